@@ -200,7 +200,7 @@ def streamed(net: nn.Module, scene: Callable[[], Any], rounds: int) -> dict[str,
                     for book in books:
                         book.cache = Derived()
                     x = scene()
-                    with mock.patch.object(convolution, "WORTH", [worth] * 2):
+                    with mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2):
                         start = time.thread_time()
                         nets[how](x)
                         found[how].append((time.thread_time() - start) * 1e3)
@@ -273,7 +273,11 @@ def main() -> None:
 
 def _single(rounds: int) -> None:
     for how, worth in _HOW.items():
-        with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "WORTH", [worth] * 2):
+        with (
+            torch.no_grad(),
+            pretended_gpu(),
+            mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2),
+        ):
             for name, run in itertools.chain(layers(), sums()):
                 print(f"{name}, {how}: {_said(times(run, rounds))}")
     with pretended_gpu(), pairs():

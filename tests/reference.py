@@ -144,12 +144,12 @@ def conv(
     x: [N_in, C_in].  weight: [V, C_in / groups, C_out].  bias: [C_out].
     """
     parts = []
-    for columns, taps in zip(
+    for columns, part_weight in zip(
         x.double().chunk(groups, 1), weight.double().chunk(groups, 2), strict=True
     ):
-        part = columns.new_zeros((n_out, taps.shape[2]))
+        part = columns.new_zeros((n_out, part_weight.shape[2]))
         for v, (x_rows, y_rows) in enumerate(pairs):
-            part = part.index_add(0, y_rows, columns[x_rows] @ taps[v])
+            part = part.index_add(0, y_rows, columns[x_rows] @ part_weight[v])
         parts.append(part)
     y = torch.cat(parts, 1)
     return y if bias is None else y + bias.double()

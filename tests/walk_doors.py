@@ -57,7 +57,7 @@ def pretended_gpu() -> Iterator[None]:
         for owner, name, value in (
             (torch._C, "_cuda_getDevice", lambda: None),
             (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
-            (convolution, "WORTH", [convolution.WORTH[1]] * 2),
+            (convolution, "MIN_DEFERRED_ELEMENTS", [convolution.MIN_DEFERRED_ELEMENTS[1]] * 2),
             (fused_call, "listening", False),  # whatever ran in this process before
             (targets, "unavailable", lambda device: None),
             (targets, "of", lambda device: _HOPPER),

@@ -20,10 +20,10 @@ import torch
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, kernel_products, plan
 from sparse_bridge.core.device import (
+    device_support,
     selection,
     self_check,
     self_check_problems,
-    serving,
 )
 from sparse_bridge.core.ops import pointwise
 from sparse_bridge.core.warmup import compilation
@@ -95,7 +95,7 @@ def forget() -> None:
 
     plan.reset()  # whose products are those of this GPU, and told once
     compilation.reset()
-    serving.reset()
+    device_support.reset()
     self_check.reset()
     prefetch.forget()
     warmup.reset()
@@ -126,12 +126,16 @@ def dry_run(arch: str) -> Iterator[DryRun]:
         patches = [
             (launch.Kernel, "launch", launched),
             (launch.Kernel, "start", lambda *_: False),
-            (serving, "select", lambda device: chosen),
+            (device_support, "select", lambda device: chosen),
             (kernel_products, "select", lambda device: chosen),
-            (serving, "forces_kernels", lambda: True),
+            (device_support, "forces_kernels", lambda: True),
             (self_check, "applies", lambda device: settings.get().self_check),
             (self_check_problems, "_compare", lambda *_: None),  # products do not run
-            (convolution, "WORTH", dict.fromkeys((False, True), convolution.WORTH[True])),
+            (
+                convolution,
+                "MIN_DEFERRED_ELEMENTS",
+                dict.fromkeys((False, True), convolution.MIN_DEFERRED_ELEMENTS[True]),
+            ),
             (pointwise, "DEVICES", ("cpu",)),
         ]
         for place in patches:

@@ -1,8 +1,8 @@
 """Norms, activations and sums of sparse tensors in inference: part of the convolution before them
 where that waits (`core.conv.pending`), else torch's own operations.
 
-For stand-ins, whose tensors are `LateFeatures`. What these functions return becomes the features of
-a new tensor with `late.keep`.
+For stand-ins, whose tensors are `LazyFeatures`. What these functions return becomes the features of
+a new tensor with `lazy_features.keep`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from ..core.conv.pending import PendingConv
 from ..core.device.torch_compat import eagerly
 from . import fusion, protocol
-from .late import LateFeatures, pending_of, replace
+from .lazy_features import LazyFeatures, pending_of, replace
 
 Features = torch.Tensor | PendingConv
 
@@ -73,7 +73,7 @@ def shape_of(x: Any) -> Any:
 
 
 def _rows(x: Any) -> torch.Tensor:
-    if isinstance(x, LateFeatures):
+    if isinstance(x, LazyFeatures):
         features: torch.Tensor = getattr(x, x.features_attribute)
         return features
     frame = protocol.of(x)

@@ -19,7 +19,7 @@ from typing import Any
 from .. import releases, settings
 from ..errors import LifecycleError, UnsupportedError
 from ..log import logger
-from . import base, ledger, optimizing, place
+from . import base, layer_device, ledger, optimizing
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
 from .enabling import child_counts, forks, inherited, limiting, model_layers, options
@@ -319,7 +319,9 @@ def _describe(name: str) -> FrameworkStatus:
     if name in _active:
         return _described(_active[name])
     reason = _left_out.get(name, "enable() was not called for it")
-    return FrameworkStatus(name, False, None, None, reason, *place.of_layers(), imported=False)
+    return FrameworkStatus(
+        name, False, None, None, reason, *layer_device.of_layers(), imported=False
+    )
 
 
 def _described(active: Active) -> FrameworkStatus:
@@ -335,8 +337,8 @@ def _described(active: Active) -> FrameworkStatus:
         active.mode,
         version,
         active.reason,
-        *place.of_layers(),
-        (*adapter.notes(), *active.names.notes(), *place.mistrusted()),
+        *layer_device.of_layers(),
+        (*adapter.notes(), *active.names.notes(), *layer_device.mistrusted()),
         active.imported,
     )
 

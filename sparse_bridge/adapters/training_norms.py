@@ -8,7 +8,7 @@ gets those of the norm alone, computed then. Running statistics move once, when 
 
 How a framework's classes use it:
 
-    class SparseTensor(LateFeatures):       # of `late`
+    class SparseTensor(LazyFeatures):       # of `late`
     class BatchNorm(nn.BatchNorm1d):
         def forward(self, input):
             return training_norms.normalise(self, super().forward, input)
@@ -17,7 +17,7 @@ How a framework's classes use it:
             return training_norms.rectify(self, super().forward, input)
 
 and a layer that wraps torch's own as a child passes that child twice:
-`normalise(self.bn, self.bn, input)`. Tensors that are no `LateFeatures` (the installed framework's)
+`normalise(self.bn, self.bn, input)`. Tensors that are no `LazyFeatures` (the installed framework's)
 are normalised by the same kernels, the ReLU for itself.
 """
 
@@ -34,7 +34,7 @@ from .. import hooks, state
 from ..core.device.torch_compat import SAVED_TENSORS_HOOKS
 from ..core.ops.batch_norm import batch_norm
 from . import fusion, protocol
-from .late import LateFeatures, has_features, take
+from .lazy_features import LazyFeatures, has_features, take
 
 _rectified: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # norms whose results ReLUs took
 _read: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # and those that others read, too
@@ -99,7 +99,7 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     if rectified:
         delattr(out, out.features_attribute)
         out._late = _Result(norm, features, y)
-    elif isinstance(out, LateFeatures):
+    elif isinstance(out, LazyFeatures):
         out._late = weakref.ref(norm)
     return out
 
@@ -116,7 +116,7 @@ def _traced_norm(
 
 def _traced(x: Any, run: Callable[..., torch.Tensor]) -> Any:
     """A sparse tensor with what `run` makes of its features, in a graph: compilers fuse that."""
-    if isinstance(x, LateFeatures):
+    if isinstance(x, LazyFeatures):
         return x._with(run(getattr(x, x.features_attribute)))
     return _frame(x).with_features(x, run(_features(x)))
 
@@ -136,7 +136,7 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
     """What a framework's ReLU returns for a sparse tensor; arguments as of `normalise`."""
     if hooks.traced():
         return _traced(x, run)
-    late = take(x, _Result, weakref.ref) if isinstance(x, LateFeatures) else None
+    late = take(x, _Result, weakref.ref) if isinstance(x, LazyFeatures) else None
     if isinstance(late, _Result) and not has_features(x):
         if fusion.runs_own(run, nn.ReLU, fusion.RELU_FORWARD):
             y = late.taken()

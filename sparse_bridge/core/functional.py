@@ -26,7 +26,7 @@ import torch
 from ..errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
 from .compile.entries import in_graphs
 from .conv import convolution
-from .device.first_order import refuse_wrapped
+from .device.no_double_backward import refuse_wrapped
 from .geometry.boxes import Box
 from .geometry.offsets import Offsets, box_offsets
 from .maps import map_builder

@@ -152,7 +152,7 @@ static int launched_step(HostState *run, const int *words, int count) {
   const int *given = words + 1, n = count - 1;
   Launcher *own = (Launcher *)launcher;
   if (!Py_IS_TYPE(launcher, &LauncherType) || n != own->count + 4) {
-    PyObject *args[MOST_VALUES + 16], *made = NULL;
+    PyObject *args[MOST_VALUES + 16] = {NULL}, *made = NULL;
     int known = 0;
     while (known < n && (args[known] = launch_argument(run, given[known]))) known++;
     if (known == n) made = PyObject_Vectorcall(launcher, args, n, NULL);

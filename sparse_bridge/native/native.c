@@ -30,14 +30,15 @@
   X(flipped) X(forward) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
   X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
   X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook) X(listening)     \
-  X(_make) X(_map) X(memory) X(n_offsets) X(n_pairs) X(n_rows) X(__name__) X(native) X(nbytes)     \
+  X(_make) X(_map) X(memory) X(MIN_DEFERRED_ELEMENTS) X(n_offsets) X(n_pairs) X(n_rows)            \
+  X(__name__) X(native) X(nbytes)                                                                  \
   X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
   X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(ready) X(record_voxel_count)          \
   X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(row_numbers) X(rows) X(rows_of)           \
   X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
-  X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(stride) X(subm) X(symmetric) X(table) X(_tables) X(tile) X(_tiles) X(_timer) \
-  X(trained) X(training) X(transposed) X(untyped_storage) X(_version) X(w_stride) X(wanted) X(weight)         \
-  X(WORTH) X(x_fold) X(y_fold)
+  X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(stride) X(subm) X(symmetric) X(table) X(_tables)        \
+  X(tile) X(_tiles) X(_timer) X(trained) X(training) X(transposed) X(untyped_storage) X(_version)  \
+  X(w_stride) X(wanted) X(weight) X(x_fold) X(y_fold)
 
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
@@ -56,7 +57,7 @@ HANDED(DECLARE)
 
 /* Slots of classes, whose places in an object are asked once. */
 #define SLOTS(X)                                                                                   \
-  X(History, plan) X(History, whole) X(History, seen) X(History, alone) X(History, over)           \
+  X(History, plan) X(History, whole) X(History, seen) X(History, alone) X(History, disabled)       \
   X(FusedPlan, native) X(LayerCall, between) X(LayerCall, changes) X(LayerCall, device)            \
   X(LayerCall, dtype) X(LayerCall, fused) X(LayerCall, given) X(LayerCall, history)                \
   X(LayerCall, launched) X(LayerCall, shape) X(LayerCall, stream) X(LayerCall, target)             \
@@ -82,7 +83,7 @@ ASKED(DECLARE)
 static PyObject *a_stream; /* _cuda_getCurrentRawStream */
 static PyObject *s_constants_of_spconv;
 
-static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* "n", "s", "a" */
+static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* as `history.STEPS` */
 static PyObject *no_slope;                                          /* 0.0 */
 static int configured;
 static uint64_t refusing; /* of 2^32 questions, so many are refused at random: for tests */
@@ -855,16 +856,16 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   }
   PyObject *done = norm == Py_None ? hold(s, PyUnicode_New(0, 0)) : Py_NewRef(letters[0]);
   if (norm != Py_None) hold(s, done);
-  refuse_unless(s, !truth(s, SLOT(history, History, over)));
+  refuse_unless(s, !truth(s, SLOT(history, History, disabled)));
   refuse_unless(s, equal(s, SLOT(history, History, seen), plan->steps));
   PyObject *ends = get(s, rulebook, s_rows), *cuda = get(s, x, s_is_cuda);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *rows = PyTuple_GET_ITEM(ends, side);
-  PyObject *worth = PyDict_GetItemWithError(g_convolution, s_WORTH);
-  refuse_unless(s, worth && PyList_CheckExact(worth) && PyTuple_GET_ITEM(rows, 1) == Py_None);
+  PyObject *least = PyDict_GetItemWithError(g_convolution, s_MIN_DEFERRED_ELEMENTS);
+  refuse_unless(s, least && PyList_CheckExact(least) && PyTuple_GET_ITEM(rows, 1) == Py_None);
   if (s->state != GOES_ON) return ended(s, NULL);
   refuse_unless(s, number(s, PyTuple_GET_ITEM(rows, 2)) * number(s, plan->columns) >=
-                       number(s, PyList_GET_ITEM(worth, cuda == Py_True)));
+                       number(s, PyList_GET_ITEM(least, cuda == Py_True)));
   /* What follows changes the history: nothing is refused from here on. */
   PyObject *y = Py_None;
   if (s->state == GOES_ON && plan->at_the_call)

@@ -162,14 +162,14 @@ def test_one_convolution_in_all_three(frameworks):
     """The same submanifold weights give the same rows in every framework."""
     feats, coords = scene(2, dtype=torch.float64)
     torch.manual_seed(1)
-    taps = torch.randn(3, 3, 3, 4, 5, dtype=torch.float64)  # k1, k2, k3, in, out
+    values = torch.randn(3, 3, 3, 4, 5, dtype=torch.float64)  # k1, k2, k3, in, out
     ME, sp, ts = (frameworks[name] for name in ("minkowski", "spconv", "torchsparse"))
     mine = ME.MinkowskiConvolution(4, 5, kernel_size=3, dimension=3).double()
     theirs = sp.SubMConv3d(4, 5, 3, padding=1, bias=False).double()
     other = ts.nn.Conv3d(4, 5, 3, bias=False).double()
     with torch.no_grad():
-        mine.kernel.copy_(taps.permute(2, 1, 0, 3, 4).reshape(27, 4, 5))
-        theirs.weight.copy_(taps.permute(4, 0, 1, 2, 3))
+        mine.kernel.copy_(values.permute(2, 1, 0, 3, 4).reshape(27, 4, 5))
+        theirs.weight.copy_(values.permute(4, 0, 1, 2, 3))
     x = ME.SparseTensor(feats, coords)
     want = theirs(sparse_bridge.convert(x, to="spconv")).features
     torch.testing.assert_close(mine(x).F, want)

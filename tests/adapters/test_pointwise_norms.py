@@ -82,7 +82,7 @@ def kernels(monkeypatch, kernel_lane):
     device = torch.device(kernel_lane.device)
     monkeypatch.setattr(pointwise, "DEVICES", (device.type,))
     monkeypatch.setattr(pointwise, "launched", lambda device, kind: kind == torch.float16)
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
     return device
 
 

@@ -46,7 +46,7 @@ def test_torchsparse():
 
 
 def test_a_tensor_that_waits_is_printed_without_being_computed(monkeypatch):
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
     sparse_bridge.enable("torchsparse")
     layers, torchsparse = (importlib.import_module(n) for n in ("torchsparse.nn", "torchsparse"))
     conv, norm = layers.Conv3d(3, 5, 3).eval(), layers.BatchNorm(5).eval()

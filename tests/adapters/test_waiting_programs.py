@@ -63,7 +63,7 @@ def check(door, seed):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Layers of any size wait."""
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
 
 
 @pytest.mark.parametrize("name", DOORS)

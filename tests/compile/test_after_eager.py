@@ -26,7 +26,7 @@ MODES = ("eval", "train", pytest.param("gradients", marks=pytest.mark.slow))
 @pytest.fixture(autouse=True)
 def all_wait(monkeypatch, plain_settings):
     """Layers of any size wait for what follows them."""
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_results_of_65536_values(backend, monkeypatch, quiet):
         network = Network().eval()
         coords = torch.cartesian_prod(torch.arange(2), *[torch.arange(0, 36, 2)] * 3).int()
         features = torch.randn(len(coords), 4)
-        assert len(coords) * 16 > max(convolution.WORTH)
+        assert len(coords) * 16 > max(convolution.MIN_DEFERRED_ELEMENTS)
         compiled = torch.compile(network, backend=backend)
         with torch.no_grad():
             x = ME.SparseTensor(features, coords)
@@ -211,7 +211,7 @@ def test_an_activation_at_the_top_of_a_script(tmp_path):
     script.write_text(
         "import torch, sparse_bridge\n"
         "from sparse_bridge.core.conv import convolution\n"
-        "convolution.WORTH = [0, 0]\n"
+        "convolution.MIN_DEFERRED_ELEMENTS = [0, 0]\n"
         "sparse_bridge.enable('spconv', mode='standin')\n"
         "import spconv.pytorch as sp\n"
         "torch.set_grad_enabled(False)\n"

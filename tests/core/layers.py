@@ -78,14 +78,14 @@ def layer(
         coords = cloud(shape, batch_size, share, seed, empty_items=empty_items)
     outside = "error" if dense else "ignore"
     cmap = functional.coordinate_map(coords.to(device), shape, batch_size, outside=outside)
-    taps, box = offsets.values, cmap.box
+    values, box = offsets.values, cmap.box
     if kind == "submanifold":
         kmap, y_coords = functional.submanifold(cmap, offsets), coords
-        pairs = reference.submanifold_pairs(coords, box, taps)
+        pairs = reference.submanifold_pairs(coords, box, values)
     elif kind == "generative":
         new, kmap = functional.generative(cmap, offsets, stride)
-        y_coords = reference.generative_coords(coords, box, taps, stride, new.box)
-        pairs = reference.find_pairs(y_coords, new.box, coords, box, taps, stride)
+        y_coords = reference.generative_coords(coords, box, values, stride, new.box)
+        pairs = reference.find_pairs(y_coords, new.box, coords, box, values, stride)
         pairs = reference.swapped(pairs)
         assert torch.equal(new.coords.cpu(), y_coords)
     elif kind == "between":
@@ -96,14 +96,14 @@ def layer(
             y_coords = cloud(outer, batch_size, 0.6, seed + 100)
         given = functional.coordinate_map(y_coords.to(device), outer, batch_size)
         kmap = functional.between(cmap, given, offsets, stride)
-        pairs = reference.find_pairs(coords, box, y_coords, given.box, taps, stride)
+        pairs = reference.find_pairs(coords, box, y_coords, given.box, values, stride)
     else:
         outer = functional.conv_shape(
             shape, kernel, stride=stride, padding=padding, dilation=dilation
         )
         new, kmap = functional.strided(cmap, offsets, stride, outer)
-        y_coords = reference.strided_coords(coords, box, taps, stride, new.box)
-        pairs = reference.find_pairs(coords, box, y_coords, new.box, taps, stride)
+        y_coords = reference.strided_coords(coords, box, values, stride, new.box)
+        pairs = reference.find_pairs(coords, box, y_coords, new.box, values, stride)
         assert torch.equal(new.coords.cpu(), y_coords)
         if kind == "inverse":
             kmap, pairs = functional.inverse(kmap), reference.swapped(pairs)

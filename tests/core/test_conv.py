@@ -154,8 +154,8 @@ def test_weights_in_the_other_layout(lane):
     """[C_out, *kernel, C_in] gives what [V, C_in, C_out] gives, forward and backward."""
     made = layer("strided", 3, kernel=(2, 3, 1), device=lane.device)
     x, weight, bias, dy = tensors(made, 8, 24, groups=2)
-    rows, taps, shift = leaves([x, weight, bias], lane.device)
-    y = functional.conv(rows, taps, shift, made.kmap, groups=2)
+    rows, leaf_weight, shift = leaves([x, weight, bias], lane.device)
+    y = functional.conv(rows, leaf_weight, shift, made.kmap, groups=2)
     y.backward(dy.to(lane.device))
     other = weight.permute(2, 0, 1).reshape(24, 2, 3, 1, 4)
     rows2, taps2, shift2 = leaves([x, other, bias], lane.device)
@@ -164,7 +164,7 @@ def test_weights_in_the_other_layout(lane):
     for a, b in ((y, y2), (rows.grad, rows2.grad), (shift.grad, shift2.grad)):
         torch.testing.assert_close(a, b)
     gradient = taps2.grad.reshape(24, 6, 4).permute(1, 2, 0)
-    torch.testing.assert_close(taps.grad, gradient, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(leaf_weight.grad, gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_features_may_be_column_slices(lane):
@@ -174,9 +174,9 @@ def test_features_may_be_column_slices(lane):
     wide = torch.randn(len(x), 40)
     wide[:, 3:19] = x
     wide = wide.to(lane.device).requires_grad_()
-    rows, taps, shift = leaves([x, weight, bias], lane.device)
-    y = functional.conv(wide[:, 3:19], taps, shift, made.kmap)
-    want = functional.conv(rows, taps, shift, made.kmap)
+    rows, leaf_weight, shift = leaves([x, weight, bias], lane.device)
+    y = functional.conv(wide[:, 3:19], leaf_weight, shift, made.kmap)
+    want = functional.conv(rows, leaf_weight, shift, made.kmap)
     torch.testing.assert_close(y, want)
     y.backward(dy.to(lane.device).t().contiguous().t())  # a gradient stored column by column
     want.backward(dy.to(lane.device))

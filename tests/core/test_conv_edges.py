@@ -182,17 +182,17 @@ def test_autocast(lane, dtype, repeat):
     coords = repeated((9, 10)) if repeat else None
     made = layer("submanifold", 2, coords=coords, dense=not repeat, device=lane.device)
     x, weight, bias, dy = tensors(made, 16, 16)
-    rows, taps, shift = leaves([x, weight, bias], lane.device)
+    rows, leaf_weight, shift = leaves([x, weight, bias], lane.device)
     with lane.serving(dtype):
         with torch.autocast(lane.device, dtype):
-            y = functional.conv(rows, taps, shift, made.kmap)
+            y = functional.conv(rows, leaf_weight, shift, made.kmap)
         assert y.dtype == dtype
         y.backward(dy.to(lane.device, dtype))
     exact = leaves([t.to(dtype).double() for t in (x, weight)] + [bias.double()], "cpu")
     want = made.truth(*exact)
     want.backward(dy.to(dtype).double())
     assert_close(y, want, dtype, "y")
-    for what, got, truth in zip(("dx", "dw", "db"), (rows, taps, shift), exact, strict=True):
+    for what, got, truth in zip(("dx", "dw", "db"), (rows, leaf_weight, shift), exact, strict=True):
         assert got.grad.dtype == torch.float32
         # Sums over rows are fp32 and stay fp32; the folding of equal rows rounds in between.
         rounded = repeat or what == "dx"
@@ -227,8 +227,8 @@ def test_offsets_beyond_32_bits(lane):
     values = torch.randn(5, channels).half()
     x[rows] = values.to(lane.device)
     weight = (torch.randn(3, channels, 16) / 14).half()
-    taps, exact = leaves([weight], lane.device)[0], leaves([weight.double()], "cpu")[0]
-    y = functional.conv(x, taps, None, kmap)
+    leaf_weight, exact = leaves([weight], lane.device)[0], leaves([weight.double()], "cpu")[0]
+    y = functional.conv(x, leaf_weight, None, kmap)
     small = [values, values.flip(0), values[1:4]]
     want = small[0].double() @ exact[0] + small[1].double() @ exact[1]
     want = want + torch.cat([torch.zeros(2, 16), small[2].double() @ exact[2]])
@@ -236,7 +236,7 @@ def test_offsets_beyond_32_bits(lane):
     dy = torch.randn(5, 16).half()
     y.backward(dy.to(lane.device))
     want.backward(dy.double())
-    assert_close(taps.grad, exact.grad, torch.float16)
+    assert_close(leaf_weight.grad, exact.grad, torch.float16)
     pooled = functional.pool(x, kmap, "sum")
     want = small[0].double() + small[1].double()
     want[2:] += small[2].double()
@@ -308,19 +308,19 @@ def test_one_map_serves_every_dataflow(lane, kind):
         check(made, 16, 16, lane, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("taps", [
+@pytest.mark.parametrize("values", [
     [(-1, 0), (0, -2), (0, 2), (1, 0)],
     [(-1, 0), (0, -2), (0, 0), (0, 2), (1, 0)],
     [(1, 1), (0, 0), (2, -1)],
 ], ids=["hollow", "cross", "lopsided"])  # fmt: skip
 @pytest.mark.parametrize("repeat", [False, True])
-def test_offsets_of_any_shape(lane, taps, repeat):
+def test_offsets_of_any_shape(lane, values, repeat):
     """Symmetric lists without a middle, crosses, lists without symmetry."""
     coords = repeated((9, 10)) if repeat else None
     made = layer("submanifold", 2, coords=coords, dense=not repeat, device=lane.device)
     cmap = functional.coordinate_map(made.x_coords.to(lane.device), (9, 10), 2)
-    kmap = functional.submanifold(cmap, Offsets.of(taps))
-    pairs = reference.submanifold_pairs(made.x_coords, cmap.box, taps)
+    kmap = functional.submanifold(cmap, Offsets.of(values))
+    pairs = reference.submanifold_pairs(made.x_coords, cmap.box, values)
     check(dataclasses.replace(made, kmap=kmap, pairs=pairs, dense=False), 16, 16, lane)
 
 

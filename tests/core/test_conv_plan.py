@@ -16,6 +16,7 @@ from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.device import self_check, trace
 from sparse_bridge.errors import UnsupportedError
+from sparse_bridge.kernels.gemm.product import BIAS, NORM
 from sparse_bridge.kernels.runtime import target as targets
 from tests.checks import assert_close
 from tests.core.layers import layer, leaves, tensors
@@ -77,8 +78,8 @@ WRONG = {
     "channels": lambda x, w, b: (x[:, :5], w, b, {}),
     "rows": lambda x, w, b: (x[:-1], w, b, {}),
     "one axis": lambda x, w, b: (x[:, 0], w, b, {}),
-    "taps": lambda x, w, b: (x, w[:-1], b, {}),
-    "no taps": lambda x, w, b: (x, w[:0], b, {}),
+    "weights of fewer offsets": lambda x, w, b: (x, w[:-1], b, {}),
+    "no offsets": lambda x, w, b: (x, w[:0], b, {}),
     "dtype of x": lambda x, w, b: (x.half(), w, b, {}),
     "integers": lambda x, w, b: (x.int(), w.int(), b, {}),
     "device of x": lambda x, w, b: (x.to("meta"), w, b, {}),
@@ -302,8 +303,9 @@ def test_what_changes_reaches_the_kernel(launches):
         assert told("stride_xn", torch.cat([x, x], 1)[:, :16], weight, None) == 32
         assert told("stride_wv", x, weight, None) == 512
         assert told("stride_wv", x, torch.cat([weight, weight], 1)[:, :16], None) == 1024
-        assert [told("TAIL", x, weight, b, norm=n) for b in (None, bias) for n in (None, norm)] == [
-            0, 2, 1, 3
+        ends = [(b, n) for b in (None, bias) for n in (None, norm)]
+        assert [told("EPILOGUE", x, weight, b, norm=n) for b, n in ends] == [
+            0, NORM, BIAS, BIAS | NORM
         ]  # fmt: skip
         assert told("eps", x, weight, bias, norm=norm) == 1e-3
         assert told("eps", x, weight, bias, norm=norm._replace(eps=0.5)) == 0.5

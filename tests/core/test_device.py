@@ -12,7 +12,7 @@ import torch
 from sparse_bridge import log, settings
 from sparse_bridge.core.conv import kernel_products, registry
 from sparse_bridge.core.conv.dataflow import Case
-from sparse_bridge.core.device.serving import kernel_target
+from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.errors import DeviceError, OverflowLimitError, SettingError, UnsupportedError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target

@@ -52,7 +52,11 @@ CASES = {
     "channels of groups": (ShapeError, ["4 channels", "8", "2 group"], lambda: conv(groups=2)),
     "groups that do not divide": (ShapeError, ["8 output", "3 groups"], lambda: conv(groups=3)),
     "no groups": (ShapeError, ["0", "at least 1"], lambda: conv(groups=0)),
-    "taps": (ShapeError, ["8 matrices", "9 offsets"], lambda: conv(weight=WEIGHT[1:])),
+    "weights of fewer offsets": (
+        ShapeError,
+        ["8 matrices", "9 offsets"],
+        lambda: conv(weight=WEIGHT[1:]),
+    ),
     "weight of rank 4": (
         ShapeError,
         ["[1, 9, 4, 8]", "[V, C_in, C_out]"],

@@ -92,15 +92,15 @@ def test_layers_over_copied_weights(kernel_lane, monkeypatch, request, kind, tur
     request.addfinalizer(plan.reset)
     made = layer(kind, 2, device=kernel_lane.device)
     x, weight, bias, dy = tensors(made, 6, 10, groups=2)
-    rows, taps, shift = leaves([x, weight, bias], kernel_lane.device)
-    held = taps.transpose(1, 2).contiguous().transpose(1, 2) if turned else taps
+    rows, leaf_weight, shift = leaves([x, weight, bias], kernel_lane.device)
+    held = leaf_weight.transpose(1, 2).contiguous().transpose(1, 2) if turned else leaf_weight
     y = functional.conv(rows, held, shift, made.kmap, groups=2)
     y.backward(dy.to(kernel_lane.device))
     assert sorted(set(copied)) == [False, True]
     x64, weight64, shift64 = leaves([x.double(), weight.double(), bias.double()], "cpu")
     want = made.truth(x64, weight64, shift64, 2)
     want.backward(dy.double())
-    for got, truth in ((y, want), (rows.grad, x64.grad), (taps.grad, weight64.grad)):
+    for got, truth in ((y, want), (rows.grad, x64.grad), (leaf_weight.grad, weight64.grad)):
         assert_close(got, truth)
 
 

@@ -123,12 +123,12 @@ def test_maps_of_hardly_any_coordinates(map_lane, n):
         new, down = functional.strided(cmap, offsets, 2)
         for kmap in (functional.submanifold(cmap, offsets), down, functional.inverse(down)):
             x = torch.randn(kmap.n_in, 4, device=device, requires_grad=True)
-            taps = weight(8, (9,), 4, device=device).permute(1, 2, 0).requires_grad_()
+            leaf_weight = weight(8, (9,), 4, device=device).permute(1, 2, 0).requires_grad_()
             bias = torch.randn(8, device=device, requires_grad=True)
-            y = functional.conv(x, taps, bias, kmap)
+            y = functional.conv(x, leaf_weight, bias, kmap)
             assert y.shape == (kmap.n_out, 8)
             y.sum().backward()
-            assert taps.grad.any() == bool(n) and bias.grad.tolist() == [float(len(y))] * 8
+            assert leaf_weight.grad.any() == bool(n) and bias.grad.tolist() == [float(len(y))] * 8
         assert new.n_rows == n
 
 

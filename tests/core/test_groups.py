@@ -8,13 +8,19 @@ import json
 import pytest
 import torch
 
-from sparse_bridge.core.conv.choice import flow_of, layer_of, place_of, serving_flow, used_groups
+from sparse_bridge.core.conv.choice import (
+    flow_of,
+    layer_of,
+    map_class_of,
+    serving_flow,
+    used_groups,
+)
 from sparse_bridge.core.conv.dataflow import LayerProduct
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.maps.rows import Rows
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.core.tuning import tuner
-from sparse_bridge.core.tuning.groups import GroupTable, GroupWinner, Layer, Place, choose
+from sparse_bridge.core.tuning.groups import GroupTable, GroupWinner, Layer, MapClass, choose
 from sparse_bridge.core.tuning.kernel_hash import code_hash
 from sparse_bridge.core.tuning.tune_cache import CacheFileError, Stamp, TuneCache, decode, encode
 from sparse_bridge.core.tuning.tuner import Tuner
@@ -77,9 +83,9 @@ def product(c_in=64, c_out=64, dtype=torch.float16):
 def group(flow="unmasked", layers=None, book=None, **changes):
     """A winner for layers over a map like `rulebook()`."""
     layers = {str(A): 4} if layers is None else layers
-    place = str(place_of(book or rulebook(), product()))
+    map_class = str(map_class_of(book or rulebook(), product()))
     flows = dict.fromkeys(layers, flow) if flow else {}
-    made = GroupWinner(place, layers, flows, 90.0, 100.0, 6, code_hash())
+    made = GroupWinner(map_class, layers, flows, 90.0, 100.0, 6, code_hash())
     return dataclasses.replace(made, **changes)
 
 
@@ -95,12 +101,12 @@ def served(book=None, side=0, one=None):
         return serving_flow(book, side, one), flow_of(book, side, one)
 
 
-def test_places_tell_maps_apart():
+def test_classes_tell_maps_apart():
     maps = [rulebook(), rulebook(symmetric=False), rulebook(trained=True), rulebook(10**6)]
-    places = {str(place_of(book, product())) for book in maps}
-    places |= {str(place_of(maps[0], product(dtype=torch.bfloat16)))}
-    assert len(places) == 5
-    assert str(place_of(maps[0], product())) == "submanifold/v27/float16/ieee/inference/r8:8"
+    classes = {str(map_class_of(book, product())) for book in maps}
+    classes |= {str(map_class_of(maps[0], product(dtype=torch.bfloat16)))}
+    assert len(classes) == 5
+    assert str(map_class_of(maps[0], product())) == "submanifold/v27/float16/ieee/inference/r8:8"
     assert str(layer_of(1, product(32)._replace(w=product(32).w.transposed()))) == (
         "dgrad1:64x32/g1"
     )
@@ -205,8 +211,8 @@ def test_nothing_is_read_or_hashed_where_nothing_was_tuned(tmp_path, monkeypatch
     from sparse_bridge.core.tuning import groups
 
     monkeypatch.setattr(groups, "code_hash", None)
-    monkeypatch.setattr(choice, "place_of", None)
+    monkeypatch.setattr(choice, "map_class_of", None)
     with tuning("cached", tmp_path):
         assert served() == ("masked", "masked")
     assert len(GroupTable([{}])) == 0
-    assert Place("other", 8, "float16", "ieee", False, (0, 0)).near()[2].rows == (-1, -1)
+    assert MapClass("other", 8, "float16", "ieee", False, (0, 0)).near()[2].rows == (-1, -1)

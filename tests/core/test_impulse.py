@@ -1,4 +1,4 @@
-"""One row that is not zero under an asymmetric kernel of counted taps, in exact numbers."""
+"""One row that is not zero under an asymmetric kernel of counted offsets, in exact numbers."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ def impulse_layer(kind, dimension, device):
     )
 
 
-def tap_between(made, x_site, y_site):
-    """Index of the tap that joins two coordinates, or None."""
+def offset_between(made, x_site, y_site):
+    """Index of the offset that joins two coordinates, or None."""
     transposed = made.kind in ("generative", "inverse")
     fine, coarse = (y_site, x_site) if transposed else (x_site, y_site)
     if fine[0] != coarse[0]:
@@ -31,36 +31,38 @@ def tap_between(made, x_site, y_site):
         fine[1:], coarse[1:], made.kernel, made.stride, made.padding, made.dilation, strict=True
     )
     for f, c, k, s, p, d in steps:
-        tap, rest = divmod(f - s * c + p, d)
-        if rest or not 0 <= tap < k:
+        offset, rest = divmod(f - s * c + p, d)
+        if rest or not 0 <= offset < k:
             return None
-        index = index * k + tap
+        index = index * k + offset
     return index
 
 
 @pytest.mark.parametrize("dimension", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_impulse_meets_the_right_taps(map_lane, kind, dimension):
+def test_impulse_meets_the_right_offsets(map_lane, kind, dimension):
     made = impulse_layer(kind, dimension, map_lane.device)
     row = max(range(len(made.x_coords)), key=lambda i: sum(i in x.tolist() for x, _ in made.pairs))
     source = made.x_coords[row].tolist()
-    taps = [tap_between(made, source, site) for site in made.y_coords.tolist()]
-    assert any(tap is not None for tap in taps)
+    indices = [offset_between(made, source, site) for site in made.y_coords.tolist()]
+    assert any(offset is not None for offset in indices)
     x = torch.zeros(len(made.x_coords), 2, device=map_lane.device)
     x[row] = torch.tensor([1.0, 64.0])
     first = torch.arange(1.0, made.volume + 1).view(-1, 1, 1)
     weight = torch.cat([first, -first], 1) @ torch.tensor([[1.0, 1000.0]])  # [V, 2, 2]
     weight = weight.to(map_lane.device).requires_grad_()
     y = functional.conv(x, weight, None, made.kmap)
-    value = torch.tensor([0.0 if tap is None else tap + 1.0 for tap in taps]).view(-1, 1)
+    value = torch.tensor([0.0 if offset is None else offset + 1.0 for offset in indices]).view(
+        -1, 1
+    )
     assert torch.equal(y.cpu(), value * torch.tensor([-63.0, -63000.0]))
-    # One output row asks: its gradient reaches one tap of the weight.
-    out_row = next(j for j, tap in enumerate(taps) if tap is not None)
+    # One output row asks: its gradient reaches one offset of the weight.
+    out_row = next(j for j, offset in enumerate(indices) if offset is not None)
     dy = torch.zeros_like(y)
     dy[out_row] = torch.tensor([3.0, 5.0])
     y.backward(dy)
     want = torch.zeros_like(weight)
-    want[taps[out_row]] = torch.tensor([[3.0, 5.0], [192.0, 320.0]])
+    want[indices[out_row]] = torch.tensor([[3.0, 5.0], [192.0, 320.0]])
     assert torch.equal(weight.grad.cpu(), want.cpu())
 
 
@@ -72,15 +74,17 @@ def test_gradient_impulse_reaches_the_right_rows(map_lane, kind, dimension):
         range(len(made.y_coords)), key=lambda j: sum(j in y.tolist() for _, y in made.pairs)
     )
     target = made.y_coords[y_row].tolist()
-    taps = [tap_between(made, site, target) for site in made.x_coords.tolist()]
-    assert any(tap is not None for tap in taps)
+    indices = [offset_between(made, site, target) for site in made.x_coords.tolist()]
+    assert any(offset is not None for offset in indices)
     x = torch.zeros(len(made.x_coords), 1, device=map_lane.device, requires_grad=True)
     weight = torch.arange(1.0, made.volume + 1, device=map_lane.device).view(-1, 1, 1)
     y = functional.conv(x, weight, None, made.kmap)
     dy = torch.zeros_like(y)
     dy[y_row] = 7.0
     y.backward(dy)
-    want = torch.tensor([0.0 if tap is None else 7.0 * (tap + 1) for tap in taps]).view(-1, 1)
+    want = torch.tensor([0.0 if offset is None else 7.0 * (offset + 1) for offset in indices]).view(
+        -1, 1
+    )
     assert torch.equal(x.grad.cpu(), want)
 
 

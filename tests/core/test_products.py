@@ -37,7 +37,7 @@ def close(found, expected, terms=64):
 
 @pytest.mark.parametrize("c_in, c_out", [(33, 5), (64, 64)])
 def test_product_with_scrap_behind_the_rows(library, c_in, c_out):
-    weight = torch.randn(c_out, 3, c_in)[:, 1].t()  # with gaps, as a tap of a kernel has them
+    weight = torch.randn(c_out, 3, c_in)[:, 1].t()  # with gaps, as one offset of a kernel has them
     for n_rows in ROWS:
         x = torch.full((-(-n_rows // host_products.STEP) * host_products.STEP, c_in), float("nan"))
         x[:n_rows] = torch.randn(n_rows, c_in)

@@ -11,7 +11,7 @@ from sparse_bridge import log, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv.dataflows import per_offset
 from sparse_bridge.core.device import rocm
-from sparse_bridge.core.device.serving import kernel_target
+from sparse_bridge.core.device.device_support import kernel_target
 from tests.checks import assert_close
 from tests.core.layers import layer, leaves, tensors
 

@@ -13,8 +13,8 @@ from sparse_bridge.core import functional
 from sparse_bridge.core.conv import kernel_products, registry
 from sparse_bridge.core.conv.dataflow import Case
 from sparse_bridge.core.conv.epilogue import Norm
+from sparse_bridge.core.device import device_support as devices
 from sparse_bridge.core.device import precision, self_check, self_check_problems
-from sparse_bridge.core.device import serving as devices
 from sparse_bridge.errors import DeviceError, KernelError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target

@@ -11,6 +11,19 @@ from .pages import PAGES, ROOT, name_of, prose, table
 
 # Pages that open otherwise: what the project is, and the repository's changelog.
 OTHER = {"README.md", "docs/README.md", "docs/changelog.md"}
+# Names that code, tests and notes have used, and the field's terms that they use instead.
+RETIRED = {
+    r"(?:\w*_)?(?:[Tt]aps?|TAPS?)(?:_\w*)?": "kernel offsets",
+    "_tail|TAIL": "EPILOGUE, _epilogue",
+    r"convolution\.WORTH|s_WORTH": "MIN_DEFERRED_ELEMENTS",
+    "Noticed|shorten_one": "ProfiledFeatures, install_on_frame",
+    "_?[Hh]erald": "Listener",
+    r"first_order|device\.serving|adapters\.late|adapters\.expected": "no_double_backward, "
+    "device_support, lazy_features, warmup_registry",
+    r"History, over|history\.over": "History.disabled",
+}
+SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs", ".")
+SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}
 WORDS = table(ROOT / "CONTRIBUTING.md", "| idea | word | not |")
 
 
@@ -58,6 +71,19 @@ def test_the_table_of_words_is_read() -> None:
     assert not uses("See `taps` and [offsets](taps.md). Tapped.", "taps?")
     written = " ".join(rather for _, rather, _ in WORDS)
     assert not [word for word in words if uses(written, word)], "both wanted and not"
+
+
+@pytest.mark.parametrize("folder", SOURCES)
+def test_no_retired_names(folder: str) -> None:
+    used = re.compile("|".join(rf"(?P<r{i}>\b(?:{name})\b)" for i, name in enumerate(RETIRED)))
+    files = ROOT.glob("*.md") if folder == "." else (ROOT / folder).rglob("*")
+    for path in sorted(files):
+        if path.suffix not in SUFFIXES or path == Path(__file__).resolve():
+            continue
+        hit = used.search(path.read_text(encoding="utf-8"))
+        if hit:
+            instead = list(RETIRED.values())[int(str(hit.lastgroup)[1:])]
+            pytest.fail(f"{path.relative_to(ROOT)}: {hit.group()!r}, rather {instead}")
 
 
 def test_what_to_switch_on_is_ten_lines() -> None:

@@ -190,7 +190,7 @@ def test_tiles_of_the_default_choice_come_first():
 
 
 @pytest.mark.parametrize(
-    "arch, dtype, precision, c_in, wide, tail, depth",
+    "arch, dtype, precision, c_in, wide, epilogue, depth",
     [
         ("sm_90", torch.float32, "ieee", 64, False, 7, 32),
         ("sm_90", torch.float32, "ieee", 64, False, 2, 32),
@@ -204,9 +204,9 @@ def test_tiles_of_the_default_choice_come_first():
         ("sm_80", torch.float32, "tf32", 64, True, 0, 64),
     ],
 )
-def test_what_does_not_fit_with_64_channels(arch, dtype, precision, c_in, wide, tail, depth):
+def test_what_does_not_fit_with_64_channels(arch, dtype, precision, c_in, wide, epilogue, depth):
     tile, target = TileConfig(64, 64, 64, 4, 2), targets.described(arch)
-    found = clamp_for_problem(tile, target, dtype, precision, c_in, wide, tail)
+    found = clamp_for_problem(tile, target, dtype, precision, c_in, wide, epilogue)
     assert found == dataclasses.replace(tile, block_k=depth)
 
 
@@ -219,7 +219,7 @@ def test_fewer_results_under_wide_offsets():
 
 
 @pytest.mark.parametrize(
-    "arch, tile, dtype, precision, tail, found",
+    "arch, tile, dtype, precision, epilogue, found",
     [
         ("sm_100", (64, 64, 32, 4, 3), torch.float16, "ieee", 7, (64, 64, 32, 8, 3)),
         ("sm_100", (64, 128, 64, 8, 2), torch.float16, "ieee", 2, (64, 64, 64, 8, 2)),
@@ -231,11 +231,12 @@ def test_fewer_results_under_wide_offsets():
         ("sm_120", (64, 128, 64, 4, 2), torch.float16, "ieee", 7, (64, 128, 64, 4, 2)),
     ],
 )
-def test_a_norm_behind_tensor_memory(arch, tile, dtype, precision, tail, found):
+def test_a_norm_behind_tensor_memory(arch, tile, dtype, precision, epilogue, found):
     """A thread holds whole rows, with a scale and a shift for each column."""
     target = targets.described(arch)
     tile = TileConfig(*tile)
-    assert clamp_for_problem(tile, target, dtype, precision, 64, False, tail) == TileConfig(*found)
+    clamped = clamp_for_problem(tile, target, dtype, precision, 64, False, epilogue)
+    assert clamped == TileConfig(*found)
 
 
 def test_fewer_results_of_rows_in_tensor_memory():

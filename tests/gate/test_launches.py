@@ -152,8 +152,8 @@ def every_row_kernel(made):
             functional.global_pool(x, item, 2, mode).sum().backward()
             many = features(600, channels, dtype=dtype).requires_grad_()
             functional.global_pool(many, torch.zeros(600).int(), 1, mode).sum().backward()
-        taps = torch.ones(made.volume, channels, dtype=dtype, requires_grad=True)
-        depthwise.channelwise(x, taps, made.kmap).sum().backward()
+        weight = torch.ones(made.volume, channels, dtype=dtype, requires_grad=True)
+        depthwise.channelwise(x, weight, made.kmap).sum().backward()
         max_rows.window_max(x, made.kmap).sum().backward()
         normalise(x)
     points = features(50, 3) * 3

@@ -39,16 +39,18 @@ def zero(dimension):
 
 
 def insert(lane, coords, box, capacity, offsets=None, alive=None, wide=False, sign=1, divisor=None):
-    """(table, slots [n_taps, N]) after inserting what `coords` reach by `offsets` (the zero
+    """(table, slots [n_row_offsets, N]) after inserting what `coords` reach by `offsets` (the zero
     offset)."""
     offsets = zero(box.dimension) if offsets is None else offsets
-    taps = geometry(offsets, lane.device, divisor=divisor, sign=sign)
+    kernel_geometry = geometry(offsets, lane.device, divisor=divisor, sign=sign)
     coords = coords.to(lane.device)
     counters = owner_counters(len(coords))  # for tests that number new coordinates
     table = HashTable.allocate(capacity, box.key64, coords.device, counters)
-    slots = torch.empty((taps.n_taps, len(coords)), dtype=torch.int32, device=coords.device)
+    slots = torch.empty(
+        (kernel_geometry.n_row_offsets, len(coords)), dtype=torch.int32, device=coords.device
+    )
     hash_insert(
-        table, coords, taps, box.layout(coords.device).bounds,
+        table, coords, kernel_geometry, box.layout(coords.device).bounds,
         None if alive is None else alive.to(lane.device), slots, wide, target_of(lane),
     )  # fmt: skip
     return table, slots

@@ -28,9 +28,9 @@ def test_addresses_shapes_and_dtypes(kernel_lane, keys):  # noqa: F811
         weight = features(3, channels, 1, dtype, kernel_lane.device)
         dy = features(kmap.n_out, channels, 2, dtype, kernel_lane.device)
         for a, b, c in itertools.product((0, 1), repeat=3):
-            leaf, taps = shifted(x, a).requires_grad_(), shifted(weight, b).requires_grad_()
+            leaf, leaf_weight = shifted(x, a).requires_grad_(), shifted(weight, b).requires_grad_()
             gradient = shifted(dy, c)
-            channelwise(leaf, taps, kmap).backward(gradient)
+            channelwise(leaf, leaf_weight, kmap).backward(gradient)
             window_max(leaf, kmap).backward(gradient)
     assert {name for name, _ in keys} >= {
         "channelwise_gather", "channelwise_wgrad", "window_max", "window_max_backward"

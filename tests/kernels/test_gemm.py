@@ -47,8 +47,8 @@ def nan_like(*shape, dtype, device):
 def gather_truth(x, weight, bias, nbr, groups):
     padded = torch.cat([x.double(), torch.zeros(1, x.shape[1], dtype=torch.float64)])
     parts = []
-    for rows, taps in zip(padded.chunk(groups, 1), weight.double().chunk(groups, 2), strict=True):
-        parts.append(torch.einsum("vni,vio->no", rows[nbr.long()], taps))
+    for rows, part in zip(padded.chunk(groups, 1), weight.double().chunk(groups, 2), strict=True):
+        parts.append(torch.einsum("vni,vio->no", rows[nbr.long()], part))
     y = torch.cat(parts, 1)
     return y if bias is None else y + bias.double()
 
@@ -369,8 +369,8 @@ def test_shares_of_the_wgrad():
     h200 = dataclasses.replace(targets.described("sm_90"), compute_units=132)
 
     def shares(tile, channels, n_pairs, longest, n_offsets=27):
-        taps = (n_offsets, channels, channels)
-        return wgrad_shares(h200, tile, torch.float16, "ieee", taps, 1, n_pairs, longest)
+        shape = (n_offsets, channels, channels)
+        return wgrad_shares(h200, tile, torch.float16, "ieee", shape, 1, n_pairs, longest)
 
     small, large = TileConfig(32, 32, 64, 4, 3), TileConfig(128, 128, 64, 4, 3)
     assert shares(small, 32, 284_298, 94_444) == 4 * 132

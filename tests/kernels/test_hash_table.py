@@ -120,14 +120,14 @@ def test_absent_keys_are_not_found(kernel_lane):
 @pytest.mark.parametrize("n_offsets", [2, 9, 33])
 def test_several_offsets_at_once(kernel_lane, n_offsets):
     """Equal results of rows and offsets share one slot, which the smallest row claims."""
-    taps = [(v // 7 - 2, v % 7 - 3) for v in range(n_offsets)]
+    values = [(v // 7 - 2, v % 7 - 3) for v in range(n_offsets)]
     coords, box = cloud(SMALL, 2, 0.3), Box.grid(2, SMALL)
-    table, slots = insert(kernel_lane, coords, box, 512, Offsets.of(taps))
+    table, slots = insert(kernel_lane, coords, box, 512, Offsets.of(values))
     assert not table.counters()[2]
     reached: dict = {}
-    for v, tap in enumerate(taps):
+    for v, offset in enumerate(values):
         for row, (batch, *c) in enumerate(coords.tolist()):
-            site = (batch, *(a + b for a, b in zip(c, tap, strict=True)))
+            site = (batch, *(a + b for a, b in zip(c, offset, strict=True)))
             inside = all(0 <= a < size for a, size in zip(site, box.size, strict=True))
             slot = int(slots[v, row])
             assert (slot >= 0) == inside

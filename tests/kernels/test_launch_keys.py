@@ -104,9 +104,11 @@ def test_shapes_and_dtypes(kernel_lane, keys):
         for kmap, c_in, c_out in itertools.product(maps, (1, 16, 17), (1, 16, 33)):
             for dtype in (torch.float32, torch.float16) if c_in == c_out else (torch.float32,):
                 x = features(kmap.n_in, c_in, dtype=dtype, device=kernel_lane.device)
-                taps = features(3**dimension * c_in, c_out, dtype=dtype, device=kernel_lane.device)
-                taps = taps.view(-1, c_in, c_out).requires_grad_()
-                functional.conv(x, taps, None, kmap).sum().backward()
+                weight = features(
+                    3**dimension * c_in, c_out, dtype=dtype, device=kernel_lane.device
+                )
+                weight = weight.view(-1, c_in, c_out).requires_grad_()
+                functional.conv(x, weight, None, kmap).sum().backward()
     assert keys
 
 
@@ -116,10 +118,10 @@ def test_layouts(kernel_lane, keys):
     cmap = functional.coordinate_map(coords, SHAPE, 1)
     kmap = functional.submanifold(cmap, functional.kernel_offsets((3, 3)))
     wide = torch.randn(len(coords), 64, device=kernel_lane.device)
-    taps = torch.randn(40, 9, 40, device=kernel_lane.device)
+    full = torch.randn(40, 9, 40, device=kernel_lane.device)
     for row, (a, b, c) in itertools.product((16, 32, 37), itertools.permutations(range(3))):
         x = wide[:, :row].contiguous()[:, :16]
-        order = [taps[:16, :, :32].permute(1, 0, 2), taps[:16, :, 1:33].permute(1, 0, 2)]
+        order = [full[:16, :, :32].permute(1, 0, 2), full[:16, :, 1:33].permute(1, 0, 2)]
         for weight in (*order, order[0].permute(a, b, c).contiguous().permute(*inverse(a, b, c))):
             leaf = weight.detach().requires_grad_()
             functional.conv(x, leaf, None, kmap).sum().backward()
@@ -132,12 +134,12 @@ def test_narrow_inputs(kernel_lane, keys):
     cmap = functional.coordinate_map(coords, SHAPE, 1)
     kmap = functional.submanifold(cmap, functional.kernel_offsets((3, 3)))
     wide = torch.randn(len(coords), 48, device=kernel_lane.device)
-    taps = torch.randn(9, 48, 16, device=kernel_lane.device)
+    full = torch.randn(9, 48, 16, device=kernel_lane.device)
     with torch.no_grad():
         for c_in, row, by in itertools.product((1, 2, 3, 4), (1, 4, 16, 37), (0, 1)):
             x = wide[:, : max(row, c_in)].contiguous()[:, :c_in]
-            last = taps[:, :c_in].permute(2, 0, 1).contiguous()
-            for weight in (taps[:, :c_in], last.permute(1, 2, 0), shifted(taps[:, :c_in], by)):
+            last = full[:, :c_in].permute(2, 0, 1).contiguous()
+            for weight in (full[:, :c_in], last.permute(1, 2, 0), shifted(full[:, :c_in], by)):
                 functional.conv(x, weight, None, kmap)
     assert {name for name, _ in keys if name.endswith("_gemm")} == {"narrow_gemm"}
 

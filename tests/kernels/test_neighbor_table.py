@@ -104,9 +104,13 @@ def test_new_coordinates(kernel_lane, n_offsets, n):
     n_new = last + 1
     want = reference.generative_coords(coords, out_box, offsets.values, (1, 1), out_box)
     assert n_new == len(want) and overflow <= 0
-    there, taps = coords.to(lane.device), geometry(offsets, lane.device)
-    new = number_new_rows(table, slots, owned, n_new, there, taps, False, target_of(lane))
-    linked, scattered = link_new_rows(table, slots, n_new, there, taps, False, target_of(lane))
+    there, kernel_geometry = coords.to(lane.device), geometry(offsets, lane.device)
+    new = number_new_rows(
+        table, slots, owned, n_new, there, kernel_geometry, False, target_of(lane)
+    )
+    linked, scattered = link_new_rows(
+        table, slots, n_new, there, kernel_geometry, False, target_of(lane)
+    )
     assert torch.equal(new.cpu(), want)
     pairs = reference.find_pairs(want, out_box, coords, out_box, offsets.values, (1, 1))
     assert triples(linked.nbr) == oracle.pair_triples(pairs)
@@ -140,8 +144,8 @@ def test_strided_coordinates(kernel_lane, size, dilation, stride, most, link):
     coords = cloud(SHAPE, 1, 0.6, seed=3)
     coords[:, 1:] += torch.tensor(low, dtype=torch.int32)
     offsets = box_offsets(size, dilation, (1, 2))
-    taps = geometry(offsets, lane.device, divisor=stride, sign=-1)
-    assert taps.n_taps == most
+    kernel_geometry = geometry(offsets, lane.device, divisor=stride, sign=-1)
+    assert kernel_geometry.n_row_offsets == most
     want = reference.strided_coords(coords, box, offsets.values, stride, box)
     table, slots = insert(lane, coords, box, 512, offsets, sign=-1, divisor=stride)
     assert slots.shape == (most, len(coords))
@@ -150,10 +154,12 @@ def test_strided_coordinates(kernel_lane, size, dilation, stride, most, link):
     n_new = last + 1
     assert n_new == len(want) > 1 and overflow <= 0
     there = coords.to(lane.device)
-    new = number_new_rows(table, slots, owned, n_new, there, taps, False, target_of(lane))
+    new = number_new_rows(
+        table, slots, owned, n_new, there, kernel_geometry, False, target_of(lane)
+    )
     assert torch.equal(new.cpu(), want)
     linked, scattered = link_new_rows(
-        table, slots, n_new, there, taps, False, target_of(lane), link=link
+        table, slots, n_new, there, kernel_geometry, False, target_of(lane), link=link
     )
     pairs = oracle.pair_triples(
         reference.find_pairs(coords, box, want, box, offsets.values, stride)
@@ -168,9 +174,9 @@ def test_strided_coordinates(kernel_lane, size, dilation, stride, most, link):
 def test_few_classes_only():
     """A list for every remainder is made where that is shorter, and the lists are short."""
     one = box_offsets((3,), (1,), (1,))
-    assert geometry(one, "cpu", divisor=(1,)).taps is None
-    assert geometry(one, "cpu", divisor=(1 << 13,)).taps is None
-    assert geometry(one, "cpu", divisor=(2,), sign=-1).taps.tolist() == [[1, -1], [0, 2]]
-    assert geometry(one, "cpu", divisor=(2,)).taps.tolist() == [[1, -1], [0, 2]]
-    assert geometry(one, "cpu", divisor=(3,)).taps.tolist() == [[1], [0], [2]]
-    assert geometry(one, "cpu", divisor=(3,), sign=-1).taps.tolist() == [[1], [2], [0]]
+    assert geometry(one, "cpu", divisor=(1,)).class_offsets is None
+    assert geometry(one, "cpu", divisor=(1 << 13,)).class_offsets is None
+    assert geometry(one, "cpu", divisor=(2,), sign=-1).class_offsets.tolist() == [[1, -1], [0, 2]]
+    assert geometry(one, "cpu", divisor=(2,)).class_offsets.tolist() == [[1, -1], [0, 2]]
+    assert geometry(one, "cpu", divisor=(3,)).class_offsets.tolist() == [[1], [0], [2]]
+    assert geometry(one, "cpu", divisor=(3,), sign=-1).class_offsets.tolist() == [[1], [2], [0]]

@@ -212,7 +212,7 @@ def remembered(net: torch.nn.Module) -> list[Any]:
         it = held[1]
         plans = [plan and (plan.steps, plan.shown) for plan in (it.plan, it.whole)]
         found.append(
-            (name, it.seen, it.most, it.alone, it.over, it.wasted, it.plans, *plans)
+            (name, it.seen, it.most, it.alone, it.disabled, it.wasted, it.plans, *plans)
         )  # fmt: skip
     return found
 
@@ -233,6 +233,6 @@ def state_of(pending: PendingConv) -> list[Any]:
 def anew() -> Iterator[None]:
     """A process that knows nothing, on a GPU that is not there, where every layer waits."""
     state.reset()
-    with settings.override(), mock.patch.object(convolution, "WORTH", [0, 0]):
+    with settings.override(), mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0]):
         yield
     state.reset()

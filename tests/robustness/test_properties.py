@@ -93,11 +93,11 @@ def test_a_network_is_the_sum_of_its_layers(lane, case, steps, seed):
     coords = down.y_coords
     outer = functional.coordinate_map(coords.to(lane.device), None, case["batch_size"])
     dimension = coords.shape[1] - 1
-    taps = functional.kernel_offsets(
+    offsets = functional.kernel_offsets(
         steps.draw(st.tuples(*[st.sampled_from((1, 3))] * dimension), label="inner kernel")
     )
-    inner = functional.submanifold(outer, taps)
-    inner_pairs = reference.submanifold_pairs(coords, outer.box, taps.values)
+    inner = functional.submanifold(outer, offsets)
+    inner_pairs = reference.submanifold_pairs(coords, outer.box, offsets.values)
     maps = [
         (down.kmap, down.pairs, len(coords)),
         (inner, inner_pairs, len(coords)),

@@ -11,7 +11,7 @@ import torch
 from ...core.conv.convolution import convolve
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
-from ...core.device.first_order import first_order
+from ...core.device.no_double_backward import no_double_backward
 from ...core.traced import between_graphs
 from ..ledger import note
 from .arguments import check_operands, kernel_of
@@ -87,7 +87,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         return out, cache
 
     @staticmethod
-    @first_order
+    @no_double_backward
     def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> Any:  # type: ignore[override]
         feats, weight, bias = ctx.saved_tensors
         found = SubMConv3dFunction._sparse_submanifold_conv_backward(
@@ -152,7 +152,7 @@ class SparseConv3dFunction(torch.autograd.Function):
         return out, out_coords, cache
 
     @staticmethod
-    @first_order
+    @no_double_backward
     def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
         feats, weight, bias = ctx.saved_tensors
         found = SparseConv3dFunction._sparse_conv_backward(

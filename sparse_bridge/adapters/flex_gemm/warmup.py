@@ -15,7 +15,7 @@ import torch
 from ... import state
 from ...core.conv.epilogue import Epilogue
 from ...core.warmup import preload
-from ..expected import Expected, Sizes, begin, expect
+from ..warmup_registry import Expected, Sizes, begin, expect
 from .options import allow_tf32
 
 preload.begin()

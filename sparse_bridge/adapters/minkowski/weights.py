@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...core.conv.convolution import autocast_dtype
-from ..expected import Expected, new_coordinates, of_kernel
+from ..warmup_registry import Expected, new_coordinates, of_kernel
 from .errors import FeatureShapeError, FeatureTypeError, TensorDeviceError
 from .grid import Grid
 

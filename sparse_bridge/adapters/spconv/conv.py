@@ -24,11 +24,11 @@ from ...core.device import trace
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.rows import rows_of
 from ...core.ops.pointwise import linear_layer
-from ...core.ops.trained_norms import noticed
+from ...core.ops.trained_norms import profiled
 from ...errors import ContractError, UnsupportedError
 from ...native import calls as native_calls
-from ..expected import Expected, new_coordinates, pointwise, trains
 from ..ledger import note
+from ..warmup_registry import Expected, new_coordinates, pointwise, trains
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import LayerMap, layer_map_of
@@ -210,7 +210,7 @@ def _product(
         indices, shape, kmap = _ends(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     if torch.is_grad_enabled():
-        y = noticed(layer, _convolve(features, weight, epilogue, kmap, form))
+        y = profiled(layer, _convolve(features, weight, epilogue, kmap, form))
     else:
         y = features_of(convolve_layer(layer, features, weight, kmap, epilogue, form))
     if watch is not None:
@@ -292,7 +292,7 @@ def _pointwise(
     """
     matrix = weight.reshape(layer.in_channels, layer.out_channels)
     y = features_of(linear_layer(layer, features, matrix, bias))
-    y = noticed(layer, y) if torch.is_grad_enabled() else y
+    y = profiled(layer, y) if torch.is_grad_enabled() else y
     trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
     out = x.replace_feature(y)
     out.spatial_shape = LayerGeometry.of(layer).output_shape(shape_of(x), type(layer).__name__)

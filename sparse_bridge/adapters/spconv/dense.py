@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...core.conv.waiting import settled
+from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
 from ...core.maps.rows import rows_of
@@ -32,7 +32,7 @@ def dense(x: Any, channels_first: bool = True) -> torch.Tensor:
     rows, box = rows_of(x.indices), box_of(x)
     if rows.device is None:  # what is padded was looked at
         _check_inside(x.indices, box)
-    features = settled(x._features)
+    features = materialize(x._features)
     return to_dense(features, x.indices, box.size, channels_first=channels_first, rows=rows)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...core.conv.waiting import settled
+from ...core.conv.waiting import materialize
 from ...core.geometry.sparse_data import SparseData
 from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
 from .tensors import shape_of
@@ -22,7 +22,9 @@ def to_core(x: Any) -> SparseData:
     if not any(base.__name__ == "SparseConvTensor" for base in type(x).__mro__):
         raise DataTypeError(f"expected a SparseConvTensor, got {type(x).__name__}.")
     shape = tuple(shape_of(x))
-    return SparseData(settled(x.features), x.indices, (1,) * len(shape), shape, int(x.batch_size))
+    return SparseData(
+        materialize(x.features), x.indices, (1,) * len(shape), shape, int(x.batch_size)
+    )
 
 
 def from_core(data: SparseData, like: Any = None) -> Any:

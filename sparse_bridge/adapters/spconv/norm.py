@@ -11,10 +11,10 @@ from torch.fx import Proxy
 
 from ... import hooks
 from ...core.conv.epilogue import Epilogue
-from ...core.conv.waiting import Noticed
+from ...core.conv.waiting import ProfiledFeatures
 from .. import fusion
-from ..expected import Expected
 from ..training_norms import left_out
+from ..warmup_registry import Expected
 from . import tracing
 from .conv import convolved, expected
 from .tensors import parameters_of
@@ -52,7 +52,7 @@ def run_sequential(
         elif isinstance(x, tensor):
             if hooks.traced() or x.indices.shape[0] != 0:  # a graph holds the layers
                 features = x.features
-                if type(features) is Noticed:  # the norm behind it is known here
+                if type(features) is ProfiledFeatures:  # the norm behind it is known here
                     features = features.plain
                 if hooks.traced():
                     y, done = fusion.traced_norm(children, index - 1, features)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.conv.waiting import settled
+from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
@@ -20,7 +20,7 @@ from .tensors import box_of
 
 class _Spconv(TensorProtocol):
     def features_of(self, x: Any) -> torch.Tensor | None:
-        found = settled(getattr(x, "features", None))
+        found = materialize(getattr(x, "features", None))
         return found if isinstance(found, torch.Tensor) else None
 
     def coordinates_of(self, x: Any) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...core.conv.waiting import settled
+from ...core.conv.waiting import materialize
 from ...core.ops.union import union_rows
 from ...core.traced import between_graphs
 from ...errors import ContractError
@@ -35,7 +35,7 @@ def sparse_add(*tensors: Any) -> Any:
                 )
     indices, features = union_rows(
         [x.indices for x in tensors],
-        [settled(x.features) for x in tensors],
+        [materialize(x.features) for x in tensors],
         first.spatial_shape,
         int(first.batch_size),
     )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...core.conv.convolution import autocast_dtype
-from ...core.conv.waiting import settled
+from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
 from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError
 
@@ -46,7 +46,7 @@ def check_input(x: Any, what: str) -> torch.Tensor:
             "holds this layer from SparseModule, or use SparseSequential."
         ) from None
     if type(features) is not torch.Tensor:
-        features = settled(features)
+        features = materialize(features)
     if features.dtype == torch.qint8:
         raise UnsupportedError(
             f"{what} got int8 features; quantised inference is not bridged. "

@@ -28,9 +28,9 @@ from ...errors import (
     ShapeError,
 )
 from ...log import once
-from ..expected import Expected, new_coordinates, of_kernel
 from ..fusion import EpilogueLayers
 from ..ledger import note
+from ..warmup_registry import Expected, new_coordinates, of_kernel
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
 from .maps import as_tensor, build_record, coordinate_map, generated_level

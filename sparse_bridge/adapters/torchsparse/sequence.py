@@ -15,9 +15,9 @@ from torch import nn
 
 from ... import hooks
 from ..base import Patch
-from ..expected import Expected, expect
 from ..fusion import EpilogueLayers, activation_of, foldable
 from ..protocol import is_layer
+from ..warmup_registry import Expected, expect
 from . import conv
 
 __all__ = ["expected", "sequential_patches"]

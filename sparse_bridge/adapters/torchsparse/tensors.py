@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...core.conv.pending import PendingConv
-from ...core.conv.waiting import features_of, settled
+from ...core.conv.waiting import features_of, materialize
 from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError
 from .profile import Profile
 from .spec import Triple
@@ -145,7 +145,7 @@ def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
             f"{what} takes a torchsparse.SparseTensor, got {type(x).__name__}."
         ) from None
     if type(feats) is not torch.Tensor:
-        feats = settled(feats)
+        feats = materialize(feats)
     if not isinstance(feats, torch.Tensor):
         raise DataTypeError(
             f"{what} got features in a {type(feats).__name__}; expected a tensor (numpy arrays "

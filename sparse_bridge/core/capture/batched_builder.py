@@ -16,8 +16,8 @@ import torch
 from ...kernels.runtime.fetched import Fetched
 from ...kernels.runtime.parts import Slab, viewed
 from ...kernels.runtime.target import Target
+from ..device.device_support import kernel_target
 from ..device.kernels import hash_table, new_rows, tile_batch
-from ..device.serving import kernel_target
 from ..geometry.boxes import Box, KeyLayout, laid_out
 from ..geometry.data_bounds import box_of
 from ..maps.coordinate_map import CoordinateMap, capacity_for

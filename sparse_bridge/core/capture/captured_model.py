@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from ..conv.waiting import settled
+from ..conv.waiting import materialize
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
@@ -134,7 +134,7 @@ class Captured:
         known: dict[int, Any] = {}
 
         def made(value: Any) -> Any:
-            return rebuilt(self.tensors, value, settled, inside, outcome.kept, known)
+            return rebuilt(self.tensors, value, materialize, inside, outcome.kept, known)
 
         new = {
             place: {key: made(one) for key, one in entries.items()}

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..device.serving import kernel_target
+from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from . import kinds, padded, prefetch

@@ -25,7 +25,7 @@ import torch
 from ... import log, memory, settings, state
 from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
-from ..device.serving import kernel_target
+from ..device.device_support import kernel_target
 from ..geometry.boxes import Box
 from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap

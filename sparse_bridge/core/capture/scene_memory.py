@@ -55,7 +55,7 @@ class SceneMemory:
     def __init__(self, steps: Sequence[Step], last: RequestHistory, device: torch.device) -> None:
         self._steps, self._last, self._device = steps, last, device
         self.sharing = False
-        self._taps = {
+        self._geometries = {
             place: step.request.offsets.geometry(device, *rule_of(step.request))
             for place, step in enumerate(steps)
             if step.makes
@@ -73,7 +73,7 @@ class SceneMemory:
     def passing(self, place: int) -> bool:
         """Whether nobody reads the slots of a step that makes coordinates once it is linked: they
         become no table."""
-        return not self.both(place) or self._taps[place].taps is not None
+        return not self.both(place) or self._geometries[place].class_offsets is not None
 
     def scratch(self, rows: Mapping[int, int]) -> Slab | None:
         """Slab for what `passing` steps need until they are linked. rows: of every level, as far as
@@ -82,7 +82,10 @@ class SceneMemory:
             return None
         size = sum(
             scratch_elements(
-                rows[step.level], self._taps[place].n_taps, rows[place + 1], step.request.order
+                rows[step.level],
+                self._geometries[place].n_row_offsets,
+                rows[place + 1],
+                step.request.order,
             )
             for place, step in enumerate(self._steps)
             if step.makes and self.passing(place)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedError
-from ..device.first_order import NO_SECOND_ORDER
+from ..device.no_double_backward import NO_SECOND_ORDER
 from ..device.torch_compat import BATCHED
 from . import direct
 

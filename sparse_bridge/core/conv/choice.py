@@ -17,7 +17,7 @@ from ...kernels.tiles.tile_config import INTENSITY, MOVED
 from ..device.precision import product_precision
 from ..maps.rulebook import Rulebook
 from ..tuning import tuner
-from ..tuning.groups import Groups, Layer, Place
+from ..tuning.groups import Groups, Layer, MapClass
 from .dataflow import LayerProduct
 
 _FEW_OFFSETS = 27  # of strided maps, which a network uses once in each direction
@@ -87,12 +87,12 @@ def is_stem(product: Product | LayerProduct) -> bool:
     return w.n_offsets > _FEW_OFFSETS and packs_offsets(w, product.precision)
 
 
-def place_of(rulebook: Rulebook, product: Product | LayerProduct) -> Place:
+def map_class_of(rulebook: Rulebook, product: Product | LayerProduct) -> MapClass:
     """Of a map as it is now, by what the host knows, and a product over it."""
     target = product.target
     assert target is not None
     rows = tuple((n // target.compute_units).bit_length() for n in rulebook.n_rows)
-    return Place(
+    return MapClass(
         "submanifold" if rulebook.symmetric else "other", rulebook.n_offsets,
         str(product.dtype).removeprefix("torch."),
         product_precision(target, product.dtype, product.precision), rulebook.trained,
@@ -113,7 +113,7 @@ def flow_for(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> 
     known = tuner.current().known_of(product.device, product.target)
     if known is None or not known.groups or rulebook.rows[side].device is not None:
         return None
-    return known.groups.flow(place_of(rulebook, product), layer_of(side, product))
+    return known.groups.flow(map_class_of(rulebook, product), layer_of(side, product))
 
 
 def used_groups() -> Groups:

@@ -9,7 +9,7 @@ import torch
 from ...errors import DataTypeError, ShapeError
 from ...kernels.runtime.target import Target
 from ..device import trace
-from ..device.first_order import first_order, refuse_transforms
+from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..maps.kernel_map import KernelMap
 from .convolution import autocast_dtype
 from .dataflow import Case
@@ -83,7 +83,7 @@ class _Channelwise(torch.autograd.Function):
         return _gather(kmap, x, weight, target)
 
     @staticmethod
-    @first_order
+    @no_double_backward
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         kmap, target = ctx.problem

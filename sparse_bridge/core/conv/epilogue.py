@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ...errors import UnsupportedError
-from ...kernels.gemm.product import EpilogueForm
+from ...kernels.gemm.product import AFFINE, BIAS, NORM, RESIDUAL, EpilogueForm
 
 ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
 
@@ -61,9 +61,11 @@ class Epilogue(NamedTuple):
     @property
     def form(self) -> EpilogueForm:
         """What of it kernels are compiled for, and the numbers."""
-        parts, eps = int(self.bias is not None) + 8 * (self.residual is not None), 0.0
+        parts = 0 if self.bias is None else BIAS
+        parts |= 0 if self.residual is None else RESIDUAL
+        eps = 0.0
         if self.norm is not None:
-            parts += 2 if self.norm.weight is None else 6
+            parts |= NORM if self.norm.weight is None else NORM | AFFINE
             eps = self.norm.eps
         return EpilogueForm(parts, self.activation, self.alpha, eps)
 

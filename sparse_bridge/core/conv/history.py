@@ -18,7 +18,10 @@ from .plan import ConvForm, run
 if TYPE_CHECKING:
     from .fused_plan import FusedPlan
 
-STEPS = "nsa"  # norm, sum, activation: as an epilogue applies them
+# What may follow a convolution, in the order in which an epilogue applies it; steps are strings of
+# these letters, so that what came so far is a prefix of what is expected. (native.c has them too.)
+NORM, SUM, ACTIVATION = "n", "s", "a"
+STEPS = NORM + SUM + ACTIVATION
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _HALVES = (torch.float16, torch.bfloat16)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -30,17 +33,17 @@ class History:
     """What followed the results of one layer.
 
     seen: the steps behind the last result so far.  most: how many of them may be waited for;
-    behind those somebody else reads, too.  alone: calls that nothing followed.  over: nothing is
-    to be waited for any more.  plan: by which the next call may be launched with what will follow;
-    wasted: how often something else did.  whole: the same of calls that say themselves what
-    follows; plans: how many of those were made.
+    behind those somebody else reads, too.  alone: calls that nothing followed.  disabled: nothing
+    is to be waited for any more.  plan: by which the next call may be launched with what will
+    follow; wasted: how often something else did.  whole: the same of calls that say themselves
+    what follows; plans: how many of those were made.
     """
 
-    __slots__ = ("alone", "most", "over", "plan", "plans", "seen", "wasted", "whole")
+    __slots__ = ("alone", "disabled", "most", "plan", "plans", "seen", "wasted", "whole")
 
     def __init__(self) -> None:
         self.plan: FusedPlan | None = None
-        self.seen, self.most, self.alone, self.over = "", len(STEPS), 0, False
+        self.seen, self.most, self.alone, self.disabled = "", len(STEPS), 0, False
         self.wasted = self.plans = 0
         self.whole: FusedPlan | None = None
 
@@ -52,24 +55,24 @@ class History:
             self.alone = 0
             return seen
         self.alone += 1
-        self.over = self.alone > _TRIALS
+        self.disabled = self.alone > _TRIALS
         return ""
 
     def read(self, steps: str) -> None:
         """Somebody reads what `steps` made, which is followed."""
         if len(steps) < self.most:
-            self.most, self.over, self.plan = len(steps), not steps, None
+            self.most, self.disabled, self.plan = len(steps), not steps, None
 
     def keep(self, plan: FusedPlan | None) -> None:
         """For the next call, unless such plans have been for nothing too often."""
         self.plan = plan if self.wasted < _TRIALS else None
 
 
-NOTHING = History()  # of layers that are not to wait
-NOTHING.over = True
+DISABLED = History()  # of layers that are not to wait
+DISABLED.disabled = True
 
 histories: dict[int, tuple[weakref.ref[Any], History]] = {}
-over: set[int] = set()  # ids of the layers of which it is over
+disabled_layers: set[int] = set()  # ids of the layers whose history is
 
 
 def history_of(owner: Any) -> History:
@@ -84,9 +87,9 @@ def history_of(owner: Any) -> History:
         held = histories.get(key)
         if held is not None and held[0] is gone:
             del histories[key]
-            over.discard(key)
+            disabled_layers.discard(key)
 
-    over.discard(key)
+    disabled_layers.discard(key)
     histories[key] = weakref.ref(owner, forget), made
     return made
 
@@ -95,7 +98,7 @@ def history_of(owner: Any) -> History:
 def reset() -> None:
     """Forget what followed every layer."""
     histories.clear()
-    over.clear()
+    disabled_layers.clear()
 
 
 class LayerCall:

@@ -14,12 +14,12 @@ import torch
 from ... import log
 from ...errors import KernelError
 from ...kernels.gemm.narrow import packs_offsets, tile_of
-from ...kernels.gemm.product import Product
+from ...kernels.gemm.product import BIAS, Product
 from ...kernels.runtime.target import Target
 from ..device import self_check
+from ..device.device_support import kernel_target
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
 from ..device.selection import select
-from ..device.serving import kernel_target
 from ..maps.rulebook import Rulebook
 from ..tuning.problem import gather_problem
 from ..tuning.tuner import Trial, current, final, tile_for
@@ -230,7 +230,7 @@ class GatherProduct:
     def fused(self) -> bool:
         """Whether it ends in more than a bias."""
         parts, activation, _, _ = self.product.epilogue
-        return parts > 1 or activation is not None
+        return parts > BIAS or activation is not None
 
     def __call__(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,

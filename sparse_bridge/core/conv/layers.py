@@ -22,14 +22,15 @@ from .convolution import convolve_layer
 from .epilogue import Epilogue
 from .fused_plan import FusedPlan, fused_plan, same
 from .history import (
-    NOTHING,
+    DISABLED,
+    NORM,
     History,
     LayerCall,
     changes_of,
+    disabled_layers,
     histories,
     history_of,
     may_wait,
-    over,
 )
 from .pending import PendingConv
 from .plan import ConvForm, find, run
@@ -68,12 +69,13 @@ def _convolve(
     if known is not None:
         return known
     if epilogue[1] is not None:
-        return _whole(owner, x, weight, kmap, epilogue, form)
+        return _with_full_epilogue(owner, x, weight, kmap, epilogue, form)
     columns = weight.shape[0 if form[0] == "ovi" else -1]
     rows = kmap.rulebook.rows[kmap.flipped]
     # In a captured graph the host's time does not count.
-    if rows.device is not None or rows.capacity * columns >= convolution.WORTH[x.is_cuda]:
-        return _start(owner, x, weight, kmap, epilogue, form)
+    least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda]
+    if rows.device is not None or rows.capacity * columns >= least:
+        return _begin_deferred(owner, x, weight, kmap, epilogue, form)
     return convolution.convolve(x, weight, kmap, epilogue, form)
 
 
@@ -131,11 +133,12 @@ def known_call(
         if plan.activation != (activation, alpha) or (norm is None) != (between[3] is None):
             return None
         return plan.launch((x, weight, kmap, form), bias, None)
-    done = "" if norm is None else "n"
+    done = "" if norm is None else NORM
+    least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda]
     if (
-        history.over
+        history.disabled
         or history.seen != plan.steps
-        or (rows.device is None and rows.capacity * plan.columns < convolution.WORTH[x.is_cuda])
+        or (rows.device is None and rows.capacity * plan.columns < least)
     ):
         return None
     given = (x, weight, kmap, form)
@@ -153,7 +156,7 @@ def known_call(
     return PendingConv(call, epilogue, done, count if norm is None else count + changes)
 
 
-def _whole(
+def _with_full_epilogue(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,
 ) -> torch.Tensor:  # fmt: skip
@@ -174,18 +177,18 @@ def _whole(
     return y
 
 
-def _start(
+def _begin_deferred(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,
 ) -> torch.Tensor | PendingConv:  # fmt: skip
     """A call without an activation whose result is large enough to wait."""
     if _generation != settings.generation:
         _renew()
-    history = history_of(owner) if _on and not trace.recorders else NOTHING
-    done, residual = "" if epilogue[3] is None else "n", epilogue[4]
-    if history.over or residual is not None:
-        if history.over and history is not NOTHING:
-            over.add(id(owner))
+    history = history_of(owner) if _on and not trace.recorders else DISABLED
+    done, residual = "" if epilogue[3] is None else NORM, epilogue[4]
+    if history.disabled or residual is not None:
+        if history.disabled and history is not DISABLED:
+            disabled_layers.add(id(owner))
         return convolution.convolve(x, weight, kmap, epilogue, form)
     if not may_wait(x, weight, kmap, epilogue):  # what is known of earlier calls stays known
         return convolution.convolve(x, weight, kmap, epilogue, form)

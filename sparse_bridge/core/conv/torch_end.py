@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from ... import log
-from ...kernels.gemm.product import EpilogueForm, Product
+from ...kernels.gemm.product import BIAS, NORM, EpilogueForm, Product
 from ..device import self_check
 from ..maps.rulebook import Rulebook
 from .dataflow import LayerProduct
@@ -18,8 +18,8 @@ def in_kernels(layer: LayerProduct) -> LayerProduct:
     """The part of a product that kernels compute with the bits of separate operations: up to a
     norm where theirs differs from torch's on this device, and up to a sigmoid."""
     parts = layer.epilogue.parts
-    if parts & 2 and not _norms(layer):
-        return layer._replace(epilogue=EpilogueForm(parts & 1))
+    if parts & NORM and not _norms(layer):
+        return layer._replace(epilogue=EpilogueForm(parts & BIAS))
     return in_trusted_kernels(layer)
 
 
@@ -66,7 +66,7 @@ class Finished:
 
     def __init__(self, launched: Launched, form: EpilogueForm) -> None:
         self._launched = launched
-        self._normed = not (form.parts & 2) or launched.product.epilogue.parts == form.parts
+        self._normed = not (form.parts & NORM) or launched.product.epilogue.parts == form.parts
 
     @property
     def copies(self) -> bool:

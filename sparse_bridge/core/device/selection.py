@@ -1,5 +1,5 @@
 """Which code is to serve a device, by the settings and by what Triton says: pure questions, which
-start nothing. Whether a device's kernels compute rightly is asked in `serving`."""
+start nothing. Whether a device's kernels compute rightly is asked in `device_support`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ... import tolerances
-from ...kernels.gemm.product import EpilogueForm
+from ...kernels.gemm.product import AFFINE, NORM, EpilogueForm
 from ...kernels.runtime.target import Target
 from .precision import product_precision
 
@@ -31,7 +31,7 @@ PRODUCTS: dict[str, tuple[torch.dtype, str]] = {
     "tf32": (torch.float32, "tf32"),
 }
 NORMS = {f"{name} norms": name for name in ("fp16", "bf16", "fp32")}
-_SUMS, NORMED = EpilogueForm(), EpilogueForm(6, None, 0.0, 1e-3)
+_SUMS, NORMED = EpilogueForm(), EpilogueForm(NORM | AFFINE, None, 0.0, 1e-3)
 NORM_ROWS = 1 << 12  # roundings of halves hide most differences
 POOLS = {"max pools": "max", "avg pools": "avg", "sum pools": "sum"}
 _FAR_BYTES = (1 << 31) + (1 << 20)  # of features that 32-bit offsets do not reach
@@ -204,7 +204,7 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
     geometry = offsets.geometry(device, one, (2, 2, 2), -1)
     wide = box.wide(offsets, one) or box.wide(offsets, (2, 2, 2))
     table = HashTable.allocate(1 << 11, box.key64, device, owner_counters(len(coords)))
-    slots = torch.empty((geometry.n_taps, len(coords)), dtype=torch.int32, device=device)
+    slots = torch.empty((geometry.n_row_offsets, len(coords)), dtype=torch.int32, device=device)
     hash_insert(table, there, geometry, box.layout(device).bounds, None, slots, wide, target)
     owned = count_owners(table, slots, target)
     if (counted := int(table.total.view()) + 1) != n_new:

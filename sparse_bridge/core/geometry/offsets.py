@@ -100,7 +100,7 @@ class Offsets:
     def _classes(
         self, device: torch.device, divisor: tuple[int, ...], sign: int
     ) -> torch.Tensor | None:
-        """`Geometry.taps`, where a class has fewer offsets than there are."""
+        """`Geometry.class_offsets`, where a class has fewer offsets than there are."""
         n_classes = math.prod(divisor)
         if n_classes == 1 or n_classes > _CLASSES:
             return None

@@ -12,9 +12,9 @@ from ...errors import DataTypeError, DeviceError, KernelError, OverflowLimitErro
 from ...kernels.runtime.parts import Operand
 from ...kernels.runtime.target import Target
 from ..device import stream_order
-from ..device.first_order import refuse_wrapped
+from ..device.device_support import kernel_target
 from ..device.kernels import hash_table
-from ..device.serving import kernel_target
+from ..device.no_double_backward import refuse_wrapped
 from ..geometry.boxes import Box, KeyLayout
 from ..geometry.data_bounds import DataBounds
 from ..geometry.offsets import Offsets

@@ -54,7 +54,7 @@ class Expansion:
         device = source.coords.device
         self.geometry = offsets.geometry(device, multiplier, divisor, sign)
         self.wide = source.layout.wide(offsets, multiplier) or out.wide(offsets, divisor)
-        shape = self.geometry.n_taps, source.coords.shape[0]
+        shape = self.geometry.n_row_offsets, source.coords.shape[0]
         self.slots: Part | None = taken(slab, device, *shape)
 
     def insert(self, table: HashTable) -> None:
@@ -105,12 +105,12 @@ class Expansion:
         return scattered, linked
 
 
-def scratch_elements(n_rows: int, n_taps: int, n_new: int, order: str) -> int:
+def scratch_elements(n_rows: int, n_row_offsets: int, n_new: int, order: str) -> int:
     """Elements of a slab for what the expansion of `n_rows` rows to `n_new` needs until it is
     linked. order: of the new rows."""
-    owned = new_rows.owner_blocks(n_rows, n_taps)
+    owned = new_rows.owner_blocks(n_rows, n_row_offsets)
     ranked = 0 if order == "first_seen" else row_ranks.scratch_elements(n_new)
-    return Slab.rounded(n_taps * n_rows) + Slab.rounded(owned) + ranked
+    return Slab.rounded(n_row_offsets * n_rows) + Slab.rounded(owned) + ranked
 
 
 def sorted_rows(coords: torch.Tensor, box: Box, order: str) -> torch.Tensor:

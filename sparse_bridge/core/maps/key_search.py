@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import DataTypeError, DeviceError, OverflowLimitError, ShapeError
-from ..device.serving import kernel_target
+from ..device.device_support import kernel_target
 from ..geometry.offsets import Offsets
 from .coordinate_map import CoordinateMap, capacity_for
 from .map_builder import search_of

@@ -163,7 +163,7 @@ def _insert_candidates(expansion: Expansion, out_box: Box) -> int:
 
     coords = expansion.source.coords
     n, key64 = coords.shape[0], out_box.key64
-    most = min(expansion.geometry.n_taps * n, out_box.volume)
+    most = min(expansion.geometry.n_row_offsets * n, out_box.volume)
     guess = most if most <= 1 << 16 else min(most, n)
     counters = owner_counters(n)
     while True:

@@ -2,8 +2,8 @@
 by a provider, who builds it.
 
 Whoever registers a provider sees every map that is not there yet, and may answer with one that was
-built before: see `core.capture.prefetch`. An answer is never changed afterwards. A herald hears of
-coordinates before anything is asked of them.
+built before: see `core.capture.prefetch`. An answer is never changed afterwards. A listener hears
+of coordinates before anything is asked of them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BuiltMap(NamedTuple):
 
 _local = threading.local()
 Provider = Callable[[MapStore, CoordinateMap, MapRequest], BuiltMap]
-Herald = Callable[[MapStore, CoordinateMap, Hashable], None]
+Listener = Callable[[MapStore, CoordinateMap, Hashable], None]
 
 
 def _shown(built: BuiltMap) -> torch.Tensor | None:
@@ -205,7 +205,7 @@ def _build(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 
 
 _provider: Provider = _build
-_herald: Herald | None = None
+_listener: Listener | None = None
 
 
 def announce(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
@@ -213,17 +213,17 @@ def announce(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
 
     kind: inputs of one kind are likely to be asked the same.
     """
-    if _herald is not None:
-        _herald(store, cmap, kind)
+    if _listener is not None:
+        _listener(store, cmap, kind)
 
 
-def registered() -> tuple[Provider, Herald | None]:
+def registered() -> tuple[Provider, Listener | None]:
     """Who answers and who listens, as `register` takes them."""
-    return _provider, _herald
+    return _provider, _listener
 
 
-def register(provider: Provider | None, herald: Herald | None = None) -> None:
-    """Have `provider` answer requests for maps that no store holds, and `herald` hear what is
+def register(provider: Provider | None, listener: Listener | None = None) -> None:
+    """Have `provider` answer requests for maps that no store holds, and `listener` hear what is
     announced; None: they are built, and nobody listens."""
-    global _provider, _herald
-    _provider, _herald = _build if provider is None else provider, herald
+    global _provider, _listener
+    _provider, _listener = _build if provider is None else provider, listener

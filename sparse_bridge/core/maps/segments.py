@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.runtime.target import Target
-from ..device.first_order import first_order, refuse_transforms
+from ..device.device_support import kernel_target
+from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
-from ..device.serving import kernel_target
 
 # Rows per segment from here on: a segment is shared by several programs, or added up in pairs.
 _LONG = 512
@@ -244,7 +244,7 @@ class _Max(torch.autograd.Function):
         return y
 
     @staticmethod
-    @first_order
+    @no_double_backward
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         first, *values = ctx.saved_tensors
         if values:

@@ -13,9 +13,9 @@ from torch import nn
 from ... import settings, state
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
-from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
+from ..device.device_support import kernel_target
+from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, wrapped
 from ..device.precision import KERNEL_DTYPES
-from ..device.serving import kernel_target
 from ..device.torch_compat import TENSOR_GUARDS, guards
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _BatchNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @first_order
+    @no_double_backward
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, bias, memory = ctx.saved_tensors
         spec, counter, relu = ctx.call

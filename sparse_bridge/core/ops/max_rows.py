@@ -10,7 +10,7 @@ from ...errors import ShapeError
 from ..conv.dataflow import Case
 from ..conv.registry import row_kernels
 from ..device import trace
-from ..device.first_order import first_order, refuse_transforms
+from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..maps.kernel_map import KernelMap
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 
@@ -63,7 +63,7 @@ class _WindowMax(torch.autograd.Function):
         return y
 
     @staticmethod
-    @first_order
+    @no_double_backward
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
         (index,) = ctx.saved_tensors
         kmap, target, n_in = ctx.problem

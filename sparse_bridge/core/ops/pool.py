@@ -12,7 +12,7 @@ from ...kernels.runtime.target import Target
 from ..conv.dataflow import Case
 from ..conv.registry import row_kernels
 from ..device import self_check, trace
-from ..device.first_order import first_order, refuse_transforms
+from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap
@@ -113,7 +113,7 @@ class _Pool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @first_order
+    @no_double_backward
     def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
         x, y, count = ctx.saved_tensors
         kmap, mode, target = ctx.problem

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..device.serving import kernel_target
+from ..device.device_support import kernel_target
 
 
 def encode(coords: torch.Tensor, bits: int, curve: str, dtype: torch.dtype) -> torch.Tensor:

@@ -2,9 +2,9 @@
 `batch_norm`: two launches each way instead of five and more.
 
 `norm(x.features)` is a call of torch's own module on a plain tensor. So features of a layer's first
-calls tell which module that is (`waiting.Noticed`), and the module gets a method of its own as
-forward, as in inference. Whatever is unusual goes to torch's. So does what a checkpoint computes
-twice: it counts what is saved for the backward pass, which has to be the same both times.
+calls tell which module that is (`waiting.ProfiledFeatures`), and the module gets a method of its
+own as forward, as in inference. Whatever is unusual goes to torch's. So does what a checkpoint
+computes twice: it counts what is saved for the backward pass, which has to be the same both times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OWN = nn.BatchNorm1d.forward
 _left: dict[int, tuple[weakref.ref[Any], int]] = {}  # calls until a layer is known
 
 
-def noticed(layer: Any, y: torch.Tensor) -> torch.Tensor:
+def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
     """The features `y` [N, C] of `layer` in training: of its first calls, such that their norm is
     found."""
     if torch.compiler.is_compiling():
@@ -44,7 +44,7 @@ def noticed(layer: Any, y: torch.Tensor) -> torch.Tensor:
     if not (y.requires_grad and _usual(y)) or fused_call.busy():
         return y
     _left[id(layer)] = held[0], held[1] - 1
-    made = y.as_subclass(waiting.Noticed)
+    made = y.as_subclass(waiting.ProfiledFeatures)
     made.plain = y
     return made
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import DataTypeError, DeviceError, OverflowLimitError, ShapeError
-from ..device.serving import kernel_target
+from ..device.device_support import kernel_target
 from ..maps import map_cache
 from ..maps.segments import SegmentOperator, Segments, accumulator, multiply, target_of
 

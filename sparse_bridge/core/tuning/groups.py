@@ -33,7 +33,7 @@ class Layer(NamedTuple):
         return f"{self.direction}{self.side}:{self.c_in}x{self.c_out}/g{self.groups}"
 
 
-class Place(NamedTuple):
+class MapClass(NamedTuple):
     """Maps and products that share winners.  kind: "submanifold" or "other".  rows: octaves of the
     rows of both sides per compute unit.  trained: gradients are recorded over the map."""
 
@@ -49,7 +49,7 @@ class Place(NamedTuple):
         rows = ":".join(map(str, self.rows))
         return f"{self.kind}/v{self.n_offsets}/{self.dtype}/{self.precision}/{use}/r{rows}"
 
-    def near(self) -> tuple[Place, ...]:
+    def near(self) -> tuple[MapClass, ...]:
         """Itself, then maps of an octave more and less rows."""
         steps = (0, 1, -1)
         return tuple(self._replace(rows=(self.rows[0] + n, self.rows[1] + n)) for n in steps)
@@ -59,13 +59,13 @@ class Place(NamedTuple):
 class GroupWinner:
     """What serves a group.
 
-    place: text of its `Place`.  layers: how many layers have each product, by text.  flows: the
-    dataflow of each product; empty where the rules stay.  microseconds, rule_microseconds: of one
-    new map, all products and all that is built for them, with these and by the rules.  tested:
-    timings.  code: hash of the kernels that were timed.
+    map_class: text of its `MapClass`.  layers: how many layers have each product, by text.  flows:
+    the dataflow of each product; empty where the rules stay.  microseconds, rule_microseconds: of
+    one new map, all products and all that is built for them, with these and by the rules.
+    tested: timings.  code: hash of the kernels that were timed.
     """
 
-    place: str
+    map_class: str
     layers: dict[str, int]
     flows: dict[str, str]
     microseconds: float
@@ -76,12 +76,12 @@ class GroupWinner:
     @property
     def key(self) -> str:
         layers = "+".join(f"{name}*{count}" for name, count in sorted(self.layers.items()))
-        return f"{self.place}/{layers}"
+        return f"{self.map_class}/{layers}"
 
     def __str__(self) -> str:
         flows = ", ".join(f"{flow} for {name}" for name, flow in sorted(self.flows.items()))
         times = f"{self.microseconds:.1f} us a new map, {self.rule_microseconds:.1f} by the rules"
-        return f"{self.place}: {flows or 'the rules stay'} ({times})"
+        return f"{self.map_class}: {flows or 'the rules stay'} ({times})"
 
 
 Groups = dict[str, GroupWinner]  # by key
@@ -118,7 +118,7 @@ class GroupTable:
         self.used: Groups = {}
         self._all: Groups = {}
         self._by_layer: dict[tuple[str, str], dict[str, GroupWinner]] = {}
-        self._answers: dict[tuple[Place, Layer], str | None] = {}
+        self._answers: dict[tuple[MapClass, Layer], str | None] = {}
         for groups in sources:
             for winner in groups.values():
                 if winner.key not in self._all:
@@ -139,22 +139,22 @@ class GroupTable:
         self._answers.clear()
         self._all[winner.key] = winner
         for layer in winner.layers:
-            self._by_layer.setdefault((winner.place, layer), {})[winner.key] = winner
+            self._by_layer.setdefault((winner.map_class, layer), {})[winner.key] = winner
 
     def get(self, key: str) -> GroupWinner | None:
         """The winner of exactly this group."""
         return self._all.get(key)
 
-    def flow(self, place: Place, layer: Layer) -> str | None:
+    def flow(self, map_class: MapClass, layer: Layer) -> str | None:
         """The dataflow of a layer. None where the rules decide: no group of this or a neighbouring
         number of rows has it, or those that have it disagree."""
-        asked = place, layer
+        asked = map_class, layer
         if asked not in self._answers:
-            self._answers[asked] = self._found(place, str(layer))
+            self._answers[asked] = self._found(map_class, str(layer))
         return self._answers[asked]
 
-    def _found(self, place: Place, name: str) -> str | None:
-        for near in place.near():
+    def _found(self, map_class: MapClass, name: str) -> str | None:
+        for near in map_class.near():
             found = self._by_layer.get((str(near), name))
             if found:
                 flows = {winner.flows.get(name) for winner in found.values()}

@@ -22,7 +22,7 @@ from ..conv import kernel_products
 from ..conv.dataflows import masked
 from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct
-from ..device import serving
+from ..device import device_support
 from ..device.self_check import NAMES
 from ..device.self_check_problems import (
     CHANNELS,
@@ -73,7 +73,7 @@ def begin(one: Expected) -> bool:
             return False
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return True  # other threads may not load kernels now
-    target = serving.kernel_target(device)
+    target = device_support.kernel_target(device)
     if target is not None and _warms(target):
         products = [(asked, asked.dtype) for asked in (one, _checked(one.dtype))]
         _guarded(_compile_products, device, target, products)
@@ -101,7 +101,7 @@ def _guarded(work: Callable[..., None], *args: Any) -> None:
 
 def compile_first(device: torch.device, target: Target, key64: bool) -> None:
     """Have what maps with keys of this width need compiled in the background; with the first map on
-    a device also what the known layers there will need. Listens to `serving.on_first_use`.
+    a device also what the known layers there will need. Listens to `device_support.on_first_use`.
 
     device: with an index.
     """
@@ -252,5 +252,5 @@ def _checked_norms(device: torch.device, target: Target, dtype: torch.dtype) -> 
         launch_over(masked.DATAFLOW, product, tile, (NORM_ROWS, NORM_ROWS), vectors)
 
 
-serving.on_first_use(compile_first)
+device_support.on_first_use(compile_first)
 kernel_products.on_first_fused(compile_fused)

@@ -23,7 +23,7 @@ from ... import log, settings
 from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
 from ..conv import registry
-from ..conv.choice import flow_of, layer_of, place_of
+from ..conv.choice import flow_of, layer_of, map_class_of
 from ..conv.dataflow import LayerProduct
 from ..conv.dataflows.masked import BY_RULE
 from ..conv.epilogue import Epilogue
@@ -33,7 +33,7 @@ from ..device import trace
 from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import Rulebook
 from ..tuning import tuner as tuners
-from ..tuning.groups import GroupWinner, Layer, Place, View, choose
+from ..tuning.groups import GroupWinner, Layer, MapClass, View, choose
 from ..tuning.kernel_hash import code_hash
 from ..tuning.trial import device_timer, mismatch
 
@@ -54,7 +54,7 @@ class _Use:
 class Group:
     """Layers over one map that nobody gave a dataflow."""
 
-    place: Place
+    map_class: MapClass
     rulebook: Rulebook
     uses: dict[Layer, _Use] = dataclasses.field(default_factory=dict)
 
@@ -77,10 +77,10 @@ class Watcher:
         if any(rows.device is not None for rows in rulebook.rows):
             return
         product = plan.product._replace(epilogue=EpilogueForm())
-        place = place_of(rulebook, product)
-        group = self.groups.setdefault((rulebook, place), Group(place, rulebook))
+        map_class = map_class_of(rulebook, product)
+        group = self.groups.setdefault((rulebook, map_class), Group(map_class, rulebook))
         self._add(group, side, product, weight)
-        if place.trained:
+        if map_class.trained:
             back = product._replace(w=product.w.transposed())
             self._add(group, 1 - side, back, weight)
 
@@ -118,7 +118,7 @@ def _tune(tuner: tuners.Tuner, group: Group) -> GroupWinner | None:
     target = product.target
     assert target is not None
     known = tuner.known_of(product.device, target)
-    key = GroupWinner(str(group.place), group.layers, {}, 0.0, 0.0, 0, "").key
+    key = GroupWinner(str(group.map_class), group.layers, {}, 0.0, 0.0, 0, "").key
     if known is None or known.cache is None or known.groups.get(key) is not None:
         return None
     if tuner.timer is None and not target.raw:
@@ -151,7 +151,7 @@ class Race:
     def __init__(self, group: Group, target: Target, tuner: tuners.Tuner) -> None:
         self.group, self.target, self.tuner = group, target, tuner
         self.rulebook = group.rulebook.copied()
-        self.rulebook.trained = group.place.trained
+        self.rulebook.trained = group.map_class.trained
         self.times: dict[Layer, dict[str, float]] = {layer: {} for layer in group.uses}
         self.costs: dict[View, float] = {}
         self.refused: dict[tuple[Layer, str], str] = {}
@@ -190,7 +190,7 @@ class Race:
             flows, best = {}, before
         named = {str(layer): flow for layer, flow in flows.items()}
         return GroupWinner(
-            str(self.group.place), self.group.layers, named, round(1e6 * best, 2),
+            str(self.group.map_class), self.group.layers, named, round(1e6 * best, 2),
             round(1e6 * before, 2), self.tested, code_hash(),
         )  # fmt: skip
 
@@ -213,7 +213,7 @@ class Race:
                     run = self._product(layer, flow, *inputs)
                     _spoil(reference)
                     wrong = mismatch(
-                        run(), reference, product.dtype, self.group.place.precision, exact=True
+                        run(), reference, product.dtype, self.group.map_class.precision, exact=True
                     )
                 except torch.cuda.OutOfMemoryError:
                     raise
@@ -246,7 +246,7 @@ class Race:
 
     def _paid(self) -> frozenset[View]:
         """Built whatever is chosen: what gradients of weights need."""
-        return frozenset({("tiles", 0)} if self.group.place.trained else ())
+        return frozenset({("tiles", 0)} if self.group.map_class.trained else ())
 
     def _cost(self, view: View, share: float) -> None:
         """Time the building of tiles on a new map."""

@@ -20,24 +20,24 @@ _MAX_SHARES = 64
         "n_channels",
         "stride_wv",
         "stride_wc",
-        "first_tap",
-        "tap_step",
+        "first_offset",
+        "offset_step",
     ]
 )
 def _channelwise_gather(
     x_ptr, w_ptr, nbr_ptr, y_ptr,
-    n_rows, n_offsets, n_channels, stride_wv, stride_wc, first_tap, tap_step,
+    n_rows, n_offsets, n_channels, stride_wv, stride_wc, first_offset, offset_step,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """y[r, c] = sum over v of x[nbr[v, r], c] * w[first_tap + v * tap_step, c]."""
+    """y[r, c] = sum over v of x[nbr[v, r], c] * w[first_offset + v * offset_step, c]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
     acc = tl.zeros((ROWS, CHANNELS), tl.float32)
     for v in range(n_offsets):
         source = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
-        tap = (first_tap + v * tap_step) * stride_wv + channel * stride_wc
-        w = tl.load(w_ptr + tap, mask=ok_c, other=0.0).to(tl.float32)
+        at = (first_offset + v * offset_step) * stride_wv + channel * stride_wc
+        w = tl.load(w_ptr + at, mask=ok_c, other=0.0).to(tl.float32)
         ok = (source >= 0)[:, None] & ok_c[None, :]
         place = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
         acc += tl.load(x_ptr + place, mask=ok, other=0.0).to(tl.float32) * w[None, :]
@@ -87,13 +87,13 @@ def channelwise_gather(
 ) -> None:
     """Write y [n_rows, C] from x [n_in, C] and weight [V, C] (any strides) along nbr [V, n_rows].
 
-    x and y contiguous, one dtype for x, weight and y.  reverse: row v of nbr belongs to tap V-1-v.
+    x and y contiguous, one dtype for x, weight and y.  reverse: row v of nbr is offset V-1-v.
     """
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (_ROWS, _channels(n_channels))
-    taps = (n_offsets - 1, -1) if reverse else (0, 1)
+    order = (n_offsets - 1, -1) if reverse else (0, 1)
     grid = (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[1]), 1)
-    args = (x, weight, nbr, y, n_rows, n_offsets, n_channels, *weight.stride(), *taps)
+    args = (x, weight, nbr, y, n_rows, n_offsets, n_channels, *weight.stride(), *order)
     key = (constants, x.dtype, alignment(x, weight, nbr, y))
     gather_kernel.launch(x.device, target, grid, args, constants, {"num_warps": 4}, key)
 

@@ -130,15 +130,15 @@ class GatherGemm:
         p = q = r = s = t = u = y_at
         if vectors is not NO_VECTORS:
             (p, q, r, s, t, u), read = _read(vectors, y_at)
-        found = spec.ready.get((self._key, w.dtype, read))
+        kernels = spec.ready.get((self._key, w.dtype, read))
         if (
-            found is None
+            kernels is None
             or (x_at | w_at | y_at) & 15
             or x.stride()[0] != spec.columns_in
             or (self.blank and spec.splits > 1)
         ):
             return False
-        entry, sums = found
+        entry, sums = kernels
         index, numbers = spec.device.index, self._numbers
         if sums is None:
             values = (x_at, w_at, p, q, r, s, t, u, y_at, *numbers)

@@ -12,6 +12,13 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import register
+from . import product
+
+# On the left of what they are combined with, since in the interpreter that is a plain number.
+BIAS = tl.constexpr(product.BIAS)
+NORM = tl.constexpr(product.NORM)
+AFFINE = tl.constexpr(product.AFFINE)
+RESIDUAL = tl.constexpr(product.RESIDUAL)
 
 
 @triton.jit
@@ -43,28 +50,28 @@ def _normed(
 @triton.jit
 def _finished(
     acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel, ok_c,
-    at, ok, TAIL: tl.constexpr, ACT: tl.constexpr, HELD: tl.constexpr,
+    at, ok, EPILOGUE: tl.constexpr, ACT: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
     """What follows the sums, in fp32; rounded to `HELD` wherever separate operations would round,
     so that the result has their bits.
 
-    TAIL adds 1: a bias, 2: a norm, 4: gain and beta of it, 8: a residual. ACT: see `ACTIVATIONS`.
+    EPILOGUE: bits, see `EpilogueForm`. ACT: see `ACTIVATIONS`.
     channel, ok_c: the channels, of a shape that broadcasts to that of acc. at, ok: places of the
     results, which are those of the residual.
     """
-    if TAIL & 1:
+    if BIAS & EPILOGUE:
         acc += tl.load(bias_ptr + channel, mask=ok_c, other=0.0).to(tl.float32)
-    elif TAIL & 10 == 10:
+    elif (NORM | RESIDUAL) & EPILOGUE == NORM | RESIDUAL:
         # Sums are never -0, so this changes nothing. Where accumulators go straight to a rounding
         # and, past a norm, to another layout, ptxas runs all of wgmma in turns (C7514, Triton 3.6
         # and 3.9): a residual U-Net took a sixth longer.
         acc += 0.0
-    if TAIL & 2:
+    if NORM & EPILOGUE:
         acc = _normed(
             _rounded(acc, HELD), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c,
-            (TAIL & 4) != 0,
+            (AFFINE & EPILOGUE) != 0,
         )  # fmt: skip
-    if TAIL & 8:
+    if RESIDUAL & EPILOGUE:
         acc = _rounded(acc, HELD)
         residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
         acc = acc + residual.to(tl.float32)
@@ -81,7 +88,7 @@ def _gather_gemm(
     x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
     rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
     stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg,
-    PACKED: tl.constexpr, TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
     EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -90,8 +97,8 @@ def _gather_gemm(
     x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v
     * stride_wv + i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out].
     nbr: [V, pitch]; packed: rows, live [T, V], n_live [T] as in `TileList`, each list for SHARED
-    programs of BLOCK_M rows. bias, mean, var, gain, beta [groups * c_out] as TAIL says, residual
-    like y.
+    programs of BLOCK_M rows. bias, mean, var, gain, beta [groups * c_out] as EPILOGUE says,
+    residual like y.
 
     A row's sum runs over its offsets in their order, each one's channels in theirs; an absent
     offset adds exactly nothing. So its bits do not depend on the tile it is in.
@@ -167,7 +174,7 @@ def _gather_gemm(
     ok = row_ok[:, None] & mask_n[None, :]
     acc = _finished(
         acc.to(tl.float32), bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha,
-        eps, channel, mask_n[None, :], at, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+        eps, channel, mask_n[None, :], at, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
     )  # fmt: skip
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
@@ -176,7 +183,7 @@ def _gather_gemm(
 def _sum_partials(
     partial_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, n_values,
     n_channels, alpha, eps,
-    TAIL: tl.constexpr, ACT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    EPILOGUE: tl.constexpr, ACT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y = the sum of PARTS partial results, in order, and what follows it (`_finished`)."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -186,7 +193,7 @@ def _sum_partials(
         acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + place, mask=ok, other=0.0)
     acc = _finished(
         acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps,
-        place % n_channels, ok, place, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+        place % n_channels, ok, place, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
     )  # fmt: skip
     tl.store(y_ptr + place, acc.to(y_ptr.dtype.element_ty), mask=ok)
 

@@ -86,7 +86,7 @@ def _grouped_gemm(
 def _sum_products(
     product_ptr, entry_ptr, starts_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr,
     residual_ptr, y_ptr, n_rows, n_channels, alpha, eps,
-    TAIL: tl.constexpr, ACT: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
+    EPILOGUE: tl.constexpr, ACT: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y[r] = the sum of the products of row r, in order, and what follows it (`_finished`).
@@ -117,7 +117,7 @@ def _sum_products(
     ok = (here < n_rows)[:, None] & ok_n
     acc = _finished(
         acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel,
-        ok_n, at, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+        ok_n, at, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
     )  # fmt: skip
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 

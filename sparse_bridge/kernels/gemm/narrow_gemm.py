@@ -83,14 +83,14 @@ def _window(
     if not PACKED:
         mask_s = mask_s & row_ok[:, None]
     source = tl.load(nbr_ptr + v[None, :] * pitch + place[:, None], mask=mask_s, other=-1)
-    found = source >= 0
+    present = source >= 0
     if WIDE:
         source = source.to(tl.int64)
     if EVEN_X:
         at = source[:, :, None] * stride_xn + offs_c[None, None, :]
-        a = tl.load(x_ptr + at, mask=found[:, :, None], other=0.0)
+        a = tl.load(x_ptr + at, mask=present[:, :, None], other=0.0)
     else:
-        a = _channels(x_ptr + source * stride_xn, 1, found, c_in, WIDTH)
+        a = _channels(x_ptr + source * stride_xn, 1, present, c_in, WIDTH)
     a = tl.reshape(a, (place.shape[0], OFFSETS * WIDTH))
     b = tl.reshape(b, (OFFSETS * WIDTH, offs_n.shape[0]))
     return tl.dot(a, b, acc, input_precision=PRECISION)
@@ -101,7 +101,7 @@ def _narrow_gemm(
     x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
     rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
     stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg,
-    PACKED: tl.constexpr, TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
     EVEN_X: tl.constexpr, EVEN_W: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
     LANES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -167,7 +167,7 @@ def _narrow_gemm(
     ok = row_ok[:, None] & mask_n[None, :]
     acc = _finished(
         acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel,
-        mask_n[None, :], at, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+        mask_n[None, :], at, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
     )  # fmt: skip
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 

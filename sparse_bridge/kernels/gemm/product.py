@@ -30,10 +30,18 @@ class Weights(Protocol):
     def exchanged(self) -> bool: ...
 
 
+# Bits of an epilogue. AFFINE: the norm has a gain and a beta beside its mean and variance.
+# (One a line: the hash of the tuned kernels reads them.)
+BIAS = 1
+NORM = 2
+AFFINE = 4
+RESIDUAL = 8
+
+
 class EpilogueForm(NamedTuple):
     """What follows the sum, but for the tensors.
 
-    parts: 1: a bias, + 2: a norm's mean and variance, + 4: its gain and beta, + 8: a residual.
+    parts: of BIAS, NORM, AFFINE (with NORM only) and RESIDUAL, in the order in which they follow.
     alpha: slope of leaky_relu.  eps: of the norm.
     """
 

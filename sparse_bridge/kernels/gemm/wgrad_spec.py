@@ -66,8 +66,8 @@ class WgradSpec:
         """This one, or one for maps of another size."""
         if self._flags == (direct, wide):
             return self
-        found = self._others.get((direct, wide))
-        if found is None:
-            found = WgradSpec(self.product, self.tile, self.mirrored, direct, wide)
-            self._others[direct, wide] = found
-        return found
+        spec = self._others.get((direct, wide))
+        if spec is None:
+            spec = WgradSpec(self.product, self.tile, self.mirrored, direct, wide)
+            self._others[direct, wide] = spec
+        return spec

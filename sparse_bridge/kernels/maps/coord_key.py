@@ -23,24 +23,27 @@ class Geometry(NamedTuple):
     """table: as above.  division: 0 where every divisor is 1; 1 where all are powers of two, and
     the table holds their logarithms; 2 otherwise. (A division costs as much as all the rest.)
 
-    taps: int32 [classes, W] on the device, or None. What a coordinate leaves behind its divisors
-    decides which offsets lead to a whole one: the class, row-major over the remainders, lists
-    them in ascending order, padded with -1. (Of a kernel of 3x3x3 with stride 2 at most 8 of 27.)
+    class_offsets: int32 [classes, W] on the device, or None. What a coordinate leaves behind
+    its divisors decides which offsets lead to a whole one: the class, row-major over the
+    remainders, lists them in ascending order, padded with -1. (Of a kernel of 3x3x3 with stride 2
+    at most 8 of 27.)
     """
 
     table: torch.Tensor
     division: int
-    taps: torch.Tensor | None = None
+    class_offsets: torch.Tensor | None = None
 
     @property
-    def n_taps(self) -> int:
+    def n_row_offsets(self) -> int:
         """Offsets that may lead to a whole coordinate from one row, at most."""
-        return self.table.shape[0] - 2 if self.taps is None else self.taps.shape[1]
+        return (
+            self.table.shape[0] - 2 if self.class_offsets is None else self.class_offsets.shape[1]
+        )
 
     @property
     def classes(self) -> torch.Tensor:
-        """`taps`, or something that stands for a pointer that is not followed."""
-        return self.table if self.taps is None else self.taps
+        """`class_offsets`, or something that stands for a pointer that is not followed."""
+        return self.table if self.class_offsets is None else self.class_offsets
 
 
 @triton.jit
@@ -63,14 +66,14 @@ def _divided(scaled, geometry_ptr, axis, D: tl.constexpr, DIVISION: tl.constexpr
 
 
 @triton.jit
-def tap_of(
-    coords_ptr, geometry_ptr, taps_ptr, row, place, ok, n_taps, D: tl.constexpr,
+def row_offset(
+    coords_ptr, geometry_ptr, classes_ptr, row, place, ok, n_row_offsets, D: tl.constexpr,
     WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """The offset at `place` among those that may lead from `row` to a whole coordinate, or -1; row,
     place and ok broadcast against each other. ok: of the rows.
 
-    CLASSES: `Geometry.taps` lists them. Otherwise all offsets may.
+    CLASSES: `Geometry.class_offsets` lists them. Otherwise all offsets may.
     """
     if CLASSES:
         kind = tl.zeros_like(row)
@@ -85,9 +88,11 @@ def tap_of(
             else:
                 left = (scaled % step).to(tl.int32)  # of the sign of `scaled`
                 kind = kind * step + tl.where(left < 0, left + step, left)
-        v = tl.load(taps_ptr + kind * n_taps + place, mask=ok & (place < n_taps), other=-1)
+        v = tl.load(
+            classes_ptr + kind * n_row_offsets + place, mask=ok & (place < n_row_offsets), other=-1
+        )
     else:
-        v = tl.where(place < n_taps, place, -1)
+        v = tl.where(place < n_row_offsets, place, -1)
     return v
 
 

@@ -34,7 +34,7 @@ from ..runtime.launch import cdiv, register
 from ..runtime.parts import Operand, Part, viewed
 from ..runtime.symbolic import filled
 from ..runtime.target import Target
-from .coord_key import EMPTY, Geometry, home_slot, live_rows, locate, tap_of
+from .coord_key import EMPTY, Geometry, home_slot, live_rows, locate, row_offset
 
 FLAGS = 4
 MAX_PROBES = 512
@@ -57,39 +57,52 @@ def value_at(values_ptr, slot, step):
 
 @triton.jit
 def _block(
-    coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted, n_taps,
-    HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+    coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
+    n_row_offsets, HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
+    WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr, BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """(row [1, ROWS], place of the offset [TAPS, 1], inside, key, live) of this program."""
+    """(row [1, ROWS], place of the offset [BLOCK_V, 1], inside, key, live) of this program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
-    place = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
+    place = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
     there = row < live_rows(count_ptr, n_rows, counted)
-    inside = there & (place < n_taps)
-    v = tap_of(
-        coords_ptr, geometry_ptr, taps_ptr, row, place, there, n_taps, D, WIDE, DIVISION, CLASSES
+    inside = there & (place < n_row_offsets)
+    v = row_offset(
+        coords_ptr,
+        geometry_ptr,
+        classes_ptr,
+        row,
+        place,
+        there,
+        n_row_offsets,
+        D,
+        WIDE,
+        DIVISION,
+        CLASSES,
     )
     ok = inside & (v >= 0)
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
-    tap = tl.maximum(v, 0)
-    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE, DIVISION)
+    reached = tl.maximum(v, 0)
+    key, ok = locate(
+        coords_ptr, geometry_ptr, bounds_ptr, row, reached, ok, D, KEY64, WIDE, DIVISION
+    )
     return row, place, inside, key, ok
 
 
 @triton.jit(
-    do_not_specialize=["count_ptr", "n_rows", "counted", "n_taps", "capacity", "max_probes"]
+    do_not_specialize=["count_ptr", "n_rows", "counted", "n_row_offsets", "capacity", "max_probes"]
 )
 def _hash_insert(
-    coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, flags_ptr,
-    n_rows, counted, n_taps, capacity, max_probes, HAS_ALIVE: tl.constexpr,
+    coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, flags_ptr,
+    n_rows, counted, n_row_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr,
     COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+    DIVISION: tl.constexpr, CLASSES: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Insert the keys that rows reach by offsets."""
     _, _, _, key, ok = _block(
-        coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
-        n_taps, HAS_ALIVE, D, KEY64, WIDE, DIVISION, CLASSES, TAPS, ROWS,
+        coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
+        n_row_offsets, HAS_ALIVE, D, KEY64, WIDE, DIVISION, CLASSES, BLOCK_V, ROWS,
     )  # fmt: skip
     slot = home_slot(key, capacity, KEY64)
     pending = ok
@@ -121,34 +134,35 @@ def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
     slot = home_slot(key, capacity, KEY64)
     # The first probe settles most searches; it does not wait for the slowest of the block.
     seen = tl.load(key_at(keys_ptr, slot, KEY64), mask=ok, other=EMPTY)
-    found = tl.where(ok & (seen == key), slot, -1)
+    hit = tl.where(ok & (seen == key), slot, -1)
     pending = ok & (seen > key)
     probes = 1
     while (tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0) & (probes < max_probes):
         slot = (slot + 1) & (capacity - 1)
         seen = tl.load(key_at(keys_ptr, slot, KEY64), mask=pending, other=EMPTY)
-        found = tl.where(pending & (seen == key), slot, found)
+        hit = tl.where(pending & (seen == key), slot, hit)
         pending = pending & (seen > key)
         probes += 1
-    return found
+    return hit
 
 
 @triton.jit(
     do_not_specialize=[
-        "count_ptr", "values_ptr", "step", "n_rows", "counted", "n_taps", "capacity", "max_probes"
+        "count_ptr", "values_ptr", "step", "n_rows", "counted", "n_row_offsets", "capacity",
+        "max_probes",
     ]
 )  # fmt: skip
 def _hash_claim(
-    coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr,
-    slots_ptr, step, n_rows, counted, n_taps, capacity, max_probes, HAS_ALIVE: tl.constexpr,
+    coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr,
+    slots_ptr, step, n_rows, counted, n_row_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr,
     ALONE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+    DIVISION: tl.constexpr, CLASSES: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """slots [n_taps, n_rows]: where the inserted keys ended up, or -1; the smallest row that
+    """slots [n_row_offsets, n_rows]: where the inserted keys ended up, or -1; the smallest row that
     reaches a key claims its value. ALONE: most keys are reached by one row."""
     row, place, inside, key, ok = _block(
-        coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
-        n_taps, HAS_ALIVE, D, KEY64, WIDE, DIVISION, CLASSES, TAPS, ROWS,
+        coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
+        n_row_offsets, HAS_ALIVE, D, KEY64, WIDE, DIVISION, CLASSES, BLOCK_V, ROWS,
     )  # fmt: skip
     slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
     claim = n_rows - 1 - row + tl.zeros_like(slot)
@@ -200,12 +214,12 @@ class HashTable:
         memory = filled(at + sum(sizes), -1, device)
         tables = []
         for (capacity, key64, _), length, size in zip(wanted, heads, sizes, strict=True):
-            one = (capacity,)
+            shape = (capacity,)
             if key64:
-                keys = Part(memory, at, one, torch.int64)
-                values = Part(memory, at + 2 * capacity, one)
+                keys = Part(memory, at, shape, torch.int64)
+                values = Part(memory, at + 2 * capacity, shape)
             else:
-                keys, values = Part(memory, at, one, step=2), Part(memory, at + 1, one, step=2)
+                keys, values = Part(memory, at, shape, step=2), Part(memory, at + 1, shape, step=2)
             tables.append(HashTable(keys, values, Part(memory, head, (length,)), capacity))
             head, at = head + length, at + size
         return tables
@@ -242,15 +256,15 @@ def live_flags(flags: Sequence[int]) -> tuple[int, int, bool]:
     return flags[0] + 1, flags[1] + 1, flags[2] > 0
 
 
-def taps_at_once(n_taps: int) -> int:
+def offsets_per_program(n_row_offsets: int) -> int:
     """Places of offsets that one program looks at: few sizes, since each is a form of its own."""
-    return 1 if n_taps == 1 else 8 if n_taps <= 8 else 32
+    return 1 if n_row_offsets == 1 else 8 if n_row_offsets <= 8 else 32
 
 
-def insert_shape(taps: int, target: Target) -> tuple[int, int]:
-    """(rows, warps) of a program that looks at `taps` places. A single warp waits only for its own
-    slowest search."""
-    return (4 * target.warp_size, 4) if taps == 1 else (256 // taps, 1)
+def insert_shape(block_v: int, target: Target) -> tuple[int, int]:
+    """(rows, warps) of a program that looks at `block_v` offsets. A single warp waits only for its
+    own slowest search."""
+    return (4 * target.warp_size, 4) if block_v == 1 else (256 // block_v, 1)
 
 
 def hash_insert(
@@ -271,14 +285,14 @@ def hash_insert(
     something.
 
     coords: [N, 1 + D] int32, contiguous.  geometry, bounds: see `coord_key`.  alive: [N] int32,
-    rows below 0 are skipped.  slots: [geometry.n_taps, N] int32, written.  The table's counters and
-    values are updated; the caller reads them.  count: int32, one less than the rows in use, if not
-    all are.
+    rows below 0 are skipped.  slots: [geometry.n_row_offsets, N] int32, written.  The table's
+    counters and values are updated; the caller reads them.  count: int32, one less than the rows
+    in use, if not all are.
     """
     n_rows, columns = coords.shape
-    n_taps = geometry.n_taps
-    taps = taps_at_once(n_taps)
-    rows, warps = insert_shape(taps, target)
+    n_row_offsets = geometry.n_row_offsets
+    block_v = offsets_per_program(n_row_offsets)
+    rows, warps = insert_shape(block_v, target)
     max_probes = min(MAX_PROBES, table.capacity)
     unused = bounds  # stands for a pointer that is not followed
     keys, values, flags = table.own
@@ -286,12 +300,12 @@ def hash_insert(
         coords, geometry.table, geometry.classes, bounds, unused if alive is None else alive,
         unused if count is None else count, keys,
     )  # fmt: skip
-    sizes = (n_rows, int(count is not None), n_taps, table.capacity, max_probes)
-    alone = n_taps == 1 and geometry.division == 0
-    classes = geometry.taps is not None
-    shape = (columns - 1, table.key64, wide, geometry.division, classes, taps, rows)
+    sizes = (n_rows, int(count is not None), n_row_offsets, table.capacity, max_probes)
+    alone = n_row_offsets == 1 and geometry.division == 0
+    classes = geometry.class_offsets is not None
+    shape = (columns - 1, table.key64, wide, geometry.division, classes, block_v, rows)
     constants = (alive is not None, alone, *shape)
-    grid = (cdiv(n_rows, rows), cdiv(n_taps, taps), 1)
+    grid = (cdiv(n_rows, rows), cdiv(n_row_offsets, block_v), 1)
     key = (constants, coords.data_ptr() % 16)
     options = {"num_warps": warps}
     hash_insert_kernel.launch(

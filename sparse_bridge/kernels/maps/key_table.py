@@ -75,14 +75,14 @@ def _find_keys(
     ok = place < n_queries
     key = tl.load(query_ptr + place, mask=ok, other=EMPTY)
     slot = home_slot(key, capacity, True)
-    found = tl.where(ok & (key == EMPTY), capacity, -1)
+    hit = tl.where(ok & (key == EMPTY), capacity, -1)
     pending = ok & (key != EMPTY)
     while tl.max(pending.to(tl.int32), 0) > 0:
         seen = tl.load(table_ptr + slot, mask=pending, other=EMPTY)
-        found = tl.where(pending & (seen == key), slot, found)
+        hit = tl.where(pending & (seen == key), slot, hit)
         pending = pending & (seen != key) & (seen != EMPTY)
         slot = (slot + 1) & (capacity - 1)
-    value = tl.load(value_ptr + found, mask=found >= 0, other=-1)
+    value = tl.load(value_ptr + hit, mask=hit >= 0, other=-1)
     row = tl.where(value >= 0, n_keys - 1 - value, -1)
     tl.store(row_ptr + place, row.to(row_ptr.dtype.element_ty), mask=ok)
 

@@ -238,9 +238,9 @@ def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.T
     n_offsets, n_rows, device = table.n_offsets, table.n_rows, table.device
     _check_rows(n_rows, splits)
     mask = table.masks(target, splits)
-    given = table.own[2]
-    few, counted = n_rows <= FEW_ROWS, given is not None
-    count, most = mask if given is None else given, cdiv(n_offsets, splits)
+    row_count = table.own[2]
+    few, counted = n_rows <= FEW_ROWS, row_count is not None
+    count, most = mask if row_count is None else row_count, cdiv(n_offsets, splits)
     dtype, part_shift = _key_type(most, few, counted, splits)
     last = torch.iinfo(dtype).max
     key = allocated((splits * n_rows,), dtype, device)

@@ -157,28 +157,28 @@ class NeighborTable:
     @property
     def nbytes(self) -> int:
         """Bytes of the table and of all masks that were made."""
-        held = [*map(viewed, self.own[:2]), *map(viewed, self._parted.values())]
-        return sum(one.nbytes for one in held if one is not None)
+        tensors = [*map(viewed, self.own[:2]), *map(viewed, self._parted.values())]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def masks(self, target: Target, parts: int = 1) -> torch.Tensor:
         """The offset masks, made if nobody left them. parts: of so many ranges of the offsets, each
         with as many words as the longest of them, [parts * W, N]."""
         nbr, mask, count = self.own
-        found = mask if parts == 1 else self._parted.get(parts)
-        if found is not None:
-            return viewed(found)  # type: ignore[no-any-return]
+        masks = mask if parts == 1 else self._parted.get(parts)
+        if masks is not None:
+            return viewed(masks)  # type: ignore[no-any-return]
         n_offsets, n_rows = nbr.shape
         blocks, words, _ = grid_of(n_rows, cdiv(n_offsets, parts))
-        found = allocated((parts * words, n_rows), torch.int32, self.device)
+        masks = allocated((parts * words, n_rows), torch.int32, self.device)
         masks_kernel.launch(
-            self.device, target, (blocks, words, parts), (nbr, found, n_rows, n_offsets),
+            self.device, target, (blocks, words, parts), (nbr, masks, n_rows, n_offsets),
             (ROWS,), OPTIONS, nbr.data_ptr() % 16,
         )  # fmt: skip
         if parts == 1:
-            self.own = nbr, found, count
+            self.own = nbr, masks, count
         else:
-            self._parted[parts] = found
-        return found
+            self._parted[parts] = masks
+        return masks
 
     def used(self, n_rows: int) -> NeighborTable:
         """The table of its first `n_rows` rows, those in use."""

@@ -13,24 +13,26 @@ import triton.language as tl
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Operand, Part, Slab, taken
 from ..runtime.target import Target
-from .coord_key import Geometry, coordinate, live_rows, tap_of
-from .hash_table import FLAGS, HashTable, taps_at_once, value_at
+from .coord_key import Geometry, coordinate, live_rows, row_offset
+from .hash_table import FLAGS, HashTable, offsets_per_program, value_at
 from .neighbor_table import OPTIONS, NeighborTable, store_mask
 
 
 @triton.jit
-def _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps):
-    """(slot, whether `row` is the smallest one that reaches it), [TAPS, rows]."""
-    inside = (row < live) & (place < n_taps)
+def _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets):
+    """(slot, whether `row` is the smallest one that reaches it), [BLOCK_V, rows]."""
+    inside = (row < live) & (place < n_row_offsets)
     slot = tl.load(slots_ptr + place.to(tl.int64) * n_rows + row, mask=inside, other=-1)
     value = tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
     return slot, (slot >= 0) & (value == n_rows - 1 - row)
 
 
-@triton.jit(do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_taps"])
+@triton.jit(
+    do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets"]
+)
 def _count_owned(
-    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, step, n_rows, counted, n_taps,
-    FLAGS: tl.constexpr, CLUSTER: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, step, n_rows, counted, n_row_offsets,
+    FLAGS: tl.constexpr, CLUSTER: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """How many new coordinates each block of rows discovers, each cluster of blocks, and all of
     them."""
@@ -38,9 +40,9 @@ def _count_owned(
     row = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
     count = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, n_taps, TAPS):
-        place = first + tl.arange(0, TAPS)[:, None]
-        _, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps)
+    for first in range(0, n_row_offsets, BLOCK_V):
+        place = first + tl.arange(0, BLOCK_V)[:, None]
+        _, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets)
         count += tl.sum(owner.to(tl.int32), 0)
     total = tl.sum(count, 0)
     tl.store(owned_ptr + block, total)
@@ -50,7 +52,7 @@ def _count_owned(
 
 @triton.jit
 def _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D: tl.constexpr):
-    """Store the numbers of these [TAPS, rows] new coordinates, of which each row's begin at
+    """Store the numbers of these [BLOCK_V, rows] new coordinates, of which each row's begin at
     `start`, and who discovered them. Numbers take the place of claims, with which no reader can
     confuse them: those are never negative."""
     mine = owner.to(tl.int32)
@@ -63,16 +65,24 @@ def _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D:
 
 
 @triton.jit(
-    do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_taps", "n_out"]
+    do_not_specialize=[
+        "values_ptr",
+        "count_ptr",
+        "step",
+        "n_rows",
+        "counted",
+        "n_row_offsets",
+        "n_out",
+    ]
 )
 def _assign_rows(
     slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, out_ptr, step, n_rows, counted,
-    n_taps, n_out, D: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr,
-    TAPS: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr,
+    n_row_offsets, n_out, D: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """Number the new coordinates by (discovering row, place of the offset), and leave these two in
     the first columns of out [n_out, D + 1], as far as it takes them; values become numbers, -1
-    beyond that. ONE: there are at most TAPS places, which are looked at once."""
+    beyond that. ONE: there are at most BLOCK_V places, which are looked at once."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
     cluster = tl.program_id(0) // CLUSTER
@@ -84,29 +94,32 @@ def _assign_rows(
         before += tl.load(flags_ptr + FLAGS + index, mask=index < cluster, other=-1) + 1
     begin = tl.sum(before, 0)
     if ONE:
-        place = tl.arange(0, TAPS)[:, None]
-        slot, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps)
+        place = tl.arange(0, BLOCK_V)[:, None]
+        slot, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets)
         count = tl.sum(owner.to(tl.int32), 0)
         start = begin + tl.cumsum(count, 0) - count
         _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D)
     else:
         count = tl.zeros((BLOCK,), tl.int32)
-        for least in range(0, n_taps, TAPS):
-            place = least + tl.arange(0, TAPS)[:, None]
-            _, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps)
+        for least in range(0, n_row_offsets, BLOCK_V):
+            place = least + tl.arange(0, BLOCK_V)[:, None]
+            _, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets)
             count += tl.sum(owner.to(tl.int32), 0)
         start = begin + tl.cumsum(count, 0) - count
-        for least in range(0, n_taps, TAPS):
-            place = least + tl.arange(0, TAPS)[:, None]
-            slot, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps)
+        for least in range(0, n_row_offsets, BLOCK_V):
+            place = least + tl.arange(0, BLOCK_V)[:, None]
+            slot, owner = _owners(
+                slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets
+            )
             _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D)
             start += tl.sum(owner.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["n_out", "n_taps"])
+@triton.jit(do_not_specialize=["n_out", "n_row_offsets"])
 def _place_rows(
-    coords_ptr, geometry_ptr, taps_ptr, flags_ptr, out_ptr, n_out, n_taps, D: tl.constexpr,
-    WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr,
+    coords_ptr, geometry_ptr, classes_ptr, flags_ptr, out_ptr, n_out, n_row_offsets,
+    D: tl.constexpr, WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The coordinates of new rows instead of (discovering row, place of the offset)."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -114,8 +127,18 @@ def _place_rows(
     target = out_ptr + number.to(tl.int64) * (D + 1)
     row = tl.load(target, mask=ok, other=0)
     place = tl.load(target + 1, mask=ok, other=0)
-    v = tap_of(
-        coords_ptr, geometry_ptr, taps_ptr, row, place, ok, n_taps, D, WIDE, DIVISION, CLASSES
+    v = row_offset(
+        coords_ptr,
+        geometry_ptr,
+        classes_ptr,
+        row,
+        place,
+        ok,
+        n_row_offsets,
+        D,
+        WIDE,
+        DIVISION,
+        CLASSES,
     )
     v = tl.maximum(v, 0)  # where there is no row
     batch = tl.load(coords_ptr + row.to(tl.int64) * (D + 1), mask=ok, other=0)
@@ -127,30 +150,40 @@ def _place_rows(
 
 @triton.jit(
     do_not_specialize=[
-        "values_ptr", "count_ptr", "step", "n_rows", "counted", "n_taps", "n_columns"
+        "values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets", "n_columns"
     ]
 )  # fmt: skip
 def _link_rows(
-    coords_ptr, geometry_ptr, taps_ptr, slots_ptr, values_ptr, count_ptr, nbr_ptr, transposed_ptr,
-    mask_ptr, step, n_rows, counted, n_taps, n_columns, LINK: tl.constexpr, D: tl.constexpr,
-    WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr,
+    coords_ptr, geometry_ptr, classes_ptr, slots_ptr, values_ptr, count_ptr, nbr_ptr,
+    transposed_ptr, mask_ptr, step, n_rows, counted, n_row_offsets, n_columns,
+    LINK: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, DIVISION: tl.constexpr,
+    CLASSES: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Turn slots [n_taps, n_rows] into numbers and scatter them as the table of the new rows [V,
-    n_columns], which holds -1 before.
+    """Turn slots [n_row_offsets, n_rows] into numbers and scatter them as the table of the new
+    rows [V, n_columns], which holds -1 before.
 
     LINK: leave the table of the old rows [V, n_rows] too. With CLASSES it holds -1 before;
     otherwise every place is an offset, it takes the place of the slots, and its masks are left.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
-    place = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
+    place = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
     there = row < live_rows(count_ptr, n_rows, counted)
-    inside = there & (place < n_taps)
+    inside = there & (place < n_row_offsets)
     at = place.to(tl.int64) * n_rows + row
     slot = tl.load(slots_ptr + at, mask=inside, other=-1)
     number = -2 - tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
-    v = tap_of(
-        coords_ptr, geometry_ptr, taps_ptr, row, place, there, n_taps, D, WIDE, DIVISION, CLASSES
+    v = row_offset(
+        coords_ptr,
+        geometry_ptr,
+        classes_ptr,
+        row,
+        place,
+        there,
+        n_row_offsets,
+        D,
+        WIDE,
+        DIVISION,
+        CLASSES,
     ).to(tl.int64)
     tl.store(
         transposed_ptr + v * n_columns + number,
@@ -175,10 +208,10 @@ _CLUSTER = 256  # such programs per intermediate sum
 _PLACE_ROWS = 256  # rows per program that writes new coordinates
 
 
-def _shape(n_taps: int) -> tuple[int, int]:
+def _shape(n_row_offsets: int) -> tuple[int, int]:
     """(places, rows) of a program."""
-    taps = taps_at_once(n_taps)
-    return taps, _BLOCK // taps
+    block_v = offsets_per_program(n_row_offsets)
+    return block_v, _BLOCK // block_v
 
 
 def count_owners(
@@ -188,25 +221,25 @@ def count_owners(
     """New coordinates discovered by each block of rows, after `hash_insert`; their sum goes to the
     table's counters.
 
-    slots: [n_taps, N].  count: of the rows in use, see `NeighborTable`.  slab: for what is
+    slots: [n_row_offsets, N].  count: of the rows in use, see `NeighborTable`.  slab: for what is
     returned, `owner_blocks` elements.
     """
-    n_taps, n_rows = slots.shape
-    taps, rows = _shape(n_taps)
+    n_row_offsets, n_rows = slots.shape
+    block_v, rows = _shape(n_row_offsets)
     blocks, (_, values, flags) = cdiv(n_rows, rows), table.own
     owned = taken(slab, table.device, blocks)
-    constants = (FLAGS, _CLUSTER, taps, rows)
+    constants = (FLAGS, _CLUSTER, block_v, rows)
     count_kernel.launch(
         table.device, target, (blocks, 1, 1), (slots, values, slots if count is None else count,
-        owned, flags, table.step, n_rows, int(count is not None), n_taps), constants, OPTIONS,
-        constants,
+        owned, flags, table.step, n_rows, int(count is not None), n_row_offsets), constants,
+        OPTIONS, constants,
     )  # fmt: skip
     return owned
 
 
-def owner_blocks(n_rows: int, n_taps: int) -> int:
+def owner_blocks(n_rows: int, n_row_offsets: int) -> int:
     """Elements of what `count_owners` returns."""
-    return cdiv(n_rows, _shape(n_taps)[1])
+    return cdiv(n_rows, _shape(n_row_offsets)[1])
 
 
 def owner_counters(n_rows: int) -> int:
@@ -223,28 +256,28 @@ def number_new_rows(
     [n_new, 1 + D].
 
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and
-    device. slots: [n_taps, N] from `hash_insert`; owned: from `count_owners`.  n_new: how many keys
-    there are, or at most; what exceeds it is not written.  count: of the rows in use, see
+    device. slots: [n_row_offsets, N] from `hash_insert`; owned: from `count_owners`.  n_new: how
+    many keys there are, or at most; what exceeds it is not written.  count: of the rows in use, see
     `NeighborTable`.  zeroed: zeros where no key is.  `table` then maps keys to the new rows.
     """
-    n_taps, n_rows = slots.shape
-    taps, block = _shape(n_taps)
+    n_row_offsets, n_rows = slots.shape
+    block_v, block = _shape(n_row_offsets)
     shape, (_, values, flags) = (n_new, coords.shape[1]), table.own
     new = coords.new_zeros(shape) if zeroed else coords.new_empty(shape)
     dimension = coords.shape[1] - 1
-    constants = (dimension, FLAGS, _CLUSTER, taps, block, n_taps <= taps)
+    constants = (dimension, FLAGS, _CLUSTER, block_v, block, n_row_offsets <= block_v)
     args = (
         slots, values, slots if count is None else count, owned, flags, new, table.step, n_rows,
-        int(count is not None), n_taps, n_new,
+        int(count is not None), n_row_offsets, n_new,
     )  # fmt: skip
     assign_kernel.launch(
         table.device, target, (cdiv(n_rows, block), 1, 1), args, constants, OPTIONS, constants
     )
-    form = (dimension, wide, geometry.division, geometry.taps is not None, _PLACE_ROWS)
+    form = (dimension, wide, geometry.division, geometry.class_offsets is not None, _PLACE_ROWS)
     if n_new:
         place_kernel.launch(
             table.device, target, (cdiv(n_new, _PLACE_ROWS), 1, 1), (coords, geometry.table,
-            geometry.classes, flags, new, n_new, n_taps), form, OPTIONS,
+            geometry.classes, flags, new, n_new, n_row_offsets), form, OPTIONS,
             (form, coords.data_ptr() % 16),
         )  # fmt: skip
     table.reversed = False
@@ -262,25 +295,25 @@ def link_new_rows(
     link: whether the former is wanted; None otherwise.  slabs: for the latter and the former, of
     -1.
     """
-    (n_taps, n_rows), n_offsets = slots.shape, geometry.table.shape[0] - 2
-    classes, device = geometry.taps is not None, table.device
+    (n_row_offsets, n_rows), n_offsets = slots.shape, geometry.table.shape[0] - 2
+    classes, device = geometry.class_offsets is not None, table.device
     transposed = taken(slabs[0], device, n_offsets, n_new, fill=-1)
     linked, mask = slots, None
     if link and classes:
         linked = taken(slabs[1], device, n_offsets, n_rows, fill=-1)
     elif link:
-        mask = taken(None, device, cdiv(n_taps, 32), n_rows)
+        mask = taken(None, device, cdiv(n_row_offsets, 32), n_rows)
     # A mask word is made of all its offsets at once.
-    taps, rows = _shape(n_taps) if classes else _shape(32)
-    form = (link, coords.shape[1] - 1, wide, geometry.division, classes, taps, rows)
+    block_v, rows = _shape(n_row_offsets) if classes else _shape(32)
+    form = (link, coords.shape[1] - 1, wide, geometry.division, classes, block_v, rows)
     args = (
         coords, geometry.table, geometry.classes, slots, table.own[1],
         slots if count is None else count, linked, transposed, slots if mask is None else mask,
-        table.step, n_rows, int(count is not None), n_taps, n_new,
+        table.step, n_rows, int(count is not None), n_row_offsets, n_new,
     )  # fmt: skip
     link_kernel.launch(
-        device, target, (cdiv(n_rows, rows), cdiv(n_taps, taps), 1), args, form, OPTIONS,
+        device, target, (cdiv(n_rows, rows), cdiv(n_row_offsets, block_v), 1), args, form, OPTIONS,
         (form, coords.data_ptr() % 16),
     )  # fmt: skip
-    made = NeighborTable(linked, mask, count, classes) if link else None
-    return made, NeighborTable(transposed, None, count_new, blank=True)
+    old_rows = NeighborTable(linked, mask, count, classes) if link else None
+    return old_rows, NeighborTable(transposed, None, count_new, blank=True)

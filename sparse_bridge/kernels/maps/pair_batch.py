@@ -93,7 +93,7 @@ class PairBatch:
         self._stream: int | None = current_stream(device)  # None: nothing is counted
         self._lists: list[Lists] | None = None
         starts = list(itertools.accumulate((count + 1 for count in n_lists), initial=0))
-        sizes = (one.n_pairs * count for one, count in zip(tiles, n_lists, strict=True))
+        sizes = (tile_list.n_pairs * count for tile_list, count in zip(tiles, n_lists, strict=True))
         ends = list(itertools.accumulate(sizes, initial=starts[-1]))
         self._memory = torch.empty(ends[-1], dtype=torch.int64, device=device)
         self._starts, self._ends = starts, ends
@@ -121,30 +121,30 @@ class PairBatch:
         sizes = [size for total in totals for size in (total, -total % 4)] * 2  # 16-byte aligned
         held = torch.empty(sum(sizes), dtype=torch.int32, device=self._memory.device)
         parts, count = held.split(sizes)[::2], len(totals)
-        starts = self._memory[: self._starts[-1]].split([lists + 1 for lists in self._n_lists])
-        made = list(zip(parts[:count], parts[count:], starts, strict=True))
+        starts = self._memory[: self._starts[-1]].split([n_lists + 1 for n_lists in self._n_lists])
+        lists = list(zip(parts[:count], parts[count:], starts, strict=True))
         if held.numel():
-            records = self._records([(x.data_ptr(), y.data_ptr()) for x, y, _ in made], held)
-            most = max(one.n_pairs for one in self._tiles)
+            records = self._records([(x.data_ptr(), y.data_ptr()) for x, y, _ in lists], held)
+            most = max(tile_list.n_pairs for tile_list in self._tiles)
             pairs_kernel.launch(
-                held.device, self._target, (most, cdiv(max(self._n_lists), 32), len(made)),
+                held.device, self._target, (most, cdiv(max(self._n_lists), 32), len(lists)),
                 (records,), (FIELDS, 2 * TILE), {"num_warps": 8}, (),
             )  # fmt: skip
-        return made
+        return lists
 
     def _records(
         self, lists: Sequence[tuple[int, int]] = (), held: torch.Tensor | None = None
     ) -> torch.Tensor:
         """lists: addresses in `held` of the entries and the rows of every map, once there are."""
         records, memory = list[int](), self._memory.data_ptr()
-        for place, one in enumerate(self._tiles):
-            tiles = one.memory.data_ptr()
+        for place, tile_list in enumerate(self._tiles):
+            tiles = tile_list.memory.data_ptr()
             records += (
-                tiles + 4 * one.counts_at, memory + 8 * self._ends[place],
-                memory + 8 * self._starts[place], tiles + 4 * one.packed_at, tiles,
-                self._n_lists[place], one.n_pairs, *(lists[place] if lists else (0, 0)),
+                tiles + 4 * tile_list.counts_at, memory + 8 * self._ends[place],
+                memory + 8 * self._starts[place], tiles + 4 * tile_list.packed_at, tiles,
+                self._n_lists[place], tile_list.n_pairs, *(lists[place] if lists else (0, 0)),
             )  # fmt: skip
-        reaches = [self._memory, *(one.memory for one in self._tiles)]
+        reaches = [self._memory, *(tile_list.memory for tile_list in self._tiles)]
         return uploaded(records, self._memory.device, reaches + ([] if held is None else [held]))
 
     def __reduce__(self) -> Any:
@@ -153,6 +153,6 @@ class PairBatch:
 
 
 def _nothing() -> PairBatch:
-    made = PairBatch.__new__(PairBatch)
-    made._stream = None
-    return made
+    batch = PairBatch.__new__(PairBatch)
+    batch._stream = None
+    return batch

@@ -120,15 +120,15 @@ def room_for_records(tables: int, device: torch.device) -> torch.Tensor:
 
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
     """Tiles of every table in mask order: what `pack_tiles` of `mask_order` makes of each."""
-    places = [i for i, one in enumerate(tables) if one.n_rows > 0]
+    places = [i for i, table in enumerate(tables) if table.n_rows > 0]
     # Tables with kernels of like size share a form of the keys' kernel.
     places.sort(key=lambda i: offset_block(tables[i].n_offsets))
     if len(places) < 2 or sum(tables[i].n_rows for i in places) > _LAST:
         places = []
-    made = dict(zip(places, _together([tables[i] for i in places], target), strict=True))
+    tiles = dict(zip(places, _together([tables[i] for i in places], target), strict=True))
     return [
-        made[i] if i in made else pack_tiles(one, mask_order(one, target), target)
-        for i, one in enumerate(tables)
+        tiles[i] if i in tiles else pack_tiles(table, mask_order(table, target), target)
+        for i, table in enumerate(tables)
     ]
 
 
@@ -138,39 +138,39 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
         return []
     device = tables[0].device
     # An order begins at a multiple of 16 bytes.
-    starts = list(itertools.accumulate((cdiv(one.n_rows, 4) * 4 for one in tables), initial=0))
-    large = largest([one.n_rows for one in tables]) > ordering.FEW_ROWS
+    starts = list(itertools.accumulate((cdiv(table.n_rows, 4) * 4 for table in tables), initial=0))
+    large = largest([table.n_rows for table in tables]) > ordering.FEW_ROWS
     if large:  # nothing may lie between the keys of one sort
-        starts = list(itertools.accumulate((one.n_rows for one in tables), initial=0))
+        starts = list(itertools.accumulate((table.n_rows for table in tables), initial=0))
     bits, number = _bits(tables), (len(tables) - 1).bit_length()
     dtype = torch.int64 if large and bits + number > 31 else torch.int32
-    words = [_mask_words(one) for one in tables]
+    words = [_mask_words(table) for table in tables]
     orders_at = sum(words) + cdiv(starts[-1], 4) * dtype.itemsize
     scratch = allocated((orders_at + starts[-1],), torch.int32, device)
     keys = Part(scratch, sum(words), (starts[-1],), dtype)
     orders = Part(scratch, orders_at, (starts[-1],))
     at, width = scratch.data_ptr(), dtype.itemsize
-    made: list[TileList] = []
+    tiles: list[TileList] = []
     records: list[int] = []
-    pairs = [cdiv(one.n_rows, 2 * TILE) for one in tables]
-    sizes = [TileList.size(one.n_offsets, n) for one, n in zip(tables, pairs, strict=True)]
+    pairs = [cdiv(table.n_rows, 2 * TILE) for table in tables]
+    sizes = [TileList.size(table.n_offsets, n) for table, n in zip(tables, pairs, strict=True)]
     memories = memories_for(sizes, device)
-    for one, start, n_words, n_pairs, memory in zip(
+    for table, start, n_words, n_pairs, memory in zip(
         tables, starts, words, pairs, memories, strict=False
     ):
-        nbr, mask, count = one.own
+        nbr, mask, count = table.own
         mask_at = at if mask is None else mask.data_ptr()
         records += (
             nbr.data_ptr(), mask_at, mask_at if count is None else count.data_ptr(),
-            keys.at + width * start, orders.at + 4 * start, memory.data_ptr(), one.n_rows,
-            count is not None, one.n_offsets, n_words > 0, start if large else 0, len(made),
+            keys.at + width * start, orders.at + 4 * start, memory.data_ptr(), table.n_rows,
+            count is not None, table.n_offsets, n_words > 0, start if large else 0, len(tiles),
         )  # fmt: skip
         at += 4 * n_words
-        made.append(TileList(memory, one.n_offsets, n_pairs, one.n_rows))
-    shift, held = bits if large else 0, [scratch, *(one.memory for one in made)]
-    held += [memory_of(part) for one in tables for part in one.own if part is not None]
+        tiles.append(TileList(memory, table.n_offsets, n_pairs, table.n_rows))
+    shift, held = bits if large else 0, [scratch, *(tile_list.memory for tile_list in tiles)]
+    held += [memory_of(part) for table in tables for part in table.own if part is not None]
     _launch(tables, uploaded(records, device, held), words, (keys, shift), orders, target)
-    return made
+    return tiles
 
 
 def _sort_into(orders: Part, keys: Part) -> None:
@@ -182,7 +182,7 @@ def _sort_into(orders: Part, keys: Part) -> None:
 
 
 def _bits(tables: Sequence[NeighborTable]) -> int:
-    return max(rank_bits(one.n_offsets) for one in tables)
+    return max(rank_bits(table.n_offsets) for table in tables)
 
 
 def _mask_words(table: NeighborTable) -> int:
@@ -197,18 +197,18 @@ def _launch(
 ) -> None:  # fmt: skip
     """words: elements for masks.  keys: and the bits below the table's where one sort is to give
     the orders, else 0."""
-    device, count, most = records.device, len(tables), largest([one.n_rows for one in tables])
-    lacking = [one for one, size in zip(tables, words, strict=True) if size]
+    device, count, most = records.device, len(tables), largest([table.n_rows for table in tables])
+    lacking = [table for table, size in zip(tables, words, strict=True) if size]
     if lacking:
-        grids = [grid_of(one.n_rows, one.n_offsets) for one in lacking]
+        grids = [grid_of(table.n_rows, table.n_offsets) for table in lacking]
         grid = *[largest(sizes) for sizes in zip(*grids, strict=True)][:2], count
         masks_kernel.launch(device, target, grid, (records,), (FIELDS, ROWS), OPTIONS, ())
     first, block, part = 0, ordering._KEY_BLOCK, ordering._PART
     held, shift = keys
     last = torch.iinfo(held.dtype).max
     shared = 8 * held.dtype.itemsize if shift else 0
-    for v_block, group in itertools.groupby(tables, lambda one: offset_block(one.n_offsets)):
-        rows = [one.n_rows for one in group]
+    for v_block, group in itertools.groupby(tables, lambda table: offset_block(table.n_offsets)):
+        rows = [table.n_rows for table in group]
         constants = (FIELDS, v_block, KEY_BITS, SAMPLE, block, last, shared)
         keys_kernel.launch(
             device, target, (cdiv(largest(rows), block), len(rows), 1), (records, first, shift),

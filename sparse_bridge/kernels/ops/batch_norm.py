@@ -216,7 +216,7 @@ def batch_norm_forward(
     )  # fmt: skip
     read = [memory if vector is None else vector for vector in vectors]
     numbers = (
-        n_rows, n_channels, parts, counted, *spec.given, int(relu), float(momentum), float(eps)
+        n_rows, n_channels, parts, counted, *spec.present, int(relu), float(momentum), float(eps)
     )  # fmt: skip
     apply_kernel.launch_plain(
         device, target, (programs, blocks, 1), (x, y, *read, rows, memory), numbers,

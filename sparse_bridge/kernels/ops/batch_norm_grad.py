@@ -115,7 +115,7 @@ def batch_norm_backward(
     w, b = memory if gain is None else gain, memory if beta is None else beta
     dw = (memory if dbeta is None else dbeta) if dgain is None else dgain
     db = dw if dbeta is None else dbeta  # unread, and of the same dtype
-    flags = (counted, *spec.given[:2], int(relu))
+    flags = (counted, *spec.present[:2], int(relu))
     device, target, key = spec.device, spec.target, (spec.grads_key, tile, aligned)
     grad_partials_kernel.launch_plain(
         device, target, (parts, blocks, 1), (x, dy, w, b, rows, memory),

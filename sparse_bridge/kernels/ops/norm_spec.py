@@ -49,12 +49,13 @@ def cut_of(n_rows: int, n_channels: int, aligned: bool, compute_units: int) -> C
 class NormSpec:
     """Features and vectors of one kind.
 
-    units: compute units of the target.  given: whether there are a gain, a beta, running statistics
-    and a number of batches, as numbers.  rows_key, vectors_key, grads_key: numbers for all that a
-    compiled kernel depends on here: one that reads rows alone, the forward and the backward pass.
+    units: compute units of the target.  present: whether there are a gain, a beta, running
+    statistics and a number of batches, as numbers.  rows_key, vectors_key, grads_key: numbers for
+    all that a compiled kernel depends on here: one that reads rows alone, the forward and the
+    backward pass.
     """
 
-    __slots__ = ("device", "given", "grads_key", "rows_key", "target", "units", "vectors_key")
+    __slots__ = ("device", "grads_key", "present", "rows_key", "target", "units", "vectors_key")
 
     def __init__(
         self, target: Target, device: torch.device, dtype: torch.dtype, n_channels: int,
@@ -62,7 +63,7 @@ class NormSpec:
     ) -> None:  # fmt: skip
         self.target, self.device, self.units = target, device, target.compute_units
         gain, beta, mean, _, batches = kinds
-        self.given = tuple([0 if kind is None else 1 for kind in (gain, beta, mean, batches)])
+        self.present = tuple([0 if kind is None else 1 for kind in (gain, beta, mean, batches)])
         rows = "norm", dtype, specialise(n_channels)
         self.rows_key = number_of(rows)
         self.vectors_key = number_of((*rows, *kinds))

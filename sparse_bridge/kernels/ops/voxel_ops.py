@@ -271,7 +271,7 @@ def _segment_sums(
     )  # fmt: skip
     grid = (cdiv(n_segments, _SEGMENTS), cdiv(n_channels, channels), max(1, n_chunks))
     weight_arg, count_arg = (x if weight is None else weight), (starts if count is None else count)
-    key = constants, *(one.dtype for one in (x, y, weight_arg, order, starts, count_arg))
+    key = constants, *(tensor.dtype for tensor in (x, y, weight_arg, order, starts, count_arg))
     aligned = alignment(x, order, starts, weight_arg, count_arg, y)
     segment_sum_kernel.launch(
         x.device, target, grid,

@@ -57,9 +57,9 @@ def _window_max_backward(
         window = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
         ok = (window >= 0)[:, None] & ok_c[None, :]
         place = window.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        found = tl.load(index_ptr + place, mask=ok, other=-1)
+        argmax = tl.load(index_ptr + place, mask=ok, other=-1)
         gradient = tl.load(dy_ptr + place, mask=ok, other=0.0).to(tl.float32)
-        acc += tl.where(ok & (found == row[:, None]), gradient, 0.0)
+        acc += tl.where(ok & (argmax == row[:, None]), gradient, 0.0)
     out = dx_ptr + row.to(tl.int64)[:, None] * n_channels + channel[None, :]
     tl.store(out, acc.to(dx_ptr.dtype.element_ty), mask=(row < n_rows)[:, None] & ok_c[None, :])
 

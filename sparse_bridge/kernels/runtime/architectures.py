@@ -327,12 +327,14 @@ def generation_of(backend: str, arch: str) -> Generation:
     """The record of an architecture: "sm_90", "gfx942"."""
     name = arch.partition(":")[0]  # AMD's may say which features are on
     matching = (
-        one for one in GENERATIONS if one.backend == backend and re.fullmatch(one.names, name)
+        generation
+        for generation in GENERATIONS
+        if generation.backend == backend and re.fullmatch(generation.names, name)
     )
     return next(matching, _INTERPRETER)
 
 
 def compiled() -> dict[str, str]:
     """The architectures that the compile check compiles for, and GPUs that have them."""
-    listed = (item for one in GENERATIONS for item in one.chips.items())
+    listed = (item for generation in GENERATIONS for item in generation.chips.items())
     return {arch: chip.gpus for arch, chip in listed if chip.gpus}

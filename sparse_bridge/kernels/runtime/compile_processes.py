@@ -239,21 +239,21 @@ class _Elsewhere:
     def __init__(self, compile_here: Callable[..., Any]) -> None:
         self.here = compile_here
 
-    def __call__(self, src: Any, **given: Any) -> Any:
+    def __call__(self, src: Any, **arguments: Any) -> Any:
         if not getattr(_local, "asks", False):
-            return self.here(src, **given)
+            return self.here(src, **arguments)
 
         def compile_there() -> None:
-            form = _packed(src, given.get("target"), given.get("options"))
+            form = _packed(src, arguments.get("target"), arguments.get("options"))
             if form is not None and _processes.compile(form, _local.begin):
                 raise _Compiled
 
         try:
-            return self._if_missed(compile_there, src, given)
+            return self._if_missed(compile_there, src, arguments)
         except _Compiled:
-            return self._if_missed(lambda: _processes.in_vain(src.name), src, given)
+            return self._if_missed(lambda: _processes.in_vain(src.name), src, arguments)
 
-    def _if_missed(self, call: Callable[[], None], src: Any, given: dict[str, Any]) -> Any:
+    def _if_missed(self, call: Callable[[], None], src: Any, arguments: dict[str, Any]) -> Any:
         """Triton's `compile`, which asks the source for code where the disk cache has none: before
         that, `call`."""
 
@@ -264,7 +264,7 @@ class _Elsewhere:
 
         src.make_ir = make_ir
         try:
-            return self.here(src, **given)
+            return self.here(src, **arguments)
         finally:
             vars(src).pop("make_ir", None)
 

@@ -49,10 +49,10 @@ def driver_of(launcher: str) -> tuple[int, Callable[[], None] | None] | None:
     name, library = _DRIVERS[launcher]
     maps = pathlib.Path("/proc/self/maps")
     text = maps.read_text() if maps.exists() else ""
-    found = re.search(rf"(/\S*{re.escape(library)}\S*)$", text, re.M)
-    if found is None:
+    match = re.search(rf"(/\S*{re.escape(library)}\S*)$", text, re.M)
+    if match is None:
         return None
-    driver = ctypes.CDLL(found.group(1))
+    driver = ctypes.CDLL(match.group(1))
     function = getattr(driver, name, None)
     if function is None:
         return None

@@ -112,14 +112,14 @@ def hint_of(number: Any) -> Any:
 
 def largest(numbers: Sequence[Any]) -> Any:
     """`max`, without a guard that says which one it is."""
-    symbols = [one for one in numbers if type(one) is Sym]
+    symbols = [number for number in numbers if type(number) is Sym]
     if not symbols:
         return max(numbers)
-    found, *others = numbers
+    most, *others = numbers
     for other in others:
-        hint = max(hint_of(found), hint_of(other))
-        found = symbols[0].trace.computed("MAX", hint, found, other)
-    return found
+        hint = max(hint_of(most), hint_of(other))
+        most = symbols[0].trace.computed("MAX", hint, most, other)
+    return most
 
 
 class Memory:
@@ -169,9 +169,9 @@ class Memory:
 
 def trace_of(*values: Any) -> StepRecorder | None:
     """The trace that one of them is of; None for numbers and tensors."""
-    for one in values:
-        if type(one) is Sym or type(one) is Memory:
-            return one.trace
+    for value in values:
+        if type(value) is Sym or type(value) is Memory:
+            return value.trace
     return None
 
 

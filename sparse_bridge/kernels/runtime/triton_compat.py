@@ -45,10 +45,10 @@ class _Separate:
         self.load = load
 
     def __call__(self, name: str, path: str) -> types.ModuleType:
-        found = types.ModuleType(name)
+        module = types.ModuleType(name)
         with _loading:
-            found.__dict__.update(self.load(name, path).__dict__)
-        return found
+            module.__dict__.update(self.load(name, path).__dict__)
+        return module
 
 
 def load_separately(build: Any) -> bool:
@@ -194,7 +194,7 @@ def cache_is_empty() -> bool:
     """Whether Triton's disk cache has no kernel at all."""
     folder = triton_cache()
     with contextlib.suppress(OSError):  # said again where it is wanted
-        return not folder.is_dir() or not any(one.name != LOCKS for one in folder.iterdir())
+        return not folder.is_dir() or not any(path.name != LOCKS for path in folder.iterdir())
     return False
 
 
@@ -241,7 +241,7 @@ def source_of(fn: Any, fields: dict[str, Any]) -> Any:
 
 def fill_disk_cache(src: Any, target: Any, options: dict[str, Any]) -> None:
     """Compile a form that another process needs; no GPU is asked."""
-    made = triton.compile(src, target=target, options=options)
+    kernel = triton.compile(src, target=target, options=options)
     for backend in triton.backends.backends.values():
         if backend.compiler.supports_target(target):
             driver = importlib.import_module(backend.driver.__module__)
@@ -250,4 +250,4 @@ def fill_disk_cache(src: Any, target: Any, options: dict[str, Any]) -> None:
                 kind = next(one for name, one in vars(driver).items() if name.endswith("Launcher"))
                 # The program builds it again, and raises.
                 with contextlib.suppress(Exception):
-                    kind(src, made.metadata)
+                    kind(src, kernel.metadata)

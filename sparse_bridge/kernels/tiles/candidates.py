@@ -35,16 +35,16 @@ def candidates(
     """
     if direction not in DIRECTIONS:
         raise ValueError(f"direction {direction!r}; expected one of {DIRECTIONS}.")
-    found, half = target.generation.candidates, dtype in (torch.float16, torch.bfloat16)
+    lists, half = target.generation.candidates, dtype in (torch.float16, torch.bfloat16)
     if direction == "wgrad":
         default = wgrad_tile(target, dtype, c_in, c_out, precision)
-        tiles = _shapes(found.wgrad_half if half else found.wgrad_single, c_in, c_out, None)
+        tiles = _shapes(lists.wgrad_half if half else lists.wgrad_single, c_in, c_out, None)
     else:
         default = gather_tile(target, dtype, n_rows, c_in, c_out, n_offsets, precision, order)
-        tiles = _shapes(found.gather_half if half else found.gather_single, None, c_out, c_in)
+        tiles = _shapes(lists.gather_half if half else lists.gather_single, None, c_out, c_in)
     largest = max(tiles, key=lambda t: (t.block_m * t.block_n * t.block_k, t.num_warps))
     if largest.block_m * largest.block_n >= 64 * 64:
-        for options in found.options_half if half else found.options_single:
+        for options in lists.options_half if half else lists.options_single:
             tiles.append(dataclasses.replace(largest, vendor=options))
     # What has to shrink for the shared memory is in the list already, or not worth timing.
     tiles = [tile for tile in tiles if clamp_for_smem(tile, target, dtype.itemsize) == tile]

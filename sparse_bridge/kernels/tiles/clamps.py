@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from ..gemm.product import NORM, RESIDUAL
 from ..runtime.target import Target
 from .tile import DEEPEST, ROWS_OF_TWO, TileConfig
 
@@ -78,8 +79,8 @@ def clamp_for_problem(
 ) -> TileConfig:  # fmt: skip
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
-    Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (8 in
-    epilogue, see `GemmSpec`) and, for IEEE fp32 or on some generations, before a norm (2). Where
+    Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual and,
+    for IEEE fp32 or on some generations, before a norm (epilogue: see `EpilogueForm`). Where
     rows are ragged (c_in no multiple of block_k), so that every element has an address of its own,
     it holds fewer channels then, and fewer results in the largest tiles. Where a norm follows,
     some hold fewer channels and results for IEEE fp32, and a thread that takes rows out of tensor
@@ -87,8 +88,8 @@ def clamp_for_problem(
     """
     single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
     generation, least = target.generation, target.generation.least_columns
-    normed, plain = bool(epilogue & 2), single and precision == "ieee"
-    summed = bool(epilogue & 8) and wide
+    normed, plain = bool(epilogue & NORM), single and precision == "ieee"
+    summed = bool(epilogue & RESIDUAL) and wide
     ragged = c_in % tile.block_k != 0
     fewer = summed or (normed and (generation.norm_halves or (wide and (plain or ragged))))
     # Behind a norm of fp64 a residual's addresses cost another half (36 bytes; Triton 3.9, sm_90).

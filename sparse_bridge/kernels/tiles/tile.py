@@ -31,7 +31,7 @@ class TileConfig:
     def options(self, target: Target) -> dict[str, Any]:
         """Compile options for `target`."""
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        options.update(one for one in self.vendor if one[0] in target.generation.options)
+        options.update(option for option in self.vendor if option[0] in target.generation.options)
         return options
 
     def over_table(self) -> TileConfig:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.conv.waiting import settled
+from ...core.conv.waiting import materialize
 from .voxels import VoxelGrid
 
 CLASSES = 20
@@ -77,7 +77,7 @@ def calibrate(model: nn.Module, forward: Callable[[], Any]) -> None:
 
 
 def _take_statistics(norm: Any, args: tuple[Any, ...]) -> None:
-    x = settled(args[0]).float()
+    x = materialize(args[0]).float()
     norm.running_mean.copy_(x.mean(0))
     if len(x) > 1:
         norm.running_var.copy_(x.var(0, unbiased=False))

@@ -13,6 +13,7 @@ import torch
 from ...kernels.gemm import wgrad_gemm
 from ...kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from ...kernels.gemm.gather_spec import ACTIVATIONS
+from ...kernels.gemm.product import AFFINE, BIAS, NORM
 from ...kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from ...kernels.maps.tile_list import shared_by
 from ...kernels.runtime.launch import Kernel
@@ -30,7 +31,7 @@ CHANNELS = (
 )  # fmt: skip
 OFFSET_BLOCKS = (32, 16, 64, 128, 256, 512, 1024)  # powers of two that hold the kernel volume
 PARTS = (2, 3, 4)  # of a row's sum, where mask splits are asked for
-# What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta, 8 a residual.
+# Bits of what follows a sum, see `EpilogueForm`.
 EPILOGUES = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
 VECTORS = ("fp32", "fp16", "bf16", "fp64")
 _OFFSETS, _FEW_OFFSETS = 27, 8
@@ -167,7 +168,7 @@ def _gather(
 def vectors_of(bits: int, vector: str, held: str) -> dict[str, str]:
     """What the vectors of an epilogue hold; y stands in for those it does not read. A residual is
     like y."""
-    read = {"bias": 1, "mean": 2, "var": 2, "gain": 4, "beta": 4}
+    read = {"bias": BIAS, "mean": NORM, "var": NORM, "gain": AFFINE, "beta": AFFINE}
     return {"residual": held} | {n: vector if bits & one else held for n, one in read.items()}
 
 
@@ -225,8 +226,8 @@ class GatherSpace(Space):
         }  # fmt: skip
         if "PACKED" in named:
             told["packed"] = (named["PACKED"],)
-        if "TAIL" in named:
-            told["epilogue"] = [(named["TAIL"], named["ACT"], one) for one in (True, False)]
+        if "EPILOGUE" in named:
+            told["epilogue"] = [(named["EPILOGUE"], named["ACT"], one) for one in (True, False)]
         sides = {
             name: [level for level in levels if level in told.get(name, levels)]
             for name, levels in self.factors.items()

@@ -30,8 +30,8 @@ _KEYS: Mapping[str, tuple] = {"alive": _FLAG, "dimension": DIMENSIONS, "key64": 
 _SILENT = ("place",)
 # Division, whether a list tells the offsets of a row, and how many are looked at at once.
 _DIVIDED = tuple(
-    (division, classes, taps)
-    for taps in (32, 8, 1)
+    (division, classes, block_v)
+    for block_v in (32, 8, 1)
     for division, classes in ((2, True), (1, True), (2, False), (1, False), (0, False))
 )
 _Divided = tuple[int, bool, int]
@@ -42,10 +42,10 @@ def _insert(
     target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool,
     divided: _Divided, place: str,
 ) -> Form:  # fmt: skip
-    division, _, taps = divided
-    rows, warps = hash_table.insert_shape(taps, target)
+    division, _, block_v = divided
+    rows, warps = hash_table.insert_shape(block_v, target)
     shape = (dimension, key64, wide, *divided, rows)
-    constants = (alive, taps == 1 and division == 0, *shape)
+    constants = (alive, block_v == 1 and division == 0, *shape)
     return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
 
 
@@ -63,14 +63,14 @@ def _lookup(
     return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
 
 
-def _count(taps: int, place: str) -> Form:
-    constants = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
+def _count(block_v: int, place: str) -> Form:
+    constants = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(block_v))
     return make(new_rows.count_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _assign(dimension: int, taps: int, one: bool, place: str) -> Form:
-    shape = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
-    constants = (dimension, *shape, one or taps < 32)
+def _assign(dimension: int, block_v: int, one: bool, place: str) -> Form:
+    shape = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(block_v))
+    constants = (dimension, *shape, one or block_v < 32)
     return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
@@ -80,8 +80,8 @@ def _place(dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
 
 
 def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
-    division, classes, taps = divided
-    shape = new_rows._shape(taps if classes else 32)
+    division, classes, block_v = divided
+    shape = new_rows._shape(block_v if classes else 32)
     constants = (link, dimension, wide, division, classes, *shape)
     return make(new_rows.link_kernel, constants, neighbor_table.OPTIONS, place=place)
 
@@ -171,10 +171,10 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
     factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **places}
     yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
-    taps = {"taps": (32, 8, 1)}
-    factors = {"dimension": DIMENSIONS, **taps, "one": (True, False), **places}
+    programs = {"block_v": (32, 8, 1)}
+    factors = {"dimension": DIMENSIONS, **programs, "one": (True, False), **places}
     yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
-    yield new_rows.count_kernel, [Space({**taps, **places}, _count, silent=_SILENT)]
+    yield new_rows.count_kernel, [Space({**programs, **places}, _count, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, **places}
     yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
     yield row_ranks.move_kernel, [Space(factors, _move, silent=_SILENT)]

@@ -92,7 +92,7 @@ class NarrowSpace(Space):
                       if (x, w) == (named["EVEN_X"], named["EVEN_W"])],
             "lanes": [n for n in LANES if n == named["LANES"]],
             "size": ("wide" if named["WIDE"] else "int32",),
-            "epilogue": [(named["TAIL"], named["ACT"])],
+            "epilogue": [(named["EPILOGUE"], named["ACT"])],
         }  # fmt: skip
         sides = {**self.factors, **told}
         return Space(sides, self.build, self.main, silent=self.silent).holds(form)

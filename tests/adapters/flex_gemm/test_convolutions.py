@@ -43,9 +43,9 @@ def by_loop(feats, coords, weight, bias, out_coords, stride, origin, dilation, s
         if inside and 0 <= site[0] < shape[0]:
             first.setdefault(site, row)
     out = torch.zeros(len(out_coords), weight.shape[0], dtype=torch.float64)
-    taps = list(itertools.product(*(range(k) for k in weight.shape[1:4])))
+    offsets = list(itertools.product(*(range(k) for k in weight.shape[1:4])))
     for q, (b, *place) in enumerate(out_coords.tolist()):
-        for t in taps:
+        for t in offsets:
             site = tuple(
                 c * s + i * d - o
                 for c, s, i, d, o in zip(place, stride, t, dilation, origin, strict=True)

@@ -58,7 +58,7 @@ def test_any_dimension(flex_gemm, n_batch, kernel, dilation, shaped, device):
     sizes = (2,) * n_batch + (6, 5, 3, 3)[:dimension]
     coords = distinct(min(40, torch.tensor(sizes).prod() * 2 // 3), sizes)
     steps = (dilation,) * dimension if isinstance(dilation, int) else dilation
-    taps = itertools.product(
+    offsets = itertools.product(
         *([(t - k // 2) * d for t in range(k)] for k, d in zip(kernel, steps, strict=True))
     )
     leaves = [
@@ -75,9 +75,12 @@ def test_any_dimension(flex_gemm, n_batch, kernel, dilation, shaped, device):
         caches.append(cache)
         return out
 
-    taps = list(taps)
+    offsets = list(offsets)
     out = compared(
-        call, lambda x, w, b: by_loop(x, coords, w.flatten(1, -2), b, taps, n_batch), leaves, device
+        call,
+        lambda x, w, b: by_loop(x, coords, w.flatten(1, -2), b, offsets, n_batch),
+        leaves,
+        device,
     )
     (cache,) = caches
     again, same = flex_gemm.sparse_submanifold_conv(

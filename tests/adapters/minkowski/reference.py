@@ -21,10 +21,10 @@ def per_axis(value, dimension):
     return (value,) * dimension if isinstance(value, int) else tuple(value)
 
 
-def taps(kernel_size):
+def offsets_of(kernel_size):
     """Offsets with axis 1 fastest, odd sizes centred."""
     axes = [range(-(k // 2), k // 2 + 1) if k % 2 else range(k) for k in kernel_size]
-    return [tuple(reversed(tap)) for tap in itertools.product(*reversed(axes))]
+    return [tuple(reversed(offset)) for offset in itertools.product(*reversed(axes))]
 
 
 class Manager:
@@ -55,12 +55,12 @@ class Manager:
         return found
 
     def pairs(self, fine, coarse, kernel, stride):
-        """(rows of fine, rows of coarse) per tap: fine site = coarse site + tap * stride."""
+        """(rows of fine, rows of coarse) per offset: fine site = coarse site + offset * stride."""
         found = []
-        for tap in kernel:
+        for offset in kernel:
             rows = []
             for (b, *u), row in self.maps[coarse].items():
-                site = (b, *(c + o * t for c, o, t in zip(u, tap, stride, strict=True)))
+                site = (b, *(c + o * t for c, o, t in zip(u, offset, stride, strict=True)))
                 if site in self.maps[fine]:
                     rows.append((self.maps[fine][site], row))
             found.append(torch.tensor(rows, dtype=torch.int64).reshape(-1, 2))
@@ -154,12 +154,12 @@ class _Conv(nn.Module):
             kernel_size, stride, dilation = kernel_generator
         self.stride = per_axis(stride, dimension)
         self.dilation = per_axis(dilation, dimension)
-        self.taps = taps(per_axis(kernel_size, dimension))
+        self.offsets = offsets_of(per_axis(kernel_size, dimension))
         self.expand = expand_coordinates or self.generative
         shape = (in_channels, out_channels)
-        self.plain = len(self.taps) == 1 and all(s == 1 for s in self.stride)
+        self.plain = len(self.offsets) == 1 and all(s == 1 for s in self.stride)
         if not self.plain:
-            shape = (len(self.taps), *shape)
+            shape = (len(self.offsets), *shape)
         self.kernel = nn.Parameter(torch.empty(shape, dtype=torch.float64))
         self.bias = (
             nn.Parameter(torch.empty(1, out_channels, dtype=torch.float64)) if bias else None
@@ -175,7 +175,9 @@ class _Conv(nn.Module):
         fine, coarse = (out_key, key) if self.transposed else (key, out_key)
         step = [t * d for t, d in zip(fine[0], self.dilation, strict=True)]
         out = x.F.new_zeros(len(manager.maps[out_key]), self.kernel.shape[2])
-        for rows, w in zip(manager.pairs(fine, coarse, self.taps, step), self.kernel, strict=True):
+        for rows, w in zip(
+            manager.pairs(fine, coarse, self.offsets, step), self.kernel, strict=True
+        ):
             there, here = rows.t() if not self.transposed else rows.flip(1).t()
             out = out.index_add(0, here, x.F[there] @ w)
         return out, out_key
@@ -188,9 +190,9 @@ class _Conv(nn.Module):
             return fine, ""
         step = [t * d for t, d in zip(fine, self.dilation, strict=True)]
         sites = [
-            (b, *(c + o * t for c, o, t in zip(u, tap, step, strict=True)))
+            (b, *(c + o * t for c, o, t in zip(u, offset, step, strict=True)))
             for b, *u in manager.maps[key]
-            for tap in self.taps
+            for offset in self.offsets
         ]
         return manager.add(fine, sites)
 

@@ -35,8 +35,8 @@ def test_convolution(ME, dimension, kind):
     steps = reference.per_axis(stride, dimension)
     cells = [(b, *(c // s * s for c, s in zip(u, steps, strict=True))) for b, *u in coords.tolist()]
     assert [tuple(site) for site in y.C.tolist()] == list(dict.fromkeys(cells))
-    taps = reference.taps(reference.per_axis(kernel, dimension))
-    offsets = [[c * dilation for c in tap] for tap in taps]
+    offsets = reference.offsets_of(reference.per_axis(kernel, dimension))
+    offsets = [[c * dilation for c in offset] for offset in offsets]
     other = feats.clone().requires_grad_()
     weight = conv.kernel.detach().clone().requires_grad_()
     flat = weight if weight.ndim == 3 else weight[None]
@@ -98,7 +98,7 @@ def test_transposed_convolution(ME, dimension, kind):
 def test_custom_and_cross_regions(ME):
     coords, feats = scene(2, 3, seed=3)
     offsets = [[0, 0], [2, -1], [-3, 0]]
-    for region, given, taps in (
+    for region, given, values in (
         (ME.RegionType.CUSTOM, torch.tensor(offsets), offsets),
         (ME.RegionType.HYPER_CROSS, None,
          [[0, 0], [1, 0], [-1, 0], [0, 1], [0, 2], [0, -2], [0, -1]]),
@@ -107,9 +107,9 @@ def test_custom_and_cross_regions(ME):
             kernel_size=[3, 5], region_type=region, region_offsets=given, dimension=2
         )
         conv = ME.MinkowskiConvolution(3, 4, kernel_generator=generator, dimension=2).double()
-        assert conv.kernel.shape == (len(taps), 3, 4)
+        assert conv.kernel.shape == (len(values), 3, 4)
         y = conv(ME.SparseTensor(feats, coords))
-        want = lookup_conv(coords, feats, conv.kernel.detach(), taps, coords.tolist())
+        want = lookup_conv(coords, feats, conv.kernel.detach(), values, coords.tolist())
         checks.assert_close(y.F, want, torch.float64)
     # On a strided map a custom offset counts tensor strides, and down and up share the map.
     generator = ME.KernelGenerator(
@@ -136,12 +136,14 @@ def test_expanded_coordinates(ME):
     ).double()
     y = conv(ME.SparseTensor(feats, coords))
     sites = {
-        (b, *(c + o for c, o in zip(u, tap, strict=True)))
-        for b, *u in coords.tolist() for tap in reference.taps((3, 3))
+        (b, *(c + o for c, o in zip(u, offset, strict=True)))
+        for b, *u in coords.tolist() for offset in reference.offsets_of((3, 3))
     }  # fmt: skip
     sites = {site for site in sites if all(c % 2 == 0 for c in site[1:])}
     assert {tuple(site) for site in y.C.tolist()} == sites and y.tensor_stride == [2, 2]
-    want = lookup_conv(coords, feats, conv.kernel.detach(), reference.taps((3, 3)), y.C.tolist())
+    want = lookup_conv(
+        coords, feats, conv.kernel.detach(), reference.offsets_of((3, 3)), y.C.tolist()
+    )
     checks.assert_close(y.F, want, torch.float64)
 
 
@@ -154,7 +156,7 @@ def test_output_coordinates_of_every_kind(ME):
         torch.zeros(len(given), 1), given, coordinate_manager=x.coordinate_manager
     )
     want = lookup_conv(
-        coords, feats, conv.kernel.detach(), reference.taps((3,) * 3), other.C.tolist()
+        coords, feats, conv.kernel.detach(), reference.offsets_of((3,) * 3), other.C.tolist()
     )
     for where in (given, other.coordinate_map_key, other):
         y = conv(x, where)
@@ -189,7 +191,9 @@ def test_channelwise_convolution(ME, dimension, stride):
     ).double()
     y = conv(ME.SparseTensor(feats, coords))
     diagonal = torch.diag_embed(conv.kernel.detach())
-    want = lookup_conv(coords, feats, diagonal, reference.taps((3,) * dimension), y.C.tolist())
+    want = lookup_conv(
+        coords, feats, diagonal, reference.offsets_of((3,) * dimension), y.C.tolist()
+    )
     checks.assert_close(y.F, want + conv.bias.detach(), torch.float64)
 
 
@@ -209,19 +213,19 @@ def test_a_tensor_stride_that_is_only_a_label(ME):
     coords, feats = scene(2, 3, seed=16)
     x = ME.SparseTensor(feats, coords, tensor_stride=2)
     conv = ME.MinkowskiConvolution(3, 4, kernel_size=3, dimension=2).double()
-    taps = [[2 * c for c in tap] for tap in reference.taps((3, 3))]
-    want = lookup_conv(coords, feats, conv.kernel.detach(), taps, coords.tolist())
+    offsets = [[2 * c for c in offset] for offset in reference.offsets_of((3, 3))]
+    want = lookup_conv(coords, feats, conv.kernel.detach(), offsets, coords.tolist())
     checks.assert_close(conv(x).F, want, torch.float64)
     down = ME.MinkowskiConvolution(3, 4, kernel_size=3, stride=2, dimension=2).double()
     y = down(x)
     cells = [(b, *(c // 4 * 4 for c in u)) for b, *u in coords.tolist()]
     assert [tuple(site) for site in y.C.tolist()] == list(dict.fromkeys(cells))
-    want = lookup_conv(coords, feats, down.kernel.detach(), taps, y.C.tolist())
+    want = lookup_conv(coords, feats, down.kernel.detach(), offsets, y.C.tolist())
     checks.assert_close(y.F, want, torch.float64)
     up = ME.MinkowskiGenerativeConvolutionTranspose(3, 4, kernel_size=2, stride=2, dimension=2)
     sites = {
-        (b, *(c + o for c, o in zip(u, tap, strict=True)))
-        for b, *u in coords.tolist() for tap in reference.taps((2, 2))
+        (b, *(c + o for c, o in zip(u, offset, strict=True)))
+        for b, *u in coords.tolist() for offset in reference.offsets_of((2, 2))
     }  # fmt: skip
     z = up.double()(x)
     assert {tuple(site) for site in z.C.tolist()} == sites and z.tensor_stride == [1, 1]

@@ -23,14 +23,14 @@ def test_local_pools(ME, mode, kernel, stride):
     leaf = feats.clone().requires_grad_()
     y = pool(ME.SparseTensor(leaf, coords))
     size, steps = reference.per_axis(kernel, 2), reference.per_axis(stride, 2)
-    offsets = reference.taps(size)
+    offsets = reference.offsets_of(size)
     if size == steps:  # bins, not windows
         offsets = list(itertools.product(*(range(k) for k in size)))
     rows = {tuple(site): i for i, site in enumerate(coords.tolist())}
     other = feats.clone().requires_grad_()
     want = []
     for b, *u in y.C.tolist():
-        sites = [(b, *(c + o for c, o in zip(u, tap, strict=True))) for tap in offsets]
+        sites = [(b, *(c + o for c, o in zip(u, offset, strict=True))) for offset in offsets]
         members = [rows[site] for site in sites if site in rows]
         part = other[members]
         if not members:
@@ -54,9 +54,12 @@ def test_unpooling(ME):
         u = ME.MinkowskiPoolingTranspose(k, s, dimension=2)(d)
         mean = ME.MinkowskiAvgUnpooling(k, s, dimension=2)(d)
         assert u.coordinate_map_key == x.coordinate_map_key
-        parents, taps = by_site(d), reference.taps((k, k))
+        parents, offsets = by_site(d), reference.offsets_of((k, k))
         for site, got, average in zip(coords.tolist(), u.F, mean.F, strict=True):
-            near = [(site[0], *(c - o for c, o in zip(site[1:], tap, strict=True))) for tap in taps]
+            near = [
+                (site[0], *(c - o for c, o in zip(site[1:], offset, strict=True)))
+                for offset in offsets
+            ]
             if k == s:
                 near = [(site[0], *(c // s * s for c in site[1:]))]
             found = [parents[p] for p in near if p in parents]

@@ -79,9 +79,9 @@ def test_kernel_maps(ME, region, dilation):
     strided = manager.stride(key, 2)
     sites = {tuple(s): i for i, s in enumerate(coords.tolist())}
     coarse = manager.get_coordinates(strided).tolist()
-    taps = reference.taps((3, 3))
+    offsets = reference.offsets_of((3, 3))
     if region == "HYPER_CROSS":
-        taps = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)]
+        offsets = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)]
     found = manager.kernel_map(
         key, strided, stride=2, kernel_size=3, dilation=dilation,
         region_type=getattr(ME.RegionType, region),
@@ -90,7 +90,7 @@ def test_kernel_maps(ME, region, dilation):
         strided, key, stride=2, kernel_size=3, dilation=dilation, is_transpose=True,
         region_type=getattr(ME.RegionType, region),
     )  # fmt: skip
-    for k, (a, b) in enumerate(taps):
+    for k, (a, b) in enumerate(offsets):
         want = []
         for row, (batch, u, v) in enumerate(coarse):
             site = (batch, u + a * dilation, v + b * dilation)

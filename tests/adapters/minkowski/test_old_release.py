@@ -200,6 +200,6 @@ def test_kernel_maps_come_as_two_lists(ME4):
     ins, outs = x.coords_man.get_kernel_map(1, 2, stride=2, kernel_size=3)
     assert len(ins) == len(outs) == 9
     want = torch.zeros_like(y.F)
-    for tap, (i, o) in enumerate(zip(ins, outs, strict=True)):
-        want = want.index_add(0, o.long(), x.F[i.long()] @ conv.kernel[tap])
+    for v, (i, o) in enumerate(zip(ins, outs, strict=True)):
+        want = want.index_add(0, o.long(), x.F[i.long()] @ conv.kernel[v])
     checks.assert_close(y.F.detach(), want.detach(), torch.float64)

@@ -57,9 +57,9 @@ def test_convolution_from_pair_lists_and_tables(standin, kind):
     raw = sp.ops.indice_conv_backward(features, weight, dy, pairs, counts, subm=subm)
     torch.testing.assert_close(raw, want)
     tables = sp.ops.get_indice_pairs_implicit_gemm(*place, **g)
-    out, per_tap, fwd, bwd, masks_fwd, masks_bwd, order_fwd, order_bwd, masks = tables
+    out, per_offset, fwd, bwd, masks_fwd, masks_bwd, order_fwd, order_bwd, masks = tables
     assert torch.equal(out, by_layer.indices) and fwd.shape[1] == n_out and bwd.shape[1] == 60
-    assert torch.equal((fwd >= 0).sum(1).int(), per_tap)
+    assert torch.equal((fwd >= 0).sum(1).int(), per_offset)
     y, got = gradients(
         lambda f, w: sp.functional.implicit_gemm(
             f, w, fwd, bwd, masks_fwd, masks_bwd, order_fwd, order_bwd, n_out, masks, True, subm,
@@ -84,13 +84,13 @@ def test_tables_agree_with_pair_lists_and_masks(standin, kind):
     _, _, fwd, bwd, masks_fwd, _, order_fwd, _, _ = sp.ops.get_indice_pairs_implicit_gemm(
         *place, **g
     )
-    for tap in range(fwd.shape[0]):
-        valid = pairs[0, tap] >= 0
-        ins, outs = pairs[0, tap][valid].long(), pairs[1, tap][valid].long()
-        assert torch.equal(fwd[tap, outs].long(), ins) and int((fwd[tap] >= 0).sum()) == len(ins)
-        assert torch.equal(bwd[tap, ins].long(), outs) and int((bwd[tap] >= 0).sum()) == len(ins)
-        bit = masks_fwd[0][:, tap // 32].long() >> (tap % 32) & 1
-        assert torch.equal(bit.bool(), fwd[tap] >= 0)
+    for v in range(fwd.shape[0]):
+        valid = pairs[0, v] >= 0
+        ins, outs = pairs[0, v][valid].long(), pairs[1, v][valid].long()
+        assert torch.equal(fwd[v, outs].long(), ins) and int((fwd[v] >= 0).sum()) == len(ins)
+        assert torch.equal(bwd[v, ins].long(), outs) and int((bwd[v] >= 0).sum()) == len(ins)
+        bit = masks_fwd[0][:, v // 32].long() >> (v % 32) & 1
+        assert torch.equal(bit.bool(), fwd[v] >= 0)
     assert torch.equal(order_fwd[0].sort().values, torch.arange(fwd.shape[1]).int())
 
 

@@ -143,12 +143,12 @@ NAMES = {
 }
 
 CONV = "in_channels out_channels kernel_size stride=1 padding=0 dilation=1 groups=1 bias=True"
-TAIL = "indice_key=None algo=None fp32_accum=None"
+USUAL = "indice_key=None algo=None fp32_accum=None"
 LAST = "large_kernel_fast_algo=False name=None"
 SIGNATURES = {
-    "SparseConv": f"{CONV} {TAIL} record_voxel_count=False {LAST}",
-    "SparseConvTranspose": f"{CONV} {TAIL} record_voxel_count=False {LAST}",
-    "SubMConv": f"{CONV} {TAIL} {LAST}",
+    "SparseConv": f"{CONV} {USUAL} record_voxel_count=False {LAST}",
+    "SparseConvTranspose": f"{CONV} {USUAL} record_voxel_count=False {LAST}",
+    "SubMConv": f"{CONV} {USUAL} {LAST}",
     "SparseInverseConv": "in_channels out_channels kernel_size indice_key bias=True algo=None"
     f" fp32_accum=None {LAST}",
     "SparseMaxPool": "kernel_size stride=None padding=0 dilation=1 indice_key=None algo=None"

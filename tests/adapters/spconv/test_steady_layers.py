@@ -116,8 +116,8 @@ def test_parameters_may_be_replaced(sp):
         layer.bias = None
         after = twice(layer, x).features
         torch.testing.assert_close(after, want)
-        taps = layer.weight.data.permute(4, 0, 1, 2, 3).contiguous()
-        layer.weight.data = taps.permute(1, 2, 3, 4, 0)
+        permuted = layer.weight.data.permute(4, 0, 1, 2, 3).contiguous()
+        layer.weight.data = permuted.permute(1, 2, 3, 4, 0)
         torch.testing.assert_close(layer(x).features, after)
         wide = layer.double()(x.replace_feature(x.features.double()))
         assert wide.features.dtype == torch.float64

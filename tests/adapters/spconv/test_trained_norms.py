@@ -102,22 +102,22 @@ def test_steps(sp, kernel_lane, torchs, options):
             assert_close(mine.grad, theirs.grad.double(), "tf32")
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], value, rtol=1e-3, atol=1e-4)
-    assert shortened(net) == ["norm1", "norm2"]
+    assert with_fast_forward(net) == ["norm1", "norm2"]
     sparse_bridge.disable()
-    assert shortened(net) == []
+    assert with_fast_forward(net) == []
 
 
-def shortened(net):
+def with_fast_forward(net):
     return [name for name, one in net.named_children() if "forward" in one.__dict__]
 
 
 def test_features_are_plain_from_the_third_call_on(sp, kernel_lane):
     layer = block(sp, kernel_lane).first
     kinds = [type(layer(scene(sp, kernel_lane)).features) for _ in range(3)]
-    assert kinds == [waiting.Noticed, waiting.Noticed, torch.Tensor]
+    assert kinds == [waiting.ProfiledFeatures, waiting.ProfiledFeatures, torch.Tensor]
     with torch.no_grad():
         fresh = block(sp, kernel_lane).first
-        assert type(fresh(scene(sp, kernel_lane)).features) is not waiting.Noticed
+        assert type(fresh(scene(sp, kernel_lane)).features) is not waiting.ProfiledFeatures
 
 
 def test_gradients_asked_for_in_inference_mode(sp, kernel_lane):
@@ -132,7 +132,7 @@ def test_gradients_asked_for_in_inference_mode(sp, kernel_lane):
             found, want = net.norm1(y), twin(y)
     assert found.is_inference() and not found.requires_grad
     assert_close(found, want.double(), "tf32")
-    assert shortened(net) == ["norm1", "norm2"]
+    assert with_fast_forward(net) == ["norm1", "norm2"]
     assert int(net.norm1.num_batches_tracked) == 1
 
 
@@ -153,7 +153,7 @@ def test_whoever_reads_sees_the_features(sp, kernel_lane):
     layer = block(sp, kernel_lane).first
     y = layer(scene(sp, kernel_lane)).features
     plain = y.plain
-    assert type(y) is waiting.Noticed and isinstance(y, torch.Tensor)
+    assert type(y) is waiting.ProfiledFeatures and isinstance(y, torch.Tensor)
     assert type(y + 1) is type(torch.cat([y, y])) is type(y.detach()) is torch.Tensor
     assert torch.equal(y, plain) and torch.equal(torch.stack([y, y])[1], plain)
     assert y.shape == plain.shape and y.grad_fn is plain.grad_fn and y.requires_grad

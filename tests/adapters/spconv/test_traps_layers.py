@@ -210,8 +210,8 @@ def test_larger_kernels_read_a_shared_map_with_their_first_offsets(sp):
         with pytest.raises(ValueError, match="no less volume"):
             small(first(x))
     got.features.sum().backward()
-    taps = large.weight.grad.flatten(1, -2)
-    assert taps[:, :9].abs().sum() > 0 and taps[:, 9:].eq(0).all()
+    by_offset = large.weight.grad.flatten(1, -2)
+    assert by_offset[:, :9].abs().sum() > 0 and by_offset[:, 9:].eq(0).all()
     nine = sp.SubMConv3d(4, 4, (1, 3, 3), bias=False)
     nine.weight.data = large.weight.data.flatten(1, -2)[:, :9].reshape(4, 1, 3, 3, 4)
     fresh = sp.SparseConvTensor(first(x).features, x.indices, x.spatial_shape, 2)
@@ -228,19 +228,17 @@ def test_native_records_show_padded_pair_lists(sp):
     assert pairs.dtype == counts.dtype == torch.int32 and pairs.shape == (2, 27, 60)
     valid = pairs[0] != -1
     assert torch.equal(valid, pairs[1] != -1) and torch.equal(valid.sum(1).int(), counts)
-    tap, place = valid.nonzero().unbind(1)
-    sites_in = x.indices[pairs[0, tap, place].long()]
-    sites_out = y.indices[pairs[1, tap, place].long()]
-    offsets = torch.stack(torch.unravel_index(tap, (3, 3, 3)), 1) - 1
+    v, place = valid.nonzero().unbind(1)
+    sites_in = x.indices[pairs[0, v, place].long()]
+    sites_out = y.indices[pairs[1, v, place].long()]
+    offsets = torch.stack(torch.unravel_index(v, (3, 3, 3)), 1) - 1
     assert torch.equal(sites_in[:, 1:], 2 * sites_out[:, 1:] + offsets)
     assert torch.equal(sites_in[:, 0], sites_out[:, 0])
-    total = torch.zeros(len(y.indices)).index_add(
-        0, pairs[1, tap, place].long(), torch.ones(len(tap))
-    )
+    total = torch.zeros(len(y.indices)).index_add(0, pairs[1, v, place].long(), torch.ones(len(v)))
     assert total.min() >= 1
 
 
-def test_submanifold_pair_lists_count_half_of_the_taps(sp):
+def test_submanifold_pair_lists_count_half_of_the_offsets(sp):
     x = doors.tensor(sp)
     y = sp.SubMConv3d(4, 4, 3, indice_key="s", algo=sp.ConvAlgo.Native)(x)
     record = y.indice_dict["s"]

@@ -192,15 +192,15 @@ def first_row_convolution(x, layer):
     features = x.features.detach().double()
     out = torch.zeros(len(x.indices), weight.shape[0], dtype=torch.float64)
     for row, site in enumerate(x.indices.tolist()):
-        for tap in np.ndindex(*weight.shape[1:-1]):
-            offset = [t - k // 2 for t, k in zip(tap, weight.shape[1:-1], strict=True)]
+        for index in np.ndindex(*weight.shape[1:-1]):
+            offset = [t - k // 2 for t, k in zip(index, weight.shape[1:-1], strict=True)]
             if any(offset):
                 there = (site[0], *(c + o for c, o in zip(site[1:], offset, strict=True)))
                 source = rows.get(there) if inside[row] else None
             else:
                 source = row
             if source is not None:
-                out[row] += weight[(slice(None), *tap)] @ features[source]
+                out[row] += weight[(slice(None), *index)] @ features[source]
     return out + layer.bias.detach().double()
 
 

@@ -21,7 +21,7 @@ def to_coords(sites, release):
     return torch.tensor(rows, dtype=torch.int32).reshape(-1, 4)
 
 
-def taps(kernel):
+def offsets_of(kernel):
     """Weight order: x fastest for an odd volume, z fastest for an even one."""
     kx, ky, kz = kernel
     found = list(itertools.product(range(kx), range(ky), range(kz)))
@@ -49,7 +49,7 @@ def old_sites(sites, kernel, stride, ts, release):
     low = [min(site[a + 1] for site in sites) for a in range(3)]
     found = set()
     for b, *p in sites:
-        for t in taps(kernel):
+        for t in offsets_of(kernel):
             q = [c + (i - o) * w for c, i, o, w in zip(p, t, start, ts, strict=True)]
             if all(c % w == 0 and c >= lo for c, w, lo in zip(q, cell, low, strict=True)):
                 found.add((b, *q))
@@ -66,7 +66,7 @@ def new_sites(sites, kernel, stride, pad, extent, mode, rule):
     last = [(e + 2 * p - k) // s for e, p, k, s in zip(extent, pad, kernel, stride, strict=True)]
     found = set()
     for b, *p in sites:
-        for t in taps(kernel):
+        for t in offsets_of(kernel):
             n = [c + o - i for c, o, i in zip(p, pad, t, strict=True)]
             q = [c // s for c, s in zip(n, stride, strict=True)]
             exact = all(c % s == 0 for c, s in zip(n, stride, strict=True))
@@ -105,7 +105,7 @@ def layer(sites, kernel, stride, pad, ts, release, extent=None, mode="otf", rule
     halved = not strided and release == "2.1" and mode != "hashmap" and math.prod(kernel) % 2 == 1
     triples = []
     for j, (b, *q) in enumerate(out):
-        for v, t in enumerate(taps(kernel)):
+        for v, t in enumerate(offsets_of(kernel)):
             p = (
                 c * m + (i - o) * w for c, m, i, o, w in zip(q, mult, t, start, scale, strict=True)
             )
@@ -127,9 +127,9 @@ def product(x, weight, bias, triples, n_out, flipped=False):
     if triples:
         v, i, j = torch.tensor(triples).t()
         i, j = (j, i) if flipped else (i, j)
-        for tap in v.unique().tolist():
-            m = v == tap
-            y = y.index_add(0, j[m], x.double()[i[m]] @ weight[tap])
+        for offset in v.unique().tolist():
+            m = v == offset
+            y = y.index_add(0, j[m], x.double()[i[m]] @ weight[offset])
     return y if bias is None else y + bias.double()
 
 

@@ -189,8 +189,8 @@ def test_entries_in_full(ts):
         nbmaps, nbsizes = (entry["nbmaps"], entry["nbsizes"]) if new else entry[:2]
         assert (entry["sizes"] if new else entry[2]) == (len(sites), len(out))
         assert nbmaps.dtype == nbsizes.dtype == torch.int32
-        tap = torch.arange(len(nbsizes)).repeat_interleave(nbsizes.long())
-        found = torch.cat([tap.unsqueeze(1), nbmaps.long()], 1).tolist()
+        v = torch.arange(len(nbsizes)).repeat_interleave(nbsizes.long())
+        found = torch.cat([v.unsqueeze(1), nbmaps.long()], 1).tolist()
         assert sorted(map(tuple, found)) == sorted(triples)
         if new:
             table = entry["out_in_map"]

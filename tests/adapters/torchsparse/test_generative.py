@@ -33,7 +33,7 @@ def generated(sites, kernel, stride, grid):
     row_of = {site: row for row, site in enumerate(sites)}
     triples = []
     for j, (b, *q) in enumerate(out):
-        for v, t in enumerate(oracle.taps(kernel)):
+        for v, t in enumerate(oracle.offsets_of(kernel)):
             p = [c + i - (k - 1) // 2 for c, i, k in zip(q, t, kernel, strict=True)]
             if all(c % s == 0 for c, s in zip(p, stride, strict=True)):
                 site = (b, *(c // s for c, s in zip(p, stride, strict=True)))

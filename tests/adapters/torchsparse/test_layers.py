@@ -39,7 +39,7 @@ def test_attributes(ts):
     (2, 2, (8, 4, 6)),
 ])  # fmt: skip
 def test_kernel_shapes(ts, kernel, stride, shape):
-    if shape is None:  # a strided layer of one tap is a matrix up to 2.0, a stack of one in 2.1
+    if shape is None:  # a strided layer of one offset is a matrix up to 2.0, a stack of one in 2.1
         shape = (1, 4, 6) if ts.release == "2.1" else (4, 6)
     for transposed in (False, True):
         conv = ts.nn.Conv3d(4, 6, kernel, stride=stride, transposed=transposed)

@@ -149,7 +149,7 @@ def test_hash_table_of_coordinates(ts21, device):
             assert found.dtype == torch.int32 and found.shape == (128, volume)
             want = torch.zeros(128, volume, dtype=torch.int32)
             for i, (b, *p) in enumerate(queries.tolist()):
-                for v, t in enumerate(oracle.taps(kernel)):
+                for v, t in enumerate(oracle.offsets_of(kernel)):
                     q = (
                         c * s + o - (k - 1) // 2
                         for c, s, o, k in zip(p, stride, t, kernel, strict=True)
@@ -209,8 +209,8 @@ def test_map_builders(ts):
             mode = "otf"
         want, triples = oracle.layer(sites, size, step, (0, 0, 0), ONE, ts.release, None, mode)
         assert oracle.to_sites(out, ts.release) == want
-        tap = torch.arange(len(nbsizes)).repeat_interleave(nbsizes.long())
-        found = torch.cat([tap.unsqueeze(1), nbmaps.long()], 1).tolist()
+        v = torch.arange(len(nbsizes)).repeat_interleave(nbsizes.long())
+        found = torch.cat([v.unsqueeze(1), nbmaps.long()], 1).tolist()
         assert sorted(map(tuple, found)) == sorted(triples)
         if ts.release == "2.1":
             table = kmap["out_in_map"]

@@ -220,9 +220,9 @@ def streamed(
 
     prefetch.forget()
     before = request.registered()
-    provider, herald = timed(prefetch.provide), timed(prefetch.announced)
+    provider, listener = timed(prefetch.provide), timed(prefetch.announced)
     with pretended_gpu(), pairs(), _maps_unmade(noted if counting else told, rows):
-        request.register(provider, herald)
+        request.register(provider, listener)
         try:
             for _ in range(rounds + _LEARNT):
                 x = None
@@ -272,7 +272,7 @@ def _scenes(rounds: int) -> None:
     def product(x: torch.Tensor, w: torch.Tensor, bias: Any = None) -> torch.Tensor:
         return x.new_empty(x.shape[0], w.shape[1])  # of halves a CPU is slow
 
-    waits = mock.patch.object(convolution, "WORTH", [0] * 2)
+    waits = mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [0] * 2)
     rows = mock.patch.object(pointwise, "DEVICES", ("cpu",))  # layers of kernel volume 1
     products = mock.patch.object(rocm, "linear", product), mock.patch.object(rocm, "mm", product)
     for name, net, scene in doors():

@@ -91,7 +91,7 @@ def walks(helper: bool) -> Iterator[tuple[str, Steps]]:
         with (
             _helper(helper),
             mock.patch.object(type(net), "forward", _counting(type(net).forward, counter)),
-            mock.patch.object(convolution, "WORTH", [0] * 2),
+            mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [0] * 2),
             mock.patch.object(pointwise, "DEVICES", ("cpu",)),
             mock.patch.object(rocm, "linear", _product),
             mock.patch.object(rocm, "mm", _product),

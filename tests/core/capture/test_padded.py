@@ -18,7 +18,7 @@ from sparse_bridge.core.capture.captured_maps import builder_over
 from sparse_bridge.core.capture.captured_model import Place
 from sparse_bridge.core.capture.padded import PaddedInput, UnpaddedError, capacity_of
 from sparse_bridge.core.capture.replay_trial import PaddedModel
-from sparse_bridge.core.device.serving import kernel_target
+from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import rows
 from sparse_bridge.kernels.maps import mask_order
@@ -227,7 +227,7 @@ def test_rooms_come_in_few_sizes():
 
 
 class Block(torch.nn.Module):
-    """Norms in training, a residual sum and layers of one tap beside the network."""
+    """Norms in training, a residual sum and layers of one offset beside the network."""
 
     def __init__(self, sp):
         super().__init__()

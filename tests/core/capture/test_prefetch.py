@@ -10,7 +10,7 @@ import torch
 from sparse_bridge import settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import prefetch, scene_memory
-from sparse_bridge.core.device.serving import kernel_target
+from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import map_builder, map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap

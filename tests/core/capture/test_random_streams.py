@@ -68,7 +68,7 @@ events = st.lists(st.one_of(scenes, scenes, scenes, scenes, changes), min_size=4
 def untaught(monkeypatch):
     """Nothing learnt yet, and everything tried at the second or third scene of a kind."""
     monkeypatch.setattr(padded, "_LEAST", 160)
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
 
     def forget():
         prefetch.forget()

@@ -170,7 +170,7 @@ def test_a_replayed_model(kernel_lane, monkeypatch, name, kind):
     size wait for what follows them, too."""
     device, trains = kernel_lane.device, kind == "training"
     if kind == "fused":
-        monkeypatch.setattr(convolution, "WORTH", [0, 0])
+        monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
     if device == "cpu":
         replays_on_the_cpu(monkeypatch)
     monkeypatch.setattr(padded, "_LEAST", 512)  # one class of rows, and whole tiles behind them
@@ -205,7 +205,7 @@ def test_a_replayed_model(kernel_lane, monkeypatch, name, kind):
 def test_layers_are_launched_once_in_a_graph(kernel_lane, monkeypatch, name, mode):
     """Whatever was seen to follow them before, and in trials, where nothing is seen."""
     device, launches, captured = kernel_lane.device, [], []
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
     monkeypatch.setattr(padded, "_LEAST", 64)
     if device == "cpu":
         if mode is torch.inference_mode:

@@ -62,7 +62,7 @@ class Unit:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
 
 
 @contextlib.contextmanager

@@ -17,7 +17,11 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(("worth", "norms"), [(1 << 62, 3), (0, 0)])
 def test_norms_run_apart_or_in_the_launch(worth, norms):
     seen = {}
-    with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "WORTH", [worth] * 2):
+    with (
+        torch.no_grad(),
+        pretended_gpu(),
+        mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2),
+    ):
         for name, run in layers():
             for _ in range(3):
                 assert run().shape == (24, 32)
@@ -30,7 +34,11 @@ def test_norms_run_apart_or_in_the_launch(worth, norms):
 @pytest.mark.parametrize(("worth", "norms"), [(1 << 62, 2), (0, 0)])
 def test_sums_run_apart_or_in_the_launch(worth, norms):
     alone = []
-    with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "WORTH", [worth] * 2):
+    with (
+        torch.no_grad(),
+        pretended_gpu(),
+        mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2),
+    ):
         for _, run in sums():
             for _ in range(3):
                 run()
@@ -57,7 +65,9 @@ THIN = {"encoder": (8, 8, 16, 16), "decoder": (16, 16, 8, 8), "stem": 8}
 def test_scenes_of_a_stream_wait_in_turns(monkeypatch):
     original, seen = torch.batch_norm, []
     monkeypatch.setattr(
-        torch, "batch_norm", lambda *args: seen.append(convolution.WORTH[0]) or original(*args)
+        torch,
+        "batch_norm",
+        lambda *args: seen.append(convolution.MIN_DEFERRED_ELEMENTS[0]) or original(*args),
     )
     alone = {}
     for name, net, scene in stream(**THIN):

@@ -59,17 +59,17 @@ class Unit:
     def known(self):
         for _ in range(5):
             self()
-        assert shortened(self.net) == ["norm", "relu"]
+        assert with_fast_forward(self.net) == ["norm", "relu"]
         return self
 
 
-def shortened(net):
+def with_fast_forward(net):
     return [name for name, one in net.named_children() if "forward" in one.__dict__]
 
 
 @pytest.fixture(autouse=True)
 def everything_waits(monkeypatch):
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
     yield
     waiting.reset()
 
@@ -233,7 +233,7 @@ def test_they_are_given_back():
     net.relu.forward = mine = lambda x: x
     assert hooks.replaced(net.relu)
     waiting.reset()
-    assert shortened(net) == ["relu"] and net.relu.forward is mine
+    assert with_fast_forward(net) == ["relu"] and net.relu.forward is mine
 
 
 @pytest.mark.parametrize("left", [False, True])

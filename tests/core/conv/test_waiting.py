@@ -52,7 +52,7 @@ class Layer:
 
 @pytest.fixture
 def conv(monkeypatch):
-    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
     return Layer()
 
 
@@ -89,7 +89,7 @@ def test_layers_that_nothing_follows_are_left_alone(conv):
 
 
 def test_small_layers_do_not_wait(conv, monkeypatch):
-    monkeypatch.setattr(convolution, "WORTH", [conv.want().numel() + 1, 0])
+    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [conv.want().numel() + 1, 0])
     assert type(conv()) is torch.Tensor
 
 

@@ -12,7 +12,7 @@ import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.conv.dataflow import LayerProduct
 from sparse_bridge.core.conv.epilogue import Epilogue
-from sparse_bridge.core.device import self_check, serving
+from sparse_bridge.core.device import device_support, self_check
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.warmup import compilation, product_kernels
 from sparse_bridge.kernels.runtime import launch, precompile
@@ -207,7 +207,7 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
     assert catalogue.DECLARATIONS  # every kernel is imported, and those are waited for as well
     torch.manual_seed(0)
     compilation.reset()
-    serving.reset()
+    device_support.reset()
     network = encoder().to(where).train(trains)
     network = network if trains else network.half()
     shape = (41, 400, 400)
@@ -226,7 +226,7 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
             torch.set_grad_enabled(trains),
             torch.autocast("cuda", HALF, enabled=trains),
         ):
-            target = serving.kernel_target(where)
+            target = device_support.kernel_target(where)
             coming = [run for kernel in before for run in kernel._coming.values()]
             for run in coming:
                 assert run.cancelled() or run.exception(60) is None

@@ -8,8 +8,8 @@ layer sees; the user's manager holds, in `traced`, what the graph knows of the m
 from ....core.compile import row_functions as row_functions  # registers operators
 from ....core.traced.graphs import outside as outside
 from .convolution import convolved, wanted
-from .places import coords_of, inserted, known, known_all
 from .pools import pooled, pooled_globally
+from .registered_maps import coords_of, inserted, known, known_all
 from .rows import broadcast, interpolated, merged, pruned
 
 __all__ = [

@@ -23,7 +23,17 @@ from ..pool import cell_matrix
 from ..upstream.enums import RegionType
 from ..upstream.keys import CoordinateMapKey
 from ..weights import check_features, check_weight
-from .places import ASKED, GraphMaps, asked, graph_of, known, made, place, placed, together
+from .registered_maps import (
+    ASKED,
+    GraphMaps,
+    asked,
+    graph_of,
+    known,
+    made,
+    map_of_sites,
+    registered_map,
+    together,
+)
 
 ops: Any = torch.ops.sparse_bridge
 _BUILDER = "minkowski"
@@ -87,9 +97,9 @@ def _between(
 
 def _build(sites: Sites, numbers: Sequence[int]) -> Made:
     stride, spec, cells = _asked_for(tuple(numbers))
-    x = placed(sites, stride)
+    x = map_of_sites(sites, stride)
     out, kmap = _between(x.registry, x.key, spec, cells, None)
-    return Made(kmap) if out == x.key else Made(kmap, made(x.beside(out)))
+    return Made(kmap) if out == x.key else Made(kmap, made(x.with_key(out)))
 
 
 coordinates.register(_BUILDER, _build)
@@ -100,8 +110,8 @@ def _relation(
     out_coords: torch.Tensor, out_handle: torch.Tensor, out_then: int, out_now: int,
     out_stride: Sequence[int], numbers: Sequence[int],
 ) -> torch.Tensor:  # fmt: skip
-    x = place(coords, handle, then, now, stride)
-    y = place(out_coords, out_handle, out_then, out_now, out_stride)
+    x = registered_map(coords, handle, then, now, stride)
+    y = registered_map(out_coords, out_handle, out_then, out_now, out_stride)
     _, spec, cells = _asked_for(tuple(numbers))
     return handles.make(_between(together([x, y]), x.key, spec, cells, y.key)[1])
 

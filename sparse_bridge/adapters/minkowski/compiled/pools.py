@@ -14,7 +14,7 @@ from .. import batches
 from ..grid import Key
 from ..maps import MapRegistry
 from .convolution import Kernel, layer_map
-from .places import ASKED, asked, given, graph_of, made, place
+from .registered_maps import ASKED, asked, given, graph_of, made, registered_map
 from .rows import items
 
 ops: Any = torch.ops.sparse_bridge
@@ -37,8 +37,8 @@ def pooled(module: Any, x: Any, mode: str, out_key: Key) -> torch.Tensor:
 def _origin(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x = place(coords, handle, then, now, stride)
-    return given(made(x.beside(batches.origin(x.registry))), 1)
+    x = registered_map(coords, handle, then, now, stride)
+    return given(made(x.with_key(batches.origin(x.registry))), 1)
 
 
 def _fake_origin(

@@ -15,7 +15,7 @@ from ..batches import batch_rows
 from ..grid import Key
 from ..maps import MapRegistry
 from ..points import interpolation_matrix
-from .places import ASKED, asked, given, graph_of, made, place, together
+from .registered_maps import ASKED, asked, given, graph_of, made, registered_map, together
 
 ops: Any = torch.ops.sparse_bridge
 
@@ -25,8 +25,8 @@ def _items(
     glob_coords: torch.Tensor, glob_handle: torch.Tensor, glob_then: int, glob_now: int,
     glob_stride: Sequence[int],
 ) -> torch.Tensor:  # fmt: skip
-    x = place(coords, handle, then, now, stride)
-    glob = place(glob_coords, glob_handle, glob_then, glob_now, glob_stride)
+    x = registered_map(coords, handle, then, now, stride)
+    glob = registered_map(glob_coords, glob_handle, glob_then, glob_now, glob_stride)
     return batch_rows(together([x, glob]), x.key, glob.key).clone()
 
 
@@ -57,10 +57,10 @@ def _union(
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     n_axes = len(strides) // len(coords)
     parts = [tuple(strides[i : i + n_axes]) for i in range(0, len(strides), n_axes)]
-    places = [place(*one) for one in zip(coords, handle, then, now, parts, strict=True)]
-    registry = together(places)
-    key, rows = registry.merged([one.key for one in places])
-    return *given(made(places[0].beside(key)), least), [part.clone() for part in rows]
+    maps = [registered_map(*one) for one in zip(coords, handle, then, now, parts, strict=True)]
+    registry = together(maps)
+    key, rows = registry.merged([one.key for one in maps])
+    return *given(made(maps[0].with_key(key)), least), [part.clone() for part in rows]
 
 
 def _fake_union(
@@ -98,7 +98,7 @@ def _prune(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int],
     mask: torch.Tensor, least: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    x = place(coords, handle, then, now, stride)
+    x = registered_map(coords, handle, then, now, stride)
     if mask.shape[0] != coords.shape[0]:
         raise ShapeError(
             f"MinkowskiPruning got a mask of shape {list(mask.shape)}; expected "
@@ -106,7 +106,7 @@ def _prune(
         )
     rows = mask.nonzero().squeeze(1)
     key = x.registry.pruned(x.key, rows)
-    return rows, *given(made(x.beside(key)), least)
+    return rows, *given(made(x.with_key(key)), least)
 
 
 def _fake_prune(
@@ -139,7 +139,7 @@ def _interpolation(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int],
     query: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    x = place(coords, handle, then, now, stride)
+    x = registered_map(coords, handle, then, now, stride)
     return handles.make(interpolation_matrix(x.registry.grid(x.key), query))
 
 

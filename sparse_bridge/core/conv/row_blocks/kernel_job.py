@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from ....kernels.gemm.product import NORM
 from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
 from ...maps.views.view_set import Rebuild
@@ -52,7 +53,7 @@ class KernelJob(Job):
         self._splits = getattr(flow, "splits", 1)
         self.divisible = self._splits == 1
         self._table: tuple[torch.Tensor, bool] | None = None
-        self._normed = bool(product.epilogue.parts & 2) and isinstance(inner, Finished)
+        self._normed = bool(product.epilogue.parts & NORM) and isinstance(inner, Finished)
 
     def whole(self) -> int:
         call, rulebook = self.call, self.call.rulebook

@@ -15,10 +15,18 @@ import torch.nn.functional as F
 
 from ..epilogue import Norm
 from ..pending import Following, PendingConv
-from .shortcuts import Noticed, reset, shorten
-from .tensors import FOLLOWING, KINDS, Features, Waiting, Watched, features_of, settled
+from .shortcuts import ProfiledFeatures, install_fast_forward, reset
+from .tensors import FOLLOWING, KINDS, Features, Waiting, Watched, features_of, materialize
 
-__all__ = ["Features", "Noticed", "Waiting", "Watched", "features_of", "reset", "settled"]
+__all__ = [
+    "Features",
+    "ProfiledFeatures",
+    "Waiting",
+    "Watched",
+    "features_of",
+    "materialize",
+    "reset",
+]
 
 
 def _then(
@@ -41,7 +49,7 @@ def _batch_norm(
 ) -> torch.Tensor | None:  # fmt: skip
     if training or type(input) not in KINDS or running_mean is None or running_var is None:
         return None
-    shorten(input)
+    install_fast_forward(input)
     return features_of(input.pending.normed(
         Norm(running_mean, running_var, weight, bias, eps),
         lambda y: F.batch_norm(y, running_mean, running_var, weight, bias, False, momentum, eps),
@@ -49,7 +57,7 @@ def _batch_norm(
 
 
 def _relu(input: Any, inplace: bool = False) -> torch.Tensor:
-    shorten(input)
+    install_fast_forward(input)
     if not inplace:
         return features_of(input.pending.activated("relu", 0.0, torch.relu))
     return _then(input, True, lambda conv: conv.activated("relu", 0.0, torch.relu_))
@@ -78,7 +86,7 @@ def _add(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
         input, other = other, input
     if other is input or not isinstance(other, torch.Tensor):
         return None
-    rows = settled(other) if type(other) in KINDS else other
+    rows = materialize(other) if type(other) in KINDS else other
     return features_of(input.pending.plus(rows, lambda y: y + rows))
 
 
@@ -87,7 +95,7 @@ def _add_(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
         return None
     if not isinstance(other, torch.Tensor):
         return None
-    rows = settled(other)
+    rows = materialize(other)
     return _then(input, True, lambda conv: conv.plus(rows, lambda y: y.add_(rows)))
 
 

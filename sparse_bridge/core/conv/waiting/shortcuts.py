@@ -21,10 +21,10 @@ from .... import hooks, state
 from ....native import calls as native_calls
 from ...device.torch_compat import eagerly
 from ..epilogue import Norm
-from .tensors import PLAIN, Waiting, features_of, settled
+from .tensors import PLAIN, Waiting, features_of, materialize
 
 
-class Noticed(torch.Tensor):
+class ProfiledFeatures(torch.Tensor):
     """Features of a layer in training, of which it is found out which norm takes them. Everything
     is done with `plain`, which they are."""
 
@@ -36,22 +36,22 @@ class Noticed(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is _batch_norm_of_torch and not torch.compiler.is_compiling():
-            shorten_one(sys._getframe(3))  # behind torch's function and its detour
-        named = {name: settled(value) for name, value in (kwargs or {}).items()}
+            install_on_frame(sys._getframe(3))  # behind torch's function and its detour
+        named = {name: materialize(value) for name, value in (kwargs or {}).items()}
         if len(types) > 1:  # other classes have a say
-            return func(*settled(args), **named)
+            return func(*materialize(args), **named)
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*settled(args), **named)
+            return func(*materialize(args), **named)
 
 
-PLAIN[Noticed] = lambda x: x.plain
+PLAIN[ProfiledFeatures] = lambda x: x.plain
 # What a norm in training makes of plain features by kernels, or None; set where those are.
 in_training: Callable[[nn.Module, torch.Tensor], torch.Tensor | None] | None = None
 
 
 def _normalise(self: Any, input: Any) -> Any:
     """`BatchNorm1d.forward`."""
-    if type(input) is Noticed:
+    if type(input) is ProfiledFeatures:
         input = input.plain
     if torch.compiler.is_compiling() or F.batch_norm is not _batch_norm_of_torch:
         return _own_forward(self, input)
@@ -96,7 +96,7 @@ _call = nn.Module._call_impl.__code__  # with hooks, newer torch calls in a func
 _codes = [_call, nn.Module._slow_forward.__code__]
 _codes += [one for one in _call.co_consts if isinstance(one, types.CodeType)]
 _CALLS = frozenset(map(id, _codes))  # code objects take seven times as long to hash
-_shortened: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_fast_forwards: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 for _kind, _shortcut in _SHORTCUTS.values():
     functools.update_wrapper(_shortcut, _kind.forward)  # for those who read its source
     setattr(_shortcut, hooks.SHORTCUT_OF, _kind.forward)
@@ -133,7 +133,7 @@ def _own_forward(module: Any, input: Any) -> Any:
     return type(module).forward(module, input)
 
 
-def shorten(input: Any) -> None:
+def install_fast_forward(input: Any) -> None:
     """Give the module that is called with features that wait, if it is one, the short way."""
     call = input.pending.call
     if call.fused is None or call.fused.shown >= 2 * len(call.target):
@@ -143,10 +143,10 @@ def shorten(input: Any) -> None:
     for _ in range(2):  # torch's function, if Python knows it
         caller = None if caller is None else caller.f_back
     if caller is not None:
-        shorten_one(caller)
+        install_on_frame(caller)
 
 
-def shorten_one(caller: types.FrameType) -> None:
+def install_on_frame(caller: types.FrameType) -> None:
     """The same of the module whose forward this frame is."""
     kind, shortcut = _SHORTCUTS.get(caller.f_code, (nn.Module, None))
     if shortcut is None:
@@ -154,14 +154,14 @@ def shorten_one(caller: types.FrameType) -> None:
     module = caller.f_locals.get("self")
     if isinstance(module, kind) and type(module) is kind and "forward" not in module.__dict__:
         module.__dict__["forward"] = types.MethodType(shortcut, module)
-        _shortened.add(module)
+        _fast_forwards.add(module)
 
 
 @state.owns
 def reset() -> None:
     """Give all modules torch's forward back."""
-    for module in list(_shortened):
+    for module in list(_fast_forwards):
         forward = module.__dict__.get("forward")
         if hasattr(getattr(forward, "__func__", None), hooks.SHORTCUT_OF):
             del module.__dict__["forward"]
-    _shortened.clear()
+    _fast_forwards.clear()

@@ -59,7 +59,9 @@ class Features:
         if func in _ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        return func(*settled(args), **{name: settled(value) for name, value in kwargs.items()})
+        return func(
+            *materialize(args), **{name: materialize(value) for name, value in kwargs.items()}
+        )
 
 
 class Waiting(Features, torch.Tensor):
@@ -70,8 +72,8 @@ class Waiting(Features, torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        named = {name: settled(value) for name, value in (kwargs or {}).items()}
-        return func(*settled(args), **named)
+        named = {name: materialize(value) for name, value in (kwargs or {}).items()}
+        return func(*materialize(args), **named)
 
 
 class Watched(Features, torch.Tensor):
@@ -143,12 +145,12 @@ PLAIN: dict[type, Callable[[Any], torch.Tensor]] = {Waiting: _read, Watched: _re
 
 
 @eagerly
-def settled(value: Any) -> Any:
+def materialize(value: Any) -> Any:
     """`value` with plain tensors for features that wait."""
     plain = PLAIN.get(type(value))
     if plain is not None:
         return plain(value)
     if isinstance(value, (list, tuple)):
-        made = [settled(one) for one in value]
+        made = [materialize(one) for one in value]
         return made if isinstance(value, list) else tuple(made)
     return value

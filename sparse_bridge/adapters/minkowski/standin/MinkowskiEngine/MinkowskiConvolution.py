@@ -13,7 +13,6 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import ConvolutionMode
 from torch.nn import Parameter
 
-from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.conv import collapsed, convolve, fold, pointwise
@@ -22,6 +21,7 @@ from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.adapters.minkowski.weights import check_aligned, expected
+from sparse_bridge.adapters.warmup_registry import expect
 
 __all__ = [
     "MinkowskiConvolution", "MinkowskiConvolutionBase", "MinkowskiConvolutionFunction",

@@ -22,7 +22,7 @@ from MinkowskiEngine.MinkowskiTensor import (
 from MinkowskiEngine.old_members import OldSparseTensor
 from MinkowskiEngineBackend._C import CoordinateMapKey
 
-from sparse_bridge.adapters.late import keep
+from sparse_bridge.adapters.lazy_features import keep
 from sparse_bridge.adapters.minkowski import batches, dense, profile, rows
 from sparse_bridge.adapters.minkowski.errors import (
     AbsentError,

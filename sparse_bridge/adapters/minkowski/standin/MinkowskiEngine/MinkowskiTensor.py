@@ -7,7 +7,7 @@ from MinkowskiEngine.MinkowskiCoordinateManager import CoordinateManager
 from MinkowskiEngine.old_members import OldTensor
 
 from sparse_bridge.adapters import inference
-from sparse_bridge.adapters.late import LateFeatures, pending_of
+from sparse_bridge.adapters.lazy_features import LazyFeatures, pending_of
 from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.errors import AbsentError
 from sparse_bridge.adapters.minkowski.upstream.enums import (
@@ -95,7 +95,7 @@ def choose_manager(manager, dimension, make):
     return _global_manager
 
 
-class Tensor(OldTensor, LateFeatures):
+class Tensor(OldTensor, LazyFeatures):
     """Features with coordinates in a coordinate manager."""
 
     __slots__ = ("_C", "_D", "_F", "__weakref__", "_late", "_manager", "quantization_mode")

@@ -9,7 +9,7 @@ from torchsparse.utils.tensor_cache import (
 )
 from torchsparse.utils.utils import make_ntuple
 
-from sparse_bridge.adapters.late import LateFeatures, brief_features, keep
+from sparse_bridge.adapters.lazy_features import LazyFeatures, brief_features, keep
 from sparse_bridge.adapters.torchsparse.operations import dense, joins
 from sparse_bridge.core.geometry.sparse_data import brief
 from sparse_bridge.errors import ContractError
@@ -42,7 +42,7 @@ def _forwarded(name):
     return property(get, put, doc=f"`_caches.{name}`")
 
 
-class SparseTensor(LateFeatures):
+class SparseTensor(LazyFeatures):
     """Features at sites of a grid.
 
     feats: [N, C].  coords: int32 [N, 4], rows [b, x, y, z] (2.1) or [x, y, z, b] (up to 2.0).

@@ -27,12 +27,12 @@ from torch.fx import Proxy
 from torch.nn import init
 
 from sparse_bridge import settings
-from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.spconv import weights
 from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_forward
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
 from sparse_bridge.adapters.spconv.rules.switches import check_layout
 from sparse_bridge.adapters.spconv.tracing import as_node
+from sparse_bridge.adapters.warmup_registry import expect
 from sparse_bridge.errors import ContractError
 
 FILTER_HWIO = constants.FILTER_HWIO

@@ -10,9 +10,9 @@ from spconv.pytorch.core import SparseConvTensor
 from torch import nn
 from torch.fx import Proxy
 
-from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.spconv.norm import expected_of, run_sequential
 from sparse_bridge.adapters.spconv.tracing import as_node
+from sparse_bridge.adapters.warmup_registry import expect
 from sparse_bridge.core.traced.scripts import refuse_script
 from sparse_bridge.errors import ContractError
 

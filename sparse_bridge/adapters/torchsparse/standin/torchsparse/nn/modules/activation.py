@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.inference import activated
-from sparse_bridge.adapters.late import pending_of
+from sparse_bridge.adapters.lazy_features import pending_of
 from sparse_bridge.adapters.torchsparse.tensors import with_feats
 
 __all__ = ["LeakyReLU", "ReLU", "SiLU"]

@@ -8,11 +8,11 @@ from torchsparse.nn import functional as F
 from torchsparse.nn.functional.conv.conv import conv3d
 from torchsparse.utils.utils import make_ntuple
 
-from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.torchsparse import profile
 from sparse_bridge.adapters.torchsparse.conv import convolve, expected
 from sparse_bridge.adapters.torchsparse.signatures import layer_arguments
 from sparse_bridge.adapters.torchsparse.spec import spec_of
+from sparse_bridge.adapters.warmup_registry import expect
 from sparse_bridge.errors import ContractError
 
 __all__ = ["Conv3d"]

@@ -21,8 +21,8 @@ ops: Any = torch.ops.sparse_bridge
 ASKED = "Tensor coords, Tensor handle, SymInt then, SymInt now, int[] stride"
 
 
-class Place:
-    """Where coordinates stand in a manager.
+class RegisteredMap:
+    """A coordinate map of a manager, by its key.
 
     own: the manager is one that a graph made, and lives as long as its coordinates. Another is the
     user's, who holds handles of these coordinates: as a handle's memory owns what it stands for,
@@ -45,9 +45,9 @@ class Place:
             )
         return found
 
-    def beside(self, key: Key) -> Place:
-        """Where other coordinates of the same manager stand."""
-        return Place(self.registry, key, self._own is not None)
+    def with_key(self, key: Key) -> RegisteredMap:
+        """Another map of the same manager."""
+        return RegisteredMap(self.registry, key, self._own is not None)
 
 
 class GraphMaps:
@@ -73,7 +73,7 @@ class GraphMaps:
         """Give the manager itself the maps, once the graph has run."""
         for key, found in self.sites.items():
             if key not in registry.grids:
-                entered = place(*asked(found, key))
+                entered = registered_map(*asked(found, key))
                 registry.use_device(found.coords.device)
                 registry.grids[key] = entered.registry.grid(entered.key)
 
@@ -116,35 +116,35 @@ def asked(sites: Traced, key: Key) -> tuple[Any, ...]:
     return sites.coords, sites.handle, sites.version, now, list(key[0])
 
 
-def place(
+def registered_map(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int]
-) -> Place:
-    """Where the coordinates of `asked` stand."""
-    return placed(coordinates.source(coords, handle, then, now), tuple(stride))
+) -> RegisteredMap:
+    """The map of the coordinates that `asked` describes."""
+    return map_of_sites(coordinates.source(coords, handle, then, now), tuple(stride))
 
 
-def placed(sites: Sites, stride: tuple[int, ...]) -> Place:
-    """Where `sites` stand: in the manager that they were entered in before the graph; coordinates
+def map_of_sites(sites: Sites, stride: tuple[int, ...]) -> RegisteredMap:
+    """The map of `sites`: in the manager that they were entered in before the graph; coordinates
     that a graph sees first become a manager of their own."""
     if sites.more is None:
         known = sites.store.peek(ENTERED)
         registry = None if known is None else known[0]()
         if registry is not None and known[1][0] == stride:
-            sites.more = Place(registry, known[1], own=False)
+            sites.more = RegisteredMap(registry, known[1], own=False)
     if sites.more is None:
         registry = MapRegistry(len(stride))
         key, first, _ = registry.insert(sites.coords, stride)
         if first is not None:
             raise ContractError("coordinates of a compiled layer repeat; they must be distinct.")
-        sites.more = Place(registry, key, own=True)
-    found: Place = sites.more
+        sites.more = RegisteredMap(registry, key, own=True)
+    found: RegisteredMap = sites.more
     return found
 
 
-def together(places: Sequence[Place]) -> MapRegistry:
+def together(maps: Sequence[RegisteredMap]) -> MapRegistry:
     """The manager of several maps. Raises ContractError where a program wrote into coordinates."""
-    registry = places[0].registry
-    if any(other.registry is not registry for other in places):
+    registry = maps[0].registry
+    if any(other.registry is not registry for other in maps):
         raise ContractError(
             "a compiled layer got maps of two coordinate managers, because the program changed the "
             "coordinates of one in place; make a new SparseTensor of such coordinates."
@@ -152,10 +152,10 @@ def together(places: Sequence[Place]) -> MapRegistry:
     return registry
 
 
-def made(place: Place) -> Sites:
+def made(registered: RegisteredMap) -> Sites:
     """A map that a layer made, to be given to the graph."""
-    coords = place.registry.grid(place.key).coords
-    return Sites(coords, MapStore(device=coords.device), place)
+    coords = registered.registry.grid(registered.key).coords
+    return Sites(coords, MapStore(device=coords.device), registered)
 
 
 def given(
@@ -178,7 +178,7 @@ def _insert(
             f"a compiled graph got {first.shape[0]} distinct coordinates; it serves 2 and more. "
             "Run scenes as small as this one through the eager model."
         )
-    return first, *given(made(Place(registry, key, own=True)), 2)
+    return first, *given(made(RegisteredMap(registry, key, own=True)), 2)
 
 
 def _fake_insert(

@@ -10,10 +10,10 @@ def mistrusted() -> tuple[str, ...]:
     their calls go without the compiled helper, where they do."""
     import torch
 
-    from ..core.device import serving
+    from ..core.device import device_support
 
     why = native.reason() if torch.cuda.is_initialized() else None
-    return (*serving.notes(), *([] if why is None else [f"no helper in C: {why}"]))
+    return (*device_support.notes(), *([] if why is None else [f"no helper in C: {why}"]))
 
 
 def of_layers() -> tuple[str, str]:
@@ -28,7 +28,7 @@ def of_layers() -> tuple[str, str]:
         return ("per_offset" if forced == "auto" else forced), "cpu"
     if not torch.cuda.is_initialized():
         return forced, "cuda (not used yet)"
-    from ..core.device.serving import kernel_target
+    from ..core.device.device_support import kernel_target
 
     device = torch.device("cuda", torch.cuda.current_device())
     if forced == "auto":

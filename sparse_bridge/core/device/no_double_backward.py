@@ -58,7 +58,7 @@ class _Refusal(torch.autograd.Function):
         raise UnsupportedError(NO_SECOND_ORDER)
 
 
-def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
     """`once_differentiable` with a typed error, for layers whose first result alone has a
     gradient."""
 

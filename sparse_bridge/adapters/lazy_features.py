@@ -2,7 +2,7 @@
 
 How a framework's class uses it:
 
-    class SparseTensor(LateFeatures):       # features_attribute = where it keeps them
+    class SparseTensor(LazyFeatures):       # features_attribute = where it keeps them
 
 and where it makes one of given features, `keep(made, features)` stores them, whether they are a
 tensor or a convolution that waits.
@@ -21,7 +21,7 @@ from ..core.device.torch_compat import eagerly
 from ..core.geometry.sparse_data import brief
 
 
-class LateFeatures:
+class LazyFeatures:
     """A sparse tensor whose features may be computed when they are first read.
 
     features_attribute: where it keeps them, which is empty until then; features_in_slot: that is a
@@ -66,14 +66,14 @@ def apart(function: Callable[..., Any], *args: Any) -> Any:
     return apart(function, *args)
 
 
-def _read(x: LateFeatures) -> torch.Tensor:
+def _read(x: LazyFeatures) -> torch.Tensor:
     """x's features, which are there from now on and wait for nothing."""
     features: torch.Tensor = getattr(x, x.features_attribute)
     _forget(x)
     return features
 
 
-def _forget(x: LateFeatures) -> None:
+def _forget(x: LazyFeatures) -> None:
     with contextlib.suppress(AttributeError):
         object.__delattr__(x, "_late")
 
@@ -102,7 +102,7 @@ def replace(x: Any, features: torch.Tensor | PendingConv) -> None:
     keep(x, features)
 
 
-def take(x: LateFeatures, *kinds: type) -> Any:
+def take(x: LazyFeatures, *kinds: type) -> Any:
     """What made x's features or is to make them, taken off it, if it is one of these kinds."""
     late = x._late
     if not isinstance(late, kinds):
@@ -111,7 +111,7 @@ def take(x: LateFeatures, *kinds: type) -> Any:
     return late
 
 
-def has_features(x: LateFeatures) -> bool:
+def has_features(x: LazyFeatures) -> bool:
     """Whether they are there."""
     try:
         object.__getattribute__(x, x.features_attribute)
@@ -142,7 +142,7 @@ def pending_of(x: Any) -> PendingConv | None:
     return late if there is late.result and late.follows else None
 
 
-def brief_features(x: LateFeatures) -> str:
+def brief_features(x: LazyFeatures) -> str:
     """Shape, dtype and device of x's features; computes nothing."""
     conv = pending_of(x)
     if conv is None and not has_features(x):
