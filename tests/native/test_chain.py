@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from sparse_bridge.core.capture.history import Views
 from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
 from sparse_bridge.core.conv import choice, registry
+from sparse_bridge.core.conv.dataflows import masked
 from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.kernels.runtime.triton_compat import HOOKS
 from sparse_bridge.native import calls as native_calls
@@ -301,10 +302,11 @@ class Unordered:
 )
 def test_maps_without_tiles(kind, monkeypatch):
     """What the rules leave unordered is bound over the table; the rest is Python's."""
-    monkeypatch.setattr(registry, "_forced", lambda flow, case, by="": flow.by_rule())
     if kind == "many rows":
-        monkeypatch.setattr(choice, "_FEW", 0.0)
+        monkeypatch.setattr(masked, "unordered_rows", lambda product: (0, 0, 0))
+        monkeypatch.setattr(choice, "unordered_rows", lambda product: (0, 0, 0))
     with bench() as (made, recorder):
+        monkeypatch.setattr(registry, "choose", lambda case, wanted="": masked.BY_RULE)
         stem, narrow = kind == "a stem", kind in ("a stem", "narrow")
         scene = Unordered(made, recorder, 5 if stem else 2, 4 if narrow else 16, symmetric=stem)
         if kind == "backwards":
