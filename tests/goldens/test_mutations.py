@@ -52,7 +52,7 @@ def smallest(framework, prefixes):
         if "2.1" not in entry.get("profiles", ["2.1"]):
             continue
         size = os.path.getsize(entry["path"]) if entry["path"] else 0
-        names = np.load(entry["path"]).files if entry["path"] else ()
+        names = driver.load_arrays(entry["path"])
         held = {prefix for prefix in prefixes for name in names if name.startswith(prefix)}
         for key in (entry["family"], entry.get("kind") or entry["spec"]["kind"], *held):
             if size < chosen.get(key, (np.inf,))[0]:
