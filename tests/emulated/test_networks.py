@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import json
 
-import numpy as np
 import pytest
 import torch
 
 import sparse_bridge
 from sparse_bridge.core.device import trace
-from tests.adapters.minkowski import test_goldens as minkowski
 from tests.adapters.spconv import doors
 from tests.adapters.torchsparse.conftest import speaking
-from tests.goldens.spconv import run_golden as spconv_runner
-from tests.goldens.torchsparse import run_golden as torchsparse_runner
+from tests.goldens import driver
+from tests.goldens.minkowski.run_golden import Minkowski
+from tests.goldens.spconv.run_golden import SpConv
+from tests.goldens.torchsparse.run_golden import TorchSparse
 from tests.recorded import RECORDED
 
 pytestmark = RECORDED
-GOLDENS = doors.ROOT / "tests" / "goldens"
 # (framework, case, fewest sparse convolutions in it): encoders and U-Nets with gradients of every
 # parameter.
 NETWORKS = [
@@ -40,43 +37,24 @@ SPCONV_LAYERS = ("conv", "subm", "inverse", "maxpool", "transpose", "net", "edge
 TORCHSPARSE_LAYERS = ("submanifold", "strided", "transposed", "unet", "pool", "points", "bev")
 
 
+# The dialect of each, and how its stand-in is met under a profile.
+FRAMEWORKS = {
+    "spconv": (SpConv, lambda profile: doors.standin()),
+    "torchsparse": (TorchSparse, lambda profile: speaking(profile or "2.1")),
+    "minkowski": (Minkowski, lambda profile: sparse_bridge.enable("minkowski")),
+}
+
+
 @functools.cache
 def cases(framework):
-    entries = json.loads((GOLDENS / framework / "public" / "manifest.json").read_text())["cases"]
-    return {entry["id"]: entry for entry in entries}
-
-
-def arrays_of(framework, entry):
-    if not entry.get("file"):
-        return {}
-    with np.load(GOLDENS / framework / "public" / entry["file"], allow_pickle=False) as stored:
-        return {name: stored[name] for name in stored.files}
+    return {entry["id"]: entry for entry in driver.public(framework)}
 
 
 @contextlib.contextmanager
-def spconv(profile=None):
-    with doors.standin():
-        env = spconv_runner.Env()
-        yield lambda entry: spconv_runner.judge(env, entry["spec"], arrays_of("spconv", entry))
-
-
-@contextlib.contextmanager
-def torchsparse(profile="2.1"):
-    with speaking(profile):
-        yield lambda entry: torchsparse_runner.run_case(entry, arrays_of("torchsparse", entry))
-
-
-@contextlib.contextmanager
-def minkowski_engine(profile=None):
-    with sparse_bridge.enable("minkowski"):
-        ME = importlib.import_module("MinkowskiEngine")
-        yield lambda entry: minkowski.runner.run_case(
-            ME, entry, arrays_of("minkowski", entry), "cpu"
-        )
-        minkowski.runner.reset_globals(ME)
-
-
-FRAMEWORKS = {"spconv": spconv, "torchsparse": torchsparse, "minkowski": minkowski_engine}
+def replaying(framework, profile=None):
+    dialect, standin = FRAMEWORKS[framework]
+    with standin(profile):
+        yield lambda entry: driver.judge(dialect, entry)
 
 
 @pytest.fixture(autouse=True)
@@ -95,8 +73,7 @@ def small_tensors():
 )
 def test_network(kernel_lane, framework, name, layers):
     """Every layer ran on kernels, and outputs and all gradients are the recorded ones."""
-    torch.manual_seed(0)
-    with FRAMEWORKS[framework]() as replay, trace.record() as events:
+    with replaying(framework) as replay, trace.record() as events:
         replay(cases(framework)[name])
     convolutions = [event for event in events if event.kind == "conv"]
     assert len(convolutions) >= layers
@@ -111,9 +88,8 @@ def failing(framework, families, profile=None):
         if entry["family"] in families and (profile is None or profile in entry["profiles"])
     ]
     wrong = {}
-    with FRAMEWORKS[framework](profile) as replay:
+    with replaying(framework, profile) as replay:
         for entry in chosen:
-            torch.manual_seed(0)
             try:
                 replay(entry)
             except Exception as error:

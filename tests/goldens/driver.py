@@ -1,7 +1,7 @@
-"""What the runners of recorded answers have in common: options, the loop over cases, the verdict.
+"""The command line of the recorded answers: options, the loop over cases, the verdict.
 
-A runner knows its framework: how a case is executed, and how its values are compared. It needs
-numpy and torch only, and so does this file.
+A framework's `run_golden.py` holds its dialect and calls `main`. Numpy and torch are needed, no
+more.
 """
 
 from __future__ import annotations
@@ -9,41 +9,55 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import torch
 
-__all__ = ["Mismatch", "cases_of", "enable", "finish", "load_arrays", "parser", "replay"]
+from tests.goldens.compare import Mismatch, Report
+from tests.goldens.interpreter import Case
+
+__all__ = [
+    "cases_of", "enable", "finish", "judge", "load_arrays", "main", "parser", "public", "replay",
+]  # fmt: skip
 
 
-class Mismatch(Exception):
-    """The candidate ran, but its answer differs from the recorded one."""
-
-
-def load_arrays(path: str) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file."""
+def load_arrays(path: str | None) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file. Those stored as float16, which lost nothing, are float32."""
+    if path is None:
+        return {}
     with np.load(path, allow_pickle=False) as z:
-        return {k: z[k] for k in z.files}
+        arrays = {k: z[k] for k in z.files}
+    return {k: v.astype(np.float32) if v.dtype == np.float16 else v for k, v in arrays.items()}
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that every runner has."""
-    ap = argparse.ArgumentParser(description=description.splitlines()[0])
-    ap.add_argument(
-        "--cases", nargs="+", default=["public"], help="folders that hold a manifest.json"
-    )
-    ap.add_argument("--device", default="cpu", help="cpu or cuda")
-    ap.add_argument("--enable", default="", help="Python run before the framework is imported")
-    ap.add_argument(
-        "--filter", default="", help="comma list; cases whose id, kind or family contains a word"
-    )
-    ap.add_argument("--json", default="", help="write the results there")
-    ap.add_argument("--trace", action="store_true", help="print tracebacks")
-    ap.add_argument("--quiet", action="store_true", help="print failures only")
+    """The options that every framework has."""
+    ap = argparse.ArgumentParser(description=description.splitlines()[0], allow_abbrev=False)
+    add = ap.add_argument
+    add("--cases", nargs="+", default=["public"], help="folders that hold a manifest.json")
+    add("--device", default="cpu", help="cpu or cuda")
+    add("--enable", default="", help="Python run before the framework is imported")
+    add("--module", default="", help="import name of the library under test, if not its own")
+    add("--filter", default="", help="comma list; cases whose id, kind or family contains a word")
+    add("--exact", default="", help="the one case of this id")
+    add("--source", help="the cases whose answers come from there")
+    add("--tol", type=float, help="one tolerance for all cases")
+    add("--double", action="store_true", help="run in float64, for reference implementations")
+    add("--threads", type=int, help="torch threads; 0 keeps torch's choice")
+    add("--isolate", action="store_true", help="run every case in its own process")
+    add("--timeout", type=float, default=300, help="seconds per isolated case")
+    add("--list", action="store_true", help="print the cases and stop")
+    add("--json", default="", help="write the results there")
+    add("--trace", action="store_true", help="print tracebacks")
+    add("--quiet", action="store_true", help="print failures only")
     return ap
 
 
@@ -53,9 +67,9 @@ def enable(code: str) -> None:
         exec(code, {"__name__": "golden_enable"})
 
 
-def cases_of(folders: Iterable[str], words: str) -> list[dict[str, Any]]:
-    """The entries of all manifests that `--filter` names; `path` is where an entry's arrays lie, or
-    None."""
+def cases_of(folders: Iterable[str], words: str = "", exact: str = "") -> list[dict[str, Any]]:
+    """The entries of all manifests that `--filter` and `--exact` name; `path` is where an entry's
+    arrays lie, or None."""
     found = []
     for folder in folders:
         with open(os.path.join(folder, "manifest.json")) as f:
@@ -63,10 +77,21 @@ def cases_of(folders: Iterable[str], words: str) -> list[dict[str, Any]]:
         for entry in entries:
             kind = entry.get("kind") or entry["spec"]["kind"]
             texts = (entry["id"], kind, entry["family"], *entry.get("tags", []))
-            if not words or any(w in text for w in words.split(",") if w for text in texts):
+            named = not words or any(w in text for w in words.split(",") if w for text in texts)
+            if named and exact in ("", entry["id"]):
                 file = entry.get("file")
                 found.append({**entry, "path": os.path.join(folder, file) if file else None})
     return found
+
+
+def public(framework: str) -> list[dict[str, Any]]:
+    """The entries that lie beside a dialect, by the name of its folder."""
+    return cases_of([os.path.join(os.path.dirname(os.path.abspath(__file__)), framework, "public")])
+
+
+def judge(dialect: type[Case], entry: dict[str, Any], **options: Any) -> Report:
+    """Run one case and compare it. The options are those of `Case`."""
+    return dialect(entry, load_arrays(entry["path"]), **options).judge()
 
 
 def replay(
@@ -115,6 +140,69 @@ def finish(rows: list[dict[str, Any]], args: argparse.Namespace, **facts: Any) -
         with open(args.json, "w") as f:
             json.dump({**facts, **counts, "cases": rows}, f, indent=1)
     return 0 if rows and passed == len(rows) else 1
+
+
+def isolated(
+    entry: dict[str, Any], argv: list[str], args: argparse.Namespace
+) -> tuple[float | None, str]:
+    """One case in its own process, so that a crash of the library is only one failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = os.path.join(folder, "result.json")
+        same = [a for a in argv if a != "--isolate"]
+        command = [sys.executable, os.path.abspath(sys.argv[0]), *same]
+        command += ["--exact", entry["id"], "--json", result]
+        try:
+            p = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+        except subprocess.TimeoutExpired:
+            raise Mismatch(f"no answer after {args.timeout} s") from None
+        if not os.path.exists(result):
+            last = (p.stderr.strip().splitlines() or [""])[-1]
+            raise Mismatch(f"process ended with status {p.returncode}: {last}")
+        with open(result) as f:
+            (case,) = json.load(f)["cases"]
+    if not case["ok"]:
+        raise Mismatch(case["reason"])
+    return case["worst"], case["where"]
+
+
+def main(dialect: type[Case], description: str, argv: list[str] | None = None) -> int:
+    """Replay the recorded cases of a framework; the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    ap = parser(description)
+    dialect.options(ap)
+    args = ap.parse_args(argv)
+    warnings.simplefilter("ignore")
+    entries = [
+        chosen
+        for entry in cases_of(args.cases, args.filter, args.exact)
+        if (chosen := dialect.select(entry, args)) is not None
+    ]
+    if args.list:
+        for e in entries:
+            print(f"{e['id']:<48} {e['family']:<14} {e.get('source', ''):<9} {e.get('about', '')}")
+        return 0
+    if args.isolate:
+        rows = replay(entries, lambda entry: isolated(entry, argv, args), args)
+        return finish(rows, args, torch=torch.__version__)
+    threads = dialect.threads if args.threads is None else args.threads
+    if threads:
+        torch.set_num_threads(threads)
+    enable(args.enable)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    dialect.begin(args)
+
+    def judged(entry: dict[str, Any]) -> tuple[float | None, str]:
+        dtype = torch.float64 if args.double else torch.float32
+        report = judge(
+            dialect, entry, device=args.device, dtype=dtype, tolerance=args.tol, module=args.module
+        )
+        return report.worst, report.where
+
+    rows = replay(entries, judged, args)
+    module = args.module or dialect.framework
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return finish(rows, args, module=module, file=file, torch=torch.__version__)
 
 
 if __name__ == "__main__":

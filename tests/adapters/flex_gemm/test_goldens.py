@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import pathlib
-
 import pytest
 
-from tests.goldens.flexgemm import run_golden
+from tests.goldens import driver
+from tests.goldens.flexgemm.run_golden import FlexGEMM
 from tests.recorded import RECORDED
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated, RECORDED]
-PUBLIC = pathlib.Path(run_golden.__file__).parent / "public"
+CASES = driver.public("flexgemm")
 
 
-@functools.cache
-def cases():
-    return json.loads((PUBLIC / "manifest.json").read_text())["cases"]
-
-
-def arrays_of(case):
-    return run_golden.load_arrays(str(PUBLIC / case["file"])) if case["file"] else {}
-
-
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_recorded(case, map_lane):
-    arrays = arrays_of(case)
-    run_golden.judge(run_golden.Env(device=map_lane.device), case["spec"], arrays)
+    driver.judge(FlexGEMM, case, device=map_lane.device)
 
 
 def test_every_family_is_there():
-    families = {case["family"] for case in cases()}
+    families = {case["family"] for case in CASES}
     wanted = {"subm", "algorithms", "dtype", "cache", "sparse", "grid", "codes", "net", "error"}
-    assert families == wanted | {"surface"} and len(cases()) == 96
+    assert families == wanted | {"surface"} and len(CASES) == 96

@@ -6,6 +6,9 @@
 Needs numpy and torch only. The case format is described in README.md.
 """
 
+from __future__ import annotations
+
+import contextlib
 import importlib
 import os
 import sys
@@ -17,40 +20,32 @@ if __name__ == "__main__":  # as a file: the folder that holds `tests`
     sys.path.insert(0, os.path.abspath(__file__).rsplit(os.sep, 4)[0])
 
 from tests.goldens import driver
-from tests.goldens.driver import Mismatch, load_arrays
+from tests.goldens.compare import Measure, dtype_name, numpy_of
+from tests.goldens.interpreter import Case, Program
+from tests.goldens.names import dotted
 
 
-# ---------------------------------------------------------------- building blocks named in a spec
-def dotted(root, path):
-    obj, done = root, root.__name__
-    for part in path.split("."):
-        done += "." + part
-        try:
-            obj = getattr(obj, part)
-        except AttributeError:
-            obj = importlib.import_module(done)
-    return obj
+def plain(x):
+    """A value as JSON holds it."""
+    if torch.is_tensor(x) or isinstance(x, (np.ndarray, np.generic)):
+        return numpy_of(x).tolist()
+    if isinstance(x, (list, tuple)):
+        return [plain(i) for i in x]
+    if isinstance(x, dict):
+        return {str(k): plain(v) for k, v in x.items()}
+    return x
 
 
-def make_layer(entry):
-    cls = entry[0]
-    args = entry[1] if len(entry) > 1 and isinstance(entry[1], list) else []
-    kwargs = entry[-1] if isinstance(entry[-1], dict) else {}
-
-    def fix(v):
-        return tuple(v) if isinstance(v, list) else v
-
-    if cls.startswith("torch.nn."):
-        maker = getattr(torch.nn, cls[9:])
-    else:
-        maker = dotted(importlib.import_module("torchsparse"), "nn." + cls)
-    return maker(*[fix(a) for a in args], **{k: fix(v) for k, v in kwargs.items()})
+def tupled(v):
+    return tuple(v) if isinstance(v, list) else v
 
 
-def make_module(layers):
-    if isinstance(layers[0], str):
-        return make_layer(layers)
-    return torch.nn.Sequential(*[make_layer(e) for e in layers])
+def same_places(a, b):
+    """Equal entries of one array are equal entries of the other; their values are free."""
+    if a.shape != b.shape:
+        return False
+    a, b = (np.unique(x.reshape(-1), return_inverse=True)[1].reshape(-1).tolist() for x in (a, b))
+    return len(set(zip(a, b, strict=True))) == len(set(a)) == len(set(b))
 
 
 OPS = {
@@ -64,312 +59,130 @@ OPS = {
     "method": lambda a, name, *x: getattr(a, name)(*x),
     "set": lambda a, name, v: setattr(a, name, v),
     "identity": lambda a: a,
-    "layer": lambda *e: make_layer(list(e)),
     "setcol": lambda a, cols, v: a.index_copy(
         1, torch.as_tensor(cols, device=a.device), torch.full_like(a[:, : len(cols)], v)
     ),
 }
 
 
-class Program:
-    """A case turned into modules plus a list of statements."""
+class TorchSparse(Case):
+    """Lists of layers, and statements whose functions are `m:`, `op:`, `ts:` or `torch:` names."""
 
-    def __init__(self, case, arrays, device="cpu", dtype=torch.float32, module=None):
-        self.case, self.A, self.device, self.dtype = case, arrays, device, dtype
-        self.ts = importlib.import_module("torchsparse")
-        importlib.import_module("torchsparse.nn")
-        spec = case["spec"]
-        if case["kind"] == "net":
-            self.modules = {"net": make_module(spec["layers"])}
-            self.prefix = {"net": ""}
-            self.inputs = {
-                "x": dict(
-                    spec.get("input", {}), type="sparse", coords="in_coords", feats="in_feats"
-                )
-            }
-            self.steps = [["y", "m:net", ["$x"]]]
-            out = {"var": "y", "type": spec.get("output", "sparse")}
-            for k in ("ordered", "stride", "spatial_range"):
-                if k in spec:
-                    out[k] = spec[k]
-            self.outputs = [out]
+    framework = "torchsparse"
+    weight, gradient = "w/", "grad/"
+    measure = Measure(1e-12, 1e-12)
+    absent_is_zero = True
+
+    @classmethod
+    def options(cls, parser):
+        parser.add_argument("--profile", required=True, choices=["1.4", "2.0", "2.1"])
+        parser.add_argument("--forward-only", action="store_true")
+
+    @classmethod
+    def select(cls, entry, args):
+        """`--source real`: what an upstream CPU build of the profile reproduced, as far as it
+        did."""
+        reach = entry.get("verified_on", {}).get(args.profile)
+        if args.profile not in entry["profiles"] or (args.source == "real" and reach is None):
+            return None
+        if args.forward_only or (args.source == "real" and reach == "forward"):
+            entry = {**entry, "spec": {**entry["spec"], "grad": False}}
+        return super().select(entry, args)
+
+    @classmethod
+    def begin(cls, args):
+        with contextlib.suppress(Exception):
+            backends = importlib.import_module("torchsparse.backends")
+            if hasattr(backends, "allow_tf32"):
+                backends.allow_tf32 = False
+
+    def read(self):
+        spec = self.spec
+        modes = {"train": spec.get("train", False), "grad": spec.get("grad", False)}
+        if self.entry["kind"] != "net":
+            modules, inputs = spec.get("modules", {}), spec.get("inputs", {})
+            return Program(modules, inputs, spec["steps"], spec["outputs"], **modes)
+        x = {**spec.get("input", {}), "type": "sparse", "coords": "in_coords", "feats": "in_feats"}
+        out = {k: spec[k] for k in ("ordered", "stride", "spatial_range") if k in spec}
+        out |= {"var": "y", "type": spec.get("output", "sparse")}
+        steps = [["y", "m:net", ["$x"]]]
+        return Program({"net": spec["layers"]}, {"x": x}, steps, [out], bare="net.", **modes)
+
+    def module(self, description):
+        if isinstance(description[0], str):
+            return self.layer(*description)
+        return torch.nn.Sequential(*[self.layer(*entry) for entry in description])
+
+    def layer(self, name, *rest):
+        """[class, positional arguments?, keywords?]"""
+        args = rest[0] if rest and isinstance(rest[0], list) else []
+        kwargs = rest[-1] if rest and isinstance(rest[-1], dict) else {}
+        root, path = (
+            (torch, name[6:]) if name.startswith("torch.") else (self.library, "nn." + name)
+        )
+        return dotted(root, path)(*map(tupled, args), **{k: tupled(v) for k, v in kwargs.items()})
+
+    def input(self, name, how):
+        if how["type"] == "tensor":
+            return self.tensor(how["array"], how.get("grad", False))
+        if how["type"] != "sparse":
+            return np.array(self.arrays[how["array"]])
+        keywords = {"stride": tupled(how.get("stride", 1))}
+        if how.get("spatial_range") is not None:
+            keywords["spatial_range"] = tuple(how["spatial_range"])
+        feats = self.tensor(how["feats"], True)
+        if how.get("fresh", True) and feats.is_floating_point():
+            feats = feats * 1  # modules may write into their input
+        return self.library.SparseTensor(feats, self.tensor(how["coords"]), **keywords)
+
+    def function(self, operation):
+        kind, name = operation.split(":", 1)
+        if operation == "op:layer":
+            return self.layer
+        if kind in ("m", "op"):
+            return (self.modules if kind == "m" else OPS)[name]
+        return dotted({"ts": self.library, "torch": torch}[kind], name)
+
+    def mark_array(self, v, whole):
+        return np.array(self.arrays[v])
+
+    def upstream(self, output):
+        return f"up/{output['var']}"
+
+    def check(self, output):
+        name, kind = output["var"], output.get("type", "sparse")
+        got = self.values[name]
+        if kind == "sparse":
+            return self.check_sparse(name, got, output)
+        if kind == "value":
+            self.report.same(name, plain(got), output["value"])
+            return None
+        want = self.arrays[f"out/{name}"]
+        if "dtype" in output:
+            known = dtype_name(got) in output["dtype"]
+            self.report.require(known, f"{name}: {dtype_name(got)} instead of {output['dtype']}")
+        if kind == "partition":
+            held = same_places(numpy_of(got), want)
+            self.report.require(held, f"{name}: equal entries are not in the same places")
+        elif kind == "rows":
+            self.report.rows(name, numpy_of(got).astype(np.int64), want.astype(np.int64))
         else:
-            self.modules = {n: make_module(m) for n, m in spec.get("modules", {}).items()}
-            self.prefix = {n: n + "." for n in self.modules}
-            self.inputs, self.steps, self.outputs = (
-                spec.get("inputs", {}),
-                spec["steps"],
-                spec["outputs"],
-            )
-        self.train = spec.get("train", False)
+            self.report.array(name, got, want)
+        return got
 
-    # ---- weights
-    def entries(self):
-        for n, m in self.modules.items():
-            for k, v in m.state_dict().items():
-                yield self.prefix[n] + k, v
-
-    def load(self):
-        for n, m in self.modules.items():
-            p = "w/" + self.prefix[n]
-            state = {
-                k[len(p) :]: torch.from_numpy(self.A[k].copy()) for k in self.A if k.startswith(p)
-            }
-            if self.prefix[n] or len(self.modules) == 1:
-                m.load_state_dict(state, strict=True)
-            m.to(self.device)
-            if self.dtype == torch.float64:
-                m.double()
-            m.train(self.train)
-
-    # ---- evaluation
-    def tensor(self, name, grad=False):
-        t = torch.from_numpy(np.array(self.A[name])).to(self.device)
-        if t.is_floating_point():
-            t = t.to(self.dtype)
-            if grad:
-                t.requires_grad_()
-                self.leaves[name] = t
-        return t
-
-    def value(self, v):
-        if isinstance(v, str) and v.startswith("$"):
-            path = v[1:].split(".")
-            obj = self.env[path[0]]
-            for p in path[1:]:
-                obj = getattr(obj, p)
-            return obj
-        if isinstance(v, list):
-            return [self.value(i) for i in v]
-        if isinstance(v, dict):
-            if "tuple" in v:
-                return tuple(self.value(i) for i in v["tuple"])
-            if "slice" in v:
-                return slice(*v["slice"])
-            if "dtype" in v:
-                return getattr(torch, v["dtype"])
-            if "array" in v:
-                return np.array(self.A[v["array"]])
-            if "device" in v:
-                return self.device
-            return {k: self.value(i) for k, i in v.items()}
-        return v
-
-    def call(self, fn, args, kwargs):
-        kind, name = fn.split(":", 1)
-        f = {
-            "m": lambda: self.modules[name],
-            "op": lambda: OPS[name],
-            "ts": lambda: dotted(self.ts, name),
-            "torch": lambda: dotted(torch, name),
-        }[kind]()
-        return f(*self.value(args), **self.value(kwargs))
-
-    def run(self):
-        self.env, self.leaves = {}, {}
-        for name, d in self.inputs.items():
-            if d["type"] == "sparse":
-                kw = {"stride": d.get("stride", 1)}
-                kw["stride"] = (
-                    tuple(kw["stride"]) if isinstance(kw["stride"], list) else kw["stride"]
-                )
-                if d.get("spatial_range") is not None:
-                    kw["spatial_range"] = tuple(d["spatial_range"])
-                feats = self.tensor(d["feats"], True)
-                if d.get(
-                    "fresh", True
-                ):  # modules may write into their input; keep the leaf untouched
-                    feats = feats * 1 if feats.is_floating_point() else feats
-                self.env[name] = self.ts.SparseTensor(feats, self.tensor(d["coords"]), **kw)
-            elif d["type"] == "tensor":
-                self.env[name] = self.tensor(d["array"], d.get("grad", False))
-            else:
-                self.env[name] = np.array(self.A[d["array"]])
-        for step in self.steps:
-            out, fn, args = step[:3]
-            self.env[out] = self.call(fn, args, step[3] if len(step) > 3 else {})
-        return {o["var"]: self.value("$" + o["var"]) for o in self.outputs}
-
-    def parameters(self):
-        for n, m in self.modules.items():
-            for k, p in m.named_parameters():
-                yield self.prefix[n] + k, p
-
-
-# ---------------------------------------------------------------- comparison
-def as_numpy(x):
-    return x.detach().cpu().numpy() if torch.is_tensor(x) else np.asarray(x)
-
-
-def plain(x):
-    if torch.is_tensor(x) or isinstance(x, (np.ndarray, np.generic)):
-        return as_numpy(x).tolist()
-    if isinstance(x, (list, tuple)):
-        return [plain(i) for i in x]
-    if isinstance(x, dict):
-        return {str(k): plain(v) for k, v in x.items()}
-    return x
-
-
-def match_rows(got, want):
-    """perm with got[perm] == want; raises when the sets differ."""
-    g, w = got.astype(np.int64), want.astype(np.int64)
-    if g.ndim != 2 or g.shape[1:] != w.shape[1:]:
-        raise Mismatch(f"coordinates have shape {g.shape}, expected {w.shape}")
-    gi = {tuple(r): i for i, r in enumerate(g.tolist())}
-    if len(gi) != len(g):
-        raise Mismatch(f"{len(g) - len(gi)} duplicate output coordinates")
-    ws = {tuple(r) for r in w.tolist()}
-    missing, extra = sorted(ws - gi.keys()), sorted(gi.keys() - ws)
-    if missing or extra:
-        raise Mismatch(
-            f"coordinates differ: {len(missing)} missing {missing[:3]}, "
-            f"{len(extra)} extra {extra[:3]}"
-        )
-    return np.array([gi[tuple(r)] for r in w.tolist()], dtype=np.int64)
-
-
-def close(got, want, tol, what, log):
-    if got.shape != want.shape:
-        raise Mismatch(f"{what}: shape {got.shape}, expected {want.shape}")
-    if not want.size:
-        return
-    g, w = got.astype(np.float64), want.astype(np.float64)
-    if not np.array_equal(np.isfinite(g), np.isfinite(w)):
-        raise Mismatch(f"{what}: finite entries differ")
-    g, w = np.where(np.isfinite(w), g, 0), np.where(np.isfinite(w), w, 0)
-    scale = max(float(np.sqrt((w**2).mean())), 1e-12)
-    err = float(np.abs(g - w).max()) / scale
-    log[what] = err
-    if err > tol:
-        at = np.unravel_index(np.abs(g - w).argmax(), w.shape)
-        raise Mismatch(
-            f"{what}: error {err:.2e} of RMS > {tol:g} (at {tuple(map(int, at))}: "
-            f"got {g[at]:.6g}, expected {w[at]:.6g})"
-        )
-
-
-def compare_output(o, got, A, tol, log):
-    """Returns the row permutation (or None)."""
-    v, kind = o["var"], o.get("type", "sparse")
-    if kind == "sparse":
-        stride = [int(i) for i in got.stride]
-        if "stride" in o and stride != list(o["stride"]):
-            raise Mismatch(f"{v}: stride {stride}, expected {o['stride']}")
-        if "spatial_range" in o:
-            r = getattr(got, "spatial_range", None)
-            r = None if r is None else [int(i) for i in r[:4]]
-            if r != o["spatial_range"]:
-                raise Mismatch(f"{v}: spatial_range {r}, expected {o['spatial_range']}")
-        perm = match_rows(as_numpy(got.coords), A[f"out/{v}/coords"])
-        if len(got.feats) != len(perm):
-            raise Mismatch(f"{v}: {len(got.feats)} feature rows for {len(perm)} coordinates")
-        if o.get("ordered") and not np.array_equal(perm, np.arange(len(perm))):
-            raise Mismatch(f"{v}: right coordinates, but row order differs from the contract")
-        close(as_numpy(got.feats)[perm], A[f"out/{v}/feats"], tol, v + ".feats", log)
-        return perm
-    if kind == "value":
-        if plain(got) != o["value"]:
-            raise Mismatch(f"{v}: {plain(got)!r}, expected {o['value']!r}")
-        return None
-    want, g = A[f"out/{v}"], as_numpy(got)
-    if "dtype" in o and str(g.dtype) not in o["dtype"]:
-        raise Mismatch(f"{v}: dtype {g.dtype}, expected {' or '.join(o['dtype'])}")
-    if kind == "partition":  # equal entries must be equal in the same places; values are free
-        a, b = (np.unique(x.reshape(-1), return_inverse=True)[1].reshape(-1) for x in (g, want))
-        pairs = set(zip(a.tolist(), b.tolist(), strict=False))
-        if g.shape != want.shape or not len(pairs) == len(set(a.tolist())) == len(set(b.tolist())):
-            raise Mismatch(f"{v}: equal entries are not in the same places")
-    elif kind == "rows":
-        match_rows(g, want)
-    elif np.issubdtype(want.dtype, np.floating):
-        close(g, want, tol, v, log)
-    elif g.shape != want.shape or not np.array_equal(g, want):
-        bad = "" if g.shape != want.shape else f", {int((g != want).sum())} entries differ"
-        raise Mismatch(f"{v}: shape {g.shape}, expected {want.shape}{bad}")
-    return None
-
-
-def run_case(case, A, device="cpu", dtype=torch.float32, grads=True):
-    log, tol = {}, case.get("tol", 1e-4)
-    torch.manual_seed(0)
-    prog = Program(case, A, device, dtype)
-    shapes = {k: tuple(v.shape) for k, v in prog.entries()}
-    stored = {k[2:]: A[k].shape for k in A if k.startswith("w/")}
-    if shapes != stored:
-        diff = sorted(set(shapes.items()) ^ set(stored.items()))
-        raise Mismatch(f"state_dict keys or shapes differ: {diff[:4]}")
-    prog.load()
-    want_grad = grads and case["spec"].get("grad", False)
-    with torch.set_grad_enabled(want_grad):
-        outs = prog.run()
-    loss = 0
-    for o in prog.outputs:
-        perm = compare_output(o, outs[o["var"]], A, tol, log)
-        if want_grad and f"up/{o['var']}" in A:
-            y = outs[o["var"]]
-            y = y.feats if perm is not None else y
-            up = torch.from_numpy(np.array(A[f"up/{o['var']}"])).to(y)
-            if perm is not None:
-                y = y[torch.as_tensor(perm, device=y.device)]
-            loss = loss + (y * up).sum()
-    if want_grad:
-        loss.backward()
-        got = {k: t.grad for k, t in prog.leaves.items()}
-        got.update({"w/" + k: p.grad for k, p in prog.parameters()})
-        for k in sorted(A):
-            if k.startswith("grad/"):
-                g = got.get(k[5:])
-                g = np.zeros_like(A[k]) if g is None else as_numpy(g)
-                if np.issubdtype(A[k].dtype, np.floating):
-                    close(g, A[k], tol, k, log)
-    return log
-
-
-# ---------------------------------------------------------------- command line
-def main():
-    ap = driver.parser(__doc__)
-    ap.add_argument("--profile", required=True, choices=["1.4", "2.0", "2.1"])
-    ap.add_argument(
-        "--source",
-        choices=["real", "oracle"],
-        help="real: only what an upstream CPU build of this profile reproduced, as far as it did",
-    )
-    ap.add_argument("--forward-only", action="store_true")
-    ap.add_argument(
-        "--double", action="store_true", help="run in float64 (for reference implementations)"
-    )
-    ap.add_argument("--tol", type=float, help="override the tolerance of every case")
-    a = ap.parse_args()
-    driver.enable(a.enable)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        backends = importlib.import_module("torchsparse.backends")
-        if hasattr(backends, "allow_tf32"):
-            backends.allow_tf32 = False
-    except Exception:
-        pass
-
-    def reach(case):
-        """How far an upstream build of the profile reproduced a case."""
-        return case.get("verified_on", {}).get(a.profile)
-
-    def wanted(case):
-        real = a.source != "real" or reach(case) is not None
-        return a.profile in case["profiles"] and real and a.source in (None, case["source"])
-
-    def judged(case):
-        if a.tol:
-            case["tol"] = a.tol
-        grads = not a.forward_only and not (a.source == "real" and reach(case) == "forward")
-        dtype = torch.float64 if a.double else torch.float32
-        errors = run_case(case, load_arrays(case["path"]), a.device, dtype, grads)
-        return max(errors.values(), default=0.0), max(errors, key=errors.get, default="exact")
-
-    cases = filter(wanted, driver.cases_of(a.cases, a.filter))
-    return driver.finish(driver.replay(cases, judged, a), a, profile=a.profile)
+    def check_sparse(self, name, got, output):
+        if "stride" in output:
+            self.report.same(f"{name} stride", [int(i) for i in got.stride], output["stride"])
+        if "spatial_range" in output:
+            extent = getattr(got, "spatial_range", None)
+            extent = None if extent is None else [int(i) for i in extent[:4]]
+            self.report.same(f"{name} spatial_range", extent, output["spatial_range"])
+        return self.compare_sparse(
+            name, numpy_of(got.coords).astype(np.int64), got.feats,
+            self.arrays[f"out/{name}/coords"].astype(np.int64), self.arrays[f"out/{name}/feats"],
+            output.get("ordered", False),
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(driver.main(TorchSparse, __doc__))
