@@ -16,8 +16,8 @@ from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.device import self_check, trace
 from sparse_bridge.errors import UnsupportedError
-from sparse_bridge.kernels.gemm.product import BIAS, NORM
 from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.tiles.epilogue_bits import BIAS, NORM
 from tests.checks import assert_close
 from tests.core.layers import layer, leaves, tensors
 

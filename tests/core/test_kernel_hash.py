@@ -9,7 +9,7 @@ import pytest
 
 from sparse_bridge.core.tuning import kernel_hash as hashing
 
-KERNELS = pathlib.Path(hashing.__file__).parents[2] / "kernels" / "gemm"
+KERNELS = pathlib.Path(hashing.__file__).parents[2] / "kernels"
 GATHER = "gather_kernels.py"
 
 
@@ -20,10 +20,14 @@ def now():
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     """A copy of the kernels' source, which is hashed instead."""
-    folder = tmp_path / "gemm"
-    shutil.copytree(KERNELS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(hashing.resources, "files", lambda package: folder)
-    return folder
+    for name in ("gemm", "tiles"):
+        shutil.copytree(
+            KERNELS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    monkeypatch.setattr(
+        hashing.resources, "files", lambda package: tmp_path / package.rpartition(".")[2]
+    )
+    return tmp_path / "gemm"
 
 
 def edit(path, old, new):
@@ -105,3 +109,9 @@ def test_without_source_the_version_counts(tmp_path, monkeypatch):
     empty = now()
     monkeypatch.setattr(hashing, "__version__", "another")
     assert now() not in (empty, hashing.kernel_hash())
+
+
+def test_bits_of_an_epilogue_count(copy):
+    before = now()
+    edit(copy.parent / "tiles" / "epilogue_bits.py", "RESIDUAL = 8", "RESIDUAL = 16")
+    assert now() != before

@@ -10,7 +10,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from sparse_bridge.core.capture.history import Views
 from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
 from sparse_bridge.core.conv import choice, registry
 from sparse_bridge.core.conv.dataflows import masked
@@ -257,12 +256,22 @@ def test_weights_that_kernels_read_as_copies():
         assert read == [copy.data_ptr() for copy in copies] and len(copies) == len(links)
 
 
+class Heard:
+    """What hears which views of a map are asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def wanted(self, side, tiles):
+        self.asked.append((side, tiles))
+
+
 class Unordered:
     """A chain of a layer over a map that nobody has ordered, a new one in every call, and of one
     that follows it."""
 
     def __init__(self, made, recorder, volume, channels, **more):
-        self.recorder, self.heard = recorder, Views(set(), set(), set(), 0)
+        self.recorder = recorder
         n_rows, width = made.x.shape
         self.map = lambda: by_table(n_rows, volume**3, **more)
         weights = [
@@ -280,9 +289,7 @@ class Unordered:
         """(launches of products, which views were asked for, how many of its steps ran apart)."""
         self.args[1] = kmap = self.map()
         kmap.rulebook.trained = trained
-        for views in self.heard[:2]:
-            views.clear()
-        kmap.rulebook.observe(self.heard)
+        kmap.rulebook.observe(heard := Heard())
         self.recorder.all.clear()
         with served() as by_helper:
             self.chain(*self.args)
@@ -293,8 +300,7 @@ class Unordered:
             for name, grid, values in self.recorder.all
             if "gemm" in name
         ]
-        asked = [set(views) for views in self.heard[:2]]
-        return launches, asked, by_helper["planned"]
+        return launches, set(heard.asked), by_helper["planned"]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from ...errors import UnsupportedError
-from ...kernels.gemm.product import AFFINE, BIAS, NORM, RESIDUAL, EpilogueForm
+from ...kernels.gemm.product import EpilogueForm
+from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM, RESIDUAL
 
 ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
+# What may follow a convolution, in this order: strings of letters, so that what came so far is a
+# prefix of what is expected. (`native.c` has the letters, too.)
+STEP_NORM, STEP_SUM, STEP_ACTIVATION = "n", "s", "a"
+STEPS = STEP_NORM + STEP_SUM + STEP_ACTIVATION
 
 
 def check_activation(activation: str | None) -> None:

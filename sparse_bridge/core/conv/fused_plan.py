@@ -16,8 +16,7 @@ from ... import settings
 from ...native import calls as native_calls
 from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.kernel_map import KernelMap
-from .epilogue import Epilogue, Norm
-from .history import SUM
+from .epilogue import STEP_SUM, Epilogue, Norm
 from .plan import ConvForm, ConvPlan, run_plan
 
 Given = tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm]
@@ -47,7 +46,7 @@ class FusedPlan:
     ) -> None:  # fmt: skip
         bias, name, alpha, norm, _ = epilogue
         self.steps, self.activation, self.shown = steps, (name, alpha), 0
-        self.at_the_call = SUM not in steps
+        self.at_the_call = STEP_SUM not in steps
         self._end, self.between = epilogue._replace(residual=None), Epilogue(bias, norm=norm)
         self._plan, self.form, self.generation = plan, form, settings.generation
         self.columns, self.n_offsets = plan.columns_out, plan.n_offsets

@@ -12,16 +12,12 @@ from torch.autograd import forward_ad
 from ... import state
 from ..maps.kernel_map import KernelMap
 from . import fused_call, override
-from .epilogue import Epilogue, Norm
+from .epilogue import STEPS, Epilogue, Norm
 from .plan import ConvForm, run
 
 if TYPE_CHECKING:
     from .fused_plan import FusedPlan
 
-# What may follow a convolution, in the order in which an epilogue applies it; steps are strings of
-# these letters, so that what came so far is a prefix of what is expected. (native.c has them too.)
-NORM, SUM, ACTIVATION = "n", "s", "a"
-STEPS = NORM + SUM + ACTIVATION
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _HALVES = (torch.float16, torch.bfloat16)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack

@@ -14,8 +14,9 @@ import torch
 from ... import log
 from ...errors import KernelError
 from ...kernels.gemm.narrow import packs_offsets, tile_of
-from ...kernels.gemm.product import BIAS, Product
+from ...kernels.gemm.product import Product
 from ...kernels.runtime.target import Target
+from ...kernels.tiles.epilogue_bits import BIAS
 from ..device import self_check
 from ..device.device_support import kernel_target
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows

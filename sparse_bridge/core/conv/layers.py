@@ -19,11 +19,10 @@ from ..device.torch_compat import eagerly
 from ..maps.kernel_map import KernelMap
 from . import convolution, fused_call, override
 from .convolution import convolve_layer
-from .epilogue import Epilogue
+from .epilogue import STEP_NORM, Epilogue
 from .fused_plan import FusedPlan, fused_plan, same
 from .history import (
     DISABLED,
-    NORM,
     History,
     LayerCall,
     changes_of,
@@ -133,7 +132,7 @@ def known_call(
         if plan.activation != (activation, alpha) or (norm is None) != (between[3] is None):
             return None
         return plan.launch((x, weight, kmap, form), bias, None)
-    done = "" if norm is None else NORM
+    done = "" if norm is None else STEP_NORM
     least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda]
     if (
         history.disabled
@@ -185,7 +184,7 @@ def _begin_deferred(
     if _generation != settings.generation:
         _renew()
     history = history_of(owner) if _on and not trace.recorders else DISABLED
-    done, residual = "" if epilogue[3] is None else NORM, epilogue[4]
+    done, residual = "" if epilogue[3] is None else STEP_NORM, epilogue[4]
     if history.disabled or residual is not None:
         if history.disabled and history is not DISABLED:
             disabled_layers.add(id(owner))

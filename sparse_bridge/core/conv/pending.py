@@ -18,9 +18,9 @@ import torch
 from ... import state
 from ...native import calls as native_calls
 from ..device.torch_compat import eagerly
-from .epilogue import Epilogue, Norm
+from .epilogue import STEP_ACTIVATION, STEP_NORM, STEP_SUM, STEPS, Epilogue, Norm
 from .fused_plan import fused_plan, same
-from .history import ACTIVATION, NORM, PLAIN, STEPS, SUM, LayerCall, changes, changes_of
+from .history import PLAIN, LayerCall, changes, changes_of
 from .plan import run
 
 Launch = Callable[[torch.Tensor], torch.Tensor]
@@ -86,7 +86,7 @@ class PendingConv:
     @property
     def follows(self) -> bool:
         """Whether it is to be found out what comes next, and somebody can still tell."""
-        return not self.call.target and self._used == 0 and self.steps[-1:] != ACTIVATION
+        return not self.call.target and self._used == 0 and self.steps[-1:] != STEP_ACTIVATION
 
     @eagerly
     def read(self) -> torch.Tensor:
@@ -131,9 +131,9 @@ class PendingConv:
         fits = call.takes(norm)
         epilogue = Epilogue(self.epilogue[0], None, 0.0, norm) if fits else None
         tensors = [one for one in norm[:4] if one is not None]
-        if epilogue is not None and self._goes_on(NORM):
-            return self._next(NORM, epilogue, tensors)
-        return self._found_out(NORM, epilogue, tensors, otherwise)
+        if epilogue is not None and self._goes_on(STEP_NORM):
+            return self._next(STEP_NORM, epilogue, tensors)
+        return self._found_out(STEP_NORM, epilogue, tensors, otherwise)
 
     @eagerly
     def as_launched(self, norm: Norm) -> Following | None:
@@ -145,10 +145,10 @@ class PendingConv:
         call = self.call
         if self._used or self.steps or changes(norm) != call.changes or not call.undisturbed():
             return None
-        call.history.seen, self._used = NORM, _TAKEN
-        if call.target == NORM:
+        call.history.seen, self._used = STEP_NORM, _TAKEN
+        if call.target == STEP_NORM:
             return call.taken()
-        return PendingConv(call, call.between, NORM, self._count + call.changes)
+        return PendingConv(call, call.between, STEP_NORM, self._count + call.changes)
 
     @eagerly
     def plus(self, other: Any, otherwise: Launch) -> Following:
@@ -167,12 +167,12 @@ class PendingConv:
         )
         bias, _, _, norm, _ = self.epilogue
         epilogue = Epilogue(bias, None, 0.0, norm, other) if fits else None
-        if epilogue is None or not self._goes_on(SUM):
-            return self._found_out(SUM, epilogue, [other], otherwise)
+        if epilogue is None or not self._goes_on(STEP_SUM):
+            return self._found_out(STEP_SUM, epilogue, [other], otherwise)
         if call.fused is None or self._changed():
-            return self._next(SUM, epilogue, (other,))
+            return self._next(STEP_SUM, epilogue, (other,))
         y = call.fused.launch(call.given, call.between[0], other.contiguous())
-        steps = self.steps + SUM
+        steps = self.steps + STEP_SUM
         self._used, call.history.seen = _TAKEN, steps
         if steps == call.target:
             return y
@@ -190,7 +190,7 @@ class PendingConv:
         if (
             call.launched is None
             or self._used
-            or self.steps + ACTIVATION != call.target
+            or self.steps + STEP_ACTIVATION != call.target
             or call.fused is None
             or call.fused.activation != (name, alpha)
             or not call.undisturbed()
@@ -207,9 +207,9 @@ class PendingConv:
             return made
         bias, _, _, norm, residual = self.epilogue
         epilogue = Epilogue(bias, name, alpha, norm, residual)
-        if self._goes_on(ACTIVATION):
-            return self._next(ACTIVATION, epilogue, ())
-        return self._found_out(ACTIVATION, epilogue, [], otherwise)
+        if self._goes_on(STEP_ACTIVATION):
+            return self._next(STEP_ACTIVATION, epilogue, ())
+        return self._found_out(STEP_ACTIVATION, epilogue, [], otherwise)
 
     def _goes_on(self, step: str) -> bool:
         """Whether this is the step that the layer waits for."""
@@ -262,7 +262,7 @@ class PendingConv:
         tries += 1
         alone = self.result if self.fallback is None else self.fallback
         assert alone is not None
-        if step == NORM and epilogue.norm is not None:
+        if step == STEP_NORM and epilogue.norm is not None:
             norm = epilogue.norm.kept()
             epilogue = epilogue._replace(norm=norm)
             operands = [one for one in norm[:4] if one is not None]
@@ -270,7 +270,7 @@ class PendingConv:
         made = PendingConv(self.call, epilogue, self.steps + step, count)
         made.fallback = otherwise(alone)
         self._used, self.call.history.seen = _TAKEN, made.steps
-        if step == ACTIVATION:
+        if step == STEP_ACTIVATION:
             return made._launched()
         return made
 
@@ -287,7 +287,7 @@ def _nothing() -> None:
 
 
 _NAMES = {
-    "": "layers behind it", NORM: "norm", SUM: "sum", ACTIVATION: "activation",
-    NORM + SUM: "norm and sum", NORM + ACTIVATION: "norm and activation",
-    SUM + ACTIVATION: "sum and activation", STEPS: "norm, sum and activation",
+    "": "layers behind it", STEP_NORM: "norm", STEP_SUM: "sum", STEP_ACTIVATION: "activation",
+    STEP_NORM + STEP_SUM: "norm and sum", STEP_NORM + STEP_ACTIVATION: "norm and activation",
+    STEP_SUM + STEP_ACTIVATION: "sum and activation", STEPS: "norm, sum and activation",
 }  # fmt: skip

@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 
 from ... import log
-from ...kernels.gemm.product import BIAS, NORM, EpilogueForm, Product
+from ...kernels.gemm.product import EpilogueForm, Product
+from ...kernels.tiles.epilogue_bits import BIAS, NORM
 from ..device import self_check
 from ..maps.rulebook import Rulebook
 from .dataflow import LayerProduct

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from ... import tolerances
-from ...kernels.gemm.product import AFFINE, NORM, EpilogueForm
+from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
+from ...kernels.tiles.epilogue_bits import AFFINE, NORM
 from .precision import product_precision
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ TUNED = ("_gather_gemm", "_sum_partials", "_wgrad_gemm", "_sum_shares")
 @functools.cache
 def kernel_hash() -> str:
     """Hash of the tuned kernels; of the version where their source is not there."""
-    found, names = _code_of("gemm")
+    found, names = _code_of("gemm", "tiles")
     reached, waiting = set[str](), [name for name in TUNED if name in found]
     while waiting:
         name = waiting.pop()

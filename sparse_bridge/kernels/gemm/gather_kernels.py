@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import register
-from . import product
+from ..tiles import epilogue_bits
 
 # On the left of what they are combined with, since in the interpreter that is a plain number.
-BIAS = tl.constexpr(product.BIAS)
-NORM = tl.constexpr(product.NORM)
-AFFINE = tl.constexpr(product.AFFINE)
-RESIDUAL = tl.constexpr(product.RESIDUAL)
+BIAS = tl.constexpr(epilogue_bits.BIAS)
+NORM = tl.constexpr(epilogue_bits.NORM)
+AFFINE = tl.constexpr(epilogue_bits.AFFINE)
+RESIDUAL = tl.constexpr(epilogue_bits.RESIDUAL)
 
 
 @triton.jit

@@ -30,14 +30,6 @@ class Weights(Protocol):
     def exchanged(self) -> bool: ...
 
 
-# Bits of an epilogue. AFFINE: the norm has a gain and a beta beside its mean and variance.
-# (One a line: the hash of the tuned kernels reads them.)
-BIAS = 1
-NORM = 2
-AFFINE = 4
-RESIDUAL = 8
-
-
 class EpilogueForm(NamedTuple):
     """What follows the sum, but for the tensors.
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
-from ..gemm.product import NORM, RESIDUAL
 from ..runtime.target import Target
+from .epilogue_bits import NORM, RESIDUAL
 from .tile import DEEPEST, ROWS_OF_TWO, TileConfig
 
 

@@ -13,13 +13,13 @@ import torch
 from ...kernels.gemm import wgrad_gemm
 from ...kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from ...kernels.gemm.gather_spec import ACTIVATIONS
-from ...kernels.gemm.product import AFFINE, BIAS, NORM
 from ...kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from ...kernels.maps.tile_list import shared_by
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
 from ...kernels.tiles.candidates import candidates
 from ...kernels.tiles.clamps import clamp_for_problem, clamp_for_splits
+from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM
 from ...kernels.tiles.tile import TileConfig
 from ...kernels.tiles.tile_config import gather_tile, ways, wgrad_tile
 from .forms import PLACES, POINTED, Form, Space, make

@@ -17,9 +17,9 @@ from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.core.warmup import compilation, fused_forms
 from sparse_bridge.core.warmup.product_kernels import Expected, Sizes
-from sparse_bridge.kernels.gemm.product import AFFINE, NORM, RESIDUAL
 from sparse_bridge.kernels.runtime import precompile
 from sparse_bridge.kernels.runtime.target import Target
+from sparse_bridge.kernels.tiles.epilogue_bits import AFFINE, NORM, RESIDUAL
 
 CPU, HALF = torch.device("cpu"), torch.float16
 HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)

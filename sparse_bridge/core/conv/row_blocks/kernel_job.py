@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from ....kernels.gemm.product import NORM
 from ....kernels.runtime.target import Target
+from ....kernels.tiles.epilogue_bits import NORM
 from ...maps.rulebook import Rulebook
 from ...maps.views.view_set import Rebuild
 from ..dataflow import LayerProduct
