@@ -17,6 +17,7 @@ typedef struct {
 
 typedef struct {
   PyObject_HEAD int first, n_steps; /* first: the place of the first result */
+  int refused;                      /* the step that the last call refused; negative: none */
   long long itemsize;
   ChainStep *steps;
 } Chain;
@@ -276,11 +277,13 @@ static PyObject *chain_call(PyObject *object, PyObject *args, PyObject *names) {
   memset(steps, 0, chain->n_steps * sizeof *steps);
   Run run = {.s = s, .chain = chain, .values = values, .steps = steps};
   PyObject *first = value(&run, s, chain->steps[0].operands[0]);
+  chain->refused = -1;
   undisturbed(s);
   for (int i = 0; i < chain->n_steps && s->state == GOES_ON; i++) {
     SCOPE(own);
     prepare(&run, own, i);
     s->state = own->state;
+    if (s->state == REFUSES) chain->refused = i;
     Py_XDECREF(ended(own, Py_None));
   }
   if (s->state != GOES_ON || !may_launch(s, steps[0].like->index)) return ended(s, NULL);
@@ -324,7 +327,7 @@ static PyObject *chain_new(PyTypeObject *type, PyObject *args, PyObject *names) 
     return PyErr_Format(PyExc_ValueError, "a chain of %zd steps; 1 to %d fit", count, MOST_STEPS);
   Chain *self = (Chain *)type->tp_alloc(type, 0);
   if (!self) return NULL;
-  self->first = first, self->itemsize = itemsize;
+  self->first = first, self->itemsize = itemsize, self->refused = -1;
   if (!(self->steps = PyMem_Calloc(count, sizeof *self->steps)))
     return Py_DECREF(self), PyErr_NoMemory();
   for (; self->n_steps < count; self->n_steps++) {
@@ -346,6 +349,9 @@ static PyObject *chain_new(PyTypeObject *type, PyObject *args, PyObject *names) 
   return (PyObject *)self;
 }
 
+static PyMemberDef chain_members[] = {{"refused", T_INT, offsetof(Chain, refused), READONLY, NULL},
+                                      {0}};
+
 static PyTypeObject ChainType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Chain",
     .tp_basicsize = sizeof(Chain),
@@ -354,6 +360,7 @@ static PyTypeObject ChainType = {
     .tp_clear = (inquiry)chain_clear,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_call = chain_call,
+    .tp_members = chain_members,
     .tp_new = chain_new,
     .tp_doc = "Convolutions in a row: chain(values).",
 };

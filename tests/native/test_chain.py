@@ -328,3 +328,26 @@ def test_maps_without_tiles(kind, monkeypatch):
             assert all(run[:2] == runs[0][:2] for run in runs[1:])
         else:
             assert all(run[1] == runs[0][1] for run in runs[1:])
+
+
+def test_a_link_that_is_refused_again_and_again_is_left_out(monkeypatch):
+    """The others stay a chain; a new plan gets another chance."""
+    with bench() as (made, recorder):
+        monkeypatch.setattr(registry, "choose", lambda case, wanted="": masked.BY_RULE)
+        scene = Unordered(made, recorder, 2, 16)
+        form, nothing = ConvForm("ovi"), (-1,) * 5
+        more = [ConvStep(form, False, 0.0, None, 0.0) for _ in range(2)]
+        first, second = scene.chain._links
+        links = [
+            first, second._replace(last=2), Link(more[0], (6, 4, -1, 3, *nothing), 3),
+            Link(more[1], (7, 4, -1, 3, *nothing), -1),
+        ]  # fmt: skip
+        scene.chain = ChainStep(links, len(scene.args), 4)
+        apart = [scene.run(trained=True)[2] for _ in range(10)]
+        assert apart[-1] == 1 and 4 in apart
+        assert [(list(at), bool(run)) for at, run in scene.chain._runs] == [
+            ([0], False), ([1, 2, 3], True)
+        ]  # fmt: skip
+        links[0].step.plan = None
+        assert [scene.run()[2] for _ in range(4)][-1] == 0
+        assert [list(at) for at, _ in scene.chain._runs] == [[0, 1, 2, 3]]

@@ -19,6 +19,7 @@ from .maps import same_rows
 
 _MOST_PLANS = 8  # that a convolution may need in its life
 _MAP = 3  # its place among a step's operands
+_MOST_REFUSALS = 4  # in a row, before a chain does without a link
 
 OptionalTensor = torch.Tensor | None
 
@@ -85,8 +86,9 @@ class Link(NamedTuple):
 class ChainStep:
     """Convolutions in a row. A call returns the results that others read, as a tuple.
 
-    The compiled helper runs those of them that follow each other and whose maps it can bind.
-    n_args: of a call.  itemsize: bytes of a value of all features.
+    The compiled helper runs those of them that follow each other and whose maps it can bind; one
+    that it refuses again and again is left out.  n_args: of a call.  itemsize: bytes of a value of
+    all features.
     """
 
     __name__ = __qualname__ = "chain"
@@ -95,13 +97,16 @@ class ChainStep:
         self._links, self._n_args, self._itemsize = tuple(links), n_args, itemsize
         self._plans: list[FusedPlan | None] = []
         self._runs: list[tuple[range, Any]] = [(range(len(links)), None)]  # links, who runs them
+        self._refusals = [0] * len(links)  # in a row
 
     def __call__(self, *args: Any) -> tuple[torch.Tensor, ...]:
         values: list[Any] = [*args, *[None] * len(self._links)]
         refused = False
         for links, helper in self._runs:
-            if helper is not None and helper(values) is not NotImplemented:
-                continue
+            if helper is not None:
+                if helper(values) is not NotImplemented:
+                    continue
+                self._note(links, helper.refused)
             refused = True
             for at in links:
                 link = self._links[at]
@@ -112,11 +117,24 @@ class ChainStep:
         made = zip(self._links, values[self._n_args :], strict=True)
         return tuple([y for link, y in made if link.last < 0])
 
+    def _note(self, links: range, refused: int) -> None:
+        """One of these links was refused; negative: not for its own sake."""
+        if refused < 0:
+            return
+        at = links[refused]
+        for other in links:
+            self._refusals[other] = self._refusals[other] + 1 if other == at else 0
+        if self._refusals[at] == _MOST_REFUSALS:
+            self._plans = []  # they are joined anew
+
     def _join(self) -> None:
         """Have the compiled helper run the plans, if they are others than before."""
         plans = [link.step.plan for link in self._links]
         if native_calls.helper is None or plans == self._plans:
             return
+        for at, (plan, before) in enumerate(zip(plans, self._plans, strict=False)):
+            if plan is not before:
+                self._refusals[at] = 0
         runs: list[tuple[range, Any]] = []
         for joined, group in itertools.groupby(range(len(plans)), self._joins):
             links = list(group)
@@ -127,7 +145,7 @@ class ChainStep:
     def _joins(self, at: int) -> bool:
         plan = self._links[at].step.plan
         known = None if plan is None else plan.native
-        if known is None or known.flow == BY_PYTHON:
+        if known is None or known.flow == BY_PYTHON or self._refusals[at] >= _MOST_REFUSALS:
             return False
         own = self._links[at].operands[_MAP] < 0
         return not own or bool(known.flow == OVER_TABLE)
