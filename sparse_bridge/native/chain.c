@@ -17,7 +17,7 @@ typedef struct {
 
 typedef struct {
   PyObject_HEAD int first, n_steps; /* first: the place of the first result */
-  int refused;                      /* the step that the last call refused; negative: none */
+  int refused; /* the step whose map or launch the last call refused; negative: none */
   long long itemsize;
   ChainStep *steps;
 } Chain;
@@ -156,8 +156,14 @@ static void prepare(Run *run, Scope *s, int i) {
   int *at = step->operands, residual = at[7];
   if (s->state == GOES_ON) to->side = side_of_step(run, s, step, plan);
   if (s->state == GOES_ON) s->state = run->s->state;
-  if (s->state == GOES_ON) to->flow = view_in(run, s, plan, to->side);
-  if (s->state == GOES_ON) to->like = spec_for(s, plan, to->side, to->flow);
+  if (s->state == GOES_ON) {
+    to->flow = view_in(run, s, plan, to->side);
+    if (s->state == REFUSES) chain->refused = i;
+  }
+  if (s->state == GOES_ON) {
+    to->like = spec_for(s, plan, to->side, to->flow);
+    if (s->state == REFUSES && missed_again(plan, to->side, to->flow)) chain->refused = i;
+  }
   if (s->state != GOES_ON) return;
   PyObject *dtype = to->like->kinds[1];
   if (i) refuse_unless(s, equal(s, to->like->index, run->steps[0].like->index)); /* one GPU */
@@ -283,7 +289,6 @@ static PyObject *chain_call(PyObject *object, PyObject *args, PyObject *names) {
     SCOPE(own);
     prepare(&run, own, i);
     s->state = own->state;
-    if (s->state == REFUSES) chain->refused = i;
     Py_XDECREF(ended(own, Py_None));
   }
   if (s->state != GOES_ON || !may_launch(s, steps[0].like->index)) return ended(s, NULL);

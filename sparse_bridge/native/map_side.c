@@ -164,6 +164,16 @@ static Bound *spec_for(Scope *s, Known *plan, MapSide *m, int flow) {
   return (Bound *)like;
 }
 
+/* Whether the launch of a plan over maps of such a size was unknown before, too: Python makes one
+ * known as a rule. */
+static int missed_again(Known *plan, MapSide *m, int flow) {
+  Size size = size_of(plan, flow, m->reverse, m->n_rows, m->n_in);
+  for (int i = 0; i < SIZES; i++)
+    if (!memcmp(&plan->missed[i], &size, sizeof size)) return 1;
+  plan->missed[plan->next_missed++ % SIZES] = size;
+  return 0;
+}
+
 /* The numbers of a launch over a view of a side, and its grid; refuses what addresses do not
  * reach. */
 static void placed(Scope *s, Bound *like, MapSide *m, int flow, uint64_t *cells,

@@ -572,10 +572,11 @@ typedef struct {
   PyObject *specs;                 /* of it, by dataflow, direction and size of the map */
   PyObject *form, *between, *vectors, *read, *same, *n_offsets, *regular, *device, *activation;
   PyObject *steps, *columns, *likes[SIZES];
-  Size sizes[SIZES];                               /* of maps; likes: Bound */
+  Size sizes[SIZES],
+      missed[SIZES]; /* of maps: of the likes, Bound; whose launch was unknown lately */
   long long generation, units, few_rows, below[2]; /* below: rows of maps of few rows, of others */
   int at_the_call, flow;                           /* see `Flow` */
-  unsigned next;
+  unsigned next, next_missed;
 } Known;
 
 static int known_traverse(Known *self, visitproc visit, void *arg) {

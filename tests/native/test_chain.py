@@ -343,7 +343,7 @@ def test_a_link_that_is_refused_again_and_again_is_left_out(monkeypatch):
             Link(more[1], (7, 4, -1, 3, *nothing), -1),
         ]  # fmt: skip
         scene.chain = ChainStep(links, len(scene.args), 4)
-        apart = [scene.run(trained=True)[2] for _ in range(10)]
+        apart = [scene.run(trained=True)[2] for _ in range(24)]
         assert apart[-1] == 1 and 4 in apart
         assert [(list(at), bool(run)) for at, run in scene.chain._runs] == [
             ([0], False), ([1, 2, 3], True)
@@ -351,3 +351,24 @@ def test_a_link_that_is_refused_again_and_again_is_left_out(monkeypatch):
         links[0].step.plan = None
         assert [scene.run()[2] for _ in range(4)][-1] == 0
         assert [list(at) for at, _ in scene.chain._runs] == [[0, 1, 2, 3]]
+
+
+def test_scenes_of_ever_new_sizes_leave_no_link_out(monkeypatch):
+    """A size that a plan has not met is Python's once; nobody is to blame for that."""
+    with bench() as (_, recorder):
+        monkeypatch.setattr(registry, "choose", lambda case, wanted="": masked.BY_RULE)
+        form, nothing = ConvForm("ovi"), (-1,) * 5
+        weights = [torch.randn(16, 2, 2, 2, 16) for _ in range(2)]
+        steps = [ConvStep(form, False, 0.0, None, 0.0) for _ in range(2)]
+        links = [
+            Link(steps[0], (0, 2, -1, 1, *nothing), 1), Link(steps[1], (4, 3, -1, 1, *nothing), -1)
+        ]  # fmt: skip
+        chain, apart = ChainStep(links, 4, 4), []
+        for n_rows in [*range(70, 70 + 64 * 40, 64)] * 2:
+            recorder.all.clear()
+            with served() as by_helper:
+                chain(torch.randn(n_rows, 16), by_table(n_rows, 8), *weights)
+            apart.append(by_helper["planned"])
+        assert sum(apart[3:40]) > 2 * 16  # each size once
+        assert apart[40:] == [0] * 40
+        assert [bool(run) for _, run in chain._runs] == [True]

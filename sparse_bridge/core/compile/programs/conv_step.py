@@ -19,7 +19,7 @@ from .maps import same_rows
 
 _MOST_PLANS = 8  # that a convolution may need in its life
 _MAP = 3  # its place among a step's operands
-_MOST_REFUSALS = 4  # in a row, before a chain does without a link
+_MOST_REFUSALS = 16  # in a row, before a chain does without a link
 
 OptionalTensor = torch.Tensor | None
 
@@ -97,7 +97,7 @@ class ChainStep:
         self._links, self._n_args, self._itemsize = tuple(links), n_args, itemsize
         self._plans: list[FusedPlan | None] = []
         self._runs: list[tuple[range, Any]] = [(range(len(links)), None)]  # links, who runs them
-        self._refusals = [0] * len(links)  # in a row
+        self._refusals = dict[int, int]()  # by link, of its map or its launch, in a row
 
     def __call__(self, *args: Any) -> tuple[torch.Tensor, ...]:
         values: list[Any] = [*args, *[None] * len(self._links)]
@@ -105,8 +105,11 @@ class ChainStep:
         for links, helper in self._runs:
             if helper is not None:
                 if helper(values) is not NotImplemented:
+                    for at in links if self._refusals else ():
+                        self._refusals.pop(at, None)
                     continue
-                self._note(links, helper.refused)
+                if helper.refused >= 0:
+                    self._refuse(links[helper.refused])
             refused = True
             for at in links:
                 link = self._links[at]
@@ -117,14 +120,9 @@ class ChainStep:
         made = zip(self._links, values[self._n_args :], strict=True)
         return tuple([y for link, y in made if link.last < 0])
 
-    def _note(self, links: range, refused: int) -> None:
-        """One of these links was refused; negative: not for its own sake."""
-        if refused < 0:
-            return
-        at = links[refused]
-        for other in links:
-            self._refusals[other] = self._refusals[other] + 1 if other == at else 0
-        if self._refusals[at] == _MOST_REFUSALS:
+    def _refuse(self, at: int) -> None:
+        self._refusals[at] = self._refusals.get(at, 0) + 1
+        if self._refusals[at] >= _MOST_REFUSALS:
             self._plans = []  # they are joined anew
 
     def _join(self) -> None:
@@ -134,7 +132,7 @@ class ChainStep:
             return
         for at, (plan, before) in enumerate(zip(plans, self._plans, strict=False)):
             if plan is not before:
-                self._refusals[at] = 0
+                self._refusals.pop(at, None)
         runs: list[tuple[range, Any]] = []
         for joined, group in itertools.groupby(range(len(plans)), self._joins):
             links = list(group)
@@ -145,7 +143,7 @@ class ChainStep:
     def _joins(self, at: int) -> bool:
         plan = self._links[at].step.plan
         known = None if plan is None else plan.native
-        if known is None or known.flow == BY_PYTHON or self._refusals[at] >= _MOST_REFUSALS:
+        if known is None or known.flow == BY_PYTHON or self._refusals.get(at, 0) >= _MOST_REFUSALS:
             return False
         own = self._links[at].operands[_MAP] < 0
         return not own or bool(known.flow == OVER_TABLE)
