@@ -15,12 +15,8 @@ class Fetched:
         self._vectors, self._event = list(vectors), None
         if not vectors[0].is_cuda:
             return
-        self._ends = list(itertools.accumulate(len(vector) for vector in vectors))
-        host = _pinned(self._ends[-1])
-        sizes = [len(vector) for vector in vectors]
-        for part, vector in zip(host.split_with_sizes(sizes), vectors, strict=True):
-            part.copy_(vector, non_blocking=True)
-        self._vectors = [host]
+        self._sizes = [len(vector) for vector in vectors]
+        self._vectors = [_on_host(vectors, self._sizes, waits=False)]
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(vectors[0].device))
 
@@ -36,26 +32,27 @@ class Fetched:
         if self._event is None:
             return [vector.tolist() for vector in self._vectors]
         self._event.synchronize()
-        values = self._vectors[0].tolist()
-        return [values[a:b] for a, b in itertools.pairwise((0, *self._ends))]
+        return _cut(self._vectors[0], self._sizes)
 
     @staticmethod
     def now(vectors: Sequence[torch.Tensor]) -> list[list[int]]:
         """The values of small int32 vectors of one device, waited for: a `Fetched` that is read at
         once takes an event, which costs the host as much as three launches."""
         sizes = [len(vector) for vector in vectors]
-        host = (
-            _pinned(sum(sizes))
-            if vectors[0].is_cuda
-            else torch.empty(sum(sizes), dtype=torch.int32)
-        )
-        parts = host.split_with_sizes(sizes)
-        for part, vector in zip(parts[:-1], vectors[:-1], strict=True):
-            part.copy_(vector, non_blocking=True)
-        parts[-1].copy_(vectors[-1])  # behind the others in the stream, and waits
-        values, ends = host.tolist(), itertools.accumulate(sizes, initial=0)
-        return [values[a:b] for a, b in itertools.pairwise(ends)]
+        return _cut(_on_host(vectors, sizes, waits=True), sizes)
 
 
-def _pinned(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
+def _on_host(vectors: Sequence[torch.Tensor], sizes: list[int], waits: bool) -> torch.Tensor:
+    """The vectors one behind another. waits: until they are there; the last one has elements."""
+    gpu = vectors[0].is_cuda
+    host = torch.empty(sum(sizes), dtype=torch.int32, device="cpu", pin_memory=gpu)
+    *parts, last = host.split_with_sizes(sizes)
+    for part, vector in zip(parts, vectors[:-1], strict=True):
+        part.copy_(vector, non_blocking=True)
+    last.copy_(vectors[-1], non_blocking=not waits)  # behind the others in the stream
+    return host
+
+
+def _cut(host: torch.Tensor, sizes: list[int]) -> list[list[int]]:
+    values, ends = host.tolist(), itertools.accumulate(sizes, initial=0)
+    return [values[a:b] for a, b in itertools.pairwise(ends)]
