@@ -271,9 +271,9 @@ static int carried_over(HostProgram *program, HostState *from, HostState *to) {
 static PyObject *host_program_call(PyObject *object, PyObject *args, PyObject *names) {
   HostProgram *self = (HostProgram *)object;
   PyObject *earlier, *objects, *numbers;
-  if (names ||
+  if ((names && PyDict_GET_SIZE(names)) ||
       !PyArg_ParseTuple(args, "OO!O!", &earlier, &PyTuple_Type, &objects, &PyList_Type, &numbers))
-    return names ? PyErr_Format(PyExc_TypeError, "a program takes no keywords") : NULL;
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "a program takes no keywords");
   HostState *before = Py_IS_TYPE(earlier, &HostStateType) ? (HostState *)earlier : NULL;
   Py_ssize_t n_objects = PyTuple_GET_SIZE(objects), n_numbers = PyList_GET_SIZE(numbers);
   if (!self->objects || (!before) != (earlier == Py_None) || (!before && self->n_carried) ||
