@@ -22,9 +22,7 @@ def badges(repository: str) -> str:
         return ""
     runs = f"{repository}/actions/workflows/ci.yml"
     licence = "https://img.shields.io/badge/licence-Apache--2.0-blue"
-    return (
-        f"[![CI]({runs}/badge.svg)]({runs}) [![Licence]({licence})]({repository}/blob/main/LICENSE)"
-    )
+    return f"[![CI]({runs}/badge.svg)]({runs}) [![Licence]({licence})]({repository}/blob/main/LICENSE)"
 
 
 def index_readme(text: str, repository: str) -> str:

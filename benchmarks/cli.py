@@ -63,43 +63,48 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def _add_what(group: Any) -> None:
     group.add_argument(
-        "--suite", nargs="+", choices=(*SUITES, "all"), metavar="NAME",
-        help=f"{', '.join(SUITES)} or all (default: {' '.join(_SUITES)}; on the CPU a few of "
-        "their cases)",
-    )  # fmt: skip
-    group.add_argument(
-        "--case", nargs="+", default=[], metavar="GLOB", help="only cases whose names match"
+        "--suite",
+        nargs="+",
+        choices=(*SUITES, "all"),
+        metavar="NAME",
+        help=f"{', '.join(SUITES)} or all (default: {' '.join(_SUITES)}; on the CPU a few of their cases)",
     )
+    group.add_argument("--case", nargs="+", default=[], metavar="GLOB", help="only cases whose names match")
     group.add_argument(
-        "--peers", nargs="+", choices=tuple(PEERS), metavar="NAME",
+        "--peers",
+        nargs="+",
+        choices=tuple(PEERS),
+        metavar="NAME",
         help=f"the first is the base of the ratios: {', '.join(PEERS)} "
         "(default: spconv bridge, or bridge where spconv is not installed)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, metavar="NAME",
+        "--dtype",
+        nargs="+",
+        choices=DTYPES,
+        metavar="NAME",
         help=f"{', '.join(DTYPES)} (default: fp16 on a GPU, fp32 on the CPU)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto",
-        help="default: auto, a GPU if there is one",
-    )  # fmt: skip
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto, a GPU if there is one"
+    )
     group.add_argument(
-        "--scans", nargs="+", metavar="SCAN",
+        "--scans",
+        nargs="+",
+        metavar="SCAN",
         help="files (.npz, .npy, .bin, .ply, .pcd), street[:VOXEL], shell:RES or sheet:N; batches "
         f"are made of the first, host and cpu cases of the last (default: {' '.join(_SCANS)}; "
         f"on the CPU {' '.join(_CPU_SCANS)})",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--voxel-size", type=float, default=VOXEL_SIZE, metavar="M",
+        "--voxel-size",
+        type=float,
+        default=VOXEL_SIZE,
+        metavar="M",
         help=f"for files of points, metres (default: {VOXEL_SIZE})",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--threads",
-        type=int,
-        nargs="+",
-        default=[1, 2],
-        metavar="N",
-        help="of the cpu suite (default: 1 2)",
+        "--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="of the cpu suite (default: 1 2)"
     )
     group.add_argument("--list", action="store_true", help="name the cases and stop")
 
@@ -107,27 +112,33 @@ def _add_what(group: Any) -> None:
 def _add_how(group: Any) -> None:
     limits = Limits()
     group.add_argument(
-        "--rounds", type=int, default=limits.rounds,
-        help="paired rounds per case (default: %(default)s)",
-    )  # fmt: skip
+        "--rounds", type=int, default=limits.rounds, help="paired rounds per case (default: %(default)s)"
+    )
     group.add_argument(
-        "--seconds", type=float, default=limits.seconds, metavar="S",
+        "--seconds",
+        type=float,
+        default=limits.seconds,
+        metavar="S",
         help=f"per case and peer (default: {limits.seconds})",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--time-budget", type=float, default=limits.budget, metavar="S",
+        "--time-budget",
+        type=float,
+        default=limits.budget,
+        metavar="S",
         help=f"of the whole run; the rest is skipped and says so (default: {limits.budget:.0f})",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--patience", type=float, default=limits.answer, metavar="S",
+        "--patience",
+        type=float,
+        default=limits.answer,
+        metavar="S",
         help=f"for one answer of a peer, compiling included (default: {limits.answer:.0f})",
-    )  # fmt: skip
+    )
 
 
 def _add_outputs(group: Any) -> None:
-    group.add_argument(
-        "--json", type=Path, metavar="OUT", help="every figure; written case by case"
-    )
+    group.add_argument("--json", type=Path, metavar="OUT", help="every figure; written case by case")
     group.add_argument("--markdown", type=Path, metavar="OUT", help="ratios and losses")
     group.add_argument("--plots", type=Path, metavar="DIR", help="pictures (needs matplotlib)")
 
@@ -139,9 +150,7 @@ def _run(args: argparse.Namespace) -> int:
         SettingError, DeviceError: an option does not fit; says what to change.
     """
     if args.rounds < 1 or args.seconds <= 0:
-        raise SettingError(
-            f"got --rounds {args.rounds}, --seconds {args.seconds}; expected 1 or more, above 0."
-        )
+        raise SettingError(f"got --rounds {args.rounds}, --seconds {args.seconds}; expected 1 or more, above 0.")
     device = _device(args.device)
     cases = _cases(args, device)
     if args.list:

@@ -19,9 +19,7 @@ _TIME: tuple[str, Measure] = ("time, ms", lambda figure: figure.ms)
 _MEMORY: tuple[str, Measure] = ("memory, peak and held, MB", lambda figure: figure.memory_mb)
 
 
-def draw_curves(
-    run: Run, suite: str, cases: Sequence[Comparison], folder: Path, suffix: str = ""
-) -> Iterator[Path]:
+def draw_curves(run: Run, suite: str, cases: Sequence[Comparison], folder: Path, suffix: str = "") -> Iterator[Path]:
     """For every dtype: over channels per scene, and for `scale` also over voxels per width."""
     figures = [figure for one in cases for figure in (one.base, *one.others) if figure.channels]
     for dtype in dict.fromkeys(figure.dtype for figure in figures):
@@ -44,9 +42,7 @@ def _over_voxels(run: Run, figures: list[Figure], path: Path, dtype: str) -> Ite
         yield _panels(run, chosen, title, "voxels", lambda figure: figure.rows, path)
 
 
-def _over_channels(
-    run: Run, suite: str, figures: list[Figure], path: Path, dtype: str
-) -> Iterator[Path]:
+def _over_channels(run: Run, suite: str, figures: list[Figure], path: Path, dtype: str) -> Iterator[Path]:
     """The first scene with several widths."""
     for scene in dict.fromkeys(figure.scene for figure in figures):
         chosen = [figure for figure in figures if figure.scene == scene]
@@ -61,12 +57,7 @@ def _over_channels(
 
 
 def _panels(
-    run: Run,
-    figures: list[Figure],
-    title: str,
-    label: str,
-    place: Callable[[Figure], float],
-    path: Path,
+    run: Run, figures: list[Figure], title: str, label: str, place: Callable[[Figure], float], path: Path
 ) -> Path:
     works = list(dict.fromkeys(figure.label for figure in figures))
     size = (2.2 + 3.5 * len(works), 7.0)
@@ -92,23 +83,14 @@ def _panels(
     return style.save(picture, path)
 
 
-def _line(
-    axes: Axes,
-    figures: list[Figure],
-    place: Callable[[Figure], float],
-    value: Measure,
-    colour: str,
-) -> None:
+def _line(axes: Axes, figures: list[Figure], place: Callable[[Figure], float], value: Measure, colour: str) -> None:
     """A peer's curve; a cross on the axis's lower edge where it gave no figure."""
     points = sorted((place(f), found) for f in figures if (found := value(f)) and place(f))
     if points:
         axes.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=1.8, markersize=4)
     failed = [x for f in figures if _failed(f) and (x := place(f))]
     if failed:
-        axes.plot(
-            failed, [0.03] * len(failed), "x", color=colour, markersize=7,
-            transform=axes.get_xaxis_transform(),
-        )  # fmt: skip
+        axes.plot(failed, [0.03] * len(failed), "x", color=colour, markersize=7, transform=axes.get_xaxis_transform())
 
 
 def _failed(figure: Figure) -> bool:

@@ -33,9 +33,7 @@ class Rates:
     copy: float
 
 
-def layer_floor(
-    work: str, rows: int, pairs: int, channels: int, dtype: str, rates: Rates
-) -> float | None:
+def layer_floor(work: str, rows: int, pairs: int, channels: int, dtype: str, rates: Rates) -> float | None:
     """Milliseconds below which a 3x3x3 submanifold layer cannot run; None for other works.
 
     Args:

@@ -75,9 +75,7 @@ def _cpu(content: dict[str, Any]) -> Run:
     return Run(["spconv", "bridge_patch"], figures, notes=notes)
 
 
-def _figure(
-    suite: str, scene: str, subject: str, dtype: str, work: str, peer: str, **more: Any
-) -> Figure:
+def _figure(suite: str, scene: str, subject: str, dtype: str, work: str, peer: str, **more: Any) -> Figure:
     slug = _WORKS[work]
     name = f"{suite}/{scene}/{subject}/{dtype}/{slug}"
     label = {"infer": "inference", "step": "training step"}.get(slug, work)

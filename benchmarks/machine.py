@@ -16,18 +16,12 @@ def describe(device: str) -> dict[str, Any]:
     """Names of the processors, their number, system, driver and the commit that was measured."""
     found: dict[str, Any] = {
         "cpu": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": platform.platform(),
         "sparse_bridge": _version(),
     }
     if device == "cuda":
-        query = [
-            "nvidia-smi",
-            "--query-gpu=name,driver_version,memory.total",
-            "--format=csv,noheader",
-        ]
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         found["gpu"] = _answer(query) or "unknown to nvidia-smi"
     if name := commit():
         found["commit"] = name

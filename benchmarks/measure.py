@@ -16,9 +16,7 @@ import torch
 
 from .works import Work
 
-__all__ = [
-    "busy_time", "first_call", "issue_times", "kept_memory", "peak_memory", "synchronize", "times"
-]  # fmt: skip
+__all__ = ["busy_time", "first_call", "issue_times", "kept_memory", "peak_memory", "synchronize", "times"]
 
 MB = 1 << 20
 _CALLS_IN_FLIGHT = 40  # below the length of a GPU's launch queue, so that the host never waits
@@ -42,9 +40,12 @@ def first_call(work: Work, device: torch.device) -> tuple[float, torch.Tensor]:
 
 
 def times(
-    work: Work, device: torch.device, seconds: float, settle: bool = True,
+    work: Work,
+    device: torch.device,
+    seconds: float,
+    settle: bool = True,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Milliseconds of one or more calls, started until `seconds` have passed.
 
     `settle`: an untimed call comes first, since another process may have had the device. `clock`:
@@ -64,9 +65,7 @@ def times(
     return found
 
 
-def issue_times(
-    work: Work, device: torch.device, seconds: float, settle: bool = True
-) -> list[float]:
+def issue_times(work: Work, device: torch.device, seconds: float, settle: bool = True) -> list[float]:
     """Milliseconds of host time per part of a call: until it returns, the device still working.
 
     Calls of one part are issued in a row; a call of many parts alone.
@@ -118,9 +117,7 @@ def _covered(events: Iterable[Any]) -> float:
     return total
 
 
-def peak_memory(
-    work: Work, device: torch.device, calls: int = 1
-) -> tuple[float, float] | None:  # fmt: skip
+def peak_memory(work: Work, device: torch.device, calls: int = 1) -> tuple[float, float] | None:
     """MB that a call needs on top of its inputs and weights, and MB in all, at most of so many.
 
     CUDA: what torch's allocator handed out. Linux: resident memory of the process. Elsewhere None.

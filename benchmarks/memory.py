@@ -156,8 +156,12 @@ def compare(
 
 def row_of(found: Measured, limit: int | None, result: torch.Tensor) -> dict[str, Any]:
     """What was measured, in MiB.  result: of a run without a limit."""
-    sizes = {"limit": limit, "allocated": found.allocated, "reserved": found.reserved,
-             "convolutions": found.convolutions}  # fmt: skip
+    sizes = {
+        "limit": limit,
+        "allocated": found.allocated,
+        "reserved": found.reserved,
+        "convolutions": found.convolutions,
+    }
     row: dict[str, Any] = {f"{key}_mib": n and n / MIB for key, n in sizes.items()}
     row |= {"ms": found.ms, "same_bits": torch.equal(found.result, result)}
     if limit is not None and found.allocated is not None and found.convolutions is not None:
@@ -220,10 +224,7 @@ def main(given: list[str] | None = None) -> int:
         results.require_writable(args.json, "--json")
     dtype = getattr(torch, args.dtype or ("float16" if device == "cuda" else "float32"))
     setup = Setup(device, dtype, args.rounds, args.blocks, 256 if args.quick else PART)
-    print(
-        "level       api        MLP    limit MiB allocated  in convs  reserved        ms  "
-        "bits; limit; caps"
-    )
+    print("level       api        MLP    limit MiB allocated  in convs  reserved        ms  bits; limit; caps")
     rows = []
     for name in args.levels or levels:
         scene = surface(levels[name].rows)

@@ -54,13 +54,9 @@ class Block(nn.Module):
         self.kind, self.part = mlp, part
         self.norm = nn.LayerNorm(channels)
         if mlp != "none":
-            self.mlp = nn.Sequential(
-                nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, channels)
-            )
+            self.mlp = nn.Sequential(nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, channels))
 
-    def forward(
-        self, x: torch.Tensor, conv: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, conv: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """conv(x): features to features. It comes with each call, so that no map outlives a run."""
         h = conv(x)
         if self.kind == "none":
@@ -82,9 +78,8 @@ class Network:
     """Blocks of a level.  prepare(coords): the layers over new maps."""
 
     def __init__(
-        self, prepare: Callable[[torch.Tensor], Convolve], blocks: list[Block],
-        coords: torch.Tensor, x: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self, prepare: Callable[[torch.Tensor], Convolve], blocks: list[Block], coords: torch.Tensor, x: torch.Tensor
+    ) -> None:
         self._prepare, self._blocks, self._coords, self._x = prepare, blocks, coords, x
         self._watch: Callable[[Convolve], Convolve] = lambda convolve: convolve
 
@@ -119,9 +114,15 @@ class Network:
 
 @contextmanager
 def network_of(
-    api: str, level: Level, scene: tuple[torch.Tensor, int], mlp: str, part: int, device: str,
-    dtype: torch.dtype, n_blocks: int,
-) -> Iterator[Network]:  # fmt: skip
+    api: str,
+    level: Level,
+    scene: tuple[torch.Tensor, int],
+    mlp: str,
+    part: int,
+    device: str,
+    dtype: torch.dtype,
+    n_blocks: int,
+) -> Iterator[Network]:
     """A level through one API.  scene: as `surface` makes one."""
     coords, extent = scene
     torch.manual_seed(0)
@@ -145,9 +146,7 @@ def _flex_gemm(level: Level, extent: int, device: str, dtype: torch.dtype) -> Ca
         caches: list[Any] = [None]
 
         def convolve(number: int, h: torch.Tensor) -> torch.Tensor:
-            y, caches[0] = sparse_submanifold_conv3d(
-                h, coords, shape, weights(number), None, caches[0]
-            )
+            y, caches[0] = sparse_submanifold_conv3d(h, coords, shape, weights(number), None, caches[0])
             return y
 
         return convolve
@@ -185,9 +184,7 @@ def _spconv(level: Level, extent: int, device: str, dtype: torch.dtype) -> Calla
     return prepare
 
 
-def _weights(
-    channels: int, shape: tuple[int, ...], device: str, dtype: torch.dtype
-) -> Callable[[int], torch.Tensor]:
+def _weights(channels: int, shape: tuple[int, ...], device: str, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
     made: dict[int, torch.Tensor] = {}
 
     def weight(number: int) -> torch.Tensor:

@@ -62,9 +62,7 @@ class Peer(abc.ABC):
         """Run `layer`; returns what `call` needs in order to reuse the kernel map."""
 
     @abc.abstractmethod
-    def call(
-        self, layer: nn.Module, feats: torch.Tensor, scan: Scan, maps: Any = None
-    ) -> torch.Tensor:
+    def call(self, layer: nn.Module, feats: torch.Tensor, scan: Scan, maps: Any = None) -> torch.Tensor:
         """Output features [N, C] of a layer, block or network on a new sparse tensor; without
         `maps` every kernel map is built."""
 
@@ -86,9 +84,7 @@ class Peer(abc.ABC):
     def version(self) -> str:
         module = sys.modules[self.package]
         try:
-            return str(getattr(module, "__version__", "")) or importlib.metadata.version(
-                self.package
-            )
+            return str(getattr(module, "__version__", "")) or importlib.metadata.version(self.package)
         except importlib.metadata.PackageNotFoundError:
             return "unknown"
 
@@ -309,10 +305,7 @@ PEERS: dict[str, tuple[type[Peer], str, tuple[str, dict[str, Any]] | None]] = {
     "bridge_graphs": (_Spconv, "spconv", ("spconv", _GRAPHS)),
     "bridge_compiled": (_CompiledSpconv, "spconv", ("spconv", _STANDIN)),
     "bridge_patch": (_Spconv, "spconv", ("spconv", {"mode": "patch"})),
-    **{
-        f"bridge_{flow.replace(':', '_')}": (_Spconv, "spconv", ("spconv", _STANDIN))
-        for flow in _FORCED
-    },
+    **{f"bridge_{flow.replace(':', '_')}": (_Spconv, "spconv", ("spconv", _STANDIN)) for flow in _FORCED},
     "spconv_triton": (_Spconv, "spconv_triton", None),
     "torchsparse": (_TorchSparse, "torchsparse", None),
     "bridge_torchsparse": (_TorchSparse, "torchsparse", ("torchsparse", _STANDIN)),
@@ -320,11 +313,7 @@ PEERS: dict[str, tuple[type[Peer], str, tuple[str, dict[str, Any]] | None]] = {
     "bridge_torchsparse_compiled": (_CompiledTorchSparse, "torchsparse", ("torchsparse", _STANDIN)),
     "bridge_minkowski": (_Minkowski, "MinkowskiEngine", ("minkowski", _STANDIN)),
     "bridge_minkowski_graphs": (_Minkowski, "MinkowskiEngine", ("minkowski", _GRAPHS)),
-    "bridge_minkowski_compiled": (
-        _CompiledMinkowski,
-        "MinkowskiEngine",
-        ("minkowski", _STANDIN),
-    ),
+    "bridge_minkowski_compiled": (_CompiledMinkowski, "MinkowskiEngine", ("minkowski", _STANDIN)),
     "bridge_flexgemm": (_FlexGemm, "flex_gemm", ("flex_gemm", _STANDIN)),
     "flexgemm": (_FlexGemm, "flex_gemm", None),
 }
@@ -333,10 +322,7 @@ PEERS: dict[str, tuple[type[Peer], str, tuple[str, dict[str, Any]] | None]] = {
 def installed(name: str) -> bool:
     """Whether a peer's own package can be found; a stand-in needs none."""
     _, package, bridged = PEERS[name]
-    return (
-        bool(bridged and bridged[1]["mode"] == "standin")
-        or importlib.util.find_spec(package) is not None
-    )
+    return bool(bridged and bridged[1]["mode"] == "standin") or importlib.util.find_spec(package) is not None
 
 
 def load(name: str) -> Peer:

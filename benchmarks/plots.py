@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["draw"]
 
 _TITLES = {
-    "layers": "One submanifold layer", "shells": "Spherical shells", "networks": "Networks",
-    "memory": "Networks", "cold": "First calls", "scale": "Scale", "cpu": "On the CPU",
+    "layers": "One submanifold layer",
+    "shells": "Spherical shells",
+    "networks": "Networks",
+    "memory": "Networks",
+    "cold": "First calls",
+    "scale": "Scale",
+    "cpu": "On the CPU",
     "host": "Host time per layer",
-}  # fmt: skip
+}
 _BAR_SUITES = ("layers", "shells", "networks", "cpu", "cold", "host")
 _ROW_INCHES = 0.27
 _LEAST, _MOST = 1 / 32, 32.0  # ratios beyond are drawn at the edge
@@ -59,9 +64,7 @@ def _memory_ratio(one: Comparison, other: Figure) -> Ratio | None:
     return None if value is None else Ratio(value, value, value)
 
 
-def _ratios(
-    run: Run, suite: str, peer: str, cases: list[Comparison], folder: Path, suffix: str
-) -> Iterator[Path]:
+def _ratios(run: Run, suite: str, peer: str, cases: list[Comparison], folder: Path, suffix: str) -> Iterator[Path]:
     """Bars of time, and of memory where networks or sizes are compared."""
     kinds: list[tuple[str, str, Values, tuple[str, str]]] = []
     if suite in _BAR_SUITES:
@@ -93,9 +96,7 @@ def _panels(cases: Sequence[Comparison]) -> tuple[list[str], list[str]]:
     return works, list(dict.fromkeys(_label(one.base, dtypes) for one in cases))
 
 
-def _bars(
-    title: str, found: list[tuple[Comparison, Ratio]], words: tuple[str, str], path: Path
-) -> Path:
+def _bars(title: str, found: list[tuple[Comparison, Ratio]], words: tuple[str, str], path: Path) -> Path:
     """Horizontal bars from 1.0, a panel per work, whiskers from quartile to quartile.
 
     `words` name the two sides of 1.
@@ -127,18 +128,21 @@ def _bars(
 def _bar(axes: Axes, row: int, ratio: Ratio) -> None:
     from . import style
 
-    middle, low, high = (
-        min(max(value, _LEAST), _MOST) for value in (ratio.median, ratio.low, ratio.high)
-    )
+    middle, low, high = (min(max(value, _LEAST), _MOST) for value in (ratio.median, ratio.low, ratio.high))
     colour = style.FASTER if ratio.median <= 1 else style.SLOWER
     axes.barh(row, middle - 1, left=1, height=0.66, color=colour, alpha=0.85, linewidth=0)
     axes.plot([low, high], [row, row], color="#1d2433", linewidth=1.1, solid_capstyle="butt")
     left = middle < 1
     axes.annotate(
-        f"{ratio.median:.2f}", (min(low, middle) if left else max(high, middle), row),
-        xytext=(-4 if left else 4, 0), textcoords="offset points", va="center",
-        ha="right" if left else "left", fontsize=8, color="#1d2433",
-    )  # fmt: skip
+        f"{ratio.median:.2f}",
+        (min(low, middle) if left else max(high, middle), row),
+        xytext=(-4 if left else 4, 0),
+        textcoords="offset points",
+        va="center",
+        ha="right" if left else "left",
+        fontsize=8,
+        color="#1d2433",
+    )
 
 
 def _ratio_axis(axes: Axes, low: float, high: float) -> None:
@@ -156,9 +160,7 @@ def _ratio_axis(axes: Axes, low: float, high: float) -> None:
     axes.axvline(1.0, color="#1d2433", linewidth=1.2, zorder=3)
 
 
-def _floors(
-    run: Run, suite: str, cases: list[Comparison], folder: Path, suffix: str
-) -> Iterator[Path]:
+def _floors(run: Run, suite: str, cases: list[Comparison], folder: Path, suffix: str) -> Iterator[Path]:
     """Dots of how much of the device limit each peer reaches."""
     if suite not in ("layers", "shells"):
         return

@@ -59,9 +59,7 @@ class Worker:
 def empty_caches(folder: Path) -> dict[str, str]:
     """The environment of a user who never compiled or tuned: every cache is in `folder`."""
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not (name.startswith("SPARSE_BRIDGE_") and "CACHE" in name)
+        name: value for name, value in os.environ.items() if not (name.startswith("SPARSE_BRIDGE_") and "CACHE" in name)
     }
     # Packages in the user's own site folder must still be found.
     environment["PYTHONUSERBASE"] = site.getuserbase()

@@ -70,9 +70,7 @@ def counted(present: torch.Tensor, splits: int, tile: int) -> int:
 def redundancy(present: torch.Tensor) -> dict[int, tuple[float, ...]]:
     """Mask splits -> redundancy under tiles of each of `TILES` rows."""
     pairs = int(present.sum())
-    return {
-        splits: tuple(counted(present, splits, tile) / pairs for tile in TILES) for splits in SPLITS
-    }
+    return {splits: tuple(counted(present, splits, tile) / pairs for tile in TILES) for splits in SPLITS}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -223,29 +223,27 @@ def _cpu(wanted: Selection) -> Iterator[Case]:
     for threads in wanted.threads:
         for channels in CPU_CHANNELS:
             for work in LAYER_WORKS:
-                yield Case(
-                    "cpu", wanted.scans[-1], 1, "fp32", work, channels, device="cpu",
-                    threads=threads,
-                )  # fmt: skip
+                yield Case("cpu", wanted.scans[-1], 1, "fp32", work, channels, device="cpu", threads=threads)
         for rows in CPU_FEW_ROWS:
             for channels in CPU_CHANNELS[:2]:
-                yield Case(
-                    "cpu", f"sheet:{rows}", 1, "fp32", "fresh", channels, device="cpu",
-                    threads=threads,
-                )  # fmt: skip
+                yield Case("cpu", f"sheet:{rows}", 1, "fp32", "fresh", channels, device="cpu", threads=threads)
         for network in NETWORK_NAMES:
             for work in ("infer", "step"):
-                yield Case(
-                    "cpu", wanted.scans[-1], 1, "fp32", work, network=network, device="cpu",
-                    threads=threads,
-                )  # fmt: skip
+                yield Case("cpu", wanted.scans[-1], 1, "fp32", work, network=network, device="cpu", threads=threads)
 
 
 _BUILDERS = {
-    "stream": _stream, "layers": _layers, "shells": _shells, "networks": _networks,
-    "backbones": _backbones, "memory": _memory,
-    "cold": _cold, "scale": _scale, "cpu": _cpu, "host": _host,
-}  # fmt: skip
+    "stream": _stream,
+    "layers": _layers,
+    "shells": _shells,
+    "networks": _networks,
+    "backbones": _backbones,
+    "memory": _memory,
+    "cold": _cold,
+    "scale": _scale,
+    "cpu": _cpu,
+    "host": _host,
+}
 SUITES = tuple(_BUILDERS)
 
 
@@ -264,9 +262,7 @@ def enumerate_cases(wanted: Selection) -> list[Case]:
         for case in _BUILDERS[suite](wanted):
             device = "cpu" if suite == "cpu" else wanted.device
             case = dataclasses.replace(case, device=device, voxel_size=wanted.voxel_size)
-            if not wanted.patterns or any(
-                fnmatch.fnmatchcase(case.name, pattern) for pattern in wanted.patterns
-            ):
+            if not wanted.patterns or any(fnmatch.fnmatchcase(case.name, pattern) for pattern in wanted.patterns):
                 found.setdefault(case.name, case)
     if not found:
         raise SettingError(

@@ -35,9 +35,7 @@ SIZES = {
 }
 
 
-def graph(
-    name: str, device: str | torch.device = "cpu", seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def graph(name: str, device: str | torch.device = "cpu", seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """(edge_index int64 [2, E], edge_type int64 [E]) of a graph like `name`.
 
     Relations follow Zipf's law. Subjects are spread evenly, objects by a power law: a class or a
@@ -102,9 +100,7 @@ def _step(net: torch.nn.Module, x: torch.Tensor | None, edges: tuple[torch.Tenso
     net(x, *edges).float().square().mean().backward()
 
 
-def compare(
-    name: str, channels: tuple[int, int, int], device: str, dtype: torch.dtype, rounds: int
-) -> list[str]:
+def compare(name: str, channels: tuple[int, int, int], device: str, dtype: torch.dtype, rounds: int) -> list[str]:
     """Rows of the table of one graph."""
     from torch_geometric.nn import FastRGCNConv, RGCNConv
 

@@ -51,9 +51,7 @@ def markdown(runs: Sequence[Run], plots: Sequence[Path] = ()) -> str:
             if many:
                 parts.append(_overview(run, suite))
             parts += [
-                f"![{stem}]({path.as_posix()})"
-                for stem, path in images.items()
-                if stem.partition("-")[0] == suite
+                f"![{stem}]({path.as_posix()})" for stem, path in images.items() if stem.partition("-")[0] == suite
             ]
             parts.append(_lines(*suite_table(run, suite, bold=True)))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -263,8 +261,7 @@ def _overview(run: Run, suite: str) -> str:
         text = f"{peer} against {run.peers[0]}: "
         if timed:
             count = {
-                verdict: sum(ratio.verdict == verdict for ratio in timed)
-                for verdict in ("faster", "even", "slower")
+                verdict: sum(ratio.verdict == verdict for ratio in timed) for verdict in ("faster", "even", "slower")
             }
             lost = f"**{count['slower']} slower**" if count["slower"] else "0 slower"
             text += f"{count['faster']} cases faster, {count['even']} even, {lost}; "
@@ -289,10 +286,7 @@ def _facts(run: Run) -> list[str]:
     for peer, versions in run.versions.items():
         lines.append(f"- {peer}: " + ", ".join(f"{k} {v}" for k, v in versions.items()))
     for dtype, rate in run.rates.items():
-        lines.append(
-            f"- probed in {dtype}: {rate['matrix'] / 1e12:.3g} TFLOP/s, "
-            f"{rate['copy'] / 1e12:.3g} TB/s"
-        )
+        lines.append(f"- probed in {dtype}: {rate['matrix'] / 1e12:.3g} TFLOP/s, {rate['copy'] / 1e12:.3g} TB/s")
     if run.command:
         lines.append(f"- command: `{run.command}`, {run.started}")
     lines += [f"- {note}" for note in run.notes]

@@ -130,10 +130,7 @@ class Runner:
         for peer, figure in figures.items():
             count = all(one.pairs is None for one in figures.values())
             opened = self._try(
-                figure,
-                lambda peer=peer, count=count: self._open(
-                    self._worker(peer, case, progress), case, pairs=count
-                ),
+                figure, lambda peer=peer, count=count: self._open(self._worker(peer, case, progress), case, pairs=count)
             )
             if opened is not None:
                 figure.rows, figure.first_s = opened["rows"], opened["first_s"]
@@ -164,9 +161,7 @@ class Runner:
         begin, patience = time.monotonic(), 6 * self._limits.seconds * len(figures)
         for index in range(self._limits.rounds):
             for peer in sorted(figures, key=list(figures).index, reverse=bool(index % 2)):
-                answer = self._try(
-                    figures[peer], lambda peer=peer: self._ask(peer, "round", seconds=seconds)
-                )
+                answer = self._try(figures[peer], lambda peer=peer: self._ask(peer, "round", seconds=seconds))
                 if answer is not None:
                     found[peer].append(answer["ms"])
             spent = time.monotonic() - begin
@@ -185,10 +180,7 @@ class Runner:
             figure.pairs = pairs
             if case.dtype not in self.run.rates:
                 rates = self._try(
-                    figure,
-                    lambda peer=figure.peer: self._ask(
-                        peer, "probe", dtype=case.dtype, device=case.device
-                    ),
+                    figure, lambda peer=figure.peer: self._ask(peer, "probe", dtype=case.dtype, device=case.device)
                 )
                 if rates is None:
                     continue
@@ -196,9 +188,7 @@ class Runner:
         rates = self.run.rates.get(case.dtype)
         if rates is not None:
             for figure in figures.values():
-                figure.floor_ms = layer_floor(
-                    case.work, figure.rows, pairs, case.channels, case.dtype, Rates(**rates)
-                )
+                figure.floor_ms = layer_floor(case.work, figure.rows, pairs, case.channels, case.dtype, Rates(**rates))
 
     # Workers that live for one call, with nothing compiled and nothing tuned.
 
@@ -243,9 +233,16 @@ class Runner:
 
 def _empty(case: Case, peer: str) -> Figure:
     return Figure(
-        case.name, peer, case.suite, case.scene, case.subject, case.dtype, case.work,
-        WORKS[case.work] + (", empty caches" if case.cold else ""), channels=case.channels,
-    )  # fmt: skip
+        case.name,
+        peer,
+        case.suite,
+        case.scene,
+        case.subject,
+        case.dtype,
+        case.work,
+        WORKS[case.work] + (", empty caches" if case.cold else ""),
+        channels=case.channels,
+    )
 
 
 def _second_process(figure: Figure) -> Figure:

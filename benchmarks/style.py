@@ -16,10 +16,14 @@ __all__ = ["FASTER", "FLOOR", "SLOWER", "clean", "colour_of", "grid", "legend", 
 FASTER, SLOWER, FLOOR = "#2a7f62", "#c8553d", "#8a8f98"
 _INK, _FAINT = "#1d2433", "#d9dde3"
 _PEER_COLOURS = {
-    "spconv": "#c8553d", "bridge": "#2a7f62", "bridge_patch": "#58a4b0",
-    "spconv_triton": "#7b5ea7", "torchsparse": "#d49a2a", "bridge_torchsparse": "#3f7cac",
+    "spconv": "#c8553d",
+    "bridge": "#2a7f62",
+    "bridge_patch": "#58a4b0",
+    "spconv_triton": "#7b5ea7",
+    "torchsparse": "#d49a2a",
+    "bridge_torchsparse": "#3f7cac",
     "flexgemm": "#5c6b73",
-}  # fmt: skip
+}
 
 
 def colour_of(peer: str) -> str:
@@ -55,12 +59,8 @@ def legend(picture: Picture, entries: Sequence[tuple[str, str, str]]) -> None:
         line = kind in ("-", ":", "--")
         marker = "o" if kind == "-" else "" if line else kind
         drawn = kind if line else "none"
-        handles.append(
-            Line2D([], [], color=colour, label=label, linestyle=drawn, marker=marker, markersize=5)
-        )
-    picture.legend(
-        handles=handles, loc="outside lower right", ncols=len(handles), frameon=False, fontsize=10
-    )
+        handles.append(Line2D([], [], color=colour, label=label, linestyle=drawn, marker=marker, markersize=5))
+    picture.legend(handles=handles, loc="outside lower right", ncols=len(handles), frameon=False, fontsize=10)
 
 
 def save(picture: Picture, path: Path) -> Path:

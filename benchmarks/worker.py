@@ -72,9 +72,7 @@ class Session:
         self._empty_cache()
         return dataclasses.asdict(rates)
 
-    def op_open(
-        self, case: dict[str, Any], pairs: bool, warm: bool = True, check: bool = True
-    ) -> dict[str, Any]:
+    def op_open(self, case: dict[str, Any], pairs: bool, warm: bool = True, check: bool = True) -> dict[str, Any]:
         """Make a case ready; its first call is timed alone, then it is warmed up.
 
         Args:

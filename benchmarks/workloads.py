@@ -58,12 +58,7 @@ def scene_name(source: str, batch: int = 1) -> str:
     return name if batch == 1 else f"{name}_x{batch}"
 
 
-def load(
-    source: str,
-    batch: int = 1,
-    voxel_size: float = VOXEL_SIZE,
-    device: str | torch.device = "cpu",
-) -> Scan:
+def load(source: str, batch: int = 1, voxel_size: float = VOXEL_SIZE, device: str | torch.device = "cpu") -> Scan:
     """Read or make an input.
 
     Args:
@@ -186,12 +181,7 @@ def pair_count(scan: Scan) -> int:
     item, x, y, z = scan.coords.long().unbind(1)
     key = ((item * extent[0] + x + 1) * extent[1] + y + 1) * extent[2] + z + 1
     ordered = key.sort().values
-    steps = [
-        (i * extent[1] + j) * extent[2] + k
-        for i in (-1, 0, 1)
-        for j in (-1, 0, 1)
-        for k in (-1, 0, 1)
-    ]
+    steps = [(i * extent[1] + j) * extent[2] + k for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)]
     found = 0
     for step in steps[14:]:  # the other half mirrors it
         wanted = ordered + step

@@ -16,9 +16,7 @@ from .workloads import Scan, stream
 
 __all__ = ["TORCH_DTYPES", "Work", "build", "fill"]
 
-TORCH_DTYPES = {
-    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "tf32": torch.float32
-}  # fmt: skip
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "tf32": torch.float32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +86,7 @@ def fill(peer: Peer, model: nn.Module) -> None:
 
 
 def _random(
-    shape: Sequence[int],
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
+    shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> torch.Tensor:
     """The same normal numbers in every process, made on the device that needs them."""
     random = torch.Generator(device).manual_seed(seed)
@@ -120,9 +115,7 @@ def _layer(peer: Peer, case: Case, scan: Scan) -> Work:
     return Work(run, _nothing)
 
 
-def _layer_for_training(
-    peer: Peer, case: Case, scan: Scan, layer: nn.Module, feats: torch.Tensor
-) -> Work:
+def _layer_for_training(peer: Peer, case: Case, scan: Scan, layer: nn.Module, feats: torch.Tensor) -> Work:
     feats.requires_grad_(True)
     maps = peer.maps(layer, feats, scan)
     dy = _random(feats.shape, feats.device, feats.dtype, seed=1)
@@ -189,9 +182,7 @@ def _training_step(peer: Peer, case: Case, scenes: Scenes, model: nn.Module) -> 
     return Work(step, clear)
 
 
-def _autocast(
-    device: torch.device, dtype: torch.dtype
-) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def _autocast(device: torch.device, dtype: torch.dtype) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     if dtype == torch.float32:
         return _no_autocast
     return lambda: torch.autocast(device.type, dtype)

@@ -27,9 +27,7 @@ def enable(cell: Cell) -> Handle:
     for other in cell.model.also:
         sparse_bridge.enable(other)
     try:
-        return sparse_bridge.enable(
-            cell.model.framework, mode=cell.mode, profile=cell.model.profile
-        )
+        return sparse_bridge.enable(cell.model.framework, mode=cell.mode, profile=cell.model.profile)
     except LifecycleError as error:
         if cell.mode != "patch":
             raise
@@ -45,10 +43,7 @@ def assert_all_bridged(cell: Cell) -> int:
     """AssertionError if a layer has run in the original library, or none has; the layer calls."""
     layers = sparse_bridge.report().layers.get(cell.model.framework, {})
     original = {
-        f"{layer}: {reason}"
-        for layer, count in layers.items()
-        for reason, times in count.original.items()
-        if times
+        f"{layer}: {reason}" for layer, count in layers.items() for reason, times in count.original.items() if times
     }
     assert not original, f"ran in the original library: {'; '.join(sorted(original))}"
     bridged = sum(count.bridged for count in layers.values())

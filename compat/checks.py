@@ -119,9 +119,7 @@ def _autocast(dtype: torch.dtype) -> Callable[[Bench], str]:
         subject = bench.subject
         network = subject.network().train(bench.cell.model.train)
         # As training code does it: in fp16 the gradients of a mean over many rows vanish.
-        scaled = dtype == torch.float16 and all(
-            parameter.dtype == torch.float32 for parameter in network.parameters()
-        )
+        scaled = dtype == torch.float16 and all(parameter.dtype == torch.float32 for parameter in network.parameters())
         scaler = torch.amp.GradScaler(bench.cell.device, backoff_factor=1 / 16, enabled=scaled)
         sgd = torch.optim.SGD(network.parameters(), lr=0.0) if bench.cell.model.train else None
         for _ in range(_SCALES):
@@ -273,9 +271,7 @@ def _compare_traces(got: dict[str, Any], want: dict[str, Any], limits: Limits) -
 @contextlib.contextmanager
 def _without_tf32() -> Iterator[None]:
     """torch's dense convolutions and torchsparse round to TF32 by default."""
-    switches: list[tuple[Any, str]] = [
-        (torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32"),
-    ]  # fmt: skip
+    switches: list[tuple[Any, str]] = [(torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32")]
     torchsparse = sys.modules.get("torchsparse")
     if torchsparse is not None and hasattr(torchsparse.backends, "allow_tf32"):
         switches.append((torchsparse.backends, "allow_tf32"))
@@ -315,9 +311,7 @@ def _reference(bench: Bench) -> str:
     return f"outputs within {worst:.0e} of float64, explicit dataflow"
 
 
-def _pass(
-    subject: Subject, network: nn.Module
-) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+def _pass(subject: Subject, network: nn.Module) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     result = subject.run(network)
     outputs = [one.detach() for one in subject.outputs(result)]
     if not network.training:

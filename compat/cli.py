@@ -26,13 +26,7 @@ __all__ = ["add_parser"]
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = pathlib.Path(__file__).with_name("results")
 _SUMMARY = "run the compatibility matrix: public models, unchanged, under the bridge"
-_STYLES = {
-    "pass": "green",
-    "fail": "bold red",
-    "known": "blue",
-    "unsupported": "yellow",
-    "not run": "dim",
-}
+_STYLES = {"pass": "green", "fail": "bold red", "known": "blue", "unsupported": "yellow", "not run": "dim"}
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -51,20 +45,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     report.add_argument("--write", action="store_true", help="write the two files of docs/")
     report.add_argument(
-        "--docs",
-        type=pathlib.Path,
-        default=ROOT / "docs",
-        metavar="DIR",
-        help="where to (default: docs)",
+        "--docs", type=pathlib.Path, default=ROOT / "docs", metavar="DIR", help="where to (default: docs)"
     )
     report.set_defaults(func=_report)
     return parser
 
 
 def _add_selection(group: Any) -> None:
-    group.add_argument(
-        "--framework", type=_names, default=(), metavar="A,B", help="default: all that have models"
-    )
+    group.add_argument("--framework", type=_names, default=(), metavar="A,B", help="default: all that have models")
     group.add_argument(
         "--model",
         type=_names,
@@ -73,38 +61,21 @@ def _add_selection(group: Any) -> None:
         help="numbers, names, file names or patterns of these (default: all)",
     )
     group.add_argument(
-        "--device",
-        choices=("auto", *matrix.DEVICES),
-        default="auto",
-        help="default: auto, a GPU if there is one",
+        "--device", choices=("auto", *matrix.DEVICES), default="auto", help="default: auto, a GPU if there is one"
     )
     group.add_argument("--dtype", type=_names, default=(), metavar="A,B", help="default: all")
     group.add_argument(
-        "--mode",
-        type=_names,
-        default=("auto",),
-        metavar="A,B",
-        help="standin, patch, auto (default: auto)",
+        "--mode", type=_names, default=("auto",), metavar="A,B", help="standin, patch, auto (default: auto)"
     )
     group.add_argument("--size", default="small", help="tiny, small (default) or full scenes")
-    group.add_argument(
-        "--check", type=_names, default=matrix.CHECKS, metavar="A,B", help="default: all"
-    )
+    group.add_argument("--check", type=_names, default=matrix.CHECKS, metavar="A,B", help="default: all")
     group.add_argument("--matrix", type=pathlib.Path, default=matrix.MATRIX, help=argparse.SUPPRESS)
     group.add_argument("--list", action="store_true", help="only show the cells")
 
 
 def _add_running(group: Any) -> None:
-    group.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)"
-    )
-    group.add_argument(
-        "--limit",
-        type=float,
-        default=300,
-        metavar="S",
-        help="seconds a check may take (default: 300)",
-    )
+    group.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
+    group.add_argument("--limit", type=float, default=300, metavar="S", help="seconds a check may take (default: 300)")
     group.add_argument(
         "--native-python",
         default="",
@@ -114,9 +85,7 @@ def _add_running(group: Any) -> None:
     group.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results there")
     group.add_argument("--logs", type=pathlib.Path, metavar="DIR", help="keep what cells print")
     group.add_argument(
-        "--write",
-        action="store_true",
-        help="add the results to compat/results and write docs/compatibility.*",
+        "--write", action="store_true", help="add the results to compat/results and write docs/compatibility.*"
     )
 
 
@@ -150,15 +119,7 @@ def _run(args: argparse.Namespace) -> int:
     _check_names("--mode", args.mode, matrix.MODES)
     _check_names("--check", args.check, matrix.CHECKS)
     device = _device(args.device)
-    cells = matrix.cells(
-        matrix.load(args.matrix),
-        args.framework,
-        args.model,
-        device,
-        args.dtype,
-        args.mode,
-        args.size,
-    )
+    cells = matrix.cells(matrix.load(args.matrix), args.framework, args.model, device, args.dtype, args.mode, args.size)
     console = _console()
     if args.list:
         console.print(_cells_table(cells))
@@ -195,11 +156,7 @@ class _Collected:
 
 
 def _run_shown(
-    cells: Sequence[Cell],
-    options: runner.Options,
-    jobs: int,
-    console: Console,
-    keep: Callable[[CellResult], None],
+    cells: Sequence[Cell], options: runner.Options, jobs: int, console: Console, keep: Callable[[CellResult], None]
 ) -> None:
     """Run with a progress bar; failures are printed as they come."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))

@@ -48,21 +48,16 @@ def assert_finite(tensors: Sequence[torch.Tensor], what: str) -> None:
         assert not bad, f"{what} {index}: {bad} of {one.numel()} elements are not finite"
 
 
-def assert_close(
-    got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], limit: float, what: str
-) -> float:
+def assert_close(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], limit: float, what: str) -> float:
     """AssertionError unless each tensor is within `limit`; returns the largest RMS error."""
     assert len(got) == len(want), f"{what}: {len(got)} tensors, expected {len(want)}"
     errors = [
-        _error(a, b, _rms(b), limit, f"{what} {index}")
-        for index, (a, b) in enumerate(zip(got, want, strict=True))
+        _error(a, b, _rms(b), limit, f"{what} {index}") for index, (a, b) in enumerate(zip(got, want, strict=True))
     ]
     return max(errors, default=0.0)
 
 
-def assert_gradients_close(
-    got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor], limits: Limits
-) -> float:
+def assert_gradients_close(got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor], limits: Limits) -> float:
     """The same for gradients by parameter name; those near zero count relative to all."""
     different = set(got) ^ set(want)
     assert not different, f"only one side has gradients of {', '.join(sorted(different)[:3])}"
@@ -71,14 +66,7 @@ def assert_gradients_close(
     floor = limits.noise * math.sqrt(squares / max(total, 1))
     return max(
         (
-            _error(
-                got[name],
-                one,
-                max(_rms(one), floor),
-                limits.gradient,
-                f"gradient of {name}",
-                _GRADIENT_PEAK,
-            )
+            _error(got[name], one, max(_rms(one), floor), limits.gradient, f"gradient of {name}", _GRADIENT_PEAK)
             for name, one in want.items()
         ),
         default=0.0,
@@ -89,21 +77,13 @@ def _rms(tensor: torch.Tensor) -> float:
     return float(tensor.detach().double().pow(2).mean().sqrt()) if tensor.numel() else 0.0
 
 
-def _error(
-    got: torch.Tensor,
-    want: torch.Tensor,
-    scale: float,
-    limit: float,
-    what: str,
-    peak: float = _PEAK,
-) -> float:
+def _error(got: torch.Tensor, want: torch.Tensor, scale: float, limit: float, what: str, peak: float = _PEAK) -> float:
     assert got.shape == want.shape, f"{what}: shape {list(got.shape)}, expected {list(want.shape)}"
     if not want.numel():
         return 0.0
     gap = (got.detach().double().cpu() - want.detach().double().cpu()) / max(scale, 1e-12)
     rms, largest = float(gap.pow(2).mean().sqrt()), float(gap.abs().max())
     assert rms <= limit and largest <= peak * limit, (  # also false for NaN
-        f"{what}: RMS error {rms:.1e} (limit {limit:.0e}), largest {largest:.1e} "
-        f"(limit {peak * limit:.0e})"
+        f"{what}: RMS error {rms:.1e} (limit {limit:.0e}), largest {largest:.1e} (limit {peak * limit:.0e})"
     )
     return rms

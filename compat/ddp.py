@@ -96,9 +96,7 @@ def _rank(cell: Cell, rank: int, store: str) -> None:
 
 
 if __name__ == "__main__":
-    _rank(
-        from_json(json.loads(pathlib.Path(sys.argv[1]).read_text())), int(sys.argv[2]), sys.argv[3]
-    )
+    _rank(from_json(json.loads(pathlib.Path(sys.argv[1]).read_text())), int(sys.argv[2]), sys.argv[3])
     # A wrapped module is part of a cycle and keeps gloo's threads: one that lets go of a tensor
     # while the interpreter ends aborts the process.
     gc.collect()

@@ -32,11 +32,18 @@ __all__ = ["PAGE", "chosen", "page"]
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "launches.md"
 # A GPU of each family, and its compute units: rules weigh work against them.
 FAMILIES = {
-    "cdna2": ("gfx90a", 104), "cdna3": ("gfx942", 304), "cdna4": ("gfx950", 256),
-    "rdna3": ("gfx1100", 96), "rdna4": ("gfx1201", 64), "turing": ("sm_75", 40),
-    "ampere": ("sm_80", 108), "ada": ("sm_89", 128), "hopper": ("sm_90", 132),
-    "blackwell": ("sm_100", 148), "blackwell RTX": ("sm_120", 170),
-}  # fmt: skip
+    "cdna2": ("gfx90a", 104),
+    "cdna3": ("gfx942", 304),
+    "cdna4": ("gfx950", 256),
+    "rdna3": ("gfx1100", 96),
+    "rdna4": ("gfx1201", 64),
+    "turing": ("sm_75", 40),
+    "ampere": ("sm_80", 108),
+    "ada": ("sm_89", 128),
+    "hopper": ("sm_90", 132),
+    "blackwell": ("sm_100", 148),
+    "blackwell RTX": ("sm_120", 170),
+}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 ROWS = (500, 5_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
 PASSES = ("inference", "training", "input gradient", "weight gradient")
@@ -74,9 +81,7 @@ def chosen(question: Question, target: Target) -> str:
             return _TORCH
         if which == "weight gradient":
             return "wgrad_gemm"
-        weight = torch.empty(
-            layer.offsets, layer.c_in, layer.c_out * layer.groups, dtype=dtype, device="meta"
-        )
+        weight = torch.empty(layer.offsets, layer.c_in, layer.c_out * layer.groups, dtype=dtype, device="meta")
         w = layout_of(weight, "vio", layer.groups)
         side = int(which == "input gradient")
         book = Rulebook(n_rows, n_rows, layer.offsets, _NOWHERE, symmetric=layer.symmetric)
@@ -184,10 +189,7 @@ def _table_rows(layer: Layer) -> list[str]:
     channels = f"{layer.c_in} to {layer.c_out}"
     if layer.groups > 1:
         channels += f", {layer.groups} times"
-    return [
-        f"| {channels} | {', '.join(names)} | {' | '.join(cells)} |"
-        for cells, names in by_cells.items()
-    ]
+    return [f"| {channels} | {', '.join(names)} | {' | '.join(cells)} |" for cells, names in by_cells.items()]
 
 
 def main() -> None:

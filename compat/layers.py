@@ -84,8 +84,10 @@ def _apart(cells: Sequence[Cell]) -> list[list[Layer]]:
     done = subprocess.run(
         [sys.executable, "-m", "compat.layers", json.dumps([to_json(cell) for cell in cells])],
         env={**os.environ, **cells[0].model.environment},
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return [[Layer(*row) for row in rows] for rows in json.loads(done.stdout.splitlines()[-1])]
 
 

@@ -45,8 +45,7 @@ def _head() -> list[str]:
     return [
         "# Compatibility",
         "",
-        "For those with a published model: whether it runs here, on which device, and what was "
-        "checked of it.",
+        "For those with a published model: whether it runs here, on which device, and what was checked of it.",
         "",
         "[Filter the matrix](compatibility.html)",
         "",
@@ -70,12 +69,7 @@ def _head() -> list[str]:
 
 def _summary(found: Results, models: Sequence[Model]) -> list[str]:
     rows = [
-        (
-            report.TITLES[group.framework],
-            group.device,
-            report.described(group.cells),
-            report.described(group.checks),
-        )
+        (report.TITLES[group.framework], group.device, report.described(group.cells), report.described(group.checks))
         for group in report.groups(found, models)
     ]
     older = report.older(found)

@@ -51,9 +51,7 @@ __all__ = ["CHECKS", "DTYPES", "FRAMEWORKS", "MATRIX", "Cell", "Expect", "Model"
 
 MATRIX = pathlib.Path(__file__).with_name("matrix")
 # The frameworks that there are models for.
-FRAMEWORKS = tuple(
-    name for name in base.ADAPTERS if (MATRIX.with_name("models") / name / "__init__.py").exists()
-)
+FRAMEWORKS = tuple(name for name in base.ADAPTERS if (MATRIX.with_name("models") / name / "__init__.py").exists())
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DEVICES = ("cpu", "cuda")
 MODES = ("standin", "patch", "auto")
@@ -211,9 +209,7 @@ def cells(
 def _matches(model: Model, name: str) -> bool:
     wanted = name.lower()
     module = model.module.rpartition(".")[2]
-    return name == str(model.number) or any(
-        fnmatch.fnmatch(text.lower(), wanted) for text in (model.name, module)
-    )
+    return name == str(model.number) or any(fnmatch.fnmatch(text.lower(), wanted) for text in (model.name, module))
 
 
 def _one_of(what: str, value: object, known: Iterable[object]) -> None:

@@ -28,9 +28,7 @@ def render(found: Results, models: Sequence[Model]) -> str:
         listed="<br>".join(map(_text, report.listed(found))),
         selects="\n".join(_selects(found, cells)),
         total=len(cells),
-        check_heads="".join(
-            f'<th scope="col" class="check"><span>{name}</span></th>' for name in CHECKS
-        ),
+        check_heads="".join(f'<th scope="col" class="check"><span>{name}</span></th>' for name in CHECKS),
         rows="\n".join(_row(found, cell) for cell in cells),
         about="\n".join(_about(found)),
     )
@@ -43,9 +41,7 @@ def _text(value: object) -> str:
 def _summary(group: report.Group) -> str:
     numbers = "".join(f'<td class="number">{group.cells[one]}</td>' for one in OUTCOMES)
     parts = "".join(
-        f'<span class="{one}" style="flex:{group.cells[one]}"></span>'
-        for one in OUTCOMES[:-1]
-        if group.cells[one]
+        f'<span class="{one}" style="flex:{group.cells[one]}"></span>' for one in OUTCOMES[:-1] if group.cells[one]
     )
     rest = group.cells["not run"]
     label = report.described(group.cells)

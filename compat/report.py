@@ -104,9 +104,7 @@ def runs(found: Results) -> list[str]:
     for run in found.runs:
         versions = ", ".join(f"{name} {one}" for name, one in run["versions"].items() if one)
         dates.setdefault(f"{run['device']}, {{}}: {versions}", []).append(run["date"])
-    return [
-        line.format(" to ".join(sorted({min(days), max(days)}))) for line, days in dates.items()
-    ]
+    return [line.format(" to ".join(sorted({min(days), max(days)}))) for line, days in dates.items()]
 
 
 def older(found: Results) -> str:
@@ -117,10 +115,7 @@ def older(found: Results) -> str:
         for cell, version in zip(found.cells, versions, strict=True)
         if version != __version__
     )
-    parts = [
-        f"{count} on {device} (version {version})"
-        for (device, version), count in sorted(counted.items())
-    ]
+    parts = [f"{count} on {device} (version {version})" for (device, version), count in sorted(counted.items())]
     return f"Cells not run again with {__version__}: {', '.join(parts)}." if parts else ""
 
 

@@ -109,21 +109,10 @@ def run_cell(cell: Cell, options: Options) -> CellResult:
             (options.logs / f"{name}.log").write_text(log.read_text(errors="replace"))
     checks = tuple(_judged(cell, found.mode, found.done[check]) for check in wanted)
     model = cell.model
-    return CellResult(
-        model.number,
-        model.name,
-        model.framework,
-        cell.device,
-        cell.dtype,
-        found.mode,
-        cell.size,
-        checks,
-    )
+    return CellResult(model.number, model.name, model.framework, cell.device, cell.dtype, found.mode, cell.size, checks)
 
 
-def _process(
-    cell: Cell, checks: list[str], found: _Found, options: Options, folder: pathlib.Path
-) -> str:
+def _process(cell: Cell, checks: list[str], found: _Found, options: Options, folder: pathlib.Path) -> str:
     """One process, until it ends or a check takes too long; how it ended."""
     passed = [name for name, result in found.done.items() if result.outcome == "pass"]
     task = {"cell": to_json(cell), "checks": checks, "passed": passed}
@@ -158,6 +147,4 @@ def _judged(cell: Cell, mode: str, result: CheckResult) -> CheckResult:
     if result.outcome == "pass":
         reason = f"passed, but the matrix expects {known[0].outcome}: {known[0].reason}"
         return dataclasses.replace(result, outcome="fail", reason=reason)
-    return dataclasses.replace(
-        result, outcome=known[0].outcome, reason=known[0].reason, expected=True
-    )
+    return dataclasses.replace(result, outcome=known[0].outcome, reason=known[0].reason, expected=True)

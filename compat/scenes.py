@@ -37,19 +37,11 @@ class Preset:
 
 PRESETS = {
     "kitti": Preset((1408, 1600, 41), (0.05, 0.05, 0.1), "street", 4, {"ahead": 0, "low": -3}),
-    "nuscenes075": Preset(
-        (1440, 1440, 41), (0.075, 0.075, 0.2), "street", 4, {"low": -5, "azimuths": 4200}
-    ),
-    "waymo": Preset(
-        (1504, 1504, 41), (0.1, 0.1, 0.15), "street", 2, {"low": -2, "azimuths": 11000}
-    ),
-    "semantickitti": Preset(
-        (2000, 2000, 100), (0.05, 0.05, 0.05), "street", 2, {"low": -2.5, "azimuths": 2600}
-    ),
+    "nuscenes075": Preset((1440, 1440, 41), (0.075, 0.075, 0.2), "street", 4, {"low": -5, "azimuths": 4200}),
+    "waymo": Preset((1504, 1504, 41), (0.1, 0.1, 0.15), "street", 2, {"low": -2, "azimuths": 11000}),
+    "semantickitti": Preset((2000, 2000, 100), (0.05, 0.05, 0.05), "street", 2, {"low": -2.5, "azimuths": 2600}),
     "scannet02": Preset((400, 400, 150), (0.02,) * 3, "room", 4, {"width": 6, "depth": 5}),
-    "fcaf01": Preset(
-        (800, 800, 300), (0.01,) * 3, "room", 8, {"width": 2.6, "depth": 2.4, "points": 1e5}
-    ),
+    "fcaf01": Preset((800, 800, 300), (0.01,) * 3, "room", 8, {"width": 2.6, "depth": 2.4, "points": 1e5}),
     "slat": Preset((64, 64, 64), (1 / 64,) * 3, "shell", 1, {"radius": 27, "layers": 2}),
     "vae1024": Preset((1024, 1024, 1024), (1 / 1024,) * 3, "shell", 1, {"radius": 390}),
     "codec": Preset((1024, 1024, 1024), (1.0,) * 3, "shell", 1, {"radius": 190}),
@@ -134,13 +126,7 @@ def _extents(facts: Preset, size: str, dimension: int) -> tuple[tuple[int, ...],
 
 
 def _item(
-    facts: Preset,
-    size: str,
-    dimension: int,
-    batch_size: int,
-    item: int,
-    seed: int,
-    rng: np.random.Generator,
+    facts: Preset, size: str, dimension: int, batch_size: int, item: int, seed: int, rng: np.random.Generator
 ) -> Voxels:
     """Voxels [n, 3] of one batch item, before any further axes."""
     if size == "tiny":
@@ -170,9 +156,7 @@ def _patches(voxels: Voxels, wanted: int) -> Voxels:
     column = voxels[:, 0] // 32 * 100_000 + voxels[:, 1] // 32
     places, counts = np.unique(column, return_counts=True)
     chosen = np.zeros(len(voxels), bool)
-    for place in places[np.argsort(-counts, kind="stable")[:: max(len(places) // 16, 1)]][
-        :_PATCHES
-    ]:
+    for place in places[np.argsort(-counts, kind="stable")[:: max(len(places) // 16, 1)]][:_PATCHES]:
         center = voxels[column == place].mean(0)
         distance = ((voxels - center) ** 2).sum(1)
         chosen[np.argsort(distance, kind="stable")[: wanted // _PATCHES]] = True
@@ -202,12 +186,7 @@ def _unique(voxels: Voxels, grid: tuple[int, ...]) -> Voxels:
 
 
 def _scene(
-    coords: Voxels,
-    grid: tuple[int, ...],
-    voxel_size: tuple[float, ...],
-    batch_size: int,
-    channels: int,
-    seed: int,
+    coords: Voxels, grid: tuple[int, ...], voxel_size: tuple[float, ...], batch_size: int, channels: int, seed: int
 ) -> Scene:
     """Attach positions, and features that vary smoothly over the scene plus noise."""
     rng = torch.Generator().manual_seed(seed)

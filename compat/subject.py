@@ -31,12 +31,7 @@ class Subject:
     """
 
     def __init__(
-        self,
-        model: Model,
-        device: str,
-        dtype: str,
-        size: str,
-        scene: Callable[[int], scenes.Scene] | None = None,
+        self, model: Model, device: str, dtype: str, size: str, scene: Callable[[int], scenes.Scene] | None = None
     ) -> None:
         self.model = model
         self.device = torch.device(device)
@@ -56,9 +51,7 @@ class Subject:
         made = (
             self._scene(seed)
             if self._scene
-            else _made(
-                model.preset, size or self.size, model.features, model.dimension, batch, seed
-            )
+            else _made(model.preset, size or self.size, model.features, model.dimension, batch, seed)
         )
         # Models write into their inputs; on the CPU these share the scene's memory.
         tensors = {name: getattr(made, name).clone() for name in ("coords", "features", "points")}

@@ -77,9 +77,7 @@ def room(
     return np.floor((cloud + [*middle, 3 * voxel_size[2]]) / voxel_size).astype(np.int64)
 
 
-def _patch(
-    face: npt.NDArray[np.float64], count: int, rng: np.random.Generator
-) -> npt.NDArray[np.float64]:
+def _patch(face: npt.NDArray[np.float64], count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """Points [n, 3] on the parallelogram (corner, edge, edge), missing where nobody scanned."""
     corner, u, v = face
     at = rng.random((count, 2))
@@ -90,9 +88,7 @@ def _patch(
     return corner + at[:, :1] * u + at[:, 1:] * v
 
 
-def shell(
-    grid: tuple[int, ...], rng: np.random.Generator, radius: float, layers: float = 1
-) -> Voxels:
+def shell(grid: tuple[int, ...], rng: np.random.Generator, radius: float, layers: float = 1) -> Voxels:
     """Voxels [n, 3] of closed, uneven surfaces around the middle of the grid.
 
     Args:

@@ -41,9 +41,7 @@ class Task:
         return Subject(Model(**self.model), "cpu", self.dtype, "small", lambda seed: scene)
 
 
-def trace(
-    subject: Subject, state: dict[str, torch.Tensor], tolerant: bool = False
-) -> dict[str, Any]:
+def trace(subject: Subject, state: dict[str, torch.Tensor], tolerant: bool = False) -> dict[str, Any]:
     """Run the model from the weights `state`.
 
     Returns:

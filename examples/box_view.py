@@ -6,14 +6,7 @@ import numpy as np
 from boxes import RECALLS, Found, average_precision, corners, heading_errors, precisions
 
 from sparse_bridge.tools.demo.birdseye import raster
-from sparse_bridge.tools.demo.drawing import (
-    INK,
-    legend,
-    metric_panel,
-    new_figure,
-    plain_panel,
-    save,
-)
+from sparse_bridge.tools.demo.drawing import INK, legend, metric_panel, new_figure, plain_panel, save
 
 SHOWN = 0.3  # boxes with a lower score are not drawn
 
@@ -31,10 +24,7 @@ BOXES = {
     "found": line("#56b4e9", "solid", 2.2),
 }
 # The lower the threshold, the wider: curves that lie on each other all show.
-CURVES = {
-    0.3: line("#56b4e9", "solid", 6.5), 0.5: line("#e69f00", "solid", 3.2),
-    0.7: line(INK, "dashed", 1.6),
-}  # fmt: skip
+CURVES = {0.3: line("#56b4e9", "solid", 6.5), 0.5: line("#e69f00", "solid", 3.2), 0.7: line(INK, "dashed", 1.6)}
 
 
 def draw(args, points: np.ndarray, found: list[Found], scene: tuple[float, ...]) -> None:
@@ -49,8 +39,9 @@ def draw(args, points: np.ndarray, found: list[Found], scene: tuple[float, ...])
     rows = [["scene", "scene"], ["near", "curves"]]
     panels = figure.subplot_mosaic(rows, height_ratios=[1.7, 1])
     of_first, half = found[0], 9.0
-    shown = Found(*(part[of_first.scores > SHOWN] for part in (of_first.boxes, of_first.scores)),
-                  of_first.cars, of_first.counted)  # fmt: skip
+    shown = Found(
+        *(part[of_first.scores > SHOWN] for part in (of_first.boxes, of_first.scores)), of_first.cars, of_first.counted
+    )
     car = shown.matches(0.5)
     right, wrong = (car >= 0) & shown.counted[car], car < 0
     title = (

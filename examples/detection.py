@@ -83,8 +83,7 @@ class Detector(nn.Module):
         self.fine = unit(nn.Conv2d(7 * fine, 64, 1, bias=False))
         self.coarse = unit(nn.ConvTranspose2d(coarse, 64, 2, stride=2, bias=False))
         self.head = nn.Sequential(
-            *(unit(nn.Conv2d(c, 64, 3, padding=1, bias=False)) for c in (128, 64)),
-            nn.Conv2d(64, 7, 1),
+            *(unit(nn.Conv2d(c, 64, 3, padding=1, bias=False)) for c in (128, 64)), nn.Conv2d(64, 7, 1)
         )
         with torch.no_grad():
             self.head[-1].bias[0] = -4.0  # cars are rare

@@ -39,8 +39,7 @@ def vase(rng: np.random.Generator, size: int) -> Cells:
     low, high = size * rng.uniform(0.06, 0.14), size * rng.uniform(0.8, 0.94)
     along = np.linspace(0, 1, 2 * size)[:, None]
     radius = rng.uniform(0.2, 0.28) + sum(
-        rng.uniform(0.02, 0.07) * np.sin(np.pi * order * along + rng.uniform(0, 2 * np.pi))
-        for order in (1, 2, 3)
+        rng.uniform(0.02, 0.07) * np.sin(np.pi * order * along + rng.uniform(0, 2 * np.pi)) for order in (1, 2, 3)
     )
     radius = size * np.clip(radius, 0.07, 0.42)
     height = low + (high - low) * along
@@ -78,20 +77,14 @@ class Completion(nn.Module):
             same = ME.MinkowskiConvolution(coarse, coarse, kernel_size=3, **conv)
             self.down.append(nn.Sequential(block(down), block(same)))
         # What is missing lies far away, but down here that is two voxels.
-        wide = ME.MinkowskiConvolution(
-            widths[-1], widths[-1], kernel_size=5, expand_coordinates=True, **conv
-        )
+        wide = ME.MinkowskiConvolution(widths[-1], widths[-1], kernel_size=5, expand_coordinates=True, **conv)
         self.bottom = block(wide)
         self.bottom_occupied = ME.MinkowskiConvolution(widths[-1], 1, kernel_size=1, dimension=3)
         for fine, coarse in pairwise(widths):
-            grow = ME.MinkowskiGenerativeConvolutionTranspose(
-                coarse, fine, kernel_size=2, stride=2, **conv
-            )
+            grow = ME.MinkowskiGenerativeConvolutionTranspose(coarse, fine, kernel_size=2, stride=2, **conv)
             more = (ME.MinkowskiConvolution(fine, fine, kernel_size=3, **conv) for _ in range(2))
             self.up.append(nn.Sequential(block(grow), *map(block, more)))
-            self.occupied.append(
-                ME.MinkowskiConvolution(fine, 1, kernel_size=1, bias=True, dimension=3)
-            )
+            self.occupied.append(ME.MinkowskiConvolution(fine, 1, kernel_size=1, bias=True, dimension=3))
         self.prune = ME.MinkowskiPruning()
 
     def forward(self, x: ME.SparseTensor, truth: ME.CoordinateMapKey | None = None):
@@ -220,12 +213,7 @@ def draw(args, scan: Broken, levels: list[ME.SparseTensor], mean: float) -> None
         title = f"{title}: {len(rows):,}"
         draw_voxels(axes, rows, colours, title, window=corners // stride, elevation=30)
 
-    panel(
-        panels["result"],
-        levels[-1].C.cpu().numpy()[:, 1:],
-        1,
-        f"completed, IoU {score:.2f}; voxels",
-    )
+    panel(panels["result"], levels[-1].C.cpu().numpy()[:, 1:], 1, f"completed, IoU {score:.2f}; voxels")
     panel(panels["input"], seen, 1, f"input, IoU {alone:.2f}; voxels")
     panel(panels["truth"], truth, 1, "truth; voxels")
     for level in levels[:-1]:

@@ -36,9 +36,7 @@ def knowledge(persons: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     near = torch.rand(cite.shape[1]) < 0.75
     place = torch.searchsorted(institute[by_institute], institute[cite[0]])
     size = institute.bincount(minlength=INSTITUTES)[institute[cite[0]]]
-    cite[1] = torch.where(
-        near, by_institute[place + (torch.rand(len(place)) * size).long()], cite[1]
-    )
+    cite[1] = torch.where(near, by_institute[place + (torch.rand(len(place)) * size).long()], cite[1])
     author = torch.arange(persons).repeat(3)
     own = institute[author] * (TOPICS // INSTITUTES) + torch.randint(0, 10, author.shape)
     topic = torch.where(torch.rand(author.shape) < 0.75, own, torch.randint(0, TOPICS, own.shape))

@@ -31,13 +31,7 @@ from torchsparse.utils.quantize import sparse_quantize
 
 from sparse_bridge.tools.demo.drawing import FAINT, INK, legend, new_figure, plain_panel, save
 from sparse_bridge.tools.demo.scene import labelled_scan
-from sparse_bridge.tools.demo.segmentation import (
-    CLASS_OF_KIND,
-    CLASSES,
-    COLOURS,
-    class_iou,
-    class_weights,
-)
+from sparse_bridge.tools.demo.segmentation import CLASS_OF_KIND, CLASSES, COLOURS, class_iou, class_weights
 from sparse_bridge.tools.demo.voxel_view import draw_voxels
 from sparse_bridge.tools.networks.torchsparse import ResidualUNet
 
@@ -171,9 +165,7 @@ def model_of(args) -> nn.Module:
 
 
 def experiment(args, streets: Streets, scans: list[dict[str, SparseTensor]]) -> Outcome:
-    loader = DataLoader(
-        streets, batch_size=2, shuffle=True, collate_fn=sparse_collate_fn, drop_last=True
-    )
+    loader = DataLoader(streets, batch_size=2, shuffle=True, collate_fn=sparse_collate_fn, drop_last=True)
     model = model_of(args).to(args.device)
     before = predict(model, scans, args.device)
     train(model, loader, args)

@@ -31,9 +31,7 @@ class Outcome:
     draw: Callable[[], None]
 
 
-def parse(
-    description: str, name: str, steps: int, quick: int, public_steps: int = 0
-) -> argparse.Namespace:
+def parse(description: str, name: str, steps: int, quick: int, public_steps: int = 0) -> argparse.Namespace:
     """The options that every example has; `args.device` and `args.out` are ready to use.
 
     `steps`, `quick`: training steps, by default and of a smoke test; `public_steps`: by default of
@@ -43,9 +41,7 @@ def parse(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=device, help="default: a GPU if there is one")
     parser.add_argument("--steps", type=int, metavar="N", help=f"training steps (default: {steps})")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of weights, data and their order (default: 0)"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights, data and their order (default: 0)")
     parser.add_argument(
         "--seeds",
         type=int,
@@ -60,9 +56,7 @@ def parse(
         help="a small network (default), or the definition of a public project",
     )
     parser.add_argument("--quick", action="store_true", help="a coarse, short run: a smoke test")
-    parser.add_argument(
-        "--out", type=Path, default=Path("examples_out"), metavar="DIR", help="default: %(default)s"
-    )
+    parser.add_argument("--out", type=Path, default=Path("examples_out"), metavar="DIR", help="default: %(default)s")
     args = parser.parse_args()
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: expected 1 or more")
@@ -77,9 +71,7 @@ def parse(
     return args
 
 
-def over_seeds(
-    args: argparse.Namespace, experiment: Callable[[argparse.Namespace], Outcome], data: str
-) -> None:
+def over_seeds(args: argparse.Namespace, experiment: Callable[[argparse.Namespace], Outcome], data: str) -> None:
     """Run `experiment` once per seed, draw the first one, then print and keep what was measured.
 
     data: what it was measured on.

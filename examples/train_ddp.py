@@ -123,9 +123,7 @@ class Network(nn.Module):
             if isinstance(norm, nn.BatchNorm1d):
                 norm.momentum = 0.1  # a short training: the statistics must follow fast
 
-    def forward(
-        self, features: torch.Tensor, coords: torch.Tensor, grid: list[int], items: int
-    ) -> torch.Tensor:
+    def forward(self, features: torch.Tensor, coords: torch.Tensor, grid: list[int], items: int) -> torch.Tensor:
         if self.api == "spconv":
             x = self.framework.SparseConvTensor(features, coords, grid, items)
             return self.net(x).features
@@ -143,9 +141,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=5e-3, help="the highest (default: 0.005)")
     parser.add_argument("--amp", action="store_true", help="fp16 on GPUs, bf16 on CPUs")
     parser.add_argument("--fsdp", action="store_true", help="shard the parameters instead of DDP")
-    parser.add_argument(
-        "--norm", choices=("sync", "batch"), help="batch statistics over all ranks, or of each"
-    )
+    parser.add_argument("--norm", choices=("sync", "batch"), help="batch statistics over all ranks, or of each")
     parser.add_argument("--workers", type=int, default=1, help="loading processes of each rank")
     parser.add_argument("--every", type=int, default=20, help="steps from line to line")
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
@@ -212,9 +208,7 @@ class Training:
             group["lr"] = self.args.rate * (1 - self.step / self.args.steps) ** 0.9
         self.optimiser.zero_grad()
         labels = batch[2].to(self.device, non_blocking=True)
-        losses = nn.functional.cross_entropy(
-            self.logits(self.model, batch), labels, reduction="sum"
-        )
+        losses = nn.functional.cross_entropy(self.logits(self.model, batch), labels, reduction="sum")
         voxels = total(losses.new_tensor(float(len(labels))))
         # DDP and FSDP average over ranks: times the ranks, the sum over voxels remains.
         self.scaler.scale(losses * self.args.world / voxels).backward()
@@ -260,10 +254,7 @@ class Training:
             raise SystemExit(f"--resume: no checkpoint in {self.args.out}.")
         state = self._state()
         dcp.load(state, checkpoint_id=whole[-1].parent)
-        set_state_dict(
-            self.model, self.optimiser,
-            model_state_dict=state["model"], optim_state_dict=state["optimiser"],
-        )  # fmt: skip
+        set_state_dict(self.model, self.optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
 
@@ -283,9 +274,12 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         training.resume()
         say(f"resumed at step {training.step}")
     loader = DataLoader(
-        streets, batch_sampler=Shares(args, training.step), collate_fn=collate,
-        num_workers=args.workers, pin_memory=device.type == "cuda",
-    )  # fmt: skip
+        streets,
+        batch_sampler=Shares(args, training.step),
+        collate_fn=collate,
+        num_workers=args.workers,
+        pin_memory=device.type == "cuda",
+    )
     since, first = time.perf_counter(), training.step
     for batch in loader:
         losses.append(training.update(batch))

@@ -29,23 +29,14 @@ _LAZY = {
         "time two networks on a scan or a built-in street, teach a third one to label it",
     ),
     "warm": ("sparse_bridge.commands.warm", "compile and tune kernels before they are needed"),
-    "package": (
-        "sparse_bridge.commands.package",
-        "write a network as a folder that a C++ program runs without Python",
-    ),
-    "prove": (
-        "sparse_bridge.commands.prove",
-        "show that this GPU computes rightly, in ten minutes",
-    ),
+    "package": ("sparse_bridge.commands.package", "write a network as a folder that a C++ program runs without Python"),
+    "prove": ("sparse_bridge.commands.prove", "show that this GPU computes rightly, in ten minutes"),
     "verify": (
         "sparse_bridge.tools.checkpoints.command",
         "evaluate published weights with their own project on this engine",
     ),
     "cache": ("sparse_bridge.commands.cache", "show or clear what tuning has stored"),
-    "surface": (
-        "sparse_bridge.tools.api_coverage.command",
-        "list what of each framework is answered",
-    ),
+    "surface": ("sparse_bridge.tools.api_coverage.command", "list what of each framework is answered"),
     "bench": ("benchmarks.cli", "time layers and networks, peers side by side"),
     "compat": ("compat.cli", "run the compatibility matrix"),
 }
@@ -133,8 +124,7 @@ def _program() -> str:
 def make_parser(wanted: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=_program(),
-        description="Run spconv, torchsparse, MinkowskiEngine and FlexGEMM models on one Triton "
-        "engine.",
+        description="Run spconv, torchsparse, MinkowskiEngine and FlexGEMM models on one Triton engine.",
     )
     parser.add_argument("--version", action="version", version=f"sparse_bridge {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

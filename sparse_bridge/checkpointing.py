@@ -35,8 +35,7 @@ def checkpoint(module: Module) -> Module:
     """
     if not isinstance(module, nn.Module):
         raise DataTypeError(
-            f"checkpoint got a {type(module).__name__}; expected a torch.nn.Module, such as a "
-            "level of a network."
+            f"checkpoint got a {type(module).__name__}; expected a torch.nn.Module, such as a level of a network."
         )
     own = module.__dict__.get("forward")
     if not (isinstance(own, functools.partial) and own.func is _forward):
@@ -44,9 +43,7 @@ def checkpoint(module: Module) -> Module:
     return module
 
 
-def _forward(
-    module: nn.Module, own: Callable[..., Any] | None, *args: Any, **named: Any
-) -> Any:  # fmt: skip
+def _forward(module: nn.Module, own: Callable[..., Any] | None, *args: Any, **named: Any) -> Any:
     """own: what `forward` was on the object before; None: it is the class's."""
     run = functools.partial(type(module).forward, module) if own is None else own
     if not torch.is_grad_enabled():

@@ -29,9 +29,7 @@ def inference() -> bool:
 def compiled_inference() -> bool:
     """`inference` in a graph that `torch.compile` makes."""
     return torch.compiler.is_compiling() and not (
-        torch.is_grad_enabled()
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
+        torch.is_grad_enabled() or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
     )
 
 
@@ -64,10 +62,7 @@ def replaced(module: nn.Module) -> bool:
 def hooked(module: nn.Module) -> bool:
     """Whether somebody listens to this module, or to its gradients."""
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 

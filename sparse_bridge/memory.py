@@ -17,9 +17,17 @@ from . import settings, state
 from .errors import LifecycleError, SettingError
 
 _UNITS = {
-    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
-}  # fmt: skip
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
 _lock = threading.Lock()
 _open: list[int] = []
 limit: int | None = None  # bytes; read by layers where they decide something anew
@@ -43,8 +51,7 @@ def size_of(text: str | int) -> int:
             found = int(float(parts[1]) * _UNITS[parts[2].upper()])
     if found is None or found <= 0:
         raise SettingError(
-            f"a memory limit is {text!r}; expected a size such as '8GiB' or '512MB', or a number "
-            "of bytes, above 0."
+            f"a memory limit is {text!r}; expected a size such as '8GiB' or '512MB', or a number of bytes, above 0."
         )
     return found
 
@@ -82,9 +89,8 @@ class memory_limit:  # read as a function, like `torch.no_grad`
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         _change(self, -1)
 
     def __repr__(self) -> str:

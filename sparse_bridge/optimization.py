@@ -87,8 +87,9 @@ def fused() -> list[tuple[str, int]]:
     """The models that are optimised: class, and convolutions that apply what follows them."""
     return [
         (type(model).__name__, sum(isinstance(one.__dict__.get("forward"), Fused) for one in held))
-        for model in list(_models) if (held := model.__dict__.get(_MARK)) is not None
-    ]  # fmt: skip
+        for model in list(_models)
+        if (held := model.__dict__.get(_MARK)) is not None
+    ]
 
 
 def replays() -> list[tuple[str, int, int, str | None]]:
@@ -157,9 +158,7 @@ class _Learner:
         )
         return plain
 
-    def _agrees(
-        self, plain: Any, level: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
+    def _agrees(self, plain: Any, level: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the model computes `plain` as it is fused now."""
         try:
             return _agree(plain, self.forward(*args, **kwargs))
@@ -169,9 +168,7 @@ class _Learner:
             )
             if level == 2 and expected:  # an extension that asks for memory before the sum, say
                 name = type(self.model).__name__
-                log.logger.warning(
-                    "optimize() leaves the residual sums of %s unfused: %s", name, error
-                )
+                log.logger.warning("optimize() leaves the residual sums of %s unfused: %s", name, error)
                 return False
             _uninstall(self.model)
             raise
@@ -209,6 +206,5 @@ def _agree(plain: Any, fused: Any) -> bool:
     """Whether two outputs have the same bits."""
     pairs = list(zip(_tensors(plain), _tensors(fused), strict=False))
     return bool(pairs) and all(
-        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-        for a, b in pairs
+        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs
     )

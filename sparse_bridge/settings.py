@@ -33,9 +33,15 @@ from .errors import SettingError
 PREFIX = "SPARSE_BRIDGE_"
 # Whether Triton kernels compute a dataflow. `core.conv.dataflows` has a file for each.
 DATAFLOWS = {
-    "masked": True, "masked:2": True, "masked:3": True, "masked:4": True, "unmasked": True,
-    "grouped": True, "per_offset": False, "explicit": False,
-}  # fmt: skip
+    "masked": True,
+    "masked:2": True,
+    "masked:3": True,
+    "masked:4": True,
+    "unmasked": True,
+    "grouped": True,
+    "per_offset": False,
+    "explicit": False,
+}
 CHOICES = {
     "dataflow": ("auto", *DATAFLOWS),
     "fp32": ("auto", "ieee"),
@@ -148,8 +154,7 @@ def _listed(variable: str, text: str) -> dict[str, Any]:
         name, given, value = item.partition("=")
         if name not in KEYWORDS[variable]:
             raise SettingError(
-                f"{PREFIX}{variable} names {name!r}; expected a list of "
-                f"{', '.join(KEYWORDS[variable])}."
+                f"{PREFIX}{variable} names {name!r}; expected a list of {', '.join(KEYWORDS[variable])}."
             )
         found[name] = _check(name, value if given else "1", f"{name} in {PREFIX}{variable}")
     return found
@@ -244,9 +249,7 @@ def update(**changes: object) -> Settings:
             if name in _SWITCHES:
                 _warn(name, " and ".join(_SWITCHES[name]))
             elif name not in FIELDS:
-                raise SettingError(
-                    f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}."
-                )
+                raise SettingError(f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}.")
             checked |= _checked(name, value, name)
         reset(dataclasses.replace(before, **checked))
     return before

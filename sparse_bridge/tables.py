@@ -49,9 +49,7 @@ class Table:
         filled = [i for i in range(len(self.columns)) if any(row[i] for row in every)]
         if width is None:
             return filled
-        needed = {
-            i: max(len(self.columns[i].name), *(len(row[i]) for row in every)) for i in filled
-        }
+        needed = {i: max(len(self.columns[i].name), *(len(row[i]) for row in every)) for i in filled}
         found = fitting(needed, {i: self.columns[i].spare for i in filled}, width)
         return [i for i in filled if i in found]
 
@@ -65,9 +63,8 @@ class Table:
         for index in shown:
             column = self.columns[index]
             made.add_column(
-                column.name, justify="left" if column.text else "right", no_wrap=not column.text,
-                overflow="fold",
-            )  # fmt: skip
+                column.name, justify="left" if column.text else "right", no_wrap=not column.text, overflow="fold"
+            )
         for row in self.rows:
             made.add_row(*(Text(row[index]) for index in shown))
         if self.sums:
@@ -91,10 +88,7 @@ class Table:
     def html(self) -> str:
         """For a notebook."""
         shown = self.shown()
-        styles = [
-            f"text-align:{'left' if self.columns[index].text else 'right'};white-space:nowrap"
-            for index in shown
-        ]
+        styles = [f"text-align:{'left' if self.columns[index].text else 'right'};white-space:nowrap" for index in shown]
 
         def line(cells: Sequence[str], tag: str) -> str:
             text = (

@@ -40,19 +40,21 @@ TABLE: dict[str, dict[str, Limits]] = {
         "bf16": Limits(6e-2, 8e-3),
     },
     # fp32 must not round its inputs to TF32.
-    "self_check": {
-        "fp32": Limits(1e-4), "tf32": Limits(1e-2), "fp16": Limits(1e-2), "bf16": Limits(6e-2),
-    },
+    "self_check": {"fp32": Limits(1e-4), "tf32": Limits(1e-2), "fp16": Limits(1e-2), "bf16": Limits(6e-2)},
     "step": _rms(fp64=1e-9, fp32=1e-3, fp16=2e-2, bf16=1e-1),
     "gradients": _rms(fp64=2e-2, fp32=2e-2, fp16=8e-2, bf16=15e-2),
     "network": _rms(fp64=1e-9, fp32=1e-4, tf32=1e-2, fp16=3e-2, bf16=2e-1),
     "peers": _rms(fp32=1e-3, tf32=1e-2, fp16=2e-2, bf16=5e-2),
-}  # fmt: skip
+}
 # Other names of a precision: torch's dtypes, and how kernels multiply fp32.
 _SAME_AS = {
-    "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
-    "ieee": "fp32", "tf32x3": "fp32",
-}  # fmt: skip
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "ieee": "fp32",
+    "tf32x3": "fp32",
+}
 
 
 def of(purpose: str, precision: object) -> Limits:

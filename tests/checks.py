@@ -17,17 +17,14 @@ def assert_close(got, want, dtype=torch.float32, what="result"):
     if want.numel() == 0:
         return
     bad = ~torch.isfinite(got)
-    assert not bad.any(), (
-        f"{what}: {int(bad.sum())} elements are not finite, first at {bad.nonzero()[0].tolist()}"
-    )
+    assert not bad.any(), f"{what}: {int(bad.sum())} elements are not finite, first at {bad.nonzero()[0].tolist()}"
     scale = want.pow(2).mean().sqrt().clamp(min=1e-12)
     error = (got - want).abs() / scale
     largest, rms = error.max().item(), error.pow(2).mean().sqrt().item()
     limit_max, limit_rms = tolerances.of("product", dtype)
     place = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
     assert largest <= limit_max and rms <= limit_rms, (
-        f"{what}: max error {largest:.2e} (limit {limit_max:.0e}) at {place}, "
-        f"RMS {rms:.2e} (limit {limit_rms:.0e})"
+        f"{what}: max error {largest:.2e} (limit {limit_max:.0e}) at {place}, RMS {rms:.2e} (limit {limit_rms:.0e})"
     )
 
 

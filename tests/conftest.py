@@ -57,9 +57,7 @@ class Lane:
         from sparse_bridge.kernels.runtime import target as targets
 
         missing = dtype == torch.float64 or (
-            dtype == torch.bfloat16
-            and self.kernels
-            and not targets.of(torch.device(self.device)).has_bf16
+            dtype == torch.bfloat16 and self.kernels and not targets.of(torch.device(self.device)).has_bf16
         )
         if self.kernels and missing:
             return settings.override(dataflow="auto")
@@ -73,15 +71,10 @@ class Lane:
 
 def _lanes() -> list:
     if EMULATED:
-        return [
-            pytest.param(Lane("cpu", flow, EMULATED), id=f"{EMULATED}-{flow}")
-            for flow in KERNEL_FLOWS
-        ]
+        return [pytest.param(Lane("cpu", flow, EMULATED), id=f"{EMULATED}-{flow}") for flow in KERNEL_FLOWS]
     if INTERPRETED:
         return [pytest.param(Lane("cpu", flow), id=f"interpreter-{flow}") for flow in KERNEL_FLOWS]
-    lanes = [
-        pytest.param(Lane("cpu", flow), id=f"cpu-{flow}") for flow in ("per_offset", "explicit")
-    ]
+    lanes = [pytest.param(Lane("cpu", flow), id=f"cpu-{flow}") for flow in ("per_offset", "explicit")]
     for flow in (*KERNEL_FLOWS, "per_offset"):
         lanes.append(pytest.param(Lane("cuda", flow), id=f"cuda-{flow}", marks=pytest.mark.gpu))
     return lanes
@@ -185,9 +178,7 @@ _CLOCKS = {"concurrent", "multiprocessing", "signal", "threading", "time"}
 def keeps_time(module) -> bool:
     """Whether what a test module says may depend on what else the machine does."""
     for value in vars(module).values():
-        home = getattr(
-            value, "__name__" if isinstance(value, types.ModuleType) else "__module__", ""
-        )
+        home = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", "")
         if str(home).partition(".")[0] in _CLOCKS:
             return True
     return False
@@ -237,11 +228,7 @@ def poison(monkeypatch, request):
             if tensor.device.type != "meta" and tensor.numel():
                 with torch.no_grad():
                     tensor.fill_(
-                        float("nan")
-                        if tensor.is_floating_point()
-                        else 1
-                        if tensor.dtype == torch.bool
-                        else 113
+                        float("nan") if tensor.is_floating_point() else 1 if tensor.dtype == torch.bool else 113
                     )
             return tensor
 

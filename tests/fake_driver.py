@@ -9,9 +9,13 @@ from sparse_bridge import native
 
 _KINDS = dict.fromkeys(("alpha", "eps", "momentum"), "f")
 _TYPE = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
-)  # fmt: skip
+    ctypes.c_int,
+    ctypes.c_void_p,
+    *[ctypes.c_uint] * 7,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_void_p,
+)
 # A function of C that takes what it is given and returns 0 for a kernel whose handle is 0.
 NOWHERE: int = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value or 0
 
@@ -43,8 +47,7 @@ def kinds_of_values(kernel: Any) -> str:
     """What one of our kernels takes, in the helper's letters; any whole number fits."""
     names = getattr(kernel.fn, "arg_names", None) or list(kernel.fn.signature.parameters)
     kinds = [
-        "x" if name in kernel.constants else "P" if name.endswith("_ptr") else _KINDS.get(name, "l")
-        for name in names
+        "x" if name in kernel.constants else "P" if name.endswith("_ptr") else _KINDS.get(name, "l") for name in names
     ]
     return "".join(kinds)
 

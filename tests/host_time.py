@@ -48,11 +48,7 @@ Run = Callable[[], Any]
 
 def layers(training: bool = False) -> Iterator[tuple[str, Run]]:
     """(framework and how its program is written, one call of the three layers)."""
-    with (
-        mock.patch.object(nn.Module, "eval", nn.Module.train)
-        if training
-        else contextlib.nullcontext()
-    ):
+    with mock.patch.object(nn.Module, "eval", nn.Module.train) if training else contextlib.nullcontext():
         yield from _layers(training)
 
 
@@ -72,9 +68,7 @@ def _layers(training: bool) -> Iterator[tuple[str, Run]]:
         ts: Any = importlib.import_module("torchsparse")
         tnn: Any = importlib.import_module("torchsparse.nn")
         x = ts.SparseTensor(features, coords)
-        a, b, c = (
-            part.half().eval() for part in (tnn.Conv3d(n, n, 3), tnn.BatchNorm(n), tnn.ReLU())
-        )
+        a, b, c = (part.half().eval() for part in (tnn.Conv3d(n, n, 3), tnn.BatchNorm(n), tnn.ReLU()))
         yield "torchsparse, one by one", lambda: c(b(a(x))).feats
         row = nn.Sequential(tnn.Conv3d(n, n, 3), tnn.BatchNorm(n), tnn.ReLU()).half().eval()
         yield "torchsparse, nn.Sequential", lambda: row(x).feats
@@ -169,9 +163,7 @@ def stream(voxels: int = 400, **sizes: Any) -> Iterator[tuple[str, nn.Module, Ca
     with sparse_bridge.enable("minkowski", mode="standin"):
         me: Any = importlib.import_module("MinkowskiEngine")
         b = me.SparseTensor(features, coords)
-        place = {
-            "coordinate_map_key": b.coordinate_map_key, "coordinate_manager": b.coordinate_manager
-        }  # fmt: skip
+        place = {"coordinate_map_key": b.coordinate_map_key, "coordinate_manager": b.coordinate_manager}
         net = minkowski.MinkUNet(me, in_channels=4, **_of_minkowski(sizes))
         yield "MinkowskiEngine", net, lambda: me.SparseTensor(features, **place)
 
@@ -273,11 +265,7 @@ def main() -> None:
 
 def _single(rounds: int) -> None:
     for how, worth in _HOW.items():
-        with (
-            torch.no_grad(),
-            pretended_gpu(),
-            mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2),
-        ):
+        with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2):
             for name, run in itertools.chain(layers(), sums()):
                 print(f"{name}, {how}: {_said(times(run, rounds))}")
     with pretended_gpu(), pairs():

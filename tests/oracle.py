@@ -34,9 +34,7 @@ def dense_conv_transpose(x, x_coords, shape, weight, y_coords, stride, padding, 
     # [C_out, C_in / groups, *kernel] -> [C_in, C_out / groups, *kernel]
     kernel = torch.cat([part.transpose(0, 1) for part in kernel.chunk(groups, 0)], 0)
     dense = densify(x.double(), x_coords, batch_size, shape)
-    full = _CONV_TRANSPOSE[len(shape)](
-        dense, kernel, stride=stride, dilation=dilation, groups=groups
-    )
+    full = _CONV_TRANSPOSE[len(shape)](dense, kernel, stride=stride, dilation=dilation, groups=groups)
     inside, place = torch.ones(len(y_coords), dtype=torch.bool), y_coords.clone()
     for axis, p in enumerate(padding):
         place[:, axis + 1] += p

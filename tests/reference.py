@@ -32,9 +32,7 @@ Vectors = Sequence[Sequence[int]]
 
 
 def _inside(site: Site, box: Box) -> bool:
-    return all(
-        low <= c < low + extent for c, low, extent in zip(site, box.lo, box.size, strict=True)
-    )
+    return all(low <= c < low + extent for c, low, extent in zip(site, box.lo, box.size, strict=True))
 
 
 def _live_sites(coords: torch.Tensor, box: Box) -> list[tuple[int, Site]]:
@@ -48,12 +46,7 @@ def _rows(rows: list[int]) -> torch.Tensor:
 
 
 def find_pairs(
-    x_coords: torch.Tensor,
-    x_box: Box,
-    y_coords: torch.Tensor,
-    y_box: Box,
-    offsets: Vectors,
-    stride: Sequence[int],
+    x_coords: torch.Tensor, x_box: Box, y_coords: torch.Tensor, y_box: Box, offsets: Vectors, stride: Sequence[int]
 ) -> Pairs:
     """All (x row, y row) with x coordinate = stride * y coordinate + offset, both live."""
     at: dict[Site, list[int]] = {}
@@ -132,21 +125,14 @@ def swapped(pairs: Pairs) -> Pairs:
 
 
 def conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pairs: Pairs,
-    n_out: int,
-    groups: int = 1,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: Pairs, n_out: int, groups: int = 1
 ) -> torch.Tensor:
     """y[j] = bias + sum over v and pairs (i, j) of x[i] @ w[v].
 
     x: [N_in, C_in].  weight: [V, C_in / groups, C_out].  bias: [C_out].
     """
     parts = []
-    for columns, part_weight in zip(
-        x.double().chunk(groups, 1), weight.double().chunk(groups, 2), strict=True
-    ):
+    for columns, part_weight in zip(x.double().chunk(groups, 1), weight.double().chunk(groups, 2), strict=True):
         part = columns.new_zeros((n_out, part_weight.shape[2]))
         for v, (x_rows, y_rows) in enumerate(pairs):
             part = part.index_add(0, y_rows, columns[x_rows] @ part_weight[v])
@@ -164,9 +150,7 @@ def _windows(pairs: Pairs, n_out: int) -> list[list[int]]:
     return windows
 
 
-def pool(
-    x: torch.Tensor, pairs: Pairs, n_out: int, mode: str, floor: float = float("-inf")
-) -> torch.Tensor:
+def pool(x: torch.Tensor, pairs: Pairs, n_out: int, mode: str, floor: float = float("-inf")) -> torch.Tensor:
     """Window by window: "max" (at least `floor`), "sum" or "avg" over the present rows."""
     rows = []
     for window in _windows(pairs, n_out):

@@ -10,9 +10,7 @@ from sparse_bridge.kernels.runtime.target import triton_version
 
 def since(major: int, minor: int, what: str) -> pytest.MarkDecorator:
     """Skip before torch `major`.`minor`; what: its reason, as docs/compile.md has it."""
-    return pytest.mark.skipif(
-        (major, minor) > RELEASE, reason=f"before torch {major}.{minor} {what}"
-    )
+    return pytest.mark.skipif((major, minor) > RELEASE, reason=f"before torch {major}.{minor} {what}")
 
 
 def triton_since(major: int, minor: int, what: str) -> pytest.MarkDecorator:

@@ -56,9 +56,7 @@ def torchsparse_blocks():
         return spnn.Conv3d(8, 8, 3)
 
     def block():
-        return Block(
-            conv, spnn.BatchNorm, spnn.ReLU(True), lambda y, x: y + x, lambda layer, x: layer(x)
-        )
+        return Block(conv, spnn.BatchNorm, spnn.ReLU(True), lambda y, x: y + x, lambda layer, x: layer(x))
 
     stem = (spnn.Conv3d(4, 8, 3), spnn.BatchNorm(8), spnn.ReLU(True))
     return nn.Sequential(*stem, block(), block())

@@ -89,11 +89,18 @@ class Layers(nn.ModuleList):
 def torchsparse_model():
     import torchsparse.nn as spnn
 
-    return Layers([
-        spnn.Conv3d(4, 8, 3, bias=True), spnn.BatchNorm(8), spnn.ReLU(True),
-        spnn.Conv3d(8, 8, 2, stride=2), spnn.BatchNorm(8), spnn.LeakyReLU(0.1),
-        spnn.Conv3d(8, 5, 1), spnn.BatchNorm(5),
-    ])  # fmt: skip
+    return Layers(
+        [
+            spnn.Conv3d(4, 8, 3, bias=True),
+            spnn.BatchNorm(8),
+            spnn.ReLU(True),
+            spnn.Conv3d(8, 8, 2, stride=2),
+            spnn.BatchNorm(8),
+            spnn.LeakyReLU(0.1),
+            spnn.Conv3d(8, 5, 1),
+            spnn.BatchNorm(5),
+        ]
+    )
 
 
 def minkowski_model():
@@ -133,9 +140,7 @@ def minkowski_input(coords, feats):
 
 MODELS = {"spconv": spconv_model, "torchsparse": torchsparse_model, "minkowski": minkowski_model}
 INPUTS = {"spconv": spconv_input, "torchsparse": torchsparse_input, "minkowski": minkowski_input}
-ROWS = {
-    "spconv": lambda x: x.features, "torchsparse": lambda x: x.feats, "minkowski": lambda x: x.F,
-}  # fmt: skip
+ROWS = {"spconv": lambda x: x.features, "torchsparse": lambda x: x.feats, "minkowski": lambda x: x.F}
 
 
 @pytest.fixture
@@ -161,9 +166,11 @@ def passes(monkeypatch):
     return counts
 
 
-WANTED = {"Block": {"norm": 3, "activation": 3, "apart": 0},
-          "Layers": {"norm": 2, "activation": 2, "apart": 1},
-          "minkowski": {"norm": 2, "activation": 1, "apart": 0}}  # fmt: skip
+WANTED = {
+    "Block": {"norm": 3, "activation": 3, "apart": 0},
+    "Layers": {"norm": 2, "activation": 2, "apart": 1},
+    "minkowski": {"norm": 2, "activation": 1, "apart": 0},
+}
 
 
 def wanted(model):

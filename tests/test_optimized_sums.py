@@ -42,9 +42,7 @@ def fused(monkeypatch):
 
 
 FIRST, LAST = (True, False, "relu"), (True, True, "relu")
-BLOCKS = {
-    "spconv": spconv_blocks, "torchsparse": torchsparse_blocks, "minkowski": minkowski_blocks,
-}  # fmt: skip
+BLOCKS = {"spconv": spconv_blocks, "torchsparse": torchsparse_blocks, "minkowski": minkowski_blocks}
 
 
 def scene():
@@ -112,15 +110,10 @@ PLUS = {
     "in place": (into, LAST),
     # Of three operands the first two are one sum; the activation follows the second.
     "three": (twice, (True, True, None)),
-    "of a scaled one": (
-        lambda y, x: y.replace_feature(y.features + 2 * x.features), LAST
-    ),
-    "weighted": (
-        lambda y, x: y.replace_feature(torch.add(y.features, x.features, alpha=2)),
-        (True, False, None),
-    ),
+    "of a scaled one": (lambda y, x: y.replace_feature(y.features + 2 * x.features), LAST),
+    "weighted": (lambda y, x: y.replace_feature(torch.add(y.features, x.features, alpha=2)), (True, False, None)),
     "in place on the tensor": (quietly, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PLUS)
@@ -167,9 +160,13 @@ def test_norms_before_the_layers(fused):
             def __init__(self):
                 super().__init__()
                 self.branch = sp.SparseSequential(
-                    nn.BatchNorm1d(8), nn.ReLU(), sp.SubMConv3d(8, 8, 3, indice_key="a"),
-                    nn.BatchNorm1d(8), nn.ReLU(), sp.SubMConv3d(8, 8, 3, indice_key="a"),
-                )  # fmt: skip
+                    nn.BatchNorm1d(8),
+                    nn.ReLU(),
+                    sp.SubMConv3d(8, 8, 3, indice_key="a"),
+                    nn.BatchNorm1d(8),
+                    nn.ReLU(),
+                    sp.SubMConv3d(8, 8, 3, indice_key="a"),
+                )
 
             def forward(self, x):
                 y = self.branch(x)
@@ -190,10 +187,14 @@ def test_layers_without_a_norm(fused):
         import spconv.pytorch as sp
 
         x = INPUTS["spconv"](*scene())
-        model = settle(sp.SparseSequential(
-            sp.SubMConv3d(4, 8, 3, indice_key="a"), nn.LeakyReLU(0.3),
-            sp.SubMConv3d(8, 8, 3, indice_key="a"), nn.ReLU(),
-        ))  # fmt: skip
+        model = settle(
+            sp.SparseSequential(
+                sp.SubMConv3d(4, 8, 3, indice_key="a"),
+                nn.LeakyReLU(0.3),
+                sp.SubMConv3d(8, 8, 3, indice_key="a"),
+                nn.ReLU(),
+            )
+        )
         want = copy.deepcopy(model)(x).features.double()
         sparse_bridge.optimize(model, x)
         del fused[:]
@@ -273,10 +274,7 @@ def test_extensions_that_ask_for_memory_keep_the_sums_apart(fused, caplog):
     with spconv(lambda: spconv_blocks(plus=plus)) as (model, x), torch.no_grad():
         want = copy.deepcopy(model)(x).features.double()
         sparse_bridge.optimize(model, x)
-        assert (
-            "leaves the residual sums of Sequential unfused: Cannot access data pointer"
-            in caplog.text
-        )
+        assert "leaves the residual sums of Sequential unfused: Cannot access data pointer" in caplog.text
         del fused[:]
         assert_close(model(x).features, want)
         assert fused[1:] == [FIRST, (True, False, None)] * 2

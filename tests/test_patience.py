@@ -34,10 +34,7 @@ def guesses(source: str) -> list[str]:
         limits: list[ast.expr | None] = []
         if isinstance(node, ast.arguments):
             named = [*node.posonlyargs, *node.args][::-1], node.defaults[::-1]
-            pairs = [
-                *zip(*named, strict=False),
-                *zip(node.kwonlyargs, node.kw_defaults, strict=True),
-            ]
+            pairs = [*zip(*named, strict=False), *zip(node.kwonlyargs, node.kw_defaults, strict=True)]
             limits = [value for one, value in pairs if one.arg in KEYWORDS]
         if isinstance(node, ast.Call):
             limits = [one.value for one in node.keywords if one.arg in KEYWORDS]
@@ -60,13 +57,18 @@ def test_nobody_guesses_how_long_something_takes():
 @pytest.mark.parametrize(
     ("source", "number"),
     [
-        ("subprocess.run(x, timeout=60)", 1), ("thread.join(10)", 1),
+        ("subprocess.run(x, timeout=60)", 1),
+        ("thread.join(10)", 1),
         ("done.wait(timeout=20.0)", 1),
-        ("thread.join(PATIENCE)", 0), ("child.receive(0.1)", 0), ("', '.join(names)", 0),
-        ("def wait(x, timeout=500): pass", 1), ("def wait(*, timeout=None): pass", 0),
-        ("subprocess.run(x)", 0), ("connection.poll(0)", 0),
+        ("thread.join(PATIENCE)", 0),
+        ("child.receive(0.1)", 0),
+        ("', '.join(names)", 0),
+        ("def wait(x, timeout=500): pass", 1),
+        ("def wait(*, timeout=None): pass", 0),
+        ("subprocess.run(x)", 0),
+        ("connection.poll(0)", 0),
     ],
-)  # fmt: skip
+)
 def test_what_counts_as_a_guess(source, number):
     assert len(guesses(source)) == number
 

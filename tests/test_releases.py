@@ -25,27 +25,31 @@ PY = (3, 12)
     [
         (PY, (2, 4), (3, 0), None),
         (PY, (2, 4), (3, 1), "torch 2.4 is not tested with Triton 3.1, but with 3.0."),
-        (PY, (2, 5), (3, 0), None), (PY, (2, 5), (3, 1), None), (PY, (2, 5), (3, 2), None),
+        (PY, (2, 5), (3, 0), None),
+        (PY, (2, 5), (3, 1), None),
+        (PY, (2, 5), (3, 2), None),
         (PY, (2, 5), (3, 3), "torch 2.5 is not tested with Triton 3.3, but with 3.0 to 3.2."),
-        (PY, (2, 13), (3, 6), None), (PY, (2, 13), (3, 9), None), (PY, (2, 13), None, None),
+        (PY, (2, 13), (3, 6), None),
+        (PY, (2, 13), (3, 9), None),
+        (PY, (2, 13), None, None),
         (PY, (2, 13), (3, 5), "torch 2.13 is not tested with Triton 3.5, but with 3.6 to 3.9."),
         (PY, (2, 13), (3, 10), "torch 2.13 is not tested with Triton 3.10"),
         (PY, (2, 14), (3, 8), None),
         (PY, (2, 3), None, "torch 2.3 is not tested: 2.4 to 2.15 are."),
         (PY, (2, 16), (3, 9), "torch 2.16 is not tested"),
         (PY, (3, 0), None, "torch 3.0 is not tested"),
-        ((3, 10), (2, 13), None, None), ((3, 13), (2, 13), None, None),
+        ((3, 10), (2, 13), None, None),
+        ((3, 13), (2, 13), None, None),
         ((3, 14), (2, 13), None, "Python 3.14 is not tested: 3.10 to 3.13 are."),
     ],
-)  # fmt: skip
+)
 def test_the_window(python, torch, triton, words):
     found = releases.untested(python, torch, triton)
     assert found is None if words is None else found.startswith(words), found
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [("2.13.0+cpu", (2, 13)), ("2.4.1", (2, 4)), ("2.16.0.dev20261101+rocm7.2", (2, 16))],
+    ("text", "found"), [("2.13.0+cpu", (2, 13)), ("2.4.1", (2, 4)), ("2.16.0.dev20261101+rocm7.2", (2, 16))]
 )
 def test_versions(text, found):
     assert releases.release(text) == found

@@ -35,9 +35,14 @@ __all__ = ["LAUNCHER", "doors", "pretended_gpu"]
 LAUNCHER = "kernels/runtime/launch.py", "begin"
 
 _KERNELS = (
-    gather_gemm_kernel, narrow_gemm_kernel, sum_partials_kernel, batch_norm.partials_kernel,
-    batch_norm.apply_kernel, batch_norm_grad.grad_partials_kernel, batch_norm_grad.dx_kernel,
-)  # fmt: skip
+    gather_gemm_kernel,
+    narrow_gemm_kernel,
+    sum_partials_kernel,
+    batch_norm.partials_kernel,
+    batch_norm.apply_kernel,
+    batch_norm_grad.grad_partials_kernel,
+    batch_norm_grad.dx_kernel,
+)
 _HOPPER = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 
 

@@ -33,17 +33,21 @@ from sparse_bridge.tools.acceptance.kernels import build, cloud
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KINDS = ("submanifold", "strided", "inverse", "generative", "between")
 DTYPES = {
-    "fp16": (torch.float16, False), "bf16": (torch.bfloat16, False),
-    "fp32": (torch.float32, False), "tf32": (torch.float32, True),
-}  # fmt: skip
+    "fp16": (torch.float16, False),
+    "bf16": (torch.bfloat16, False),
+    "fp32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+}
 FLOWS = ("unmasked", "grouped", "masked:2")
 ROWS = 1500
 # Nothing but the layer runs: no warm-up beside it, no comparison, no graph. Memory that is not
 # cached is seen when it is read before it is written, or behind its end.
 QUIET = {
-    "SPARSE_BRIDGE_STARTUP": "warmup=0,self_check=0", "SPARSE_BRIDGE_CAPTURE": "off",
-    "SPARSE_BRIDGE_TUNE": "off", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
-}  # fmt: skip
+    "SPARSE_BRIDGE_STARTUP": "warmup=0,self_check=0",
+    "SPARSE_BRIDGE_CAPTURE": "off",
+    "SPARSE_BRIDGE_TUNE": "off",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+}
 # Errors of memcheck, initcheck and synccheck; hazards of racecheck.
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 FOUND = 9  # exit status by which the tool says that it found something
@@ -104,9 +108,8 @@ def _norms(device: torch.device) -> None:
     for dtype in (torch.float16, torch.float32):
         x, norm = _values(ROWS, 48, dtype, device), torch.nn.BatchNorm1d(48).to(device)
         batch_norm.batch_norm(
-            x, norm.weight, norm.bias, norm.running_mean, norm.running_var, momentum=0.1, eps=1e-5,
-            relu=True,
-        ).sum().backward()  # fmt: skip
+            x, norm.weight, norm.bias, norm.running_mean, norm.running_var, momentum=0.1, eps=1e-5, relu=True
+        ).sum().backward()
 
 
 LAYERS: dict[str, Run] = {
@@ -115,12 +118,15 @@ LAYERS: dict[str, Run] = {
     "maps, repeated coordinates": _maps(False, True),
     **{
         f"{kind}, {name}": _convolution(kind, name)
-        for kind in KINDS for name in (DTYPES if kind == "submanifold" else ("fp16", "fp32"))
+        for kind in KINDS
+        for name in (DTYPES if kind == "submanifold" else ("fp16", "fp32"))
     },
     **{f"strided, fp16, {flow}": _convolution("strided", "fp16", flow) for flow in FLOWS},
     "submanifold, fp16, repeated coordinates": _convolution("submanifold", "fp16", repeats=True),
-    "pools": _pools, "depthwise": _depthwise, "norms": _norms,
-}  # fmt: skip
+    "pools": _pools,
+    "depthwise": _depthwise,
+    "norms": _norms,
+}
 
 
 def examine(tool: str, layer: str, program: str, device: str) -> dict[str, Any]:
@@ -133,9 +139,12 @@ def examine(tool: str, layer: str, program: str, device: str) -> dict[str, Any]:
     text = done.stdout + done.stderr
     counts = [int(number) for number in SUMMARY.findall(text)]
     answer = {
-        "tool": tool, "layer": layer, "found": sum(counts) if counts else None,
-        "status": done.returncode, "seconds": round(time.perf_counter() - begin, 1),
-    }  # fmt: skip
+        "tool": tool,
+        "layer": layer,
+        "found": sum(counts) if counts else None,
+        "status": done.returncode,
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
     clean = done.returncode == 0 and answer["found"] == 0
     return answer if clean else {**answer, "said": text[-4000:]}
 
@@ -149,20 +158,20 @@ def record(answers: list[dict[str, Any]], program: str, device: str) -> dict[str
     version = subprocess.run([program, "--version"], capture_output=True, text=True)
     name = torch.cuda.get_device_name(device) if device != "cpu" else "CPU"
     return {
-        "device": name, "sparse_bridge": __version__, "torch": torch.__version__,
-        "sanitizer": version.stdout.strip().splitlines()[-1:], "rows": ROWS, "answers": answers,
+        "device": name,
+        "sparse_bridge": __version__,
+        "torch": torch.__version__,
+        "sanitizer": version.stdout.strip().splitlines()[-1:],
+        "rows": ROWS,
+        "answers": answers,
         "failed": sum(map(failed, answers)),
-    }  # fmt: skip
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tool", action="append", choices=TOOLS, help="default: all four")
-    parser.add_argument(
-        "--layer", action="append", choices=LAYERS, metavar="NAME", help="default: all"
-    )
+    parser.add_argument("--layer", action="append", choices=LAYERS, metavar="NAME", help="default: all")
     parser.add_argument("--program", default="compute-sanitizer", help="the tool, by path or name")
     parser.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time; default: 1")

@@ -29,10 +29,7 @@ spconv.SubMConv3d(16, 32, 3)(x).features.sum().backward()
 # Exit status per command of the README: 2 where it needs a checkout, or arguments.
 EXPECTED = {"run": 0, "doctor": 0, "demo": 0, "bench": 2, "prove": 0, "verify": 2}
 # The README's own words, and what makes them short here.
-SHORTER = {
-    "prove": ["--only", "products", "--only", "pools"],
-    "demo": ["--small", "--repeats", "1"],
-}
+SHORTER = {"prove": ["--only", "products", "--only", "pools"], "demo": ["--small", "--repeats", "1"]}
 
 
 def commands(readme: str) -> list[list[str]]:
@@ -49,9 +46,7 @@ def programs(readme: str) -> str:
 def check(words: list[str], folder: Path, expected: int) -> str | None:
     """Run one command in `folder`; what is wrong with it, or None."""
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=600
-    )
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=600)
     seconds = time.perf_counter() - start
     print(f"{done.returncode}  {seconds:6.1f} s  python {' '.join(words)}", flush=True)
     said = done.stdout + done.stderr

@@ -43,9 +43,8 @@ def _measure(python: str, row: Row, rows: int, at_most: int) -> Row:
         environment["AMD_EMULATOR_CACHE"] = str(cache_dir())  # no figure depends on it
         environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tools'}"
         done = subprocess.run(
-            [python, "-m", "benchmarks.cold.worker", *given],
-            capture_output=True, text=True, cwd=ROOT, env=environment,
-        )  # fmt: skip
+            [python, "-m", "benchmarks.cold.worker", *given], capture_output=True, text=True, cwd=ROOT, env=environment
+        )
     if done.returncode:
         return {**row, "error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
     return {**row, **json.loads(done.stdout.strip().splitlines()[-1])}
@@ -101,21 +100,28 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
     archs = list(dict.fromkeys(row["arch"] for row in good))
     packages = {"sparse_bridge": style.FASTER, "spconv_triton": style.colour_of("spconv_triton")}
     picture, panels = style.grid(
-        1, len(networks), 3.4 * len(networks) + 1, 3.4,
-        "Compiling for a first training step: seconds of one core", sharex=True, sharey=True,
-    )  # fmt: skip
+        1,
+        len(networks),
+        3.4 * len(networks) + 1,
+        3.4,
+        "Compiling for a first training step: seconds of one core",
+        sharex=True,
+        sharey=True,
+    )
     for axes, network in zip(panels[0], networks, strict=True):
         for row in good:
             if row["network"] == network:
-                place = archs.index(row["arch"]) + 0.2 * (
-                    2 * list(packages).index(row["package"]) - 1
-                )
+                place = archs.index(row["arch"]) + 0.2 * (2 * list(packages).index(row["package"]) - 1)
                 seconds = total(row)[0]
                 axes.barh(place, seconds, height=0.36, color=packages[row["package"]])
                 axes.annotate(
-                    f"{seconds:.0f}", (seconds, place), xytext=(3, 0), va="center",
-                    textcoords="offset points", fontsize=8,
-                )  # fmt: skip
+                    f"{seconds:.0f}",
+                    (seconds, place),
+                    xytext=(3, 0),
+                    va="center",
+                    textcoords="offset points",
+                    fontsize=8,
+                )
         style.clean(axes, TITLES[network], along="x")
         axes.margins(x=0.12)
         axes.set_yticks(range(len(archs)), archs)
@@ -131,9 +137,14 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
 
     rows: list[Row] = []
     record = {
-        "machine": describe("cpu"), "torch": torch.__version__, "triton": triton.__version__,
-        "voxels": args.rows, "sample": args.sample, "units": UNITS, "rows": rows,
-    }  # fmt: skip
+        "machine": describe("cpu"),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "voxels": args.rows,
+        "sample": args.sample,
+        "units": UNITS,
+        "rows": rows,
+    }
     for python, row in _wanted(args):
         rows.append(_measure(python, row, args.rows, args.sample))
         print(row["network"], row["package"], row["arch"], _cell(rows[-1]), file=sys.stderr)
@@ -149,9 +160,7 @@ def main() -> None:
     parser.add_argument("--packages", nargs="+", default=PACKAGES, choices=PACKAGES)
     parser.add_argument("--rows", type=int, default=3000, help="voxels of the street scan")
     parser.add_argument("--sample", type=int, default=0, help="forms to compile (0: all)")
-    parser.add_argument(
-        "--peer-python", help="the interpreter of an environment with spconv-triton"
-    )
+    parser.add_argument("--peer-python", help="the interpreter of an environment with spconv-triton")
     parser.add_argument("--json", type=pathlib.Path, help="write the record there")
     parser.add_argument("--read", type=pathlib.Path, help="a record, instead of a run")
     parser.add_argument("--plot", type=pathlib.Path, help="draw it there")

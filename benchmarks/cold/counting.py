@@ -158,9 +158,7 @@ def counting(arch: str, pretend_gpu: bool) -> Iterator[CountingDriver]:
             enter(mock.patch.object(torch.version, "hip", release))
             enter(mock.patch.object(torch.cuda, "get_device_capability", lambda *_: (major, minor)))
             # CPU tensors are asked about here.
-            enter(mock.patch.object(
-                torch.cpu, "get_device_properties", lambda *_: found, create=True
-            ))  # fmt: skip
+            enter(mock.patch.object(torch.cpu, "get_device_properties", lambda *_: found, create=True))
         yield driver
 
 

@@ -19,12 +19,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, kernel_products, plan
-from sparse_bridge.core.device import (
-    device_support,
-    selection,
-    self_check,
-    self_check_problems,
-)
+from sparse_bridge.core.device import device_support, selection, self_check, self_check_problems
 from sparse_bridge.core.ops import pointwise
 from sparse_bridge.core.warmup import compilation
 from sparse_bridge.kernels.runtime import launch, precompile
@@ -112,9 +107,15 @@ def dry_run(arch: str) -> Iterator[DryRun]:
         found = DryRun(driver)
 
         def launched(
-            kernel: launch.Kernel, device: torch.device, target: Target, grid: Any, args: Any,
-            constants: Any, options: dict[str, Any], key: Any,
-        ) -> None:  # fmt: skip
+            kernel: launch.Kernel,
+            device: torch.device,
+            target: Target,
+            grid: Any,
+            args: Any,
+            constants: Any,
+            options: dict[str, Any],
+            key: Any,
+        ) -> None:
             early = precompile.futures() is not None
             options, args = {**launch.OPTIONS, **options}, tuple(map(viewed, args))
             if early:

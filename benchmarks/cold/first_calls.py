@@ -28,9 +28,11 @@ from .dry_run import DryRun, Event
 from .timeline import HELD, Step, alone, timeline
 
 PROGRAMS = (
-    "flex_gemm:64:16:train", "flex_gemm:64:64:train", "flex_gemm:1024:16:train",
+    "flex_gemm:64:16:train",
+    "flex_gemm:64:64:train",
+    "flex_gemm:1024:16:train",
     "unet:20000:60000:100000:30000",
-)  # fmt: skip
+)
 
 
 def dry_run_of(program: str, arch: str) -> DryRun:
@@ -65,12 +67,16 @@ def record(program: str, arch: str) -> dict[str, Any]:
         return {"kernel": one.name, **held, "constants": one.constants}
 
     return {
-        "program": program, "arch": arch, "forms": len(found.firsts()), "late": len(late),
-        "unused": len(unused), "seconds": round(alone(steps), 2),
+        "program": program,
+        "arch": arch,
+        "forms": len(found.firsts()),
+        "late": len(late),
+        "unused": len(unused),
+        "seconds": round(alone(steps), 2),
         "seconds_unused": round(alone(steps, lambda step: step.form in unused), 2),
         "timeline": {part: round(end, 2) for part, end in timeline(steps).items()},
         "each": [told(one) for one in found.firsts()],
-    }  # fmt: skip
+    }
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -84,8 +90,10 @@ def _apart(program: str, arch: str) -> dict[str, Any]:
     """`record` in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.cold.first_calls", program, "--arch", arch, "--here"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"{program} failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -94,9 +102,10 @@ def _apart(program: str, arch: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cold.first_calls", description=__doc__,
+        prog="python -m benchmarks.cold.first_calls",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("programs", nargs="*", default=PROGRAMS)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--json", type=pathlib.Path, help="write the record there")

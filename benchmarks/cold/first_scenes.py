@@ -44,9 +44,10 @@ def seconds(device: str, count: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cold.first_scenes", description=__doc__,
+        prog="python -m benchmarks.cold.first_scenes",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scenes", type=int, default=20)
     parser.add_argument("--threads", action="store_true")

@@ -126,8 +126,9 @@ def measure(forms: list[Counted], way: str, threads: int) -> dict[str, Any]:
         mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
         mock.patch.object(compile_processes, "side_by_side", lambda: threads),
         mock.patch.object(compile_processes, "binder_made", lambda fn: None),
-        Memory() as memory, Stalls() as stalls,
-    ):  # fmt: skip
+        Memory() as memory,
+        Stalls() as stalls,
+    ):
         begin = time.perf_counter()
         futures = [pool.submit(timed(_work(form, way))) for form in forms]
         # Python's parser may fail in several threads at once; launches compile such forms again.
@@ -136,16 +137,22 @@ def measure(forms: list[Counted], way: str, threads: int) -> dict[str, Any]:
         compile_processes.reset()
     pool.close()
     return {
-        "way": way, "failed": failed, "wall": wall, "own": sum(own), "stalled": stalls.seconds,
-        "children_mb": memory.most, "children": memory.processes,
-    }  # fmt: skip
+        "way": way,
+        "failed": failed,
+        "wall": wall,
+        "own": sum(own),
+        "stalled": stalls.seconds,
+        "children_mb": memory.most,
+        "children": memory.processes,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cold.processes", description=__doc__,
+        prog="python -m benchmarks.cold.processes",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("program", nargs="?", default="unet:20000:60000:100000:30000")
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--threads", type=int, default=8)

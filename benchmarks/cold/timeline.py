@@ -57,9 +57,7 @@ class _Threads:
         return self._done.get(form)
 
 
-def timeline(
-    steps: Sequence[Step], threads: int = 8, held: float = HELD
-) -> dict[str, float]:  # fmt: skip
+def timeline(steps: Sequence[Step], threads: int = 8, held: float = HELD) -> dict[str, float]:
     """Seconds at which the last launch of each part could run, with so many threads, each with a
     worker process, beside the program, whose own work takes no time here.  held: share of a
     compilation that holds the interpreter lock."""

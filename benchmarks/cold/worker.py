@@ -69,11 +69,7 @@ def main(package: str, network: str, arch: str, rows: int, at_most: int) -> dict
         first_step(package, network, rows)
         with tempfile.TemporaryDirectory() as folder:
             seconds = driver.compile_seconds(at_most, folder)
-    return {
-        "forms": len(driver.asked),
-        "kernels": names(driver.asked),
-        "seconds": [round(one, 2) for one in seconds],
-    }
+    return {"forms": len(driver.asked), "kernels": names(driver.asked), "seconds": [round(one, 2) for one in seconds]}
 
 
 if __name__ == "__main__":

@@ -66,15 +66,18 @@ def _throughput(args: argparse.Namespace) -> Iterator[Record]:
 
 def _curves(args: argparse.Namespace) -> Iterator[Record]:
     options = {
-        "device": args.device, "peers": args.curve_peers, "batch": args.curve_batch,
-        "steps": args.curve_steps, "scenes": args.scenes, "voxel_size": args.voxel_size,
+        "device": args.device,
+        "peers": args.curve_peers,
+        "batch": args.curve_batch,
+        "steps": args.curve_steps,
+        "scenes": args.scenes,
+        "voxel_size": args.voxel_size,
         "rate": 0.01,
-    }  # fmt: skip
+    }
     runs = [(1, False), (1, True), *((n, False) for n in args.ranks if n > 1)]
     with ThreadPoolExecutor(len(runs)) as pool:
         of_runs = [
-            pool.submit(launch, "curves", ranks, {**options, "backwards": backwards})
-            for ranks, backwards in runs
+            pool.submit(launch, "curves", ranks, {**options, "backwards": backwards}) for ranks, backwards in runs
         ]
         for (ranks, backwards), run in zip(runs, of_runs, strict=True):
             yield {"ranks": ranks, "backwards": backwards, "losses": run.result()[0]}
@@ -103,10 +106,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Record]]] = {
 
 
 def _options(args: argparse.Namespace, peer: str) -> dict[str, Any]:
-    return {
-        "peer": peer, "device": args.device, "source": args.source, "batch": args.batch,
-        "dtype": args.dtype,
-    }  # fmt: skip
+    return {"peer": peer, "device": args.device, "source": args.source, "batch": args.batch, "dtype": args.dtype}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -139,9 +139,7 @@ def main(argv: list[str] | None = None) -> int:
 def _versions() -> dict[str, str]:
     owners = importlib.metadata.packages_distributions()
     return {
-        name: importlib.metadata.version(owners[name][0])
-        for name in ("torch", "triton", "spconv")
-        if name in owners
+        name: importlib.metadata.version(owners[name][0]) for name in ("torch", "triton", "spconv") if name in owners
     }
 
 
@@ -169,9 +167,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few small steps: a smoke test")
     parser.add_argument("--json", type=Path, help="file of the record")
     args = parser.parse_args(argv)
-    args.ranks = args.ranks or sorted(
-        {1, torch.cuda.device_count() if args.device == "cuda" else 2}
-    )
+    args.ranks = args.ranks or sorted({1, torch.cuda.device_count() if args.device == "cuda" else 2})
     if args.peers is None:
         args.peers = [name for name in ("bridge", "spconv") if peers.installed(name)]
     if args.quick:

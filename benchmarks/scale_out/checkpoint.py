@@ -35,9 +35,7 @@ def save(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
         _train(step, scenes[first : first + share], rank)
     for buffer in step.model.buffers():
         dist.broadcast(buffer, 0)  # of ranks with statistics of their own, those of the first
-    state = dict(
-        zip(("model", "optimizer"), get_state_dict(step.model, step.optimizer), strict=True)
-    )
+    state = dict(zip(("model", "optimizer"), get_state_dict(step.model, step.optimizer), strict=True))
     dcp.save(state, checkpoint_id=options["checkpoint"])
     return _facts(step, scenes[-1], rank)
 
@@ -49,10 +47,7 @@ def load(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
     model, optimizer = get_state_dict(step.model, step.optimizer)
     state = {"model": model, "optimizer": optimizer}
     dcp.load(state, checkpoint_id=options["checkpoint"])
-    set_state_dict(
-        step.model, step.optimizer,
-        model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-    )  # fmt: skip
+    set_state_dict(step.model, step.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     scenes = labelled_scenes((_STEPS + 1) * options["batch"] + 1, options["voxel_size"])
     return _facts(step, scenes[-1], rank)
 

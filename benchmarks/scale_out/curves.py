@@ -24,9 +24,7 @@ def measure(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
         peer.allow_tf32(False)
         model = Network(peer).to(rank.device)
         fill(peer, model.net)
-        step = Step(
-            spread(synchronised(model, peer, rank), rank), "fp32", rank.device, options["rate"]
-        )
+        step = Step(spread(synchronised(model, peer, rank), rank), "fp32", rank.device, options["rate"])
         losses = []
         for number in range(options["steps"]):
             items = [(number * options["batch"] + i) % len(scenes) for i in range(options["batch"])]

@@ -28,10 +28,7 @@ def measure(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
         step(scan)
         rank.wait()
         ends.append(time.time() - float(os.environ[START]))
-    return {
-        "started": rank.started, "connected": begun, "ready": ready, "steps": ends,
-        **_compiled(),
-    }  # fmt: skip
+    return {"started": rank.started, "connected": begun, "ready": ready, "steps": ends, **_compiled()}
 
 
 def _compiled() -> dict[str, int]:

@@ -36,20 +36,31 @@ def launch(
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            "--nproc-per-node", str(ranks), "-m", "benchmarks.scale_out.rank",
-            part, json.dumps(dict(options)), folder,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            "-m",
+            "benchmarks.scale_out.rank",
+            part,
+            json.dumps(dict(options)),
+            folder,
+        ]
         variables = {**(os.environ if environment is None else environment)}
-        variables["PYTHONPATH"] = os.pathsep.join(
-            [str(ROOT), str(ROOT / "tools"), variables.get("PYTHONPATH", "")]
-        )
+        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tools"), variables.get("PYTHONPATH", "")])
         variables[START] = repr(time.time())
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=variables, timeout=timeout,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
+                command,
+                cwd=ROOT,
+                env=variables,
+                timeout=timeout,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         except subprocess.TimeoutExpired as error:
             raise LaunchError(f"{part} on {ranks} ranks: no end after {timeout:.0f} s") from error
         if done.returncode:

@@ -22,9 +22,7 @@ def line(part: str, row: Row) -> str:
         order = ", opposite order" if row["backwards"] else ""
         ends = ", ".join(f"{name} {losses[-1]:.4f}" for name, losses in row["losses"].items())
         return f"{row['ranks']} ranks{order}: {ends}"
-    return (
-        f"{row['part']}, {row['ranks']} ranks, {row['device']}: loss {row['of_ranks'][0]['loss']}"
-    )
+    return f"{row['part']}, {row['ranks']} ranks, {row['device']}: loss {row['of_ranks'][0]['loss']}"
 
 
 def table(part: str, rows: list[Row]) -> str:
@@ -43,7 +41,7 @@ def _first(row: Row) -> float:
 
 
 def _throughput(rows: list[Row]) -> list[str]:
-    lines = ["| peer | ranks | samples a second | x one rank | x spconv | balance |", "|---|---|---|---|---|---|"]  # fmt: skip  # noqa: E501
+    lines = ["| peer | ranks | samples a second | x one rank | x spconv | balance |", "|---|---|---|---|---|---|"]
     figures = {(row["peer"], row["ranks"]): _samples(row) for row in rows}
     for row in rows:
         own = figures[row["peer"], row["ranks"]]
@@ -55,7 +53,10 @@ def _throughput(rows: list[Row]) -> list[str]:
 
 
 def _first_step(rows: list[Row]) -> list[str]:
-    lines = ["| ranks | caches | seconds | x one rank | first step alone | forms that all ranks' workers took on | kernels |", "|---|---|---|---|---|---|---|"]  # fmt: skip  # noqa: E501
+    lines = [
+        "| ranks | caches | seconds | x one rank | first step alone | forms taken on by ranks' workers | kernels |",
+        "|---|---|---|---|---|---|---|",
+    ]
     alone = {row["caches"]: _first(row) for row in rows if row["ranks"] == 1}
     for row in rows:
         own, ranks = _first(row), row["of_ranks"]
@@ -63,8 +64,7 @@ def _first_step(rows: list[Row]) -> list[str]:
         step = max(one["steps"][0] - one["ready"] for one in ranks)
         compiled = sum(one["compiled"] for one in ranks)
         lines.append(
-            f"| {row['ranks']} | {row['caches']} | {own:.1f} | {ratio} | {step:.1f} | {compiled} | "
-            f"{row['kernels']} |"
+            f"| {row['ranks']} | {row['caches']} | {own:.1f} | {ratio} | {step:.1f} | {compiled} | {row['kernels']} |"
         )
     return lines
 
@@ -87,7 +87,7 @@ def _curves(rows: list[Row]) -> list[str]:
 
 
 def _checkpoint(rows: list[Row]) -> list[str]:
-    lines = ["| part | ranks | device | weights | loss | logits | next losses |", "|---|---|---|---|---|---|---|"]  # fmt: skip  # noqa: E501
+    lines = ["| part | ranks | device | weights | loss | logits | next losses |", "|---|---|---|---|---|---|---|"]
     for row in rows:
         one = row["of_ranks"][0]
         after = ", ".join(f"{loss:.6f}" for loss in one["next"])
@@ -98,9 +98,4 @@ def _checkpoint(rows: list[Row]) -> list[str]:
     return lines
 
 
-_TABLES = {
-    "throughput": _throughput,
-    "first_step": _first_step,
-    "curves": _curves,
-    "checkpoint": _checkpoint,
-}
+_TABLES = {"throughput": _throughput, "first_step": _first_step, "curves": _curves, "checkpoint": _checkpoint}

@@ -26,13 +26,9 @@ def measure(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
     stream = workloads.stream([whole], options["batch"])
     count = warm + rounds * steps
     # The ranks share one stream, as they share a data set.
-    scans = list(
-        itertools.islice(stream, rank.number, rank.number + rank.world * count, rank.world)
-    )
+    scans = list(itertools.islice(stream, rank.number, rank.number + rank.world * count, rank.world))
     timed(step, scans[:warm], rank)
-    seconds = [
-        timed(step, scans[begin : begin + steps], rank) for begin in range(warm, count, steps)
-    ]
+    seconds = [timed(step, scans[begin : begin + steps], rank) for begin in range(warm, count, steps)]
     per_step = rank.world * options["batch"]
     return {
         "seconds": seconds,

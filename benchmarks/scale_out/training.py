@@ -113,9 +113,7 @@ def timed(step: Step, scans: list[Scan], rank: Rank) -> float:
     return time.perf_counter() - begin
 
 
-def labelled_scenes(
-    count: int, voxel_size: float, azimuths: int = 500
-) -> list[tuple[Any, torch.Tensor]]:
+def labelled_scenes(count: int, voxel_size: float, azimuths: int = 500) -> list[tuple[Any, torch.Tensor]]:
     """(cells and features, classes [V]) of streets, the same in every process."""
     scans = [labelled_scan(seed, azimuths) for seed in range(min(count, _SCANS))]
     random, scenes = np.random.default_rng(0), []

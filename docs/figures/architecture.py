@@ -27,29 +27,16 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, title: str,
     """A white box around (x, y), a bold title and smaller lines below it."""
     corner = (x - width / 2, y - height / 2)
     style = "round,pad=0,rounding_size=0.12"
-    axes.add_patch(
-        FancyBboxPatch(corner, width, height, boxstyle=style, fc="white", ec=FAINT, lw=1.1)
-    )
+    axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=style, fc="white", ec=FAINT, lw=1.1))
     lines = text.count("\n") + 1 if text else 0
     axes.text(x, y + 0.15 * lines, title, ha="center", va="center", weight="bold", color=INK)
     if text:
-        axes.text(
-            x, y - 0.2, text, ha="center", va="center", fontsize=8.6, color=FAINT, linespacing=1.35
-        )
+        axes.text(x, y - 0.2, text, ha="center", va="center", fontsize=8.6, color=FAINT, linespacing=1.35)
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], style: str = "-|>"):
     axes.add_patch(
-        FancyArrowPatch(
-            start,
-            end,
-            arrowstyle=style,
-            mutation_scale=15,
-            color=FAINT,
-            lw=1.4,
-            shrinkA=2,
-            shrinkB=2,
-        )
+        FancyArrowPatch(start, end, arrowstyle=style, mutation_scale=15, color=FAINT, lw=1.4, shrinkA=2, shrinkB=2)
     )
 
 
@@ -62,8 +49,7 @@ def draw(path: Path) -> None:
     axes.axis("off")
     for name, colour, y in BANDS:
         low = y - HEIGHT[name] / 2
-        axes.add_patch(FancyBboxPatch((0.1, low), RIGHT, HEIGHT[name], boxstyle="round,pad=0.02",
-                                      fc=colour, ec="none"))  # fmt: skip
+        axes.add_patch(FancyBboxPatch((0.1, low), RIGHT, HEIGHT[name], boxstyle="round,pad=0.02", fc=colour, ec="none"))
         axes.text(0.3, y, name, ha="left", va="center", fontsize=12, color=INK, weight="bold")
     _code_and_adapters(axes)
     _core(axes)
@@ -80,12 +66,7 @@ def _code_and_adapters(axes: Axes) -> None:
         "MinkowskiEngine": "a stand-in for its modules",
         "FlexGEMM": "patches or a stand-in;\nplain tensors",
     }
-    imports = [
-        "import spconv.pytorch",
-        "import torchsparse",
-        "import MinkowskiEngine",
-        "import flex_gemm",
-    ]
+    imports = ["import spconv.pytorch", "import torchsparse", "import MinkowskiEngine", "import flex_gemm"]
     for (name, x), line in zip(places.items(), imports, strict=True):
         box(axes, x, 9.2, 2.95, 0.62, line)
         arrow(axes, (x, 8.86), (x, 8.0))
@@ -94,20 +75,14 @@ def _code_and_adapters(axes: Axes) -> None:
     box(axes, 15.05, 9.2, 1.75, 0.62, "new code")
     arrow(axes, (15.05, 8.86), (15.05, 6.05))
     axes.text(14.92, 7.4, "core.functional", rotation=90, ha="right", va="center", color=FAINT)
-    for x, note in (
-        (4.8, "a tensor is (coordinates, features)"),
-        (11.1, "a layer is (offsets, stride, output rule)"),
-    ):
+    for x, note in ((4.8, "a tensor is (coordinates, features)"), (11.1, "a layer is (offsets, stride, output rule)")):
         axes.text(x, 6.42, note, ha="center", va="center", fontsize=9, color=INK)
 
 
 def _core(axes: Axes) -> None:
     steps = {
         3.55: ("CoordinateMap", "int [N, 1 + D], any sign;\nexact packed keys"),
-        6.75: (
-            "KernelMap",
-            "asked for by request; built\nor prefetched once, kept in\nthe framework's own cache",
-        ),
+        6.75: ("KernelMap", "asked for by request; built\nor prefetched once, kept in\nthe framework's own cache"),
         9.95: ("ConvPlan", "dataflow and tile;\nrule, or measured\nwinners on disk"),
         13.15: ("conv, pool", "autograd: forward, dgrad\nand wgrad are separate\nproblems"),
     }

@@ -23,12 +23,8 @@ def table() -> tuple[list[str], list[tuple[str, list[float | None]]]]:
     from benchmarks.results import load_run
 
     text = headline(load_run(ROOT / "benchmarks" / "results" / "h100_stream.json"))
-    head, _, *rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
-    ]
-    return head[1:], [
-        (name, [None if cell == "-" else float(cell) for cell in cells]) for name, *cells in rows
-    ]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    return head[1:], [(name, [None if cell == "-" else float(cell) for cell in cells]) for name, *cells in rows]
 
 
 def draw(path: Path) -> None:
@@ -57,9 +53,8 @@ def draw(path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     bars = [axes.barh(0, 0, color=COLOURS[place], label=peer) for place, peer in enumerate(peers)]
     picture.legend(
-        handles=bars, frameon=False, fontsize=9, loc="outside lower center", ncols=len(peers),
-        title="through",
-    )  # fmt: skip
+        handles=bars, frameon=False, fontsize=9, loc="outside lower center", ncols=len(peers), title="through"
+    )
     picture.savefig(path, dpi=110)
 
 

@@ -49,10 +49,7 @@ class AliasFinder(importlib.abc.MetaPathFinder):
         self._aliases, self._main = aliases, main
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,
-        target: types.ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
         if "." in fullname or (self._main is not None and self._main not in sys.modules):
             return None
@@ -100,8 +97,7 @@ class PackageNames(importlib.abc.MetaPathFinder):
         for name in names:
             if name in sys.modules and not self._answers(name):
                 raise LifecycleError(
-                    f"the real {name} is imported already. Call sparse_bridge.enable({name!r}) "
-                    "before its first import."
+                    f"the real {name} is imported already. Call sparse_bridge.enable({name!r}) before its first import."
                 )
             self._claimed[name] += 1
 
@@ -122,10 +118,7 @@ class PackageNames(importlib.abc.MetaPathFinder):
         return module is not None and getattr(module, "__name__", name) != name
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,
-        target: types.ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
         """What lies below our names is never looked for where the package itself lies: it would be
         loaded twice."""

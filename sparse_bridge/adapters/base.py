@@ -173,9 +173,11 @@ def interchange_of(package: str) -> Callable[[str], Any]:
 
 
 def choose_profile(
-    choose: Callable[[str | None, str], None], asked: str | None, configured: str,
+    choose: Callable[[str | None, str], None],
+    asked: str | None,
+    configured: str,
     found: Callable[[], tuple[str | None, str]],
-) -> None:  # fmt: skip
+) -> None:
     """Start with a profile: the one that `enable()` asked for, the setting's, or that of an
     installed release as `found` tells it and why."""
     if asked is not None:
@@ -204,9 +206,7 @@ ADAPTERS: dict[str, str] = {
 }
 
 # The same for frameworks that `enable()` bridges only where they are named.
-BY_NAME: dict[str, str] = {
-    "torch_geometric": "sparse_bridge.adapters.torch_geometric:ADAPTER",
-}
+BY_NAME: dict[str, str] = {"torch_geometric": "sparse_bridge.adapters.torch_geometric:ADAPTER"}
 
 # Import names of other packages that a framework answers, by which it may be enabled, too.
 OTHER_NAMES: Mapping[str, str] = types.MappingProxyType({"spconv_triton": "spconv"})
@@ -249,9 +249,7 @@ def check_profile(names: tuple[str, ...], profile: str | None) -> None:
         return
     having = [name for name in names if profile in _profiles(name)]
     if len(having) > 1:
-        raise SettingError(
-            f"{' and '.join(having)} have a profile {profile!r}; enable them one by one."
-        )
+        raise SettingError(f"{' and '.join(having)} have a profile {profile!r}; enable them one by one.")
     if not having:
         known = [f"{name}: {', '.join(_profiles(name))}" for name in names if _profiles(name)]
         raise SettingError(

@@ -57,8 +57,7 @@ def convert(
     source = framework_of(x)
     if source is None:
         raise DataTypeError(
-            f"a {type(x).__name__} is no sparse tensor of an imported framework "
-            f"({', '.join(base.ADAPTERS)})."
+            f"a {type(x).__name__} is no sparse tensor of an imported framework ({', '.join(base.ADAPTERS)})."
         )
     data = x if source == "core" else protocol.of_framework(source).to_core(x)
     given = {

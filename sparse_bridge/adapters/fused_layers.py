@@ -59,9 +59,11 @@ class Fused:
         if torch.is_grad_enabled() or self.module.training or (norm is not None and norm.training):
             return forward(self.module, *args, **kwargs)
         pending = fused_call.Pending(
-            None if norm is None else fusion.values_of(norm), self.activation, self.alpha,
+            None if norm is None else fusion.values_of(norm),
+            self.activation,
+            self.alpha,
             self._summed if self.sums else None,
-        )  # fmt: skip
+        )
         out, taken = fused_call.offer(pending, forward, self.module, *args, **kwargs)
         if taken is not None:
             rows = features_of(out)

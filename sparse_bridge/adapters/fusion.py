@@ -23,11 +23,23 @@ from ..core.ops.batch_norm import batch_norm_training, serves
 from .protocol import is_layer
 
 __all__ = [
-    "RELU_FORWARD", "EpilogueLayers", "activation_of", "batch_norm_inference",
-    "batch_norm_training", "epilogue_after", "foldable", "foldable_values", "fusible_norm",
-    "is_training_norm", "own_activation", "runs_own", "traced_norm", "training_fusible",
-    "training_norm_after", "values_of",
-]  # fmt: skip
+    "RELU_FORWARD",
+    "EpilogueLayers",
+    "activation_of",
+    "batch_norm_inference",
+    "batch_norm_training",
+    "epilogue_after",
+    "foldable",
+    "foldable_values",
+    "fusible_norm",
+    "is_training_norm",
+    "own_activation",
+    "runs_own",
+    "traced_norm",
+    "training_fusible",
+    "training_norm_after",
+    "values_of",
+]
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
 RELU_FORWARD = nn.ReLU.forward
@@ -60,10 +72,7 @@ def values_of(norm: nn.BatchNorm1d) -> Norm:
     up five times slower than its dictionaries.)"""
     buffers: dict[str, Any] = norm._buffers
     parameters = norm._parameters
-    return Norm(
-        buffers["running_mean"], buffers["running_var"], parameters["weight"], parameters["bias"],
-        norm.eps,
-    )  # fmt: skip
+    return Norm(buffers["running_mean"], buffers["running_var"], parameters["weight"], parameters["bias"], norm.eps)
 
 
 def foldable_values(norm: nn.BatchNorm1d, run: Any) -> Norm | None:
@@ -145,9 +154,7 @@ def fusible_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> i
     return 2 if runs_own(after, nn.ReLU, RELU_FORWARD) else 1
 
 
-def traced_norm(
-    modules: Sequence[nn.Module], index: int, x: torch.Tensor
-) -> tuple[torch.Tensor, int]:
+def traced_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> tuple[torch.Tensor, int]:
     """What `modules[index]` makes of features in a graph, with a ReLU behind it if both are one
     operator, and how many modules that were."""
     from ..core.compile import norms
@@ -184,9 +191,7 @@ def _is_own_training_norm(norm: nn.Module) -> bool:
     return type(norm) is nn.BatchNorm1d and is_training_norm(norm, norm)
 
 
-def training_norm_after(
-    modules: Sequence[nn.Module], index: int
-) -> tuple[torch.Tensor | None, ...] | None:
+def training_norm_after(modules: Sequence[nn.Module], index: int) -> tuple[torch.Tensor | None, ...] | None:
     """Weight, bias, running mean and variance and number of batches of the norm in training at
     `modules[index]`, if `batch_norm_training` may replace it."""
     norm = modules[index] if index < len(modules) else None
@@ -213,6 +218,5 @@ def batch_norm_inference(norm: nn.BatchNorm1d, run: Any, x: torch.Tensor) -> tor
         y: torch.Tensor = run(x)
         return y
     return torch.batch_norm(
-        x, parameters["weight"], parameters["bias"], mean, var, False, 0.0, norm.eps,
-        torch.backends.cudnn.enabled,
-    )  # fmt: skip
+        x, parameters["weight"], parameters["bias"], mean, var, False, 0.0, norm.eps, torch.backends.cudnn.enabled
+    )

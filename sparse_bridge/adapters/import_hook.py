@@ -112,10 +112,7 @@ def _never_patched(adapter: Framework, mode: str) -> tuple[str, str]:
             f"{adapter.main}; its stand-in answers then."
         )
     if mode == "patch":
-        raise LifecycleError(
-            f"mode='patch' for {adapter.name}, which cannot be patched; use mode='auto' or "
-            "'standin'."
-        )
+        raise LifecycleError(f"mode='patch' for {adapter.name}, which cannot be patched; use mode='auto' or 'standin'.")
     return "standin", f"{adapter.packages[0]} is always answered by its stand-in"
 
 
@@ -177,10 +174,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
         self._aside.clear()
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,
-        target: types.ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
         """Spec of a stand-in module; None for names that are not ours.
 

@@ -20,15 +20,7 @@ from ..errors import UnsupportedError
 from ..tables import Column, Table
 from .base import FrameworkStatus
 from .enabling.model_layers import ModuleReport, module_table
-from .ways import (
-    MapCount,
-    given_dataflows,
-    map_lines,
-    open_ways,
-    prefetched,
-    replayed,
-    tuned_groups,
-)
+from .ways import MapCount, given_dataflows, map_lines, open_ways, prefetched, replayed, tuned_groups
 
 Call = tuple[str, str, str | None]
 Tally = dict[Call, int]
@@ -134,9 +126,7 @@ def since(before: Tally, now: Tally | None = None) -> Tally:
     """What was counted between two snapshots (the second one defaults to now)."""
     now = snapshot() if now is None else now
     # after a reset() in between, everything that is there counts as new
-    added = {
-        key: n - before.get(key, 0) if n >= before.get(key, 0) else n for key, n in now.items()
-    }
+    added = {key: n - before.get(key, 0) if n >= before.get(key, 0) else n for key, n in now.items()}
     return {key: n for key, n in added.items() if n}
 
 
@@ -269,19 +259,18 @@ class Report:
         if len(rows) == 1:
             return ["no layer has run"]
         w = [max(len(row[column]) for row in rows) for column in range(4)]
-        return [
-            f"{a:<{w[0]}}  {b:<{w[1]}}  {c:>{w[2]}}  {d:>{w[3]}}  {e}".rstrip()
-            for a, b, c, d, e in rows
-        ]
+        return [f"{a:<{w[0]}}  {b:<{w[1]}}  {c:>{w[2]}}  {d:>{w[3]}}  {e}".rstrip() for a, b, c, d, e in rows]
 
 
 _LAYER_COLUMNS = (
-    Column("framework", True), Column("layer", True), Column("bridged"), Column("original"),
+    Column("framework", True),
+    Column("layer", True),
+    Column("bridged"),
+    Column("original"),
     Column("why original", True),
-)  # fmt: skip
+)
 _STATUS_COLUMNS = tuple(
-    Column(name, True)
-    for name in ("framework", "version", "mode", "why", "dataflow", "device", "notes")
+    Column(name, True) for name in ("framework", "version", "mode", "why", "dataflow", "device", "notes")
 )
 
 
@@ -300,9 +289,13 @@ def _status_lines(statuses: Iterable[FrameworkStatus]) -> list[str]:
 def _status_table(statuses: Iterable[FrameworkStatus]) -> Table:
     rows = [
         (
-            one.framework, one.version or "", one.mode or "not enabled", one.reason,
-            *((one.dataflow, one.device) if one.mode else ("", "")), "; ".join(one.notes),
+            one.framework,
+            one.version or "",
+            one.mode or "not enabled",
+            one.reason,
+            *((one.dataflow, one.device) if one.mode else ("", "")),
+            "; ".join(one.notes),
         )
         for one in statuses
-    ]  # fmt: skip
+    ]
     return Table("Frameworks", _STATUS_COLUMNS, rows)

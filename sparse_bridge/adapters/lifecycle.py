@@ -51,9 +51,7 @@ if hasattr(os, "register_at_fork"):
 class Handle:
     """What one `enable()` holds. As a context manager it lets go at the end of the block."""
 
-    def __init__(
-        self, held: tuple[Active, ...], claims: contextlib.ExitStack, baseline: ledger.Tally
-    ) -> None:
+    def __init__(self, held: tuple[Active, ...], claims: contextlib.ExitStack, baseline: ledger.Tally) -> None:
         self._held = held
         self._claims = claims
         self._released = False
@@ -319,9 +317,7 @@ def _describe(name: str) -> FrameworkStatus:
     if name in _active:
         return _described(_active[name])
     reason = _left_out.get(name, "enable() was not called for it")
-    return FrameworkStatus(
-        name, False, None, None, reason, *layer_device.of_layers(), imported=False
-    )
+    return FrameworkStatus(name, False, None, None, reason, *layer_device.of_layers(), imported=False)
 
 
 def _described(active: Active) -> FrameworkStatus:

@@ -105,11 +105,7 @@ def _dressed(function: types.FunctionType, original: Any) -> types.FunctionType:
     A copy, because one function may replace several and must not take the name of the last.
     """
     copy = types.FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     copy.__dict__.update(function.__dict__)

@@ -152,9 +152,7 @@ class TensorProtocol(abc.ABC):
         """What `x` says of itself besides features and coordinates, by value."""
         return None
 
-    def result(
-        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None
-    ) -> Any:
+    def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         """What a model would have made of `x` where it made `y` of another input, by its features
         and its coordinates (None: those of `x`). It has no kernel maps but those of `x`.
 

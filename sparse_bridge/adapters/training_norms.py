@@ -67,9 +67,16 @@ class _Result:
         held: dict[str, Any] = self.norm._parameters
         with torch.inference_mode(False), torch.enable_grad():
             return batch_norm(
-                self.x, held["weight"], held["bias"], None, None, momentum=0.0, eps=self.norm.eps,
-                relu=False, batches=None,
-            )  # fmt: skip
+                self.x,
+                held["weight"],
+                held["bias"],
+                None,
+                None,
+                momentum=0.0,
+                eps=self.norm.eps,
+                relu=False,
+                batches=None,
+            )
 
     def taken(self) -> torch.Tensor:
         """With the ReLU; a tensor of its own for everybody who asks."""
@@ -88,9 +95,7 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     frame = protocol.of(x)
     features = None if frame is None else frame.features_of(x)
     if frame is None or features is None:
-        raise AttributeError(
-            f"{type(norm).__name__} takes a sparse tensor, got {type(x).__name__}."
-        )
+        raise AttributeError(f"{type(norm).__name__} takes a sparse tensor, got {type(x).__name__}.")
     if not (fusion.is_training_norm(norm, run) and fusion.training_fusible(features)):
         return frame.with_features(x, run(features))
     rectified = norm in _rectified and norm not in _read and _foreseen(features)
@@ -104,14 +109,10 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     return out
 
 
-def _traced_norm(
-    norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], features: torch.Tensor
-) -> torch.Tensor:
+def _traced_norm(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], features: torch.Tensor) -> torch.Tensor:
     from ..core.compile import norms
 
-    return (
-        norms.normalised(norm, features, False) if norms.served(norm, features) else run(features)
-    )
+    return norms.normalised(norm, features, False) if norms.served(norm, features) else run(features)
 
 
 def _traced(x: Any, run: Callable[..., torch.Tensor]) -> Any:

@@ -14,9 +14,7 @@ from ..core.warmup.compilation import begin, expect
 from ..core.warmup.map_kernels import Strided
 from ..core.warmup.product_kernels import Expected, Sizes
 
-__all__ = [
-    "Expected", "Sizes", "begin", "expect", "new_coordinates", "of_kernel", "pointwise", "trains",
-]  # fmt: skip
+__all__ = ["Expected", "Sizes", "begin", "expect", "new_coordinates", "of_kernel", "pointwise", "trains"]
 
 state.owns(compilation.reset)
 
@@ -44,9 +42,17 @@ def of_kernel(
     if layer.kernel.ndim == 3:
         precision = "tf32" if tf32 else "ieee"
         yield Expected(
-            layer, layer.kernel, "vio", Epilogue(bias), 1, symmetric,
-            trains(layer.kernel), precision, strided=strided, expanding=expanding,
-        )  # fmt: skip
+            layer,
+            layer.kernel,
+            "vio",
+            Epilogue(bias),
+            1,
+            symmetric,
+            trains(layer.kernel),
+            precision,
+            strided=strided,
+            expanding=expanding,
+        )
 
 
 def pointwise(layer: Any, matrix: torch.Tensor, bias: torch.Tensor | None) -> Expected:

@@ -57,9 +57,7 @@ class _Watch(TorchFunctionMode):
             self.source.setdefault(name, module)
             self.outputs.setdefault(module, []).append(name)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         into = name in _SUMS_INTO
         if not (into or name in _SUMS) or len(args) != 2 or kwargs:
@@ -109,9 +107,10 @@ def watched(
             handle.remove()
     made = {id(result) for result in results}
     convolutions = [
-        module for module, outputs in watch.outputs.items()
+        module
+        for module, outputs in watch.outputs.items()
         if is_layer(module) and made.issuperset(i for i, _ in outputs)
-    ]  # fmt: skip
+    ]
     return list(_found(watch, convolutions, _contained(model))), out
 
 
@@ -125,9 +124,7 @@ def _contained(model: nn.Module) -> set[nn.Module]:
     }
 
 
-def _found(
-    watch: _Watch, convolutions: list[nn.Module], contained: set[nn.Module]
-) -> Iterator[Fused]:
+def _found(watch: _Watch, convolutions: list[nn.Module], contained: set[nn.Module]) -> Iterator[Fused]:
     known = set(convolutions)
     for module in convolutions:
         results = watch.outputs[module]

@@ -15,14 +15,7 @@ from rich.console import Console
 
 from .. import folders
 from ..core.tuning.kernel_hash import kernel_hash
-from ..core.tuning.tune_cache import (
-    DIRECTIONS,
-    CacheFileError,
-    Stamp,
-    Winners,
-    decode,
-    shipped_folder,
-)
+from ..core.tuning.tune_cache import DIRECTIONS, CacheFileError, Stamp, Winners, decode, shipped_folder
 from ..kernels.runtime import target as targets
 from ..native import build
 from ..tables import Column, Table
@@ -43,12 +36,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     show.add_argument("--buckets", action="store_true", help="every winner")
     show.add_argument("--json", action="store_true", help="machine-readable output")
     show.set_defaults(func=run_show)
-    clear = actions.add_parser(
-        "clear", help="delete what is stored; Triton's own cache of compiled kernels stays"
-    )
-    clear.add_argument(
-        "--stale", action="store_true", help="only what this version does not read any more"
-    )
+    clear = actions.add_parser("clear", help="delete what is stored; Triton's own cache of compiled kernels stays")
+    clear.add_argument("--stale", action="store_true", help="only what this version does not read any more")
     clear.add_argument("--json", action="store_true", help="machine-readable output")
     clear.set_defaults(func=run_clear)
     return parser
@@ -128,18 +117,26 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 _FILE = (
-    Column("file", True), Column("device", True, 1), Column("units", spare=5),
-    Column("Triton", spare=2), Column("kernels", True, 3), *map(Column, DIRECTIONS),
-    Column("groups", spare=6), Column("KiB", spare=4), Column("state", True),
-)  # fmt: skip
+    Column("file", True),
+    Column("device", True, 1),
+    Column("units", spare=5),
+    Column("Triton", spare=2),
+    Column("kernels", True, 3),
+    *map(Column, DIRECTIONS),
+    Column("groups", spare=6),
+    Column("KiB", spare=4),
+    Column("state", True),
+)
 _BUCKET = (
-    Column("device", True, 3), Column("direction", True), Column("bucket", True),
-    Column("tile", True, 1), Column("us"), Column("default"), Column("timed", spare=2),
-)  # fmt: skip
-_GROUP = (
-    Column("device", True, 3), Column("group", True), Column("dataflows", True), Column("us"),
-    Column("by rule"),
-)  # fmt: skip
+    Column("device", True, 3),
+    Column("direction", True),
+    Column("bucket", True),
+    Column("tile", True, 1),
+    Column("us"),
+    Column("default"),
+    Column("timed", spare=2),
+)
+_GROUP = (Column("device", True, 3), Column("group", True), Column("dataflows", True), Column("us"), Column("by rule"))
 
 
 def _files_table(title: str, files: Iterable[dict[str, Any]]) -> Table:
@@ -197,9 +194,6 @@ def run_clear(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(facts) + "\n")
         return 0
     Console().print(
-        f"{len(files)} files deleted ({size / 1024:.1f} KiB) in {place}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{len(files)} files deleted ({size / 1024:.1f} KiB) in {place}", markup=False, highlight=False, soft_wrap=True
     )
     return 0

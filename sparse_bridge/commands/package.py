@@ -37,23 +37,23 @@ Made = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `package` command; `args.func` becomes `run`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "package",
-        help=_SUMMARY,
-        description=_TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "package", help=_SUMMARY, description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", metavar="MODEL", help=f"{', '.join(MODELS)}, or module:function")
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="the folder to write")
     parser.add_argument(
-        "--out", type=pathlib.Path, required=True, metavar="DIR", help="the folder to write"
+        "--rows",
+        type=int,
+        nargs="+",
+        default=[20000, 5000],
+        metavar="N",
+        help=f"voxels of the scenes of {' and '.join(MODELS)} (default: 20000 5000)",
     )
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[20000, 5000], metavar="N",
-        help=f"voxels of the scenes of {' and '.join(MODELS)} (default: 20000 5000)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--check", action="store_true",
+        "--check",
+        action="store_true",
         help="build the example with CMake, run it on the recorded scenes, and print its times",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.set_defaults(func=run)
     return parser
@@ -98,8 +98,7 @@ def _own(name: str) -> Made:
     made = make()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
         raise SettingError(
-            f"MODEL {name} returned {type(made).__name__}; expected (model, inputs) or (model, "
-            "inputs, scenes)."
+            f"MODEL {name} returned {type(made).__name__}; expected (model, inputs) or (model, inputs, scenes)."
         )
     model, inputs, *more = made
     return model, inputs, more[0] if more else ()
@@ -108,9 +107,7 @@ def _own(name: str) -> Made:
 class _Program(nn.Module):
     """A network of ours from plain tensors to a plain one.  dense: to the bird's-eye view."""
 
-    def __init__(
-        self, network: nn.Module, sp: Any, grid: Sequence[int], n_items: int, dense: bool
-    ) -> None:
+    def __init__(self, network: nn.Module, sp: Any, grid: Sequence[int], n_items: int, dense: bool) -> None:
         super().__init__()
         self.network, self._sp, self._dense = network, sp, dense
         self._grid, self._n_items = list(grid), n_items

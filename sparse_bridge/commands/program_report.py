@@ -91,6 +91,4 @@ class ProgramReport:
 def _children_at_work() -> bool:
     """Whether there are child processes for which Python waits at its end."""
     multiprocessing = sys.modules.get("multiprocessing")
-    return multiprocessing is not None and any(
-        not child.daemon for child in multiprocessing.active_children()
-    )
+    return multiprocessing is not None and any(not child.daemon for child in multiprocessing.active_children())

@@ -24,30 +24,19 @@ takes most. Without a GPU the same runs on the CPU, smaller.
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `prove` command; `args.func` becomes `run`."""
     parser = subparsers.add_parser(
-        "prove",
-        help=_SUMMARY,
-        description=_TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "prove", help=_SUMMARY, description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="CHECK",
-        help="these checks (repeatable; default: all)",
+        "--only", action="append", default=[], metavar="CHECK", help="these checks (repeatable; default: all)"
+    )
+    parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="all but these (repeatable)")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, metavar="M", help="begin no check after so many (default: %(default)g)"
     )
     parser.add_argument(
-        "--skip", action="append", default=[], metavar="CHECK", help="all but these (repeatable)"
+        "--device", default="auto", help="cuda, cuda:1 or cpu (default: %(default)s, a GPU if there is one)"
     )
-    parser.add_argument(
-        "--minutes", type=float, default=10.0, metavar="M",
-        help="begin no check after so many (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--device", default="auto",
-        help="cuda, cuda:1 or cpu (default: %(default)s, a GPU if there is one)",
-    )  # fmt: skip
     parser.set_defaults(func=run)
     return parser
 

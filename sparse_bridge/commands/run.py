@@ -60,29 +60,30 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "from captured CUDA graphs",
     )
     parser.add_argument(
-        "--memory-limit", metavar="SIZE",
+        "--memory-limit",
+        metavar="SIZE",
         help="such as 8GiB: in inference, layers that would take more compute in blocks",
-    )  # fmt: skip
-    parser.add_argument(
-        "--strict", action="store_true", help="raise where a layer would run in the original"
     )
+    parser.add_argument("--strict", action="store_true", help="raise where a layer would run in the original")
     parser.add_argument(
-        "-v", dest="verbose", action="count", default=0,
-        help="log to stderr what is decided; -vv: more",
-    )  # fmt: skip
+        "-v", dest="verbose", action="count", default=0, help="log to stderr what is decided; -vv: more"
+    )
     parser.add_argument("--report", action="store_true", help="print what ran to stderr at the end")
     parser.add_argument(
-        "--profile", action="store_true",
+        "--profile",
+        action="store_true",
         help="print to stderr at the end what each layer did and cost; nothing is fused meanwhile",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--profile-calls", type=int, metavar="N", default=_CALLS,
+        "--profile-calls",
+        type=int,
+        metavar="N",
+        default=_CALLS,
         help="profile the first N calls of models (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--report-json", type=pathlib.Path, metavar="FILE",
-        help="write what ran there, and the profile, as JSON",
-    )  # fmt: skip
+        "--report-json", type=pathlib.Path, metavar="FILE", help="write what ran there, and the profile, as JSON"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="target names a module")
     parser.add_argument("target", metavar="SCRIPT", help="script, or with -m a module")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
@@ -118,9 +119,8 @@ def run(args: argparse.Namespace) -> int:
     report = ProgramReport(args.report, args.report_json, args.profile and args.profile_calls)
     strict = True if args.strict else None
     handle = lifecycle.enable(
-        *args.framework, mode=args.mode, strict=strict, optimize=args.optimize,
-        memory_limit=args.memory_limit,
-    )  # fmt: skip
+        *args.framework, mode=args.mode, strict=strict, optimize=args.optimize, memory_limit=args.memory_limit
+    )
     lifecycle.hand_on(report.counts)
     report.of(handle)
     args.in_script = True

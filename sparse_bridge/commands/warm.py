@@ -49,25 +49,18 @@ Timer = Callable[[Callable[[], object], float], float]
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `warm` command; `args.func` becomes `run`."""
     parser = subparsers.add_parser(
-        "warm",
-        help=_SUMMARY,
-        description=_TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "warm", help=_SUMMARY, description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_argument_group("what to run")
     what.add_argument("--models", nargs="*", choices=MODELS, help="networks (default: all)")
     what.add_argument("--channels", nargs="+", type=int, metavar="C", help="layers of these widths")
     what.add_argument(
-        "--kernels", nargs="+", type=int, default=[3, 2], metavar="K",
-        help="edges of their kernels (default: 3 2)",
-    )  # fmt: skip
-    what.add_argument(
-        "--dtypes", nargs="+", choices=tuple(DTYPES), default=["fp16"], help="default: fp16"
+        "--kernels", nargs="+", type=int, default=[3, 2], metavar="K", help="edges of their kernels (default: 3 2)"
     )
+    what.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=["fp16"], help="default: fp16")
     what.add_argument(
-        "--rows", nargs="+", type=int, default=[20_000, 100_000], metavar="N",
-        help="voxels (default: 20000 100000)",
-    )  # fmt: skip
+        "--rows", nargs="+", type=int, default=[20_000, 100_000], metavar="N", help="voxels (default: 20000 100000)"
+    )
     what.add_argument(
         "--layouts",
         nargs="+",
@@ -81,16 +74,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     how.add_argument("--tune", action="store_true", help="time tiles and store the winners")
     how.add_argument("--again", action="store_true", help="tune what has a winner already, too")
     how.add_argument(
-        "--budget", type=float, default=_BUDGET, metavar="S",
+        "--budget",
+        type=float,
+        default=_BUDGET,
+        metavar="S",
         help="seconds of timing per problem (default: %(default)g)",
-    )  # fmt: skip
+    )
     how.add_argument("--export", type=Path, metavar="FILE", help="also write all winners there")
     how.add_argument("--jobs", type=int, metavar="N", help="processes (default: by CPU cores)")
     how.add_argument("--json", action="store_true", help="machine-readable output")
     how.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto",
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
         help="default: %(default)s, the GPU if there is one",
-    )  # fmt: skip
+    )
     parser.set_defaults(func=run)
     return parser
 
@@ -215,9 +213,7 @@ def compile_all(jobs: Sequence[Job], setup: Setup, processes: int, console: Cons
             progress.done()
 
 
-def _compile_side_by_side(
-    jobs: Sequence[Job], setup: Setup, processes: int, done: Callable[[], object]
-) -> list[Job]:
+def _compile_side_by_side(jobs: Sequence[Job], setup: Setup, processes: int, done: Callable[[], object]) -> list[Job]:
     """Run jobs in several processes; those for which the device's memory was too small beside the
     others."""
     crowded = []
@@ -234,11 +230,7 @@ def _compile_side_by_side(
 
 
 def _tune(
-    jobs: Sequence[Job],
-    setup: Setup,
-    args: argparse.Namespace,
-    timer: Timer | None,
-    console: Console,
+    jobs: Sequence[Job], setup: Setup, args: argparse.Namespace, timer: Timer | None, console: Console
 ) -> tuners.Tuner:
     """One after the other: a GPU that does two things at a time cannot be timed."""
     if timer is None and not targets.of(setup.device).raw:
@@ -265,10 +257,7 @@ def _facts(result: tuners.Result) -> dict[str, Any]:
 
 
 def _results(results: Sequence[tuners.Result]) -> Table:
-    table = Table(
-        "direction", "problem", "default us", "best us", "gain", "tile", title="Tuned",
-        title_justify="left",
-    )  # fmt: skip
+    table = Table("direction", "problem", "default us", "best us", "gain", "tile", title="Tuned", title_justify="left")
     for result in results:
         names = (result.bucket.direction, str(result.bucket))
         winner = result.winner
@@ -297,9 +286,7 @@ def _export(path: Path, device: torch.device, console: Console) -> int:
     try:
         path.write_text(encode(stamp, winners, groups), encoding="utf-8")
     except OSError as error:
-        raise SettingError(
-            f"--export {path}: {error}; expected a file that can be written."
-        ) from None
+        raise SettingError(f"--export {path}: {error}; expected a file that can be written.") from None
     count = sum(map(len, winners.values())) + len(groups)
     console.print(f"{count} winners in {path}", highlight=False, soft_wrap=True, markup=False)
     return count

@@ -23,13 +23,7 @@ DTYPES = {
 }  # dtype of the products, whether fp32 may round to TF32
 MODELS = ("second", "unet")
 # How layers end in inference: bias, norm, activation.
-_ENDS = (
-    (False, False, None),
-    (True, False, None),
-    (True, False, "relu"),
-    (False, True, None),
-    (False, True, "relu"),
-)
+_ENDS = ((False, False, None), (True, False, None), (True, False, "relu"), (False, True, None), (False, True, "relu"))
 _LOSS_SCALE = 2.0**16
 
 
@@ -88,9 +82,7 @@ class LayerJob:
             rows, matrices = x.to(dtype), weight.to(dtype)
             for biased, normed, activation in _ENDS:
                 end: dict[str, Any] = {"norm": norm if normed else None, "activation": activation}
-                functional.conv(
-                    rows, matrices, bias.to(dtype) if biased else None, kmap, **end, **options
-                )
+                functional.conv(rows, matrices, bias.to(dtype) if biased else None, kmap, **end, **options)
         if not self.train:
             return
         for shift in (None, bias):
@@ -146,9 +138,13 @@ class ModelJob:
 
 
 def layer_jobs(
-    channels: Sequence[int], kernels: Sequence[int], dtypes: Sequence[str],
-    layouts: Sequence[str], rows: Sequence[int], train: bool,
-) -> Iterator[LayerJob]:  # fmt: skip
+    channels: Sequence[int],
+    kernels: Sequence[int],
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    rows: Sequence[int],
+    train: bool,
+) -> Iterator[LayerJob]:
     """The layers that networks of these widths have: odd kernels keep the voxels or halve the grid,
     even ones halve it and undo that; strided layers widen, inverse ones narrow."""
     steps = [(c, c) for c in channels] + list(itertools.pairwise(channels))

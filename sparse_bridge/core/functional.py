@@ -74,9 +74,7 @@ def _per_axis(value: Ints, dimension: int, name: str, least: int | None) -> tupl
     except TypeError:
         raise GeometryError(f"{name} is {value!r}; expected integers.") from None
     if len(numbers) != dimension:
-        raise GeometryError(
-            f"{name} is {list(numbers)}; expected one number or {dimension}, one per axis."
-        )
+        raise GeometryError(f"{name} is {list(numbers)}; expected one number or {dimension}, one per axis.")
     if least is not None and min(numbers) < least:
         raise GeometryError(f"{name} is {list(numbers)}; every value must be at least {least}.")
     return numbers
@@ -107,9 +105,7 @@ def coordinate_map(
         CoordinateError (names axis, value and limit), OverflowLimitError.
     """
     if coords.ndim != 2 or coords.shape[1] < 2:
-        raise ShapeError(
-            f"coordinates have shape {list(coords.shape)}; expected [N, 1 + D], batch index first."
-        )
+        raise ShapeError(f"coordinates have shape {list(coords.shape)}; expected [N, 1 + D], batch index first.")
     if coords.dtype != torch.int32:
         raise DataTypeError(f"coordinates are {coords.dtype}; expected torch.int32 (use .int()).")
     if coords.is_meta:
@@ -135,9 +131,7 @@ def coordinate_map(
     return CoordinateMap(coords, Box.grid(max(0, batches), spatial_shape))
 
 
-def _check_bounds(
-    low: list[int], high: list[int], spatial_shape: Sequence[int] | None, batch_size: int | None
-) -> None:
+def _check_bounds(low: list[int], high: list[int], spatial_shape: Sequence[int] | None, batch_size: int | None) -> None:
     """CoordinateError for data outside the bounds that were given."""
     axes: Sequence[int | None] = spatial_shape or [None] * (len(low) - 1)
     limits: list[int | None] = [batch_size, *axes]
@@ -147,15 +141,11 @@ def _check_bounds(
         if (bounded and least < 0) or (limit is not None and most >= limit):
             name = "a batch index" if column == 0 else f"a coordinate along axis {column - 1}"
             upper = f"0 <= c < {limit}" if limit is not None else "0 or more"
-            raise CoordinateError(
-                f"{name} is {wrong}; expected {upper}. Drop such rows, or pass outside='ignore'."
-            )
+            raise CoordinateError(f"{name} is {wrong}; expected {upper}. Drop such rows, or pass outside='ignore'.")
 
 
 @in_graphs
-def kernel_offsets(
-    kernel_size: Sequence[int], *, dilation: Ints = 1, padding: Ints | None = None
-) -> Offsets:
+def kernel_offsets(kernel_size: Sequence[int], *, dilation: Ints = 1, padding: Ints | None = None) -> Offsets:
     """Offsets of a box kernel, row-major: the r-th of an axis lies at r * dilation - padding.
 
     Args:
@@ -180,12 +170,7 @@ def kernel_offsets(
 
 
 def conv_shape(
-    spatial_shape: Sequence[int],
-    kernel_size: Sequence[int],
-    *,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
+    spatial_shape: Sequence[int], kernel_size: Sequence[int], *, stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1
 ) -> tuple[int, ...]:
     """Grid of a dense convolution: floor((I + 2 p - d (k - 1) - 1) / stride) + 1 per axis.
 
@@ -222,10 +207,7 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
 
 @in_graphs
 def strided(
-    cmap: CoordinateMap,
-    offsets: Offsets,
-    stride: Ints = 1,
-    out_shape: Sequence[int] | None = None,
+    cmap: CoordinateMap, offsets: Offsets, stride: Ints = 1, out_shape: Sequence[int] | None = None
 ) -> tuple[CoordinateMap, KernelMap]:
     """Coarser coordinates and the map to them: y[u] gathers x[stride * u + offset].
 
@@ -250,10 +232,7 @@ def strided(
 
 @in_graphs
 def generative(
-    cmap: CoordinateMap,
-    offsets: Offsets,
-    stride: Ints = 1,
-    out_shape: Sequence[int] | None = None,
+    cmap: CoordinateMap, offsets: Offsets, stride: Ints = 1, out_shape: Sequence[int] | None = None
 ) -> tuple[CoordinateMap, KernelMap]:
     """New, finer coordinates: every stride * c + offset of an input c, which adds x[c] @ w[offset].
 
@@ -284,9 +263,7 @@ def _span(cmap: CoordinateMap, offsets: Offsets, axis: int) -> tuple[int, int, i
     return cmap.box.lo[axis + 1], min(along), max(along)
 
 
-def _out_box(
-    cmap: CoordinateMap, extents: list[tuple[int, int]], out_shape: Sequence[int] | None
-) -> Box:
+def _out_box(cmap: CoordinateMap, extents: list[tuple[int, int]], out_shape: Sequence[int] | None) -> Box:
     if out_shape is not None:
         shape = _per_axis(out_shape, cmap.box.dimension, "out_shape", 1)
         extents = [(0, extent - 1) for extent in shape]
@@ -305,24 +282,18 @@ def inverse(kmap: KernelMap) -> KernelMap:
 
 
 @in_graphs
-def between(
-    x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: Ints = 1
-) -> KernelMap:
+def between(x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: Ints = 1) -> KernelMap:
     """Kernel map between two coordinate sets that exist: y[u] gathers x[stride * u + offset].
 
     Equal coordinates of x are summed, those of y copied. Output rows that meet no input come out as
     the bias alone.
     Raises: GeometryError, DeviceError.
     """
-    return map_builder.between(
-        x_map, y_map, offsets, _per_axis(stride, x_map.box.dimension, "stride", 1)
-    )
+    return map_builder.between(x_map, y_map, offsets, _per_axis(stride, x_map.box.dimension, "stride", 1))
 
 
 @in_graphs
-def kernel_map(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], n_in: int, n_out: int
-) -> KernelMap:
+def kernel_map(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], n_in: int, n_out: int) -> KernelMap:
     """A kernel map from explicit (input rows, output rows) lists, integer [P_v], one per offset.
 
     Raises:

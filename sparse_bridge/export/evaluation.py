@@ -36,26 +36,35 @@ def _pair_lists(indices: Any, **attributes: Any) -> Any:
 
 
 def _product_by_table(
-    features: Any, filters: Any, table: Any, masks: Any, order: Any, bias: Any = None, *,
-    act_type: int | None = None, act_alpha: float | None = None, **_: Any,
-) -> Any:  # fmt: skip
+    features: Any,
+    filters: Any,
+    table: Any,
+    masks: Any,
+    order: Any,
+    bias: Any = None,
+    *,
+    act_type: int | None = None,
+    act_alpha: float | None = None,
+    **_: Any,
+) -> Any:
     _check_masks(table, masks, order)
     kind, alpha = act_type or 0, act_alpha or 0.0
     return [nodes.product_by_table(features, filters, table, bias, kind, alpha)]
 
 
 def _product_by_lists(
-    features: Any, filters: Any, lists: Any, counts: Any, n_out: Any, *,
-    is_subm: int | None = None, **_: Any,
-) -> Any:  # fmt: skip
+    features: Any, filters: Any, lists: Any, counts: Any, n_out: Any, *, is_subm: int | None = None, **_: Any
+) -> Any:
     rows = int(n_out)
     return [nodes.product_by_lists(features, filters, lists, counts, rows, bool(is_subm))]
 
 
 _COMPUTE: dict[str, Callable[..., Any]] = {
-    "GetIndicePairsImplicitGemm": _pair_tables, "GetIndicePairs": _pair_lists,
-    "ImplicitGemm": _product_by_table, "IndiceConv": _product_by_lists,
-}  # fmt: skip
+    "GetIndicePairsImplicitGemm": _pair_tables,
+    "GetIndicePairs": _pair_lists,
+    "ImplicitGemm": _product_by_table,
+    "IndiceConv": _product_by_lists,
+}
 
 
 @functools.cache
@@ -67,10 +76,7 @@ def _operators() -> list[Any]:
 
     def run(self: Any, *inputs: Any, **values: Any) -> tuple[Any, ...]:
         node = self.onnx_node
-        attributes = {
-            one.name: (type_name(one.type), helper.get_attribute_value(one))
-            for one in node.attribute
-        }
+        attributes = {one.name: (type_name(one.type), helper.get_attribute_value(one)) for one in node.attribute}
         present = [np.asarray(one) for one in inputs if one is not None]
         check(node.op_type, attributes, present, len(node.output))
         return _arrays(_COMPUTE[node.op_type](*map(_tensor, present), **values))
@@ -84,9 +90,7 @@ def _check_masks(table: torch.Tensor, masks: torch.Tensor, order: torch.Tensor) 
     for v, column in enumerate(table):
         bits |= (column >= 0).long() << v
     every = torch.arange(table.shape[1])
-    if not torch.equal(masks[:, 0].long() & 0xFFFFFFFF, bits) or not torch.equal(
-        order.long().sort().values, every
-    ):
+    if not torch.equal(masks[:, 0].long() & 0xFFFFFFFF, bits) or not torch.equal(order.long().sort().values, every):
         raise ShapeError("ImplicitGemm: masks or order of rows do not belong to its pair table.")
 
 

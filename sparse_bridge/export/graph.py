@@ -14,9 +14,7 @@ def onnx_module() -> Any:
     try:
         return importlib.import_module("onnx")
     except ImportError as error:
-        raise ImportError(
-            'exporting needs the package onnx: pip install "sparse-bridge[onnx]".'
-        ) from error
+        raise ImportError('exporting needs the package onnx: pip install "sparse-bridge[onnx]".') from error
 
 
 def read_by(node: Any) -> Iterator[str]:
@@ -103,16 +101,12 @@ class Graph:
     def add_constant(self, base: str, value: np.ndarray) -> str:
         """Name of a new constant."""
         name = self.free_name(base)
-        self.graph.initializer.append(
-            self.onnx.numpy_helper.from_array(np.ascontiguousarray(value), name)
-        )
+        self.graph.initializer.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
     def make(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> Any:
         """A node of ONNX itself, which is in no graph yet."""
-        return self.onnx.helper.make_node(
-            kind, inputs, [output], name=self.free_name(f"/{kind}"), **attributes
-        )
+        return self.onnx.helper.make_node(kind, inputs, [output], name=self.free_name(f"/{kind}"), **attributes)
 
     def insert_after(self, node: Any, new: Any) -> None:
         self.nodes.insert(list(self.nodes).index(node) + 1, new)

@@ -20,9 +20,11 @@ _ROWS: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(("Relu", "LeakyRelu", "Sigmoid", "Identity"), (0,)),
     **dict.fromkeys(("Reshape", "Transpose", "Flatten"), (0,)),
     **dict.fromkeys(("Add", "Sub", "Mul", "MatMul"), (0, 1)),
-    "Gemm": (0, 1, 2), "BatchNormalization": (0, 1, 2, 3, 4), "ScatterND": (0, 2),
+    "Gemm": (0, 1, 2),
+    "BatchNormalization": (0, 1, 2, 3, 4),
+    "ScatterND": (0, 2),
     "Concat": None,
-}  # fmt: skip
+}
 
 
 def to_half(graph: Graph) -> None:
@@ -56,9 +58,7 @@ class _Halves:
             self._names[output] = self._made[output] = graph.free_name(f"{output}_half")
             node.output[0] = self._made[output]
             nodes_now.append(node)
-        read = graph.outputs | {
-            name for node in nodes_now for name in read_by(node) if name in self._made
-        }
+        read = graph.outputs | {name for node in nodes_now for name in read_by(node) if name in self._made}
         ordered = []
         for node in nodes_now:
             ordered.append(node)
@@ -74,9 +74,7 @@ class _Halves:
         sparse = node.domain == nodes.DOMAIN
         table = _SPARSE if sparse else _ROWS if node.domain in ("", "ai.onnx") else {}
         listed = table.get(node.op_type, ())
-        indices = [
-            i for i, name in enumerate(node.input) if name and (listed is None or i in listed)
-        ]
+        indices = [i for i, name in enumerate(node.input) if name and (listed is None or i in listed)]
         if sparse:
             return indices
         names = [node.input[i] for i in indices]
@@ -115,7 +113,6 @@ def _rounded(name: str, value: np.ndarray) -> np.ndarray:
         rounded: np.ndarray = value.astype(np.float16)
     if np.isinf(rounded).sum() > np.isinf(value).sum():
         raise ExportError(
-            f"{name} has values of up to {np.abs(value).max():.3g}; float16 ends at 65504. Export "
-            "in float32."
+            f"{name} has values of up to {np.abs(value).max():.3g}; float16 ends at 65504. Export in float32."
         )
     return rounded

@@ -49,18 +49,21 @@ def _typed(value: Any, like: Any, sizes: list[int | None]) -> None:
     value.setType(like.type().with_sizes(sizes))
 
 
-def attributes_of(
-    geometry: LayerGeometry, batch_size: int, shape: list[int], algo: int
-) -> dict[str, Any]:
+def attributes_of(geometry: LayerGeometry, batch_size: int, shape: list[int], algo: int) -> dict[str, Any]:
     """What both nodes that make pairs say of their layer."""
     n_axes = len(shape)
     return {
-        "batch_size_i": batch_size, "spatial_shape_i": shape, "algo_i": algo,
-        "ksize_i": list(geometry.kernel), "stride_i": list(geometry.stride),
-        "padding_i": list(geometry.padding), "dilation_i": list(geometry.dilation),
+        "batch_size_i": batch_size,
+        "spatial_shape_i": shape,
+        "algo_i": algo,
+        "ksize_i": list(geometry.kernel),
+        "stride_i": list(geometry.stride),
+        "padding_i": list(geometry.padding),
+        "dilation_i": list(geometry.dilation),
         "out_padding_i": list(geometry.output_padding) or [0] * n_axes,
-        "subm_i": int(geometry.subm), "transpose_i": int(geometry.transposed),
-    }  # fmt: skip
+        "subm_i": int(geometry.subm),
+        "transpose_i": int(geometry.transposed),
+    }
 
 
 def torch_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,15 +73,12 @@ def torch_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _map(indices: torch.Tensor, attributes: dict[str, Any]) -> Any:
     kernel, stride, padding, dilation, out_padding = (
-        tuple(attributes[f"{name}_i"])
-        for name in ("ksize", "stride", "padding", "dilation", "out_padding")
+        tuple(attributes[f"{name}_i"]) for name in ("ksize", "stride", "padding", "dilation", "out_padding")
     )
     kind = bool(attributes["subm_i"]), bool(attributes["transpose_i"])
     geometry = LayerGeometry(kernel, stride, padding, dilation, out_padding, *kind)
     size, shape = attributes["batch_size_i"], attributes["spatial_shape_i"]
-    return functional.build_map(
-        indices, size, shape, geometry, attributes["algo_i"], original=is_original()
-    )
+    return functional.build_map(indices, size, shape, geometry, attributes["algo_i"], original=is_original())
 
 
 def pair_tables(
@@ -104,9 +104,13 @@ def pair_lists(
 
 
 def product_by_table(
-    features: torch.Tensor, filters: torch.Tensor, pair_fwd: torch.Tensor,
-    bias: torch.Tensor | None = None, act_type: int = 0, act_alpha: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
+    features: torch.Tensor,
+    filters: torch.Tensor,
+    pair_fwd: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    act_type: int = 0,
+    act_alpha: float = 0.0,
+) -> torch.Tensor:
     """ImplicitGemm: [N, C] and KRSC -> [M, K]. act_type: 0 none, 1 ReLU, 2 sigmoid, 3 leaky ReLU
     of slope act_alpha."""
     kmap = pairs.map_from_table(pair_fwd, features.shape[0], pair_fwd.shape[1])
@@ -115,17 +119,14 @@ def product_by_table(
 
 
 def product_by_lists(
-    features: torch.Tensor, filters: torch.Tensor, found: torch.Tensor, counts: torch.Tensor,
-    n_out: int, subm: bool,
-) -> torch.Tensor:  # fmt: skip
+    features: torch.Tensor, filters: torch.Tensor, found: torch.Tensor, counts: torch.Tensor, n_out: int, subm: bool
+) -> torch.Tensor:
     """IndiceConv: [N, C] and KRSC -> [M, K]."""
     kmap = pairs.map_from_pairs(found, counts, features.shape[0], n_out, subm)
     return functional.convolution(features, filters, kmap)
 
 
-def _map_node(
-    g: Any, name: str, indices: Any, sizes: list[list[int | None]], attributes: dict[str, Any]
-) -> Any:
+def _map_node(g: Any, name: str, indices: Any, sizes: list[list[int | None]], attributes: dict[str, Any]) -> Any:
     """The outputs, of these sizes, of a node that builds a kernel map."""
     made = g.op(f"{DOMAIN}::{name}", indices, outputs=len(sizes), **attributes)
     for value, size in zip(made, sizes, strict=True):
@@ -136,13 +137,7 @@ def _map_node(
 class GetIndicePairsImplicitGemm(torch.autograd.Function):
     @staticmethod
     def symbolic(g: Any, indices: Any, attributes: dict[str, Any]) -> Any:
-        sizes: list[list[int | None]] = [
-            [None, 4],
-            [_volume(attributes), None],
-            [None, 1],
-            [None],
-            [],
-        ]
+        sizes: list[list[int | None]] = [[None, 4], [_volume(attributes), None], [None, 1], [None], []]
         return _map_node(g, "GetIndicePairsImplicitGemm", indices, sizes, attributes)
 
     @staticmethod
@@ -154,21 +149,23 @@ class GetIndicePairsImplicitGemm(torch.autograd.Function):
 class ImplicitGemm(torch.autograd.Function):
     @staticmethod
     def symbolic(
-        g: Any, features: Any, filters: Any, pair_fwd: Any, masks: Any, order: Any,
-        attributes: dict[str, Any],
-    ) -> Any:  # fmt: skip
-        made = g.op(
-            f"{DOMAIN}::ImplicitGemm", features, filters, pair_fwd, masks, order, **attributes
-        )
+        g: Any, features: Any, filters: Any, pair_fwd: Any, masks: Any, order: Any, attributes: dict[str, Any]
+    ) -> Any:
+        made = g.op(f"{DOMAIN}::ImplicitGemm", features, filters, pair_fwd, masks, order, **attributes)
         _typed(made, features, [None, _first_size(filters)])
         return made
 
     @staticmethod
     @_untraced
     def forward(
-        ctx: Any, features: torch.Tensor, filters: torch.Tensor, pair_fwd: torch.Tensor,
-        masks: torch.Tensor, order: torch.Tensor, attributes: dict[str, Any],
-    ) -> Any:  # fmt: skip
+        ctx: Any,
+        features: torch.Tensor,
+        filters: torch.Tensor,
+        pair_fwd: torch.Tensor,
+        masks: torch.Tensor,
+        order: torch.Tensor,
+        attributes: dict[str, Any],
+    ) -> Any:
         return product_by_table(features, filters, pair_fwd)
 
 
@@ -187,21 +184,22 @@ class GetIndicePairs(torch.autograd.Function):
 
 class IndiceConv(torch.autograd.Function):
     @staticmethod
-    def symbolic(
-        g: Any, features: Any, filters: Any, found: Any, counts: Any, n_out: Any, subm: bool
-    ) -> Any:
-        made = g.op(
-            f"{DOMAIN}::IndiceConv", features, filters, found, counts, n_out, is_subm_i=int(subm)
-        )
+    def symbolic(g: Any, features: Any, filters: Any, found: Any, counts: Any, n_out: Any, subm: bool) -> Any:
+        made = g.op(f"{DOMAIN}::IndiceConv", features, filters, found, counts, n_out, is_subm_i=int(subm))
         _typed(made, features, [None, _first_size(filters)])
         return made
 
     @staticmethod
     @_untraced
     def forward(
-        ctx: Any, features: torch.Tensor, filters: torch.Tensor, found: torch.Tensor,
-        counts: torch.Tensor, n_out: torch.Tensor, subm: bool,
-    ) -> Any:  # fmt: skip
+        ctx: Any,
+        features: torch.Tensor,
+        filters: torch.Tensor,
+        found: torch.Tensor,
+        counts: torch.Tensor,
+        n_out: torch.Tensor,
+        subm: bool,
+    ) -> Any:
         return product_by_lists(features, filters, found, counts, int(n_out), subm)
 
 
@@ -209,9 +207,7 @@ class Dense(torch.autograd.Function):
     """Rows written into zeros, by nodes of ONNX itself; the zeros are no constant in the file."""
 
     @staticmethod
-    def symbolic(
-        g: Any, features: Any, indices: Any, size: list[int], channels: int, channels_first: bool
-    ) -> Any:
+    def symbolic(g: Any, features: Any, indices: Any, size: list[int], channels: int, channels_first: bool) -> Any:
         shape = g.op("Constant", value_t=torch.tensor([*size, channels]))
         zeros = g.op("ConstantOfShape", shape, value_t=torch.zeros(1))
         sites = g.op("Cast", indices, to_i=7)  # int64, which ScatterND takes
@@ -227,9 +223,8 @@ class Dense(torch.autograd.Function):
     @staticmethod
     @_untraced
     def forward(
-        ctx: Any, features: torch.Tensor, indices: torch.Tensor, size: list[int], channels: int,
-        channels_first: bool,
-    ) -> Any:  # fmt: skip
+        ctx: Any, features: torch.Tensor, indices: torch.Tensor, size: list[int], channels: int, channels_first: bool
+    ) -> Any:
         made = features.new_zeros((*size, channels))
         made[tuple(indices.long().unbind(1))] = features
         return made.movedim(-1, 1).contiguous() if channels_first else made

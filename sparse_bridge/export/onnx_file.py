@@ -59,11 +59,7 @@ class _Flat(nn.Module):
         if self._like is None:
             result = self.model(*args)
         else:
-            kind, shape, batch_size = (
-                type(self._like),
-                self._like.spatial_shape,
-                self._like.batch_size,
-            )
+            kind, shape, batch_size = (type(self._like), self._like.spatial_shape, self._like.batch_size)
             result = self.model(kind(args[0], args[1], list(shape), int(batch_size)))
         found = list(_named(result, ""))
         self.names = [name for name, _ in found]
@@ -71,12 +67,20 @@ class _Flat(nn.Module):
 
 
 def export_onnx(
-    model: nn.Module, args: Any, path: str | os.PathLike[str] | None = None, *,
-    input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None,
-    dynamic_axes: Mapping[str, Any] | None = None, opset: int = 17, do_sort: bool = False,
-    dtype: torch.dtype = torch.float32, rulebooks: str = "nodes", legacy: bool = False,
+    model: nn.Module,
+    args: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    opset: int = 17,
+    do_sort: bool = False,
+    dtype: torch.dtype = torch.float32,
+    rulebooks: str = "nodes",
+    legacy: bool = False,
     verify: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Trace `model` and write it with the nodes of Autoware's TensorRT plugins.
 
     model: in eval mode, float32; its convolutions are 3-dimensional submanifold or strided layers
@@ -103,8 +107,9 @@ def export_onnx(
     _check(model, dtype, rulebooks)
     sparse = args if _is_sparse(args) else None
     inputs = (sparse.features, sparse.indices) if sparse is not None else tuple(args)
-    names = list(input_names or (["features", "indices"] if sparse is not None else
-                                 [f"input_{i}" for i in range(len(inputs))]))  # fmt: skip
+    names = list(
+        input_names or (["features", "indices"] if sparse is not None else [f"input_{i}" for i in range(len(inputs))])
+    )
     axes = dict(dynamic_axes or {})
     if sparse is not None and dynamic_axes is None:
         axes = {name: {0: "voxels_num"} for name in names}
@@ -117,10 +122,16 @@ def export_onnx(
         buffer = io.BytesIO()
         with exporting(do_sort, legacy):
             torch.onnx.export(
-                flat, inputs, buffer,  # type: ignore[arg-type]  # files in memory are taken, too
-                input_names=names, output_names=outputs, dynamic_axes=axes,
-                opset_version=opset, custom_opsets={nodes.DOMAIN: 1}, **_traced_exporter(),
-            )  # fmt: skip
+                flat,
+                inputs,
+                buffer,  # type: ignore[arg-type]  # files in memory are taken, too
+                input_names=names,
+                output_names=outputs,
+                dynamic_axes=axes,
+                opset_version=opset,
+                custom_opsets={nodes.DOMAIN: 1},
+                **_traced_exporter(),
+            )
     proto = onnx.load_from_string(buffer.getvalue())
     _rewrite(Graph(proto), dtype, rulebooks, legacy)
     if verify:
@@ -169,9 +180,8 @@ def _traced_exporter() -> dict[str, Any]:
 
 
 def _compare(
-    proto: Any, inputs: dict[str, torch.Tensor], want: Sequence[torch.Tensor], names: list[str],
-    dtype: torch.dtype,
-) -> None:  # fmt: skip
+    proto: Any, inputs: dict[str, torch.Tensor], want: Sequence[torch.Tensor], names: list[str], dtype: torch.dtype
+) -> None:
     """Raise ExportError unless the file gives these results: integers the same, floats within the
     limit for whole networks."""
     plan = pair_tables.plan_of(proto)

@@ -21,20 +21,23 @@ from .plugin_checks import ExportError
 OLDEST = (2, 11)  # torch whose stable ABI has tensors that own what they stand for
 SOURCES = pathlib.Path(__file__).with_name("cpp")
 OPERATORS = frozenset(
-    f"sparse_bridge::{name}" for name in (
-        "coordinates", "map", "new_map", "conv", "conv_fused", "pool", "global_pool", "to_dense",
-    )
-)  # fmt: skip
+    f"sparse_bridge::{name}"
+    for name in ("coordinates", "map", "new_map", "conv", "conv_fused", "pool", "global_pool", "to_dense")
+)
 _FRAMEWORK = "spconv"  # whose maps `operators/maps.cpp` builds
 _DATAFLOWS = ("", "auto", "per_offset")
 _POOLS = ("max", "avg", "sum")
 
 
 def export_package(
-    model: nn.Module, inputs: Sequence[torch.Tensor], folder: str | os.PathLike[str], *,
-    scenes: Sequence[Sequence[torch.Tensor]] = (), dynamic_shapes: Any = None,
+    model: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    folder: str | os.PathLike[str],
+    *,
+    scenes: Sequence[Sequence[torch.Tensor]] = (),
+    dynamic_shapes: Any = None,
     verify: bool = False,
-) -> pathlib.Path:  # fmt: skip
+) -> pathlib.Path:
     """Write a network of spconv layers as a folder for C++ programs on the CPU.
 
     model: in eval mode; takes tensors and returns tensors, perhaps in tuples, lists and
@@ -80,9 +83,7 @@ def _check_torch() -> None:
 
 def _checked(model: nn.Module, inputs: Sequence[torch.Tensor], name: str) -> Scene:
     if model.training:
-        raise ExportError(
-            "the model is in training mode; packages are for inference: model.eval()."
-        )
+        raise ExportError("the model is in training mode; packages are for inference: model.eval().")
     for i, one in enumerate(inputs):
         if not isinstance(one, torch.Tensor):
             raise ExportError(

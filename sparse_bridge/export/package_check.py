@@ -51,9 +51,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     for words in (["-S", str(folder), "-B", str(build), root], ["--build", str(build), workers]):
         done = _run([cmake, *words])
         if done.returncode:
-            raise ExportError(
-                f"the example in {folder} does not build:\n{_last(done.stdout + done.stderr)}"
-            )
+            raise ExportError(f"the example in {folder} does not build:\n{_last(done.stdout + done.stderr)}")
     return build / "run_package"
 
 

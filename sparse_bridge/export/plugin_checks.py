@@ -38,10 +38,8 @@ class _Rule(NamedTuple):
 
 _PAIRS = {
     **dict.fromkeys(("batch_size", "algo", "subm", "transpose"), ("INT", 1)),
-    **dict.fromkeys(
-        ("spatial_shape", "ksize", "stride", "padding", "dilation", "out_padding"), ("INTS", 3)
-    ),
-}  # fmt: skip
+    **dict.fromkeys(("spatial_shape", "ksize", "stride", "padding", "dilation", "out_padding"), ("INTS", 3)),
+}
 _SITES = _Value("sites", "int32", "M 4")
 _COUNT = _Value("number of sites", "int32", "")
 _ROWS, _FILTERS = _Value("features", "float", "N C"), _Value("weight", "float", "K a b c C")
@@ -51,8 +49,11 @@ RULES = {
     "GetIndicePairsImplicitGemm": _Rule(
         (_Value("coordinates", "int32", "N 4"),),
         (
-            _SITES, _Value("pair table", "int32", "V M"), _Value("masks", "int32", "M 1"),
-            _Value("row order", "int32", "M"), _COUNT,
+            _SITES,
+            _Value("pair table", "int32", "V M"),
+            _Value("masks", "int32", "M 1"),
+            _Value("row order", "int32", "M"),
+            _COUNT,
         ),
         {**_PAIRS, "is_train": ("INT", 1), "do_sort": ("INT?", 1)},
     ),
@@ -63,36 +64,34 @@ RULES = {
     ),
     "ImplicitGemm": _Rule(
         (
-            _ROWS, _FILTERS, _Value("pair table", "int32", "V M"), _Value("masks", "int32", "M 1"),
-            _Value("row order", "int32", "M"), _Value("bias", "float", "K"),
+            _ROWS,
+            _FILTERS,
+            _Value("pair table", "int32", "V M"),
+            _Value("masks", "int32", "M 1"),
+            _Value("row order", "int32", "M"),
+            _Value("bias", "float", "K"),
         ),
         (_PRODUCT,),
         {
-            **dict.fromkeys(("is_train", "is_subm"), ("INT", 1)), "act_type": ("INT?", 1),
-            **dict.fromkeys(
-                ("act_alpha", "act_beta", "output_scale", "output_add_scale"), ("FLOAT", 1)
-            ),
+            **dict.fromkeys(("is_train", "is_subm"), ("INT", 1)),
+            "act_type": ("INT?", 1),
+            **dict.fromkeys(("act_alpha", "act_beta", "output_scale", "output_add_scale"), ("FLOAT", 1)),
         },
         optional=1,
     ),
     "IndiceConv": _Rule(
-        (
-            _ROWS, _FILTERS, _Value("pairs", "int32", "2 V M"),
-            _Value("pair counts", "int32", "V"), _COUNT,
-        ),
+        (_ROWS, _FILTERS, _Value("pairs", "int32", "2 V M"), _Value("pair counts", "int32", "V"), _COUNT),
         (_PRODUCT,),
         {"is_subm": ("INT", 1)},
     ),
-}  # fmt: skip
+}
 _VALUES = {  # what an attribute may be
     ("ImplicitGemm", "act_type"): range(4),
     ("GetIndicePairs", "subm"): (1,),
 }
 
 
-def check(
-    kind: str, attributes: Mapping[str, tuple[str, Any]], inputs: Sequence[Any], n_outputs: int
-) -> None:  # fmt: skip
+def check(kind: str, attributes: Mapping[str, tuple[str, Any]], inputs: Sequence[Any], n_outputs: int) -> None:
     """Raise ExportError for a node that the plugin `kind` refuses.
 
     attributes: ONNX's name of the type, and the value, by name.  inputs: arrays.
@@ -100,9 +99,7 @@ def check(
     rule = RULES[kind]
     least = len(rule.inputs) - rule.optional
     if not least <= len(inputs) <= len(rule.inputs):
-        raise ExportError(
-            f"{kind} has {len(inputs)} inputs; the plugin takes {least} to {len(rule.inputs)}."
-        )
+        raise ExportError(f"{kind} has {len(inputs)} inputs; the plugin takes {least} to {len(rule.inputs)}.")
     if n_outputs != len(rule.outputs):
         raise ExportError(f"{kind} has {n_outputs} outputs; the plugin gives {len(rule.outputs)}.")
     _check_attributes(kind, rule, attributes)
@@ -129,9 +126,7 @@ def _check_attributes(kind: str, rule: _Rule, actual: Mapping[str, tuple[str, An
             raise ExportError(f"{kind}: {name} is {value}; expected one of {list(allowed)}.")
 
 
-def _check_array(
-    kind: str, value: _Value, array: Any, sizes: dict[str, int], kinds: set[str]
-) -> None:
+def _check_array(kind: str, value: _Value, array: Any, sizes: dict[str, int], kinds: set[str]) -> None:
     dtype, dims = str(array.dtype), value.dims.split()
     if value.dtype == "float":
         kinds.add(dtype)
@@ -144,9 +139,7 @@ def _check_array(
         raise ExportError(f"{kind}: {value.name} is {dtype}; expected {value.dtype}.")
     expected = [int(d) if d.isdigit() else sizes.get(d) for d in dims]
     shape = list(array.shape)
-    if len(shape) != len(dims) or any(
-        size not in (None, got) for size, got in zip(expected, shape, strict=True)
-    ):
+    if len(shape) != len(dims) or any(size not in (None, got) for size, got in zip(expected, shape, strict=True)):
         raise ExportError(
             f"{kind}: {value.name} is {shape}; expected [{', '.join(dims)}]"
             + "".join(f", {d} = {sizes[d]}" for d in dims if d in sizes)

@@ -19,11 +19,9 @@ from .plugin_checks import RULES, ExportError
 
 METADATA = "sparse_bridge.rulebooks"
 _LABELS = {
-    "GetIndicePairsImplicitGemm": (
-        "indices", "pair_fwd", "pair_mask", "mask_argsort", "voxels_num",
-    ),
+    "GetIndicePairsImplicitGemm": ("indices", "pair_fwd", "pair_mask", "mask_argsort", "voxels_num"),
     "GetIndicePairs": ("indices", "pairs", "pair_num", "voxels_num"),
-}  # fmt: skip
+}
 
 
 def _map_nodes(graph: Graph) -> list[Any]:
@@ -83,9 +81,7 @@ def cut(graph: Graph) -> None:
             names[0] = source
         else:
             sites.add(names[0])
-        maps.append({
-            "op": node.op_type, "coordinates": source, "outputs": names, "attributes": attributes,
-        })  # fmt: skip
+        maps.append({"op": node.op_type, "coordinates": source, "outputs": names, "attributes": attributes})
         for old, new in zip(node.output, names, strict=True):
             graph.replace(old, new)
         _declare(graph, maps[-1], number)
@@ -93,13 +89,10 @@ def cut(graph: Graph) -> None:
     _drop_unread(graph, {name for one in maps for name in [one["coordinates"], *one["outputs"]]})
     roots = {one["coordinates"] for one in maps} - sites
     if len(roots) > 1:
-        raise ExportError(
-            f'rulebooks="inputs" takes one set of coordinates; this network has {sorted(roots)}.'
-        )
+        raise ExportError(f'rulebooks="inputs" takes one set of coordinates; this network has {sorted(roots)}.')
     plan = {"coordinates": next(iter(roots), None), "maps": maps}
     graph.onnx.helper.set_model_props(
-        graph.proto,
-        {**{p.key: p.value for p in graph.proto.metadata_props}, METADATA: json.dumps(plan)},
+        graph.proto, {**{p.key: p.value for p in graph.proto.metadata_props}, METADATA: json.dumps(plan)}
     )
 
 
@@ -140,9 +133,7 @@ def load(file: Any) -> Any:
     if not isinstance(file, (str, os.PathLike)):
         if isinstance(file, onnx_module().ModelProto):
             return file
-        raise ExportError(
-            f"{type(file).__name__} is no file; expected a path or an onnx.ModelProto."
-        )
+        raise ExportError(f"{type(file).__name__} is no file; expected a path or an onnx.ModelProto.")
     try:
         return onnx_module().load(os.fspath(file))
     except OSError:
@@ -162,9 +153,7 @@ def rulebook_inputs(file: Any, indices: torch.Tensor) -> dict[str, torch.Tensor]
     proto = load(file)
     plan = plan_of(proto)
     if plan is None:
-        raise ExportError(
-            'the file builds its pair tables itself; export it with rulebooks="inputs".'
-        )
+        raise ExportError('the file builds its pair tables itself; export it with rulebooks="inputs".')
     if indices.dtype != torch.int32:
         raise DataTypeError(f"indices are {indices.dtype}; expected torch.int32.")
     if indices.ndim != 2 or indices.shape[1] != 4:

@@ -72,11 +72,21 @@ class _Exporter:
         self._do_sort, self._legacy = do_sort, legacy
 
     def convolution(
-        self, layer: Any, training: bool, x: Any, weight: torch.Tensor,
-        bias: torch.Tensor | None, add_input: Any = None, channel_scale: Any = None,
-        output_scale: Any = None, name: str | None = None, sparse_unique_name: str = "",
-        act_type: Any = None, act_alpha: float = 0, act_beta: float = 0,
-    ) -> Any:  # fmt: skip
+        self,
+        layer: Any,
+        training: bool,
+        x: Any,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        add_input: Any = None,
+        channel_scale: Any = None,
+        output_scale: Any = None,
+        name: str | None = None,
+        sparse_unique_name: str = "",
+        act_type: Any = None,
+        act_alpha: float = 0,
+        act_beta: float = 0,
+    ) -> Any:
         """In place of `SparseConvolutionBase._conv_forward`."""
         _checked(layer, x, weight)
         if layer.conv1x1:  # one matrix product, whose weight is read as [C, K]
@@ -125,18 +135,20 @@ class _Exporter:
             entries[key] = result
         return result, entries
 
-    def _product(
-        self, layer: Any, features: torch.Tensor, weight: torch.Tensor, found: _Pairs
-    ) -> torch.Tensor:
+    def _product(self, layer: Any, features: torch.Tensor, weight: torch.Tensor, found: _Pairs) -> torch.Tensor:
         subm, made = layer.subm, found.tensors
         product: Any
         if found.lists:
             product = nodes.IndiceConv.apply(features, weight, *made[1:4], subm)
             return product
         attributes = {
-            "is_train_i": 0, "is_subm_i": int(subm), "act_alpha_f": 0.0, "act_beta_f": 0.0,
-            "output_scale_f": 1.0, "output_add_scale_f": 0.0,
-        }  # fmt: skip
+            "is_train_i": 0,
+            "is_subm_i": int(subm),
+            "act_alpha_f": 0.0,
+            "act_beta_f": 0.0,
+            "output_scale_f": 1.0,
+            "output_add_scale_f": 0.0,
+        }
         if layer.fp32_accum is not None:
             attributes["fp32_accum_i"] = int(layer.fp32_accum)
         product = nodes.ImplicitGemm.apply(features, weight, *made[1:4], attributes)
@@ -170,9 +182,8 @@ def as_in_files(model: nn.Module) -> Iterator[None]:
     """Strided layers have the algorithm of their nodes, which decides the order of new rows."""
     layers: Iterator[Any] = model.modules()
     native = [
-        layer for layer in layers
-        if getattr(getattr(layer, "algo", None), "name", None) == "Native" and not layer.subm
-    ]  # fmt: skip
+        layer for layer in layers if getattr(getattr(layer, "algo", None), "name", None) == "Native" and not layer.subm
+    ]
     try:
         for layer in native:
             layer.algo = type(layer.algo).MaskImplicitGemm
@@ -188,9 +199,7 @@ def exporting(do_sort: bool, legacy: bool) -> Iterator[None]:
 
     do_sort, legacy: as of `export_onnx`.
     """
-    conv, core, pool = (
-        importlib.import_module(f"spconv.pytorch.{name}") for name in ("conv", "core", "pool")
-    )
+    conv, core, pool = (importlib.import_module(f"spconv.pytorch.{name}") for name in ("conv", "core", "pool"))
     exporter = _Exporter(do_sort, legacy)
 
     def convolution(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,9 +208,11 @@ def exporting(do_sort: bool, legacy: bool) -> Iterator[None]:
     replaced = [
         (conv.SparseConvolutionBase, "_conv_forward", convolution),
         (core.SparseConvTensor, "dense", _dense),
-        *((cls, "forward", _no_pool) for cls in (
-            pool.SparseMaxPool, pool.SparseAvgPool, pool.SparseGlobalMaxOrAvgPool)),
-    ]  # fmt: skip
+        *(
+            (cls, "forward", _no_pool)
+            for cls in (pool.SparseMaxPool, pool.SparseAvgPool, pool.SparseGlobalMaxOrAvgPool)
+        ),
+    ]
     kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in replaced]
     try:
         for owner, name, value in replaced:

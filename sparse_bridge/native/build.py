@@ -132,9 +132,12 @@ def _compile(command: list[str], folder: pathlib.Path, digest: str, suffix: str)
         library = pathlib.Path(work) / NAME
         try:
             done = subprocess.run(
-                [*command, str(SOURCE), "-o", str(library)], capture_output=True, text=True,
-                timeout=_LONGEST, check=False,
-            )  # fmt: skip
+                [*command, str(SOURCE), "-o", str(library)],
+                capture_output=True,
+                text=True,
+                timeout=_LONGEST,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             message = f"{command[0]} took longer than {_LONGEST:g} seconds"
             raise BuildError(message) from None

@@ -24,9 +24,7 @@ row_numbers: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 
-FUNCTIONS = (
-    "known_call", "features_of", "normalised", "activated", "plus", "spconv_known", "planned",
-)  # fmt: skip
+FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known", "planned")
 
 
 def known(plan: Any, product: Any) -> Any:
@@ -39,10 +37,27 @@ def known(plan: Any, product: Any) -> Any:
         keys, tuned, specs, units, how = product.for_helper()
     bound = [("bound", key) for key in keys]
     return helper.Known(
-        product, *keys, *bound, tuned, specs, plan.form, plan.between, plan.vectors, plan.read,
-        plan.same, plan.n_offsets, plan.regular, plan.device, plan.activation, plan.steps,
-        plan.columns, plan.generation, units, plan.at_the_call, *how,
-    )  # fmt: skip
+        product,
+        *keys,
+        *bound,
+        tuned,
+        specs,
+        plan.form,
+        plan.between,
+        plan.vectors,
+        plan.read,
+        plan.same,
+        plan.n_offsets,
+        plan.regular,
+        plan.device,
+        plan.activation,
+        plan.steps,
+        plan.columns,
+        plan.generation,
+        units,
+        plan.at_the_call,
+        *how,
+    )
 
 
 def use(module: Any) -> None:

@@ -37,19 +37,14 @@ class Joining:
         self.joining = None
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The package itself from where the program had it; a framework that waits by a loader that
         enables it first."""
         if fullname == _PACKAGE:
             folder = self.state["package"]
             return importlib.util.spec_from_file_location(
-                fullname,
-                os.path.join(folder, "__init__.py"),
-                submodule_search_locations=[folder],
+                fullname, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
             )
         framework = None if "." in fullname else self._answers(fullname)
         return None if framework is None else ModuleSpec(fullname, _Loader(self, framework))

@@ -31,10 +31,26 @@ if TYPE_CHECKING:
 _PREFIX = settings.PREFIX
 # Variables that change which device, library, compiler switch or allocator is used.
 _BEARING = (
-    _PREFIX + "*", "TRITON_*", "AMDGCN_*", "PYTORCH_*", "TORCH_*", "CUDA_*", "CUBLAS_*",
-    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "HIP_*", "HSA_*", "ROCM_*", "ROCR_*",
-    "ROCBLAS_*", "HIPBLASLT_*", "OMP_*", "KMP_*", "MKL_NUM_THREADS", "XDG_CACHE_HOME",
-)  # fmt: skip
+    _PREFIX + "*",
+    "TRITON_*",
+    "AMDGCN_*",
+    "PYTORCH_*",
+    "TORCH_*",
+    "CUDA_*",
+    "CUBLAS_*",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+    "HIP_*",
+    "HSA_*",
+    "ROCM_*",
+    "ROCR_*",
+    "ROCBLAS_*",
+    "HIPBLASLT_*",
+    "OMP_*",
+    "KMP_*",
+    "MKL_NUM_THREADS",
+    "XDG_CACHE_HOME",
+)
 
 
 def collect(self_check: bool = True) -> dict[str, Any]:
@@ -58,9 +74,7 @@ def collect(self_check: bool = True) -> dict[str, Any]:
         "settings": dataclasses.asdict(settings.get()),
         "environment": environment,
         "renamed_variables": {_PREFIX + n: new for n, new in settings.RENAMED.items() if n in own},
-        "unknown_variables": [
-            _PREFIX + n for n in own if n not in {*settings.KEYWORDS, *settings.RENAMED, inherits}
-        ],
+        "unknown_variables": [_PREFIX + n for n in own if n not in {*settings.KEYWORDS, *settings.RENAMED, inherits}],
     }
 
 
@@ -72,17 +86,13 @@ def _torch_facts(self_check: bool) -> dict[str, Any]:
         from ..core.device import known_faults, rocm
         from ..kernels.runtime import target
     except ImportError as error:
-        return {"torch": None, "torch_problem": str(error), "triton": None, "devices": []} | {
-            "warnings": []
-        }
+        return {"torch": None, "torch_problem": str(error), "triton": None, "devices": []} | {"warnings": []}
     triton = target.triton_version()
     devices = [torch.device("cpu")]
     devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     described = [_device(device, self_check) for device in devices]
     archs = tuple(one["architecture"] for one in described[1:] if one["architecture"])
-    machine = known_faults.Machine(
-        torch.version.hip, triton, archs, os.environ, settings.get().capture
-    )
+    machine = known_faults.Machine(torch.version.hip, triton, archs, os.environ, settings.get().capture)
     said = [releases.here(), rocm.allocator_warning(), *known_faults.of(machine)]
     return {
         "torch": torch.__version__,

@@ -109,9 +109,7 @@ class Minkowski(Torchsparse):
         return importlib.import_module("MinkowskiEngine")
 
     def conv(self, bias):
-        return self.layers().MinkowskiConvolution(
-            CHANNELS, CHANNELS, kernel_size=3, dimension=3, bias=bias
-        )
+        return self.layers().MinkowskiConvolution(CHANNELS, CHANNELS, kernel_size=3, dimension=3, bias=bias)
 
     def norm(self):
         return self.layers().MinkowskiBatchNorm(CHANNELS)
@@ -362,8 +360,18 @@ def _weights(program, chance):
 
 
 KINDS = {
-    "unit": (6, _unit), "block": (5, _block), "chain": (2, _chain), "conv": (2, _conv),
-    "norm": (1, _norm), "act": (1, _act), "save": (2, _save), "sum": (2, _sum), "read": (2, _read),
-    "change": (1, _change), "copied": (1, _copied), "mode": (1, _mode), "error": (1, _error),
+    "unit": (6, _unit),
+    "block": (5, _block),
+    "chain": (2, _chain),
+    "conv": (2, _conv),
+    "norm": (1, _norm),
+    "act": (1, _act),
+    "save": (2, _save),
+    "sum": (2, _sum),
+    "read": (2, _read),
+    "change": (1, _change),
+    "copied": (1, _copied),
+    "mode": (1, _mode),
+    "error": (1, _error),
     "weights": (1, _weights),
-}  # fmt: skip
+}

@@ -31,11 +31,7 @@ MODULES = {"spconv": "spconv.pytorch", "torchsparse": "torchsparse", "minkowski"
 @pytest.fixture
 def frameworks(plain_settings):
     """All three stand-ins at once; an installed spconv steps aside."""
-    real = {
-        name: sys.modules.pop(name)
-        for name in list(sys.modules)
-        if name.partition(".")[0] in ("spconv", "cumm")
-    }
+    real = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in ("spconv", "cumm")}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
@@ -146,10 +142,12 @@ def test_a_network_of_two_frameworks(frameworks):
     shape = (voxels.C[:, 1:].amax(0) + 1).tolist()
     x = sp.SparseConvTensor(voxels.F, voxels.C, shape, batch_size)
     net = sp.SparseSequential(
-        sp.SubMConv3d(6, 8, 3, padding=1, indice_key="a", bias=False), torch.nn.BatchNorm1d(8),
-        torch.nn.ReLU(), sp.SparseConv3d(8, 12, 2, stride=2, indice_key="down"),
+        sp.SubMConv3d(6, 8, 3, padding=1, indice_key="a", bias=False),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ReLU(),
+        sp.SparseConv3d(8, 12, 2, stride=2, indice_key="down"),
         sp.SparseInverseConv3d(12, 5, 2, indice_key="down"),
-    )  # fmt: skip
+    )
     y = net(x)
     out = y.features[field.inverse_mapping(voxels.coordinate_map_key)]
     again = sparse_bridge.convert(y, to="minkowski", like=voxels).slice(field)
@@ -185,20 +183,34 @@ def test_one_convolution_in_all_three(frameworks):
 BAD = [
     (SettingError, "to='dense'", lambda f, x: sparse_bridge.convert(x, to="dense")),
     (DataTypeError, "no sparse tensor", lambda f, x: sparse_bridge.convert(x.F, to="spconv")),
-    (CoordinateError, "share a coordinate", lambda f, x: sparse_bridge.convert(
-        SparseData(x.F, torch.zeros_like(x.C), (1, 1, 1)), to="minkowski")),
-    (CoordinateError, "no multiples|not multiples", lambda f, x: sparse_bridge.convert(
-        f["minkowski"].SparseTensor(x.F, x.C, tensor_stride=2), to="spconv")),
-    (CoordinateError, "negative|start at 0|goes down", lambda f, x: sparse_bridge.convert(
-        f["minkowski"].SparseTensor(x.F, x.C - torch.tensor([0, 3, 3, 3]).int()), to="spconv")),
-    (GeometryError, "axes", lambda f, x: sparse_bridge.convert(
-        SparseData(x.F, x.C[:, :3].contiguous(), (1, 1)), to="minkowski", like=x)),
+    (
+        CoordinateError,
+        "share a coordinate",
+        lambda f, x: sparse_bridge.convert(SparseData(x.F, torch.zeros_like(x.C), (1, 1, 1)), to="minkowski"),
+    ),
+    (
+        CoordinateError,
+        "no multiples|not multiples",
+        lambda f, x: sparse_bridge.convert(f["minkowski"].SparseTensor(x.F, x.C, tensor_stride=2), to="spconv"),
+    ),
+    (
+        CoordinateError,
+        "negative|start at 0|goes down",
+        lambda f, x: sparse_bridge.convert(
+            f["minkowski"].SparseTensor(x.F, x.C - torch.tensor([0, 3, 3, 3]).int()), to="spconv"
+        ),
+    ),
+    (
+        GeometryError,
+        "axes",
+        lambda f, x: sparse_bridge.convert(SparseData(x.F, x.C[:, :3].contiguous(), (1, 1)), to="minkowski", like=x),
+    ),
     (ShapeError, "equal N", lambda f, x: SparseData(x.F[1:], x.C, (1, 1, 1))),
     (DataTypeError, "int32", lambda f, x: SparseData(x.F, x.C.long(), (1, 1, 1))),
     (GeometryError, "tensor_stride", lambda f, x: SparseData(x.F, x.C, (1, 1))),
     (CoordinateError, "batch_size", lambda f, x: SparseData(x.F, x.C, (1, 1, 1), None, -1)),
     (DeviceError, "meta", lambda f, x: SparseData(x.F.to("meta"), x.C, (1, 1, 1))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "text", "call"), BAD)

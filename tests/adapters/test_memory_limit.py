@@ -43,12 +43,21 @@ def spconv():
 
     def made(dtype):
         c = CHANNELS
-        network = sp.SparseSequential(
-            sp.SubMConv3d(c, c, 3, indice_key="a"), nn.BatchNorm1d(c), nn.ReLU(),
-            sp.SubMConv3d(c, c, 1), sp.SparseConv3d(c, 2 * c, 3, 2, 1, indice_key="down"),
-            sp.SubMConv3d(2 * c, 2 * c, 3, indice_key="b"), nn.ReLU(),
-            sp.SparseInverseConv3d(2 * c, c, 3, "down"), sp.SubMConv3d(c, c, 3, indice_key="a"),
-        ).eval().to(dtype)  # fmt: skip
+        network = (
+            sp.SparseSequential(
+                sp.SubMConv3d(c, c, 3, indice_key="a"),
+                nn.BatchNorm1d(c),
+                nn.ReLU(),
+                sp.SubMConv3d(c, c, 1),
+                sp.SparseConv3d(c, 2 * c, 3, 2, 1, indice_key="down"),
+                sp.SubMConv3d(2 * c, 2 * c, 3, indice_key="b"),
+                nn.ReLU(),
+                sp.SparseInverseConv3d(2 * c, c, 3, "down"),
+                sp.SubMConv3d(c, c, 3, indice_key="a"),
+            )
+            .eval()
+            .to(dtype)
+        )
         return lambda x, coords: network(sp.SparseConvTensor(x, coords, list(GRID), 2)).features
 
     return made
@@ -60,11 +69,20 @@ def torchsparse():
 
     def made(dtype):
         c = CHANNELS
-        network = nn.Sequential(
-            spnn.Conv3d(c, c, 3), spnn.BatchNorm(c), spnn.ReLU(True), spnn.Conv3d(c, c, 1),
-            spnn.Conv3d(c, 2 * c, 2, stride=2), spnn.Conv3d(2 * c, 2 * c, 3, bias=True),
-            spnn.Conv3d(2 * c, c, 2, stride=2, transposed=True), spnn.Conv3d(c, c, 3),
-        ).eval().to(dtype)  # fmt: skip
+        network = (
+            nn.Sequential(
+                spnn.Conv3d(c, c, 3),
+                spnn.BatchNorm(c),
+                spnn.ReLU(True),
+                spnn.Conv3d(c, c, 1),
+                spnn.Conv3d(c, 2 * c, 2, stride=2),
+                spnn.Conv3d(2 * c, 2 * c, 3, bias=True),
+                spnn.Conv3d(2 * c, c, 2, stride=2, transposed=True),
+                spnn.Conv3d(c, c, 3),
+            )
+            .eval()
+            .to(dtype)
+        )
         return lambda x, coords: network(ts.SparseTensor(x, coords)).feats
 
     return made

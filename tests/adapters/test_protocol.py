@@ -23,20 +23,23 @@ PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 # Where frameworks are named: their adapters, models for each of them, what builds or checks such
 # models, and the export of spconv's. The table of adapters is the one exception elsewhere.
 OWN = tuple(f"adapters/{name}/" for name in base.ADAPTERS)
-USERS = (
-    *("commands/", "export/", "tools/acceptance/", "tools/checkpoints/", "tools/demo/"),
-    "tools/networks/",
-)
+USERS = (*("commands/", "export/", "tools/acceptance/", "tools/checkpoints/", "tools/demo/"), "tools/networks/")
 # Attributes that sparse tensors of one framework have and others do not.
-ATTRIBUTES = {"indice_dict", "indices", "replace_feature", "kmaps", "cmaps", "spatial_range",
-              "coordinate_map_key", "coordinate_manager", "indice_key", "feats"}  # fmt: skip
+ATTRIBUTES = {
+    "indice_dict",
+    "indices",
+    "replace_feature",
+    "kmaps",
+    "cmaps",
+    "spatial_range",
+    "coordinate_map_key",
+    "coordinate_manager",
+    "indice_key",
+    "feats",
+}
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 EVERYWHERE = [where for where in FILES if not where.startswith((*OWN, *USERS))]
-READERS = [
-    where
-    for where in EVERYWHERE
-    if where.startswith(("adapters/", "core/capture/", "optimization"))
-]
+READERS = [where for where in EVERYWHERE if where.startswith(("adapters/", "core/capture/", "optimization"))]
 ALLOWED = {"adapters/base.py": set(base.ADAPTERS)}
 
 
@@ -47,9 +50,10 @@ def named(source: str) -> tuple[set[str], set[str]]:
     prose = {
         node.body[0].value
         for node in ast.walk(tree)
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
         and isinstance(node.body[0], ast.Expr)
-    }  # fmt: skip
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
             attributes.add(node.attr)
@@ -138,9 +142,7 @@ def test_tensors_over_other_rows(frameworks, name):  # noqa: F811
     layer = {
         "spconv": lambda sp: sp.SubMConv3d(feats.shape[1], 8, 3, indice_key="a"),
         "torchsparse": lambda ts: ts.nn.Conv3d(feats.shape[1], 8, 3),
-        "minkowski": lambda me: me.MinkowskiConvolution(
-            feats.shape[1], 8, kernel_size=3, dimension=3
-        ),
+        "minkowski": lambda me: me.MinkowskiConvolution(feats.shape[1], 8, kernel_size=3, dimension=3),
     }[name](frameworks[name])
     assert frame.capture_root(layer(x)) is None, "it has kernel maps"
 
@@ -186,9 +188,8 @@ assert "forward" not in model.__dict__
 
 def test_optimize_without_the_folder_that_captures():
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_CAPTURE], capture_output=True, text=True, check=False,
-        cwd=PACKAGE.parent,
-    )  # fmt: skip
+        [sys.executable, "-c", WITHOUT_CAPTURE], capture_output=True, text=True, check=False, cwd=PACKAGE.parent
+    )
     assert done.returncode == 0, done.stderr
     assert "not part of this installation" in done.stdout
 

@@ -17,9 +17,12 @@ def spconv_layers():
     sp = importlib.import_module("spconv.pytorch")
     conv = sp.SubMConv3d(2, 2, 3)
     return [
-        conv, sp.SparseConv3d(2, 2, 3, 2), sp.SparseMaxPool3d(2), sp.ToDense(),
+        conv,
+        sp.SparseConv3d(2, 2, 3, 2),
+        sp.SparseMaxPool3d(2),
+        sp.ToDense(),
         sp.SparseSequential(conv, nn.ReLU()),
-    ]  # fmt: skip
+    ]
 
 
 def torchsparse_layers():
@@ -31,10 +34,15 @@ def torchsparse_layers():
 def minkowski_layers():
     ME = importlib.import_module("MinkowskiEngine")
     return [
-        ME.MinkowskiConvolution(2, 2, kernel_size=3, dimension=3), ME.MinkowskiBatchNorm(2),
-        ME.MinkowskiReLU(), ME.MinkowskiMaxPooling(2, 2, dimension=3), ME.MinkowskiLinear(2, 2),
-        ME.MinkowskiUnion(), ME.MinkowskiInstanceNorm(2), ME.MinkowskiGlobalPooling(),
-    ]  # fmt: skip
+        ME.MinkowskiConvolution(2, 2, kernel_size=3, dimension=3),
+        ME.MinkowskiBatchNorm(2),
+        ME.MinkowskiReLU(),
+        ME.MinkowskiMaxPooling(2, 2, dimension=3),
+        ME.MinkowskiLinear(2, 2),
+        ME.MinkowskiUnion(),
+        ME.MinkowskiInstanceNorm(2),
+        ME.MinkowskiGlobalPooling(),
+    ]
 
 
 def flex_gemm_layers():
@@ -43,9 +51,11 @@ def flex_gemm_layers():
 
 
 LAYERS = {
-    "spconv": spconv_layers, "torchsparse": torchsparse_layers, "minkowski": minkowski_layers,
+    "spconv": spconv_layers,
+    "torchsparse": torchsparse_layers,
+    "minkowski": minkowski_layers,
     "flex_gemm": flex_gemm_layers,
-}  # fmt: skip
+}
 
 
 class Network(nn.Module):

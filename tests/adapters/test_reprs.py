@@ -67,16 +67,12 @@ def test_flex_gemm_and_plain_data():
         "spatial_shape=(4, 4, 5), batch_size=1)"
     )
     voxels = protocol.of_framework("flex_gemm").from_core(data)
-    assert repr(voxels) == (
-        "Voxels(feats=[2, 3] float32 cpu, coords=[2, 4] int32 cpu, shape=[1, 3, 4, 4, 5])"
-    )
+    assert repr(voxels) == ("Voxels(feats=[2, 3] float32 cpu, coords=[2, 4] int32 cpu, shape=[1, 3, 4, 4, 5])")
 
 
 def test_maps():
     voxels = sparse.coordinate_map(COORDS, spatial_shape=(4, 4, 5), batch_size=1)
-    assert repr(voxels) == (
-        "CoordinateMap([2, 4] int32 cpu, Box(lo=[0, 0, 0, 0], size=[1, 4, 4, 5]))"
-    )
+    assert repr(voxels) == ("CoordinateMap([2, 4] int32 cpu, Box(lo=[0, 0, 0, 0], size=[1, 4, 4, 5]))")
     kmap = sparse.submanifold(voxels, sparse.kernel_offsets((3, 3, 3)))
     assert repr(kmap) == "KernelMap(27 offsets, 2 -> 2 rows, cpu)"
     edges = torch.tensor([[0, 1], [1, 0]])

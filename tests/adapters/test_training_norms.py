@@ -36,9 +36,13 @@ class Torchsparse:
         import torchsparse.nn as spnn
 
         return nn.Sequential(
-            spnn.BatchNorm(CHANNELS), spnn.ReLU(inplace), spnn.BatchNorm(CHANNELS),
-            spnn.LeakyReLU(), spnn.BatchNorm(CHANNELS), spnn.ReLU(inplace),
-        )  # fmt: skip
+            spnn.BatchNorm(CHANNELS),
+            spnn.ReLU(inplace),
+            spnn.BatchNorm(CHANNELS),
+            spnn.LeakyReLU(),
+            spnn.BatchNorm(CHANNELS),
+            spnn.ReLU(inplace),
+        )
 
     @staticmethod
     def tensor(feats, coords):
@@ -55,10 +59,13 @@ class Minkowski:
         import MinkowskiEngine as ME
 
         return nn.Sequential(
-            ME.MinkowskiBatchNorm(CHANNELS), ME.MinkowskiReLU(inplace),
-            ME.MinkowskiBatchNorm(CHANNELS), ME.MinkowskiLeakyReLU(),
-            ME.MinkowskiBatchNorm(CHANNELS), ME.MinkowskiReLU(inplace),
-        )  # fmt: skip
+            ME.MinkowskiBatchNorm(CHANNELS),
+            ME.MinkowskiReLU(inplace),
+            ME.MinkowskiBatchNorm(CHANNELS),
+            ME.MinkowskiLeakyReLU(),
+            ME.MinkowskiBatchNorm(CHANNELS),
+            ME.MinkowskiReLU(inplace),
+        )
 
     @staticmethod
     def tensor(feats, coords):
@@ -88,9 +95,13 @@ def rows(x):
 def in_torch(net, x):
     """The same layers of torch, in fp64, with the same parameters and statistics."""
     found = nn.Sequential(
-        nn.BatchNorm1d(CHANNELS), nn.ReLU(), nn.BatchNorm1d(CHANNELS), nn.LeakyReLU(),
-        nn.BatchNorm1d(CHANNELS), nn.ReLU(),
-    )  # fmt: skip
+        nn.BatchNorm1d(CHANNELS),
+        nn.ReLU(),
+        nn.BatchNorm1d(CHANNELS),
+        nn.LeakyReLU(),
+        nn.BatchNorm1d(CHANNELS),
+        nn.ReLU(),
+    )
     state = {name.replace(".bn", ""): value for name, value in net.state_dict().items()}
     found.load_state_dict(state)
     return found.double()
@@ -218,8 +229,7 @@ def test_checkpoints(api, map_lane, fused, reentrant):
     net = api.stack().to(map_lane.device)
     for seed in range(3):
         x = api.scene(seed)
-        y = checkpoint(lambda feats, x=x: rows(net(api.tensor(feats, x.coords))), rows(x) * 1,
-                       use_reentrant=reentrant)  # fmt: skip
+        y = checkpoint(lambda feats, x=x: rows(net(api.tensor(feats, x.coords))), rows(x) * 1, use_reentrant=reentrant)
         y.square().sum().backward()
     if not reentrant:
         assert set(fused) == {False}
@@ -236,9 +246,9 @@ def test_others_run_as_ever(api, map_lane, fused, monkeypatch, how):
         net[0].eval()
         left = [False, True]
     elif how == "subclass":
-        api.norm(net[0]).__class__ = type("Norm", (nn.BatchNorm1d,), {
-            "forward": lambda self, x: x if isinstance(x, torch.Tensor) else copy.copy(x)
-        })  # fmt: skip
+        api.norm(net[0]).__class__ = type(
+            "Norm", (nn.BatchNorm1d,), {"forward": lambda self, x: x if isinstance(x, torch.Tensor) else copy.copy(x)}
+        )
         left = [False, True]
     elif how == "patched":
         original = nn.BatchNorm1d.forward

@@ -19,13 +19,9 @@ from tests.clouds import cloud
 DOORS = {
     "spconv": (spconv_doors.standin, Spconv()),
     "spconv wheel": (spconv_doors.patched, Spconv()),
-    "torchsparse": (
-        functools.partial(sparse_bridge.enable, "torchsparse", mode="standin"), Torchsparse()
-    ),
-    "minkowski": (
-        functools.partial(sparse_bridge.enable, "minkowski", mode="standin"), Minkowski()
-    ),
-}  # fmt: skip
+    "torchsparse": (functools.partial(sparse_bridge.enable, "torchsparse", mode="standin"), Torchsparse()),
+    "minkowski": (functools.partial(sparse_bridge.enable, "minkowski", mode="standin"), Minkowski()),
+}
 
 
 def streams(door, seed, optimize, calls=5):

@@ -62,9 +62,8 @@ def _flex_gemm():
 
         def run(coords):
             features, places, _ = flex_gemm.ops.spconv.sparse_conv3d(
-                FEATURES, coords, torch.Size((2, 4, 6, 6, 6)), weight, None, stride=(2, 2, 2),
-                padding=(0, 0, 0),
-            )  # fmt: skip
+                FEATURES, coords, torch.Size((2, 4, 6, 6, 6)), weight, None, stride=(2, 2, 2), padding=(0, 0, 0)
+            )
             return places, features
 
         yield run
@@ -86,9 +85,12 @@ def _flex_gemm_2():
 
 
 DOORS = {
-    "spconv": _spconv, "torchsparse": _torchsparse, "minkowski": _minkowski,
-    "flex_gemm": _flex_gemm, "flex_gemm 2": _flex_gemm_2,
-}  # fmt: skip
+    "spconv": _spconv,
+    "torchsparse": _torchsparse,
+    "minkowski": _minkowski,
+    "flex_gemm": _flex_gemm,
+    "flex_gemm 2": _flex_gemm_2,
+}
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])

@@ -55,9 +55,7 @@ def misc(x, i, h, g, f, N: tl.constexpr, NB: tl.constexpr):
 
 
 @triton.jit
-def while_(
-    lo, out, n, B: tl.constexpr
-):  # per-program data-dependent bounds, and a while loop over a block (collatz)
+def while_(lo, out, n, B: tl.constexpr):  # per-program data-dependent bounds, and a while loop over a block (collatz)
     p = tl.program_id(0)
     a = tl.load(lo + p)
     e = tl.load(lo + p + 1)
@@ -91,10 +89,7 @@ def shapes(
     tl.store(z + tl.arange(0, 2 * N), tl.interleave(v, u), cache_modifier=".wt")
     t = tl.reshape(v, (N // 8, 8))
     p = tl.permute(t, (1, 0)) + tl.arange(0, 8)[:, None]
-    tl.store(
-        w + tl.arange(0, N),
-        tl.reshape(p, (N,)) + tl.num_programs(0) * 1000 + tl.num_programs(1) * 10000,
-    )
+    tl.store(w + tl.arange(0, N), tl.reshape(p, (N,)) + tl.num_programs(0) * 1000 + tl.num_programs(1) * 10000)
 
 
 @case("shape ops, bool tensors, num_programs")
@@ -106,9 +101,7 @@ def _(arch):
     emu.run_jit(shapes, (3, 2), x, y, z, w, m, N=N, arch=arch, num_warps=2)
     same(y, torch.where(m, x[:N], x[N:]) * 2, "where/split")
     same(z, torch.stack([x[:N], x[N:]], 1).flatten(), "interleave")
-    same(
-        w, (x[:N].view(N // 8, 8).T + torch.arange(8)[:, None]).flatten() + 3000 + 20000, "permute"
-    )
+    same(w, (x[:N].view(N // 8, 8).T + torch.arange(8)[:, None]).flatten() + 3000 + 20000, "permute")
 
 
 def _sort(dt, N, nw):
@@ -179,10 +172,7 @@ case("cumsum/scan int64")(_scan(torch.int64, False, 1))
 @case("histogram, gather, flip")
 def _(arch):
     N, NB = 128, 32
-    x, i = (
-        torch.randn(N, generator=seeded()),
-        torch.randint(0, N, (N,), generator=seeded(1), dtype=torch.int32),
-    )
+    x, i = (torch.randn(N, generator=seeded()), torch.randint(0, N, (N,), generator=seeded(1), dtype=torch.int32))
     h, g, f = torch.zeros(NB, dtype=torch.int32), torch.zeros(N), torch.zeros(N)
     emu.run_jit(misc, (1,), x, i, h, g, f, N=N, NB=NB, arch=arch, num_warps=2)
     same(h, torch.bincount(i % NB, minlength=NB), "histogram")
@@ -209,9 +199,7 @@ def _(arch):
         torch.tensor(
             [
                 [
-                    sum(range(L[p], L[p + 1])) * 1000
-                    + col(j + 1 + p) * 10
-                    + (L[p + 1] - L[p]).bit_length()
+                    sum(range(L[p], L[p + 1])) * 1000 + col(j + 1 + p) * 10 + (L[p + 1] - L[p]).bit_length()
                     for j in range(64)
                 ]
                 for p in range(5)

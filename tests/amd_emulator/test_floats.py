@@ -91,23 +91,9 @@ f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 @case("division fp32, random bit patterns")
 def _(arch):
     N = 1024
-    x, y = (
-        torch.randint(-(2**31), 2**31, (N,), generator=seeded(i)).int().view(f32) for i in (0, 1)
-    )
+    x, y = (torch.randint(-(2**31), 2**31, (N,), generator=seeded(i)).int().view(f32) for i in (0, 1))
     sp = torch.tensor(
-        [
-            0.0,
-            -0.0,
-            1.0,
-            float("inf"),
-            -float("inf"),
-            float("nan"),
-            1e-45,
-            -1e-40,
-            3e38,
-            1.17549435e-38,
-            1.17e-38,
-        ]
+        [0.0, -0.0, 1.0, float("inf"), -float("inf"), float("nan"), 1e-45, -1e-40, 3e38, 1.17549435e-38, 1.17e-38]
     )
     x[:121], y[:121] = sp.repeat(11), sp.repeat_interleave(11)
     o = torch.zeros(N)
@@ -137,12 +123,7 @@ def _(arch):
     emu.run_jit(libdev, (1,), x, o, n, B=128, arch=arch, num_warps=2)
     v = x.double()
     for i, (nm, r) in enumerate(
-        [
-            ("tanh", v.tanh()),
-            ("pow", v.abs() ** 1.7),
-            ("rint/trunc", v.round() + v.trunc()),
-            ("log1p", v.abs().log1p()),
-        ]
+        [("tanh", v.tanh()), ("pow", v.abs() ** 1.7), ("rint/trunc", v.round() + v.trunc()), ("log1p", v.abs().log1p())]
     ):
         close(o[i], r, 2e-6, nm)
 
@@ -153,9 +134,7 @@ def _(arch):
     x = torch.cat(
         [
             torch.randn(n - 12, generator=seeded()) * 3,
-            torch.tensor(
-                [0.0, -0.0, 1e-30, -1e-20, 20.0, -20.0, 60.0, -60.0, 0.5, 1.0, -1.0, 100.0]
-            ),
+            torch.tensor([0.0, -0.0, 1e-30, -1e-20, 20.0, -20.0, 60.0, -60.0, 0.5, 1.0, -1.0, 100.0]),
         ]
     )
     o = torch.zeros(16, n)
@@ -188,10 +167,7 @@ def _(arch):
 def _cast(a, b):
     def f(arch):
         x = torch.cat(
-            [
-                torch.randn(180, generator=seeded()) * 30,
-                torch.tensor([0.0, 1.5, 2.5, -2.5, 1e-6, 6e-8, 3e-5, 100.7]),
-            ]
+            [torch.randn(180, generator=seeded()) * 30, torch.tensor([0.0, 1.5, 2.5, -2.5, 1e-6, 6e-8, 3e-5, 100.7])]
         )
         x = x.to(a)
         y = torch.zeros(len(x), dtype=b)
@@ -276,12 +252,7 @@ def _(arch):
     P = [ph(i, 1234567) for i in range(n)]
     U = torch.tensor([[u(c[0]), u(c[1])] for c in P]).double()
     close(o[0], U[:, 0], 1e-6, "rand")
-    close(
-        o[1],
-        (-2 * U[:, 0].clamp(min=1e-7).log()).sqrt() * (U[:, 1] * 6.283185307179586).cos(),
-        1e-4,
-        "randn",
-    )
+    close(o[1], (-2 * U[:, 0].clamp(min=1e-7).log()).sqrt() * (U[:, 1] * 6.283185307179586).cos(), 1e-4, "randn")
 
 
 @CASES.everywhere

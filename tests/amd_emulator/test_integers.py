@@ -96,9 +96,7 @@ def _uint(bits):
             return torch.tensor(signed, dtype=st)
 
         o = torch.zeros(10 * n, dtype=st)
-        emu.run_jit(
-            uints, (2,), T(a).view(dt), T(b).view(dt), o.view(dt), n, B=128, arch=arch, num_warps=2
-        )
+        emu.run_jit(uints, (2,), T(a).view(dt), T(b).view(dt), o.view(dt), n, B=128, arch=arch, num_warps=2)
         fs = [
             lambda x, y: x * y & M,
             lambda x, y: x * y >> bits,
@@ -134,10 +132,7 @@ def _int(dt):
         emu.run_jit(ints, (2,), a, b, o, n, B=128, arch=arch, num_warps=2)
         A, Bv = a.tolist(), b.tolist()
         q = torch.tensor(
-            [
-                int(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1)
-                for x, y in zip(A, Bv, strict=True)
-            ]
+            [int(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1) for x, y in zip(A, Bv, strict=True)]
         ).to(dt)
         for i, (nm, r) in enumerate(
             [

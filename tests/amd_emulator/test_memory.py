@@ -19,16 +19,8 @@ f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 def transpose(x, y, M, N, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     j = tl.program_id(1) * B + tl.arange(0, B)
-    v = tl.load(
-        x + i[:, None].to(tl.int64) * N + j[None, :],
-        mask=(i < M)[:, None] & (j < N)[None, :],
-        other=0,
-    )
-    tl.store(
-        y + j[:, None].to(tl.int64) * M + i[None, :],
-        tl.trans(v),
-        mask=(j < N)[:, None] & (i < M)[None, :],
-    )
+    v = tl.load(x + i[:, None].to(tl.int64) * N + j[None, :], mask=(i < M)[:, None] & (j < N)[None, :], other=0)
+    tl.store(y + j[:, None].to(tl.int64) * M + i[None, :], tl.trans(v), mask=(j < N)[:, None] & (i < M)[None, :])
 
 
 @triton.jit
@@ -62,9 +54,7 @@ def atomic_max_xchg(idx, val, o, n, X: tl.constexpr, B: tl.constexpr):
 @triton.jit
 def cas_tensor(o, w, B: tl.constexpr):
     r = tl.arange(0, B)
-    tl.store(
-        w + r, tl.atomic_cas(o + r, r.to(w.dtype.element_ty) % 2, r.to(w.dtype.element_ty) + 10)
-    )
+    tl.store(w + r, tl.atomic_cas(o + r, r.to(w.dtype.element_ty) % 2, r.to(w.dtype.element_ty) + 10))
 
 
 @triton.jit
@@ -124,9 +114,7 @@ def _atomics(dt, bo=None):
         n, k = 300, 37
         idx = torch.randint(0, k, (n,), generator=seeded())
         lim = 1 << (31 if dt == torch.int32 else 62)
-        val = torch.randint(0, lim, (n,), generator=seeded(1)).to(
-            dt
-        )  # negative values: see the Triton bug below
+        val = torch.randint(0, lim, (n,), generator=seeded(1)).to(dt)  # negative values: see the Triton bug below
         o = dict(
             oadd=torch.zeros(k, dtype=dt),
             omax=torch.full((k,), -lim, dtype=dt),
@@ -136,9 +124,7 @@ def _atomics(dt, bo=None):
             oor=torch.zeros(k, dtype=dt),
             oret=torch.zeros(n + 1, dtype=dt),
         )
-        emu.run_jit(
-            atomics, (3,), idx, val, *o.values(), n, B=128, arch=arch, num_warps=2, buffer_ops=bo
-        )
+        emu.run_jit(atomics, (3,), idx, val, *o.values(), n, B=128, arch=arch, num_warps=2, buffer_ops=bo)
         R = {q: o[q].clone() for q in o}
         R["oadd"] = torch.zeros(k, dtype=dt).index_add_(0, idx, val)
         R["omax"] = torch.full((k,), -lim, dtype=dt).scatter_reduce_(0, idx, val, "amax")
@@ -171,19 +157,7 @@ def _maxneg(dt, bo):
         idx = torch.randint(0, k, (n,), generator=seeded())
         val = torch.randint(-1000, 1000, (n,), generator=seeded(1)).to(dt)
         o = torch.full((k,), -5000, dtype=dt)
-        emu.run_jit(
-            atomic_max_xchg,
-            (3,),
-            idx,
-            val,
-            o,
-            n,
-            X=False,
-            B=128,
-            arch=arch,
-            num_warps=2,
-            buffer_ops=bo,
-        )
+        emu.run_jit(atomic_max_xchg, (3,), idx, val, o, n, X=False, B=128, arch=arch, num_warps=2, buffer_ops=bo)
         try:
             same(o, torch.full((k,), -5000, dtype=dt).scatter_reduce_(0, idx, val, "amax"))
         except AssertionError as e:
@@ -206,19 +180,7 @@ def _xchg(bo):
         val = torch.arange(1, n + 1, dtype=torch.int32)
         o = torch.zeros(k, dtype=torch.int32)
         try:
-            emu.run_jit(
-                atomic_max_xchg,
-                (3,),
-                idx,
-                val,
-                o,
-                n,
-                X=True,
-                B=128,
-                arch=arch,
-                num_warps=2,
-                buffer_ops=bo,
-            )
+            emu.run_jit(atomic_max_xchg, (3,), idx, val, o, n, X=True, B=128, arch=arch, num_warps=2, buffer_ops=bo)
         except RuntimeError as e:
             if bo and "translate" in str(e):
                 pytest.xfail("atomic_xchg does not compile as a buffer operation")
@@ -244,9 +206,7 @@ def _cas(dt, bo, per):
             emu.run_jit(cas_tensor, (1,), o, w, B=B, arch=arch, num_warps=2, buffer_ops=bo)
         except RuntimeError as e:
             if per > 1 and not bo and "PassManager" in str(e):
-                pytest.xfail(
-                    "tensor atomic_cas with more than one element per thread does not compile"
-                )
+                pytest.xfail("tensor atomic_cas with more than one element per thread does not compile")
             raise
         r = torch.arange(B)
         same(w, p, "returned")
@@ -268,9 +228,7 @@ def _atomic_f(dt, mx, bo=None):
         val = torch.randint(-8, 8, (n,), generator=seeded(1)).to(dt)
         out = torch.zeros(k, dtype=dt)
         m = torch.full((k,), -100.0, dtype=dt) if mx else None
-        emu.run_jit(
-            atomic_f, (3,), idx, val, out, m, n, B=128, arch=arch, num_warps=2, buffer_ops=bo
-        )
+        emu.run_jit(atomic_f, (3,), idx, val, out, m, n, B=128, arch=arch, num_warps=2, buffer_ops=bo)
         same(out, torch.zeros(k).double().index_add_(0, idx, val.double()))
         if mx:
             same(m, torch.full((k,), -100.0, dtype=dt).scatter_reduce_(0, idx, val, "amax"), "max")

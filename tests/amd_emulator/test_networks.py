@@ -43,14 +43,10 @@ def spconv(
             for c0 in range(0, CI, BK):
                 k = c0 + tl.arange(0, BK)
                 a = tl.load(
-                    x + i.to(tl.int64)[:, None] * CI + k[None, :],
-                    mask=(i >= 0)[:, None] & (k < CI)[None, :],
-                    other=0.0,
+                    x + i.to(tl.int64)[:, None] * CI + k[None, :], mask=(i >= 0)[:, None] & (k < CI)[None, :], other=0.0
                 )
                 b = tl.load(
-                    w + (v * CI + k)[:, None] * CO + n[None, :],
-                    mask=(k < CI)[:, None] & (n < CO)[None, :],
-                    other=0.0,
+                    w + (v * CI + k)[:, None] * CO + n[None, :], mask=(k < CI)[:, None] & (n < CO)[None, :], other=0.0
                 )
                 acc = tl.dot(a, b, acc, input_precision=PREC)
     tl.store(
@@ -125,11 +121,7 @@ def attention(q, k, v, o, S, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.co
         acc = acc * al[:, None] + tl.dot(p.to(V.dtype), V)
         li = li * al + tl.sum(p, 1)
         mi = mj
-    tl.store(
-        o + m[:, None] * D + d[None, :],
-        (acc / li[:, None]).to(o.dtype.element_ty),
-        mask=(m < S)[:, None],
-    )
+    tl.store(o + m[:, None] * D + d[None, :], (acc / li[:, None]).to(o.dtype.element_ty), mask=(m < S)[:, None])
 
 
 @triton.jit
@@ -155,10 +147,7 @@ def matmul_tuned(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.co
     k = tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
     for k0 in range(0, K, BK):
-        acc += tl.dot(
-            tl.load(a + m[:, None] * K + (k0 + k)[None, :]),
-            tl.load(b + (k0 + k)[:, None] * N + n[None, :]),
-        )
+        acc += tl.dot(tl.load(a + m[:, None] * K + (k0 + k)[None, :]), tl.load(b + (k0 + k)[:, None] * N + n[None, :]))
     tl.store(c + m[:, None] * N + n[None, :], acc)
 
 
@@ -268,19 +257,7 @@ def _hashtab(dt, seed=None, bo=None):
             q = torch.cat([keys, keys + 12345])
             out = torch.full((2 * n,), -9, dtype=torch.int32)
             emu.run_jit(
-                hash_lookup,
-                (7,),
-                q,
-                tk,
-                tv,
-                out,
-                2 * n,
-                cap,
-                EMPTY=-1,
-                B=128,
-                arch=arch,
-                num_warps=2,
-                buffer_ops=bo,
+                hash_lookup, (7,), q, tk, tv, out, 2 * n, cap, EMPTY=-1, B=128, arch=arch, num_warps=2, buffer_ops=bo
             )
         finally:
             emu.cfg.seed = None
@@ -301,17 +278,12 @@ case("hash int64, buffer ops off")(_hashtab(torch.int64, None, False))
 
 @case("patch_triton: plain and autotuned launches")
 def _(arch):
-    a, b = (
-        torch.randn(64, 64, generator=seeded()).half(),
-        torch.randn(64, 64, generator=seeded(1)).half(),
-    )
+    a, b = (torch.randn(64, 64, generator=seeded()).half(), torch.randn(64, 64, generator=seeded(1)).half())
     ref = a.double() @ b.double()
     for cf in (0, 1, lambda cs: cs[-1], None):
         c = torch.zeros(64, 64)
         with emu.patch_triton(arch, config=cf):
-            matmul_tuned[lambda m: (triton.cdiv(64, m["BM"]), triton.cdiv(64, m["BN"]))](
-                a, b, c, 64, 64, 64
-            )
+            matmul_tuned[lambda m: (triton.cdiv(64, m["BM"]), triton.cdiv(64, m["BN"]))](a, b, c, 64, 64, 64)
         close(c, ref, 1e-5, f"config {cf}")
         matmul_tuned.cache.clear()
     with emu.patch_triton(arch, fake_cuda=True):

@@ -17,51 +17,28 @@ f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 
 @triton.jit
 def matmul(
-    a,
-    b,
-    c,
-    M,
-    N,
-    K,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PREC: tl.constexpr,
-    ACC: tl.constexpr,
+    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, ACC: tl.constexpr
 ):
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     acc = tl.zeros((BM, BN), ACC)
     for k0 in range(0, K, BK):
-        A = tl.load(
-            a + m[:, None] * K + (k0 + k)[None, :],
-            mask=(m < M)[:, None] & (k0 + k < K)[None, :],
-            other=0.0,
-        )
-        B = tl.load(
-            b + (k0 + k)[:, None] * N + n[None, :],
-            mask=(k0 + k < K)[:, None] & (n < N)[None, :],
-            other=0.0,
-        )
+        A = tl.load(a + m[:, None] * K + (k0 + k)[None, :], mask=(m < M)[:, None] & (k0 + k < K)[None, :], other=0.0)
+        B = tl.load(b + (k0 + k)[:, None] * N + n[None, :], mask=(k0 + k < K)[:, None] & (n < N)[None, :], other=0.0)
         acc = tl.dot(A, B, acc, input_precision=PREC, out_dtype=ACC)
     tl.store(c + m[:, None] * N + n[None, :], acc, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
-def bmm(
-    a, b, c, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
-):  # 3-D dot, A stored transposed
+def bmm(a, b, c, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # 3-D dot, A stored transposed
     i = tl.arange(0, B)[:, None, None]
     m = tl.arange(0, M)
     n = tl.arange(0, N)
     k = tl.arange(0, K)
     A = tl.load(a + i * M * K + k[None, :, None] * M + m[None, None, :])
     Bv = tl.load(b + i * K * N + k[None, :, None] * N + n[None, None, :])
-    tl.store(
-        c + i * M * N + m[None, :, None] * N + n[None, None, :],
-        tl.dot(tl.permute(A, (0, 2, 1)), Bv),
-    )
+    tl.store(c + i * M * N + m[None, :, None] * N + n[None, None, :], tl.dot(tl.permute(A, (0, 2, 1)), Bv))
 
 
 @triton.jit
@@ -74,9 +51,7 @@ def blockptr(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
         pa = tl.advance(pa, (0, BK))
         pb = tl.advance(pb, (BK, 0))
     tl.store(
-        tl.make_block_ptr(
-            c, (M, N), (N, 1), (tl.program_id(0) * BM, tl.program_id(1) * BN), (BM, BN), (1, 0)
-        ),
+        tl.make_block_ptr(c, (M, N), (N, 1), (tl.program_id(0) * BM, tl.program_id(1) * BN), (BM, BN), (1, 0)),
         acc,
         boundary_check=(0, 1),
     )
@@ -85,10 +60,7 @@ def blockptr(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
 def _mm(dt, prec="ieee", M=50, N=40, K=72, BM=32, BN=32, BK=32, nw=2, ns=2, acc=tl.float32, **kw):
     def f(arch):
         if dt == torch.int8:
-            a, b = (
-                torch.randint(-128, 128, s, generator=seeded(), dtype=torch.int8)
-                for s in ((M, K), (K, N))
-            )
+            a, b = (torch.randint(-128, 128, s, generator=seeded(), dtype=torch.int8) for s in ((M, K), (K, N)))
             ref = a.int() @ b.int()
             out = torch.full((M, N), -7, dtype=torch.int32)
         else:
@@ -100,9 +72,7 @@ def _mm(dt, prec="ieee", M=50, N=40, K=72, BM=32, BN=32, BK=32, nw=2, ns=2, acc=
             out = torch.full(
                 (M, N),
                 float("nan"),
-                dtype={tl.float16: torch.float16, tl.float64: torch.float64}.get(
-                    acc, torch.float32
-                ),
+                dtype={tl.float16: torch.float16, tl.float64: torch.float64}.get(acc, torch.float32),
             )
         c = emu.run_jit(
             matmul,
@@ -172,12 +142,8 @@ case("dot fp32 nonkdim 32", ["gfx90a", "gfx942", "gfx950"])(
 )
 case("dot fp16 kpack 2", ["gfx90a", "gfx942"])(_mm(torch.float16, BM=64, BN=64, nw=2, kpack=2))
 case("dot fp32 tf32 (xf32)", ["gfx942"])(_mm(torch.float32, "tf32"))
-case("dot fp32 tf32 (xf32) nonkdim 16", ["gfx942"])(
-    _mm(torch.float32, "tf32", matrix_instr_nonkdim=16)
-)
-case("dot fp32 nonkdim 16", ["gfx90a", "gfx942", "gfx950"])(
-    _mm(torch.float32, matrix_instr_nonkdim=16)
-)
+case("dot fp32 tf32 (xf32) nonkdim 16", ["gfx942"])(_mm(torch.float32, "tf32", matrix_instr_nonkdim=16))
+case("dot fp32 nonkdim 16", ["gfx90a", "gfx942", "gfx950"])(_mm(torch.float32, matrix_instr_nonkdim=16))
 case("dot fp32 bf16x3")(_mm(torch.float32, "bf16x3"))
 case("dot fp16 small (16x8x16)")(_mm(torch.float16, BM=16, BN=8, BK=16, nw=1))
 case("dot int8")(_mm(torch.int8, acc=tl.int32))
@@ -194,9 +160,7 @@ case("dot fp16 async copy", ["gfx950"])(lambda arch: _async(arch))
 def _async(arch):
     triton.knobs.amd.use_async_copy = True
     try:
-        return _mm(
-            torch.float16, M=64, N=64, K=128, BM=64, BN=64, BK=64, nw=4, matrix_instr_nonkdim=16
-        )(arch)
+        return _mm(torch.float16, M=64, N=64, K=128, BM=64, BN=64, BK=64, nw=4, matrix_instr_nonkdim=16)(arch)
     finally:
         triton.knobs.amd.use_async_copy = False
 
@@ -204,36 +168,25 @@ def _async(arch):
 case("dot fp16 128x128x32, 8 warps, 3 stages")(
     _mm(torch.float16, M=128, N=128, K=128, BM=128, BN=128, BK=32, nw=8, ns=3)
 )
-case("dot fp16 128x128, 1 warp (spills)")(
-    _mm(torch.float16, M=128, N=128, K=64, BM=128, BN=128, BK=32, nw=1)
-)
-case("dot fp32 128x128, 1 warp (spills)")(
-    _mm(torch.float32, M=128, N=128, K=32, BM=128, BN=128, BK=16, nw=1)
-)
+case("dot fp16 128x128, 1 warp (spills)")(_mm(torch.float16, M=128, N=128, K=64, BM=128, BN=128, BK=32, nw=1))
+case("dot fp32 128x128, 1 warp (spills)")(_mm(torch.float32, M=128, N=128, K=32, BM=128, BN=128, BK=16, nw=1))
 
 
 @case("dot batched 3-D, transposed A")
 def _(arch):
     B, M, N, K = 4, 32, 32, 32
-    a, b = (
-        torch.randn(B, K, M, generator=seeded()).half(),
-        torch.randn(B, K, N, generator=seeded(1)).half(),
-    )
+    a, b = (torch.randn(B, K, M, generator=seeded()).half(), torch.randn(B, K, N, generator=seeded(1)).half())
     c = torch.zeros(B, M, N)
     emu.run_jit(bmm, (1,), a, b, c, B=B, M=M, N=N, K=K, arch=arch, num_warps=4)
     close(c, a.double().transpose(1, 2) @ b.double(), 2e-5)
 
 
 @case(
-    "dot with block pointers",
-    None if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9) else ["none"],
+    "dot with block pointers", None if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9) else ["none"]
 )  # removed in Triton 3.9
 def _(arch):
     M, N, K = 50, 40, 72
-    a, b = (
-        torch.randn(M, K, generator=seeded()).half(),
-        torch.randn(K, N, generator=seeded(1)).half(),
-    )
+    a, b = (torch.randn(M, K, generator=seeded()).half(), torch.randn(K, N, generator=seeded(1)).half())
     c = torch.zeros(M, N)
     emu.run_jit(blockptr, (2, 2), a, b, c, M, N, K, BM=32, BN=32, BK=32, arch=arch)
     close(c, a.double() @ b.double(), 2e-5)

@@ -11,10 +11,7 @@ from tests.releases import triton_since
 from .cases import ARCHS
 
 fuzz = pytest.importorskip("amd_emulator.fuzz")
-pytestmark = [
-    pytest.mark.emulated,
-    triton_since(3, 9, "the interpreter has integers that do not wrap"),
-]
+pytestmark = [pytest.mark.emulated, triton_since(3, 9, "the interpreter has integers that do not wrap")]
 BATCH = 100
 
 

@@ -16,10 +16,7 @@ triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 counting = pytest.importorskip("benchmarks.cold.counting", reason="needs the emulator")
 report = pytest.importorskip("benchmarks.cold.__main__", reason="needs the emulator")
-pytestmark = [
-    pytest.mark.emulated,
-    pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own"),
-]
+pytestmark = [pytest.mark.emulated, pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own")]
 
 
 @triton.jit
@@ -57,12 +54,10 @@ def test_what_an_autotuner_times_is_asked_for(tmp_path):
 
 
 ROWS = [
-    {"package": "sparse_bridge", "network": "second", "arch": "sm_89", "forms": 2,
-     "seconds": [1, 2]},
-    {"package": "spconv_triton", "network": "second", "arch": "sm_89", "forms": 40,
-     "seconds": [1.0, 2.0, 3.0, 2.0]},
+    {"package": "sparse_bridge", "network": "second", "arch": "sm_89", "forms": 2, "seconds": [1, 2]},
+    {"package": "spconv_triton", "network": "second", "arch": "sm_89", "forms": 40, "seconds": [1.0, 2.0, 3.0, 2.0]},
     {"package": "sparse_bridge", "network": "minkunet", "arch": "gfx942", "error": "no such GPU"},
-]  # fmt: skip
+]
 
 
 def test_the_report(tmp_path):
@@ -83,6 +78,9 @@ def test_the_command_finds_the_emulator():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.cold", "--help"],
-        cwd=pathlib.Path(__file__).parents[2], env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=pathlib.Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and "--peer-python" in done.stdout, done.stderr

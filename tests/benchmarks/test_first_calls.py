@@ -13,10 +13,7 @@ programs = pytest.importorskip("benchmarks.cold.programs", reason="needs the emu
 timeline = pytest.importorskip("benchmarks.cold.timeline")
 Step = timeline.Step
 PRODUCTS = ("gather_gemm", "narrow_gemm")
-pytestmark = [
-    pytest.mark.emulated,
-    pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own"),
-]
+pytestmark = [pytest.mark.emulated, pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own")]
 
 
 @pytest.mark.parametrize("channels, size", [(64, 16), (1024, 8)])
@@ -63,9 +60,7 @@ def test_scenes_of_other_sizes_stand_for_nothing(monkeypatch):
 
 def test_threads_take_what_is_handed_in_first():
     """Two threads, three forms of a second: the third begins when one is free."""
-    steps = [Step(name, True, 1.0) for name in "abc"] + [
-        Step(name, False, 1.0, name) for name in "abc"
-    ]
+    steps = [Step(name, True, 1.0) for name in "abc"] + [Step(name, False, 1.0, name) for name in "abc"]
     assert timeline.timeline(steps, threads=2, held=0.0) == {"a": 1.0, "b": 1.0, "c": 2.0}
     assert timeline.timeline(steps, threads=3, held=0.0)["c"] == 1.0
     # The program takes what no thread has begun.
@@ -85,9 +80,12 @@ def test_the_interpreter_lock_is_held_by_one():
 
 
 def test_the_table():
-    row = {"program": "flex_gemm:64:16", "forms": 22, "late": 0, "unused": 12, "seconds": 9.5,
-           "timeline": {"forward": 1.234, "backward": 2.0}}  # fmt: skip
-    assert (
-        first_calls.line(row)
-        == "| flex_gemm:64:16 | 22 | 0 | 12 | 9.5 | forward 1.2, backward 2.0 |"
-    )
+    row = {
+        "program": "flex_gemm:64:16",
+        "forms": 22,
+        "late": 0,
+        "unused": 12,
+        "seconds": 9.5,
+        "timeline": {"forward": 1.234, "backward": 2.0},
+    }
+    assert first_calls.line(row) == "| flex_gemm:64:16 | 22 | 0 | 12 | 9.5 | forward 1.2, backward 2.0 |"

@@ -44,9 +44,16 @@ def test_a_quick_run(tmp_path, capsys, plain_settings):
 
 
 GPU_ROW = {
-    "level": "a", "api": "spconv", "mlp": "none", "limit_mib": 100.0, "allocated_mib": 130.5,
-    "convolutions_mib": 99.0, "reserved_mib": 140.0, "ms": 1.0, "same_bits": True,
-}  # fmt: skip
+    "level": "a",
+    "api": "spconv",
+    "mlp": "none",
+    "limit_mib": 100.0,
+    "allocated_mib": 130.5,
+    "convolutions_mib": 99.0,
+    "reserved_mib": 140.0,
+    "ms": 1.0,
+    "same_bits": True,
+}
 
 
 @pytest.mark.parametrize(

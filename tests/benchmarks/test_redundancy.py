@@ -38,9 +38,9 @@ def test_the_table(capsys):
     assert lines[0].startswith("sheet:500: 500 rows") and len(lines) == 7
 
 
-@pytest.mark.parametrize("name, flow", [
-    ("bridge", "auto"), ("bridge_unmasked", "unmasked"), ("bridge_masked_3", "masked:3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, flow", [("bridge", "auto"), ("bridge_unmasked", "unmasked"), ("bridge_masked_3", "masked:3")]
+)
 def test_peers_that_force_a_dataflow(name, flow, monkeypatch):
     monkeypatch.setattr("sparse_bridge.enable", lambda *args, **options: None)
     monkeypatch.setitem(peers.PEERS, name, (lambda *args: args, *peers.PEERS[name][1:]))

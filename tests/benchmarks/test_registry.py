@@ -79,14 +79,7 @@ def test_patterns_select_by_name():
     assert [case.work for case in cases if case.channels == 16] == ["fresh"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"suites": ("layer",)},
-        {"dtypes": ("fp8",)},
-        {"patterns": ("nothing*",)},
-    ],
-)
+@pytest.mark.parametrize("wrong", [{"suites": ("layer",)}, {"dtypes": ("fp8",)}, {"patterns": ("nothing*",)}])
 def test_what_does_not_exist_is_an_error(wrong):
     with pytest.raises(SettingError, match="expected"):
         enumerate_cases(dataclasses.replace(selection("layers"), **wrong))

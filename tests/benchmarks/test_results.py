@@ -27,8 +27,7 @@ def test_ratios_pair_the_rounds():
 
 
 @pytest.mark.parametrize(
-    ("rounds", "verdict"),
-    [([0.8, 0.9, 0.9], "faster"), ([1.1, 1.2, 1.3], "slower"), ([0.8, 1.0, 1.3], "even")],
+    ("rounds", "verdict"), [([0.8, 0.9, 0.9], "faster"), ([1.1, 1.2, 1.3], "slower"), ([0.8, 1.0, 1.3], "even")]
 )
 def test_verdict(rounds, verdict):
     one = Comparison(figure("a", [1, 1, 1]), [figure("b", rounds)])

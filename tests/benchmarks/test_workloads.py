@@ -29,9 +29,7 @@ def test_sheets_have_the_rows_asked_for_and_one_surface(rows):
     scan = load(f"sheet:{rows}")
     assert scan.coords.shape == (rows, 4) and scan.feats.shape == (rows, 4)
     assert scan.coords.dtype == torch.int32 and scan.coords.min() >= 0
-    assert all(
-        top < size for top, size in zip(scan.coords.max(0).values[1:], scan.shape, strict=True)
-    )
+    assert all(top < size for top, size in zip(scan.coords.max(0).values[1:], scan.shape, strict=True))
     if rows >= 1000:
         assert 5 < pair_count(scan) / rows < 10
 

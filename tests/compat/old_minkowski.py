@@ -49,18 +49,21 @@ def kernel_of(conv_type, kernel_size, D):
     return region, axis_types, kernel_size
 
 
-def conv(
-    in_planes, out_planes, kernel_size, stride=1, dilation=1, bias=False, conv_type=PLAIN, D=-1,
-    layer=None,
-):  # fmt: skip
+def conv(in_planes, out_planes, kernel_size, stride=1, dilation=1, bias=False, conv_type=PLAIN, D=-1, layer=None):
     region, axis_types, kernel_size = kernel_of(conv_type, kernel_size, D)
     kernel_generator = ME.KernelGenerator(
         kernel_size, stride, dilation, region_type=region, axis_types=axis_types, dimension=D
     )
     return (layer or ME.MinkowskiConvolution)(
-        in_channels=in_planes, out_channels=out_planes, kernel_size=kernel_size, stride=stride,
-        dilation=dilation, has_bias=bias, kernel_generator=kernel_generator, dimension=D,
-    )  # fmt: skip
+        in_channels=in_planes,
+        out_channels=out_planes,
+        kernel_size=kernel_size,
+        stride=stride,
+        dilation=dilation,
+        has_bias=bias,
+        kernel_generator=kernel_generator,
+        dimension=D,
+    )
 
 
 def conv_tr(in_planes, out_planes, kernel_size, upsample_stride=1, D=-1):
@@ -118,9 +121,7 @@ class Res16UNet(ME.MinkowskiNetwork):
     def __init__(self, in_channels, out_channels, planes, layers, bn_momentum=0.02, D=3):
         super().__init__(D)
         self.levels = len(planes) // 2
-        self.inplanes, self.momentum, two = planes[0] if self.levels == 3 else 32, bn_momentum, (
-            over_time(2, 1, D)
-        )  # fmt: skip
+        self.inplanes, self.momentum, two = planes[0] if self.levels == 3 else 32, bn_momentum, (over_time(2, 1, D))
         self.conv0 = conv(in_channels, self.inplanes, over_time(self.STEM, 1, D), D=D)
         self.bn0 = norm(self.inplanes, D, bn_momentum)
         skips = [self.inplanes]
@@ -144,9 +145,7 @@ class Res16UNet(ME.MinkowskiNetwork):
     def _make_layer(self, planes, blocks):
         downsample = None
         if self.inplanes != planes:
-            downsample = nn.Sequential(
-                conv(self.inplanes, planes, 1, D=self.D), norm(planes, self.D, self.momentum)
-            )
+            downsample = nn.Sequential(conv(self.inplanes, planes, 1, D=self.D), norm(planes, self.D, self.momentum))
         made = [self.BLOCK(self.inplanes, planes, 1, downsample, self.momentum, self.D)]
         made += [self.BLOCK(planes, planes, D=self.D) for _ in range(blocks - 1)]
         self.inplanes = planes
@@ -183,9 +182,7 @@ RESUNET18 = {"planes": (64, 128, 256, 256, 128, 128), "layers": (2, 2, 2, 2, 2, 
 class FCGFBlock(nn.Module):
     def __init__(self, channels, bn_momentum, D):
         super().__init__()
-        self.conv1 = ME.MinkowskiConvolution(
-            channels, channels, kernel_size=3, stride=1, dimension=D
-        )
+        self.conv1 = ME.MinkowskiConvolution(channels, channels, kernel_size=3, stride=1, dimension=D)
         self.norm1 = ME.MinkowskiBatchNorm(channels, momentum=bn_momentum)
         self.conv2 = ME.MinkowskiConvolution(
             channels, channels, kernel_size=3, stride=1, dilation=1, has_bias=False, dimension=D
@@ -208,32 +205,45 @@ class ResUNetBN2C(ME.MinkowskiNetwork):
         down, up, before = self.CHANNELS, self.TR_CHANNELS, in_channels
         for level, width in enumerate(down):
             made = ME.MinkowskiConvolution(
-                in_channels=before, out_channels=width,
-                kernel_size=conv1_kernel_size if level == 0 else 3, stride=1 + (level > 0),
-                dilation=1, has_bias=False, dimension=D,
-            )  # fmt: skip
+                in_channels=before,
+                out_channels=width,
+                kernel_size=conv1_kernel_size if level == 0 else 3,
+                stride=1 + (level > 0),
+                dilation=1,
+                has_bias=False,
+                dimension=D,
+            )
             setattr(self, f"conv{level + 1}", made)
             setattr(self, f"norm{level + 1}", ME.MinkowskiBatchNorm(width, momentum=momentum))
             setattr(self, f"block{level + 1}", FCGFBlock(width, momentum, D))
             before = width
         for level in (3, 2, 1):
             made = ME.MinkowskiConvolutionTranspose(
-                in_channels=before, out_channels=up[level], kernel_size=3, stride=2, dilation=1,
-                has_bias=False, dimension=D,
-            )  # fmt: skip
+                in_channels=before,
+                out_channels=up[level],
+                kernel_size=3,
+                stride=2,
+                dilation=1,
+                has_bias=False,
+                dimension=D,
+            )
             setattr(self, f"conv{level + 1}_tr", made)
             tr_norm = ME.MinkowskiBatchNorm(up[level], momentum=momentum)
             setattr(self, f"norm{level + 1}_tr", tr_norm)
             setattr(self, f"block{level + 1}_tr", FCGFBlock(up[level], momentum, D))
             before = up[level] + down[level - 1]
         self.conv1_tr = ME.MinkowskiConvolution(
-            in_channels=before, out_channels=up[0], kernel_size=1, stride=1, dilation=1,
-            has_bias=False, dimension=D,
-        )  # fmt: skip
+            in_channels=before, out_channels=up[0], kernel_size=1, stride=1, dilation=1, has_bias=False, dimension=D
+        )
         self.final = ME.MinkowskiConvolution(
-            in_channels=up[0], out_channels=out_channels, kernel_size=1, stride=1, dilation=1,
-            has_bias=True, dimension=D,
-        )  # fmt: skip
+            in_channels=up[0],
+            out_channels=out_channels,
+            kernel_size=1,
+            stride=1,
+            dilation=1,
+            has_bias=True,
+            dimension=D,
+        )
 
     def forward(self, x):
         out, skips = x, []
@@ -248,8 +258,9 @@ class ResUNetBN2C(ME.MinkowskiNetwork):
         out = self.final(MEF.relu(self.conv1_tr(out)))
         return ME.SparseTensor(
             out.F / torch.norm(out.F, p=2, dim=1, keepdim=True),
-            coords_key=out.coords_key, coords_manager=out.coords_man,
-        )  # fmt: skip
+            coords_key=out.coords_key,
+            coords_manager=out.coords_man,
+        )
 
 
 def pair_batch(clouds, voxel_size):

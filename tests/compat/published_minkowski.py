@@ -62,12 +62,7 @@ FACTS = [
     ("pointcontrast", {"squeeze": True}, {"block1.0.se.fc.0.linear.weight": (2, 32)}, 37.95),
     ("mmdet3d_minkunet", None, {"backbone.decoder.0.0.0.kernel": (8, 256, 256)}, 21.72),
     ("fcgf", None, RESUNET, 8.76),
-    (
-        "dgr",
-        {},
-        {"conv1.kernel": (729, 1, 32), "conv1_tr.kernel": (96, 64), "final.bias": (1, 1)},
-        235.93,
-    ),
+    ("dgr", {}, {"conv1.kernel": (729, 1, 32), "conv1_tr.kernel": (96, 64), "final.bias": (1, 1)}, 235.93),
     (
         "completion",
         None,
@@ -80,12 +75,7 @@ FACTS = [
         },
         87.73,
     ),
-    (
-        "reconstruction",
-        None,
-        {"block1.0.kernel": (8, 1024, 1024), "block5_cls.kernel": (32, 1)},
-        51.72,
-    ),
+    ("reconstruction", None, {"block1.0.kernel": (8, 1024, 1024), "block5_cls.kernel": (32, 1)}, 51.72),
     (
         "fcaf3d",
         None,

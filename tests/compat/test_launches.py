@@ -50,7 +50,7 @@ def test_a_changed_rule_changes_the_page(monkeypatch):
         (Layer("pool", 8, False, 64, 64), HALF, "input gradient", 5000, "pool_backward"),
         (Layer("channelwise", 27, True, 8, 8), HALF, "weight gradient", 9, "channelwise_wgrad"),
     ],
-)  # fmt: skip
+)
 def test_answers(layer, dtype, which, n_rows, answer):
     assert on("sm_90", layer, dtype, which, n_rows) == answer
 

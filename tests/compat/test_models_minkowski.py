@@ -169,9 +169,7 @@ def test_pcgc_decodes_as_many_voxels_as_it_encoded(load):
     with torch.no_grad():
         result = network.eval()(x)
     assert result["prior"].tensor_stride == [8, 8, 8] and result["prior"].F.shape[1] == 8
-    assert [len(c) for c in result["out"].decomposed_coordinates] == [
-        len(c) for c in x.decomposed_coordinates
-    ]
+    assert [len(c) for c in result["out"].decomposed_coordinates] == [len(c) for c in x.decomposed_coordinates]
     trained = network.train()(x)["out"]
     assert cells(data.coords) <= cells(trained.C)
 

@@ -146,9 +146,7 @@ def test_releases_agree_on_the_weights_of_spvcnn():
             module = load(name)
             if profile == "1.4":
                 widths = {"base_channels": 8, "encoder_channels": (8, 12, 16, 20)}
-                network = first = module.build(
-                    decoder_channels=(16, 12, 8, 10), drop_ratio=0.0, **widths
-                )
+                network = first = module.build(decoder_channels=(16, 12, 8, 10), drop_ratio=0.0, **widths)
             else:
                 network = module.build(channels=WIDTHS, pres=1, vres=1)
                 loading.copy_weights(first, network, spvnas_names)
@@ -165,10 +163,7 @@ def test_releases_agree_on_the_weights_of_spvcnn():
 
 def test_an_old_model_decides_the_profile(caplog):
     """Positional arguments of 1.4 in a process that names no profile."""
-    with (
-        caplog.at_level(logging.WARNING, "sparse_bridge"),
-        loading.models("torchsparse") as load,
-    ):
+    with caplog.at_level(logging.WARNING, "sparse_bridge"), loading.models("torchsparse") as load:
         loading.shapes(load("mmdet3d_minkunet").build)
         assert sparse_bridge.status()["torchsparse"].version == "1.4.0"
     assert "profile 1.4 was detected" in caplog.text

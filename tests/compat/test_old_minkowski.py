@@ -32,8 +32,7 @@ def tensor(old, D=3, channels=3, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(
-    ("network", "sizes", "D"),
-    [("Res16UNet", SMALL, 3), ("Res16UNet", SMALL, 4), ("ResUNetINBN", SMALLER, 3)],
+    ("network", "sizes", "D"), [("Res16UNet", SMALL, 3), ("Res16UNet", SMALL, 4), ("ResUNetINBN", SMALLER, 3)]
 )
 def test_segmentation_networks_train(old, network, sizes, D):
     net = getattr(old, network)(3, 20, D=D, **sizes)

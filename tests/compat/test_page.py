@@ -12,9 +12,7 @@ import pytest
 from compat import page
 from tests.patience import PATIENCE
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""
-)
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), "")
 pytestmark = pytest.mark.skipif(not BROWSER, reason="no Chromium here")
 
 # What a visitor does; each step leaves what is to be seen in `seen`.

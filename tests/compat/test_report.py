@@ -151,11 +151,7 @@ def test_page_is_self_contained_and_well_formed(results, models):
     assert {tag for tag, a in outline.tags if a.get("src") or a.get("href")} == {"a"}
     assert "url(" not in text and "@import" not in text
     rows = [a for tag, a in outline.tags if tag == "tr" and "data-framework" in a]
-    assert len(rows) == 4 and {row["data-outcome"] for row in rows} == {
-        "pass",
-        "fail",
-        "unsupported",
-    }
+    assert len(rows) == 4 and {row["data-outcome"] for row in rows} == {"pass", "fail", "unsupported"}
     assert "rows &lt;differ&gt; | by *3*" in text and "<differ>" not in text
     ids = [a["id"] for _, a in outline.tags if "id" in a]
     assert len(ids) == len(set(ids))

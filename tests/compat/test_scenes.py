@@ -17,8 +17,7 @@ def neighbours(scene):
     shift = torch.tensor([0] + [1] * len(scene.grid))
     keys = ((scene.coords.long() + shift) * strides).sum(1)
     steps = [
-        (torch.tensor((0, *offset)) * strides).sum()
-        for offset in itertools.product((-1, 0, 1), repeat=len(scene.grid))
+        (torch.tensor((0, *offset)) * strides).sum() for offset in itertools.product((-1, 0, 1), repeat=len(scene.grid))
     ]
     return sum(torch.isin(keys + step, keys).float().mean().item() for step in steps)
 
@@ -68,8 +67,7 @@ def test_other_dimensions(dimension):
 
 
 @pytest.mark.parametrize(
-    ("preset", "low", "high"),
-    [("kitti", 16e3, 50e3), ("slat", 15e3, 25e3), ("fcaf01", 6e4, 1e5), ("lartpc", 3e4, 1e5)],
+    ("preset", "low", "high"), [("kitti", 16e3, 50e3), ("slat", 15e3, 25e3), ("fcaf01", 6e4, 1e5), ("lartpc", 3e4, 1e5)]
 )
 def test_full_scenes_have_the_counts_of_their_data_sets(preset, low, high):
     scene = scenes.make(preset, "full", 4, batch_size=1)

@@ -55,8 +55,7 @@ def run(backend, framework, state, autocast=None, **options):
         with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
             outputs = trellis2_vae.outputs(network.train()(feats, coords))
         (gradient,) = torch.autograd.grad(
-            sum(one.float().square().mean() if narrow else one.square().mean() for one in outputs),
-            feats,
+            sum(one.float().square().mean() if narrow else one.square().mean() for one in outputs), feats
         )
         return network.state_dict(), [*outputs, gradient]
 
@@ -83,9 +82,7 @@ class Levels(torch.nn.Module):
         super().__init__()
         conv = CONVOLUTIONS[backend]
         self.tensor = conv.tensor
-        self.layers = torch.nn.ModuleList(
-            torch.nn.ModuleDict({"conv": conv(6, 6, 3)}) for _ in range(4)
-        )
+        self.layers = torch.nn.ModuleList(torch.nn.ModuleDict({"conv": conv(6, 6, 3)}) for _ in range(4))
 
     def forward(self, feats, coords):
         x = self.layers[0]["conv"](self.tensor(feats, coords))

@@ -14,9 +14,13 @@ from tests.compile.programs import Program, scene
 
 
 def compare(
-    program: Program, backend: str, scenes: int, fullgraph: bool = True, device: str = "cpu",
+    program: Program,
+    backend: str,
+    scenes: int,
+    fullgraph: bool = True,
+    device: str = "cpu",
     autocast: torch.dtype | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Compiled and eager agree, and no graph is made after the second scene.
 
     A value before a ReLU that is zero but for rounding may pass in one program alone. That moves
@@ -76,9 +80,7 @@ def assert_near(mine: torch.Tensor, theirs: torch.Tensor, limit: float = 0.03) -
     assert error <= limit * size, f"{error:.3g} beside {size:.3g}"
 
 
-def compare_statistics(
-    program: nn.Module, twin: nn.Module, same: Callable[..., None] = assert_same
-) -> None:
+def compare_statistics(program: nn.Module, twin: nn.Module, same: Callable[..., None] = assert_same) -> None:
     """Buffers of two programs are the same."""
     for pair in zip(program.buffers(), twin.buffers(), strict=True):
         same(*pair)

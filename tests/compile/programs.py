@@ -59,16 +59,19 @@ def spconv_programs(door: str) -> Iterator[dict[str, Callable[[], Program]]]:
 
         def three():
             layers = (
-                sp.SubMConv3d(4, 8, 3, indice_key="a"), sp.SparseConv3d(8, 8, 3, 2, 1),
+                sp.SubMConv3d(4, 8, 3, indice_key="a"),
+                sp.SparseConv3d(8, 8, 3, 2, 1),
                 sp.SubMConv3d(8, 6, 3, indice_key="b"),
-            )  # fmt: skip
+            )
             return Program(nn.Sequential(*map(unit, layers)), wrap, dense)
 
         def pools():
             layers = (
-                sp.SubMConv3d(4, 8, 3, indice_key="a"), sp.SparseMaxPool3d(2, 2, indice_key="p"),
-                sp.SubMConv3d(8, 6, 3, bias=False), sp.SparseInverseConv3d(6, 5, 2, "p"),
-            )  # fmt: skip
+                sp.SubMConv3d(4, 8, 3, indice_key="a"),
+                sp.SparseMaxPool3d(2, 2, indice_key="p"),
+                sp.SubMConv3d(8, 6, 3, bias=False),
+                sp.SparseInverseConv3d(6, 5, 2, "p"),
+            )
             return Program(nn.Sequential(*layers), wrap, features)
 
         def second():
@@ -205,9 +208,8 @@ def minkowski_programs() -> Iterator[dict[str, Callable[[], Program]]]:
                 super().__init__()
                 self.first, self.gate = conv(4, 6, 3), ME.MinkowskiLinear(6, 6)
                 self.pools = nn.ModuleList(
-                    (ME.MinkowskiGlobalAvgPooling(), ME.MinkowskiGlobalMaxPooling(),
-                     ME.MinkowskiGlobalSumPooling())
-                )  # fmt: skip
+                    (ME.MinkowskiGlobalAvgPooling(), ME.MinkowskiGlobalMaxPooling(), ME.MinkowskiGlobalSumPooling())
+                )
                 self.times = ME.MinkowskiBroadcastMultiplication()
                 self.plus = ME.MinkowskiBroadcastAddition()
                 self.beside = ME.MinkowskiBroadcastConcatenation()
@@ -249,10 +251,7 @@ def minkowski_programs() -> Iterator[dict[str, Callable[[], Program]]]:
             kind.__name__.lower(): functools.partial(program_of, kind, read)
             for kind, read in ((Pools, features), (Gate, features), (Joins, features))
         }
-        yield {
-            "three": three, "unet": unet, **made,
-            "points": lambda: Program(Points(), wrap, lambda y: y),
-        }  # fmt: skip
+        yield {"three": three, "unet": unet, **made, "points": lambda: Program(Points(), wrap, lambda y: y)}
 
 
 def _seeded(programs: Callable, *given: str) -> Callable:
@@ -279,10 +278,8 @@ PROGRAMS = {
 }
 DOORS = tuple(PROGRAMS)
 NETWORKS = [
-    (door, network)
-    for door in DOORS for network in ("second", "unet")
-    if network == "unet" or "spconv" in door
-]  # fmt: skip
+    (door, network) for door in DOORS for network in ("second", "unet") if network == "unet" or "spconv" in door
+]
 
 
 def scene(number: int) -> tuple[torch.Tensor, torch.Tensor]:

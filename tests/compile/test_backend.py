@@ -310,9 +310,7 @@ def test_what_is_written_to_a_result_stays_out_of_the_next(plain_settings, backe
         import spconv.pytorch as sp
 
         torch.manual_seed(0)
-        layers = sp.SparseSequential(
-            sp.SubMConv3d(4, 8, 3), sp.SparseConv3d(8, 8, 3, 2, 1), sp.SparseConv3d(8, 4, 1)
-        )
+        layers = sp.SparseSequential(sp.SubMConv3d(4, 8, 3), sp.SparseConv3d(8, 8, 3, 2, 1), sp.SparseConv3d(8, 4, 1))
 
         def program(features, coords):
             y = layers(sp.SparseConvTensor(features, coords, list(GRID), 2))

@@ -34,12 +34,10 @@ def minkowski_layers():
         "dense": (lambda f, c: tensor(f, c).dense(whole)[0].square(), 1),
         "coo": (lambda f, c: tensor(f, c).sparse()[0].to_dense().square(), 1),
         "instance norm": (lambda f, c: norm(tensor(f, c)).F.square(), 1),
-        "interpolation": (
-            lambda f, c: tensor(f, c).features_at_coordinates(c.float() + 0.25).square(), 1,
-        ),
+        "interpolation": (lambda f, c: tensor(f, c).features_at_coordinates(c.float() + 0.25).square(), 1),
         "field": (back, 3),
         "splat": (lambda f, c: conv(field(f, c).splat()).F.square(), 2),
-    }  # fmt: skip
+    }
 
 
 def torchsparse_layers():
@@ -62,10 +60,9 @@ def torchsparse_layers():
 
 LAYERS = {"minkowski": minkowski_layers, "torchsparse": torchsparse_layers}
 CASES = [
-    *(("minkowski", name) for name in
-      ("dense", "coo", "instance norm", "interpolation", "field", "splat")),
+    *(("minkowski", name) for name in ("dense", "coo", "instance norm", "interpolation", "field", "splat")),
     *(("torchsparse", name) for name in ("dense", "plane", "tower")),
-]  # fmt: skip
+]
 COMMON = [("minkowski", "dense"), ("torchsparse", "plane")]
 
 
@@ -104,9 +101,7 @@ def test_a_layer_between_two_graphs(case, breaks, plain_settings):
 
 
 @WHOLE_GRAPHS
-@pytest.mark.parametrize(
-    "door", quick(["torchsparse"], ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"])
-)
+@pytest.mark.parametrize("door", quick(["torchsparse"], ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"]))
 def test_networks_in_many_graphs(door, plain_settings):
     """Where torch gives a layer up after so many graphs, it runs as ever, on maps of both kinds."""
     plain = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=False)
@@ -115,6 +110,4 @@ def test_networks_in_many_graphs(door, plain_settings):
         torch._dynamo.reset()
         compiled = torch.compile(program, backend="eager")
         for number in range(3):
-            torch.testing.assert_close(
-                compiled(*scene(number)), program(*scene(number)), rtol=1e-4, atol=1e-4
-            )
+            torch.testing.assert_close(compiled(*scene(number)), program(*scene(number)), rtol=1e-4, atol=1e-4)

@@ -87,8 +87,7 @@ def test_eager_checkpoints_build_no_map_twice(door, reentrant, built, plain_sett
 @since(2, 5, "checkpoints are not selective")
 def test_selective_checkpoints_keep_products_by_name(built, plain_settings):
     context = functools.partial(
-        checkpoints.create_selective_checkpoint_contexts,
-        sparse_bridge.compile.policy(ops.conv.default),
+        checkpoints.create_selective_checkpoint_contexts, sparse_bridge.compile.policy(ops.conv.default)
     )
     with PROGRAMS["spconv"]() as programs:
         program = programs["three"]().train()
@@ -115,9 +114,7 @@ def test_checkpoints_inside_of_a_graph(keep, built, plain_settings):
         twin = copy.deepcopy(program)
 
         def run(features, coords):
-            return checkpoints.checkpoint(
-                program, features, coords, use_reentrant=False, context_fn=context
-            )
+            return checkpoints.checkpoint(program, features, coords, use_reentrant=False, context_fn=context)
 
         torch._dynamo.reset()
         compiled = torch.compile(run, backend="aot_eager", fullgraph=True)

@@ -21,12 +21,17 @@ def scale():
     def run(x, other, factor):
         return x * factor
 
-    library.define("test_scale", "(Tensor x, Tensor? other, float factor) -> Tensor", run,
-                   lambda x, other, factor: torch.empty_like(x))  # fmt: skip
+    library.define(
+        "test_scale",
+        "(Tensor x, Tensor? other, float factor) -> Tensor",
+        run,
+        lambda x, other, factor: torch.empty_like(x),
+    )
     library.differentiate(
-        "test_scale", lambda ctx, inputs, output: setattr(ctx, "factor", inputs[2]),
+        "test_scale",
+        lambda ctx, inputs, output: setattr(ctx, "factor", inputs[2]),
         lambda ctx, dy: (dy * ctx.factor, None, None),
-    )  # fmt: skip
+    )
     del library.functions["test_scale"]
     operator, dispatched = ops.test_scale.default, None
     entered = torch._dynamo.eval_frame.innermost_fn(operator._op)

@@ -61,9 +61,7 @@ class Network(nn.Module):
         y = self.layer(y, coords, shape, self.second, None, caches)
         wide = torch.Size((shape[0], 8, *shape[2:]))
         sampled = self._sample(y, coords, wide, grid)
-        z, places, _ = self._strided(
-            y, coords, shape, self.down, None, None, self._out_coords, (2, 2, 2)
-        )
+        z, places, _ = self._strided(y, coords, shape, self.down, None, None, self._out_coords, (2, 2, 2))
         codes = self._encode(coords, shape, "hilbert")
         back = self._decode(codes, shape, "hilbert")
         return z, places, sampled, codes, back
@@ -159,9 +157,7 @@ def test_what_comes_from_outside_runs_between_graphs(flex_gemm, monkeypatch):
         torch.testing.assert_close(found, program(feats))
     calls, parts = [], spconv.SubMConv3dFunction
     backward = parts.backward
-    monkeypatch.setattr(
-        parts, "backward", staticmethod(lambda *given: calls.append(1) or backward(*given))
-    )
+    monkeypatch.setattr(parts, "backward", staticmethod(lambda *given: calls.append(1) or backward(*given)))
     torch.compile(alone, backend="eager")(feats).sum().backward()
     assert calls == [1] and sum(counters["graph_break"].values()) > 0
 
@@ -211,17 +207,14 @@ def test_exported_programs(flex_gemm):
     rows = torch.export.Dim("rows", min=2)
     with torch.no_grad():
         program = torch.export.export(
-            Plain(), (feats, coords, grid),
-            dynamic_shapes={"feats": {0: rows}, "coords": {0: rows}, "grid": None},
-        )  # fmt: skip
+            Plain(), (feats, coords, grid), dynamic_shapes={"feats": {0: rows}, "coords": {0: rows}, "grid": None}
+        )
         other = voxels(33, 4, dtype=F32, seed=9)
         want = network(*other[:2], shape, grid, {})
         torch.testing.assert_close(program.module()(*other[:2], grid), want)
     import sparse_bridge.compile
 
-    assert {"sparse_bridge::map", "sparse_bridge::flex_gemm_grid_sample"} <= set(
-        sparse_bridge.compile.needed(program)
-    )
+    assert {"sparse_bridge::map", "sparse_bridge::flex_gemm_grid_sample"} <= set(sparse_bridge.compile.needed(program))
 
 
 @WHOLE_GRAPHS

@@ -42,9 +42,7 @@ class Network(nn.Module):
         x = x + sparse.conv(y, self.up, None, sparse.inverse(down))
         first = torch.arange(3, device=coords.device)
         pairs = sparse.kernel_map([(first, first)] * 8, coarse.n_rows, coarse.coords.shape[0])
-        items = sparse.global_pool(
-            sparse.conv(y, self.up, None, pairs), coarse.coords[:, 0], 2, "avg"
-        )
+        items = sparse.global_pool(sparse.conv(y, self.up, None, pairs), coarse.coords[:, 0], 2, "avg")
         return sparse.conv(z, self.wide, None, back) + x[:, :4] + items.sum()
 
 
@@ -60,19 +58,11 @@ def test_maps_of_a_graph_on_a_gpu(plain_settings):
 def test_epilogues_in_a_graph(plain_settings):
     coords = scene(0)[1]
     torch.manual_seed(0)
-    x, weight, rest = (
-        torch.randn(len(coords), 4),
-        torch.randn(27, 4, 5),
-        torch.randn(len(coords), 5),
-    )
+    x, weight, rest = (torch.randn(len(coords), 4), torch.randn(27, 4, 5), torch.randn(len(coords), 5))
 
     def run(coords, activation, residual):
-        kmap = sparse.submanifold(
-            sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3))
-        )
-        return sparse.conv(
-            x, weight, None, kmap, activation=activation, alpha=0.1, residual=residual
-        )
+        kmap = sparse.submanifold(sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3)))
+        return sparse.conv(x, weight, None, kmap, activation=activation, alpha=0.1, residual=residual)
 
     torch._dynamo.reset()
     compiled = torch.compile(run, backend="eager", fullgraph=True)
@@ -94,9 +84,7 @@ def layers(kmap, weight):
 
 def outside_map():
     features, coords = scene(0)
-    kmap = sparse.submanifold(
-        sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3))
-    )
+    kmap = sparse.submanifold(sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3)))
     return features, kmap, torch.randn(27, 4, 5)
 
 
@@ -130,9 +118,10 @@ def test_a_portable_map_needs_no_break(plain_settings):
         down = sparse.strided(voxels, sparse.kernel_offsets((2, 2, 2), padding=0), 2)[1]
         found = []
         for function, kmap in (
-            (compiled, sparse_bridge.compile.portable(down)), (run, down),
+            (compiled, sparse_bridge.compile.portable(down)),
+            (run, down),
             (run, sparse_bridge.compile.portable(down)),
-        ):  # fmt: skip
+        ):
             y = function(features, kmap)
             found.append((y, *torch.autograd.grad(y.square().sum(), weight)))
         for other in found[:2]:

@@ -28,9 +28,7 @@ def layer():
     """A convolution of 6 channels, as a function of features [40, 6], and a norm behind it."""
     torch.manual_seed(0)
     coords = torch.stack([torch.arange(ROWS).int() // step % 4 for step in (99, 16, 4, 1)], 1)
-    kmap = sparse.submanifold(
-        sparse.coordinate_map(coords.contiguous()), sparse.kernel_offsets((3, 3, 3))
-    )
+    kmap = sparse.submanifold(sparse.coordinate_map(coords.contiguous()), sparse.kernel_offsets((3, 3, 3)))
     portable = sparse_bridge.compile.portable(kmap)
     weight = torch.randn(27, CHANNELS, CHANNELS)
     norm = nn.BatchNorm1d(CHANNELS).eval()
@@ -61,11 +59,17 @@ def fused(run, *given):
     "case",
     quick(
         [("torchsparse", "unet", 13), ("minkowski", "three", 3), ("spconv", "three", 3)],
-        [("spconv", "unet", 17), ("patched spconv", "unet", 17), ("torchsparse", "unet", 13),
-         ("minkowski", "unet", 25), ("minkowski", "three", 3), ("spconv", "three", 3)],
+        [
+            ("spconv", "unet", 17),
+            ("patched spconv", "unet", 17),
+            ("torchsparse", "unet", 13),
+            ("minkowski", "unet", 25),
+            ("minkowski", "three", 3),
+            ("spconv", "three", 3),
+        ],
     ),
     ids=lambda case: "-".join(map(str, case)),
-)  # fmt: skip
+)
 def test_networks(case, plain_settings):
     door, network, count = case
     with PROGRAMS[door]() as programs, torch.no_grad():
@@ -162,10 +166,18 @@ def after_the_sum(y, x, norm):
 
 @pytest.mark.parametrize(
     ("end", "left"),
-    [(read_twice, "relu"), (overwritten, "batch_norm"), (overwritten_view, "batch_norm"),
-     (other_dtype, "add"), (to_the_other, "iadd"), (twice, "add"), (of_the_batch, "batch_norm"),
-     (broadcast, "add"), (after_the_sum, "batch_norm")],
-)  # fmt: skip
+    [
+        (read_twice, "relu"),
+        (overwritten, "batch_norm"),
+        (overwritten_view, "batch_norm"),
+        (other_dtype, "add"),
+        (to_the_other, "iadd"),
+        (twice, "add"),
+        (of_the_batch, "batch_norm"),
+        (broadcast, "add"),
+        (after_the_sum, "batch_norm"),
+    ],
+)
 def test_what_stays(end, left, layer, plain_settings):
     conv, norm = layer
     given = torch.randn(ROWS, CHANNELS)

@@ -19,10 +19,7 @@ pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 def test_the_operator_is_the_layer(map_lane, relu, affine):
     x = features(211, 18, 0, torch.float32, map_lane.device)
     dy = features(211, 18, 1, torch.float32, map_lane.device)
-    weight, bias = (
-        features(1, 18, seed, torch.float32, map_lane.device)[0] if affine else None
-        for seed in (2, 3)
-    )
+    weight, bias = (features(1, 18, seed, torch.float32, map_lane.device)[0] if affine else None for seed in (2, 3))
     running = torch.zeros(2, 18, device=map_lane.device)
     given = [None if t is None else t.clone().requires_grad_() for t in (x, weight, bias)]
     want = engine.batch_norm(*given, running[0], running[1], momentum=1.0, eps=1e-3, relu=relu)

@@ -28,10 +28,22 @@ ME_DOWN = [3, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, *([0] * 24)]
 
 
 HANDLES = (
-    "coordinates", "coordinate_map", "expanded_map", "map", "map_between", "map_of_pairs",
-    "new_map", "submanifold_map", "minkowski_insert", "minkowski_interpolation",
-    "minkowski_origin", "minkowski_prune", "minkowski_relation", "minkowski_union", "same_rows",
-)  # fmt: skip
+    "coordinates",
+    "coordinate_map",
+    "expanded_map",
+    "map",
+    "map_between",
+    "map_of_pairs",
+    "new_map",
+    "submanifold_map",
+    "minkowski_insert",
+    "minkowski_interpolation",
+    "minkowski_origin",
+    "minkowski_prune",
+    "minkowski_relation",
+    "minkowski_union",
+    "same_rows",
+)
 _ANY = ("test_schema", "test_autograd_registration", "test_faketensor")
 # Handles of two calls are two numbers; programs show that their graphs compute the same.
 CHECKS = {True: _ANY, False: (*_ANY, "test_aot_dispatch_dynamic")}
@@ -51,9 +63,7 @@ def cases(coords):
     n, device = len(coords), coords.device
     randn = functools.partial(torch.randn, device=device)
     rand = functools.partial(torch.rand, device=device)
-    kmap = sparse.submanifold(
-        sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3))
-    )
+    kmap = sparse.submanifold(sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3)))
     sites, same = ops.coordinates(coords), handles.make(kmap)
     asked = coords, sites, 0, 0
     x, dy, weight = features(n, 4, device), randn(n, 5), randn(27, 4, 5)
@@ -66,23 +76,32 @@ def cases(coords):
         "new_map": [(*asked, "spconv", DOWN, 1), (*asked, "torchsparse", TS, 2)],
         "minkowski_insert": [(coords, [1, 1, 1])],
         "same_rows": [(x.detach(), False), (x.detach(), True)],
-        "conv": [
-            (x, weight, bias.requires_grad_(), n, same, *form, False),
-            (x, weight, None, n, same, *form, True),
-        ],
+        "conv": [(x, weight, bias.requires_grad_(), n, same, *form, False), (x, weight, None, n, same, *form, True)],
         "conv_backward": [
             (dy, x.detach(), weight.detach(), bias.detach(), same, *form, False, [True] * 3),
             (dy, x.detach(), weight.detach(), None, same, *form, True, [False, True, False]),
         ],
         "conv_fused": [
-            (x.detach(), weight.detach(), None, n, same, *form, False, None, None, None, None,
-             dy, 0.0, "leaky_relu", 0.1),
-            (x.detach(), weight.detach(), bias.detach(), n, same, *form, False, *rand(4, 5),
-             None, 1e-3, "relu", 0.0),
+            (
+                x.detach(),
+                weight.detach(),
+                None,
+                n,
+                same,
+                *form,
+                False,
+                None,
+                None,
+                None,
+                None,
+                dy,
+                0.0,
+                "leaky_relu",
+                0.1,
+            ),
+            (x.detach(), weight.detach(), bias.detach(), n, same, *form, False, *rand(4, 5), None, 1e-3, "relu", 0.0),
         ],
-        "batch_norm": [
-            (x, bias.detach()[:4], bias.detach()[1:], 1e-3, relu) for relu in (True, False)
-        ],
+        "batch_norm": [(x, bias.detach()[:4], bias.detach()[1:], 1e-3, relu) for relu in (True, False)],
         "batch_norm_backward": [
             (randn(n, 4), x.detach(), bias.detach()[:4], None, memory, 1e-3, True),
             (randn(n, 4), x.detach(), None, None, memory, 1e-3, False),
@@ -92,21 +111,15 @@ def cases(coords):
         "global_pool": [(x, batch, 2, mode) for mode in ("max", "avg")],
         "global_pool_backward": [(randn(2, 4), x.detach(), batch, 2, "avg")],
         "to_dense": [(x, coords, shape, first, not first, -1, 0) for first in (True, False)],
-        "to_dense_backward": [
-            (randn(2, 4, *GRID), x.detach(), coords, shape, True, False, 0, 0)
-        ],
-        "flex_gemm_grid_sample": [
-            (x, coords, shape, 12 * rand(2, 7, 3), mode) for mode in ("trilinear", "nearest")
-        ],
-        "flex_gemm_grid_sample_backward": [
-            (randn(2, 7, 4), x.detach(), coords, shape, 12 * rand(2, 7, 3), "nearest")
-        ],
+        "to_dense_backward": [(randn(2, 4, *GRID), x.detach(), coords, shape, True, False, 0, 0)],
+        "flex_gemm_grid_sample": [(x, coords, shape, 12 * rand(2, 7, 3), mode) for mode in ("trilinear", "nearest")],
+        "flex_gemm_grid_sample_backward": [(randn(2, 7, 4), x.detach(), coords, shape, 12 * rand(2, 7, 3), "nearest")],
         "voxel_codes": [(coords, 4, curve, True) for curve in ("z_order", "hilbert")],
         "voxels_of_codes": [(torch.arange(99, device=device).int(), 4, "hilbert")],
         **functional_cases(coords),
         **minkowski_cases(coords),
         **point_cases(coords, x),
-    }  # fmt: skip
+    }
 
 
 def functional_cases(coords):
@@ -156,8 +169,10 @@ def point_cases(coords, x):
         "count_index": [(cell, 31)],
         "devoxelize": [(y, corners, weights)],
         "devoxelize_backward": [(dx, 31, corners, weights)],
-        "find_keys": [(ops.hash_rows(coords, None, 1, False), ops.hash_rows(coords, None, 1, False),
-                       wide) for wide in (False, True)],
+        "find_keys": [
+            (ops.hash_rows(coords, None, 1, False), ops.hash_rows(coords, None, 1, False), wide)
+            for wide in (False, True)
+        ],
         "hash_rows": [(coords, None, 1, False), (coords, torch.ones_like(coords[:8, 1:]), 0, True)],
         "row_product": [(x, 31, pairs, mode) for mode in ("sum", "avg", "max")],
         "row_product_backward": [(dy, x.detach(), 31, pairs, "avg")],
@@ -167,7 +182,7 @@ def point_cases(coords, x):
         "trilinear_weights": [(coords[:, 1:].float() + 0.3, corners, 1.0)],
         "voxelize": [(x, cell, counts)],
         "voxelize_backward": [(dy, n, cell, counts)],
-    }  # fmt: skip
+    }
 
 
 def test_there_is_a_case_for_every_operator(coords):
@@ -175,9 +190,7 @@ def test_there_is_a_case_for_every_operator(coords):
     assert set(sparse_bridge.compile.operators()) == expected
 
 
-@pytest.mark.parametrize(
-    "name", [name.partition("::")[2] for name in sparse_bridge.compile.operators()]
-)
+@pytest.mark.parametrize("name", [name.partition("::")[2] for name in sparse_bridge.compile.operators()])
 @pytest.mark.parametrize("device", DEVICES)
 def test_opcheck(name, device, coords, plain_settings):
     for arguments in cases(coords.to(device))[name]:
@@ -204,9 +217,7 @@ def test_gradients_are_those_of_the_engine(coords, transposed, plain_settings):
     dy = torch.randn_like(z)
     assert torch.equal(y, z)
     for mine, theirs in zip(
-        torch.autograd.grad(y, (x, weight, bias), dy),
-        torch.autograd.grad(z, (x, weight, bias), dy),
-        strict=True,
+        torch.autograd.grad(y, (x, weight, bias), dy), torch.autograd.grad(z, (x, weight, bias), dy), strict=True
     ):
         assert torch.equal(mine, theirs)
 

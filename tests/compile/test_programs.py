@@ -31,9 +31,10 @@ def test_three_layers_in_one_graph(door, device, plain_settings):
     [("cpu", "aot_eager", torch.bfloat16)]
     + [
         pytest.param("cuda", backend, dtype, marks=pytest.mark.gpu)
-        for backend in ("aot_eager", "inductor") for dtype in (torch.float16, torch.bfloat16)
+        for backend in ("aot_eager", "inductor")
+        for dtype in (torch.float16, torch.bfloat16)
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("door", quick(["spconv", "torchsparse"], DOORS))
 def test_autocast(door, device, backend, dtype, plain_settings):
     with PROGRAMS[door]() as programs:
@@ -72,10 +73,7 @@ def test_what_a_layer_was_given_reaches_its_operator(plain_settings):
     with PROGRAMS["spconv"]():
         import spconv.pytorch as spconv
 
-        layers = (
-            spconv.SubMConv3d(4, 4, 3, fp32_accum=False), spconv.SubMConv3d(4, 4, 3),
-            spconv.SubMConv3d(4, 4, 3),
-        )  # fmt: skip
+        layers = (spconv.SubMConv3d(4, 4, 3, fp32_accum=False), spconv.SubMConv3d(4, 4, 3), spconv.SubMConv3d(4, 4, 3))
         network = nn.Sequential(*layers).half()
         sparse_bridge.dataflow(network[1], "explicit")
         features, coords = scene(0)

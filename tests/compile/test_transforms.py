@@ -23,9 +23,7 @@ def layers(coords, device="cpu"):
     """Functions of features [N, 4], by name."""
     coords = coords.to(device)
     n, batch = len(coords), coords[:, 0].contiguous()
-    kmap = sparse.submanifold(
-        sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3))
-    )
+    kmap = sparse.submanifold(sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3)))
     weight = torch.randn(27, 4, 3, device=device)
     learned = weight.clone().requires_grad_()
     index, rows = (torch.arange(n, device=device) % 7).int(), torch.arange(50, device=device) % n

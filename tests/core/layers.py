@@ -46,9 +46,16 @@ class Layer:
         transposed = self.kind in ("generative", "inverse")
         dense = oracle.dense_conv_transpose if transposed else oracle.dense_conv
         y = dense(
-            x, self.x_coords, self.shape, (weight, self.kernel), self.y_coords,
-            self.stride, self.padding, self.dilation, groups,
-        )  # fmt: skip
+            x,
+            self.x_coords,
+            self.shape,
+            (weight, self.kernel),
+            self.y_coords,
+            self.stride,
+            self.padding,
+            self.dilation,
+            groups,
+        )
         return y if bias is None else y + bias.double()
 
 
@@ -57,9 +64,23 @@ def _vector(value, dimension):
 
 
 def layer(
-    kind, dimension=3, kernel=3, stride=None, padding=None, dilation=1, shape=None, coords=None, *,
-    y_coords=None, batch_size=2, share=None, seed=0, device="cpu", empty_items=(), dense=True,
-):  # fmt: skip
+    kind,
+    dimension=3,
+    kernel=3,
+    stride=None,
+    padding=None,
+    dilation=1,
+    shape=None,
+    coords=None,
+    *,
+    y_coords=None,
+    batch_size=2,
+    share=None,
+    seed=0,
+    device="cpu",
+    empty_items=(),
+    dense=True,
+):
     """A `Layer`.
 
     coords, y_coords: given ones instead of random clouds; pass dense=False where they repeat or lie
@@ -89,18 +110,14 @@ def layer(
         pairs = reference.swapped(pairs)
         assert torch.equal(new.coords.cpu(), y_coords)
     elif kind == "between":
-        outer = functional.conv_shape(
-            shape, kernel, stride=stride, padding=padding, dilation=dilation
-        )
+        outer = functional.conv_shape(shape, kernel, stride=stride, padding=padding, dilation=dilation)
         if y_coords is None:
             y_coords = cloud(outer, batch_size, 0.6, seed + 100)
         given = functional.coordinate_map(y_coords.to(device), outer, batch_size)
         kmap = functional.between(cmap, given, offsets, stride)
         pairs = reference.find_pairs(coords, box, y_coords, given.box, values, stride)
     else:
-        outer = functional.conv_shape(
-            shape, kernel, stride=stride, padding=padding, dilation=dilation
-        )
+        outer = functional.conv_shape(shape, kernel, stride=stride, padding=padding, dilation=dilation)
         new, kmap = functional.strided(cmap, offsets, stride, outer)
         y_coords = reference.strided_coords(coords, box, values, stride, new.box)
         pairs = reference.find_pairs(coords, box, y_coords, new.box, values, stride)
@@ -138,19 +155,7 @@ def both_tables(kmap):
     return [table.nbr for table, _ in found]
 
 
-def check(
-    layer,
-    c_in,
-    c_out,
-    lane,
-    *,
-    dtype=torch.float32,
-    tolerance=None,
-    groups=1,
-    bias=True,
-    seed=0,
-    **options,
-):
+def check(layer, c_in, c_out, lane, *, dtype=torch.float32, tolerance=None, groups=1, bias=True, seed=0, **options):
     """Forward and all three gradients of a layer against its truth in fp64, from rounded inputs."""
     *operands, dy = tensors(layer, c_in, c_out, dtype=dtype, groups=groups, bias=bias, seed=seed)
     x, weight, shift = leaves(operands, lane.device)

@@ -30,27 +30,31 @@ def layer(channels, dtype=torch.float32, device="cpu", seed=0, **options):
 
 def apply(norm, x, relu=False, count=None):
     return batch_norm(
-        x, norm.weight, norm.bias, norm.running_mean, norm.running_var, momentum=norm.momentum,
-        eps=norm.eps, relu=relu, count=count, batches=norm.num_batches_tracked,
-    )  # fmt: skip
+        x,
+        norm.weight,
+        norm.bias,
+        norm.running_mean,
+        norm.running_var,
+        momentum=norm.momentum,
+        eps=norm.eps,
+        relu=relu,
+        count=count,
+        batches=norm.num_batches_tracked,
+    )
 
 
 @pytest.fixture
 def runs(monkeypatch, map_lane):
     """How often the kernels' function ran; asserted to be always or never."""
     seen, plain = [], batch_norms.run_directly
-    monkeypatch.setattr(
-        batch_norms, "run_directly", lambda *args: (seen.append(args), plain(*args))[1]
-    )
+    monkeypatch.setattr(batch_norms, "run_directly", lambda *args: (seen.append(args), plain(*args))[1])
     yield seen
     assert bool(seen) == map_lane.kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize(
-    "options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
 def test_three_steps(map_lane, runs, dtype, relu, options):
     """As training under autocast does it: halves, parameters and statistics in fp32."""
     norm = layer(18, device=map_lane.device, momentum=0.2, **options)
@@ -141,8 +145,7 @@ def test_nothing_is_differentiated_without_need(map_lane, runs):
     for result in (y, kept, kept):  # each has statistics of its own, also the second time
         gradient = torch.autograd.grad(result.square().sum(), norm.weight, retain_graph=True)[0]
         want = torch.autograd.grad(
-            nn.functional.batch_norm(x, None, None, norm.weight, norm.bias, True).square().sum(),
-            norm.weight,
+            nn.functional.batch_norm(x, None, None, norm.weight, norm.bias, True).square().sum(), norm.weight
         )[0]
         assert_close(gradient, want)
 
@@ -163,9 +166,10 @@ def test_fp64_and_odd_arguments_go_to_torch(map_lane, monkeypatch):
     norm = layer(5, torch.float64, map_lane.device).double()
     x = features(30, 5, dtype=torch.float64, device=map_lane.device).requires_grad_()
     torch.testing.assert_close(apply(norm, x, True), copy.deepcopy(norm)(x).relu())
-    assert torch.autograd.gradcheck(lambda a: batch_norm(
-        a, norm.weight, norm.bias, None, None, momentum=0.1, eps=1e-5), x[:7].detach()
-        .requires_grad_())  # fmt: skip
+    assert torch.autograd.gradcheck(
+        lambda a: batch_norm(a, norm.weight, norm.bias, None, None, momentum=0.1, eps=1e-5),
+        x[:7].detach().requires_grad_(),
+    )
     norm = layer(5, device=map_lane.device)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         apply(norm, features(1, 5, device=map_lane.device))
@@ -208,9 +212,8 @@ def test_both_passes_are_compiled_together_at_first_use(monkeypatch, ahead):
     monkeypatch.setattr(batch_norms, "kernel_target", lambda device: target)
     batch_norms.reset()
     monkeypatch.setattr(
-        Kernel, "launch",
-        lambda self, *args: launches.append((bool(precompile.dry_runs), self.name, args[-1])),
-    )  # fmt: skip
+        Kernel, "launch", lambda self, *args: launches.append((bool(precompile.dry_runs), self.name, args[-1]))
+    )
     norm, x = layer(16), features(30, 16).requires_grad_()
     both = ["partials", "apply", "grad_partials", "dx"]
     with settings.override(warmup=ahead):
@@ -271,9 +274,7 @@ def first_of_its_kind(monkeypatch):
 def test_transforms_are_refused_before_anything_is_compiled(first_of_its_kind, transform, shape):
     """Their tensors have no memory."""
     with pytest.raises(UnsupportedError, match=r"torch\.func"):
-        getattr(torch.func, transform)(lambda x: first_of_its_kind(x).sum(0).sum())(
-            torch.randn(shape)
-        )
+        getattr(torch.func, transform)(lambda x: first_of_its_kind(x).sum(0).sum())(torch.randn(shape))
 
 
 def test_features_that_a_transform_has_left_behind(first_of_its_kind):

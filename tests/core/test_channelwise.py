@@ -64,9 +64,7 @@ def test_forward_and_gradients(map_lane, kind, transposed, dtype):
     y = channelwise(x, w, kmap)
     y.backward(dy)
     assert y.dtype == x.grad.dtype == w.grad.dtype == dtype
-    for got, want, what in zip(
-        (y, x.grad, w.grad), reference(kmap, x, w, dy), ("y", "dx", "dw"), strict=True
-    ):
+    for got, want, what in zip((y, x.grad, w.grad), reference(kmap, x, w, dy), ("y", "dx", "dw"), strict=True):
         checks.assert_close(got, want, dtype, what)
 
 

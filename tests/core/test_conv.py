@@ -17,34 +17,42 @@ def test_every_kind_and_dimension(any_lane, kind, dimension):
     check(layer(kind, dimension, device=any_lane.device, seed=dimension), 16, 32, any_lane)
 
 
-@pytest.mark.parametrize("kind, kernel, stride, padding, dilation, shape", [
-    ("submanifold", (1, 3, 5), 1, None, 1, (4, 6, 8)),
-    ("submanifold", (5, 5, 5), 1, None, 1, (7, 6, 6)),
-    ("submanifold", (3, 3), 1, None, (2, 3), (11, 12)),
-    ("strided", (1, 1, 1), 2, 0, 1, (6, 6, 6)),
-    ("strided", (2, 2, 2), 2, 0, 1, (6, 7, 6)),
-    ("strided", (3, 1, 2), (3, 1, 2), (2, 0, 1), (2, 1, 1), (7, 5, 6)),
-    ("strided", (5, 3), (2, 3), (1, 2), (1, 2), (12, 11)),
-    ("strided", (3, 3), 1, 0, 1, (8, 9)),
-    ("generative", (2, 3, 1), (2, 1, 3), (0, 1, 0), (1, 2, 1), (4, 4, 3)),
-    ("generative", (4,), (3,), (1,), (1,), (20,)),
-    ("inverse", (2, 2, 2), 2, 0, 1, (6, 7, 6)),
-    ("inverse", (3, 5), (2, 3), (1, 2), (2, 1), (12, 11)),
-    ("between", (2, 3), (2, 1), (1, 0), (1, 2), (10, 12)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, kernel, stride, padding, dilation, shape",
+    [
+        ("submanifold", (1, 3, 5), 1, None, 1, (4, 6, 8)),
+        ("submanifold", (5, 5, 5), 1, None, 1, (7, 6, 6)),
+        ("submanifold", (3, 3), 1, None, (2, 3), (11, 12)),
+        ("strided", (1, 1, 1), 2, 0, 1, (6, 6, 6)),
+        ("strided", (2, 2, 2), 2, 0, 1, (6, 7, 6)),
+        ("strided", (3, 1, 2), (3, 1, 2), (2, 0, 1), (2, 1, 1), (7, 5, 6)),
+        ("strided", (5, 3), (2, 3), (1, 2), (1, 2), (12, 11)),
+        ("strided", (3, 3), 1, 0, 1, (8, 9)),
+        ("generative", (2, 3, 1), (2, 1, 3), (0, 1, 0), (1, 2, 1), (4, 4, 3)),
+        ("generative", (4,), (3,), (1,), (1,), (20,)),
+        ("inverse", (2, 2, 2), 2, 0, 1, (6, 7, 6)),
+        ("inverse", (3, 5), (2, 3), (1, 2), (2, 1), (12, 11)),
+        ("between", (2, 3), (2, 1), (1, 0), (1, 2), (10, 12)),
+    ],
+    ids=str,
+)
 def test_kernel_shapes(lane, kind, kernel, stride, padding, dilation, shape):
     made = layer(kind, 0, kernel, stride, padding, dilation, shape, device=lane.device, seed=3)
     check(made, 16, 32, lane)
 
 
-@pytest.mark.parametrize("kind, kernel, padding, dilation", [
-    ("submanifold", (3, 3, 3), None, 1),
-    ("submanifold", (2, 2, 4), None, 1),
-    ("submanifold", (2, 3, 4), (1, 2, 0), 1),
-    ("submanifold", (1, 2, 9), (0, 0, 9), 1),
-    ("submanifold", (3, 3, 3), None, (1, 1, 2)),
-    ("strided", (2, 3, 4), (0, 1, 2), 1),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, kernel, padding, dilation",
+    [
+        ("submanifold", (3, 3, 3), None, 1),
+        ("submanifold", (2, 2, 4), None, 1),
+        ("submanifold", (2, 3, 4), (1, 2, 0), 1),
+        ("submanifold", (1, 2, 9), (0, 0, 9), 1),
+        ("submanifold", (3, 3, 3), None, (1, 1, 2)),
+        ("strided", (2, 3, 4), (0, 1, 2), 1),
+    ],
+    ids=str,
+)
 def test_crowded_scenes(lane, kind, kernel, padding, dilation):
     """Most neighbours present, few channels: long runs of pairs, kernels without a middle."""
     made = layer(kind, 3, kernel, padding=padding, dilation=dilation, share=0.8, device=lane.device)
@@ -58,9 +66,7 @@ def test_seven_cubed_kernel(lane):
     check(made, 8, 8, lane)
 
 
-@pytest.mark.parametrize(
-    "c_in, c_out", [(1, 1), (1, 33), (3, 5), (33, 3), (5, 16), (17, 64), (96, 130)]
-)
+@pytest.mark.parametrize("c_in, c_out", [(1, 1), (1, 33), (3, 5), (33, 3), (5, 16), (17, 64), (96, 130)])
 def test_channel_counts(lane, c_in, c_out):
     check(layer("submanifold", 2, device=lane.device), c_in, c_out, lane)
 

@@ -45,9 +45,8 @@ def test_repeated_coordinates(lane, kind):
 def test_pairs_of_repeated_coordinates(map_lane):
     """Written out in the caller's rows, in both directions, where both ends repeat."""
     made = layer(
-        "between", 2, coords=repeated((9, 10)), y_coords=repeated((5, 5), 1), dense=False,
-        device=map_lane.device,
-    )  # fmt: skip
+        "between", 2, coords=repeated((9, 10)), y_coords=repeated((5, 5), 1), dense=False, device=map_lane.device
+    )
     for v, (x_rows, y_rows) in enumerate(made.pairs):
         want = sorted(zip(x_rows.tolist(), y_rows.tolist(), strict=True))
         found = [rows.tolist() for rows in row_pairs(made.kmap, v)]
@@ -70,17 +69,16 @@ def test_the_first_of_repeated_coordinates(lane, kind):
     made = first_alone(layer(kind, 2, coords=repeated((9, 10)), dense=False, device=lane.device))
     check(made, 16, 16, lane)
     back = {
-        "kmap": functional.inverse(made.kmap), "x_coords": made.y_coords, "y_coords": made.x_coords,
+        "kmap": functional.inverse(made.kmap),
+        "x_coords": made.y_coords,
+        "y_coords": made.x_coords,
         "pairs": [(y_rows, x_rows) for x_rows, y_rows in made.pairs],
-    }  # fmt: skip
+    }
     check(dataclasses.replace(made, **back), 16, 16, lane)
 
 
 def test_repeated_output_coordinates(lane):
-    made = layer(
-        "between", 2, coords=repeated((9, 10)), y_coords=repeated((5, 5), 1), dense=False,
-        device=lane.device,
-    )  # fmt: skip
+    made = layer("between", 2, coords=repeated((9, 10)), y_coords=repeated((5, 5), 1), dense=False, device=lane.device)
     check(made, 16, 16, lane)
 
 
@@ -88,9 +86,7 @@ def test_repeated_output_coordinates(lane):
 def test_repeated_coordinates_under_other_kernels(lane, groups):
     """No zero offset, and groups: every path of a folded submanifold map."""
     coords = repeated((9, 10))
-    made = layer(
-        "submanifold", 2, (2, 2), padding=(3, 0), coords=coords, dense=False, device=lane.device
-    )
+    made = layer("submanifold", 2, (2, 2), padding=(3, 0), coords=coords, dense=False, device=lane.device)
     check(made, 16, 16, lane, groups=groups)
     made = layer("submanifold", 2, coords=coords, dense=False, device=lane.device)
     check(made, 16, 16, lane, groups=groups)
@@ -120,19 +116,22 @@ def test_dead_rows_among_repeated_ones(lane):
     check(layer("submanifold", 2, coords=coords, dense=False, device=lane.device), 16, 16, lane)
 
 
-@pytest.mark.parametrize("activation, bias, dtype", [
-    ("relu", True, torch.float32), ("relu", False, torch.float16),
-    ("leaky_relu", False, torch.float32), ("sigmoid", True, torch.float16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "activation, bias, dtype",
+    [
+        ("relu", True, torch.float32),
+        ("relu", False, torch.float16),
+        ("leaky_relu", False, torch.float32),
+        ("sigmoid", True, torch.float16),
+    ],
+)
 def test_fused_epilogue(lane, activation, bias, dtype):
     made = layer("submanifold", 2, device=lane.device)
     x, weight, shift, _ = tensors(made, 16, 16, dtype=dtype, bias=bias)
     want = made.truth(x, weight, shift)
-    want = {
-        "relu": want.relu(),
-        "leaky_relu": torch.nn.functional.leaky_relu(want, 0.1),
-        "sigmoid": want.sigmoid(),
-    }[activation]
+    want = {"relu": want.relu(), "leaky_relu": torch.nn.functional.leaky_relu(want, 0.1), "sigmoid": want.sigmoid()}[
+        activation
+    ]
     operands = [None if t is None else t.to(lane.device) for t in (x, weight, shift)]
     y = functional.conv(*operands, made.kmap, activation=activation, alpha=0.1)
     assert_close(y, want, dtype)
@@ -282,11 +281,7 @@ def test_repeats_are_bitwise_equal(lane, kind):
 def test_one_map_serves_many_layers(lane):
     """Plans are kept by map: other channels, dtypes and epilogues must not take one another's."""
     made = layer("strided", 2, device=lane.device)
-    for c_in, c_out, dtype in (
-        (16, 32, torch.float32),
-        (32, 16, torch.float32),
-        (16, 32, torch.float16),
-    ):
+    for c_in, c_out, dtype in ((16, 32, torch.float32), (32, 16, torch.float32), (16, 32, torch.float16)):
         check(made, c_in, c_out, lane, dtype=dtype)
         check(made, c_in, c_out, lane, dtype=dtype, bias=False)
     check(made, 16, 32, lane)
@@ -308,11 +303,11 @@ def test_one_map_serves_every_dataflow(lane, kind):
         check(made, 16, 16, lane, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("values", [
-    [(-1, 0), (0, -2), (0, 2), (1, 0)],
-    [(-1, 0), (0, -2), (0, 0), (0, 2), (1, 0)],
-    [(1, 1), (0, 0), (2, -1)],
-], ids=["hollow", "cross", "lopsided"])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [[(-1, 0), (0, -2), (0, 2), (1, 0)], [(-1, 0), (0, -2), (0, 0), (0, 2), (1, 0)], [(1, 1), (0, 0), (2, -1)]],
+    ids=["hollow", "cross", "lopsided"],
+)
 @pytest.mark.parametrize("repeat", [False, True])
 def test_offsets_of_any_shape(lane, values, repeat):
     """Symmetric lists without a middle, crosses, lists without symmetry."""
@@ -332,8 +327,10 @@ def test_lists_that_name_a_row_twice(lane):
     kmap = functional.kernel_map(pairs, 4, 4)
     made = dataclasses.replace(
         layer("submanifold", 1, coords=line(4), device=lane.device),
-        kmap=kmap, pairs=[(x.cpu().long(), y.cpu().long()) for x, y in pairs], dense=False,
-    )  # fmt: skip
+        kmap=kmap,
+        pairs=[(x.cpu().long(), y.cpu().long()) for x, y in pairs],
+        dense=False,
+    )
     check(made, 16, 16, lane)
 
 

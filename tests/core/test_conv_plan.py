@@ -93,12 +93,13 @@ WRONG = {
     "norm": lambda x, w, b: (x, w, b, {"norm": Norm(b, b[1:], None, None, 1e-5)}),
     "half a norm": lambda x, w, b: (x, w, b, {"norm": Norm(b, b, b, None, 1e-5)}),
     "a norm with gradients": lambda x, w, b: (
-        x, w.clone().requires_grad_(), b, {"norm": Norm(b, b.abs(), None, None, 1e-5)}
+        x,
+        w.clone().requires_grad_(),
+        b,
+        {"norm": Norm(b, b.abs(), None, None, 1e-5)},
     ),
-    "an activation with gradients": lambda x, w, b: (
-        x, w.clone().requires_grad_(), b, {"activation": "relu"}
-    ),
-}  # fmt: skip
+    "an activation with gradients": lambda x, w, b: (x, w.clone().requires_grad_(), b, {"activation": "relu"}),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -304,9 +305,7 @@ def test_what_changes_reaches_the_kernel(launches):
         assert told("stride_wv", x, weight, None) == 512
         assert told("stride_wv", x, torch.cat([weight, weight], 1)[:, :16], None) == 1024
         ends = [(b, n) for b in (None, bias) for n in (None, norm)]
-        assert [told("EPILOGUE", x, weight, b, norm=n) for b, n in ends] == [
-            0, NORM, BIAS, BIAS | NORM
-        ]  # fmt: skip
+        assert [told("EPILOGUE", x, weight, b, norm=n) for b, n in ends] == [0, NORM, BIAS, BIAS | NORM]
         assert told("eps", x, weight, bias, norm=norm) == 1e-3
         assert told("eps", x, weight, bias, norm=norm._replace(eps=0.5)) == 0.5
         for alpha in (0.25, 0.5):

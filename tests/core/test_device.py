@@ -57,9 +57,7 @@ def fresh(monkeypatch):
 
 
 def test_without_triton_everything_runs_on_the_cpu():
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, check=True)
     results, pooled, message = done.stdout.strip().splitlines()
     assert results == "[110.0, 11.0, 10.0] [11.0, 110.0, 10.0]"
     assert pooled == "[2.0, 2.0, 1.0]"
@@ -86,9 +84,7 @@ def test_a_forced_triton_dataflow_never_falls_back(monkeypatch, flow):
     without_triton(monkeypatch)
     with settings.override(dataflow=flow):
         for device in (CUDA, torch.device("cpu")):
-            assert_error(
-                lambda d=device: kernel_target(d), DeviceError, [flow, str(device), "auto"]
-            )
+            assert_error(lambda d=device: kernel_target(d), DeviceError, [flow, str(device), "auto"])
 
 
 def test_a_triton_that_is_too_old(monkeypatch):
@@ -143,16 +139,9 @@ def test_cpu_tensors_take_torch_unless_a_driver_serves_them():
         assert "TRITON_INTERPRET=1" in targets.unavailable(torch.device("cpu"))
 
 
-UNKNOWN = (
-    ("cuda", 999, None),
-    ("cuda", 130, 64 << 10),
-    ("hip", "gfx1399", None),
-    ("hip", "gfx908", None),
-)
+UNKNOWN = (("cuda", 999, None), ("cuda", 130, 64 << 10), ("hip", "gfx1399", None), ("hip", "gfx908", None))
 KNOWN = [("cuda", arch, None) for arch in (75, 80, 86, 89, 90, 100, 120)]
-KNOWN += [
-    ("hip", arch, None) for arch in ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201")
-]
+KNOWN += [("hip", arch, None) for arch in ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201")]
 
 
 @pytest.mark.parametrize("backend, arch, shared", [*UNKNOWN, *KNOWN])
@@ -218,12 +207,9 @@ def test_every_dataflow_of_the_settings_has_a_file():
     for name, kernels in settings.DATAFLOWS.items():
         flow = registry.entry(name)
         assert (flow.name, flow.kernels) == (name, kernels)
-    assert (
-        registry.entry(registry.automatic()[-1]).unsupported_reasons(
-            Case(CUDA, torch.float64, False)
-        )
-        == []
-    ), "the last one serves everything"
+    assert registry.entry(registry.automatic()[-1]).unsupported_reasons(Case(CUDA, torch.float64, False)) == [], (
+        "the last one serves everything"
+    )
 
 
 def test_tf32_is_asked_of_those_that_have_it():

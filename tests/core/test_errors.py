@@ -52,26 +52,10 @@ CASES = {
     "channels of groups": (ShapeError, ["4 channels", "8", "2 group"], lambda: conv(groups=2)),
     "groups that do not divide": (ShapeError, ["8 output", "3 groups"], lambda: conv(groups=3)),
     "no groups": (ShapeError, ["0", "at least 1"], lambda: conv(groups=0)),
-    "weights of fewer offsets": (
-        ShapeError,
-        ["8 matrices", "9 offsets"],
-        lambda: conv(weight=WEIGHT[1:]),
-    ),
-    "weight of rank 4": (
-        ShapeError,
-        ["[1, 9, 4, 8]", "[V, C_in, C_out]"],
-        lambda: conv(weight=WEIGHT[None]),
-    ),
-    "weight of rank 1": (
-        ShapeError,
-        ["[8]", "[C_out, *kernel, C_in]"],
-        lambda: conv(weight=BIAS, layout="ovi"),
-    ),
-    "weight without channels": (
-        ShapeError,
-        ["[9, 0, 8]", "at least one"],
-        lambda: conv(X[:, :0], WEIGHT[:, :0]),
-    ),
+    "weights of fewer offsets": (ShapeError, ["8 matrices", "9 offsets"], lambda: conv(weight=WEIGHT[1:])),
+    "weight of rank 4": (ShapeError, ["[1, 9, 4, 8]", "[V, C_in, C_out]"], lambda: conv(weight=WEIGHT[None])),
+    "weight of rank 1": (ShapeError, ["[8]", "[C_out, *kernel, C_in]"], lambda: conv(weight=BIAS, layout="ovi")),
+    "weight without channels": (ShapeError, ["[9, 0, 8]", "at least one"], lambda: conv(X[:, :0], WEIGHT[:, :0])),
     "weight layout": (ShapeError, ["'oiv'", "vio", "ovi"], lambda: conv(layout="oiv")),
     "kernel in another memory order": (
         ShapeError,
@@ -84,16 +68,8 @@ CASES = {
         lambda: layout_of(torch.empty(32, 1 << 13, 1 << 13, device="meta"), "vio"),
     ),
     "bias": (ShapeError, ["[7]", "[8]"], lambda: conv(bias=BIAS[1:])),
-    "integer features": (
-        DataTypeError,
-        ["torch.int32", "fp16"],
-        lambda: conv(X.int(), WEIGHT.int()),
-    ),
-    "complex features": (
-        DataTypeError,
-        ["torch.complex64", "fp16"],
-        lambda: conv(X.cfloat(), WEIGHT.cfloat()),
-    ),
+    "integer features": (DataTypeError, ["torch.int32", "fp16"], lambda: conv(X.int(), WEIGHT.int())),
+    "complex features": (DataTypeError, ["torch.complex64", "fp16"], lambda: conv(X.cfloat(), WEIGHT.cfloat())),
     "features and weight of two dtypes": (
         DataTypeError,
         ["torch.float16", "torch.float32", "autocast"],
@@ -104,33 +80,13 @@ CASES = {
     "pool mode": (UnsupportedError, ["'min'", "max, avg, sum"], lambda: pool(X, "min")),
     "pooled rows": (ShapeError, ["[49, 4]", "50 rows"], lambda: pool(X[1:])),
     "pooled integers": (DataTypeError, ["torch.int32", "fp16"], lambda: pool(X.int())),
-    "pooled fp8": (
-        DataTypeError,
-        ["float8_e4m3fn", "fp16"],
-        lambda: pool(X.to(torch.float8_e4m3fn)),
-    ),
+    "pooled fp8": (DataTypeError, ["float8_e4m3fn", "fp16"], lambda: pool(X.to(torch.float8_e4m3fn))),
     "pooled elsewhere": (DeviceError, ["meta", "cpu"], lambda: pool(X.to("meta"))),
-    "global pool mode": (
-        UnsupportedError,
-        ["'min'", "max, avg, sum"],
-        lambda: global_pool(mode="min"),
-    ),
+    "global pool mode": (UnsupportedError, ["'min'", "max, avg, sum"], lambda: global_pool(mode="min")),
     "global pool rows": (ShapeError, ["[49, 4]", "[50]"], lambda: global_pool(X[1:])),
-    "global pool of integers": (
-        DataTypeError,
-        ["torch.int32", "fp16"],
-        lambda: global_pool(X.int()),
-    ),
-    "batch indices of fp32": (
-        DataTypeError,
-        ["torch.float32", "int64"],
-        lambda: global_pool(batch=BATCH.float()),
-    ),
-    "batch indices elsewhere": (
-        DeviceError,
-        ["cpu", "meta"],
-        lambda: global_pool(batch=BATCH.to("meta")),
-    ),
+    "global pool of integers": (DataTypeError, ["torch.int32", "fp16"], lambda: global_pool(X.int())),
+    "batch indices of fp32": (DataTypeError, ["torch.float32", "int64"], lambda: global_pool(batch=BATCH.float())),
+    "batch indices elsewhere": (DeviceError, ["cpu", "meta"], lambda: global_pool(batch=BATCH.to("meta"))),
     "negative batch size": (GeometryError, ["-1", "0 or more"], lambda: global_pool(batch_size=-1)),
 }
 
@@ -169,11 +125,7 @@ def test_bias_of_integers():
 @pytest.mark.gpu
 def test_two_devices():
     there = functional.coordinate_map(COORDS.cuda(), SHAPE, 2)
-    assert_error(
-        lambda: functional.between(CMAP, there, OFFSETS),
-        DeviceError,
-        ["cpu and cuda:0", "one device"],
-    )
+    assert_error(lambda: functional.between(CMAP, there, OFFSETS), DeviceError, ["cpu and cuda:0", "one device"])
     assert_error(lambda: conv(X.cuda(), WEIGHT.cuda(), None), DeviceError, ["cuda:0", "cpu"])
     same = functional.submanifold(there, OFFSETS)
     assert_error(lambda: functional.pool(X, same, "max"), DeviceError, ["cuda:0", "cpu"])

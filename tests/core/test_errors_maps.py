@@ -42,53 +42,21 @@ def lists(x_rows, y_rows):
 
 
 CASES = {
-    "a fractional stride": (
-        GeometryError,
-        ["1.5", "integers"],
-        lambda: functional.strided(CMAP, OFFSETS, 1.5),
-    ),
+    "a fractional stride": (GeometryError, ["1.5", "integers"], lambda: functional.strided(CMAP, OFFSETS, 1.5)),
     "coordinates of rank 1": (ShapeError, ["[3]", "[N, 1 + D]"], lambda: bound(COORDS[0])),
-    "coordinates without axes": (
-        ShapeError,
-        ["[50, 1]", "[N, 1 + D]"],
-        lambda: bound(COORDS[:, :1]),
-    ),
-    "coordinates of another box": (
-        ShapeError,
-        ["[50, 3]", "[N, 2]"],
-        lambda: CoordinateMap(COORDS, Box.grid(2, (9,))),
-    ),
-    "int64 coordinates": (
-        DataTypeError,
-        ["torch.int64", "torch.int32"],
-        lambda: bound(COORDS.long()),
-    ),
-    "float coordinates": (
-        DataTypeError,
-        ["torch.float32", ".int()"],
-        lambda: CoordinateMap(COORDS.float(), CMAP.box),
-    ),
+    "coordinates without axes": (ShapeError, ["[50, 1]", "[N, 1 + D]"], lambda: bound(COORDS[:, :1])),
+    "coordinates of another box": (ShapeError, ["[50, 3]", "[N, 2]"], lambda: CoordinateMap(COORDS, Box.grid(2, (9,)))),
+    "int64 coordinates": (DataTypeError, ["torch.int64", "torch.int32"], lambda: bound(COORDS.long())),
+    "float coordinates": (DataTypeError, ["torch.float32", ".int()"], lambda: CoordinateMap(COORDS.float(), CMAP.box)),
     "coordinates without values": (DeviceError, ["meta"], lambda: bound(COORDS.to("meta"))),
-    "a map without values": (
-        DeviceError,
-        ["meta"],
-        lambda: CoordinateMap(COORDS.to("meta"), CMAP.box),
-    ),
-    "2^31 rows": (
-        OverflowLimitError,
-        [str(1 << 31)],
-        lambda: CoordinateMap(COORDS[:1].expand(1 << 31, 3), CMAP.box),
-    ),
+    "a map without values": (DeviceError, ["meta"], lambda: CoordinateMap(COORDS.to("meta"), CMAP.box)),
+    "2^31 rows": (OverflowLimitError, [str(1 << 31)], lambda: CoordinateMap(COORDS[:1].expand(1 << 31, 3), CMAP.box)),
     "coordinate beyond the grid": (
         CoordinateError,
         ["axis 1", "is 10", "0 <= c < 10"],
         lambda: bound(coords_with(2, 10)),
     ),
-    "negative coordinate": (
-        CoordinateError,
-        ["axis 0", "is -4", "0 <= c < 9"],
-        lambda: bound(coords_with(1, -4)),
-    ),
+    "negative coordinate": (CoordinateError, ["axis 0", "is -4", "0 <= c < 9"], lambda: bound(coords_with(1, -4))),
     "batch index >= batch_size": (
         CoordinateError,
         ["batch index", "is 2", "0 <= c < 2"],
@@ -100,11 +68,7 @@ CASES = {
         lambda: functional.coordinate_map(coords_with(0, -1)),
     ),
     "batch size below zero": (GeometryError, ["-1", "0 or more"], lambda: bound(COORDS, SHAPE, -1)),
-    "grid of another dimension": (
-        GeometryError,
-        ["[9, 10, 4]", "2"],
-        lambda: bound(COORDS, (9, 10, 4)),
-    ),
+    "grid of another dimension": (GeometryError, ["[9, 10, 4]", "2"], lambda: bound(COORDS, (9, 10, 4))),
     "grid without cells": (GeometryError, ["[9, 0]", "at least 1"], lambda: bound(COORDS, (9, 0))),
     "outside": (CoordinateError, ["'drop'", "'ignore'"], lambda: bound(COORDS, outside="drop")),
     "grid of 2^62 cells": (
@@ -148,42 +112,18 @@ CASES = {
         ["1-dimensional", "2-dimensional"],
         lambda: functional.generative(CMAP, functional.kernel_offsets((3,)), 2),
     ),
-    "stride 0": (
-        GeometryError,
-        ["[2, 0]", "at least 1"],
-        lambda: functional.strided(CMAP, OFFSETS, (2, 0)),
-    ),
+    "stride 0": (GeometryError, ["[2, 0]", "at least 1"], lambda: functional.strided(CMAP, OFFSETS, (2, 0))),
     "strides of another dimension": (
         GeometryError,
         ["[1, 1, 1]", "2"],
         lambda: functional.between(CMAP, CMAP, OFFSETS, (1, 1, 1)),
     ),
-    "kernel size 0": (
-        GeometryError,
-        ["[3, 0]", "at least 1"],
-        lambda: functional.kernel_offsets((3, 0)),
-    ),
-    "kernel size without axes": (
-        GeometryError,
-        ["3", "per axis"],
-        lambda: functional.kernel_offsets(3),
-    ),
-    "dilation 0": (
-        GeometryError,
-        ["[0]", "at least 1"],
-        lambda: functional.kernel_offsets((3,), dilation=0),
-    ),
+    "kernel size 0": (GeometryError, ["[3, 0]", "at least 1"], lambda: functional.kernel_offsets((3, 0))),
+    "kernel size without axes": (GeometryError, ["3", "per axis"], lambda: functional.kernel_offsets(3)),
+    "dilation 0": (GeometryError, ["[0]", "at least 1"], lambda: functional.kernel_offsets((3,), dilation=0)),
     "no offsets": (GeometryError, ["[]", "[V, D]"], lambda: Offsets.of([])),
-    "ragged offsets": (
-        GeometryError,
-        ["[[0], [0, 1]]", "[V, D]"],
-        lambda: Offsets.of([[0], [0, 1]]),
-    ),
-    "repeated offsets": (
-        GeometryError,
-        ["[[0], [0]]", "offset of its own"],
-        lambda: Offsets.of([[0], [0]]),
-    ),
+    "ragged offsets": (GeometryError, ["[[0], [0, 1]]", "[V, D]"], lambda: Offsets.of([[0], [0, 1]])),
+    "repeated offsets": (GeometryError, ["[[0], [0]]", "offset of its own"], lambda: Offsets.of([[0], [0]])),
     "offsets beyond 32 bits": (
         OverflowLimitError,
         [str(1 << 31), "32-bit"],
@@ -194,32 +134,16 @@ CASES = {
         ["axis 0", "32-bit"],
         lambda: functional.generative(CMAP, OFFSETS, 1 << 30),
     ),
-    "no pair lists": (
-        GeometryError,
-        ["empty", "at least one"],
-        lambda: functional.kernel_map([], 3, 3),
-    ),
-    "pair lists of two lengths": (
-        ShapeError,
-        ["[3]", "[2]", "[P]"],
-        lambda: lists([0, 1, 2], [0, 1]),
-    ),
+    "no pair lists": (GeometryError, ["empty", "at least one"], lambda: functional.kernel_map([], 3, 3)),
+    "pair lists of two lengths": (ShapeError, ["[3]", "[2]", "[P]"], lambda: lists([0, 1, 2], [0, 1])),
     "pair lists of fp32": (DataTypeError, ["torch.float32", "int64"], lambda: lists([0.0], [1.0])),
     "pair lists elsewhere": (
         DeviceError,
         ["meta", "cpu"],
         lambda: lists([0], torch.ones(1, dtype=torch.int64, device="meta")),
     ),
-    "an input row that is not there": (
-        CoordinateError,
-        ["input row 3", "row < 3"],
-        lambda: lists([0, 3], [0, 1]),
-    ),
-    "an output row below zero": (
-        CoordinateError,
-        ["output row -1", "row < 3"],
-        lambda: lists([0, 1], [0, -1]),
-    ),
+    "an input row that is not there": (CoordinateError, ["input row 3", "row < 3"], lambda: lists([0, 3], [0, 1])),
+    "an output row below zero": (CoordinateError, ["output row -1", "row < 3"], lambda: lists([0, 1], [0, -1])),
 }
 
 

@@ -48,10 +48,7 @@ def test_products_are_not_split_elsewhere(arch):
 
 def test_weights_that_hopper_wants_in_rows():
     hopper, ampere = described("sm_90"), described("sm_80")
-    rows, columns = (
-        layout_of(torch.empty(64, 27, 64), "ovi"),
-        layout_of(torch.empty(27, 64, 64), "vio"),
-    )
+    rows, columns = (layout_of(torch.empty(64, 27, 64), "ovi"), layout_of(torch.empty(27, 64, 64), "vio"))
     assert not precision.reads_rows(hopper, "tf32x3", rows)
     assert precision.reads_rows(hopper, "tf32x3", columns)
     assert precision.reads_rows(hopper, "tf32", rows.transposed())
@@ -120,9 +117,7 @@ def test_split_products_are_as_exact_as_ieee(spread):
     """Errors of both against fp64, of features alike and of features far apart in size."""
     made = layer("submanifold", 3, shape=(24, 24, 24), device="cuda")
     torch.manual_seed(0)
-    x = torch.randn(len(made.x_coords), 128) * torch.exp(
-        spread * torch.randn(len(made.x_coords), 1)
-    )
+    x = torch.randn(len(made.x_coords), 128) * torch.exp(spread * torch.randn(len(made.x_coords), 1))
     weight = torch.randn(27, 128, 128) / 50
     want = made.truth(x.double(), weight.double())
     scale = want.square().mean(1, keepdim=True).sqrt()

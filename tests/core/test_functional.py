@@ -26,9 +26,7 @@ def test_the_module_text_runs():
     voxels = functional.coordinate_map(coords, spatial_shape=(6, 6, 6), batch_size=2)
     same = functional.submanifold(voxels, functional.kernel_offsets((3, 3, 3)))
     x = functional.conv(x, torch.randn(27, 4, 8), bias, same)
-    coarse, down = functional.strided(
-        voxels, functional.kernel_offsets((2, 2, 2), padding=0), stride=2
-    )
+    coarse, down = functional.strided(voxels, functional.kernel_offsets((2, 2, 2), padding=0), stride=2)
     y = functional.conv(x, torch.randn(8, 8, 16), None, down)
     assert y.shape == (coarse.n_rows, 16)
     z = functional.conv(y, torch.randn(8, 16, 8), None, functional.inverse(down))
@@ -84,9 +82,7 @@ def test_unbounded_strided_maps_keep_every_output(map_lane, shift):
             for offset in offsets.values
         }
         assert {tuple(row) for row in finer.coords.tolist()} == made
-        assert sum(len(up.pair_list(v)[0]) for v in range(len(offsets))) == len(coords) * len(
-            offsets
-        )
+        assert sum(len(up.pair_list(v)[0]) for v in range(len(offsets))) == len(coords) * len(offsets)
 
 
 def test_out_shape_cuts_as_a_dense_layer_does():
@@ -107,8 +103,13 @@ def test_out_shape_cuts_as_a_dense_layer_does():
 def test_offsets():
     assert functional.kernel_offsets((3,)).values == ((-1,), (0,), (1,))
     assert functional.kernel_offsets((2, 3), dilation=(1, 2)).values == (
-        (-1, -2), (-1, 0), (-1, 2), (0, -2), (0, 0), (0, 2),
-    )  # fmt: skip
+        (-1, -2),
+        (-1, 0),
+        (-1, 2),
+        (0, -2),
+        (0, 0),
+        (0, 2),
+    )
     assert functional.kernel_offsets((2,), padding=-3).values == ((3,), (4,))
     assert functional.kernel_offsets((3, 3)) is functional.kernel_offsets((3, 3), padding=1)
     assert Offsets.of([[0, 1], [1, 0]]).center == -1

@@ -19,10 +19,17 @@ KERNELS = {1: (3,), 2: (3, 2), 3: (1, 3, 2), 4: (2, 1, 2, 1)}
 
 def small(kind, dimension, lane, **options):
     return layer(
-        kind, dimension, KERNELS[dimension], stride=1 if kind == "submanifold" else 2,
-        padding=tuple(k // 2 for k in KERNELS[dimension]), shape=SHAPES[dimension],
-        share=0.4, device=lane.device, seed=6, **options,
-    )  # fmt: skip
+        kind,
+        dimension,
+        KERNELS[dimension],
+        stride=1 if kind == "submanifold" else 2,
+        padding=tuple(k // 2 for k in KERNELS[dimension]),
+        shape=SHAPES[dimension],
+        share=0.4,
+        device=lane.device,
+        seed=6,
+        **options,
+    )
 
 
 def gradcheck(made, lane, groups=1):
@@ -30,8 +37,7 @@ def gradcheck(made, lane, groups=1):
     operands = leaves(operands, lane.device)
     with lane.serving(torch.float64):
         assert torch.autograd.gradcheck(
-            lambda x, weight, bias: functional.conv(x, weight, bias, made.kmap, groups=groups),
-            operands,
+            lambda x, weight, bias: functional.conv(x, weight, bias, made.kmap, groups=groups), operands
         )
 
 
@@ -87,7 +93,5 @@ def test_what_a_transform_has_left_behind(lane):
     y.sum().backward()
     assert weight.grad is not None
     norm = torch.nn.BatchNorm1d(6).to(lane.device)
-    found = batch_norm(
-        leaked[0], norm.weight, norm.bias, None, None, momentum=0.1, eps=1e-5
-    )  # fmt: skip
+    found = batch_norm(leaked[0], norm.weight, norm.bias, None, None, momentum=0.1, eps=1e-5)
     torch.testing.assert_close(found, norm(x), rtol=1e-4, atol=1e-4)

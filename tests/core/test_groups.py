@@ -8,13 +8,7 @@ import json
 import pytest
 import torch
 
-from sparse_bridge.core.conv.choice import (
-    flow_of,
-    layer_of,
-    map_class_of,
-    serving_flow,
-    used_groups,
-)
+from sparse_bridge.core.conv.choice import flow_of, layer_of, map_class_of, serving_flow, used_groups
 from sparse_bridge.core.conv.dataflow import LayerProduct
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.maps.rows import Rows
@@ -44,11 +38,17 @@ def best(layers, times=None, paid=()):
     return flows, pytest.approx(1e6 * seconds)
 
 
-@pytest.mark.parametrize("layers, paid, flows, microseconds", [
-    ({A: 1}, (), "unmasked", 18), ({A: 2}, (), "unmasked", 36), ({A: 3}, (), "masked", 50),
-    ({A: 1}, (TILES,), "masked", 30), ({A: 1}, (TILES, PAIRS), "masked", 60),
-    ({A: 11}, (TILES, PAIRS), "grouped", 159),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layers, paid, flows, microseconds",
+    [
+        ({A: 1}, (), "unmasked", 18),
+        ({A: 2}, (), "unmasked", 36),
+        ({A: 3}, (), "masked", 50),
+        ({A: 1}, (TILES,), "masked", 30),
+        ({A: 1}, (TILES, PAIRS), "masked", 60),
+        ({A: 11}, (TILES, PAIRS), "grouped", 159),
+    ],
+)
 def test_what_a_map_needs_is_paid_once_and_by_all(layers, paid, flows, microseconds):
     assert best(layers, paid=paid) == ({A: flows}, microseconds)
 
@@ -107,9 +107,7 @@ def test_classes_tell_maps_apart():
     classes |= {str(map_class_of(maps[0], product(dtype=torch.bfloat16)))}
     assert len(classes) == 5
     assert str(map_class_of(maps[0], product())) == "submanifold/v27/float16/ieee/inference/r8:8"
-    assert str(layer_of(1, product(32)._replace(w=product(32).w.transposed()))) == (
-        "dgrad1:64x32/g1"
-    )
+    assert str(layer_of(1, product(32)._replace(w=product(32).w.transposed()))) == ("dgrad1:64x32/g1")
 
 
 def test_a_stored_winner_serves_a_later_process(tmp_path):
@@ -177,11 +175,17 @@ def test_groups_and_winners_share_a_file(tmp_path):
     assert "groups" not in json.loads(encode(STAMP, held.winners))
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda one: one.pop("code"), lambda one: one.update(flows={"fwd0:64x64/g1": "fastest"}),
-    lambda one: one.update(layers={}), lambda one: one.update(layers={"fwd0:64x64/g1": 0}),
-    lambda one: one.update(microseconds="fast"), lambda one: one.update(more=1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda one: one.pop("code"),
+        lambda one: one.update(flows={"fwd0:64x64/g1": "fastest"}),
+        lambda one: one.update(layers={}),
+        lambda one: one.update(layers={"fwd0:64x64/g1": 0}),
+        lambda one: one.update(microseconds="fast"),
+        lambda one: one.update(more=1),
+    ],
+)
 def test_files_with_broken_groups_are_refused(spoil):
     raw = json.loads(encode(STAMP, {}, {group().key: group()}))
     spoil(raw["groups"][group().key])

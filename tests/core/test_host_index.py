@@ -124,8 +124,7 @@ def test_new_cells_in_a_box_of_more_cells_than_keys_have_room_for(kernel):
     assert vast.volume >= host_moves.MOST_CELLS and not vast.oversized
     near = Box.of((0, -9, -9, -9), (2, 40, 40, 40))
     (new, kmap), (want, known) = (
-        map_builder.strided(CoordinateMap(scene(150), BOX), offsets, (2, 2, 2), box)
-        for box in (vast, near)
+        map_builder.strided(CoordinateMap(scene(150), BOX), offsets, (2, 2, 2), box) for box in (vast, near)
     )
     assert new.coords.tolist() == want.coords.tolist()
     assert lists(kmap) == lists(known)

@@ -15,9 +15,7 @@ KERNEL, STRIDE, PADDING, DILATION = (2, 3, 1, 2), (2, 1, 3, 2), (0, 1, 0, 1), (1
 def impulse_layer(kind, dimension, device):
     part = slice(0, dimension)
     stride = (1,) * dimension if kind == "submanifold" else STRIDE[part]
-    return layer(
-        kind, dimension, KERNEL[part], stride, PADDING[part], DILATION[part], device=device, seed=5
-    )
+    return layer(kind, dimension, KERNEL[part], stride, PADDING[part], DILATION[part], device=device, seed=5)
 
 
 def offset_between(made, x_site, y_site):
@@ -27,9 +25,7 @@ def offset_between(made, x_site, y_site):
     if fine[0] != coarse[0]:
         return None
     index = 0
-    steps = zip(
-        fine[1:], coarse[1:], made.kernel, made.stride, made.padding, made.dilation, strict=True
-    )
+    steps = zip(fine[1:], coarse[1:], made.kernel, made.stride, made.padding, made.dilation, strict=True)
     for f, c, k, s, p, d in steps:
         offset, rest = divmod(f - s * c + p, d)
         if rest or not 0 <= offset < k:
@@ -52,9 +48,7 @@ def test_impulse_meets_the_right_offsets(map_lane, kind, dimension):
     weight = torch.cat([first, -first], 1) @ torch.tensor([[1.0, 1000.0]])  # [V, 2, 2]
     weight = weight.to(map_lane.device).requires_grad_()
     y = functional.conv(x, weight, None, made.kmap)
-    value = torch.tensor([0.0 if offset is None else offset + 1.0 for offset in indices]).view(
-        -1, 1
-    )
+    value = torch.tensor([0.0 if offset is None else offset + 1.0 for offset in indices]).view(-1, 1)
     assert torch.equal(y.cpu(), value * torch.tensor([-63.0, -63000.0]))
     # One output row asks: its gradient reaches one offset of the weight.
     out_row = next(j for j, offset in enumerate(indices) if offset is not None)
@@ -70,9 +64,7 @@ def test_impulse_meets_the_right_offsets(map_lane, kind, dimension):
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_impulse_reaches_the_right_rows(map_lane, kind, dimension):
     made = impulse_layer(kind, dimension, map_lane.device)
-    y_row = max(
-        range(len(made.y_coords)), key=lambda j: sum(j in y.tolist() for _, y in made.pairs)
-    )
+    y_row = max(range(len(made.y_coords)), key=lambda j: sum(j in y.tolist() for _, y in made.pairs))
     target = made.y_coords[y_row].tolist()
     indices = [offset_between(made, site, target) for site in made.x_coords.tolist()]
     assert any(offset is not None for offset in indices)
@@ -82,9 +74,7 @@ def test_gradient_impulse_reaches_the_right_rows(map_lane, kind, dimension):
     dy = torch.zeros_like(y)
     dy[y_row] = 7.0
     y.backward(dy)
-    want = torch.tensor([0.0 if offset is None else 7.0 * (offset + 1) for offset in indices]).view(
-        -1, 1
-    )
+    want = torch.tensor([0.0 if offset is None else 7.0 * (offset + 1) for offset in indices]).view(-1, 1)
     assert torch.equal(x.grad.cpu(), want)
 
 

@@ -21,12 +21,8 @@ def now():
 def copy(tmp_path, monkeypatch):
     """A copy of the kernels' source, which is hashed instead."""
     for name in ("gemm", "tiles"):
-        shutil.copytree(
-            KERNELS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    monkeypatch.setattr(
-        hashing.resources, "files", lambda package: tmp_path / package.rpartition(".")[2]
-    )
+        shutil.copytree(KERNELS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(hashing.resources, "files", lambda package: tmp_path / package.rpartition(".")[2])
     return tmp_path / "gemm"
 
 
@@ -40,9 +36,7 @@ def inside(path, function):
     """The first line of code of a jit function, where a line may be added."""
     lines = path.read_text(encoding="utf-8").splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith(f"def {function}("))
-    return next(
-        line for line in lines[start:] if line.startswith("    pid = tl.") or " = tl." in line
-    )
+    return next(line for line in lines[start:] if line.startswith("    pid = tl.") or " = tl." in line)
 
 
 def test_the_same_source_has_the_same_hash(copy):
@@ -72,10 +66,10 @@ def test_a_function_may_move_to_another_file(copy):
     assert now() == before
 
 
-@pytest.mark.parametrize("file, function", [
-    (GATHER, "_gather_gemm"), (GATHER, "_sum_partials"), ("wgrad_gemm.py", "_wgrad_gemm"),
-    ("wgrad_gemm.py", "_pick"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "file, function",
+    [(GATHER, "_gather_gemm"), (GATHER, "_sum_partials"), ("wgrad_gemm.py", "_wgrad_gemm"), ("wgrad_gemm.py", "_pick")],
+)
 def test_an_edited_kernel_starts_anew(copy, file, function):
     before, path = now(), copy / file
     text = path.read_text(encoding="utf-8")
@@ -86,11 +80,7 @@ def test_an_edited_kernel_starts_anew(copy, file, function):
 
 def test_the_decorator_counts(copy):
     before = now()
-    edit(
-        copy / GATHER,
-        '@triton.jit(do_not_specialize=["n_rows", ',
-        "@triton.jit(do_not_specialize=[",
-    )
+    edit(copy / GATHER, '@triton.jit(do_not_specialize=["n_rows", ', "@triton.jit(do_not_specialize=[")
     assert now() != before
 
 

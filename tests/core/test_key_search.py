@@ -37,9 +37,7 @@ def test_known_keys(lane):
 def test_shifted_keys(lane, first):
     rows = whole((300, 4), -50, 50, 14).int()
     shifts = whole((5, 3), -2, 3, 15).int()
-    got = key_search.hash_rows(
-        rows.to(lane.device), shifts.to(lane.device), first=first, fold=False
-    )
+    got = key_search.hash_rows(rows.to(lane.device), shifts.to(lane.device), first=first, fold=False)
     for k, shift in enumerate(shifts.tolist()):
         moved = rows.clone()
         moved[:, first : first + 3] += torch.tensor(shift, dtype=torch.int32)

@@ -58,10 +58,7 @@ def test_a_fault_names_what_helps(other, words):
 
 @pytest.mark.parametrize(
     "variable, other",
-    [
-        ("TORCH_BLAS_PREFER_HIPBLASLT", {"rocm": "6.4.0"}),
-        ("AMDGCN_USE_BUFFER_OPS", {"triton": (3, 7, 1)}),
-    ],
+    [("TORCH_BLAS_PREFER_HIPBLASLT", {"rocm": "6.4.0"}), ("AMDGCN_USE_BUFFER_OPS", {"triton": (3, 7, 1)})],
 )
 def test_a_variable_that_is_set_already_is_not_asked_for(variable, other):
     assert variable in said(MI300, **other)

@@ -27,9 +27,7 @@ GEOMETRIES = [
 
 def rulebook(x_map, y_map, offsets, stride):
     """The triples that should be there, of two coordinate maps."""
-    pairs = reference.find_pairs(
-        x_map.coords, x_map.box, y_map.coords, y_map.box, offsets.values, stride
-    )
+    pairs = reference.find_pairs(x_map.coords, x_map.box, y_map.coords, y_map.box, offsets.values, stride)
     return oracle.pair_triples(pairs)
 
 
@@ -68,9 +66,7 @@ def test_strided(map_lane, geometry):
 def test_generative(map_lane, geometry):
     kernel, stride, padding, dilation, shape = geometry
     coords = cloud(shape, 2, 0.1, seed=2, device=map_lane.device)
-    outer = [
-        (i - 1) * s - 2 * p + k for i, k, s, p in zip(shape, kernel, stride, padding, strict=True)
-    ]
+    outer = [(i - 1) * s - 2 * p + k for i, k, s, p in zip(shape, kernel, stride, padding, strict=True)]
     offsets = box_offsets(kernel, dilation, padding)
     cmap = CoordinateMap(coords, Box.grid(2, shape))
     new, kmap = map_builder.generative(cmap, offsets, stride, Box.grid(2, outer))
@@ -80,11 +76,17 @@ def test_generative(map_lane, geometry):
     assert every_view(kmap) == want
 
 
-@pytest.mark.parametrize("kernel, dilation, shape", [
-    ((5,), (2,), (50,)), ((3, 5), (1, 1), (9, 8)), ((3, 3, 3), (1, 1, 1), (6, 7, 5)),
-    ((3, 3, 1), (2, 1, 1), (6, 7, 5)), ((3, 3, 3, 3), (1, 1, 1, 1), (4, 3, 4, 3)),
-    ((5, 5, 5), (1, 1, 1), (5, 6, 4)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kernel, dilation, shape",
+    [
+        ((5,), (2,), (50,)),
+        ((3, 5), (1, 1), (9, 8)),
+        ((3, 3, 3), (1, 1, 1), (6, 7, 5)),
+        ((3, 3, 1), (2, 1, 1), (6, 7, 5)),
+        ((3, 3, 3, 3), (1, 1, 1, 1), (4, 3, 4, 3)),
+        ((5, 5, 5), (1, 1, 1), (5, 6, 4)),
+    ],
+)
 def test_submanifold(map_lane, kernel, dilation, shape):
     coords = cloud(shape, 2, 0.2, seed=3, device=map_lane.device)
     origin = tuple(k // 2 * d for k, d in zip(kernel, dilation, strict=True))
@@ -115,10 +117,7 @@ def test_between_given_maps(map_lane):
     fine = cloud((8, 9), 2, 0.3, seed=6, device=map_lane.device)
     coarse = cloud((4, 5), 2, 0.5, seed=7, device=map_lane.device)
     offsets = box_offsets((3, 3), (1, 1), (1, 1))
-    x_map, y_map = (
-        CoordinateMap(fine, Box.grid(2, (8, 9))),
-        CoordinateMap(coarse, Box.grid(2, (4, 5))),
-    )
+    x_map, y_map = (CoordinateMap(fine, Box.grid(2, (8, 9))), CoordinateMap(coarse, Box.grid(2, (4, 5))))
     kmap = map_builder.between(x_map, y_map, offsets, (2, 2))
     assert every_view(kmap) == rulebook(x_map, y_map, offsets, (2, 2))
 

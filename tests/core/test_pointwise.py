@@ -95,9 +95,7 @@ def test_kernels_serve_where_nothing_speaks_against_them(monkeypatch):
 
 def test_what_serves_is_asked_once_under_the_same_settings(monkeypatch):
     given = []
-    monkeypatch.setattr(
-        pointwise, "row_kernels", lambda case: given.append(case) or ("masked", len(given) == 1)
-    )
+    monkeypatch.setattr(pointwise, "row_kernels", lambda case: given.append(case) or ("masked", len(given) == 1))
     pointwise.reset()
     x, w = torch.randn(20, 8).half(), torch.randn(8, 8).half()
     assert [pointwise.by_kernel(x, w, None) for _ in range(3)] == [True] * 3 and len(given) == 1

@@ -36,10 +36,19 @@ def check(made, lane, mode, channels=16, dtype=torch.float32, floor=-INF, x=None
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind, dimension", [
-    ("strided", 1), ("strided", 2), ("strided", 3), ("strided", 4), ("submanifold", 2),
-    ("inverse", 2), ("generative", 2), ("between", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, dimension",
+    [
+        ("strided", 1),
+        ("strided", 2),
+        ("strided", 3),
+        ("strided", 4),
+        ("submanifold", 2),
+        ("inverse", 2),
+        ("generative", 2),
+        ("between", 2),
+    ],
+)
 def test_every_kind(map_lane, kind, dimension, mode):
     check(layer(kind, dimension, device=map_lane.device), map_lane, mode)
 
@@ -49,18 +58,15 @@ def test_result_rows_that_repeat_and_lie_outside(map_lane, mode):
     """Nothing reaches a row outside the grid: it holds the floor, as other such rows do."""
     coords = torch.tensor([[0, 9], [0, 2], [0, 2], [0, -1]], dtype=torch.int32)
     made = layer(
-        "inverse", kernel=1, stride=1, shape=(4,), coords=coords, batch_size=1, dense=False,
-        device=map_lane.device,
-    )  # fmt: skip
+        "inverse", kernel=1, stride=1, shape=(4,), coords=coords, batch_size=1, dense=False, device=map_lane.device
+    )
     check(made, map_lane, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("channels", [1, 5, 33, 130])
 def test_channel_counts(map_lane, channels, mode):
-    check(
-        layer("strided", 2, kernel=2, padding=0, device=map_lane.device), map_lane, mode, channels
-    )
+    check(layer("strided", 2, kernel=2, padding=0, device=map_lane.device), map_lane, mode, channels)
 
 
 @pytest.mark.parametrize("mode", MODES)

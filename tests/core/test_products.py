@@ -91,11 +91,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(threads, c_in, c_out, dty
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        w = (
-            torch.randn(c_out, c_in, dtype=dtype).t()
-            if turned
-            else torch.randn(c_in, c_out, dtype=dtype)
-        )
+        w = torch.randn(c_out, c_in, dtype=dtype).t() if turned else torch.randn(c_in, c_out, dtype=dtype)
         x = torch.randn(3000, c_in, dtype=dtype)
         many = host_products.mm(x, w, out=x.new_empty(3000, c_out))
         many_linear = host_products.linear(x, w)

@@ -68,10 +68,10 @@ def case(lane):
     return Case(lane)
 
 
-@pytest.mark.parametrize("kind, dtype", [
-    *((kind, torch.float32) for kind in KINDS), ("strided", torch.float16),
-    ("submanifold", torch.float64),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [*((kind, torch.float32) for kind in KINDS), ("strided", torch.float16), ("submanifold", torch.float64)],
+)
 def test_behind_the_norm_and_before_the_activation(lane, kind, dtype):
     case = Case(lane, kind, dtype)
     gap = torch.cat([case.rows, case.rows], 1)[:, ::2]
@@ -164,10 +164,15 @@ SUMS = {
 }
 
 
-@pytest.mark.parametrize("mode, name", [
-    *((torch.no_grad, name) for name in SUMS), (torch.inference_mode, "left"),
-    (torch.inference_mode, "torch.add"), (torch.enable_grad, "right"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mode, name",
+    [
+        *((torch.no_grad, name) for name in SUMS),
+        (torch.inference_mode, "left"),
+        (torch.inference_mode, "torch.add"),
+        (torch.enable_grad, "right"),
+    ],
+)
 def test_sums_are_one_launch(case, name, mode):
     with mode(), trace.record() as events:
         out, told = case.deferred()
@@ -190,9 +195,8 @@ OTHERS = {
     "a number": (lambda out: out + 1, lambda w: w + 1),
     "of a number": (lambda out: 1 + out, lambda w: w + 1),
     "one row": (lambda out: out + torch.ones(10).to(out), lambda w: w + 1),
-    "wider": (lambda out: (out + torch.ones(out.shape).to(out.device).double()).float(),
-              lambda w: w + 1),
-}  # fmt: skip
+    "wider": (lambda out: (out + torch.ones(out.shape).to(out.device).double()).float(), lambda w: w + 1),
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -46,8 +46,7 @@ def broken_blas(monkeypatch):
 def test_products_are_taken_in_parts(broken_blas, n, bias):
     generator = torch.Generator().manual_seed(n)
     x, w = (
-        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
-        for shape in ((n, 7), (7, 5))
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in ((n, 7), (7, 5))
     )
     b = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
     y = rocm.linear(x, w, b if bias else None)
@@ -129,9 +128,10 @@ def test_expandable_segments_are_warned_about_once(allocator, caplog, name):
     assert name in record.getMessage() and "expandable_segments" in record.getMessage()
 
 
-@pytest.mark.parametrize("hip, value", [(None, "expandable_segments:True"),
-                                        ("7.2.1", "expandable_segments:False"),
-                                        ("7.2.1", "max_split_size_mb:128")])  # fmt: skip
+@pytest.mark.parametrize(
+    "hip, value",
+    [(None, "expandable_segments:True"), ("7.2.1", "expandable_segments:False"), ("7.2.1", "max_split_size_mb:128")],
+)
 def test_where_there_is_nothing_to_warn_about(allocator, caplog, hip, value):
     allocator.setattr(torch.version, "hip", hip)
     allocator.setenv("PYTORCH_CUDA_ALLOC_CONF", value)

@@ -86,9 +86,7 @@ def at(sites, x, batch, position, spacing):
     return value
 
 
-@pytest.mark.parametrize(
-    ("shape", "spacing"), [((6, 7), (1, 1)), ((4, 5, 4), (2, 1, 3)), ((9,), (4,))]
-)
+@pytest.mark.parametrize(("shape", "spacing"), [((6, 7), (1, 1)), ((4, 5, 4), (2, 1, 3)), ((9,), (4,))])
 def test_interpolation(map_lane, shape, spacing):
     coords = cloud(shape, 2, 0.6, seed=3)
     coords[:, 1:] -= 2
@@ -106,10 +104,7 @@ def test_interpolation(map_lane, shape, spacing):
     matrix = interpolation(cmap, batch.to(map_lane.device), position.to(map_lane.device), spacing)
     x = features(len(scaled), 4, 6, device=map_lane.device)
     sites = {tuple(site): row for row, site in enumerate(scaled.tolist())}
-    want = [
-        at(sites, x.cpu(), int(b), p, spacing)
-        for b, p in zip(batch, position.tolist(), strict=True)
-    ]
+    want = [at(sites, x.cpu(), int(b), p, spacing) for b, p in zip(batch, position.tolist(), strict=True)]
     got = matrix.multiply(x)
     checks.assert_close(got, torch.stack(want))
     assert torch.equal(got[:3], x[:3])

@@ -31,8 +31,6 @@ def test_freed_memory_is_kept_unless_the_environment_says_otherwise(told):
     environment.pop("MALLOC_TRIM_THRESHOLD_", None)
     if told:
         environment["MALLOC_TRIM_THRESHOLD_"] = "131072"
-    run = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True)
     faults = int(run.stdout)
     assert faults > pages // 4 if told else faults < pages // 20

@@ -77,6 +77,4 @@ def test_a_column_of_coordinates_may_have_gaps(map_lane):
     x = torch.tensor([[1.0], [2.0]], device=map_lane.device)
     copies = SegmentOperator(Segments(coords[:, 0], 2), gathers=True)
     assert multiply(x, copies)[:, 0].tolist() == [2, 1, 2]
-    assert multiply(torch.ones(3, 1, device=map_lane.device), copies.transposed())[
-        :, 0
-    ].tolist() == [1, 2]
+    assert multiply(torch.ones(3, 1, device=map_lane.device), copies.transposed())[:, 0].tolist() == [1, 2]

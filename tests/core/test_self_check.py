@@ -92,9 +92,7 @@ class TestOnKernels:
         def rounded(t):
             return (t.view(torch.int32) & -(1 << 13)).view(torch.float32)
 
-        monkeypatch.setattr(
-            GatherGemm, "__call__", lambda self, x, w, *rest: right(self, rounded(x), w, *rest)
-        )
+        monkeypatch.setattr(GatherGemm, "__call__", lambda self, x, w, *rest: right(self, rounded(x), w, *rest))
         assert "largest error" in self_check.run(device, target, "fp32").problem
 
     def test_a_kernel_that_leaves_rows_unwritten_is_found(self, kernel_lane, monkeypatch):
@@ -102,9 +100,7 @@ class TestOnKernels:
 
         device, target = lane_target(kernel_lane)
         monkeypatch.setattr(GatherGemm, "__call__", lambda self, x, w, bias, y, *rest: y)
-        assert "4800 of 4800 results are not finite" in (
-            self_check.run(device, target, "fp32").problem
-        )
+        assert "4800 of 4800 results are not finite" in (self_check.run(device, target, "fp32").problem)
 
     @pytest.mark.parametrize("part", self_check.KEYS)
     def test_a_hash_table_that_loses_keys_is_found(self, kernel_lane, monkeypatch, part):
@@ -130,10 +126,7 @@ class TestOnKernels:
         problem = self_check.run(device, target, self_check.NEW_COORDINATES).problem
         assert "kernel maps with new coordinates" in problem and "another order" in problem
 
-    @pytest.mark.parametrize(
-        "broken, words",
-        [("keys", "not sorted"), ("table", "where sorted rows are")],
-    )
+    @pytest.mark.parametrize("broken, words", [("keys", "not sorted"), ("table", "where sorted rows are")])
     def test_rows_that_are_not_sorted_are_found(self, kernel_lane, monkeypatch, broken, words):
         """Keys that are all one, and a table that does not follow."""
         from sparse_bridge.kernels.maps import row_ranks
@@ -199,9 +192,7 @@ class TestOnKernels:
         problem = self_check.run(device, target, part).problem
         assert part in problem and "row 77, channel 5" in problem
 
-    def test_rows_behind_two_gibibytes_that_are_read_wrongly_are_found(
-        self, kernel_lane, monkeypatch
-    ):
+    def test_rows_behind_two_gibibytes_that_are_read_wrongly_are_found(self, kernel_lane, monkeypatch):
         """The same code over features of half a megabyte: an offset that loses its upper bits."""
         from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
 
@@ -242,9 +233,7 @@ class TestOnKernels:
             assert chosen(device, HALF) == ("per_offset", None)
             assert chosen(device, SINGLE)[1] is target
             x, weight, _, _ = tensors(made, 16, 32, dtype=HALF)
-            y = functional.conv(
-                x.to(kernel_lane.device), weight.to(kernel_lane.device), None, made.kmap
-            )
+            y = functional.conv(x.to(kernel_lane.device), weight.to(kernel_lane.device), None, made.kmap)
         assert_close(y, made.truth(x, weight), HALF)
         (record,) = [r for r in caplog.records if "fp16" in r.getMessage()]
         for word in (str(device), target.arch, "per-offset", "doctor --json"):
@@ -312,10 +301,7 @@ def test_a_dtype_that_fails_is_the_only_one_to_fall_back(gpu, caplog):
 def test_a_forced_dataflow_raises_instead(gpu, flow, part, dtype):
     gpu[part] = f"{part} failed the self-check (wrong)"
     with settings.override(dataflow=flow):
-        assert_error(
-            lambda: chosen(CUDA, dtype), DeviceError,
-            [flow, part, "cuda:0", "per_offset"],
-        )  # fmt: skip
+        assert_error(lambda: chosen(CUDA, dtype), DeviceError, [flow, part, "cuda:0", "per_offset"])
 
 
 def test_the_check_can_be_turned_off(gpu):
@@ -340,9 +326,7 @@ def test_a_kernel_that_raises_is_a_failure_and_memory_is_not(monkeypatch):
 
     monkeypatch.setitem(self_check._CHECKS, "products", ("{} products", broken))
     verdict = self_check.run(CUDA, HOPPER, "bf16")
-    assert verdict.problem == (
-        "bf16 products failed the self-check (RuntimeError: PassManager::run failed)"
-    )
+    assert verdict.problem == ("bf16 products failed the self-check (RuntimeError: PassManager::run failed)")
 
     def full(device, target, part):
         raise torch.cuda.OutOfMemoryError("2 GiB")
@@ -360,9 +344,20 @@ def test_the_parts_of_a_target():
     assert self_check.products_of(turing) == ["fp16", "fp32"]
     assert self_check.products_of(HOPPER) == ["fp16", "bf16", "fp32", "tf32"]
     assert self_check.parts_of(turing) == [
-        "int32 keys", "int64 keys", "new coordinates", "fp16", "fp32", "wgrad fp16", "wgrad fp32",
-        "fp16 norms", "fp32 norms", "max pools", "avg pools", "sum pools", "features beyond 2 GiB",
-    ]  # fmt: skip
+        "int32 keys",
+        "int64 keys",
+        "new coordinates",
+        "fp16",
+        "fp32",
+        "wgrad fp16",
+        "wgrad fp32",
+        "fp16 norms",
+        "fp32 norms",
+        "max pools",
+        "avg pools",
+        "sum pools",
+        "features beyond 2 GiB",
+    ]
 
 
 def test_fp32_is_checked_as_layers_compute_it(monkeypatch):
@@ -451,9 +446,7 @@ class TestFallbacks:
 
         made = layer("submanifold", 2, device=kernel_lane.device)
         x, weight, bias, dy = (t.to(kernel_lane.device) for t in tensors(made, 9, 12))
-        (want,) = torch.autograd.grad(
-            functional.conv(x, weight.requires_grad_(), bias, made.kmap), weight, dy
-        )
+        (want,) = torch.autograd.grad(functional.conv(x, weight.requires_grad_(), bias, made.kmap), weight, dy)
         failing("wgrad fp32")
 
         def never(*_):
@@ -478,9 +471,7 @@ class TestFallbacks:
             want = F.batch_norm(want, *norm[:4], eps=norm.eps) + dy
             if activation is not None:
                 want = getattr(torch, activation)(want)
-            got = functional.conv(
-                x, weight, bias, made.kmap, norm=norm, residual=dy, activation=activation
-            )
+            got = functional.conv(x, weight, bias, made.kmap, norm=norm, residual=dy, activation=activation)
         assert torch.equal(got, want)
         assert any("apart from their convolutions" in r.getMessage() for r in caplog.records)
 
@@ -503,9 +494,10 @@ class TestFallbacks:
         weight = torch.zeros(made.kmap.n_offsets, 16, 8, dtype=torch.float16, device=device)
         with settings.override(dataflow="masked"):
             assert_error(
-                lambda: functional.conv(x, weight, None, made.kmap), KernelError,
+                lambda: functional.conv(x, weight, None, made.kmap),
+                KernelError,
                 ["beyond 2 GiB", "2.0 GiB", "per_offset"],
-            )  # fmt: skip
+            )
 
 
 @pytest.mark.gpu

@@ -131,9 +131,7 @@ def test_strided_rows(map_lane, kernel, stride, padding, low, many, monkeypatch)
     mirrored = Box.of((0, *box.lo[:0:-1]), (2, *box.size[:0:-1]))
     want = sorted_sites(coords[:, 0], candidates(coords, kernel, stride, padding, box), mirrored)
     assert torch.equal(new.coords.cpu()[:, [0, 3, 2, 1]], want)
-    plain, other = map_builder.strided(
-        CoordinateMap(cmap.coords.clone(), cmap.box), offsets, stride, box
-    )
+    plain, other = map_builder.strided(CoordinateMap(cmap.coords.clone(), cmap.box), offsets, stride, box)
     assert pairs(kmap, coords, new.coords.cpu()) == pairs(other, coords, plain.coords.cpu())
     # What looks up these coordinates later finds their rows.
     near = map_builder.submanifold(new, box_offsets((3, 1, 1), (1, 1, 1), (1, 0, 0)))
@@ -199,10 +197,7 @@ def test_boxes_that_are_searched_by_whole_coordinates(order, oversized):
     far = 1 << (30 if oversized else 19)
     box = Box.spanning((0, *(-far,) * 3), (2, *(2 * far,) * 3))
     assert box.oversized is oversized and box.volume >= 1 << 59
-    offsets, small = (
-        box_offsets((3,) * 3, (1,) * 3, (1,) * 3),
-        Box.of((0, *(-9,) * 3), (2, 40, 40, 40)),
-    )
+    offsets, small = (box_offsets((3,) * 3, (1,) * 3, (1,) * 3), Box.of((0, *(-9,) * 3), (2, 40, 40, 40)))
     new, kmap = map_builder.strided(cmap, offsets, (2, 2, 2), box, order)
     want, other = map_builder.strided(cmap, offsets, (2, 2, 2), small, order)
     assert torch.equal(new.coords, want.coords)

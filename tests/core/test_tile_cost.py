@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparse_bridge.core.tuning import cost
-from tests.core.tuning import (
-    problem,
-    tile,
-)
+from tests.core.tuning import problem, tile
 
 pytest.importorskip("triton")
 

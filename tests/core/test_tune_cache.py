@@ -58,10 +58,18 @@ def test_equal_winners_are_equal_files():
     assert decode(encode(STAMP, one)) == (STAMP, {**one, "wgrad": {}}, {})
 
 
-@pytest.mark.parametrize("change", [
-    {"kernels": "abd"}, {"triton": "3.7.0"}, {"device": "NVIDIA H100"}, {"arch": "sm_91"},
-    {"compute_units": 114}, {"format": 1},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernels": "abd"},
+        {"triton": "3.7.0"},
+        {"device": "NVIDIA H100"},
+        {"arch": "sm_91"},
+        {"compute_units": 114},
+        {"format": 1},
+    ],
+    ids=str,
+)
 def test_another_version_is_another_file(cache, change, caplog):
     cache.store("fwd", "a", winner())
     other = TuneCache(cache.place, dataclasses.replace(STAMP, **change))
@@ -82,19 +90,28 @@ def spoiled(change):
     return json.dumps(raw).encode()
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"null", b"\xff\xfe\x00", b"[" * 100_000,
-    json.dumps(GOOD).encode()[:-40],
-    spoiled(lambda raw: raw.update(format=7)),
-    spoiled(lambda raw: raw.pop("arch")),
-    spoiled(lambda raw: raw.update(winners=[])),
-    spoiled(lambda raw: raw["winners"].update(sideways={"a": {}})),
-    spoiled(lambda raw: raw["winners"]["fwd"]["a"].pop("us")),
-    spoiled(lambda raw: raw["winners"]["fwd"]["a"]["tile"].update(block_m=48)),
-    spoiled(lambda raw: raw["winners"]["fwd"]["a"]["tile"].update(block_n=0)),
-    spoiled(lambda raw: raw["winners"]["fwd"]["a"]["tile"].update(num_stages="2")),
-    spoiled(lambda raw: raw["winners"]["fwd"]["a"]["tile"].update(vendor={"kpack": "x"})),
-], ids=lambda content: repr(content[:12]))  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        json.dumps(GOOD).encode()[:-40],
+        spoiled(lambda raw: raw.update(format=7)),
+        spoiled(lambda raw: raw.pop("arch")),
+        spoiled(lambda raw: raw.update(winners=[])),
+        spoiled(lambda raw: raw["winners"].update(sideways={"a": {}})),
+        spoiled(lambda raw: raw["winners"]["fwd"]["a"].pop("us")),
+        spoiled(lambda raw: raw["winners"]["fwd"]["a"]["tile"].update(block_m=48)),
+        spoiled(lambda raw: raw["winners"]["fwd"]["a"]["tile"].update(block_n=0)),
+        spoiled(lambda raw: raw["winners"]["fwd"]["a"]["tile"].update(num_stages="2")),
+        spoiled(lambda raw: raw["winners"]["fwd"]["a"]["tile"].update(vendor={"kpack": "x"})),
+    ],
+    ids=lambda content: repr(content[:12]),
+)
 def test_a_damaged_file_is_moved_aside_with_one_warning(cache, content, caplog):
     cache.path.write_bytes(content)
     assert cache.load() == {} and cache.load() == {}
@@ -235,9 +252,7 @@ def test_shipped_winners_by_device_then_architecture(tmp_path, monkeypatch, capl
     foreign = dataclasses.replace(STAMP, kernels="old", triton="3.4.0", compute_units=78)
     (tmp_path / "sm_90.json").write_text(encode(foreign, {"fwd": {"a": winner(1.0)}}))
     (tmp_path / "nvidia-h200.json").write_text(encode(foreign, {"fwd": {"a": winner(2.0)}}))
-    assert [source.winners["fwd"]["a"] for source in tune_cache.shipped(STAMP)] == [
-        winner(2.0), winner(1.0),
-    ]  # fmt: skip
+    assert [source.winners["fwd"]["a"] for source in tune_cache.shipped(STAMP)] == [winner(2.0), winner(1.0)]
     (tmp_path / "nvidia-h200.json").write_text("{")
     assert [source.winners["fwd"]["a"] for source in tune_cache.shipped(STAMP)] == [winner(1.0)]
     assert len(warnings_of(caplog)) == 1
@@ -265,9 +280,7 @@ def test_the_gate_compiles_every_tile_that_comes_with_the_package():
             continue
         stamp, winners, _ = decode(path.read_text(encoding="utf-8"))
         target = described(stamp.arch)
-        tiles = {
-            "fwd": forms_gemm.gather_tiles(target), "wgrad": forms_gemm.wgrad_tiles(target)
-        }  # fmt: skip
+        tiles = {"fwd": forms_gemm.gather_tiles(target), "wgrad": forms_gemm.wgrad_tiles(target)}
         tiles["dgrad"] = tiles["fwd"]
         for direction, found in winners.items():
             compiled = {shape(case.tile) for cases in tiles[direction] for case in cases}

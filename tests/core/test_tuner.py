@@ -113,10 +113,7 @@ def test_pinned_reads_one_file_and_writes_nothing(tmp_path, caplog):
         unseen = problem(c=48)
         assert found.tile_for(unseen, Work().trial()) == unseen.default()
     gone = tmp_path / "gone.json"
-    with (
-        tuning("pinned", place, tune_file=gone),
-        pytest.raises(SettingError, match="TUNE=pinned:FILE"),
-    ):
+    with tuning("pinned", place, tune_file=gone), pytest.raises(SettingError, match="TUNE=pinned:FILE"):
         Tuner(never).tile_for(one)
     assert sorted(place.rglob("*")) == files
 
@@ -157,23 +154,31 @@ def test_a_new_number_of_rows_never_tunes_its_bucket_again(tmp_path):
 def test_buckets_tell_problems_apart():
     one = problem()
     others = [
-        problem("dgrad"), problem("wgrad"), problem(c=32), problem(c_in=32), problem(c_out=32),
-        problem(groups=2), problem(n_offsets=8), problem(n_in=4 * one.n_rows),
-        problem(dtype=torch.bfloat16), problem(dtype=torch.float32), problem(order="oi"),
-        problem(dtype=torch.float32, precision="tf32"), problem(dataflow="masked"),
-        problem("wgrad", work=one.n_rows), problem("wgrad", work=20 * one.n_rows),
-        problem(n_rows=1), problem(n_rows=10**7),
-    ]  # fmt: skip
+        problem("dgrad"),
+        problem("wgrad"),
+        problem(c=32),
+        problem(c_in=32),
+        problem(c_out=32),
+        problem(groups=2),
+        problem(n_offsets=8),
+        problem(n_in=4 * one.n_rows),
+        problem(dtype=torch.bfloat16),
+        problem(dtype=torch.float32),
+        problem(order="oi"),
+        problem(dtype=torch.float32, precision="tf32"),
+        problem(dataflow="masked"),
+        problem("wgrad", work=one.n_rows),
+        problem("wgrad", work=20 * one.n_rows),
+        problem(n_rows=1),
+        problem(n_rows=10**7),
+    ]
     texts = {str(p.bucket()) + p.direction for p in [one, *others]}
     assert len(texts) == len(others) + 1
     assert str(one.bucket()) == "unmasked/float16/ieee/io/c64x64/g1/v27/r10/d0"
 
 
 def test_problems_of_layers():
-    for weight, layout, order in (
-        (torch.randn(27, 8, 16), "vio", "io"),
-        (torch.randn(16, 3, 3, 3, 8), "ovi", "oi"),
-    ):
+    for weight, layout, order in ((torch.randn(27, 8, 16), "vio", "io"), (torch.randn(16, 3, 3, 3, 8), "ovi", "oi")):
         w = layout_of(weight, layout)
         product = Product(H200, torch.device("cpu"), torch.float32, "tf32", w)
         forward = gather_problem(product, "masked", 12, 10)
@@ -259,9 +264,9 @@ def test_waiting_for_a_process_that_hangs_is_bounded(tmp_path):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("kind, dtype", [
-    ("submanifold", torch.float16), ("strided", torch.float32), ("inverse", torch.float16),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, dtype", [("submanifold", torch.float16), ("strided", torch.float32), ("inverse", torch.float16)], ids=str
+)
 def test_layers_are_tuned_on_their_own_inputs(kernel_lane, tmp_path, kind, dtype):
     """Real kernels: each direction finds a winner, and stays right with it in the next process."""
     made = layer(kind, 2, device=kernel_lane.device)

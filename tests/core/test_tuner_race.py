@@ -10,15 +10,7 @@ import torch
 from sparse_bridge.core.tuning import tuner
 from sparse_bridge.core.tuning.trial import mismatch
 from sparse_bridge.core.tuning.tuner import BUDGET, Tuner
-from tests.core.tuning import (
-    Work,
-    blocking,
-    fastest,
-    here,
-    never,
-    problem,
-    tuning,
-)
+from tests.core.tuning import Work, blocking, fastest, here, never, problem, tuning
 from tests.patience import PATIENCE
 
 pytest.importorskip("triton")
@@ -77,12 +69,19 @@ def test_rounding_is_a_fault_but_in_sums_over_rows(tmp_path, direction):
     assert (taken == best) == (direction == "wgrad")
 
 
-@pytest.mark.parametrize("dtype, precision, error, right", [
-    (torch.float16, "ieee", 5e-3, True), (torch.float16, "ieee", 5e-2, False),
-    (torch.bfloat16, "ieee", 5e-2, True), (torch.bfloat16, "ieee", 1e-1, False),
-    (torch.float32, "tf32", 5e-3, True), (torch.float32, "tf32", 5e-2, False),
-    (torch.float32, "ieee", 5e-5, True), (torch.float32, "ieee", 5e-4, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, precision, error, right",
+    [
+        (torch.float16, "ieee", 5e-3, True),
+        (torch.float16, "ieee", 5e-2, False),
+        (torch.bfloat16, "ieee", 5e-2, True),
+        (torch.bfloat16, "ieee", 1e-1, False),
+        (torch.float32, "tf32", 5e-3, True),
+        (torch.float32, "tf32", 5e-2, False),
+        (torch.float32, "ieee", 5e-5, True),
+        (torch.float32, "ieee", 5e-4, False),
+    ],
+)
 def test_limits_of_the_guard(dtype, precision, error, right):
     reference = torch.randn(300, 16)
     reference /= reference.square().mean().sqrt()
@@ -114,9 +113,11 @@ class Changing(Work):
         return changing
 
 
-@pytest.mark.parametrize("work", [
-    Work(value=torch.zeros(40, 64)), Work(value=torch.full((40, 64), float("nan"))), Changing(),
-], ids=["zero", "nan", "changing"])  # fmt: skip
+@pytest.mark.parametrize(
+    "work",
+    [Work(value=torch.zeros(40, 64)), Work(value=torch.full((40, 64), float("nan"))), Changing()],
+    ids=["zero", "nan", "changing"],
+)
 def test_nothing_is_learnt_where_the_reference_proves_nothing(tmp_path, work):
     one = problem()
     fastest(one, work)

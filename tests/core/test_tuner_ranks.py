@@ -12,8 +12,7 @@ from .tuning import Work, blocking, fastest, fork, here, needs_fork, problem, ti
 def _rank(connection, place, rank):
     """A rank that meets a problem nobody has tuned, then one that is stored."""
     work, world = Work(), torch.distributed
-    world.init_process_group("gloo", store=world.FileStore(f"{place}/store", 2), rank=rank,
-                             world_size=2)  # fmt: skip
+    world.init_process_group("gloo", store=world.FileStore(f"{place}/store", 2), rank=rank, world_size=2)
     one, other = problem(), problem(c=128)
     fastest(one, work)
     here(place).store("fwd", str(other.bucket()), winner(block_n=16))

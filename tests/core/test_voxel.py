@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
 # Both torch dataflows run the same code here, and both kernel dataflows the same kernels.
 lanes = pytest.mark.parametrize(
-    "lane",
-    [one for one in _lanes() if one.values[0].dataflow in ("per_offset", "masked")],
-    indirect=True,
+    "lane", [one for one in _lanes() if one.values[0].dataflow in ("per_offset", "masked")], indirect=True
 )
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -135,24 +133,17 @@ def test_nothing_to_do(lane):
     y.sum().backward()
     assert x.grad.shape == (0, 5)
     feats = torch.ones(4, 0, device=device)
-    assert voxel.voxelize(
-        feats, torch.zeros(4, dtype=torch.int32, device=device), counts
-    ).shape == (3, 0)
+    assert voxel.voxelize(feats, torch.zeros(4, dtype=torch.int32, device=device), counts).shape == (3, 0)
     x = torch.ones(4, 2, device=device, requires_grad=True)
     y = voxel.devoxelize(x, none.view(0, 8), torch.zeros(0, 8, device=device))
     assert y.shape == (0, 2)
     y.sum().backward()
     assert not x.grad.any()
     empty = voxel.devoxelize(
-        torch.zeros(0, 2, device=device),
-        torch.full((3, 8), -1, device=device),
-        torch.ones(3, 8, device=device),
+        torch.zeros(0, 2, device=device), torch.full((3, 8), -1, device=device), torch.ones(3, 8, device=device)
     )
     assert empty.shape == (3, 2) and not empty.any()
-    assert voxel.trilinear_weights(torch.zeros(0, 3, device=device), none.view(0, 8)).shape == (
-        0,
-        8,
-    )
+    assert voxel.trilinear_weights(torch.zeros(0, 3, device=device), none.view(0, 8)).shape == (0, 8)
     assert voxel.count(none, 0).shape == (0,) and voxel.count(none, 2).tolist() == [0, 0]
 
 
@@ -250,9 +241,7 @@ def test_sorting_is_shared_by_calls_with_one_index():
     assert voxel.segments_of(column, 5) is not voxel.segments_of(column, 4)
     kept = voxel.segments_of(column, 5)
     index[0] = (index[0] + 1) % 5
-    assert voxel.segments_of(voxel.column_of(index), 5) is not kept, (
-        "an index changed in place is sorted anew"
-    )
+    assert voxel.segments_of(voxel.column_of(index), 5) is not kept, "an index changed in place is sorted anew"
 
 
 def test_autocast_leaves_precision_alone():

@@ -100,9 +100,7 @@ def test_six_axes_between_two_maps():
     box = hull(wide, 2)
     assert box.oversized
     offsets = Offsets.of(list(itertools.product((-1, 0, 1), repeat=6)))
-    kmap = map_builder.between(
-        CoordinateMap(wide, box), CoordinateMap(wide, box), offsets, (1,) * 6
-    )
+    kmap = map_builder.between(CoordinateMap(wide, box), CoordinateMap(wide, box), offsets, (1,) * 6)
     sites = {tuple(site): row for row, site in enumerate(wide.tolist())}
     want = set()
     for row, (b, *u) in enumerate(wide.tolist()):

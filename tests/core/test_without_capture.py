@@ -63,16 +63,19 @@ print("whole")
 
 def test_the_engine_without_capture(tmp_path):
     shutil.copytree(
-        PACKAGE, tmp_path / "sparse_bridge",
-        ignore=lambda folder, names: {"__pycache__"} | (
-            {"capture"} if pathlib.Path(folder).name == "core" else set()
-        ),
-    )  # fmt: skip
+        PACKAGE,
+        tmp_path / "sparse_bridge",
+        ignore=lambda folder, names: {"__pycache__"} | ({"capture"} if pathlib.Path(folder).name == "core" else set()),
+    )
     assert not (tmp_path / "sparse_bridge" / "core" / "capture").exists()
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["whole"]
 

@@ -30,9 +30,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are f
 def problem(direction="fwd", n_rows=94_444, c=64, **changes):
     """A submanifold 3x3x3 layer in fp16."""
     flow, pairs = ("pairs", 284_298) if direction == "wgrad" else ("unmasked", 0)
-    found = Problem(
-        direction, flow, CPU, H200, torch.float16, "ieee", "io", c, c, 1, 27, n_rows, n_rows, pairs
-    )
+    found = Problem(direction, flow, CPU, H200, torch.float16, "ieee", "io", c, c, 1, 27, n_rows, n_rows, pairs)
     return found._replace(**changes)
 
 

@@ -32,9 +32,7 @@ def write_pcd(path: Path, fields, form: str, rows: int = 2) -> None:
     lines += ["COUNT " + " ".join(str(np.shape(f[3])[1]) for f in fields)]
     lines += [f"WIDTH {rows}", "HEIGHT 1", f"POINTS {rows}", f"DATA {form}"]
     kinds = {"F": "f", "U": "u", "I": "i"}
-    columns = [
-        np.asarray(f[3]).astype("<" + kinds[f[1]] + f[2]) for f in fields if np.shape(f[3])[1]
-    ]
+    columns = [np.asarray(f[3]).astype("<" + kinds[f[1]] + f[2]) for f in fields if np.shape(f[3])[1]]
     if form == "ascii":
         text = [" ".join(str(v) for c in columns for v in c[row].tolist()) for row in range(rows)]
         body = "\n".join(text).encode() + b"\n"
@@ -77,14 +75,17 @@ def test_pcd_positions_of_no_value_are_missing(tmp_path):
         load_points(tmp_path / "a.pcd")
 
 
-@pytest.mark.parametrize("head", [
-    "VERSION .5\nCOLUMNS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA ascii",
-    "VERSION .5\nCOLUMNS x y z\nPOINTS 2\nDATA ascii",
-    "columns x y z\nwidth 2\ndata ascii",
-    "VERSION .6\nFIELDS x y z\nSIZE 4 4 4\nWIDTH 1\nHEIGHT 2\nDATA ascii",
-    "\ufeffFIELDS x y z\nPOINTS 2\nDATA ascii",
-    "# Gebäude Süd\r\nFIELDS x y z\r\nPOINTS 2\r\nDATA ascii\r",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "head",
+    [
+        "VERSION .5\nCOLUMNS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA ascii",
+        "VERSION .5\nCOLUMNS x y z\nPOINTS 2\nDATA ascii",
+        "columns x y z\nwidth 2\ndata ascii",
+        "VERSION .6\nFIELDS x y z\nSIZE 4 4 4\nWIDTH 1\nHEIGHT 2\nDATA ascii",
+        "\ufeffFIELDS x y z\nPOINTS 2\nDATA ascii",
+        "# Gebäude Süd\r\nFIELDS x y z\r\nPOINTS 2\r\nDATA ascii\r",
+    ],
+)
 def test_pcd_headers_of_early_versions_and_of_editors(tmp_path, head):
     (tmp_path / "a.pcd").write_bytes(f"{head}\n1 2 3\n4 5 6\n".encode())
     same(tmp_path / "a.pcd")
@@ -92,19 +93,36 @@ def test_pcd_headers_of_early_versions_and_of_editors(tmp_path, head):
 
 def test_pcd_headers_that_say_too_little(tmp_path):
     for head, text in (
-        ("COLUMNS x y z\nDATA ascii", "lacks POINTS"), ("POINTS 2\nDATA ascii", "lacks FIELDS"),
+        ("COLUMNS x y z\nDATA ascii", "lacks POINTS"),
+        ("POINTS 2\nDATA ascii", "lacks FIELDS"),
         ("FIELDS x y z\nTYPE F F\nPOINTS 2\nDATA ascii", "differ in length"),
-    ):  # fmt: skip
+    ):
         (tmp_path / "a.pcd").write_bytes(f"{head}\n1 2 3\n4 5 6\n".encode())
         with pytest.raises(ShapeError, match=text):
             load_points(tmp_path / "a.pcd")
 
 
 ABSENT = (
-    "nan", "-nan", "NaN", "-nan(ind)", "nan(snan)", "-nan(0x8000000000000)", "1.#QNAN",
-    "-1.#IND00", "1.#SNAN0", "1.#INF", "-1.#INF00", "inf", "-Infinity",
-    "-1.#J", "1.#R", "-1.#IO", "1.#QO", "1.#QNB", "1.$",
-)  # fmt: skip
+    "nan",
+    "-nan",
+    "NaN",
+    "-nan(ind)",
+    "nan(snan)",
+    "-nan(0x8000000000000)",
+    "1.#QNAN",
+    "-1.#IND00",
+    "1.#SNAN0",
+    "1.#INF",
+    "-1.#INF00",
+    "inf",
+    "-Infinity",
+    "-1.#J",
+    "1.#R",
+    "-1.#IO",
+    "1.#QO",
+    "1.#QNB",
+    "1.$",
+)
 
 
 @pytest.mark.parametrize("word", ABSENT)
@@ -145,10 +163,16 @@ def write_ply(path: Path, form: str, extra, note: bytes = b"", mark: bytes = b""
 
 
 @pytest.mark.parametrize("form", PLY_FORMS)
-@pytest.mark.parametrize("note", [
-    "comment Gebäude Süd".encode(), "comment Gebäude".encode("latin-1"), "obj_info Åge".encode(),
-    "comment 点群\ncomment \x00".encode(), b"comment \xff\xfe",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "note",
+    [
+        "comment Gebäude Süd".encode(),
+        "comment Gebäude".encode("latin-1"),
+        "obj_info Åge".encode(),
+        "comment 点群\ncomment \x00".encode(),
+        b"comment \xff\xfe",
+    ],
+)
 def test_ply_notes_in_any_language(tmp_path, form, note):
     pytest.importorskip("plyfile")
     bytes_of_a_line = np.frombuffer(b"\n\x80\xff\n" * 2, "<f4")  # in the body, as data
@@ -163,10 +187,14 @@ def test_ply_integers_have_the_scale_of_their_type(tmp_path, form):
     pytest.importorskip("plyfile")
     path = tmp_path / "a.ply"
     for kind, values, want in (
-        ("ushort", [1, 0], [1 / 65535, 0]), ("uint16", [255, 200], [1 / 257, 200 / 65535]),
-        ("uchar", [1, 0], [1 / 255, 0]), ("uchar", [51, 255], [0.2, 1]),
-        ("int", [255, 51], [1, 0.2]), ("float", [51, 255], [0.2, 1]), ("float", [1, 0.5], [1, 0.5]),
-    ):  # fmt: skip
+        ("ushort", [1, 0], [1 / 65535, 0]),
+        ("uint16", [255, 200], [1 / 257, 200 / 65535]),
+        ("uchar", [1, 0], [1 / 255, 0]),
+        ("uchar", [51, 255], [0.2, 1]),
+        ("int", [255, 51], [1, 0.2]),
+        ("float", [51, 255], [0.2, 1]),
+        ("float", [1, 0.5], [1, 0.5]),
+    ):
         write_ply(path, form, [(kind, "intensity", values)])
         same(path, want)
     for kind, top in (("uchar", 255), ("ushort", 65535)):
@@ -196,9 +224,7 @@ def test_npz_features_have_the_scale_of_their_type(tmp_path):
 def write_las(path: Path, points: int, kind: int, intensity=0) -> bytes:
     laspy = pytest.importorskip("laspy")
     pytest.importorskip("lazrs")
-    content = laspy.LasData(
-        laspy.LasHeader(point_format=kind, version="1.4" if kind > 5 else "1.2")
-    )
+    content = laspy.LasData(laspy.LasHeader(point_format=kind, version="1.4" if kind > 5 else "1.2"))
     content.header.scales = np.array([0.01] * 3)
     side = int(points**0.5)
     x, y = np.meshgrid(np.arange(side, dtype=float), np.arange(side, dtype=float))

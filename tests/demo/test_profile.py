@@ -107,9 +107,7 @@ def test_facts_and_times(profiled: profile.NetworkProfile) -> None:
         assert part in text
 
 
-@pytest.mark.parametrize(
-    ("passes", "busy"), [((20.0, 21.0, 22.0), ""), ((20.0, 21.0, 50.0), "differ by 2.5x")]
-)
+@pytest.mark.parametrize(("passes", "busy"), [((20.0, 21.0, 22.0), ""), ((20.0, 21.0, 50.0), "differ by 2.5x")])
 def test_times_have_a_spread_and_a_busy_machine_is_named(profiled, passes, busy) -> None:
     one = dataclasses.replace(profiled, passes=passes)
     text = render(report.times_table([one], [], 7.5))
@@ -119,9 +117,7 @@ def test_times_have_a_spread_and_a_busy_machine_is_named(profiled, passes, busy)
     assert "20.0 to" not in alone and "busy" not in alone
 
 
-@pytest.mark.parametrize(
-    ("ms", "shown"), [(1.0, "100 k voxels/s"), (10.0, "10 k voxels/s"), (200.0, "500 voxels/s")]
-)
+@pytest.mark.parametrize(("ms", "shown"), [(1.0, "100 k voxels/s"), (10.0, "10 k voxels/s"), (200.0, "500 voxels/s")])
 def test_no_rate_is_shown_as_nought(profiled, ms, shown) -> None:
     assert f", {shown}" in render(  # of 100 voxels
         report.times_table([dataclasses.replace(profiled, passes=(ms,))], [], 7.5)

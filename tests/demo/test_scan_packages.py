@@ -33,8 +33,7 @@ def test_ply_round_trip(tmp_path: Path, cloud: np.ndarray, form: str) -> None:
 def test_ply_colour_becomes_brightness(tmp_path: Path, cloud: np.ndarray, form: str) -> None:
     columns = columns_of(cloud.astype(np.float64), "nx")
     columns |= {
-        name: np.full(len(cloud), v, np.uint8)
-        for name, v in zip(("red", "green", "blue"), (255, 0, 51), strict=True)
+        name: np.full(len(cloud), v, np.uint8) for name, v in zip(("red", "green", "blue"), (255, 0, 51), strict=True)
     }
     write_ply(tmp_path / "a.ply", columns, form)
     loaded = load_points(tmp_path / "a.ply").points
@@ -65,9 +64,7 @@ def test_broken_ply(tmp_path: Path, cloud: np.ndarray, form: str) -> None:
 
 
 @pytest.mark.parametrize("text", [True, False])
-def test_ply_with_faces_first_and_lists_among_the_vertices(
-    tmp_path: Path, cloud: np.ndarray, text: bool
-) -> None:
+def test_ply_with_faces_first_and_lists_among_the_vertices(tmp_path: Path, cloud: np.ndarray, text: bool) -> None:
     """Both are valid."""
     corners = np.zeros(len(cloud), [("x", "f4"), ("y", "f4"), ("near", "O"), ("z", "f4")])
     for axis, values in zip("xyz", cloud.T, strict=False):
@@ -116,9 +113,7 @@ def test_las(tmp_path: Path, cloud: np.ndarray, name: str) -> None:
         load_points(tmp_path / name)
 
 
-def test_coordinates_of_a_national_grid_keep_their_millimetres(
-    tmp_path: Path, cloud: np.ndarray
-) -> None:
+def test_coordinates_of_a_national_grid_keep_their_millimetres(tmp_path: Path, cloud: np.ndarray) -> None:
     """In float32, 5,400,000 m has steps of half a metre."""
     write_las(tmp_path / "a.las", cloud, offset=5_400_000)
     loaded = load_points(tmp_path / "a.las")
@@ -127,9 +122,7 @@ def test_coordinates_of_a_national_grid_keep_their_millimetres(
     assert all(value == round(value) for value in loaded.origin)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "package"), [(".ply", "plyfile"), (".las", "laspy"), (".laz", "lazrs")]
-)
+@pytest.mark.parametrize(("suffix", "package"), [(".ply", "plyfile"), (".las", "laspy"), (".laz", "lazrs")])
 def test_a_missing_package_is_named(tmp_path: Path, suffix, package, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / f"a{suffix}").write_bytes(b"LASF")
@@ -145,9 +138,7 @@ def files(tmp_path_factory) -> dict[str, bytes]:
     rows.tofile(folder / "a.bin")
     np.save(folder / "a.npy", rows)
     np.savez(folder / "a.npz", points=rows)
-    np.savez_compressed(
-        folder / "b.npz", coords=(rows[:, :3] * 9).astype(np.int32), feats=rows, voxel_size=0.1
-    )
+    np.savez_compressed(folder / "b.npz", coords=(rows[:, :3] * 9).astype(np.int32), feats=rows, voxel_size=0.1)
     for form in PLY_FORMS:
         write_ply(folder / f"{form}.ply", columns_of(rows), form)
     for form in PCD_FORMS:

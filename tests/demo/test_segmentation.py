@@ -39,14 +39,7 @@ def test_rare_classes_weigh_more() -> None:
 
 def test_a_sample_is_the_voxels_near_the_sensor() -> None:
     points = np.array(
-        [
-            [1.1, 1.1, -1.7, 0.5],
-            [1.2, 1.2, -1.7, 0.9],
-            [2.1, 1.1, 0.3, 0.1],
-            [30, 0, 0, 0],
-            [1, 1, 9, 0],
-        ],
-        np.float32,
+        [[1.1, 1.1, -1.7, 0.5], [1.2, 1.2, -1.7, 0.9], [2.1, 1.1, 0.3, 0.1], [30, 0, 0, 0], [1, 1, 9, 0]], np.float32
     )
     kinds = np.array([0, 0, KINDS.index("vehicle"), 3, 3])
     one = sample(points, kinds, 0.5)

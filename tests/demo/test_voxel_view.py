@@ -49,9 +49,7 @@ def test_nearer_cubes_hide_those_behind(tmp_path: Path) -> None:
         axes = figure.subplots()
         order = [0, 1] if name == "a" else [1, 0]
         paint = np.concatenate(colours)
-        draw_voxels(
-            axes, cells[order], paint, "cubes", scale=(1.0, "1 m"), azimuth=45, elevation=35.26
-        )
+        draw_voxels(axes, cells[order], paint, "cubes", scale=(1.0, "1 m"), azimuth=45, elevation=35.26)
         legend(figure, {"one": "red"}, loc="outside lower center")
         path = tmp_path / "new" / f"{name}.png"
         save(figure, path)

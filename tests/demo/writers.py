@@ -87,9 +87,7 @@ def lzf_compress(data: bytes) -> bytes:
             at += 1
             continue
         length = 3
-        while (
-            length < 264 and at + length < len(data) and data[start + length] == data[at + length]
-        ):
+        while length < 264 and at + length < len(data) and data[start + length] == data[at + length]:
             length += 1
         flush()
         distance, short = at - start - 1, length - 2

@@ -45,9 +45,7 @@ def blocks(page: Path) -> list[Block]:
         reason = NOT_RUN.fullmatch(before)
         text = "\n".join(lines[start + 1 : number]) + "\n"
         language = lines[start].strip().strip("`")
-        found.append(
-            Block(language, text, start + 2, reason and reason.group(1), before == NEW_PROCESS)
-        )
+        found.append(Block(language, text, start + 2, reason and reason.group(1), before == NEW_PROCESS))
         start = None
     assert start is None, f"{page}: a fence is left open"
     return found

@@ -51,10 +51,7 @@ def fresh():
     ("page", "program"),
     [
         pytest.param(
-            page,
-            program,
-            id=f"{name_of(page)}:{program[0].line}",
-            marks=[WHOLE_GRAPHS] * (page.name == "compile.md"),
+            page, program, id=f"{name_of(page)}:{program[0].line}", marks=[WHOLE_GRAPHS] * (page.name == "compile.md")
         )
         for page in PAGES
         for program in programs(page)

@@ -75,18 +75,11 @@ NETWORKS = [
     for peer, how, cases in (
         ("bridge", "", ("second infer", "second step", "unet infer", "unet step")),
         ("bridge_optimized", ", `optimize(model)`", ("unet infer",)),
-        (
-            "bridge_replayed",
-            ", with graphs",
-            ("second infer", "second step", "unet infer", "unet step"),
-        ),
+        ("bridge_replayed", ", with graphs", ("second infer", "second step", "unet infer", "unet step")),
     )
     for subject, work in map(str.split, cases)
     for words, what in [
-        (
-            {"second": "SECOND", "unet": "U-Net"}[subject],
-            {"infer": "inference", "step": "training step"}[work],
-        )
+        ({"second": "SECOND", "unet": "U-Net"}[subject], {"infer": "inference", "step": "training step"}[work])
     ]
 ]
 THREADS = [(words, case, "bridge") for words, case, peer in NETWORKS if peer == "bridge"]
@@ -133,8 +126,7 @@ def ratio_of(record: str, part: str, case: tuple[str, str], peer: str) -> str:
 def test_tables_of_ratios_are_those_of_records(head: str) -> None:
     columns, rows = TABLES[head]
     expected = [
-        [words, *(ratio_of(record, part, case, peer) for record, part in columns)]
-        for words, case, peer in rows
+        [words, *(ratio_of(record, part, case, peer) for record, part in columns)] for words, case, peer in rows
     ]
     assert table(ROOT / "docs" / "speed.md", head) == expected
 
@@ -158,9 +150,7 @@ def test_compilations_are_counted_in_one_place() -> None:
 def test_the_hardware_page_claims_what_was_done() -> None:
     """ "compiled" where targets.md has it, "emulated" where the lanes run the emulator."""
     evidence = {}
-    for _, names, what in table(
-        ROOT / "docs" / "hardware.md", "| device | architecture | evidence |"
-    ):
+    for _, names, what in table(ROOT / "docs" / "hardware.md", "| device | architecture | evidence |"):
         evidence |= dict.fromkeys(re.findall(r"\b(?:sm_|gfx)\w+", names), what)
     compiled = {name for name, what in evidence.items() if "compiled" in what}
     assert compiled == {row["target"] for row in targets()}
@@ -179,9 +169,7 @@ def test_versions_agree() -> None:
     }
     rows = {
         name: (first, newest)
-        for name, first, newest, _ in table(
-            ROOT / "docs" / "hardware.md", "| | oldest | newest tried | how |"
-        )
+        for name, first, newest, _ in table(ROOT / "docs" / "hardware.md", "| | oldest | newest tried | how |")
     }
     for name, match in oldest.items():
         assert match and match[1] == rows[name][0]

@@ -33,9 +33,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_named_in_the_text_exist(page: Path) -> None:
-    named = re.findall(
-        r"`((?:sparse_bridge|examples|docs|tests|benchmarks|compat)/[\w/.]+)`", prose(page)
-    )
+    named = re.findall(r"`((?:sparse_bridge|examples|docs|tests|benchmarks|compat)/[\w/.]+)`", prose(page))
     for path in named:
         assert (ROOT / path).exists(), f"{path}: no such file"
 
@@ -85,14 +83,9 @@ def test_the_settings_page_is_complete() -> None:
 def test_the_settings_page_names_what_was_renamed() -> None:
     text = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
     old = re.findall(r"^\| `SPARSE_BRIDGE_(\w+)=([^`]*)` \| `SPARSE_BRIDGE_", text, flags=re.M)
-    values = {
-        (name.upper(), value)
-        for name, renamed in settings.RENAMED_VALUES.items() for value in renamed
-    }  # fmt: skip
+    values = {(name.upper(), value) for name, renamed in settings.RENAMED_VALUES.items() for value in renamed}
     assert values <= set(old)
-    assert sorted(name for name, value in old if (name, value) not in values) == sorted(
-        settings.RENAMED
-    )
+    assert sorted(name for name, value in old if (name, value) not in values) == sorted(settings.RENAMED)
 
 
 def test_the_module_docstring_names_every_setting() -> None:
@@ -119,10 +112,7 @@ def test_figures_are_drawn_by_their_programs(name: str, tmp_path: Path) -> None:
     # pixel, which is a fifth of a square of 16 x 16; a bar of another length fills one.
     assert np.abs(np.subtract(again.shape, kept.shape)).max() <= 2
     rows, columns = (least // 16 for least in np.minimum(again.shape, kept.shape)[:2])
-    squares = [
-        one[: rows * 16, : columns * 16].reshape(rows, 16, columns, 16, 3).mean((1, 3))
-        for one in (again, kept)
-    ]
+    squares = [one[: rows * 16, : columns * 16].reshape(rows, 16, columns, 16, 3).mean((1, 3)) for one in (again, kept)]
     assert np.abs(squares[0] - squares[1]).max() < 0.35
 
 

@@ -30,11 +30,7 @@ WORDS = table(ROOT / "CONTRIBUTING.md", "| idea | word | not |")
 def unwanted() -> dict[str, str]:
     """Patterns of what CONTRIBUTING.md says not to write, and what is written instead. "tap(s)" is
     one word or several of them."""
-    return {
-        re.escape(word).replace(r"\(s\)", "s?"): rather
-        for _, rather, words in WORDS
-        for word in words.split(", ")
-    }
+    return {re.escape(word).replace(r"\(s\)", "s?"): rather for _, rather, words in WORDS for word in words.split(", ")}
 
 
 def uses(text: str, pattern: str) -> list[str]:
@@ -44,9 +40,7 @@ def uses(text: str, pattern: str) -> list[str]:
     return [one.strip() for one in sentences if word.search(one)]
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if name_of(page) not in OTHER], ids=name_of
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in OTHER], ids=name_of)
 def test_a_page_opens_with_who_needs_it(page: Path) -> None:
     title, first, *_ = page.read_text(encoding="utf-8").split("\n\n")
     assert title.startswith("# ")
@@ -64,9 +58,7 @@ def test_no_unwanted_words(page: Path) -> None:
 def test_the_table_of_words_is_read() -> None:
     assert len(WORDS) > 12 and all(all(cells) for cells in WORDS)
     words = unwanted()
-    assert {"taps?", "waiting\\ layers?", "found"} <= words.keys() and words["taps?"].startswith(
-        "kernel"
-    )
+    assert {"taps?", "waiting\\ layers?", "found"} <= words.keys() and words["taps?"].startswith("kernel")
     assert uses("All is well. The Taps of a kernel.", "taps?") == ["The Taps of a kernel"]
     assert not uses("See `taps` and [offsets](taps.md). Tapped.", "taps?")
     written = " ".join(rather for _, rather, _ in WORDS)
@@ -78,10 +70,7 @@ def test_no_retired_names(folder: str) -> None:
     used = re.compile("|".join(rf"(?P<r{i}>\b(?:{name})\b)" for i, name in enumerate(RETIRED)))
     files = ROOT.glob("*.md") if folder == "." else (ROOT / folder).rglob("*")
     for path in sorted(files):
-        if path.suffix not in SUFFIXES or path in (
-            Path(__file__).resolve(),
-            ROOT / "CONTRIBUTING.md",
-        ):
+        if path.suffix not in SUFFIXES or path in (Path(__file__).resolve(), ROOT / "CONTRIBUTING.md"):
             continue  # which say what is retired
         hit = used.search(path.read_text(encoding="utf-8"))
         if hit:

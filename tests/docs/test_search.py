@@ -52,11 +52,7 @@ class Search:
         self.documents = {one["location"]: one for one in content["docs"]}
         fields = [{"field_name": "title", "boost": 1000}, {"field_name": "text", "boost": 1}]
         rows = [
-            {
-                **one,
-                "title": self._words(one["title"]),
-                "text": self._words(_plain(one["text"])),
-            }
+            {**one, "title": self._words(one["title"]), "text": self._words(_plain(one["text"]))}
             for one in content["docs"]
         ]
         self.index = lunr.lunr(ref="location", fields=fields, documents=rows)
@@ -131,9 +127,7 @@ def test_the_api_page_has_public_names_only(site: Path) -> None:
     html = (site / "api" / "index.html").read_text(encoding="utf-8")
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     listed = set()
-    for name, members in re.findall(
-        r"^::: (\S+)(?:\n    options:\n      members: \[(.*)\])?", text, re.M
-    ):
+    for name, members in re.findall(r"^::: (\S+)(?:\n    options:\n      members: \[(.*)\])?", text, re.M):
         listed |= {name, *(f"{name}.{one}" for one in members.split(", ") if one)}
     errors = importlib.import_module("sparse_bridge.errors")
     listed |= {f"{errors.__name__}.{name}" for name in vars(errors) if name.endswith("Error")}
@@ -152,11 +146,7 @@ def test_the_api_page_has_all_public_names() -> None:
 def test_wide_tables_are_cards_on_a_phone(site: Path) -> None:
     """No table of more columns than a phone shows is left as it is."""
     for page in site.rglob("index.html"):
-        html = re.sub(
-            r'<div class="cards">.*?</table></div>', "", page.read_text("utf-8"), flags=re.S
-        )
+        html = re.sub(r'<div class="cards">.*?</table></div>', "", page.read_text("utf-8"), flags=re.S)
         for table in re.findall(r"<table>.*?</table>", html, flags=re.S):
-            words = [
-                re.split(r"[\s/,]+", _plain(cell)) for cell in re.findall(r"<th.*?</th>", table)
-            ]
+            words = [re.split(r"[\s/,]+", _plain(cell)) for cell in re.findall(r"<th.*?</th>", table)]
             assert sum(max(map(len, cell)) for cell in words) < 36, f"{page}: {words}"

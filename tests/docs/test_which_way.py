@@ -24,10 +24,12 @@ from .pages import ROOT
 PAGE = ROOT / "docs" / "which_way.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 ROWS = [
-    cells for line in TEXT.splitlines()
-    if line.startswith("| ") and not line.startswith(("| way ", "| dataflow | "))
+    cells
+    for line in TEXT.splitlines()
+    if line.startswith("| ")
+    and not line.startswith(("| way ", "| dataflow | "))
     and len(cells := line.strip("| ").split(" | ")) == 4
-]  # fmt: skip
+]
 WAYS = {cells[0]: cells for cells in ROWS}
 PLACES = {"N": r"\d+", "M": r"\d+", "NAME": r"\w+", "DEVICE": r"\w+", "FLOW": r"\w+"}
 COORDS, SHAPE = cloud((24, 24, 24), 1, share=0.3), [24, 24, 24]

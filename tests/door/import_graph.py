@@ -14,17 +14,7 @@ Graph = dict[str, set[str]]
 # From the lowest to the highest; what stands in one line may import each other, without a cycle.
 FLOORS = (
     (
-        *(
-            "_version",
-            "errors",
-            "folders",
-            "hooks",
-            "log",
-            "memory",
-            "native",
-            "releases",
-            "settings",
-        ),
+        *("_version", "errors", "folders", "hooks", "log", "memory", "native", "releases", "settings"),
         *("state", "tables", "tolerances", "workers"),
     ),
     ("kernels.runtime",),
@@ -128,9 +118,7 @@ def arrows_up(graph: Graph) -> list[tuple[str, str]]:
         (name, other)
         for name in graph
         for other in graph[name]
-        if room(name) not in doors
-        and room(other) not in doors
-        and FLOOR_OF[room(other)] > FLOOR_OF[room(name)]
+        if room(name) not in doors and room(other) not in doors and FLOOR_OF[room(other)] > FLOOR_OF[room(name)]
     )
 
 

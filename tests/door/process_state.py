@@ -99,9 +99,7 @@ def _changed_by(function: ast.AST, classes: set[str]) -> set[str]:
             own.add(node.arg)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             own.add(node.id)
-        elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(
-            node.ctx, ast.Load
-        ):
+        elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             found.add(_root(node, classes))
         elif isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
@@ -196,9 +194,7 @@ def _touched_in(tree: ast.Module, modules: set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for one in node.names:
-                bound[one.asname or one.name.split(".")[0]] = (
-                    one.name if one.asname else one.name.split(".")[0]
-                )
+                bound[one.asname or one.name.split(".")[0]] = one.name if one.asname else one.name.split(".")[0]
     for name, target in _modules_of("", tree).items():
         home, _, last = target.rpartition(".")
         if home in modules and target not in modules and _private(last):

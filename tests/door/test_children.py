@@ -148,9 +148,7 @@ def test_children_have_the_limit_of_the_program(machine, tmp_path, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_main_module_that_imports_the_framework_first(machine, tmp_path, way):
     write_real(tmp_path / "site", "invented")
-    script = program(
-        tmp_path, "from invented.engine import Conv" + IN_CHILDREN.replace("\n    ", "\n")
-    )
+    script = program(tmp_path, "from invented.engine import Conv" + IN_CHILDREN.replace("\n    ", "\n"))
     assert answers(machine(script, way)) == [["bridged", "patch", False, "fuse"]] * 3
 
 
@@ -260,9 +258,7 @@ def test_a_child_imports_a_framework_as_it_would_without_us(machine, tmp_path):
 
 
 def test_metadata_of_a_stand_in_that_nobody_has_imported_yet(machine, tmp_path):
-    code = (
-        "import importlib.metadata, json; print(json.dumps(importlib.metadata.version('invented')))"
-    )
+    code = "import importlib.metadata, json; print(json.dumps(importlib.metadata.version('invented')))"
     write(tmp_path / "sub.py", code)
     script = program(tmp_path, "import subprocess, sys; subprocess.run([sys.executable, 'sub.py'])")
     assert answers(machine(script)) == ["9.0.3"]
@@ -321,9 +317,7 @@ def test_a_run_inside_of_a_run_has_its_own_options(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     write(tmp_path / "sub.py", "import json, telling; print(json.dumps(telling.tell()))")
     inner = [str(DRIVER), str(tmp_path), "invented", "run", "--mode", "standin", "sub.py"]
-    script = program(
-        tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, *{inner}], check=True)"
-    )
+    script = program(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, *{inner}], check=True)")
     done = machine(script, options=("--strict", "--report"))
     assert answers(done) == [["standin", "standin", False, "fuse"]]
     assert "no layer has run" in done.stderr

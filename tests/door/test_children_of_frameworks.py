@@ -62,9 +62,7 @@ LOADED = """
 @pytest.mark.parametrize("enabled", quick(["run"], ["run", "at the top of the main file"]))
 def test_data_loaders_and_spawned_ranks(tmp_path, enabled):
     own = "import sparse_bridge; sparse_bridge.enable('minkowski')"
-    script = write(
-        tmp_path / "loaded.py", LOADED.replace("ENABLE", own if enabled != "run" else "")
-    )
+    script = write(tmp_path / "loaded.py", LOADED.replace("ENABLE", own if enabled != "run" else ""))
     command = ["-m", "sparse_bridge", "run", "--report", script] if enabled == "run" else [script]
     done = python(tmp_path, *command)
     assert done.returncode == 0, done.stderr

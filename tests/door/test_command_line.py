@@ -76,10 +76,7 @@ def test_exit_status_and_tracebacks_of_the_script_pass_through(machine, tmp_path
 
 def test_options_of_run_and_the_report(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
-    write(
-        tmp_path / "layers.py",
-        "from invented.engine import Conv; Conv().forward(1); Conv().forward(1, 2)",
-    )
+    write(tmp_path / "layers.py", "from invented.engine import Conv; Conv().forward(1); Conv().forward(1, 2)")
     done = machine("run", "--report", "--framework", "invented", "layers.py")
     assert done.returncode == 0 and done.stdout == ""
     assert "invented 9.1.0: patch (invented is installed and imports)" in done.stderr
@@ -144,16 +141,12 @@ def test_spawned_workers_of_a_script_that_enables_at_the_top(tmp_path):
                 print(pool.apply(width, (Conv(41),)))
         """,
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.strip() == "42", done.stderr
 
 
 def test_doctor(machine):
-    done = machine(
-        "doctor", "--json", SPARSE_BRIDGE_DATAFLOW="explicit", SPARSE_BRIDGE_DATAFLOWS="x"
-    )
+    done = machine("doctor", "--json", SPARSE_BRIDGE_DATAFLOW="explicit", SPARSE_BRIDGE_DATAFLOWS="x")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     (framework,) = facts["frameworks"]

@@ -160,10 +160,11 @@ def options(*words):
     return parser.parse_args(["warm", *words])
 
 
-@pytest.mark.parametrize("words", [
-    ["--rows", "0"], ["--channels", "-1"], ["--jobs", "0"], ["--budget", "0"], ["--again"],
-    ["--models"],
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [["--rows", "0"], ["--channels", "-1"], ["--jobs", "0"], ["--budget", "0"], ["--again"], ["--models"]],
+    ids=" ".join,
+)
 def test_warm_refuses_what_makes_no_sense(words, monkeypatch):
     monkeypatch.setattr(warm, "device_of", lambda wanted: CPU)
     with pytest.raises(SettingError):
@@ -176,10 +177,12 @@ def test_what_warm_runs():
     jobs = warm.jobs_of(options("--channels", "16", "32", "--layouts", "vio", "--rows", "7", "9"))
     layers = {(job.kind, job.c_in, job.c_out, job.kernel) for job in jobs}
     assert layers == {
-        ("submanifold", 16, 16, 3), ("submanifold", 32, 32, 3),
+        ("submanifold", 16, 16, 3),
+        ("submanifold", 32, 32, 3),
         *((kind, c, c, k) for kind in ("strided", "inverse") for c in (16, 32) for k in (3, 2)),
-        *(("strided", 16, 32, k) for k in (3, 2)), *(("inverse", 32, 16, k) for k in (3, 2)),
-    }  # fmt: skip
+        *(("strided", 16, 32, k) for k in (3, 2)),
+        *(("inverse", 32, 16, k) for k in (3, 2)),
+    }
     assert len(jobs) == len(layers) and all(job.rows == (7, 9) and job.train for job in jobs)
     assert not any(job.train for job in warm.jobs_of(options("--inference")))
     assert len({str(job) for job in jobs}) == len(jobs)
@@ -191,9 +194,7 @@ def test_layers_take_every_turn():
         with trace.record() as events:
             job.run(CPU)
         assert len(events) == 7, "inference with every end of a layer, two steps"
-        assert {(e.c_in, e.c_out, e.n_offsets) for e in events} == {
-            (job.c_in, job.c_out, job.kernel**3)
-        }
+        assert {(e.c_in, e.c_out, e.n_offsets) for e in events} == {(job.c_in, job.c_out, job.kernel**3)}
         rows = {"submanifold": {60}, "strided": {events[0].n_in}, "inverse": {events[0].n_out}}
         assert rows[job.kind] == {60}
     with trace.record() as events:
@@ -238,12 +239,7 @@ def interpreted(place, *words):
         text=True,
         cwd=ROOT,
         timeout=PATIENCE,
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "SPARSE_BRIDGE_CACHE_DIR": str(place),
-            "COLUMNS": "250",
-        },
+        env={**os.environ, "TRITON_INTERPRET": "1", "SPARSE_BRIDGE_CACHE_DIR": str(place), "COLUMNS": "250"},
     )
 
 
@@ -258,9 +254,9 @@ def test_warm_tunes_stores_and_exports(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     stamp, winners, _ = decode(export.read_text())
     assert (stamp.device, stamp.arch) == ("interpreter", "interpreter")
-    assert {direction: len(found) for direction, found in winners.items()} == {
-        "fwd": 1, "dgrad": 1, "wgrad": 1,
-    }, done.stdout  # fmt: skip
+    assert {direction: len(found) for direction, found in winners.items()} == {"fwd": 1, "dgrad": 1, "wgrad": 1}, (
+        done.stdout
+    )
     for found in winners.values():
         for bucket, winner in found.items():
             assert "/float32/ieee/" in bucket and "/c16x16/g1/v8/" in bucket
@@ -324,10 +320,7 @@ def test_warm_in_several_processes(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.chdir(ROOT)
     setup = warm.Setup(CPU, tune=False)
-    jobs = [
-        warm_jobs.LayerJob("strided", 4, 4, kernel, "fp32", "vio", (8,), False)
-        for kernel in (1, -1)
-    ]
+    jobs = [warm_jobs.LayerJob("strided", 4, 4, kernel, "fp32", "vio", (8,), False) for kernel in (1, -1)]
     with pytest.raises(GeometryError, match="-1"):
         warm.compile_all(jobs, setup, 2, Console(quiet=True))
 

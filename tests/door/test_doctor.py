@@ -39,9 +39,7 @@ def gpu(monkeypatch, no_frameworks):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(targets, "of", lambda device: HOPPER)
     reason = "CPU tensors take torch"
-    monkeypatch.setattr(
-        targets, "unavailable", lambda device: reason if device.type == "cpu" else None
-    )
+    monkeypatch.setattr(targets, "unavailable", lambda device: reason if device.type == "cpu" else None)
     self_check.reset()
     monkeypatch.setattr(self_check, "find_problem", lambda device, target, part: problems.get(part))
     yield problems
@@ -124,9 +122,12 @@ def test_the_folders_of_the_caches(monkeypatch, tmp_path):
 
 def test_variables_that_bear_on_a_result(no_frameworks, monkeypatch):
     given = {
-        "HSA_OVERRIDE_GFX_VERSION": "11.0.0", "PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True",
-        "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "1", "SPARSE_BRIDGE_SPEED": "11",
-    }  # fmt: skip
+        "HSA_OVERRIDE_GFX_VERSION": "11.0.0",
+        "PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True",
+        "TRITON_INTERPRET": "0",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "SPARSE_BRIDGE_SPEED": "11",
+    }
     for name, value in {**given, "SECRET_TOKEN": "abc"}.items():
         monkeypatch.setenv(name, value)
     facts = doctor.collect()

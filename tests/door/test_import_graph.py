@@ -26,10 +26,7 @@ def test_the_whole_package_is_read(graph):
     assert len(floors) == len(set(FLOOR_OF.values())), "a floor is empty"
     assert "sparse_bridge.settings" in graph["sparse_bridge.tools.doctor"]  # from . import settings
     assert "sparse_bridge.tools.doctor" in graph["sparse_bridge.__main__"]  # in a function
-    offsets, geometry = (
-        "sparse_bridge.core.geometry.offsets",
-        "sparse_bridge.kernels.maps.coord_key",
-    )
+    offsets, geometry = ("sparse_bridge.core.geometry.offsets", "sparse_bridge.kernels.maps.coord_key")
     assert geometry in graph[offsets]  # for type checkers
 
 

@@ -13,9 +13,7 @@ import sparse_bridge
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 ADAPTERS = ("spconv", "torchsparse", "minkowski")
-FILES = sorted(
-    path for path in PACKAGE.rglob("*.py") if "standin" not in path.relative_to(PACKAGE).parts
-)
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "standin" not in path.relative_to(PACKAGE).parts)
 
 
 @pytest.mark.parametrize(
@@ -30,11 +28,7 @@ def test_importing_brings_no_framework_no_triton_and_no_torch(code):
     heavy = ("torch", "triton", "spconv", "cumm", "torchsparse", "MinkowskiEngine", "numpy", "rich")
     check = f"import sys; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{check}"],
-        capture_output=True,
-        text=True,
-        cwd=PACKAGE.parent,
-        check=True,
+        [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, cwd=PACKAGE.parent, check=True
     )
     assert found.stdout.strip() == "[]"
 
@@ -49,9 +43,7 @@ def test_public_names_exist():
         _ = sparse_bridge.nonesuch
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("enble", "enable"), ("Optimize", "optimize"), ("reports", "report")]
-)
+@pytest.mark.parametrize(("typed", "meant"), [("enble", "enable"), ("Optimize", "optimize"), ("reports", "report")])
 def test_a_name_that_is_misspelt(typed, meant):
     with pytest.raises(AttributeError, match=f"no attribute '{typed}'. Did you mean: '{meant}'"):
         getattr(sparse_bridge, typed)
@@ -74,19 +66,13 @@ def imports_of(path: pathlib.Path, everywhere: bool) -> set[str]:
     """Absolute names that a file imports; only while it is being imported unless `everywhere`:
     then also in functions and for type checkers."""
     module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-    package = (
-        module.removesuffix(".__init__") if path.stem == "__init__" else module.rpartition(".")[0]
-    )
+    package = module.removesuffix(".__init__") if path.stem == "__init__" else module.rpartition(".")[0]
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and not everywhere:
             return
-        if (
-            isinstance(node, ast.If)
-            and "TYPE_CHECKING" in ast.unparse(node.test)
-            and not everywhere
-        ):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not everywhere:
             return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)

@@ -25,12 +25,7 @@ def test_counts_by_framework_layer_and_reason():
     for reason in (None, "groups=2", None, "groups=2", "complex"):
         ledger.note("f", "Conv", reason)
     ledger.note("f", "Pool")
-    assert ledger.counts() == {
-        "f": {
-            "Conv": LayerCount(2, {"groups=2": 2, "complex": 1}),
-            "Pool": LayerCount(1, {}),
-        }
-    }
+    assert ledger.counts() == {"f": {"Conv": LayerCount(2, {"groups=2": 2, "complex": 1}), "Pool": LayerCount(1, {})}}
 
 
 def test_since_survives_a_reset():
@@ -80,14 +75,10 @@ def test_statuses_and_reports_are_tables_in_a_notebook():
     status = FrameworkStatus("f", True, "patch", "1.0", "a <reason>", "masked", "cpu", ("a note",))
     statuses = Statuses({"f": status})
     assert statuses == {"f": status} and statuses["f"] is status
-    assert repr(statuses).splitlines() == [
-        "f 1.0: patch (a <reason>)", "  masked dataflow on cpu", "  a note",
-    ]  # fmt: skip
+    assert repr(statuses).splitlines() == ["f 1.0: patch (a <reason>)", "  masked dataflow on cpu", "  a note"]
     assert "a &lt;reason&gt;" in statuses._repr_html_()
     assert json.loads(json.dumps(statuses.to_dict()))["f"]["notes"] == ["a note"]
-    report = Report(
-        (status,), {"f": {"Conv": LayerCount(18, {"groups=2": 1})}}, {"masked": {"C": 2}}
-    )
+    report = Report((status,), {"f": {"Conv": LayerCount(18, {"groups=2": 1})}}, {"masked": {"C": 2}})
     page = report._repr_html_()
     assert page.count("<table>") == 2 and "groups=2 (1)" in page
     assert "masked dataflow given to 2 C" in page

@@ -223,9 +223,7 @@ def test_reports_cover_what_ran_while_held(world):
         conv.forward(1)
         conv.forward(1, 2)
     conv.forward(1)
-    assert handle.report().layers == {
-        adapter.name: {"Conv": ledger.LayerCount(1, {"scale=2 unsupported": 1})}
-    }
+    assert handle.report().layers == {adapter.name: {"Conv": ledger.LayerCount(1, {"scale=2 unsupported": 1})}}
     assert sparse_bridge.report().layers[adapter.name]["Conv"].bridged == 3
     text = str(handle.report())
     assert f"{adapter.name} 9.1.0: patch" in text

@@ -83,16 +83,11 @@ EXCEPTIONS = {
 
 # Private names that tests touch, by reason.
 TOUCHED = {
-    "invented frameworks must not be known to other tests": (
-        "adapters.base._loaded adapters.lifecycle._left_out"
-    ),
-    "a fork while another thread holds them is what is tested": (
-        "adapters.ledger._lock adapters.lifecycle._lock"
-    ),
+    "invented frameworks must not be known to other tests": ("adapters.base._loaded adapters.lifecycle._left_out"),
+    "a fork while another thread holds them is what is tested": ("adapters.ledger._lock adapters.lifecycle._lock"),
     "whether anybody still listens is to be seen nowhere else": "adapters.ledger._listeners",
     "without a GPU its graphs and random numbers are imitated": (
-        "core.capture.captured_maps._own_random_numbers "
-        "core.capture.replay_training._Run core.capture.units._provide"
+        "core.capture.captured_maps._own_random_numbers core.capture.replay_training._Run core.capture.units._provide"
     ),
     "a helper that is compiled anew, or not at all, must not be known to other tests": (
         "native._listeners native._module native._reason native._thread"
@@ -143,16 +138,19 @@ def planted(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("source, name", [
-    ("_kept = {}\ndef keep(key):\n    _kept[key] = 1", "_kept"),
-    ("_kept: list = []\ndef keep():\n    def inner():\n        _kept.append(1)", "_kept"),
-    ("_kept = 0\ndef keep():\n    global _kept\n    _kept += 1", "_kept"),
-    ("_kept = local()\ndef keep():\n    _kept.value = 1", "_kept"),
-    ("_kept = count()\ndef keep():\n    return next(_kept)", "_kept"),
-    ("class A:\n    kept = {}\n    def keep(self):\n        A.kept[1] = 2", "A.kept"),
-    ("class A:\n    def keep(self):\n        self.x = 1\n_kept = A()", "_kept"),
-    ("@functools.cache\ndef keep():\n    return 1", "keep"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source, name",
+    [
+        ("_kept = {}\ndef keep(key):\n    _kept[key] = 1", "_kept"),
+        ("_kept: list = []\ndef keep():\n    def inner():\n        _kept.append(1)", "_kept"),
+        ("_kept = 0\ndef keep():\n    global _kept\n    _kept += 1", "_kept"),
+        ("_kept = local()\ndef keep():\n    _kept.value = 1", "_kept"),
+        ("_kept = count()\ndef keep():\n    return next(_kept)", "_kept"),
+        ("class A:\n    kept = {}\n    def keep(self):\n        A.kept[1] = 2", "A.kept"),
+        ("class A:\n    def keep(self):\n        self.x = 1\n_kept = A()", "_kept"),
+        ("@functools.cache\ndef keep():\n    return 1", "keep"),
+    ],
+)
 def test_planted_state_is_found(planted, source, name):
     made = planted("package/a.py", source)
     assert kept(made) == {f"package.a.{name}"} and not forgotten(made) & kept(made)
@@ -161,13 +159,16 @@ def test_planted_state_is_found(planted, source, name):
     assert kept(made) and kept(made) <= forgotten(made)
 
 
-@pytest.mark.parametrize("source", [
-    "_TABLE = {1: 2}\ndef find(key):\n    return _TABLE[key]",
-    "_names = []\ndef find():\n    _names = []\n    _names.append(1)",
-    "_lock = Lock()\ndef renew():\n    global _lock\n    _lock = Lock()",
-    "@functools.cache\ndef square(x):\n    return x * x",
-    "class A:\n    def __init__(self):\n        self.x = 1\nONE = A()",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "_TABLE = {1: 2}\ndef find(key):\n    return _TABLE[key]",
+        "_names = []\ndef find():\n    _names = []\n    _names.append(1)",
+        "_lock = Lock()\ndef renew():\n    global _lock\n    _lock = Lock()",
+        "@functools.cache\ndef square(x):\n    return x * x",
+        "class A:\n    def __init__(self):\n        self.x = 1\nONE = A()",
+    ],
+)
 def test_what_does_not_change_is_no_state(planted, source):
     assert kept(planted("package/a.py", source)) == set()
 
@@ -178,14 +179,17 @@ def test_an_owner_may_be_marked_elsewhere(planted):
     assert "package.a._kept" in forgotten(made)
 
 
-@pytest.mark.parametrize("source", [
-    "from package import a\na._kept",
-    "import package.a\npackage.a._kept.clear()",
-    "import package.a as other\nother._kept = 1",
-    "from package.a import _kept",
-    "from package import a\ndef test(patch):\n    patch.setattr(a, '_kept', 1)",
-    "def test(patch):\n    patch.setattr('package.a._kept', 1)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from package import a\na._kept",
+        "import package.a\npackage.a._kept.clear()",
+        "import package.a as other\nother._kept = 1",
+        "from package.a import _kept",
+        "from package import a\ndef test(patch):\n    patch.setattr(a, '_kept', 1)",
+        "def test(patch):\n    patch.setattr('package.a._kept', 1)",
+    ],
+)
 def test_a_planted_touch_is_found(planted, tmp_path, source):
     planted("package/a.py", "_kept = {}")
     made = planted("tests/test_a.py", source)

@@ -121,15 +121,16 @@ def test_files_of_verify_are_looked_at_before_torch_is_imported(folder, project,
         "assert status == 2 and 'torch' not in sys.modules, status"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": ROOT},
-    )  # fmt: skip
+    )
     assert done.returncode == 0 and "absent.pth" in done.stderr, done.stderr
 
 
-@pytest.mark.skipif(
-    not os.path.isdir("/proc/self"), reason="Linux has a folder that takes no files"
-)
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="Linux has a folder that takes no files")
 def test_a_place_that_takes_no_files_whatever_its_rights_say(folder, capsys):
     words = ("demo", "--no-picture", "--segment", "0", "--json", "/proc/self/out.json")
     assert "cannot be written" in refused(capsys, *words)

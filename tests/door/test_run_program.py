@@ -46,9 +46,7 @@ def as_python_says(text):
 )
 def test_a_traceback_is_the_one_of_python(machine, tmp_path, code):
     (tmp_path / "fail.py").write_text(code)
-    plain = subprocess.run(
-        [sys.executable, "fail.py"], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE
-    )
+    plain = subprocess.run([sys.executable, "fail.py"], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
     done = machine("run", "fail.py")
     assert done.returncode == plain.returncode == 1
     expected = [line.replace(str(tmp_path) + os.sep, "") for line in as_python_says(plain.stderr)]

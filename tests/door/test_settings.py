@@ -18,9 +18,7 @@ def read(**variables: str) -> settings.Settings:
 def changed(found: settings.Settings) -> dict[str, object]:
     """The fields that differ from the defaults."""
     plain = dataclasses.asdict(settings.Settings())
-    return {
-        name: value for name, value in dataclasses.asdict(found).items() if value != plain[name]
-    }
+    return {name: value for name, value in dataclasses.asdict(found).items() if value != plain[name]}
 
 
 def test_every_field_has_one_variable_and_there_are_nine():
@@ -30,35 +28,42 @@ def test_every_field_has_one_variable_and_there_are_nine():
     assert not settings.KEYWORDS.keys() & settings.RENAMED.keys()
 
 
-@pytest.mark.parametrize(("given", "want"), [
-    ({}, {}),
-    ({"DATAFLOW": "explicit", "OPTIMIZE": "graphs"},
-     {"dataflow": "explicit", "optimize": "graphs"}),
-    ({"STARTUP": "warmup=off, self_check"}, {"warmup": False}),
-    ({"CAPTURE": "off"}, {"capture": "off"}),
-    ({"TUNE": "off"}, {"tune": "off"}),
-    ({"TUNE": "pinned:C:/a.json"}, {"tune": "pinned", "tune_file": "C:/a.json"}),
-    ({"ENABLE": "mode=patch, strict,torchsparse_profile=1.4"},
-     {"mode": "patch", "strict": True, "torchsparse_profile": "1.4"}),
-    ({"ENABLE": "strict=0"}, {}),
-    ({"RULES": "groups,shared_keys=1,"}, {"groups": True, "shared_keys": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({}, {}),
+        ({"DATAFLOW": "explicit", "OPTIMIZE": "graphs"}, {"dataflow": "explicit", "optimize": "graphs"}),
+        ({"STARTUP": "warmup=off, self_check"}, {"warmup": False}),
+        ({"CAPTURE": "off"}, {"capture": "off"}),
+        ({"TUNE": "off"}, {"tune": "off"}),
+        ({"TUNE": "pinned:C:/a.json"}, {"tune": "pinned", "tune_file": "C:/a.json"}),
+        (
+            {"ENABLE": "mode=patch, strict,torchsparse_profile=1.4"},
+            {"mode": "patch", "strict": True, "torchsparse_profile": "1.4"},
+        ),
+        ({"ENABLE": "strict=0"}, {}),
+        ({"RULES": "groups,shared_keys=1,"}, {"groups": True, "shared_keys": True}),
+    ],
+)
 def test_today(given, want):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert changed(read(**given)) == want
 
 
-@pytest.mark.parametrize(("given", "named"), [
-    ({"DATAFLOW": "fast"}, ("SPARSE_BRIDGE_DATAFLOW", "'fast'", "per_offset")),
-    ({"CAPTURE": "1"}, ("SPARSE_BRIDGE_CAPTURE", "prefetch")),
-    ({"TUNE": "full:x"}, ("SPARSE_BRIDGE_TUNE", "'full:x'")),
-    ({"STARTUP": "self_check=2"}, ("self_check in SPARSE_BRIDGE_STARTUP", "0 or 1")),
-    ({"OPTIMIZE": "1"}, ("SPARSE_BRIDGE_OPTIMIZE", "fuse, graphs, off")),
-    ({"ENABLE": "patch"}, ("SPARSE_BRIDGE_ENABLE", "'patch'", "torchsparse_profile")),
-    ({"ENABLE": "mode=fast"}, ("mode in SPARSE_BRIDGE_ENABLE", "standin")),
-    ({"RULES": "groups=3"}, ("groups in SPARSE_BRIDGE_RULES", "0 or 1")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"DATAFLOW": "fast"}, ("SPARSE_BRIDGE_DATAFLOW", "'fast'", "per_offset")),
+        ({"CAPTURE": "1"}, ("SPARSE_BRIDGE_CAPTURE", "prefetch")),
+        ({"TUNE": "full:x"}, ("SPARSE_BRIDGE_TUNE", "'full:x'")),
+        ({"STARTUP": "self_check=2"}, ("self_check in SPARSE_BRIDGE_STARTUP", "0 or 1")),
+        ({"OPTIMIZE": "1"}, ("SPARSE_BRIDGE_OPTIMIZE", "fuse, graphs, off")),
+        ({"ENABLE": "patch"}, ("SPARSE_BRIDGE_ENABLE", "'patch'", "torchsparse_profile")),
+        ({"ENABLE": "mode=fast"}, ("mode in SPARSE_BRIDGE_ENABLE", "standin")),
+        ({"RULES": "groups=3"}, ("groups in SPARSE_BRIDGE_RULES", "0 or 1")),
+    ],
+)
 def test_bad_values_are_named(given, named):
     with pytest.raises(SettingError) as caught:
         read(**given)
@@ -98,10 +103,10 @@ def test_what_earlier_names_mean_together():
         read(AHEAD="maybe")
 
 
-@pytest.mark.parametrize("name, value, today", [
-    (name, value, today)
-    for name, values in settings.RENAMED_VALUES.items() for value, today in values.items()
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, value, today",
+    [(name, value, today) for name, values in settings.RENAMED_VALUES.items() for value, today in values.items()],
+)
 def test_values_of_earlier_releases(plain_settings, name, value, today):
     variable = f"SPARSE_BRIDGE_{name.upper()}"
     said = f"{variable}={value} is called {variable}={today} now"

@@ -21,8 +21,11 @@ def run(folder, **environment):
     env = {name: value for name, value in os.environ.items() if name != workers.WAIT_POLICY}
     done = subprocess.run(
         [sys.executable, "-m", "sparse_bridge", "run", "--framework", "spconv", str(script)],
-        env={**env, **environment}, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        env={**env, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[0]
 
@@ -42,8 +45,7 @@ def test_nothing_is_promised_once_torch_is_there(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("threads", "policy", "warned"),
-    [(2, "active", True), (2, "passive", False), (1, "active", False)],
+    ("threads", "policy", "warned"), [(2, "active", True), (2, "passive", False), (1, "active", False)]
 )
 def test_doctor_tells_who_spins(threads, policy, warned):
     text = doctor.threads_of({"cores": 8, "threads": threads, "wait_policy": policy})

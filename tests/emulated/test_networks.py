@@ -68,9 +68,7 @@ def small_tensors():
 
 @pytest.mark.interpreted
 @pytest.mark.emulated
-@pytest.mark.parametrize(
-    "framework, name, layers", [pytest.param(*n, id=f"{n[0]}-{n[1]}") for n in NETWORKS]
-)
+@pytest.mark.parametrize("framework, name, layers", [pytest.param(*n, id=f"{n[0]}-{n[1]}") for n in NETWORKS])
 def test_network(kernel_lane, framework, name, layers):
     """Every layer ran on kernels, and outputs and all gradients are the recorded ones."""
     with replaying(framework) as replay, trace.record() as events:

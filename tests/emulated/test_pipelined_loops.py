@@ -16,10 +16,7 @@ from tests.conftest import EMULATED, INTERPRETED
 from tests.core.layers import layer, leaves, tensors
 
 amd_emulator = pytest.importorskip("amd_emulator")
-pytestmark = [
-    pytest.mark.emulated,
-    pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own"),
-]
+pytestmark = [pytest.mark.emulated, pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

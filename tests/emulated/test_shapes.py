@@ -11,8 +11,7 @@ from tests.core.layers import check, layer
 pytestmark = [pytest.mark.emulated]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-VOLUMES = {8: ("strided", (2, 2, 2), 0), 27: ("submanifold", (3, 3, 3), None),
-           125: ("submanifold", (5, 5, 5), None)}  # fmt: skip
+VOLUMES = {8: ("strided", (2, 2, 2), 0), 27: ("submanifold", (3, 3, 3), None), 125: ("submanifold", (5, 5, 5), None)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -21,9 +20,7 @@ def test_forward_and_gradients(kernel_lane, volume, dtype):
     """150 to 200 rows: several workgroups, the last one partly filled."""
     kind, kernel, padding = VOLUMES[volume]
     shape = (8, 8, 7) if volume == 8 else (7, 6, 6)
-    made = layer(
-        kind, 3, kernel, padding=padding, shape=shape, device=kernel_lane.device, seed=volume
-    )
+    made = layer(kind, 3, kernel, padding=padding, shape=shape, device=kernel_lane.device, seed=volume)
     assert made.volume == volume and len(made.x_coords) > 128
     check(made, 17, 33, kernel_lane, dtype=dtype)
 

@@ -45,6 +45,4 @@ def start_ranks(count: int, *arguments: object) -> list[subprocess.Popen[str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    return [
-        start(*arguments, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(count)
-    ]
+    return [start(*arguments, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(count)]

@@ -19,22 +19,17 @@ from .launch import ENVIRONMENT, ROOT
 SIGHT = {
     "all colours": np.eye(3),
     "protanopia": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
-         [-0.003882, -0.048116, 1.051998]]
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
     ),
     "deuteranopia": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
-         [-0.011820, 0.042940, 0.968881]]
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
     ),
     "tritanopia": np.array(
-        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
-         [0.004733, 0.691367, 0.303900]]
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
     ),
-}  # fmt: skip
+}
 _APART = 17.0  # distance in CIE Lab; some 2 are seen side by side, and panels lie apart
-_XYZ = np.array(
-    [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-)  # fmt: skip
+_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
 def lab(colour: str, sight: np.ndarray) -> np.ndarray:
@@ -68,9 +63,8 @@ print(json.dumps({"boxes": boxes, "curves": curves, "generation": generation.COL
     code = "import sparse_bridge; sparse_bridge.enable('spconv')" + code
     pytest.importorskip("matplotlib")
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     return {"classes": dict(zip(CLASSES, COLOURS, strict=True)), **json.loads(done.stdout)}
 
 

@@ -45,9 +45,10 @@ def check_picture(picture: np.ndarray, coloured: float) -> None:
 def not_better(metrics: dict[str, list[float]]) -> list[str]:
     """Metrics for which more is better, and which training could raise and did not."""
     return [
-        name for name, (before, after) in metrics.items()
+        name
+        for name, (before, after) in metrics.items()
         if not name.startswith(("heading", "IoU of the input")) and after <= before
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("name", quick(["detection"], EXAMPLES))
@@ -99,8 +100,7 @@ def test_several_seeds_give_a_range(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [(["--device", "cuda:99"], "--device cuda:99: "), (["--seeds", "0"], "expected 1 or more")],
+    ("words", "said"), [(["--device", "cuda:99"], "--device cuda:99: "), (["--seeds", "0"], "expected 1 or more")]
 )
 def test_options_that_cannot_be_are_one_clear_line(words, said, monkeypatch, capsys) -> None:
     shared = runpy.run_path(str(ROOT / "examples" / "shared.py"))
@@ -114,10 +114,14 @@ def test_options_that_cannot_be_are_one_clear_line(words, said, monkeypatch, cap
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
-        ([0.5], "0.500"), ([0.9, 0.7, 0.8], "0.700 to 0.900"), ([0.5, 0.5001], "0.500"),
-        ([float("nan"), 0.25], "0.250"), ([float("nan")], "-"), ([10.0, 9.5], "9.500 to 10.000"),
+        ([0.5], "0.500"),
+        ([0.9, 0.7, 0.8], "0.700 to 0.900"),
+        ([0.5, 0.5001], "0.500"),
+        ([float("nan"), 0.25], "0.250"),
+        ([float("nan")], "-"),
+        ([10.0, 9.5], "9.500 to 10.000"),
     ],
-)  # fmt: skip
+)
 def test_a_range_in_words(values, shown) -> None:
     shared = runpy.run_path(str(ROOT / "examples" / "shared.py"))
     assert shared["range_of"](values) == shown

@@ -118,9 +118,7 @@ def test_two_gpus_equal_one(api: str, options: list[str], tmp_path: Path) -> Non
 )
 @pytest.mark.slow
 def test_refusals(options: list[str], said: str, tmp_path: Path) -> None:
-    process = start(
-        SCRIPT, "--device", "cpu", *options, "--out", tmp_path, WORLD_SIZE="2", RANK="0"
-    )
+    process = start(SCRIPT, "--device", "cpu", *options, "--out", tmp_path, WORLD_SIZE="2", RANK="0")
     output = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 2 and said in output and "Traceback" not in output
 

@@ -62,15 +62,12 @@ class VoxelResBackBone8x(nn.Module):
         stages, before = [self._blocks(16, 1)], 16
         for number, (width, padding) in enumerate([(32, 1), (64, 1), (128, (0, 1, 1))], 2):
             down = sp.SparseConv3d(
-                before, width, 3, stride=2, padding=padding, bias=False,
-                indice_key=f"spconv{number}",
-            )  # fmt: skip
+                before, width, 3, stride=2, padding=padding, bias=False, indice_key=f"spconv{number}"
+            )
             stages.append(sp.SparseSequential(_unit(sp, down, width), self._blocks(width, number)))
             before = width
         self.stages = nn.ModuleList(stages)
-        last = sp.SparseConv3d(
-            128, 128, (3, 1, 1), stride=(2, 1, 1), bias=False, indice_key="spconv_down2"
-        )
+        last = sp.SparseConv3d(128, 128, (3, 1, 1), stride=(2, 1, 1), bias=False, indice_key="spconv_down2")
         self.conv_out = _unit(sp, last, 128)
 
     def _blocks(self, width: int, number: int) -> Any:
@@ -102,14 +99,17 @@ class SparseEncoder(nn.Module):
             layers += [basic_block(sp, width, None, False) for width in widths[:2]]
             if len(widths) == 3:
                 down = sp.SparseConv3d(
-                    widths[1], widths[2], 3, stride=2, padding=self.PADDINGS[number], bias=False,
+                    widths[1],
+                    widths[2],
+                    3,
+                    stride=2,
+                    padding=self.PADDINGS[number],
+                    bias=False,
                     indice_key=f"spconv{number + 1}",
-                )  # fmt: skip
+                )
                 layers.append(_unit(sp, down, widths[2]))
         self.encoder_layers = sp.SparseSequential(*layers)
-        last = sp.SparseConv3d(
-            128, 128, (1, 1, 3), stride=(1, 1, 2), bias=False, indice_key="spconv_down2"
-        )
+        last = sp.SparseConv3d(128, 128, (1, 1, 3), stride=(1, 1, 2), bias=False, indice_key="spconv_down2")
         self.conv_out = _unit(sp, last, 128)
 
     def forward(self, features: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:

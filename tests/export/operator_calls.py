@@ -24,8 +24,9 @@ def scene(n_rows=400, batch=2, seed=0, repeated=False, outside=False):
     return coords.contiguous(), torch.randn(len(coords), 6, generator=make)
 
 
-def numbers(subm=False, transposed=False, order=FIRST_SEEN, kernel=3, stride=2, padding=1,
-            dilation=1, grid=GRID, batch=2):  # fmt: skip
+def numbers(
+    subm=False, transposed=False, order=FIRST_SEEN, kernel=3, stride=2, padding=1, dilation=1, grid=GRID, batch=2
+):
     """A layer as graphs hold it, see `sparse_bridge.adapters.spconv.compiled`."""
     axes = [value for value in (kernel, stride, padding, dilation, int(transposed)) for _ in grid]
     return [3, int(subm), int(transposed), order, *axes, batch, *grid]
@@ -44,9 +45,12 @@ LAYERS = {
     "transposed, by offset": numbers(transposed=True, order=BY_OFFSET, kernel=2, padding=0),
 }
 SCENES = {
-    "scene": {}, "repeated": {"repeated": True}, "outside": {"outside": True},
-    "both": {"repeated": True, "outside": True}, "one row": {"n_rows": 1},
-}  # fmt: skip
+    "scene": {},
+    "repeated": {"repeated": True},
+    "outside": {"outside": True},
+    "both": {"repeated": True, "outside": True},
+    "one row": {"n_rows": 1},
+}
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 

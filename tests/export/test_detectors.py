@@ -24,10 +24,12 @@ NETWORKS = {  # grid, channels
 # add up to some sqrt(42) = 6.5 of it: 4e-7 and 3e-3. Measured: 2e-7 and 4e-4.
 LIMITS = {torch.float32: 2e-6, torch.float16: 3e-3}
 FORMS = {
-    "now": {}, "older": {"legacy": True}, "float16": {"dtype": torch.float16},
+    "now": {},
+    "older": {"legacy": True},
+    "float16": {"dtype": torch.float16},
     "tables as inputs": {"rulebooks": "inputs"},
     "float16, tables as inputs": {"dtype": torch.float16, "rulebooks": "inputs"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
@@ -51,9 +53,8 @@ def test_files_compute_what_the_network_does(case, form):
     net, want, traced, other = case
     options = FORMS[form]
     proto = export_onnx(
-        net, traced, input_names=["voxels", "coors"],
-        dynamic_axes={"voxels": {0: "n"}, "coors": {0: "n"}}, **options,
-    )  # fmt: skip
+        net, traced, input_names=["voxels", "coors"], dynamic_axes={"voxels": {0: "n"}, "coors": {0: "n"}}, **options
+    )
     onnx.checker.check_model(proto)
     tables = "rulebooks" in options
     given = rulebook_inputs(proto, other[1]) if tables else {"coors": other[1]}

@@ -13,9 +13,7 @@ from sparse_bridge.export import ExportError, evaluate, export_onnx  # noqa: E40
 
 from .networks import basic_block, with_statistics  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:overflow encountered in cast"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:overflow encountered in cast")
 SHAPE = (9, 10, 11)
 
 
@@ -63,9 +61,10 @@ CHAINS = {
 def test_what_follows_a_layer_is_in_its_node(sp, chain, bias):
     following, act_type, alpha = CHAINS[chain]
     for conv in (
-        sp.SubMConv3d(4, 6, 3, bias=bias), sp.SparseConv3d(4, 6, 3, 2, 1, bias=bias),
+        sp.SubMConv3d(4, 6, 3, bias=bias),
+        sp.SparseConv3d(4, 6, 3, 2, 1, bias=bias),
         sp.SparseConv3d(4, 6, 1, 2, bias=bias),
-    ):  # fmt: skip
+    ):
         net = layers(sp, *following(), conv=conv)
         proto = export_onnx(net, scene(sp), verify=True)
         assert kinds_of(proto)[:2] == ["GetIndicePairsImplicitGemm", "ImplicitGemm"]
@@ -85,9 +84,7 @@ def test_kernel_size_1_and_pair_lists_keep_what_their_nodes_lack(standin):
     assert_computes(proto, net, scene(standin, 77, 3))
     net = layers(standin, nn.BatchNorm1d(6), nn.ReLU(), conv=standin.SubMConv3d(4, 6, 5))
     proto = export_onnx(net, scene(standin), verify=True)
-    assert [k for k in kinds_of(proto) if k != "Identity"] == [
-        "GetIndicePairs", "IndiceConv", "Add", "Relu",
-    ]  # fmt: skip
+    assert [k for k in kinds_of(proto) if k != "Identity"] == ["GetIndicePairs", "IndiceConv", "Add", "Relu"]
     assert_computes(proto, net, scene(standin, 77, 3))
 
 
@@ -105,9 +102,7 @@ def test_an_activation_of_the_layer_itself(standin):
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_residual_block_keeps_its_sum_alone(sp, bias):
     torch.manual_seed(0)
-    net = with_statistics(
-        sp.SparseSequential(basic_block(sp, 4, "a", bias), basic_block(sp, 4, None, bias))
-    )
+    net = with_statistics(sp.SparseSequential(basic_block(sp, 4, "a", bias), basic_block(sp, 4, None, bias)))
     proto = export_onnx(net, scene(sp), verify=True)
     block = ["ImplicitGemm", "ImplicitGemm", "Add", "Relu"]
     assert kinds_of(proto)[:9] == ["GetIndicePairsImplicitGemm", *block, *block]
@@ -192,11 +187,19 @@ class TestHalf:
 
     def test_sparse_nodes_and_rows_between_them_are_float16(self, sp):
         torch.manual_seed(0)
-        net = with_statistics(sp.SparseSequential(
-            basic_block(sp, 4, "a", False), sp.SparseConv3d(4, 8, 3, 2, 1), nn.BatchNorm1d(8),
-            nn.ReLU(), sp.SubMConv3d(8, 6, 1), nn.BatchNorm1d(6), sp.ToDense(),
-            nn.Flatten(1, 2), nn.Conv2d(30, 3, 1),
-        ))  # fmt: skip
+        net = with_statistics(
+            sp.SparseSequential(
+                basic_block(sp, 4, "a", False),
+                sp.SparseConv3d(4, 8, 3, 2, 1),
+                nn.BatchNorm1d(8),
+                nn.ReLU(),
+                sp.SubMConv3d(8, 6, 1),
+                nn.BatchNorm1d(6),
+                sp.ToDense(),
+                nn.Flatten(1, 2),
+                nn.Conv2d(30, 3, 1),
+            )
+        )
         x = scene(sp)
         proto = export_onnx(net, x, dtype=torch.float16, verify=True)
         onnx.checker.check_model(proto)
@@ -232,9 +235,7 @@ class TestHalf:
         proto = export_onnx(Joined().eval(), scene(standin), dtype=torch.float16, verify=True)
         onnx.checker.check_model(proto)
         made = {name: node.op_type for node in proto.graph.node for name in node.output}
-        inputs = {
-            node.op_type: [made.get(name) for name in node.input] for node in proto.graph.node
-        }
+        inputs = {node.op_type: [made.get(name) for name in node.input] for node in proto.graph.node}
         assert inputs["ReduceSum"][0] == "Cast" and inputs["Concat"] == ["ImplicitGemm", "Gemm"]
 
     def test_values_that_float16_lacks_are_refused(self, standin):

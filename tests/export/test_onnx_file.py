@@ -21,18 +21,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PAIRS = "batch_size spatial_shape algo ksize stride padding dilation out_padding subm transpose"
 ATTRIBUTES = {
     "GetIndicePairsImplicitGemm": {*PAIRS.split(), "is_train", "do_sort"},
-    "ImplicitGemm": {
-        "is_train", "is_subm", "act_alpha", "act_beta", "output_scale", "output_add_scale",
-        "act_type",
-    },
+    "ImplicitGemm": {"is_train", "is_subm", "act_alpha", "act_beta", "output_scale", "output_add_scale", "act_type"},
     "GetIndicePairs": set(PAIRS.split()),
     "IndiceConv": {"is_subm"},
-}  # fmt: skip
+}
 NEW = {"do_sort", "act_type"}
-COUNTS = {
-    "GetIndicePairsImplicitGemm": (1, 5), "ImplicitGemm": (5, 1), "GetIndicePairs": (1, 4),
-    "IndiceConv": (5, 1),
-}  # fmt: skip
+COUNTS = {"GetIndicePairsImplicitGemm": (1, 5), "ImplicitGemm": (5, 1), "GetIndicePairs": (1, 4), "IndiceConv": (5, 1)}
 SHAPE = (9, 10, 11)
 
 
@@ -107,16 +101,20 @@ def values_of(node):
 @pytest.mark.parametrize("legacy", [False, True])
 def test_nodes_have_what_the_plugins_check(standin, legacy):
     proto = export_onnx(encoder(standin), scene(standin), legacy=legacy)
-    assert {(part.domain, part.version) for part in proto.opset_import} == {
-        ("", 17), ("autoware", 1),
-    }  # fmt: skip
+    assert {(part.domain, part.version) for part in proto.opset_import} == {("", 17), ("autoware", 1)}
     nodes = sparse_nodes(proto)
     kinds = [node.op_type for node in nodes]
     assert kinds == [
-        "GetIndicePairsImplicitGemm", "ImplicitGemm", "ImplicitGemm",  # one key, two layers
-        "GetIndicePairsImplicitGemm", "ImplicitGemm", "GetIndicePairsImplicitGemm", "ImplicitGemm",
-        "GetIndicePairs", "IndiceConv",  # 125 offsets
-    ]  # fmt: skip
+        "GetIndicePairsImplicitGemm",
+        "ImplicitGemm",
+        "ImplicitGemm",  # one key, two layers
+        "GetIndicePairsImplicitGemm",
+        "ImplicitGemm",
+        "GetIndicePairsImplicitGemm",
+        "ImplicitGemm",
+        "GetIndicePairs",
+        "IndiceConv",  # 125 offsets
+    ]
     for node in nodes:
         expected = ATTRIBUTES[node.op_type] - (NEW if legacy else set())
         assert {a.name for a in node.attribute} == expected
@@ -124,10 +122,19 @@ def test_nodes_have_what_the_plugins_check(standin, legacy):
         fused = not legacy and node.op_type == "ImplicitGemm"  # norm or bias behind each
         assert (len(node.input), len(node.output)) == (inputs + fused, outputs)
     assert values_of(nodes[3]) == {
-        "batch_size": 2, "spatial_shape": [9, 10, 11], "algo": 1, "ksize": [3, 3, 3],
-        "stride": [2, 1, 2], "padding": [0, 1, 1], "dilation": [1, 1, 1], "out_padding": [0] * 3,
-        "subm": 0, "transpose": 0, "is_train": 0, **({} if legacy else {"do_sort": 0}),
-    }  # fmt: skip
+        "batch_size": 2,
+        "spatial_shape": [9, 10, 11],
+        "algo": 1,
+        "ksize": [3, 3, 3],
+        "stride": [2, 1, 2],
+        "padding": [0, 1, 1],
+        "dilation": [1, 1, 1],
+        "out_padding": [0] * 3,
+        "subm": 0,
+        "transpose": 0,
+        "is_train": 0,
+        **({} if legacy else {"do_sort": 0}),
+    }
     others = {node.op_type for node in proto.graph.node if node.domain == ""}
     assert {"ScatterND", "Relu", "Add", "ConstantOfShape", "Conv"} <= others
     assert legacy == ("BatchNormalization" in others) == ("MatMul" in others)
@@ -170,9 +177,13 @@ def test_models_that_take_tensors(standin, tmp_path):
     net, x = Net().eval(), scene(standin)
     names = ["voxels", "coors"]
     proto = export_onnx(
-        net, (x.features, x.indices), input_names=names, output_names=["scores"],
-        dynamic_axes={name: {0: "n"} for name in names}, verify=True,
-    )  # fmt: skip
+        net,
+        (x.features, x.indices),
+        input_names=names,
+        output_names=["scores"],
+        dynamic_axes={name: {0: "n"} for name in names},
+        verify=True,
+    )
     y = scene(standin, 77, 4)
     (got,) = evaluate(proto, {"voxels": y.features, "coors": y.indices})
     torch.testing.assert_close(got, net(y.features, y.indices).detach(), atol=1e-5, rtol=1e-5)

@@ -24,9 +24,7 @@ CALLS = pathlib.Path(operator_calls.__file__)
 BACKWARDS = 2  # place among the results of a case
 pytestmark = [
     since(*OLDEST, "packages cannot be built"),
-    pytest.mark.skipif(
-        not (shutil.which("cmake") and shutil.which("c++")), reason="no CMake or no C++ compiler"
-    ),
+    pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("c++")), reason="no CMake or no C++ compiler"),
 ]
 
 
@@ -159,8 +157,7 @@ def test_several_packages_share_a_process(made, tmp_path, plain_settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "rows", "ran"),
-    [("second", ["3000", "900"], [3000, 900]), ("unet", ["900"], [900, 450])],
+    ("model", "rows", "ran"), [("second", ["3000", "900"], [3000, 900]), ("unet", ["900"], [900, 450])]
 )
 def test_the_command_packages_and_checks(model, rows, ran, tmp_path, capsys):
     folder = tmp_path / "out"

@@ -25,9 +25,11 @@ def files():
     with doors.standin() as sp:
         net, x = encoder(sp), scene(sp)
         return {
-            "now": export_onnx(net, x), "older": export_onnx(net, x, legacy=True),
-            "half": export_onnx(net, x, dtype=torch.float16), "inputs": inputs(x),
-        }  # fmt: skip
+            "now": export_onnx(net, x),
+            "older": export_onnx(net, x, legacy=True),
+            "half": export_onnx(net, x, dtype=torch.float16),
+            "inputs": inputs(x),
+        }
 
 
 def input_through(kind, slot, op, **attributes):
@@ -38,8 +40,9 @@ def input_through(kind, slot, op, **attributes):
         index = next(i for i, node in enumerate(nodes) if node.op_type == kind)
         more = [
             helper.make_node("Constant", [], [f"spoilt_{name}"], value_ints=value)
-            for name, value in attributes.items() if isinstance(value, list)
-        ]  # fmt: skip
+            for name, value in attributes.items()
+            if isinstance(value, list)
+        ]
         kept = {k: v for k, v in attributes.items() if not isinstance(v, list)}
         read = [nodes[index].input[slot], *(node.output[0] for node in more)]
         more.append(helper.make_node(op, read, ["spoilt"], **kept))
@@ -85,9 +88,7 @@ def part(start, end, axis):
     return {"starts": [start], "ends": [end], "axes": [axis]}
 
 
-TABLES, GEMM, LISTS, BY_LISTS = (
-    "GetIndicePairsImplicitGemm", "ImplicitGemm", "GetIndicePairs", "IndiceConv",
-)  # fmt: skip
+TABLES, GEMM, LISTS, BY_LISTS = ("GetIndicePairsImplicitGemm", "ImplicitGemm", "GetIndicePairs", "IndiceConv")
 SPOILT = {
     "coordinates of int64": (input_through(TABLES, 0, "Cast", to=types.INT64), "int64"),
     "three columns": (input_through(TABLES, 0, "Slice", **part(1, 4, 1)), "[N, 4]"),
@@ -124,7 +125,7 @@ SPOILT = {
     "counts of two axes": (input_through(BY_LISTS, 3, "Unsqueeze", axes=[0]), "pair counts"),
     "a bias for lists": (count(BY_LISTS, inputs=6), "6 inputs"),
     "no is_subm": (attribute_as(BY_LISTS, "is_subm", None), "is_subm"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPOILT)
@@ -142,9 +143,7 @@ def test_what_is_written_is_taken(files, form):
     evaluate(files[form], files["inputs"])
 
 
-@pytest.mark.parametrize(
-    "spoil", [attribute_as(TABLES, "do_sort", None), attribute_as(GEMM, "act_type", None)]
-)
+@pytest.mark.parametrize("spoil", [attribute_as(TABLES, "do_sort", None), attribute_as(GEMM, "act_type", None)])
 def test_older_nodes_are_read(files, spoil):
     """do_sort is 1 then, act_type 0."""
     proto = copy.deepcopy(files["now"])

@@ -39,19 +39,24 @@ def test_the_same_values_as_nodes_in_the_file(sp, tmp_path, do_sort, legacy):
 def test_inputs_are_declared_as_the_plugins_take_them(standin):
     proto = export_onnx(encoder(standin), scene(standin), rulebooks="inputs")
     assert {v.type.tensor_type.elem_type for v in proto.graph.input[1:]} == {onnx.TensorProto.INT32}
-    declared = {
-        v.name: [d.dim_value or d.dim_param for d in v.type.tensor_type.shape.dim]
-        for v in proto.graph.input
-    }
+    declared = {v.name: [d.dim_value or d.dim_param for d in v.type.tensor_type.shape.dim] for v in proto.graph.input}
     first, down = "voxels_num", "map1_rows"
     assert declared == {
         "features": [first, 4],
-        "map0_pair_fwd": [27, first], "map0_pair_mask": [first, 1], "map0_mask_argsort": [first],
-        "map1_indices": [down, 4], "map1_pair_fwd": [27, down], "map1_pair_mask": [down, 1],
+        "map0_pair_fwd": [27, first],
+        "map0_pair_mask": [first, 1],
+        "map0_mask_argsort": [first],
+        "map1_indices": [down, 4],
+        "map1_pair_fwd": [27, down],
+        "map1_pair_mask": [down, 1],
         "map1_mask_argsort": [down],
-        "map2_pair_fwd": [27, down], "map2_pair_mask": [down, 1], "map2_mask_argsort": [down],
-        "map3_pairs": [2, 125, down], "map3_pair_num": [125], "map3_voxels_num": [],
-    }  # fmt: skip
+        "map2_pair_fwd": [27, down],
+        "map2_pair_mask": [down, 1],
+        "map2_mask_argsort": [down],
+        "map3_pairs": [2, 125, down],
+        "map3_pair_num": [125],
+        "map3_voxels_num": [],
+    }
     tables = rulebook_inputs(proto, scene(standin, 55, 1).indices)
     assert tables.keys() == declared.keys() - {"features"}
     sizes = {first: 55, down: len(tables["map1_indices"])}
@@ -85,9 +90,11 @@ def test_networks_on_tensors(standin):
     x = scene(standin)
     names = ["voxels", "coors"]
     options = {
-        "input_names": names, "rulebooks": "inputs", "verify": True,
+        "input_names": names,
+        "rulebooks": "inputs",
+        "verify": True,
         "dynamic_axes": {name: {0: "n"} for name in names},
-    }  # fmt: skip
+    }
     proto = export_onnx(Net(standin, "plain").eval(), (x.features, x.indices), **options)
     y = scene(standin, 90, 4)
     tables = rulebook_inputs(proto, y.indices)
@@ -102,9 +109,7 @@ def test_coordinates_that_are_no_input_are_refused(standin):
     x = scene(standin)
     for kind, coords in (("computed", x.indices[:, 1:]), ("long", x.indices.long())):
         with pytest.raises(ExportError, match="coordinates are an input"):
-            export_onnx(
-                Net(standin, kind).eval(), (x.features, coords.contiguous()), rulebooks="inputs"
-            )
+            export_onnx(Net(standin, kind).eval(), (x.features, coords.contiguous()), rulebooks="inputs")
     given = x.features, x.indices, x.indices.flip(0).contiguous()
     with pytest.raises(ExportError, match="one set of coordinates"):
         export_onnx(Net(standin, "two clouds").eval(), given, rulebooks="inputs")

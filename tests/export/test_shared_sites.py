@@ -21,9 +21,7 @@ class Sites(nn.Module):
         super().__init__()
         self.kind = kind
         if kind == "twice strided":
-            self.layers = nn.ModuleList(
-                sp.SparseConv3d(4, 4, 3, 2, 1, indice_key=key, **options) for key in keys
-            )
+            self.layers = nn.ModuleList(sp.SparseConv3d(4, 4, 3, 2, 1, indice_key=key, **options) for key in keys)
         else:
             sizes = (3, 5) if kind == "two kernels" else (3,) * len(keys)
             self.layers = nn.ModuleList(

@@ -35,9 +35,15 @@ def test_every_kernel_is_declared(arch):
 
 
 @given(
-    st.sampled_from(EVERY), st.sampled_from(range(4)), channels, channels, st.integers(1, 10**7),
-    st.integers(1, 343), st.sampled_from(("oi", "io")), st.booleans(),
-)  # fmt: skip
+    st.sampled_from(EVERY),
+    st.sampled_from(range(4)),
+    channels,
+    channels,
+    st.integers(1, 10**7),
+    st.integers(1, 343),
+    st.sampled_from(("oi", "io")),
+    st.booleans(),
+)
 @hypothesis_settings(max_examples=150)
 def test_every_tile_is_listed(arch, kind, c_in, c_out, n_rows, n_offsets, order, grows):
     """Whatever the channels, rows, offsets, layout and kind of map: the tile that is chosen, and
@@ -45,16 +51,24 @@ def test_every_tile_is_listed(arch, kind, c_in, c_out, n_rows, n_offsets, order,
     target = targets.described(arch)
     products = forms_gemm.products(target)
     dtype, precision = products[kind % len(products)]
-    listed = {c.tile for cases in forms_gemm.gather_tiles(target) for c in cases
-              if (c.dtype, c.precision) == (dtype, precision)}  # fmt: skip
+    listed = {
+        c.tile
+        for cases in forms_gemm.gather_tiles(target)
+        for c in cases
+        if (c.dtype, c.precision) == (dtype, precision)
+    }
     sizes = (c_in, c_out, n_offsets, precision)
     chosen = gather_tile(target, dtype, n_rows, *sizes)
     found = candidates(target, dtype, *sizes, "fwd", n_rows)
     assert found[0] == chosen
     chosen = gather_tile(target, dtype, n_rows, *sizes, order, expanding=grows)
     assert {chosen, *found} <= listed
-    listed = {c.tile for cases in forms_gemm.wgrad_tiles(target) for c in cases
-              if (c.dtype, c.precision) == (dtype, precision)}  # fmt: skip
+    listed = {
+        c.tile
+        for cases in forms_gemm.wgrad_tiles(target)
+        for c in cases
+        if (c.dtype, c.precision) == (dtype, precision)
+    }
     found = candidates(target, dtype, *sizes, "wgrad", n_rows)
     assert found[0] == wgrad_tile(target, dtype, c_in, c_out, precision)
     assert set(found) <= listed
@@ -66,16 +80,14 @@ def test_what_a_tile_does_not_depend_on(arch):
     target = targets.described(arch)
     sizes = (16, 64, 96, 128, 160, 256, 384, 512, 1024)
     rows = [most * target.compute_units for most in (1, 16, 128, 512, 2048)]
-    for (dtype, precision), *where in itertools.product(
-        forms_gemm.products(target), rows, sizes, sizes
-    ):
+    for (dtype, precision), *where in itertools.product(forms_gemm.products(target), rows, sizes, sizes):
         queued, roomy = ways(target, dtype, precision)
         found = {
-            (order, v, grows): gather_tile(
-                target, dtype, *where, v, precision, order, expanding=grows
-            )
-            for order in ("oi", "io") for v in (8, 27) for grows in (False, True)
-        }  # fmt: skip
+            (order, v, grows): gather_tile(target, dtype, *where, v, precision, order, expanding=grows)
+            for order in ("oi", "io")
+            for v in (8, 27)
+            for grows in (False, True)
+        }
         for (order, v, grows), tile in found.items():
             same = order if roomy else "oi", v if roomy or queued else 27, grows and queued
             assert tile == found[same]

@@ -150,7 +150,7 @@ def test_what_is_held_against_code(change, words):
         ("sm_100", torch.bfloat16, "ieee", (64, 64, 16, 4, 2), ("TCGEN05",)),
         ("sm_120", torch.bfloat16, "ieee", (64, 64, 16, 4, 2), ("MMA",)),
     ],
-)  # fmt: skip
+)
 def test_which_matrix_instructions_are_expected(arch, dtype, precision, tile, kinds):
     target = described(arch)
     form = product(target, tile, dtype=dtype, precision=precision)
@@ -160,10 +160,14 @@ def test_which_matrix_instructions_are_expected(arch, dtype, precision, tile, ki
 @pytest.mark.parametrize(
     "arch, registers, spilled, answer",
     [
-        ("gfx942", 80, 4, True), ("gfx942", 80, 0, False), ("sm_90", 255, 4, True),
-        ("sm_90", 96, 64, False), ("sm_90", 96, 68, True), ("sm_90", 255, 0, False),
+        ("gfx942", 80, 4, True),
+        ("gfx942", 80, 0, False),
+        ("sm_90", 255, 4, True),
+        ("sm_90", 96, 64, False),
+        ("sm_90", 96, 68, True),
+        ("sm_90", 255, 0, False),
     ],
-)  # fmt: skip
+)
 def test_spills_by_choice(arch, registers, spilled, answer):
     """ptxas may trade a few registers for more warps; a full register file is a failure."""
     code = dataclasses.replace(GOOD, registers=registers, spilled=spilled)
@@ -196,9 +200,15 @@ def test_what_is_compiled_is_what_a_launch_compiles():
     from sparse_bridge.kernels.gemm.wgrad_gemm import sum_shares_kernel
 
     form = make(
-        sum_shares_kernel, (True, 32, 32, 128), {"num_warps": 4}, ["dw_ptr", "stride_dv"],
-        ["stride_do"], partial="fp32", dw="fp16", starts="i64",
-    )  # fmt: skip
+        sum_shares_kernel,
+        (True, 32, 32, 128),
+        {"num_warps": 4},
+        ["dw_ptr", "stride_dv"],
+        ["stride_do"],
+        partial="fp32",
+        dw="fp16",
+        starts="i64",
+    )
     names = sum_shares_kernel.fn.arg_names
     made = source(form, described("gfx942"))
     assert made.signature["dw_ptr"] == "*fp16" and made.signature["stride_do"] == "constexpr"
@@ -206,9 +216,11 @@ def test_what_is_compiled_is_what_a_launch_compiles():
     marks = {names[place]: dict(found) for (place,), found in made.attrs.items()}
     small = {"tt.pointer_range": 32}
     assert marks == {
-        "partial_ptr": small, "dw_ptr": small | {"tt.divisibility": 16}, "starts_ptr": small,
+        "partial_ptr": small,
+        "dw_ptr": small | {"tt.divisibility": 16},
+        "starts_ptr": small,
         "stride_dv": {"tt.divisibility": 16},
-    }  # fmt: skip
+    }
     large = dataclasses.replace(form, large=True)
     marks = source(large, described("gfx942")).attrs
     assert set(marks) == set(source(form, described("sm_80")).attrs)
@@ -234,15 +246,11 @@ def _looping(bound_ptr, out_ptr, BITS: tl.constexpr, CARRIED: tl.constexpr):
     tl.store(out_ptr + tl.arange(0, 32), (found >= 0).to(tl.int32))
 
 
-@pytest.mark.parametrize("bits, carried, n", [(64, tl.int64, 1), (64, tl.int32, 1),
-                                              (64, tl.float32, 0), (32, tl.int64, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "bits, carried, n", [(64, tl.int64, 1), (64, tl.int32, 1), (64, tl.float32, 0), (32, tl.int64, 0)]
+)
 def test_loops_between_64_bit_bounds(bits, carried, n):
-    signature = {
-        "bound_ptr": "*i64",
-        "out_ptr": "*i32",
-        "BITS": "constexpr",
-        "CARRIED": "constexpr",
-    }
+    signature = {"bound_ptr": "*i64", "out_ptr": "*i32", "BITS": "constexpr", "CARRIED": "constexpr"}
     text = ASTSource(_looping, signature, {"BITS": bits, "CARRIED": carried})
     made = triton.compile(text, target=GPUTarget("hip", "gfx942", 64))
     assert compiling.wide_loops(made.asm["ttir"]) == n
@@ -271,8 +279,9 @@ def test_the_pipeliner_lets_loops_carry_integers(bits, n):
     marks = {(place,): [["tt.divisibility", 16], ["tt.pointer_range", 32]] for place in range(3)}
     made = triton.compile(
         ASTSource(_products, signature, {"BITS": bits}, marks),
-        target=GPUTarget("hip", "gfx950", 64), options={"num_stages": 3},
-    )  # fmt: skip
+        target=GPUTarget("hip", "gfx950", 64),
+        options={"num_stages": 3},
+    )
     assert compiling.wide_loops(made.asm["ttir"]) == 0
     if "to_local" not in made.asm["ttgir"]:
         pytest.skip("this Triton pipelines through registers")
@@ -294,9 +303,12 @@ def test_summaries():
     cdna, turing = summary.summaries(some_results())
     assert (cdna.target.arch, cdna.forms, cdna.failed, cdna.parked) == ("gfx942", 2, 1, 1)
     assert cdna.products == {
-        "fp16": "MFMA", "bf16": "not in this run", "fp32": "not in this run",
-        "tf32": "not in this run", "tf32x3": "-",
-    }  # fmt: skip
+        "fp16": "MFMA",
+        "bf16": "not in this run",
+        "fp32": "not in this run",
+        "tf32": "not in this run",
+        "tf32x3": "-",
+    }
     assert turing.products["bf16"] == "per-offset dataflow"
     assert turing.products["tf32"] == "IEEE fp32 instead"
     page = summary.markdown(some_results(), full=False)

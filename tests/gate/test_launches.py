@@ -31,16 +31,10 @@ from tests.clouds import cloud, features
 from tests.conftest import INTERPRETED
 from tests.core.layers import KINDS, layer
 
-pytestmark = [
-    pytest.mark.interpreted,
-    pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter lane"),
-]
+pytestmark = [pytest.mark.interpreted, pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter lane")]
 
 # Their results decide nothing that is launched later, and interpreting them takes the time.
-UNREAD = (
-    "gather_gemm", "grouped_gemm", "narrow_gemm", "sum_partials", "sum_products", "sum_shares",
-    "wgrad_gemm",
-)  # fmt: skip
+UNREAD = ("gather_gemm", "grouped_gemm", "narrow_gemm", "sum_partials", "sum_products", "sum_shares", "wgrad_gemm")
 
 
 class Recorder:
@@ -80,10 +74,12 @@ def recorder(monkeypatch, request):
 def spconv_network():
     with doors.standin() as sp:
         net = sp.SparseSequential(
-            sp.SubMConv3d(4, 16, 3, indice_key="s"), sp.SparseConv3d(16, 32, 3, 2, 1),
+            sp.SubMConv3d(4, 16, 3, indice_key="s"),
+            sp.SparseConv3d(16, 32, 3, 2, 1),
             sp.SparseConv3d(32, 48, 2, 2, indice_key="d", bias=False),
-            sp.SparseInverseConv3d(48, 32, 2, "d"), sp.SparseMaxPool3d(2, 2),
-        )  # fmt: skip
+            sp.SparseInverseConv3d(48, 32, 2, "d"),
+            sp.SparseMaxPool3d(2, 2),
+        )
         coords = cloud((4, 5, 4))
         x = sp.SparseConvTensor(features(len(coords), 4), coords, [4, 5, 4], 2)
         net(x).features.sum().backward()
@@ -92,9 +88,11 @@ def spconv_network():
 def torchsparse_network():
     with speaking("2.1") as ts:
         net = torch.nn.Sequential(
-            ts.nn.Conv3d(4, 16, 3), ts.nn.Conv3d(16, 32, 2, stride=2),
-            ts.nn.Conv3d(32, 16, 2, stride=2, transposed=True), ts.nn.GlobalAvgPool(),
-        )  # fmt: skip
+            ts.nn.Conv3d(4, 16, 3),
+            ts.nn.Conv3d(16, 32, 2, stride=2),
+            ts.nn.Conv3d(32, 16, 2, stride=2, transposed=True),
+            ts.nn.GlobalAvgPool(),
+        )
         coords = cloud((4, 5, 4))
         net(ts.SparseTensor(features(len(coords), 4), coords)).sum().backward()
 
@@ -117,11 +115,7 @@ def minkowski_network():
 
 @pytest.mark.parametrize(
     "recorder, run",
-    [
-        ("gfx1100", spconv_network),
-        ("sm_80", torchsparse_network),
-        ("gfx950", minkowski_network),
-    ],
+    [("gfx1100", spconv_network), ("sm_80", torchsparse_network), ("gfx950", minkowski_network)],
     indirect=["recorder"],
 )
 def test_networks(recorder, run):
@@ -182,9 +176,17 @@ def normalise(x):
         steps = one.num_batches_tracked
         for batches, relu, live in ((steps, True, None), (None, False, count)):
             batch_norm.batch_norm(
-                x, one.weight, one.bias, one.running_mean, one.running_var, momentum=0.1,
-                eps=1e-5, relu=relu, count=live, batches=batches,
-            ).sum().backward()  # fmt: skip
+                x,
+                one.weight,
+                one.bias,
+                one.running_mean,
+                one.running_var,
+                momentum=0.1,
+                eps=1e-5,
+                relu=relu,
+                count=live,
+                batches=batches,
+            ).sum().backward()
     batch_norm.batch_norm(x, None, None, None, None, momentum=0.1, eps=1e-5).sum().backward()
     batch_norm.batch_norm(x, norm.weight, None, None, None, momentum=0.1, eps=1e-5).sum().backward()
 

@@ -81,12 +81,18 @@ def test_every_default_tile_leaves_room_for_another(arch):
 @pytest.mark.parametrize(
     "arch, registers, shared, warps, answer",
     [
-        ("sm_89", 221, 65536, 8, 1), ("sm_89", 128, 32768, 8, 2), ("sm_89", 128, 16384, 4, 4),
-        ("sm_89", 32, 50 << 10, 4, 1), ("sm_75", 32, 32 << 10, 4, 2), ("sm_75", 32, 0, 8, 4),
-        ("sm_90", 32, 0, 8, 8), ("sm_120", 16, 0, 1, 16), ("gfx942", 64, 0, 4, None),
+        ("sm_89", 221, 65536, 8, 1),
+        ("sm_89", 128, 32768, 8, 2),
+        ("sm_89", 128, 16384, 4, 4),
+        ("sm_89", 32, 50 << 10, 4, 1),
+        ("sm_75", 32, 32 << 10, 4, 2),
+        ("sm_75", 32, 0, 8, 4),
+        ("sm_90", 32, 0, 8, 8),
+        ("sm_120", 16, 0, 1, 16),
+        ("gfx942", 64, 0, 4, None),
         ("sm_110", 64, 0, 4, None),
     ],
-)  # fmt: skip
+)
 def test_what_a_unit_holds(arch, registers, shared, warps, answer):
     code = Code("", "", registers, 0, 0, shared, 32)
     assert resident(described(arch), code, warps) == answer
@@ -114,9 +120,21 @@ def test_the_cost_model_sees_no_much_better_tile(arch, direction):
     target, n = described(arch, UNITS[arch]), 100_000
     for c in CHANNELS:
         problem = Problem(
-            direction, "masked", torch.device("cpu"), target, torch.float16, "ieee", "oi", c, c, 1,
-            27, n, n, 3 * n if direction == "wgrad" else 0,
-        )  # fmt: skip
+            direction,
+            "masked",
+            torch.device("cpu"),
+            target,
+            torch.float16,
+            "ieee",
+            "oi",
+            c,
+            c,
+            1,
+            27,
+            n,
+            n,
+            3 * n if direction == "wgrad" else 0,
+        )
         tiles = candidates(target, torch.float16, c, c, 27, "ieee", direction, n)
         costs = [predicted(problem, t, lambda m: int(3 * n * REDUNDANT[m] / m)) for t in tiles]
         best = min(zip(costs, tiles, strict=True), key=lambda one: one[0])

@@ -25,9 +25,14 @@ def test_arithmetic(line, seen):
 
 
 @pytest.mark.parametrize(
-    "body", ["tl.inline_asm_elementwise('', '', [x], tl.int32, True, 1)", "lane = x % WARP_SIZE",
-             "libdevice.ffs(x)", "warp = x // 2"],
-)  # fmt: skip
+    "body",
+    [
+        "tl.inline_asm_elementwise('', '', [x], tl.int32, True, 1)",
+        "lane = x % WARP_SIZE",
+        "libdevice.ffs(x)",
+        "warp = x // 2",
+    ],
+)
 def test_words_of_one_vendor(body):
     code = f"@triton.jit\ndef _kernel(x_ptr):\n    x = tl.load(x_ptr)\n    {body}\n"
     known = "WARP_SIZE" in body  # an argument of that name would be right

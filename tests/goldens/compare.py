@@ -73,10 +73,7 @@ class Report:
         """Equal Python values."""
         self.require(got == want, f"{label}: {got!r} instead of {want!r}")
 
-    def close(
-        self, label: str, got: Any, want: np.ndarray, tolerance: float | None = None,
-        mean: bool = False,
-    ) -> None:  # fmt: skip
+    def close(self, label: str, got: Any, want: np.ndarray, tolerance: float | None = None, mean: bool = False) -> None:
         """Every error within the tolerance; with `mean`, their root mean square."""
         limit = self.tolerance if tolerance is None else tolerance
         g, w = self._shaped(label, got, want)
@@ -84,9 +81,7 @@ class Report:
             return
         g, w = g.astype(np.float64), w.astype(np.float64)
         known = np.isfinite(w)
-        if not (np.isfinite(g) == known).all() or not np.array_equal(
-            g[~known], w[~known], equal_nan=True
-        ):
+        if not (np.isfinite(g) == known).all() or not np.array_equal(g[~known], w[~known], equal_nan=True):
             raise Mismatch(f"{label}: {int((~np.isfinite(g)).sum())} values are not finite")
         g, w = np.where(known, g, 0), np.where(known, w, 0)
         errors = self.measure.errors(g, w)
@@ -106,9 +101,7 @@ class Report:
         if not np.array_equal(g, w):
             raise Mismatch(f"{label}: {int((g != w).sum())} of {w.size} entries differ")
 
-    def array(
-        self, label: str, got: Any, want: np.ndarray, tolerance: float | None = None
-    ) -> None:  # fmt: skip
+    def array(self, label: str, got: Any, want: np.ndarray, tolerance: float | None = None) -> None:
         """Integers exactly, floating values within the tolerance."""
         if want.dtype.kind == "f":
             self.close(label, got, want, tolerance)

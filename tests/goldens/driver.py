@@ -24,9 +24,7 @@ import torch
 from tests.goldens.compare import Mismatch, Report
 from tests.goldens.interpreter import Case
 
-__all__ = [
-    "cases_of", "enable", "finish", "judge", "load_arrays", "main", "parser", "public", "replay",
-]  # fmt: skip
+__all__ = ["cases_of", "enable", "finish", "judge", "load_arrays", "main", "parser", "public", "replay"]
 
 
 def load_arrays(path: str | None) -> dict[str, np.ndarray]:
@@ -116,9 +114,7 @@ def replay(
             if args.trace:
                 traceback.print_exc()
         row = {"id": entry["id"], "family": entry["family"], "ok": not reason, "reason": reason}
-        rows.append(
-            {**row, "worst": worst, "where": where, "seconds": round(time.time() - begin, 4)}
-        )
+        rows.append({**row, "worst": worst, "where": where, "seconds": round(time.time() - begin, 4)})
         if reason:
             print(f"FAIL {entry['id']:<44} {reason}", flush=True)
         elif not args.quiet:
@@ -142,9 +138,7 @@ def finish(rows: list[dict[str, Any]], args: argparse.Namespace, **facts: Any) -
     return 0 if rows and passed == len(rows) else 1
 
 
-def isolated(
-    entry: dict[str, Any], argv: list[str], args: argparse.Namespace
-) -> tuple[float | None, str]:
+def isolated(entry: dict[str, Any], argv: list[str], args: argparse.Namespace) -> tuple[float | None, str]:
     """One case in its own process, so that a crash of the library is only one failure."""
     with tempfile.TemporaryDirectory() as folder:
         result = os.path.join(folder, "result.json")
@@ -194,9 +188,7 @@ def main(dialect: type[Case], description: str, argv: list[str] | None = None) -
 
     def judged(entry: dict[str, Any]) -> tuple[float | None, str]:
         dtype = torch.float64 if args.double else torch.float32
-        report = judge(
-            dialect, entry, device=args.device, dtype=dtype, tolerance=args.tol, module=args.module
-        )
+        report = judge(dialect, entry, device=args.device, dtype=dtype, tolerance=args.tol, module=args.module)
         return report.worst, report.where
 
     rows = replay(entries, judged, args)

@@ -50,9 +50,14 @@ class Case:
     threads: ClassVar[int] = 0  # of torch, by default; 0 keeps torch's choice
 
     def __init__(
-        self, entry: dict[str, Any], arrays: dict[str, np.ndarray], device: Any = "cpu",
-        dtype: torch.dtype = torch.float32, tolerance: float | None = None, module: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        entry: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        device: Any = "cpu",
+        dtype: torch.dtype = torch.float32,
+        tolerance: float | None = None,
+        module: str = "",
+    ) -> None:
         self.entry, self.spec, self.arrays = entry, entry["spec"], arrays
         self.device, self.dtype = torch.device(device), dtype
         self.override = tolerance
@@ -203,9 +208,8 @@ class Case:
             self.leaves[prefix + self.key(name)] = parameter
 
     def step(
-        self, target: Any, operation: str, args: Sequence[Any] = (),
-        keywords: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self, target: Any, operation: str, args: Sequence[Any] = (), keywords: dict[str, Any] | None = None
+    ) -> None:
         """One statement. Several targets take one item of the result each."""
         name = target if isinstance(target, str) else target[0]
         self.place = f"arguments of {name}"
@@ -261,9 +265,15 @@ class Case:
         self.report.close(name, got, want, limit, self.entry.get("grad_metric") == "rms")
 
     def compare_sparse(
-        self, label: str, rows: Any, features: Any, want_rows: np.ndarray,
-        want_features: np.ndarray, ordered: bool = False, tolerance: float | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        label: str,
+        rows: Any,
+        features: Any,
+        want_rows: np.ndarray,
+        want_features: np.ndarray,
+        ordered: bool = False,
+        tolerance: float | None = None,
+    ) -> torch.Tensor:
         """Coordinates, then features by coordinate. Returns the features in the recorded order."""
         places = self.report.rows(f"{label} rows", rows, want_rows, ordered)
         features = torch.as_tensor(features)
@@ -274,9 +284,7 @@ class Case:
 
     # ---- values
 
-    def tensor(
-        self, name: str, grad: bool = False, dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
+    def tensor(self, name: str, grad: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An array on the device, float32 in the case's dtype. With `grad`, a leaf."""
         tensor = torch.from_numpy(np.array(self.arrays[name]))
         if tensor.dtype == torch.float32:

@@ -10,9 +10,7 @@ from tests.goldens import driver
 
 
 def manifest(folder, *names):
-    cases = [
-        {"id": n, "kind": "net", "family": f"family_{n[0]}", "file": f"{n}.npz"} for n in names
-    ]
+    cases = [{"id": n, "kind": "net", "family": f"family_{n[0]}", "file": f"{n}.npz"} for n in names]
     for name in names:
         np.savez(folder / f"{name}.npz", a=np.arange(3))
     (folder / "manifest.json").write_text(json.dumps({"cases": cases}))
@@ -29,9 +27,7 @@ def judged(entry):
 
 def run(folder, *options):
     result = folder / "result.json"
-    args = driver.parser("about").parse_args(
-        ["--cases", str(folder), "--json", str(result), *options]
-    )
+    args = driver.parser("about").parse_args(["--cases", str(folder), "--json", str(result), *options])
     rows = driver.replay(driver.cases_of(args.cases, args.filter), judged, args)
     return driver.finish(rows, args, module="m"), json.loads(result.read_text())
 

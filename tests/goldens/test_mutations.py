@@ -25,22 +25,20 @@ pytestmark = RECORDED
 # answers that are no array, and the keys there that are none.
 DIALECTS = {
     "spconv": (
-        SpConv, doors.standin, ("out_", "dense", "g:", "after:", "ret"),
+        SpConv,
+        doors.standin,
+        ("out_", "dense", "g:", "after:", "ret"),
         ("results", "returns", "raises", "raises_at", "expect_keys"),
     ),
-    "torchsparse": (
-        TorchSparse, lambda: speaking("2.1"), ("out/", "grad/"),
-        ("outputs", "stride", "spatial_range"),
-    ),
-    "minkowski": (
-        Minkowski, lambda: sparse_bridge.enable("minkowski"), ("out.", "grad.", "buf."),
-        ("expect",),
-    ),
+    "torchsparse": (TorchSparse, lambda: speaking("2.1"), ("out/", "grad/"), ("outputs", "stride", "spatial_range")),
+    "minkowski": (Minkowski, lambda: sparse_bridge.enable("minkowski"), ("out.", "grad.", "buf."), ("expect",)),
     "flexgemm": (
-        FlexGEMM, lambda: sparse_bridge.enable("flex_gemm", mode="standin"), ("out:",),
+        FlexGEMM,
+        lambda: sparse_bridge.enable("flex_gemm", mode="standin"),
+        ("out:",),
         ("dtypes", "raises", "values", "parameters", "defaults", "names", "callables"),
     ),
-}  # fmt: skip
+}
 NAMES = ("var", "type", "cmp", "array", "ordered")
 
 
@@ -66,9 +64,7 @@ def another(value):
         wrong = value.copy()
         last = (-1,) * wrong.ndim
         if wrong.dtype.kind == "f":
-            wrong[last] += 0.2 * (
-                np.sqrt(np.mean(wrong.astype(np.float64) ** 2)) + abs(wrong[last])
-            )
+            wrong[last] += 0.2 * (np.sqrt(np.mean(wrong.astype(np.float64) ** 2)) + abs(wrong[last]))
         else:
             wrong[last] ^= 1
         return wrong if value.any() or wrong.dtype.kind != "f" else np.ones_like(value)

@@ -57,10 +57,7 @@ def test_one_that_hangs_is_killed_with_what_it_started(child):
 
 @pytest.mark.parametrize(
     ("what", "ending"),
-    [
-        ("abort", "killed by SIGABRT: Fatal Python error: Aborted"),
-        ("raise", "ended early: ValueError: as asked"),
-    ],
+    [("abort", "killed by SIGABRT: Fatal Python error: Aborted"), ("raise", "ended early: ValueError: as asked")],
 )
 def test_how_one_ended(child, what, ending):
     child.send(do=what)

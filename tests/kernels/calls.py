@@ -46,13 +46,17 @@ def insert(lane, coords, box, capacity, offsets=None, alive=None, wide=False, si
     coords = coords.to(lane.device)
     counters = owner_counters(len(coords))  # for tests that number new coordinates
     table = HashTable.allocate(capacity, box.key64, coords.device, counters)
-    slots = torch.empty(
-        (kernel_geometry.n_row_offsets, len(coords)), dtype=torch.int32, device=coords.device
-    )
+    slots = torch.empty((kernel_geometry.n_row_offsets, len(coords)), dtype=torch.int32, device=coords.device)
     hash_insert(
-        table, coords, kernel_geometry, box.layout(coords.device).bounds,
-        None if alive is None else alive.to(lane.device), slots, wide, target_of(lane),
-    )  # fmt: skip
+        table,
+        coords,
+        kernel_geometry,
+        box.layout(coords.device).bounds,
+        None if alive is None else alive.to(lane.device),
+        slots,
+        wide,
+        target_of(lane),
+    )
     return table, slots
 
 
@@ -61,7 +65,14 @@ def find(lane, table, n_values, coords, box, offsets=None, center=-1, alive=None
     offsets = zero(box.dimension) if offsets is None else offsets
     coords = coords.to(lane.device)
     return neighbor_lookup(
-        table, n_values, coords, geometry(offsets, lane.device), box.layout(coords.device).bounds,
-        None if alive is None else alive.to(lane.device), len(offsets), center, wide,
+        table,
+        n_values,
+        coords,
+        geometry(offsets, lane.device),
+        box.layout(coords.device).bounds,
+        None if alive is None else alive.to(lane.device),
+        len(offsets),
+        center,
+        wide,
         target_of(lane),
-    )  # fmt: skip
+    )

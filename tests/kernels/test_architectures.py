@@ -22,11 +22,20 @@ from tests.releases import triton_since
 
 MINE = ((64, 32, 32, 2, 3),)
 INVENTED = Generation(
-    "rubin", "cuda", r"sm_14\d", warp_size=32, bf16=False, tf32=True, matrix=("MMA",),
-    matrix_types=("fp16", "tf32"), chips={"sm_140": Chip(512, "R100", splits_fp32=True)},
-    limits=architectures.RegisterLimits(), candidates=Candidates(MINE, MINE, MINE, MINE),
-    wide_turned=(128, 64, 64, 16, 5), tf32_reads_rows=True,
-)  # fmt: skip
+    "rubin",
+    "cuda",
+    r"sm_14\d",
+    warp_size=32,
+    bf16=False,
+    tf32=True,
+    matrix=("MMA",),
+    matrix_types=("fp16", "tf32"),
+    chips={"sm_140": Chip(512, "R100", splits_fp32=True)},
+    limits=architectures.RegisterLimits(),
+    candidates=Candidates(MINE, MINE, MINE, MINE),
+    wide_turned=(128, 64, 64, 16, 5),
+    tf32_reads_rows=True,
+)
 
 
 @pytest.fixture
@@ -71,9 +80,8 @@ def test_the_gate_lists_it(invented):
     (case,) = [
         form
         for form in catalogue.covering(invented)
-        if form.kernel == "wgrad_gemm" and checks.product_of(form) == "fp16"
-        and dict(form.options)["num_warps"] == 2
-    ][:1]  # fmt: skip
+        if form.kernel == "wgrad_gemm" and checks.product_of(form) == "fp16" and dict(form.options)["num_warps"] == 2
+    ][:1]
     assert checks.expected_matrix(case, invented) == ("MMA",)
 
 

@@ -17,11 +17,18 @@ from .test_launch_keys import shifted
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
 CASES = [
-    (2, 1, torch.float32), (2, 33, torch.float16), (127, 3, torch.float32),
-    (128, 40, torch.float16), (129, 5, torch.bfloat16), (255, 32, torch.float32),
-    (256, 16, torch.bfloat16), (513, 16, torch.float16), (1500, 33, torch.float32),
-    (3001, 64, torch.float16), (40, 1024, torch.float16),
-]  # fmt: skip
+    (2, 1, torch.float32),
+    (2, 33, torch.float16),
+    (127, 3, torch.float32),
+    (128, 40, torch.float16),
+    (129, 5, torch.bfloat16),
+    (255, 32, torch.float32),
+    (256, 16, torch.bfloat16),
+    (513, 16, torch.float16),
+    (1500, 33, torch.float32),
+    (3001, 64, torch.float16),
+    (40, 1024, torch.float16),
+]
 
 
 class Layer:
@@ -33,9 +40,7 @@ class Layer:
         behind = torch.full((spare, channels), float("nan"), dtype=dtype)
         self.x = torch.cat([x, behind]).to(lane.device)
         self.dy = torch.cat([features(n, channels, 2, dtype), behind]).to(lane.device)
-        self.gain, self.beta, self.mean = (
-            features(1, channels, seed, vectors, lane.device)[0] for seed in (3, 4, 5)
-        )
+        self.gain, self.beta, self.mean = (features(1, channels, seed, vectors, lane.device)[0] for seed in (3, 4, 5))
         self.var, self.batches = self.mean.abs() + 1, torch.tensor(7, device=lane.device)
         self.count = torch.tensor([n - 1], dtype=torch.int32, device=lane.device)
         self.count = self.count if spare else None
@@ -43,10 +48,8 @@ class Layer:
 
     def reference(self):
         x, dy, gain, beta, mean, var = (
-            t.cpu().double()
-            for t in (self.x[: self.n], self.dy[: self.n], self.gain, self.beta, self.mean,
-                      self.var)
-        )  # fmt: skip
+            t.cpu().double() for t in (self.x[: self.n], self.dy[: self.n], self.gain, self.beta, self.mean, self.var)
+        )
         for leaf in (x, gain, beta):
             leaf.requires_grad_()
         y = torch.nn.functional.batch_norm(x, mean, var, gain, beta, True, 0.3, 1e-3)
@@ -59,18 +62,14 @@ class Layer:
     def run(self, relu=False, affine=True, running=True, dy=None):
         """Both passes: results by name."""
         gain, beta = (self.gain, self.beta) if affine else (None, None)
-        mean, var, batches = (
-            held.clone() if running else None for held in (self.mean, self.var, self.batches)
-        )
+        mean, var, batches = (held.clone() if running else None for held in (self.mean, self.var, self.batches))
         y, dx = self.spoiled(self.x), self.spoiled(self.x)
         vectors = gain, beta, mean, var, batches
         spec = spec_of(self.x, vectors, self.target)
         memory = batch_norm_forward(spec, self.x, vectors, self.count, y, 0.3, 1e-3, relu)
         dw, db = (self.spoiled(gain), self.spoiled(beta)) if affine else (None, None)
         dy = self.dy if dy is None else dy
-        batch_norm_backward(
-            spec, self.x, dy, gain, beta, self.count, memory, dx, dw, db, relu
-        )  # fmt: skip
+        batch_norm_backward(spec, self.x, dy, gain, beta, self.count, memory, dx, dw, db, relu)
         found = {"y": y, "dx": dx, "dw": dw, "db": db, "batches": batches}
         return found | ({"mean": mean, "var": var} if running else {})
 

@@ -31,8 +31,6 @@ print(json.dumps({name: launch.REGISTRY[name].fn.cache_key for name in names}))
 def test_whatever_comes_first():
     found = []
     for order in ("forwards", "backwards"):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, order], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", PROGRAM, order], capture_output=True, text=True, check=True)
         found.append(json.loads(done.stdout))
     assert len(found[0]) > 30 and found[0] == found[1]

@@ -31,10 +31,16 @@ def test_columns(kernel_lane, channels):
         assert_close(total(kernel_lane, x), x.double().sum(0))
 
 
-@pytest.mark.parametrize("dtype, held", [
-    (torch.float16, torch.float16), (torch.float16, torch.float32), (torch.float32, torch.float16),
-    (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, held",
+    [
+        (torch.float16, torch.float16),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float16),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+)
 def test_dtypes(kernel_lane, dtype, held):
     if torch.bfloat16 in (dtype, held) and not target_of(kernel_lane).has_bf16:
         pytest.skip("no bf16 here")

@@ -58,9 +58,11 @@ def workers(gpu, tmp_path, monkeypatch):  # noqa: F811
         started.append(
             subprocess.Popen(
                 [sys.executable, "-c", WORKER, str(tmp_path)],
-                stdout=subprocess.PIPE, text=True, env={**os.environ, **folders},
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **folders},
             )
-        )  # fmt: skip
+        )
         return started[-1]
 
     yield start

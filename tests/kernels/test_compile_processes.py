@@ -76,9 +76,7 @@ def servers():
 
 
 def change_server(monkeypatch, assignment):
-    program = compile_processes._PROGRAM.replace(
-        "; compile", f"; compile_server.{assignment}; ____"
-    )
+    program = compile_processes._PROGRAM.replace("; compile", f"; compile_server.{assignment}; ____")
     program = program.replace("____", "compile")
     monkeypatch.setattr(compile_processes, "_PROGRAM", program)
 
@@ -315,13 +313,11 @@ class TestEnds:
     def test_with_a_program_that_is_through(self):
         """Which ends, silently."""
         program = (
-            "from sparse_bridge.kernels.runtime import compile_processes as c\n"
-            "c.side_by_side = lambda: 1; c.start()"
+            "from sparse_bridge.kernels.runtime import compile_processes as c\nc.side_by_side = lambda: 1; c.start()"
         )
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", program],
-            capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
+            [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=PATIENCE
+        )
         assert done.returncode == 0 and done.stderr == ""
 
 

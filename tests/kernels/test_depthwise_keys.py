@@ -18,9 +18,7 @@ pytestmark = [pytest.mark.emulated]
 
 
 def test_addresses_shapes_and_dtypes(kernel_lane, keys):  # noqa: F811
-    for n, channels, dtype in itertools.product(
-        (1, 16, 33), (1, 16, 17), (torch.float32, torch.float16)
-    ):
+    for n, channels, dtype in itertools.product((1, 16, 33), (1, 16, 17), (torch.float32, torch.float16)):
         coords = cloud((4 * n,), 1, 0.9)[: 2 * n].contiguous().to(kernel_lane.device)
         cmap = functional.coordinate_map(coords)
         kmap = functional.submanifold(cmap, functional.kernel_offsets((3,)))
@@ -33,5 +31,8 @@ def test_addresses_shapes_and_dtypes(kernel_lane, keys):  # noqa: F811
             channelwise(leaf, leaf_weight, kmap).backward(gradient)
             window_max(leaf, kmap).backward(gradient)
     assert {name for name, _ in keys} >= {
-        "channelwise_gather", "channelwise_wgrad", "window_max", "window_max_backward"
-    }  # fmt: skip
+        "channelwise_gather",
+        "channelwise_wgrad",
+        "window_max",
+        "window_max_backward",
+    }

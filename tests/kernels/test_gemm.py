@@ -67,10 +67,26 @@ def norm_vectors(norm, channels, kind=None):
 
 
 def run_gather(
-    lane, tile, packed, *, n=70, n_in=50, c_in=16, c_out=16, n_offsets=9, groups=1, bias=True,
-    dtype=torch.float32, activation=None, nbr=None, norm="none", residual=False, precision="ieee",
-    splits=1, kind=None,
-):  # fmt: skip
+    lane,
+    tile,
+    packed,
+    *,
+    n=70,
+    n_in=50,
+    c_in=16,
+    c_out=16,
+    n_offsets=9,
+    groups=1,
+    bias=True,
+    dtype=torch.float32,
+    activation=None,
+    nbr=None,
+    norm="none",
+    residual=False,
+    precision="ieee",
+    splits=1,
+    kind=None,
+):
     """(result, fp64 truth) of one launch.  kind: of the norm's vectors, see `norm_vectors`."""
     target, device = target_of(lane), torch.device(lane.device)
     nbr = random_table(n_offsets, n, n_in) if nbr is None else nbr
@@ -121,9 +137,14 @@ def test_rows_around_the_tile(kernel_lane, n, packed):
 def test_sums_in_fp16(kernel_lane, packed):
     """Leave to add fp16 products up in fp16: still about as close as fp16 is."""
     y, want = run_gather(
-        kernel_lane, TileConfig(64, 16, 16, 4, 2), packed, n_offsets=3,
-        dtype=torch.float16, precision="half", activation="relu",
-    )  # fmt: skip
+        kernel_lane,
+        TileConfig(64, 16, 16, 4, 2),
+        packed,
+        n_offsets=3,
+        dtype=torch.float16,
+        precision="half",
+        activation="relu",
+    )
     assert_close(y, want.relu(), torch.float16)
 
 
@@ -168,9 +189,7 @@ def test_epilogues_have_the_bits_of_separate_operations(kernel_lane, dtype, norm
     sizes |= {"n": 130, "nbr": random_table(9, 130, 50)}
     y, _ = run_gather(kernel_lane, tile, True, **sizes)
     if norm != "none":
-        mean, var, gain, beta = (
-            v if v is None else v.to(y.device, dtype) for v in norm_vectors(norm, 33, dtype)
-        )
+        mean, var, gain, beta = (v if v is None else v.to(y.device, dtype) for v in norm_vectors(norm, 33, dtype))
         y = F.batch_norm(y, mean, var, gain, beta, eps=EPS)
     y = y + features(130, 33, 7, dtype).to(y.device)
     if activation is not None:
@@ -181,42 +200,58 @@ def test_epilogues_have_the_bits_of_separate_operations(kernel_lane, dtype, norm
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("dtype, activation, bias", [
-    (torch.float16, "relu", True), (torch.bfloat16, "leaky_relu", False),
-    (torch.float32, "leaky_relu", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, activation, bias",
+    [(torch.float16, "relu", True), (torch.bfloat16, "leaky_relu", False), (torch.float32, "leaky_relu", True)],
+)
 def test_dtypes_and_epilogues(kernel_lane, dtype, activation, bias, packed):
     if dtype == torch.bfloat16 and not target_of(kernel_lane).has_bf16:
         pytest.skip("no bf16 products here")
     y, want = run_gather(
-        kernel_lane, TileConfig(64, 32, 32, 4, 2), packed, c_in=32, c_out=32, dtype=dtype,
-        activation=activation, bias=bias,
-    )  # fmt: skip
-    want = {
-        "relu": want.relu(),
-        "leaky_relu": torch.where(want > 0, want, 0.1 * want),
-    }[activation]
+        kernel_lane,
+        TileConfig(64, 32, 32, 4, 2),
+        packed,
+        c_in=32,
+        c_out=32,
+        dtype=dtype,
+        activation=activation,
+        bias=bias,
+    )
+    want = {"relu": want.relu(), "leaky_relu": torch.where(want > 0, want, 0.1 * want)}[activation]
     assert_close(y, want, dtype)
 
 
-@pytest.mark.parametrize("norm, bias, activation", [
-    ("affine", True, "relu"), ("affine", False, None), ("statistics", False, "leaky_relu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "norm, bias, activation", [("affine", True, "relu"), ("affine", False, None), ("statistics", False, "leaky_relu")]
+)
 def test_norms(kernel_lane, norm, bias, activation):
     y, want = run_gather(
-        kernel_lane, TileConfig(64, 16, 16, 4, 2), True, c_in=16, c_out=33, groups=1 + bias,
-        activation=activation, bias=bias, norm=norm,
-    )  # fmt: skip
+        kernel_lane,
+        TileConfig(64, 16, 16, 4, 2),
+        True,
+        c_in=16,
+        c_out=33,
+        groups=1 + bias,
+        activation=activation,
+        bias=bias,
+        norm=norm,
+    )
     leaky = torch.where(want > 0, want, 0.1 * want)
     assert_close(y, {None: want, "relu": want.relu(), "leaky_relu": leaky}[activation])
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("dtype, norm, bias, activation", [
-    (torch.float32, "none", False, None), (torch.float16, "none", True, "leaky_relu"),
-    (torch.float16, "affine", False, "relu"), (torch.bfloat16, "statistics", True, None),
-    (torch.float32, "affine", True, "relu"), (torch.float16, "none", False, "relu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, norm, bias, activation",
+    [
+        (torch.float32, "none", False, None),
+        (torch.float16, "none", True, "leaky_relu"),
+        (torch.float16, "affine", False, "relu"),
+        (torch.bfloat16, "statistics", True, None),
+        (torch.float32, "affine", True, "relu"),
+        (torch.float16, "none", False, "relu"),
+    ],
+)
 def test_residuals(kernel_lane, dtype, norm, bias, activation, packed):
     """Behind the norm and before the activation, in every row, also those without a neighbour."""
     if dtype == torch.bfloat16 and not target_of(kernel_lane).has_bf16:
@@ -225,10 +260,20 @@ def test_residuals(kernel_lane, dtype, norm, bias, activation, packed):
         nbr = random_table(9, n, 50)
         nbr[:, ::3] = -1
         y, want = run_gather(
-            kernel_lane, TileConfig(TILE, 32, 16, 4, 2), packed, n=n, c_in=16, c_out=c_out,
-            groups=2, nbr=nbr, dtype=dtype, activation=activation, bias=bias, norm=norm,
+            kernel_lane,
+            TileConfig(TILE, 32, 16, 4, 2),
+            packed,
+            n=n,
+            c_in=16,
+            c_out=c_out,
+            groups=2,
+            nbr=nbr,
+            dtype=dtype,
+            activation=activation,
+            bias=bias,
+            norm=norm,
             residual=True,
-        )  # fmt: skip
+        )
         leaky = torch.where(want > 0, want, 0.1 * want)
         want = {None: want, "relu": want.relu(), "leaky_relu": leaky}[activation]
         assert_close(y, want, dtype)
@@ -268,9 +313,7 @@ def test_tables_beyond_32_bits(kernel_lane):
     assert_close(y, gather_truth(x, weight, None, small, 1))
 
 
-def run_wgrad(
-    lane, tile, lengths, *, n=60, c_in=16, c_out=16, groups=1, dtype=torch.float32, mirrored=False
-):
+def run_wgrad(lane, tile, lengths, *, n=60, c_in=16, c_out=16, groups=1, dtype=torch.float32, mirrored=False):
     """(result, fp64 truth) for lists of the given lengths; mirrored: of offsets 0 .. V / 2 only."""
     target, device = target_of(lane), torch.device(lane.device)
     generator = torch.Generator().manual_seed(len(lengths))
@@ -347,9 +390,8 @@ def test_groups_of_the_wgrad(kernel_lane, mirrored, shares, shared):
     tile = TileConfig(16, 16, 16, 4, 2)
     for channels in (7, 20):
         _, dw, want = run_wgrad(
-            kernel_lane, tile, LENGTHS["ragged"], c_in=channels, c_out=9, groups=2,
-            mirrored=mirrored,
-        )  # fmt: skip
+            kernel_lane, tile, LENGTHS["ragged"], c_in=channels, c_out=9, groups=2, mirrored=mirrored
+        )
         assert_close(dw, want)
 
 

@@ -51,9 +51,22 @@ def truth(x, weight, pairs, n_out, groups=1):
 
 
 def run(
-    lane, lengths, *, tile=TILE, n_in=50, n_out=40, c_in=16, c_out=16, groups=1,
-    dtype=torch.float32, pairs=None, norm="none", bias=False, residual=False, activation=None,
-):  # fmt: skip
+    lane,
+    lengths,
+    *,
+    tile=TILE,
+    n_in=50,
+    n_out=40,
+    c_in=16,
+    c_out=16,
+    groups=1,
+    dtype=torch.float32,
+    pairs=None,
+    norm="none",
+    bias=False,
+    residual=False,
+    activation=None,
+):
     """(result, fp64 truth)."""
     target, device = target_of(lane), torch.device(lane.device)
     pairs = random_pairs(lengths, n_in, n_out) if pairs is None else pairs
@@ -66,9 +79,7 @@ def run(
     vectors = [shift, *norm_vectors(norm, groups * c_out), added]
     parts = bias + {"none": 0, "statistics": 2, "affine": 6}[norm] + 8 * residual
     end = EpilogueForm(parts, activation, 0.1, EPS)
-    spec = GroupedSpec(
-        Product(target, device, dtype, "ieee", layout_of(weight, "vio", groups), end), tile
-    )
+    spec = GroupedSpec(Product(target, device, dtype, "ieee", layout_of(weight, "vio", groups), end), tile)
     groups_of = pair_groups.pair_groups(book, 0, target)
     gemm = GroupedGemm(spec, groups_of.groups, groups_of.tiles(spec.tile.block_m), n_out, n_in)
     y = torch.full((n_out, groups * c_out), float("nan")).to(dtype).to(device)
@@ -110,15 +121,17 @@ def test_groups_of_channels(kernel_lane):
     assert_close(y, want)
 
 
-@pytest.mark.parametrize("norm, bias, residual, activation", [
-    ("none", True, False, "relu"), ("affine", True, False, "relu"),
-    ("statistics", False, True, None), ("none", False, True, "relu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "norm, bias, residual, activation",
+    [
+        ("none", True, False, "relu"),
+        ("affine", True, False, "relu"),
+        ("statistics", False, True, None),
+        ("none", False, True, "relu"),
+    ],
+)
 def test_epilogues(kernel_lane, norm, bias, residual, activation):
-    y, want = run(
-        kernel_lane, [30, 70, 9], c_out=33, norm=norm, bias=bias, residual=residual,
-        activation=activation,
-    )  # fmt: skip
+    y, want = run(kernel_lane, [30, 70, 9], c_out=33, norm=norm, bias=bias, residual=residual, activation=activation)
     assert_close(y, want)
 
 
@@ -129,9 +142,7 @@ def test_rows_that_most_pairs_meet(kernel_lane, monkeypatch):
     lengths = [90, 60]
     x_rows, y_rows, offsets = random_pairs(lengths, 50, 7)
     y_rows[::2] = 3
-    y, want = run(
-        kernel_lane, lengths, pairs=(x_rows, y_rows, offsets), n_out=9, bias=True, residual=True
-    )
+    y, want = run(kernel_lane, lengths, pairs=(x_rows, y_rows, offsets), n_out=9, bias=True, residual=True)
     assert_close(y, want)
 
 

@@ -104,9 +104,7 @@ def test_shapes_and_dtypes(kernel_lane, keys):
         for kmap, c_in, c_out in itertools.product(maps, (1, 16, 17), (1, 16, 33)):
             for dtype in (torch.float32, torch.float16) if c_in == c_out else (torch.float32,):
                 x = features(kmap.n_in, c_in, dtype=dtype, device=kernel_lane.device)
-                weight = features(
-                    3**dimension * c_in, c_out, dtype=dtype, device=kernel_lane.device
-                )
+                weight = features(3**dimension * c_in, c_out, dtype=dtype, device=kernel_lane.device)
                 weight = weight.view(-1, c_in, c_out).requires_grad_()
                 functional.conv(x, weight, None, kmap).sum().backward()
     assert keys

@@ -59,9 +59,7 @@ def expected(nbr, edge=0):
 
 
 @pytest.mark.parametrize("few", [True, False])
-@pytest.mark.parametrize(
-    "n_offsets, edge", [(1, 0), (8, 0), (24, 0), (25, 0), (27, 3), (32, 0), (33, 0), (125, 5)]
-)
+@pytest.mark.parametrize("n_offsets, edge", [(1, 0), (8, 0), (24, 0), (25, 0), (27, 3), (32, 0), (33, 0), (125, 5)])
 def test_the_order_is_that_of_the_rank(kernel_lane, monkeypatch, n_offsets, edge, few):
     """All rows are sampled, so frequencies are exact; one offset is in all of them."""
     if not few:

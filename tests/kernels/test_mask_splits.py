@@ -22,19 +22,12 @@ TILES = TileConfig(64, 16, 16, 4, 2)
 
 
 def ranges(n_offsets, splits):
-    return [
-        range(part * n_offsets // splits, (part + 1) * n_offsets // splits)
-        for part in range(splits)
-    ]
+    return [range(part * n_offsets // splits, (part + 1) * n_offsets // splits) for part in range(splits)]
 
 
-@pytest.mark.parametrize(
-    "n_offsets, splits", [(2, 2), (8, 3), (27, 2), (27, 4), (62, 2), (70, 2), (70, 3)]
-)
+@pytest.mark.parametrize("n_offsets, splits", [(2, 2), (8, 3), (27, 2), (27, 4), (62, 2), (70, 2), (70, 3)])
 @pytest.mark.parametrize("apart", [True, False])
-def test_each_part_is_in_the_order_of_its_offsets_alone(
-    kernel_lane, monkeypatch, n_offsets, splits, apart
-):
+def test_each_part_is_in_the_order_of_its_offsets_alone(kernel_lane, monkeypatch, n_offsets, splits, apart):
     """As if the table had no others; a sort of all parts together leaves them apart."""
     n_rows, target = 300, target_of(kernel_lane)
     monkeypatch.setattr(ordering, "FEW_ROWS", n_rows if apart else 0)
@@ -77,9 +70,7 @@ def test_tiles(kernel_lane, n_offsets, splits, n_rows):
     made, target = table(kernel_lane, n_offsets, n_rows), target_of(kernel_lane)
     order = mask_order(made, target, splits)
     tiles = pack_tiles(made, order, target, splits)
-    assert tiles.splits == splits and tiles.memory.numel() == tiles.size(
-        n_offsets, tiles.n_pairs, splits
-    )
+    assert tiles.splits == splits and tiles.memory.numel() == tiles.size(n_offsets, tiles.n_pairs, splits)
     check_tiles(tiles, order.cpu().long(), made.nbr.cpu(), splits)
     for block in (TILE, 2 * TILE):  # launches by address read the same memory
         views = (tiles.packed, tiles.rows, *tiles.lists(block))
@@ -131,18 +122,20 @@ def test_products_around_the_tile(kernel_lane, n, splits):
 @pytest.mark.parametrize("c_in, c_out", [(1, 1), (33, 5), (40, 70)])
 def test_products_of_any_kernel_volume(kernel_lane, n_offsets, splits, c_in, c_out):
     tile = TileConfig(64, 32, 32, 4, 2)
-    y, want = run_gather(
-        kernel_lane, tile, True, n=130, n_offsets=n_offsets, splits=splits, c_in=c_in, c_out=c_out
-    )
+    y, want = run_gather(kernel_lane, tile, True, n=130, n_offsets=n_offsets, splits=splits, c_in=c_in, c_out=c_out)
     assert_close(y, want)
 
 
-@pytest.mark.parametrize("dtype, norm, bias, activation, precision", [
-    (torch.float32, "affine", True, "relu", "ieee"), (torch.float32, "none", False, None, "ieee"),
-    (torch.float16, "affine", False, "leaky_relu", "ieee"),
-    (torch.float16, "none", True, "relu", "half"),
-    (torch.bfloat16, "statistics", True, "leaky_relu", "ieee"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, norm, bias, activation, precision",
+    [
+        (torch.float32, "affine", True, "relu", "ieee"),
+        (torch.float32, "none", False, None, "ieee"),
+        (torch.float16, "affine", False, "leaky_relu", "ieee"),
+        (torch.float16, "none", True, "relu", "half"),
+        (torch.bfloat16, "statistics", True, "leaky_relu", "ieee"),
+    ],
+)
 def test_epilogues_follow_the_whole_sum(kernel_lane, dtype, norm, bias, activation, precision):
     """Once, in every row, also in those that no range has a neighbour for."""
     if dtype == torch.bfloat16 and not target_of(kernel_lane).has_bf16:
@@ -150,18 +143,26 @@ def test_epilogues_follow_the_whole_sum(kernel_lane, dtype, norm, bias, activati
     nbr = random_table(9, 2 * TILE + 1, 50)
     nbr[:, ::3] = -1
     y, want = run_gather(
-        kernel_lane, TileConfig(64, 32, 16, 4, 2), True, n=2 * TILE + 1, c_out=33, groups=2,
-        nbr=nbr, dtype=dtype, activation=activation, bias=bias, norm=norm, residual=True, splits=3,
+        kernel_lane,
+        TileConfig(64, 32, 16, 4, 2),
+        True,
+        n=2 * TILE + 1,
+        c_out=33,
+        groups=2,
+        nbr=nbr,
+        dtype=dtype,
+        activation=activation,
+        bias=bias,
+        norm=norm,
+        residual=True,
+        splits=3,
         precision=precision,
-    )  # fmt: skip
-    done = {
-        None: want, "relu": want.relu(), "leaky_relu": torch.where(want > 0, want, 0.1 * want),
-    }[activation]  # fmt: skip
+    )
+    done = {None: want, "relu": want.relu(), "leaky_relu": torch.where(want > 0, want, 0.1 * want)}[activation]
     assert_close(y, done, dtype)
 
 
 def test_results_repeat_bit_by_bit(kernel_lane):
     """Whatever order the programs run in."""
-    found = [run_gather(kernel_lane, TILES, True, n=200, splits=3)[0] for _ in
-             schedules(kernel_lane)]  # fmt: skip
+    found = [run_gather(kernel_lane, TILES, True, n=200, splits=3)[0] for _ in schedules(kernel_lane)]
     assert all(torch.equal(found[0], other) for other in found[1:])

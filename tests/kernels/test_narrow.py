@@ -34,10 +34,26 @@ def product_of(target, device, w, dtype=torch.float32, end=PLAIN, precision="iee
 
 
 def run(
-    lane, packed, c_in, c_out=16, *, n=70, n_in=50, n_offsets=27, dtype=torch.float32, nbr=None,
-    layout="vio", columns=None, shift=0, bias=False, norm="none", residual=False, activation=None,
-    block_m=TILE, precision="ieee",
-):  # fmt: skip
+    lane,
+    packed,
+    c_in,
+    c_out=16,
+    *,
+    n=70,
+    n_in=50,
+    n_offsets=27,
+    dtype=torch.float32,
+    nbr=None,
+    layout="vio",
+    columns=None,
+    shift=0,
+    bias=False,
+    norm="none",
+    residual=False,
+    activation=None,
+    block_m=TILE,
+    precision="ieee",
+):
     """(launch, arguments of it, fp64 truth).  columns: of the memory that x is cut from, from
     `shift` on."""
     target, device = target_of(lane), torch.device(lane.device)
@@ -119,11 +135,17 @@ def test_rows_and_tiles_without_neighbours(kernel_lane, packed):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("options", [
-    {"bias": True, "activation": "leaky_relu"}, {"norm": "affine", "activation": "relu"},
-    {"norm": "statistics", "bias": True}, {"residual": True},
-    {"norm": "affine", "residual": True, "activation": "relu"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": True, "activation": "leaky_relu"},
+        {"norm": "affine", "activation": "relu"},
+        {"norm": "statistics", "bias": True},
+        {"residual": True},
+        {"norm": "affine", "residual": True, "activation": "relu"},
+    ],
+    ids=str,
+)
 def test_epilogues(kernel_lane, options, dtype, packed):
     for c_in, layout in ((3, "ovi"), (4, "vio")):
         check(kernel_lane, packed, c_in, 17, layout=layout, dtype=dtype, n=TILE + 1, **options)

@@ -105,12 +105,8 @@ def test_new_coordinates(kernel_lane, n_offsets, n):
     want = reference.generative_coords(coords, out_box, offsets.values, (1, 1), out_box)
     assert n_new == len(want) and overflow <= 0
     there, kernel_geometry = coords.to(lane.device), geometry(offsets, lane.device)
-    new = number_new_rows(
-        table, slots, owned, n_new, there, kernel_geometry, False, target_of(lane)
-    )
-    linked, scattered = link_new_rows(
-        table, slots, n_new, there, kernel_geometry, False, target_of(lane)
-    )
+    new = number_new_rows(table, slots, owned, n_new, there, kernel_geometry, False, target_of(lane))
+    linked, scattered = link_new_rows(table, slots, n_new, there, kernel_geometry, False, target_of(lane))
     assert torch.equal(new.cpu(), want)
     pairs = reference.find_pairs(want, out_box, coords, out_box, offsets.values, (1, 1))
     assert triples(linked.nbr) == oracle.pair_triples(pairs)
@@ -154,16 +150,10 @@ def test_strided_coordinates(kernel_lane, size, dilation, stride, most, link):
     n_new = last + 1
     assert n_new == len(want) > 1 and overflow <= 0
     there = coords.to(lane.device)
-    new = number_new_rows(
-        table, slots, owned, n_new, there, kernel_geometry, False, target_of(lane)
-    )
+    new = number_new_rows(table, slots, owned, n_new, there, kernel_geometry, False, target_of(lane))
     assert torch.equal(new.cpu(), want)
-    linked, scattered = link_new_rows(
-        table, slots, n_new, there, kernel_geometry, False, target_of(lane), link=link
-    )
-    pairs = oracle.pair_triples(
-        reference.find_pairs(coords, box, want, box, offsets.values, stride)
-    )
+    linked, scattered = link_new_rows(table, slots, n_new, there, kernel_geometry, False, target_of(lane), link=link)
+    pairs = oracle.pair_triples(reference.find_pairs(coords, box, want, box, offsets.values, stride))
     assert triples(scattered.nbr) == pairs and scattered.nbr.shape == (len(offsets), n_new)
     assert (linked is not None) == link
     if linked is not None:

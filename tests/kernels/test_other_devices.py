@@ -67,8 +67,7 @@ def test_an_apple_gpu_is_served_by_torch():
 
 
 @pytest.mark.parametrize(
-    "platform, words",
-    [("win32", "pip install triton-windows"), ("darwin", "macOS"), ("linux", "reinstall torch")],
+    "platform, words", [("win32", "pip install triton-windows"), ("darwin", "macOS"), ("linux", "reinstall torch")]
 )
 def test_without_triton_the_message_fits_the_platform(monkeypatch, platform, words):
     monkeypatch.setattr(targets, "triton_version", lambda: None)

@@ -36,10 +36,10 @@ def spoiled(*shape, lane, dtype):
     return torch.full(shape, fill, dtype=dtype, device=lane.device)
 
 
-@pytest.mark.parametrize("channels, dtype", [
-    (1, torch.float32), (16, torch.float32), (130, torch.float32), (16, torch.float16),
-    (16, torch.bfloat16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "channels, dtype",
+    [(1, torch.float32), (16, torch.float32), (130, torch.float32), (16, torch.float16), (16, torch.bfloat16)],
+)
 @pytest.mark.parametrize("mode", ["max", "sum", "avg"])
 def test_pool(kernel_lane, mode, channels, dtype):
     target, device = target_of(kernel_lane), kernel_lane.device
@@ -65,9 +65,7 @@ def test_the_first_largest_row_of_segments(kernel_lane, shares):
     order = torch.randperm(106, generator=torch.Generator().manual_seed(1))
     order = torch.cat([part.sort().values for part in order.split(lengths)])
     x = torch.randint(-9, 9, (106, 5), generator=torch.Generator().manual_seed(2)).float()
-    got = first_largest(
-        x.to(device), order.to(device), starts.to(device), shares, target_of(kernel_lane)
-    ).cpu()
+    got = first_largest(x.to(device), order.to(device), starts.to(device), shares, target_of(kernel_lane)).cpu()
     assert got.shape == (shares, 6, 5)
     for s in range(6):
         rows = order[starts[s] : starts[s + 1]]

@@ -42,9 +42,7 @@ class TestWorkers:
             names.add(threading.current_thread().name)
             return meeting.wait(PATIENCE)
 
-        assert sorted(run.result(PATIENCE) for run in [workers.submit(meet) for _ in range(6)]) == [
-            0, 0, 0, 1, 1, 1,
-        ]  # fmt: skip
+        assert sorted(run.result(PATIENCE) for run in [workers.submit(meet) for _ in range(6)]) == [0, 0, 0, 1, 1, 1]
         assert len(names) == 2
 
     def test_what_comes_later_begins_when_nothing_else_waits(self, workers):

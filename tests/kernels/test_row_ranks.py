@@ -126,9 +126,24 @@ def test_the_largest_keys_of_either_width():
 @pytest.mark.parametrize("behind", [0, POISON, -(1 << 31)])
 @pytest.mark.parametrize(
     "n_rows, live",
-    [(1, 0), (1, 1), (40, 0), (40, 1), (40, 32), (40, 33), (40, 40), (FEW, 31), (FEW, FEW),
-     (FEW + 1, 0), (FEW + 1, 1), (FEW + 1, FEW), (FEW + 1, FEW + 1), (300, 256), (300, 257)],
-)  # fmt: skip
+    [
+        (1, 0),
+        (1, 1),
+        (40, 0),
+        (40, 1),
+        (40, 32),
+        (40, 33),
+        (40, 40),
+        (FEW, 31),
+        (FEW, FEW),
+        (FEW + 1, 0),
+        (FEW + 1, 1),
+        (FEW + 1, FEW),
+        (FEW + 1, FEW + 1),
+        (300, 256),
+        (300, 257),
+    ],
+)
 @pytest.mark.parametrize("name", ["2D", "64 bits"])
 def test_rows_in_use(kernel_lane, name, n_rows, live, behind):
     """What is behind them stays where it is, whatever it is."""

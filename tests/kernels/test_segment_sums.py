@@ -48,9 +48,15 @@ class Problem:
         shape = len(starts) - 1, self.x.shape[1]
         y = torch.full(shape, float("nan"), dtype=self.dtype, device=device)
         segment_sum(
-            self.x.to(device), order.to(device), starts.to(device), weight,
-            count.to(device) if mean else None, y, self.per_row, target_of(self.lane),
-        )  # fmt: skip
+            self.x.to(device),
+            order.to(device),
+            starts.to(device),
+            weight,
+            count.to(device) if mean else None,
+            y,
+            self.per_row,
+            target_of(self.lane),
+        )
         return y
 
 

@@ -35,9 +35,13 @@ WITHOUT_TRITON = (
 )
 ADAPTERS = [path for path in FILES if "adapters" in path.relative_to(PACKAGE).parts]
 DEVICE_WORDS = (
-    "get_device_capability", "get_device_properties", r"torch\.version", r"gfx\d", r"\bsm_\d",
+    "get_device_capability",
+    "get_device_properties",
+    r"torch\.version",
+    r"gfx\d",
+    r"\bsm_\d",
     r"[\"']cuda[\"']",
-)  # fmt: skip
+)
 
 
 def name_of(path):
@@ -89,21 +93,13 @@ def test_what_the_core_imports_needs_no_triton(name):
     path = PACKAGE.joinpath(*name.split(".")[1:]).with_suffix(".py")
     assert not reaches(imports_of(path, False), "triton")
     ours = set(reaches(imports_of(path, False), "sparse_bridge.kernels"))
-    assert ours == set(
-        reaches(ours, *WITHOUT_TRITON, "sparse_bridge.kernels.runtime.architectures")
-    )
+    assert ours == set(reaches(ours, *WITHOUT_TRITON, "sparse_bridge.kernels.runtime.architectures"))
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
 def test_one_file_knows_devices(path):
     """No vendor, generation or wave size outside `target`: those are answers of a `Target`."""
-    if path.name in (
-        "architectures.py",
-        "target.py",
-        "tile_config.py",
-        "clamps.py",
-        "narrow_tile.py",
-    ):
+    if path.name in ("architectures.py", "target.py", "tile_config.py", "clamps.py", "narrow_tile.py"):
         pytest.skip("this is where such answers live")
     source = path.read_text(encoding="utf-8")
     for word in DEVICE_WORDS:

@@ -26,9 +26,7 @@ def test_addresses_of_voxel_operators(kernel_lane, keys):  # noqa: F811
     answers = []
     for kind, *shifts in itertools.product(kinds, *[(0, 1)] * 4):
         tensors = (feats, index.to(kind), corners.to(kind), weights)
-        x, i, c, w = (
-            shifted(t.to(kernel_lane.device), by) for t, by in zip(tensors, shifts, strict=True)
-        )
+        x, i, c, w = (shifted(t.to(kernel_lane.device), by) for t, by in zip(tensors, shifts, strict=True))
         x.requires_grad_()
         y = voxel.voxelize(x, i, counts.to(kernel_lane.device))
         z = voxel.devoxelize(y, c, w)
@@ -46,10 +44,7 @@ def test_addresses_of_keys(kernel_lane, keys):  # noqa: F811
     moves = torch.randint(-2, 3, (3, 3), generator=generator).int()
     answers = []
     for shifts in itertools.product((0, 1), repeat=3):
-        r, m = (
-            shifted(t.to(kernel_lane.device), by)
-            for t, by in zip((rows, moves), shifts, strict=False)
-        )
+        r, m = (shifted(t.to(kernel_lane.device), by) for t, by in zip((rows, moves), shifts, strict=False))
         plain, moved = key_search.hash_rows(r), key_search.hash_rows(r, m, first=1, fold=False)
         references = shifted(plain, shifts[2])
         found = key_search.find_keys(plain, references), key_search.find_keys(moved, references)

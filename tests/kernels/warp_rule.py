@@ -11,9 +11,7 @@ import ast
 __all__ = ["fixed_warp_sizes"]
 
 _SIZES = ("32", "64", "5", "6")  # 5 and 6: as shifts
-_VENDOR_WORDS = (
-    "inline_asm", "tl.extra", "libdevice", "shfl", "ballot", "warp", "wave_size",
-)  # fmt: skip
+_VENDOR_WORDS = ("inline_asm", "tl.extra", "libdevice", "shfl", "ballot", "warp", "wave_size")
 _COUNTING = (ast.Mult, ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift)
 
 

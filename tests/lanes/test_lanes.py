@@ -42,9 +42,17 @@ KERNELS = [
     "tests/kernels/test_row_ranks.py",
 ]
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
-CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
-        "half_precision_with_odd_channels", "ieee_where_tf32_is_not_allowed", "groups",
-        "row_counts_around_the_tile", "empty_batch_items")  # fmt: skip
+CONV = (
+    "every_kind_and_dimension",
+    "kernel_shapes",
+    "crowded_scenes",
+    "dtypes",
+    "half_precision_with_odd_channels",
+    "ieee_where_tf32_is_not_allowed",
+    "groups",
+    "row_counts_around_the_tile",
+    "empty_batch_items",
+)
 EDGES = ("repeated_coordinates", "repeated_coordinates_under_other_kernels")
 WHOLE = [
     "tests/kernels/test_grouped.py",
@@ -212,9 +220,7 @@ LONG = ("launches", "pools", "norms", "hash table", "mask splits")
 
 @HERE
 @interpreters
-@pytest.mark.parametrize(
-    "part", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in QUICK]
-)
+@pytest.mark.parametrize("part", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in QUICK])
 def test_interpreter(run, part):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
@@ -233,9 +239,7 @@ def test_every_node_is_there():
 
 def test_the_parts_of_the_quick_lane_are_the_whole_of_it():
     named = [node for nodes, _ in QUICK.values() for node in nodes]
-    assert sorted(named) == sorted(
-        [*KERNELS, *convolutions("interpreter"), "tests/gate/test_launches.py"]
-    )
+    assert sorted(named) == sorted([*KERNELS, *convolutions("interpreter"), "tests/gate/test_launches.py"])
 
 
 @HERE

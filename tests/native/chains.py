@@ -43,10 +43,7 @@ class Bench:
         vectors, a weight of kernel volume 1."""
         draw = random.Random(seed)
         args = [self.x, self.kmap, *self.arguments(True), self.whole]
-        sources = [
-            draw.choice([0, *range(len(args), len(args) + number)][-4:])
-            for number in range(n_links)
-        ]
+        sources = [draw.choice([0, *range(len(args), len(args) + number)][-4:]) for number in range(n_links)]
         others = [
             draw.choice([0, *range(len(args), len(args) + number)]) if draw.random() < 0.4 else -1
             for number in range(n_links)
@@ -76,8 +73,5 @@ def by_table(n_rows: int, n_offsets: int, symmetric: bool = False) -> KernelMap:
         None if symmetric else NeighborTable(torch.randint(n_rows, (n_offsets, n_rows)).int()),
     ]
     return KernelMap(
-        Rulebook(
-            n_rows, n_rows, n_offsets, memory.device, symmetric=symmetric, center=center,
-            views=tables,
-        )
-    )  # fmt: skip
+        Rulebook(n_rows, n_rows, n_offsets, memory.device, symmetric=symmetric, center=center, views=tables)
+    )

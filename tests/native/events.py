@@ -58,12 +58,8 @@ EVENTS |= {
     "optimize off": inside(lambda: settings.override(optimize="off")),
     "tune off": inside(lambda: settings.override(tune="off")),
     "shared keys": inside(lambda: settings.override(shared_keys=True)),
-    "another GPU is current": inside(
-        lambda: mock.patch.object(torch._C, "_cuda_getDevice", lambda: 1)
-    ),
-    "a launch hook": inside(
-        lambda: mock.patch.object(HOOKS, "launch_enter_hook", _Hook(), create=True)
-    ),
+    "another GPU is current": inside(lambda: mock.patch.object(torch._C, "_cuda_getDevice", lambda: 1)),
+    "a launch hook": inside(lambda: mock.patch.object(HOOKS, "launch_enter_hook", _Hook(), create=True)),
     "a dry run": inside(precompile.dry_run),
 }
 
@@ -176,9 +172,14 @@ def other_dtypes(world: World) -> None:
 @event
 def features_that_are_none(world: World) -> None:
     for wrong in (
-        torch.tensor(1.0), torch.zeros(16), torch.zeros(len(COORDS), 16, 1), torch.zeros(3, 16),
-        torch.zeros(len(COORDS), 8), torch.zeros(0, 16), nn.Parameter(world.features),
-    ):  # fmt: skip
+        torch.tensor(1.0),
+        torch.zeros(16),
+        torch.zeros(len(COORDS), 16, 1),
+        torch.zeros(3, 16),
+        torch.zeros(len(COORDS), 8),
+        torch.zeros(0, 16),
+        nn.Parameter(world.features),
+    ):
         x = world.over(world.features)
         x._features = wrong
         world(1, x)

@@ -187,11 +187,8 @@ def other_streams(world: World) -> None:
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (torch._C, "_cuda_getCurrentRawStream", lambda index: current[0]),
-            (
-                stream_order.StreamOrder, "wait",
-                lambda order, held=tuple: order.waited.append(order.number()),
-            ),
-        ):  # fmt: skip
+            (stream_order.StreamOrder, "wait", lambda order, held=tuple: order.waited.append(order.number())),
+        ):
             stack.enter_context(mock.patch.object(owner, name, value))
         world.book.order = object.__new__(stream_order.StreamOrder)  # there is no GPU to ask
         world.book.order.number = lambda: current[0]
@@ -241,10 +238,20 @@ def sums_of_other_kinds(world: World) -> None:
 
     usual = torch.randn(rows, 16)
     for other in (
-        usual, usual, usual, torch.randn(16, rows).t(), torch.randn(rows, 32)[:, :16], usual,
-        torch.randn(1, 16), 2.0, torch.randn(rows, 16, dtype=torch.float64), usual,
-        nn.Parameter(usual), torch.randn(rows, 16, requires_grad=True), usual,
-    ):  # fmt: skip
+        usual,
+        usual,
+        usual,
+        torch.randn(16, rows).t(),
+        torch.randn(rows, 32)[:, :16],
+        usual,
+        torch.randn(1, 16),
+        2.0,
+        torch.randn(rows, 16, dtype=torch.float64),
+        usual,
+        nn.Parameter(usual),
+        torch.randn(rows, 16, requires_grad=True),
+        usual,
+    ):
         world.tell(lambda other=other: block(other))
     with torch.inference_mode():
         inferred = torch.randn(rows, 16)

@@ -27,13 +27,16 @@ from tests.fake_driver import Driver, Launch, kinds_of_values
 
 # (share of the helper's questions that are refused, seed); None: without the helper.
 WAYS = {"on": (0.0, 1), "off": None}
-RANDOM = {
-    f"refused {share:.1%}, {seed}": (share, seed) for share in (0.005, 0.02, 0.1) for seed in (1, 2)
-}
+RANDOM = {f"refused {share:.1%}, {seed}": (share, seed) for share in (0.005, 0.02, 0.1) for seed in (1, 2)}
 _TYPES = {
-    "P": ctypes.c_uint64, "l": ctypes.c_int64, "i": ctypes.c_int32, "h": ctypes.c_int16,
-    "b": ctypes.c_int8, "f": ctypes.c_float, "d": ctypes.c_double,
-}  # fmt: skip
+    "P": ctypes.c_uint64,
+    "l": ctypes.c_int64,
+    "i": ctypes.c_int32,
+    "h": ctypes.c_int16,
+    "b": ctypes.c_int8,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
 
 
 def helper() -> Any:
@@ -47,10 +50,7 @@ def helper() -> Any:
 def values_of(launch: Launch, kinds: str) -> list[Any]:
     """What the memory of a launch's parameters holds."""
     kinds = kinds.replace("x", "")
-    return [
-        _TYPES[kind].from_address(launch.parameters[place]).value
-        for place, kind in enumerate(kinds)
-    ]
+    return [_TYPES[kind].from_address(launch.parameters[place]).value for place, kind in enumerate(kinds)]
 
 
 class Recorder:
@@ -156,9 +156,7 @@ class Recorder:
             built(book, *args, **named)
 
         with contextlib.ExitStack() as stack:
-            for owner, name in (
-                (torch.Tensor, "new_empty"), (torch, "cat"), (torch, "empty"), (torch, "relu"),
-            ):  # fmt: skip
+            for owner, name in ((torch.Tensor, "new_empty"), (torch, "cat"), (torch, "empty"), (torch, "relu")):
                 own = getattr(owner, name)
                 stack.enter_context(mock.patch.object(owner, name, kept(own)))
             stack.enter_context(mock.patch.object(Rulebook, "__init__", init))
@@ -211,9 +209,7 @@ def remembered(net: torch.nn.Module) -> list[Any]:
             continue
         it = held[1]
         plans = [plan and (plan.steps, plan.shown) for plan in (it.plan, it.whole)]
-        found.append(
-            (name, it.seen, it.most, it.alone, it.disabled, it.wasted, it.plans, *plans)
-        )  # fmt: skip
+        found.append((name, it.seen, it.most, it.alone, it.disabled, it.wasted, it.plans, *plans))
     return found
 
 
@@ -223,10 +219,19 @@ def state_of(pending: PendingConv) -> list[Any]:
     there = [one is not None for one in (pending.result, pending.fallback, call.launched)]
     between = getattr(call, "between", None)
     return [
-        pending.steps, pending._used, pending._version, *there, call.target, call.shape, call.dtype,
-        call.stream, call.fused is not None, None if between is None else between[1:3],
-        pending.epilogue[1:3], [one is None for one in pending.epilogue],
-    ]  # fmt: skip
+        pending.steps,
+        pending._used,
+        pending._version,
+        *there,
+        call.target,
+        call.shape,
+        call.dtype,
+        call.stream,
+        call.fused is not None,
+        None if between is None else between[1:3],
+        pending.epilogue[1:3],
+        [one is None for one in pending.epilogue],
+    ]
 
 
 @contextlib.contextmanager

@@ -161,9 +161,7 @@ def cut(data):
     return data[: len(data) // 2]
 
 
-@pytest.mark.parametrize(
-    "change", [cut, lambda data: b"", lambda data: bytes(len(data)), lambda data: b"x" + data[1:]]
-)
+@pytest.mark.parametrize("change", [cut, lambda data: b"", lambda data: bytes(len(data)), lambda data: b"x" + data[1:]])
 def test_a_library_that_was_changed_is_not_loaded(library, folder, monkeypatch, change):
     shutil.copytree(library, folder, dirs_exist_ok=True)
     there = files(folder)[0]
@@ -201,8 +199,7 @@ def test_processes_compile_it_once(library, tmp_path):
     environment = os.environ | {"CC": compiler, "SPARSE_BRIDGE_CACHE_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     running = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
-        for _ in range(3)
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) for _ in range(3)
     ]
     assert all(b"Launcher" in one.communicate(timeout=PATIENCE)[0] for one in running)
     assert calls.read_text().split() == ["call"] and len(files(tmp_path)) == 1

@@ -58,9 +58,7 @@ def sourced(launches):
     for number, (name, grid, values) in enumerate(launches):
         *operands, y = values[:OPERANDS]
         absent = [at == y for at in operands]
-        read = [
-            None if gone else written.get(at, at) for at, gone in zip(operands, absent, strict=True)
-        ]
+        read = [None if gone else written.get(at, at) for at, gone in zip(operands, absent, strict=True)]
         told.append((name, grid, read, values[OPERANDS:]))
         written[y] = f"result {number}"
     return told
@@ -106,9 +104,7 @@ def test_no_result_is_overwritten_that_is_read_later(seed):
             for other in range(one + 1, ends[one] + 1):
                 if other < len(links):
                     assert abs(starts[other] - start) >= size, (one, other)
-        most = max(
-            sum(one <= at <= ends[one] for one in range(len(links))) for at in range(len(links))
-        )
+        most = max(sum(one <= at <= ends[one] for one in range(len(links))) for at in range(len(links)))
         within = {start for start, link in zip(starts, links, strict=True) if link.last >= 0}
         assert len(within) <= most  # memory is used again
 
@@ -126,13 +122,7 @@ def test_what_it_refuses_python_does():
             answer = run([*[given.get(str(at), one) for at, one in enumerate(values)]])
             return answer is NotImplemented and not recorder.all
 
-        for other in (
-            made.x.double(),
-            made.x[:-1],
-            made.x[:, :8],
-            made.x.t().contiguous().t(),
-            None,
-        ):
+        for other in (made.x.double(), made.x[:-1], made.x[:, :8], made.x.t().contiguous().t(), None):
             assert refused(**{"0": other})
         assert refused(**{"1": None}) and refused(**{"4": args[4].clone()})
         with mock.patch.object(torch._C, "_cuda_getDevice", lambda: 1):
@@ -163,9 +153,7 @@ def test_refusals_at_random(seed):
             chain(*args)
         want, by_steps = sourced(recorder.all), []
         own = ChainStep._join
-        counting = mock.patch.object(
-            ChainStep, "_join", lambda step: (by_steps.append(step), own(step))
-        )
+        counting = mock.patch.object(ChainStep, "_join", lambda step: (by_steps.append(step), own(step)))
         helper().refuse(0.003, seed)
         try:
             with counting:
@@ -222,10 +210,14 @@ def test_chains_that_do_not_fit_are_refused():
         step = (plan, WIDTH, 0, -1, 1, 0, 2, 3, -1, -1, -1, -1, -1)
         assert made.Chain((step,), 8, 4)
         for wrong in (
-            ((), 8, 4), ((step,), 8, 0), ((step,), 0, 4), ((step,) * 300, 8, 4),
-            (((None, *step[1:]),), 8, 4), (((*step[:5], 8, *step[6:]),), 8, 4),
+            ((), 8, 4),
+            ((step,), 8, 0),
+            ((step,), 0, 4),
+            ((step,) * 300, 8, 4),
+            (((None, *step[1:]),), 8, 4),
+            (((*step[:5], 8, *step[6:]),), 8, 4),
             (((*step[:4], 9, *step[5:]),), 8, 4),
-        ):  # fmt: skip
+        ):
             with pytest.raises(ValueError, match="chain"):
                 made.Chain(*wrong)
 
@@ -274,15 +266,11 @@ class Unordered:
         self.recorder = recorder
         n_rows, width = made.x.shape
         self.map = lambda: by_table(n_rows, volume**3, **more)
-        weights = [
-            torch.randn(width, *[volume] * 3, channels), torch.randn(width, 3, 3, 3, width)
-        ]  # fmt: skip
+        weights = [torch.randn(width, *[volume] * 3, channels), torch.randn(width, 3, 3, 3, width)]
         self.args = [torch.randn(n_rows, channels), None, weights[0], made.kmap, weights[1]]
         form, nothing = ConvForm("ovi"), (-1,) * 5
         steps = [ConvStep(form, False, 0.0, None, 0.0) for _ in range(2)]
-        links = [
-            Link(steps[0], (0, 2, -1, 1, *nothing), 1), Link(steps[1], (5, 4, -1, 3, *nothing), -1)
-        ]  # fmt: skip
+        links = [Link(steps[0], (0, 2, -1, 1, *nothing), 1), Link(steps[1], (5, 4, -1, 3, *nothing), -1)]
         self.chain = ChainStep(links, len(self.args), 4)
 
     def run(self, trained=False):
@@ -303,9 +291,7 @@ class Unordered:
         return launches, set(heard.asked), by_helper["planned"]
 
 
-@pytest.mark.parametrize(
-    "kind", ["few offsets", "narrow", "a stem", "trained", "many rows", "backwards"]
-)
+@pytest.mark.parametrize("kind", ["few offsets", "narrow", "a stem", "trained", "many rows", "backwards"])
 def test_maps_without_tiles(kind, monkeypatch):
     """What the rules leave unordered is bound over the table; the rest is Python's."""
     if kind == "many rows":
@@ -339,15 +325,15 @@ def test_a_link_that_is_refused_again_and_again_is_left_out(monkeypatch):
         more = [ConvStep(form, False, 0.0, None, 0.0) for _ in range(2)]
         first, second = scene.chain._links
         links = [
-            first, second._replace(last=2), Link(more[0], (6, 4, -1, 3, *nothing), 3),
+            first,
+            second._replace(last=2),
+            Link(more[0], (6, 4, -1, 3, *nothing), 3),
             Link(more[1], (7, 4, -1, 3, *nothing), -1),
-        ]  # fmt: skip
+        ]
         scene.chain = ChainStep(links, len(scene.args), 4)
         apart = [scene.run(trained=True)[2] for _ in range(24)]
         assert apart[-1] == 1 and 4 in apart
-        assert [(list(at), bool(run)) for at, run in scene.chain._runs] == [
-            ([0], False), ([1, 2, 3], True)
-        ]  # fmt: skip
+        assert [(list(at), bool(run)) for at, run in scene.chain._runs] == [([0], False), ([1, 2, 3], True)]
         links[0].step.plan = None
         assert [scene.run()[2] for _ in range(4)][-1] == 0
         assert [list(at) for at, _ in scene.chain._runs] == [[0, 1, 2, 3]]
@@ -360,9 +346,7 @@ def test_scenes_of_ever_new_sizes_leave_no_link_out(monkeypatch):
         form, nothing = ConvForm("ovi"), (-1,) * 5
         weights = [torch.randn(16, 2, 2, 2, 16) for _ in range(2)]
         steps = [ConvStep(form, False, 0.0, None, 0.0) for _ in range(2)]
-        links = [
-            Link(steps[0], (0, 2, -1, 1, *nothing), 1), Link(steps[1], (4, 3, -1, 1, *nothing), -1)
-        ]  # fmt: skip
+        links = [Link(steps[0], (0, 2, -1, 1, *nothing), 1), Link(steps[1], (4, 3, -1, 1, *nothing), -1)]
         chain, apart = ChainStep(links, 4, 4), []
         for n_rows in [*range(70, 70 + 64 * 40, 64)] * 2:
             recorder.all.clear()

@@ -25,14 +25,24 @@ BEYOND = 1 << 63
 EDGES = (0, 1, -1, 7, -7, 61, 62, 63, 64, 1 << 32, 1 << 62, BEYOND - 1, -BEYOND)
 NUMBERS = st.sampled_from(EDGES) | st.integers(-BEYOND, BEYOND - 1) | st.integers(-99, 99)
 ARITHMETIC = {
-    "ADD": operator.add, "SUB": operator.sub, "MUL": operator.mul, "FLOORDIV": operator.floordiv,
-    "MOD": operator.mod, "SHL": operator.lshift, "MAX": max, "NEG": lambda a, _: -a,
+    "ADD": operator.add,
+    "SUB": operator.sub,
+    "MUL": operator.mul,
+    "FLOORDIV": operator.floordiv,
+    "MOD": operator.mod,
+    "SHL": operator.lshift,
+    "MAX": max,
+    "NEG": lambda a, _: -a,
     "BITS": lambda a, _: a.bit_length(),
-}  # fmt: skip
+}
 GUARDS = {
-    "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
     "GE": operator.ge,
-}  # fmt: skip
+}
 
 
 def described(*steps, numbers=(), objects=(), carried=()):
@@ -73,10 +83,7 @@ def test_numbers_are_those_of_python(kind):
 
 @pytest.mark.parametrize("kind", GUARDS)
 def test_guards(kind):
-    runs = [
-        program((kind, 0, 1, outcome), ("RETURN", 0), numbers=[0, 0], objects=[kind])
-        for outcome in (0, 1)
-    ]
+    runs = [program((kind, 0, 1, outcome), ("RETURN", 0), numbers=[0, 0], objects=[kind]) for outcome in (0, 1)]
     for a in EDGES:
         for b in EDGES:
             holds = [run(None, (), [a, b]) is not None for run in runs]
@@ -141,9 +148,8 @@ def test_states():
     first = program(("ADD", 1, 0, 0), ("RETURN", 0), numbers=[0, 0], objects=[None])
     carried = (1, 0, 0, 0, 1, 0)
     second = program(
-        ("COMMIT",), ("DROP", 0), ("INT", 1, 0), ("RETURN", 1), numbers=[0], objects=[None, None],
-        carried=carried,
-    )  # fmt: skip
+        ("COMMIT",), ("DROP", 0), ("INT", 1, 0), ("RETURN", 1), numbers=[0], objects=[None, None], carried=carried
+    )
     held = set()
     held_at = weakref.ref(held)
     _, state = first(None, (held,), [4])
@@ -171,12 +177,16 @@ def test_an_exception_on_the_way_leaves_nothing_behind():
 
     mark, carried = object(), (1, 2, 0)
     first = program(
-        ("LIST", 2, 0, 1), ("CALL", 3, 4, 2, 0), ("LAUNCH", 4, 0, -1, -3), ("GT", 0, 1, 1),
-        ("TUPLE", 2, 2, 3), ("RETURN", 2), numbers=[0, 5], objects=[None, mark, None, None, fails],
-    )  # fmt: skip
-    second = program(
-        ("COMMIT",), ("CALL", -1, 1, 0), ("RETURN", 0), objects=[None, fails], carried=carried
+        ("LIST", 2, 0, 1),
+        ("CALL", 3, 4, 2, 0),
+        ("LAUNCH", 4, 0, -1, -3),
+        ("GT", 0, 1, 1),
+        ("TUPLE", 2, 2, 3),
+        ("RETURN", 2),
+        numbers=[0, 5],
+        objects=[None, mark, None, None, fails],
     )
+    second = program(("COMMIT",), ("CALL", -1, 1, 0), ("RETURN", 0), objects=[None, fails], carried=carried)
 
     def run(number):
         try:
@@ -216,9 +226,7 @@ def test_a_launch_takes_what_its_launcher_takes():
     others = [1.5, True, None, torch.zeros(3), "s", 1 << 70]
     draw, outcomes = random.Random(3), []
     for _ in range(2_000):
-        values = [
-            draw.choice(draw.choices((others, plain[:5], plain), (10, 80, 10))[0]) for _ in kinds
-        ]
+        values = [draw.choice(draw.choices((others, plain[:5], plain), (10, 80, 10))[0]) for _ in kinds]
         numbers, objects, words = [1, 2, 3, 9], [launcher], [0, 0, 1, 2, 3]
         for value in values:
             if type(value) is int and -BEYOND <= value < BEYOND:
@@ -253,9 +261,13 @@ def test_steps_of_other_constants_are_others():
 
 def test_threads_that_run_one_program():
     first = program(
-        ("CALL", 2, 1, 0), ("ADD", 1, 0, 0), ("INT", 2, 1), ("RETURN", 2), numbers=[0, 0],
+        ("CALL", 2, 1, 0),
+        ("ADD", 1, 0, 0),
+        ("INT", 2, 1),
+        ("RETURN", 2),
+        numbers=[0, 0],
         objects=[None, lambda _: sum(range(9)), None],
-    )  # fmt: skip
+    )
     second = program(("COMMIT",), ("RETURN", 0), objects=[None], carried=(1, 2, 0))
     _, shared = first(None, (first,), [4])
     wrong, once = [], []

@@ -154,17 +154,7 @@ def chains_failing(it, stack):
     return run
 
 
-CASES = [
-    chained,
-    chains_refused,
-    chains_failing,
-    accepting,
-    refusing,
-    refusing_all,
-    odd,
-    failing,
-    parts,
-]
+CASES = [chained, chains_refused, chains_failing, accepting, refusing, refusing_all, odd, failing, parts]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -45,9 +45,14 @@ def in_a_process(code, **more):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path} | more
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code], env=environment, cwd=ROOT,
-        capture_output=True, text=True, check=False, timeout=PATIENCE,
-    )  # fmt: skip
+        [sys.executable, "-X", "faulthandler", "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Fatal" not in done.stderr and "SystemError" not in done.stderr
 

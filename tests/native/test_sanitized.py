@@ -15,10 +15,13 @@ pytestmark = pytest.mark.slow
 FOLDER = pathlib.Path(__file__).parent
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 SUITES = {
-    "launcher": ["test_launcher.py"], "events": ["test_events.py"], "memory": ["test_memory.py"],
-    "streams": ["../core/capture/test_native_streams.py"], "chains": ["test_chain.py"],
+    "launcher": ["test_launcher.py"],
+    "events": ["test_events.py"],
+    "memory": ["test_memory.py"],
+    "streams": ["../core/capture/test_native_streams.py"],
+    "chains": ["test_chain.py"],
     "programs": ["test_host_program.py", "../core/capture/test_launch_trace.py"],
-}  # fmt: skip
+}
 
 
 def sanitizers():
@@ -38,16 +41,24 @@ def sanitizers():
 def test_a_suite(suite, tmp_path):
     helper()
     environment = os.environ | {
-        "CC": f"gcc {FLAGS}", "LD_PRELOAD": ":".join(sanitizers()), "PYTHONMALLOC": "malloc",
-        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1",
-        "SPARSE_BRIDGE_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path),
-    }  # fmt: skip
+        "CC": f"gcc {FLAGS}",
+        "LD_PRELOAD": ":".join(sanitizers()),
+        "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "SPARSE_BRIDGE_CACHE_DIR": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
     files = [str(FOLDER / name) for name in SUITES[suite]]
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *files], env=environment, cwd=FOLDER.parents[1],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", *options, *files],
+        env=environment,
+        cwd=FOLDER.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
     assert " passed" in done.stdout and "helper" not in done.stdout
     assert list(tmp_path.rglob("*.so")), "it was compiled for this"

@@ -104,13 +104,7 @@ def test_a_compiled_kernel_is_launched_directly(arch, monkeypatch):
     call(3, 2, 1, 5, *values)
     launch, found = seen[0]
     warps = made.metadata.num_warps
-    assert launch[:5] == (
-        4321,
-        (3, 2, 1),
-        warps * targets.described(arch).warp_size,
-        made.metadata.shared,
-        5,
-    )
+    assert launch[:5] == (4321, (3, 2, 1), warps * targets.described(arch).warp_size, made.metadata.shared, 5)
     assert found == [value for value, kind in zip(values, kinds, strict=True) if kind != "x"]
 
 
@@ -129,15 +123,18 @@ class XPULauncher:
 def described(**changed):
     """A compiled kernel of one value, as Triton describes it."""
     fields = {
-        "num_warps": 4, "warp_size": 32, "shared": 228 << 10, "num_ctas": 1,
-        "launch_cooperative_grid": False, "launch_pdl": False, "global_scratch_size": 0,
+        "num_warps": 4,
+        "warp_size": 32,
+        "shared": 228 << 10,
+        "num_ctas": 1,
+        "launch_cooperative_grid": False,
+        "launch_pdl": False,
+        "global_scratch_size": 0,
         "profile_scratch_size": 0,
-    }  # fmt: skip
+    }
     signature = changed.pop("signature", {"x_ptr": "*fp16", "N": "i32", "BLOCK": "constexpr"})
     metadata = types.SimpleNamespace(**{**fields, **changed})
-    return types.SimpleNamespace(
-        metadata=metadata, function=1, src=types.SimpleNamespace(signature=signature)
-    )
+    return types.SimpleNamespace(metadata=metadata, function=1, src=types.SimpleNamespace(signature=signature))
 
 
 @pytest.fixture
@@ -210,12 +207,14 @@ def test_without_a_driver_or_a_helper(driver, monkeypatch):
 def test_the_drivers_function(monkeypatch):
     # Any library that this process has loaded stands for the driver's.
     monkeypatch.setattr(
-        native_launch, "_DRIVERS",
+        native_launch,
+        "_DRIVERS",
         {
-            "CudaLauncher": ("usleep", "libc.so"), "HIPLauncher": ("no_such_function", "libc.so"),
+            "CudaLauncher": ("usleep", "libc.so"),
+            "HIPLauncher": ("no_such_function", "libc.so"),
             "Third": ("usleep", "libno_such_library.so"),
         },
-    )  # fmt: skip
+    )
     native_launch.driver_of.cache_clear()
     try:
         address, enter = native_launch.driver_of("CudaLauncher")

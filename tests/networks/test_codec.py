@@ -8,12 +8,7 @@ import torch
 
 from sparse_bridge.errors import SettingError
 from sparse_bridge.tools.checkpoints import stream
-from sparse_bridge.tools.networks.codec import (
-    OccupancyCodec,
-    canonical,
-    child_of,
-    occupied_children,
-)
+from sparse_bridge.tools.networks.codec import OccupancyCodec, canonical, child_of, occupied_children
 from tests.adapters.torchsparse.conftest import DEVICES, speaking
 from tests.verify import arithmetic
 
@@ -108,9 +103,7 @@ def test_small_scans(codec, n_points):
     """Down to those of one level, which is written as it is."""
     voxels = scan(n_points, seed=n_points)
     file = stream.encode(codec, voxels, 4.0, arithmetic)
-    assert sites(stream.decode(codec, file, arithmetic, voxels.device, n_points)[1]) == sites(
-        voxels
-    )
+    assert sites(stream.decode(codec, file, arithmetic, voxels.device, n_points)[1]) == sites(voxels)
 
 
 def test_levels_count_every_voxel_once(codec):
@@ -126,8 +119,7 @@ def test_levels_count_every_voxel_once(codec):
             found[cell] = found.get(cell, 0) | 1 << bit
         assert dict(zip(map(tuple, coords.tolist()), codes.tolist(), strict=True)) == found
         children, cells = occupied_children(coords, codes)
-        assert sites(children) == wanted and torch.equal(canonical(children).sort().values,
-                                                         torch.arange(len(children)))  # fmt: skip
+        assert sites(children) == wanted and torch.equal(canonical(children).sort().values, torch.arange(len(children)))
         assert torch.equal(coords[cells][:, 1:], children[:, 1:] >> 1)
         assert ((codes[cells] >> child_of(children)) & 1).all()
         wanted = set(found)

@@ -84,9 +84,7 @@ def test_minkunet(plain_settings):
     with sparse_bridge.enable("minkowski", mode="standin"):
         import MinkowskiEngine as ME
 
-        network = copy.deepcopy(
-            minkowski.MinkUNet(ME, 4, 5, layers=(1,) * 8, planes=(4, 4, 6, 8, 8, 6, 4, 4), init=4)
-        )
+        network = copy.deepcopy(minkowski.MinkUNet(ME, 4, 5, layers=(1,) * 8, planes=(4, 4, 6, 8, 8, 6, 4, 4), init=4))
         y = network(ME.SparseTensor(torch.randn(len(coords), 4), coords))
         assert y.F.shape == (len(coords), 5)
         assert all(grad is not None for grad in gradients(network, y.F))
@@ -107,10 +105,7 @@ def ts(plain_settings):
 PARAMETERS = {
     "resnet21d": 2_693_920,
     "unet42": 21_721_472,
-    "resnet_large": sum(
-        125 * (c_in * c + 4 * c * c) + 10 * c
-        for c_in, c in [(4, 16), (16, 32), (32, 64), (64, 128)]
-    )
+    "resnet_large": sum(125 * (c_in * c + 4 * c * c) + 10 * c for c_in, c in [(4, 16), (16, 32), (32, 64), (64, 128)])
     + 3 * 128 * 128
     + 2 * 128,
 }

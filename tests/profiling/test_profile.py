@@ -180,9 +180,11 @@ def test_layers_of_flex_gemm_2():
     kinds = {one.name: (one.kind, one.kernel) for one in p.layers}
     two = (2, 2, 2)
     assert kinds == {
-        "same": ("submanifold", (3, 3, 3)), "down": ("strided", two), "pool": ("pool", two),
+        "same": ("submanifold", (3, 3, 3)),
+        "down": ("strided", two),
+        "pool": ("pool", two),
         "up": ("transposed", two),
-    }  # fmt: skip
+    }
     assert all(one.framework == "flex_gemm" and one.calls == 1 for one in p.layers)
 
 
@@ -419,9 +421,11 @@ def test_a_report_of_a_model_that_was_not_measured():
 def test_times_and_memory_of_a_gpu():
     with doors.standin() as sp:
         model = sp.SparseSequential(
-            sp.SubMConv3d(4, 32, 3, indice_key="a"), nn.BatchNorm1d(32), nn.ReLU(),
+            sp.SubMConv3d(4, 32, 3, indice_key="a"),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
             sp.SubMConv3d(32, 32, 3, indice_key="a"),
-        ).cuda()  # fmt: skip
+        ).cuda()
         features = torch.randn(300, 4, device="cuda")
         sites = coords().cuda()
 

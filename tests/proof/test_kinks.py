@@ -36,9 +36,7 @@ def test_values_that_relus_read(name, seed):
         kinks.away_from_kinks(model, run)
         for one in model.modules():
             if isinstance(one, nn.ReLU):
-                one.register_forward_pre_hook(
-                    lambda _, args: read.append(kinks.values_of(args[0]).detach().clone())
-                )
+                one.register_forward_pre_hook(lambda _, args: read.append(kinks.values_of(args[0]).detach().clone()))
         run()
     assert len(read) >= 15
     for values in read:

@@ -31,12 +31,19 @@ def cases(draw, kinds=KINDS, dimensions=(1, 2, 3, 4), awkward=True):
     padding = draw(st.none() | st.tuples(*(st.integers(0, p) for p in most)))
     batch_size = draw(st.integers(1, 4))
     return {
-        "kind": kind, "kernel": kernel, "stride": stride, "padding": padding,
-        "dilation": dilation, "shape": per_axis(1, EXTENT[dimension]), "batch_size": batch_size,
+        "kind": kind,
+        "kernel": kernel,
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "shape": per_axis(1, EXTENT[dimension]),
+        "batch_size": batch_size,
         "empty": draw(st.sets(st.integers(0, batch_size - 1))),
-        "share": draw(st.sampled_from((0.02, 0.1, 0.3, 0.9))), "seed": draw(st.integers(0, 999)),
-        "repeat": awkward and draw(st.booleans()), "stray": awkward and draw(st.booleans()),
-    }  # fmt: skip
+        "share": draw(st.sampled_from((0.02, 0.1, 0.3, 0.9))),
+        "seed": draw(st.integers(0, 999)),
+        "repeat": awkward and draw(st.booleans()),
+        "stray": awkward and draw(st.booleans()),
+    }
 
 
 def make(case: dict, device: str) -> Layer:
@@ -49,9 +56,7 @@ def make(case: dict, device: str) -> Layer:
         for extent, k, d, p in zip(case["shape"], kernel, dilation, padding, strict=True)
     )
     awkward = case["repeat"] or case["stray"]
-    coords = cloud(
-        shape, case["batch_size"], case["share"], case["seed"], empty_items=case["empty"]
-    )
+    coords = cloud(shape, case["batch_size"], case["share"], case["seed"], empty_items=case["empty"])
     generator = torch.Generator().manual_seed(case["seed"])
     if case["repeat"] and len(coords):
         again = torch.randint(len(coords), (1 + len(coords) // 2,), generator=generator)
@@ -65,6 +70,16 @@ def make(case: dict, device: str) -> Layer:
     # torch's own dense convolutions refuse some grids of one cell, and grids without sites.
     dense = not awkward and len(coords) > 0 and min(shape) > 1
     return layer(
-        case["kind"], len(shape), kernel, case["stride"], padding, dilation, shape, coords,
-        batch_size=case["batch_size"], seed=case["seed"], device=device, dense=dense,
-    )  # fmt: skip
+        case["kind"],
+        len(shape),
+        kernel,
+        case["stride"],
+        padding,
+        dilation,
+        shape,
+        coords,
+        batch_size=case["batch_size"],
+        seed=case["seed"],
+        device=device,
+        dense=dense,
+    )

@@ -84,8 +84,10 @@ def _minkowski(c_in: int, c: int) -> nn.Module:
 
 
 _BUILD: dict[str, Callable[[int, int], nn.Module]] = {
-    "spconv": _spconv, "torchsparse": _torchsparse, "minkowski": _minkowski,
-}  # fmt: skip
+    "spconv": _spconv,
+    "torchsparse": _torchsparse,
+    "minkowski": _minkowski,
+}
 
 
 def network(framework: str, c_in: int, c: int, device: str, layers: int | None = None) -> nn.Module:

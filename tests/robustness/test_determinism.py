@@ -52,21 +52,22 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("flow, kind", [
-    ("per_offset", "submanifold"),
-    pytest.param("per_offset", "inverse", marks=pytest.mark.slow),
-    pytest.param("per_offset", "strided", marks=pytest.mark.slow),
-    pytest.param("per_offset", "generative", marks=pytest.mark.slow),
-    pytest.param("explicit", "submanifold", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flow, kind",
+    [
+        ("per_offset", "submanifold"),
+        pytest.param("per_offset", "inverse", marks=pytest.mark.slow),
+        pytest.param("per_offset", "strided", marks=pytest.mark.slow),
+        pytest.param("per_offset", "generative", marks=pytest.mark.slow),
+        pytest.param("explicit", "submanifold", marks=pytest.mark.slow),
+    ],
+)
 def test_on_the_cpu(threads, flow, kind):
     with settings.override(dataflow=flow):
         check(kind, "cpu", 16, 16)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
 def test_dtypes_and_repeated_rows_on_the_cpu(threads, dtype):
     check("submanifold", "cpu", 12, 8, dtype, repeat=True)
 

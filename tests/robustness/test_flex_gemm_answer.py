@@ -47,9 +47,9 @@ class Scene:
 
     def at_points(self, y):
         """Rows of sampled points [n, L, C], and numbers of items and points for sites."""
-        places = torch.stack(torch.meshgrid(
-            torch.arange(self.n), torch.arange(len(POINTS)), indexing="ij"
-        ), -1).flatten(0, 1)  # fmt: skip
+        places = torch.stack(
+            torch.meshgrid(torch.arange(self.n), torch.arange(len(POINTS)), indexing="ij"), -1
+        ).flatten(0, 1)
         return y.reshape(-1, y.shape[-1]), torch.nn.functional.pad(places, (0, 2))
 
 
@@ -66,9 +66,8 @@ def submanifold(s):
 
 def strided(s):
     return s.flex.ops.spconv.sparse_conv3d(
-        s.x, s.coords, (s.n, s.x.shape[1], *SHAPE), s.weight, s.values(5),
-        stride=(s.step,) * 3, padding=(1,) * 3,
-    )[:2]  # fmt: skip
+        s.x, s.coords, (s.n, s.x.shape[1], *SHAPE), s.weight, s.values(5), stride=(s.step,) * 3, padding=(1,) * 3
+    )[:2]
 
 
 def sampled(s):
@@ -85,9 +84,7 @@ def later_submanifold(s):
 def there_and_back(s):
     """A strided convolution and the way back through its cache."""
     shape = (s.n, *SHAPE, s.x.shape[1])
-    y, sites, out, cache = s.flex.sparse_conv(
-        s.x, s.coords, shape, s.weight, stride=s.step, padding=1
-    )
+    y, sites, out, cache = s.flex.sparse_conv(s.x, s.coords, shape, s.weight, stride=s.step, padding=1)
     back = s.values(3, *s.kernel, 5)
     given = {"stride": s.step, "padding": 1, "neighbor_cache": cache.T}
     up, sites, _, _ = s.flex.sparse_conv_transpose(y, sites, out, back, **given)
@@ -125,10 +122,18 @@ def later_sampled(s):
 
 
 CALLS = [
-    ("1", submanifold), ("1", strided), ("1", sampled), ("2.0", later_submanifold),
-    ("2.0", there_and_back), ("2.0", pooled("mean")), ("2.0", pooled("max")), ("2.0", around),
-    ("2.0", finer), ("2.0", coarser), ("2.0", later_sampled),
-]  # fmt: skip
+    ("1", submanifold),
+    ("1", strided),
+    ("1", sampled),
+    ("2.0", later_submanifold),
+    ("2.0", there_and_back),
+    ("2.0", pooled("mean")),
+    ("2.0", pooled("max")),
+    ("2.0", around),
+    ("2.0", finer),
+    ("2.0", coarser),
+    ("2.0", later_sampled),
+]
 
 
 @pytest.fixture(params=CALLS, ids=lambda one: one[1].__name__)
@@ -160,8 +165,7 @@ def test_rows_in_another_order_and_among_others(lane, call, data, dtype, channel
     kernel = tuple(data.draw(st.sampled_from((1, 3))) for _ in SHAPE)
     rules = kernel, data.draw(st.integers(1, 2)), data.draw(st.integers(0, 99))
     first, coords, last = (
-        cloud(SHAPE, 1, data.draw(st.sampled_from((0.03, 0.3, 1.0))), data.draw(st.integers(0, 99)))
-        for _ in "abc"
+        cloud(SHAPE, 1, data.draw(st.sampled_from((0.03, 0.3, 1.0))), data.draw(st.integers(0, 99))) for _ in "abc"
     )
     if not len(coords):
         coords = torch.zeros(1, 4, dtype=torch.int32)

@@ -59,28 +59,25 @@ class Problem:
         volume = torch.Size(self.kernel).numel()
         shape = volume, self.c_in, self.groups * self.c_out
         generator = torch.Generator().manual_seed(self.seed)
-        return (torch.randn(shape, generator=generator) * (volume * self.c_in) ** -0.5).to(
-            self.dtype
-        )
+        return (torch.randn(shape, generator=generator) * (volume * self.c_in) ** -0.5).to(self.dtype)
 
     def answer(self, lane, coords, x=None):
         """(rows of the result by site, rows of the input's gradient by row); x: features of the
         rows, by default of their sites."""
         kmap, sites = self.maps(coords, lane.device)
         if self.kind == "inverse":
-            x = features(functional.strided(
-                functional.coordinate_map(coords), functional.kernel_offsets(self.kernel),
-                self.stride,
-            )[0].coords, self.groups * self.c_in)  # fmt: skip
+            x = features(
+                functional.strided(
+                    functional.coordinate_map(coords), functional.kernel_offsets(self.kernel), self.stride
+                )[0].coords,
+                self.groups * self.c_in,
+            )
         elif x is None:
             x = features(coords, self.groups * self.c_in)
         x = x.to(self.dtype).to(lane.device).requires_grad_()
         dy = features(sites, self.groups * self.c_out).cos().to(self.dtype).to(lane.device)
         with lane.serving(self.dtype):
-            y = functional.conv(
-                x, self.weight().to(lane.device), None, kmap, groups=self.groups,
-                allow_tf32=self.tf32,
-            )  # fmt: skip
+            y = functional.conv(x, self.weight().to(lane.device), None, kmap, groups=self.groups, allow_tf32=self.tf32)
             (dx,) = torch.autograd.grad(y, x, dy)
         return by_site(sites, y.detach().cpu()), dx.cpu(), kmap
 
@@ -108,11 +105,16 @@ def problems(draw, kinds=KINDS):
     kind = draw(st.sampled_from(kinds))
     groups = draw(st.sampled_from((1, 1, 1, 2)))
     return Problem(
-        kind, tuple(draw(st.integers(1, 3)) for _ in range(dimension)),
+        kind,
+        tuple(draw(st.integers(1, 3)) for _ in range(dimension)),
         1 if kind in ("submanifold", "between") else draw(st.integers(1, 3)),
-        draw(st.sampled_from(CHANNELS)), draw(st.sampled_from(CHANNELS)), groups,
-        draw(st.sampled_from(DTYPES)), draw(st.booleans()), draw(st.integers(0, 999)),
-    )  # fmt: skip
+        draw(st.sampled_from(CHANNELS)),
+        draw(st.sampled_from(CHANNELS)),
+        groups,
+        draw(st.sampled_from(DTYPES)),
+        draw(st.booleans()),
+        draw(st.integers(0, 999)),
+    )
 
 
 @st.composite
@@ -153,8 +155,10 @@ def test_the_rest_of_a_batch_does_not_matter(exact, data):
     coords = data.draw(scenes(problem))
     y, dx, _ = problem.answer(exact, coords)
     first, last = (data.draw(scenes(problem)) for _ in "ab")
-    items = [one + torch.tensor([item, *(0,) * len(problem.kernel)], dtype=torch.int32)
-             for item, one in enumerate((first, coords, last))]  # fmt: skip
+    items = [
+        one + torch.tensor([item, *(0,) * len(problem.kernel)], dtype=torch.int32)
+        for item, one in enumerate((first, coords, last))
+    ]
     other, dx_other, _ = problem.answer(exact, torch.cat(items))
     mine = {(0, *site[1:]): row for site, row in other.items() if site[0] == 1}
     assert mine.keys() == y.keys()
@@ -190,9 +194,7 @@ def test_repeated_coordinates_elsewhere_do_not_matter(exact, data, share):
 
 
 @settings(max_examples=COUNT)
-@given(
-    data=st.data(), mode=st.sampled_from(("max", "avg", "sum")), dtype=st.sampled_from(DTYPES),
-)  # fmt: skip
+@given(data=st.data(), mode=st.sampled_from(("max", "avg", "sum")), dtype=st.sampled_from(DTYPES))
 def test_pools(map_lane, data, mode, dtype):
     """Local ones over any order and batch; global ones, which sum over rows, over any batch."""
     problem = data.draw(problems(KINDS[:2]))

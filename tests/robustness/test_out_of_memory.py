@@ -121,9 +121,7 @@ def core_work(coords, x, weight):
     """Every kind of map on the coordinates of `state`, kept as an adapter keeps them."""
 
     def work(store):
-        kept = store.get(
-            "grid", lambda: functional.coordinate_map(coords, SHAPE, 2, outside="ignore")
-        )
+        kept = store.get("grid", lambda: functional.coordinate_map(coords, SHAPE, 2, outside="ignore"))
         same = store.get("same", lambda: functional.submanifold(kept, OFFSETS))
         coarse, down = store.get("down", lambda: functional.strided(kept, OFFSETS, 2))
         inner = store.get("inner", lambda: functional.submanifold(coarse, OFFSETS))
@@ -186,9 +184,13 @@ def test_views_of_a_map(full_scene):
 def test_lazy_tables_of_a_record(full_scene):
     """What an spconv record shows is made when it is first asked for, all or nothing."""
     names = (
-        "pair_fwd", "pair_bwd", "pair_mask_fwd_splits", "pair_mask_bwd_splits",
-        "mask_argsort_fwd_splits", "mask_argsort_bwd_splits",
-    )  # fmt: skip
+        "pair_fwd",
+        "pair_bwd",
+        "pair_mask_fwd_splits",
+        "pair_mask_bwd_splits",
+        "mask_argsort_fwd_splits",
+        "mask_argsort_bwd_splits",
+    )
 
     def work(record):
         found = [getattr(record, name) for name in names]

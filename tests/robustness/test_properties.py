@@ -24,9 +24,7 @@ seeds = st.integers(0, 999)
 
 
 @settings(max_examples=120)
-@given(
-    case=cases(), c_in=channels, c_out=channels, dtype=st.sampled_from(DTYPES), bias=st.booleans()
-)
+@given(case=cases(), c_in=channels, c_out=channels, dtype=st.sampled_from(DTYPES), bias=st.booleans())
 def test_layers(lane, case, c_in, c_out, dtype, bias):
     """Forward and the gradients of features, weight and bias."""
     check(make(case, lane.device), c_in, c_out, lane, dtype=dtype, bias=bias, seed=case["seed"])
@@ -40,9 +38,11 @@ def test_groups(lane, case, groups, c_in, c_out):
 
 @settings(max_examples=60)
 @given(
-    case=cases(), mode=st.sampled_from(test_pool.MODES), dtype=st.sampled_from(DTYPES[:2]),
+    case=cases(),
+    mode=st.sampled_from(test_pool.MODES),
+    dtype=st.sampled_from(DTYPES[:2]),
     floor=st.sampled_from((-test_pool.INF, 0.0)),
-)  # fmt: skip
+)
 def test_pools(map_lane, case, mode, dtype, floor):
     made = make(case, map_lane.device)
     test_pool.check(made, map_lane, mode, 5, dtype, floor)
@@ -83,10 +83,7 @@ def test_pair_lists(lane, lists, transposed, seed):
 
 
 @settings(max_examples=40)
-@given(
-    case=cases(kinds=("submanifold", "strided", "inverse"), awkward=False), steps=st.data(),
-    seed=seeds,
-)  # fmt: skip
+@given(case=cases(kinds=("submanifold", "strided", "inverse"), awkward=False), steps=st.data(), seed=seeds)
 def test_a_network_is_the_sum_of_its_layers(lane, case, steps, seed):
     """Layers on one another's coordinates, down and back, with all maps alive at the same time."""
     down = make({**case, "kind": "strided"}, lane.device)

@@ -86,12 +86,7 @@ def soak(scenes: int, device: str, largest: int) -> tuple[dict, dict]:
 
 def run_apart(*arguments: str) -> dict:
     """`soak` in a process of its own, whose memory nothing else touches."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "SPARSE_BRIDGE_TUNE": "off",
-    }
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SPARSE_BRIDGE_TUNE": "off"}
     command = [sys.executable, "-m", "tests.robustness.test_soak", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -120,18 +115,14 @@ def check(found: dict, scenes: int, device: str) -> None:
         assert grown <= limit, f"{grown} MB more in RAM after {scenes} scenes"
 
 
-@pytest.mark.parametrize("scenes, largest", [
-    (60, 8), pytest.param(1000, 12, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize("scenes, largest", [(60, 8), pytest.param(1000, 12, marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_on_the_cpu(scenes, largest):
     check(run_apart(str(scenes), "cpu", str(largest)), scenes, "cpu")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scenes, largest", [
-    (90, 16), pytest.param(1000, 24, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize("scenes, largest", [(90, 16), pytest.param(1000, 24, marks=pytest.mark.slow)])
 def test_on_a_gpu(scenes, largest):
     check(run_apart(str(scenes), "cuda", str(largest)), scenes, "cuda")
 

@@ -91,9 +91,7 @@ class RunsOut(TorchDispatchMode):
         self.after, self.made = after, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        fresh = any(
-            one.alias_info is None and "Tensor" in str(one.type) for one in func._schema.returns
-        )
+        fresh = any(one.alias_info is None and "Tensor" in str(one.type) for one in func._schema.returns)
         if fresh:
             self.made += 1
             if self.made - 1 == self.after:

@@ -63,12 +63,7 @@ def results(batch: dict, layers: dict) -> list[torch.Tensor]:
     """Coordinates, features, and what a layer makes of them."""
     x, y, z = (batch[name] for name in ("spconv", "torchsparse", "minkowski"))
     out = [x.indices, x.features, y.C, y.F, z.C, z.F]
-    return [
-        *out,
-        layers["spconv"](x).features,
-        layers["torchsparse"](y).F,
-        layers["minkowski"](z).F,
-    ]
+    return [*out, layers["spconv"](x).features, layers["torchsparse"](y).F, layers["minkowski"](z).F]
 
 
 def main(method: str) -> None:

@@ -51,9 +51,7 @@ def check_same_on_all_ranks(network: nn.Module) -> None:
 
 
 def ddp(network: nn.Module, device: torch.device, **options: bool) -> DistributedDataParallel:
-    return DistributedDataParallel(
-        copy.deepcopy(network), [device] if device.type == "cuda" else None, **options
-    )
+    return DistributedDataParallel(copy.deepcopy(network), [device] if device.type == "cuda" else None, **options)
 
 
 def gradients(network: nn.Module) -> list[torch.Tensor]:

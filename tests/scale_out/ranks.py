@@ -116,10 +116,7 @@ def scaler_skips_a_step_on_all_ranks(network, rank, device, _) -> None:
         scaler.update()
         pairs = zip(before, spread.parameters(), strict=True)
         taken.append(not all(torch.equal(a, b) for a, b in pairs))
-    assert taken == [True, False, True] and scaler.get_scale() == 2.0**9, (
-        taken,
-        scaler.get_scale(),
-    )
+    assert taken == [True, False, True] and scaler.get_scale() == 2.0**9, (taken, scaler.get_scale())
     check_same_on_all_ranks(spread)
 
 
@@ -172,8 +169,7 @@ def unused_parameters(network, rank, device, _) -> None:
         for r, one in enumerate(alone):
             one.zero_grad()
             loss_of(one(*of(r, device, step), use=r == 0)).backward()
-        both = [[torch.zeros_like(p) if p.grad is None else p.grad for p in one.parameters()]
-                for one in alone]  # fmt: skip
+        both = [[torch.zeros_like(p) if p.grad is None else p.grad for p in one.parameters()] for one in alone]
         check_equal(gradients(spread), mean_of(*both))
 
 
@@ -209,11 +205,7 @@ def ranks_that_end_at_other_steps(network, rank, device, _) -> None:
 def sharded_parameters(network, rank, device, folder) -> None:
     """FSDP2 takes the steps of one process, and saves what one process can load."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-        get_state_dict,
-    )
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

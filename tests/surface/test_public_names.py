@@ -133,10 +133,7 @@ def test_enumerations_autograd_and_bases_elsewhere_are_listed(release):
 
 def test_what_other_modules_bring_in_is_listed_where_it_is_asked_for(tmp_path, release):
     whole = Release(tmp_path / "toy", companion="toycore", imports=True)
-    assert lines_of(whole, "toy.extra") == [
-        "Box Die",
-        *lines_of(release, "toy.extra"),
-    ]
+    assert lines_of(whole, "toy.extra") == ["Box Die", *lines_of(release, "toy.extra")]
     for module in ("toy", "toy.beside", "toy.core", "toy.motor", "toy.shapes"):
         assert lines_of(whole, module) == lines_of(release, module)
 

@@ -30,9 +30,7 @@ as_recorded = pytest.mark.skipif(
 def command(*arguments):
     """Standard output of `python -m sparse_bridge surface ...` in a process of its own."""
     call = [sys.executable, "-m", "sparse_bridge", "surface", *arguments]
-    done = subprocess.run(
-        call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -50,9 +48,7 @@ json.dump([[facts_of(surface) for surface in found], page(found), gaps.text(foun
 
 @pytest.fixture(scope="module")
 def everything():
-    done = subprocess.run(
-        [sys.executable, "-c", ALL], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", ALL], cwd=ROOT, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -249,13 +245,8 @@ class Square(torch.autograd.Function):
         return first
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [("apply(x, y=None)", ""), ("apply(x)", "takes 2 arguments, not 1")],
-)
-def test_functions_of_autograd_are_compared_by_their_number_of_arguments(
-    tmp_path, monkeypatch, line, problem
-):
+@pytest.mark.parametrize(("line", "problem"), [("apply(x, y=None)", ""), ("apply(x)", "takes 2 arguments, not 1")])
+def test_functions_of_autograd_are_compared_by_their_number_of_arguments(tmp_path, monkeypatch, line, problem):
     monkeypatch.setattr(table, "FOLDER", tmp_path)
     (tmp_path / "toy-4.txt").write_text(f"[{__name__}]\nclass Square()\n    {line}\n")
     table.entries.cache_clear()

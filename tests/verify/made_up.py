@@ -105,9 +105,7 @@ def state(name: str) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = PROJECTS[name].keys()
     # One number for all but the stem, which a file stores once.
-    found = {
-        key: torch.randn((), generator=generator).expand(shape) for key, shape in shapes.items()
-    }
+    found = {key: torch.randn((), generator=generator).expand(shape) for key, shape in shapes.items()}
     stem = next(iter(found))
     found[stem] = torch.randn(shapes[stem], generator=generator)
     key = next(key for key in found if key.endswith("running_var"))

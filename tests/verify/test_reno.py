@@ -65,10 +65,7 @@ def place(tmp_path, monkeypatch):
     points = np.random.default_rng(0).uniform(-4, 4, (700, 4)).astype("<f4")
     points[:, 2] = 0.5
     np.concatenate([points, points[:90]]).tofile(tmp_path / "scan.bin")
-    return [
-        "verify", "reno", "--checkpoint", str(tmp_path / "ckpt.pt"),
-        "--data", str(tmp_path / "scan.bin"),
-    ]  # fmt: skip
+    return ["verify", "reno", "--checkpoint", str(tmp_path / "ckpt.pt"), "--data", str(tmp_path / "scan.bin")]
 
 
 @pytest.fixture
@@ -120,9 +117,7 @@ def test_sizes_may_be_expected(place, capsys):
     assert command_line.main([*place, "--expect", f"12={other}", "--tolerance", "3"]) == 0
     capsys.readouterr()
     for wrong in ("12", "13=100", "12=0", "12=x", "mIoU=3"):
-        assert "expected BITS=BYTES with one of 12, 14" in refused(
-            [*place, "--expect", wrong], capsys
-        )
+        assert "expected BITS=BYTES with one of 12, 14" in refused([*place, "--expect", wrong], capsys)
 
 
 def test_a_decoder_that_loses_its_way(place, capsys, monkeypatch):
@@ -160,9 +155,7 @@ def test_a_missing_coder(place, capsys, monkeypatch):
 def test_a_coder_that_cannot_be_built(place, capsys, monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "torchac", raising=False)
-    made_up.write(
-        tmp_path / "site" / "torchac.py", "print('building')\nraise RuntimeError('no ninja')\n"
-    )
+    made_up.write(tmp_path / "site" / "torchac.py", "print('building')\nraise RuntimeError('no ninja')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert "torchac is installed, but cannot compile itself (no ninja)" in refused(place, capsys)
 

@@ -30,9 +30,15 @@ def place(tmp_path):
         made_up.data(tmp_path / "the data", name)
         made_up.checkpoint(tmp_path / "model.pth", name)
         return [
-            "verify", name, "--project", str(folder), "--checkpoint", str(tmp_path / "model.pth"),
-            "--data", str(tmp_path / "the data"),
-        ]  # fmt: skip
+            "verify",
+            name,
+            "--project",
+            str(folder),
+            "--checkpoint",
+            str(tmp_path / "model.pth"),
+            "--data",
+            str(tmp_path / "the data"),
+        ]
 
     return make
 
@@ -87,9 +93,7 @@ def test_a_metric_that_differs_is_exit_status_1(place, capsys, evaluated):
 
 
 def test_a_metric_that_is_not_printed_is_exit_status_1(place, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "sparse_bridge.tools.checkpoints.command.evaluate", lambda *given: "nothing\n"
-    )
+    monkeypatch.setattr("sparse_bridge.tools.checkpoints.command.evaluate", lambda *given: "nothing\n")
     assert command_line.main(place("openpcdet")) == 1
     assert "not printed" in capsys.readouterr().out
 
@@ -169,8 +173,7 @@ def test_wrong_weights_are_counted_and_named(place, capsys, tmp_path):
 def test_older_layouts_are_known(layout, tmp_path):
     order = {"KRSC": (0, 1, 2, 3, 4), "RSKC": (1, 2, 3, 0, 4), "RSCK": (1, 2, 3, 4, 0)}[layout]
     held = {
-        key: value.permute(order) if value.ndim == 5 else value
-        for key, value in made_up.state("openpcdet").items()
+        key: value.permute(order) if value.ndim == 5 else value for key, value in made_up.state("openpcdet").items()
     }
     found = weights.load(made_up.checkpoint(tmp_path / "old.pth", "openpcdet", held), False)
     checked = weights.compare(found, weights.second(), "SECOND")
@@ -239,13 +242,9 @@ def test_a_wrong_data_folder(name, lost, message, place, capsys, tmp_path):
 
 def test_other_wrong_arguments(place, capsys, tmp_path):
     arguments = place("pointcept")
-    assert "give the one in the training log of the file: --expect mIoU" in refused(
-        arguments, capsys
-    )
+    assert "give the one in the training log of the file: --expect mIoU" in refused(arguments, capsys)
     for wrong in ("mIoU", "mIoU=high", "mAP=3", "mIoU=nan"):
-        assert "expected METRIC=PERCENT with one of mIoU" in refused(
-            [*arguments, "--expect", wrong], capsys
-        )
+        assert "expected METRIC=PERCENT with one of mIoU" in refused([*arguments, "--expect", wrong], capsys)
     arguments += EXPECT["pointcept"]
     assert "percentage points" in refused([*arguments, "--tolerance", "-1"], capsys)
     arguments[arguments.index("--data") + 1] = str(tmp_path / "nowhere")

@@ -19,6 +19,18 @@ from .structures import EmulatorError, MemoryFault, Unsupported, stats
 from .triton_driver import Driver, last, lds_size, patch_triton, run_jit
 
 __all__ = [
-    "ARCH", "Driver", "EmulatorError", "Kernel", "MemoryFault", "Unsupported", "cache_dir", "cfg",
-    "last", "lds_size", "patch_triton", "run_jit", "stats", "wave_size",
-]  # fmt: skip
+    "ARCH",
+    "Driver",
+    "EmulatorError",
+    "Kernel",
+    "MemoryFault",
+    "Unsupported",
+    "cache_dir",
+    "cfg",
+    "last",
+    "lds_size",
+    "patch_triton",
+    "run_jit",
+    "stats",
+    "wave_size",
+]

@@ -81,23 +81,11 @@ def _make(raw, gfx):
         fl = next(e for es in encodings("cdna") for e in es if e.name == "VOP3P_MFMA").fields
         return matrix_entry(name, lambda n: w >> fl[n][0] & fl[n][1], gfx), d or name
     cls, size, f = d.cls, d.size, d.f
-    if cls in (
-        "DS",
-        "FLAT",
-        "GLOBAL",
-        "SCRATCH",
-        "VFLAT",
-        "VGLOBAL",
-        "VSCRATCH",
-        "MUBUF",
-        "VBUFFER",
-    ):
+    if cls in ("DS", "FLAT", "GLOBAL", "SCRATCH", "VFLAT", "VGLOBAL", "VSCRATCH", "MUBUF", "VBUFFER"):
         return memory_entry(d, gfx), d
     if cls == "SOPP":
         if name in _BR:
-            return native_entry(
-                NATIVE, size, "br", [_BR.index(name), sign_extended(f("simm16"), 16) * 4]
-            ), d
+            return native_entry(NATIVE, size, "br", [_BR.index(name), sign_extended(f("simm16"), 16) * 4]), d
         if name == "S_ENDPGM":
             return native_entry(END, size), d
         if name == "S_TRAP":
@@ -132,11 +120,7 @@ def _make(raw, gfx):
             NATIVE,
             size,
             "pcop",
-            [
-                _PCOPS.index(name),
-                f("sdst"),
-                sign_extended(f("simm16"), 16) * 4 if cls == "SOPK" else f("ssrc0"),
-            ],
+            [_PCOPS.index(name), f("sdst"), sign_extended(f("simm16"), 16) * 4 if cls == "SOPK" else f("ssrc0")],
         ), d
     if ("MFMA" in name and cls != "VOP3PX2") or "V_WMMA" in name:
         return matrix_entry(name, f, gfx), d
@@ -147,14 +131,9 @@ def _make(raw, gfx):
     base, g = base_name(name), lambda n: f(n) if d.has(n) else 0
     if base in _XLANE:
         return native_entry(
-            NATIVE,
-            size,
-            "xlane",
-            [_XLANE[base], f("vdst"), f("src0"), g("src1"), g("src2"), d.lit or 0, g("opsel")],
+            NATIVE, size, "xlane", [_XLANE[base], f("vdst"), f("src0"), g("src1"), g("src2"), d.lit or 0, g("opsel")]
         ), d
-    if m := re.match(
-        r"V_CVT_SCALEF32_PK_(?:(FP8|BF8)_(F32|F16|BF16)|(F32|F16|BF16)_(FP8|BF8))$", base
-    ):
+    if m := re.match(r"V_CVT_SCALEF32_PK_(?:(FP8|BF8)_(F32|F16|BF16)|(F32|F16|BF16)_(FP8|BF8))$", base):
         to, wide = int(bool(m[1])), m[2] or m[3]
         s1 = f("src1")
         _plain_mods(d)

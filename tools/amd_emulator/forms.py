@@ -45,11 +45,7 @@ def form(d, fam):
         oh = f("opsel_hi") | f("opsel_hi2") << 2
         x = []
         for i in range(3):
-            v = (
-                f"S{i}.f32"
-                if not oh >> i & 1
-                else f"f16_to_f32(S{i}[{'31 : 16' if opsel >> i & 1 else '15 : 0'}].f16)"
-            )
+            v = f"S{i}.f32" if not oh >> i & 1 else f"f16_to_f32(S{i}[{'31 : 16' if opsel >> i & 1 else '15 : 0'}].f16)"
             v = f"abs({v})" if f("neg_hi") >> i & 1 else v
             x.append(f"-{v}" if neg >> i & 1 else v)
         r = f"fma({', '.join(x)})"
@@ -91,11 +87,7 @@ def form(d, fam):
             s = Src(q, text, i, lit, w16=w16)
             srcs.append(s)
             if vop3:
-                s.abs, s.neg, s.hi = (
-                    bool(abs_ >> i & 1),
-                    bool(neg >> i & 1),
-                    bool(s.w16 and opsel >> i & 1),
-                )
+                s.abs, s.neg, s.hi = (bool(abs_ >> i & 1), bool(neg >> i & 1), bool(s.w16 and opsel >> i & 1))
             elif fam != "cdna" and s.w16 and s.kind == "V" and s.reg >= 128:
                 s.hi = True
                 s.reg -= 128
@@ -133,9 +125,7 @@ def form(d, fam):
         tuple(consts.items()),
         text if "MIX" in name or "BITOP" in name else "",
     )
-    sym = emit(
-        key, lambda: lane_fn([lane_body(text, "", srcs, 0, 0, W, mods, packed)], W, ["e->a[1]"])
-    )
+    sym = emit(key, lambda: lane_fn([lane_body(text, "", srcs, 0, 0, W, mods, packed)], W, ["e->a[1]"]))
     e = entry_for(sym, d.size)
     e.a[0], e.a[1], e.a[5] = vdst, f("sdst") if sd else 106, 106
     for i, s in enumerate(srcs):
@@ -160,9 +150,7 @@ def _vopd(d, fam):
             raise Unsupported(d.name)
         fill += [(4 * k + i, s) for i, s in enumerate(srcs)]
         key += [name, *(s.key() for s in srcs)]
-        parts.append(
-            (text, "xy"[k], srcs, 4 * k, 8 * k, 32, (False, 0, 0, False, {}, name), None, 5)
-        )
+        parts.append((text, "xy"[k], srcs, 4 * k, 8 * k, 32, (False, 0, 0, False, {}, name), None, 5))
     both = all(uses(p[0], "VCC") for p in parts)
 
     def make():
@@ -195,9 +183,7 @@ def _scalar(d, fam, name, W):
         srcs = [Src(f("src0"), text, 0, d.lit)]
         srcs[0].neg, srcs[0].abs = bool(f("neg") & 1), bool(f("abs") & 1)
     else:
-        srcs = [Src(f("ssrc0"), text, 0, d.lit)] + (
-            [Src(f("ssrc1"), text, 1, d.lit)] if d.has("ssrc1") else []
-        )
+        srcs = [Src(f("ssrc0"), text, 0, d.lit)] + ([Src(f("ssrc1"), text, 1, d.lit)] if d.has("ssrc1") else [])
 
     def make():
         tr = Translator(text)
@@ -217,9 +203,7 @@ def _scalar(d, fam, name, W):
             o.append(f"{D} D0 = {'s64(w, e->a[0])' if tr.dw == 64 else 'w->s[e->a[0]]'};")
         o += lines
         if tr.d0:
-            o.append(
-                "w->s[e->a[0]] = D0;" + (" w->s[e->a[0] + 1] = D0 >> 32;" if tr.dw == 64 else "")
-            )
+            o.append("w->s[e->a[0]] = D0;" + (" w->s[e->a[0] + 1] = D0 >> 32;" if tr.dw == 64 else ""))
         if "SCC" in tr.wrote:
             o.append("w->s[253] = SCC_;")
         if "EXEC" in tr.wrote:

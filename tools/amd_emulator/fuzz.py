@@ -89,9 +89,7 @@ def decoded_names(arch: str) -> list[str]:
     return [name for name in names if name not in ("s_nop", "s_code_end")]
 
 
-def difference(
-    seed: int, values: torch.Tensor, counts: torch.Tensor, archs: Sequence[str]
-) -> str | None:
+def difference(seed: int, values: torch.Tensor, counts: torch.Tensor, archs: Sequence[str]) -> str | None:
     """What the emulator finds else than `values` and `counts`, and LLVM than the emulator."""
     arch, warps = archs[seed % len(archs)], (1, 2, 4)[seed // len(archs) % 3]
     with amd_emulator.patch_triton(arch, buffer_ops=bool(seed % 2)):

@@ -61,9 +61,7 @@ class Encoding:
         self.litops = {}
         if lit is not None:
             self.litops = {
-                e.value: e
-                for e in (getattr(getattr(lit, self.opn), "allowed", None) or ())
-                if e.value not in self.ops
+                e.value: e for e in (getattr(getattr(lit, self.opn), "allowed", None) or ()) if e.value not in self.ops
             }
         if name == "VOPD":
             self.opy = {e.value: e for e in cls.opy._enum}
@@ -131,9 +129,7 @@ def decode(raw, fam):
             d.opx, d.opy = op, e.opy[w >> lo & m]
             d.name = f"{op.name}_{d.opy.name}"
             forced = forced or "FMAA" in d.name or "FMAMK" in d.name
-        forced = forced or any(
-            x in d.name for x in ("FMAAK", "FMAMK", "MADAK", "MADMK", "SETREG_IMM32")
-        )
+        forced = forced or any(x in d.name for x in ("FMAAK", "FMAMK", "MADAK", "MADMK", "SETREG_IMM32"))
         has = forced or any(w >> lo & m == 255 for lo, m in e.srcs)
         d.size = e.size + 4 * has
         d.lit = w >> 8 * e.size & 0xFFFFFFFF if has else None

@@ -36,11 +36,7 @@ def lane_body(text, pre, srcs, j0, d, W, mods, packed=None, carry=5):
             if not pre or pre == "x"
             else ""
         )
-    ini = [
-        fetch(pre, i, i + j0, s, packed[i] if packed else None)
-        for i, s in enumerate(srcs)
-        if uses(text, f"S{i}")
-    ]
+    ini = [fetch(pre, i, i + j0, s, packed[i] if packed else None) for i, s in enumerate(srcs) if uses(text, f"S{i}")]
     if tr.d0:
         ini.append(
             f"{dw} {D} = "
@@ -67,9 +63,7 @@ def lane_body(text, pre, srcs, j0, d, W, mods, packed=None, carry=5):
         if not re.match(r"V_PK_\w+_F(16|32)$", name):
             raise Unsupported(f"{name} with clamp")
         g, p, sh, T, m = (
-            ("bf", "fb", 32, "u64", "0xffffffffull")
-            if name.endswith("F32")
-            else ("h2f", "f2h", 16, "u32", "0xffff")
+            ("bf", "fb", 32, "u64", "0xffffffffull") if name.endswith("F32") else ("h2f", "f2h", 16, "u32", "0xffff")
         )
         post.append(
             f"{T} {pre}k = 0; for (int q = 0; q < {2 * sh}; q += {sh}) {{ float r = {g}({D} >> q & {m}); {pre}k |= ({T}){p}(r > 0 ? (r < 1 ? r : 1) : 0) << q; }} {D} = {pre}k;"
@@ -89,9 +83,7 @@ def lane_body(text, pre, srcs, j0, d, W, mods, packed=None, carry=5):
             st += [f"{dst}[l] = {v};"] + ([f"{dst}[W_ + l] = {D} >> 32;"] if dw == "u64" else [])
         else:
             st += [f"{dst}[l] = ({dst}[l] & ~m) | ((u32){v} & m);"] + (
-                [f"{dst}[W_ + l] = ({dst}[W_ + l] & ~m) | ((u32)({D} >> 32) & m);"]
-                if dw == "u64"
-                else []
+                [f"{dst}[W_ + l] = ({dst}[W_ + l] & ~m) | ((u32)({D} >> 32) & m);"] if dw == "u64" else []
             )
     return pro, ini + lines + post, st, tr
 
@@ -102,27 +94,17 @@ def lane_fn(parts, W, out=None):
     heavy = any(p[3].heavy for p in parts)
     swap = any("S0" in p[3].wrote for p in parts)
     o = (
-        [
-            f"enum {{ W_ = {W} }}; const u32 *M = lanes(w); u64 ex = {'s64(w, 126)' if W == 64 else 'w->s[126]'};"
-        ]
+        [f"enum {{ W_ = {W} }}; const u32 *M = lanes(w); u64 ex = {'s64(w, 126)' if W == 64 else 'w->s[126]'};"]
         + ["u8 cbs[64];"] * cb
         + [x for p in parts for x in p[0]]
     )
     if heavy:
-        o += [
-            "for (int l = 0; l < W_; l++) { "
-            + ("cbs[l] = 0; " if cb else "")
-            + "if (!M[l]) continue;"
-        ]
+        o += ["for (int l = 0; l < W_; l++) { " + ("cbs[l] = 0; " if cb else "") + "if (!M[l]) continue;"]
     else:
         o += ["\n#pragma GCC ivdep\nfor (int l = 0; l < W_; l++) { u32 m = M[l];"]
     if any(uses(" ".join(p[1]), "EXEC") for p in parts):
         o.insert(1, "u64 EXEC = ex;")
-    o += (
-        [x for p in parts for x in p[1]]
-        + [x for p in parts for x in p[2]]
-        + (["cbs[l] = cb;"] if cb else [])
-    )
+    o += [x for p in parts for x in p[1]] + [x for p in parts for x in p[2]] + (["cbs[l] = cb;"] if cb else [])
     if swap:
         o.append("((u32 *)p0)[l] = S0;" if heavy else "((u32 *)p0)[l] = (p0[l] & ~m) | (S0 & m);")
     o.append("}")

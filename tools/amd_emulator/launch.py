@@ -22,14 +22,25 @@ LDS_SIZE = {"gfx950": 160 * 1024}  # 64 KiB elsewhere
 # LDS and scratch hold at first.  ranges: further addresses that kernels may reach.  trace: print
 # launches.
 cfg = types.SimpleNamespace(
-    check=True, quantum=2000, resident=2, seed=None, max_steps=2_000_000_000, poison=0x7FC0DEAD,
-    ranges=[], trace=False,
-)  # fmt: skip
+    check=True, quantum=2000, resident=2, seed=None, max_steps=2_000_000_000, poison=0x7FC0DEAD, ranges=[], trace=False
+)
 _MORE, _DONE, _BARRIER, _DECODE, _FAULT = range(5)  # what a wave's turn ended with
 _FORMATS = dict(
-    i1="<B", u1="<B", i8="<b", u8="<B", i16="<h", u16="<H", i32="<i", u32="<I", i64="<q", u64="<Q",
-    fp16="<e", fp32="<f", f32="<f", fp64="<d",
-)  # fmt: skip
+    i1="<B",
+    u1="<B",
+    i8="<b",
+    u8="<B",
+    i16="<h",
+    u16="<H",
+    i32="<i",
+    u32="<I",
+    i64="<q",
+    u64="<Q",
+    fp16="<e",
+    fp32="<f",
+    f32="<f",
+    fp64="<d",
+)
 # Places in a wave's scalars, see alu.h.
 _TTMP, _EXEC, _PC = 108, 126, 256
 
@@ -67,12 +78,20 @@ class _Wave:
         flush = 0 if kernel.code.rsrc1 >> 16 & 3 == 3 else 0x8040
         ieee = kernel.code.rsrc1 >> 23 & 1 if ARCH[kernel.code.gfx] != "rdna4" else 0
         self.state = State(
-            s=ctypes.addressof(self.scalars), v=ctypes.addressof(self.vectors),
-            acc=ctypes.addressof(self.accumulators), lds=lds,
-            scr=ctypes.addressof(self.scratch), lds_size=launch.lds_size, scr_stride=private,
-            wave=size, mxcsr=0x1F80 | flush, nrange=len(launch.reach) // 2,
-            range=ctypes.addressof(launch.reach), mex=0, ieee=ieee,
-        )  # fmt: skip
+            s=ctypes.addressof(self.scalars),
+            v=ctypes.addressof(self.vectors),
+            acc=ctypes.addressof(self.accumulators),
+            lds=lds,
+            scr=ctypes.addressof(self.scratch),
+            lds_size=launch.lds_size,
+            scr_stride=private,
+            wave=size,
+            mxcsr=0x1F80 | flush,
+            nrange=len(launch.reach) // 2,
+            range=ctypes.addressof(launch.reach),
+            mex=0,
+            ieee=ieee,
+        )
 
     def start(self, launch: _Launch, group: tuple[int, int, int], number: int) -> None:
         """Wave `number` of a workgroup, at the kernel's first instruction."""
@@ -134,9 +153,13 @@ class _Launch:
     """One launch of a kernel."""
 
     def __init__(
-        self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[tuple[str, Any]],
-        ranges: Ranges | None, names: Sequence[object],
-    ) -> None:  # fmt: skip
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        args: Sequence[tuple[str, Any]],
+        ranges: Ranges | None,
+        names: Sequence[object],
+    ) -> None:
         self.kernel, self.grid, self.args, self.names = kernel, grid, args, names
         self.wave = wave_size(kernel.code.gfx)
         threads = self.wave * kernel.num_warps
@@ -203,10 +226,7 @@ class _Launch:
                 else:
                     group.pass_barrier()
             if steps > cfg.max_steps:
-                raise EmulatorError(
-                    f"{self.kernel.code.name}: more than {cfg.max_steps} instructions "
-                    "(cfg.max_steps)"
-                )
+                raise EmulatorError(f"{self.kernel.code.name}: more than {cfg.max_steps} instructions (cfg.max_steps)")
         return steps
 
     def _turn(self, group: _Group, rnd: random.Random | None) -> int:
@@ -249,11 +269,10 @@ class _Launch:
                 f"(LDS {state.lds_size}, scratch {state.scr_stride}): {where}"
             )
         near = [
-            (abs(state.err_addr - value), f"argument {name} {state.err_addr - value:+d} bytes "
-             "from its start")
+            (abs(state.err_addr - value), f"argument {name} {state.err_addr - value:+d} bytes from its start")
             for name, (kind, value) in zip(self.names, self.args, strict=False)
             if kind[0] == "*" and value
-        ]  # fmt: skip
+        ]
         raise MemoryFault(
             f"out-of-bounds global access of {state.err_bytes} bytes at {state.err_addr:#x} "
             f"(nearest: {min(near)[1] if near else 'none'}): {where}"
@@ -275,9 +294,12 @@ class Kernel:
         self.shared, self.num_warps = shared, num_warps
 
     def launch(
-        self, grid: tuple[int, int, int], args: Sequence[tuple[str, Any]],
-        ranges: Ranges | None = None, names: Sequence[object] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        grid: tuple[int, int, int],
+        args: Sequence[tuple[str, Any]],
+        ranges: Ranges | None = None,
+        names: Sequence[object] | None = None,
+    ) -> None:
         """Run it to the end.
 
         args: (type, value) in the kernel's order, types as in a Triton signature ("*..." for

@@ -8,18 +8,7 @@ from .isa import ARCH
 from .memory import native_entry
 from .structures import NATIVE, Unsupported
 
-TYPES = {
-    "F16": 0,
-    "BF16": 1,
-    "F32": 2,
-    "XF32": 3,
-    "F64": 4,
-    "I8": 5,
-    "FP8": 6,
-    "BF8": 7,
-    "I32": 8,
-    "U8": 9,
-}
+TYPES = {"F16": 0, "BF16": 1, "F32": 2, "XF32": 3, "F64": 4, "I8": 5, "FP8": 6, "BF8": 7, "I32": 8, "U8": 9}
 GFX90A_MFMA = {
     0x63: "F32_32X32X4_2B_BF16",
     0x64: "F32_16X16X4_4B_BF16",

@@ -9,30 +9,7 @@ from . import native
 from .isa import ARCH
 from .structures import NATIVE, NOP, Entry, Unsupported
 
-(
-    SPACE,
-    KIND,
-    NB,
-    SX,
-    D16,
-    VA,
-    VD,
-    VR,
-    SA,
-    OFF,
-    AD,
-    RTN,
-    AOP,
-    OFF2,
-    RS,
-    SO,
-    OE,
-    IE,
-    TOLDS,
-    SVE,
-    VD2,
-    GFX9,
-) = range(22)
+(SPACE, KIND, NB, SX, D16, VA, VD, VR, SA, OFF, AD, RTN, AOP, OFF2, RS, SO, OE, IE, TOLDS, SVE, VD2, GFX9) = range(22)
 GLOBAL, LDS, SCRATCH, BUFFER = range(4)
 LOAD, STORE, ATOMIC, LOAD2, STORE2, LOADTR = range(6)
 _AOPS = [
@@ -60,8 +37,7 @@ _AOPS = [
 
 def width(name):  # -> bytes, sign-extend
     m = re.search(
-        r"(UBYTE|SBYTE|USHORT|SSHORT|BYTE|SHORT|DWORDX?(\d*)|([UIB])(8|16|32|64|96|128|256|512))(?=_|$)",
-        name,
+        r"(UBYTE|SBYTE|USHORT|SSHORT|BYTE|SHORT|DWORDX?(\d*)|([UIB])(8|16|32|64|96|128|256|512))(?=_|$)", name
     )
     if not m:
         raise Unsupported(name)
@@ -82,9 +58,7 @@ def _atomic(name):  # -> op index, bytes
         raise Unsupported(name)
     op, ty = m[1], m[2] or "B32"
     nb = 8 if ty == "X2" or ty.endswith("64") else 4
-    op = {"WRXCHG": "SWAP", "STOREXCHG": "SWAP", "CMPSTORE": "CMPSWAP", "CMPST": "CMPSWAP"}.get(
-        op, op
-    )
+    op = {"WRXCHG": "SWAP", "STOREXCHG": "SWAP", "CMPSTORE": "CMPSWAP", "CMPST": "CMPSWAP"}.get(op, op)
     if op == "PK_ADD":
         op = "PK" + ty
     elif op in ("ADD", "MIN", "MAX") and ty[0] == "F":
@@ -121,10 +95,7 @@ def memory_entry(d, gfx):
         if "PERMUTE" in name or "SWIZZLE" in name:
             which = 9 if "SWIZZLE" in name else 7 if "BPERMUTE" in name else 8
             return native_entry(
-                NATIVE,
-                size,
-                "xlane",
-                [which, f("vdst"), f("addr") if which == 9 else f("data0"), f("addr"), 0, off],
+                NATIVE, size, "xlane", [which, f("vdst"), f("addr") if which == 9 else f("data0"), f("addr"), 0, off]
             )
         A |= {SPACE: LDS, VA: f("addr"), VD: f("data0"), VD2: f("data1"), VR: f("vdst"), OFF: off}
         m = (

@@ -35,17 +35,9 @@ def dpp(raw, w, gfx):
         return None
     c = w >> (8 * n) & 0xFFFFFFFF
     src = c & 0xFF
-    used = (
-        {src, w0 >> 17 & 0xFF, w0 >> 9 & 0xFF}
-        if n == 4
-        else {src, w0 & 0xFF, w >> 41 & 0xFF, w >> 50 & 0xFF}
-    )
-    tmp = next(
-        t for t in (range(255, 250, -1) if fam == "cdna" else range(127, 120, -1)) if t not in used
-    )
-    d = decode(
-        (w & (1 << 8 * n) - 1 & ~(0x1FF << sh) | (256 + tmp) << sh).to_bytes(16, "little"), fam
-    )
+    used = {src, w0 >> 17 & 0xFF, w0 >> 9 & 0xFF} if n == 4 else {src, w0 & 0xFF, w >> 41 & 0xFF, w >> 50 & 0xFF}
+    tmp = next(t for t in (range(255, 250, -1) if fam == "cdna" else range(127, 120, -1)) if t not in used)
+    d = decode((w & (1 << 8 * n) - 1 & ~(0x1FF << sh) | (256 + tmp) << sh).to_bytes(16, "little"), fam)
     name = d.name
     if "READFIRSTLANE" in name or "PERMLANE" in name:
         raise Unsupported(f"DPP {name}")
@@ -82,9 +74,7 @@ def sdwa(w, d):
     vdst = 0 if vopc else w0 >> 17 & 0xFF
     t0, t1 = [t for t in range(255, 250, -1) if t not in (vdst, vdst + 1)][:2]
     plain, sub = _plain(
-        (
-            w0 & ~0x1FF & (~0 if vop1 else ~(0xFF << 9)) | 256 + t0 | (0 if vop1 else t1 << 9)
-        ).to_bytes(4, "little"),
+        (w0 & ~0x1FF & (~0 if vop1 else ~(0xFF << 9)) | 256 + t0 | (0 if vop1 else t1 << 9)).to_bytes(4, "little"),
         "cdna",
     )
     if not vopc and c >> 13 & 7:
@@ -100,11 +90,7 @@ def sdwa(w, d):
         src(c & 0xFF, 16, 0)
         + src(w0 >> 9 & 0xFF, 24, 1)
         + [t0, -1 if vop1 else t1]
-        + (
-            [6, 0, vdst, c >> 8 & 0x7F if c >> 15 & 1 else -1]
-            if vopc
-            else [c >> 8 & 7, c >> 11 & 3, vdst, -1]
-        )
+        + ([6, 0, vdst, c >> 8 & 0x7F if c >> 15 & 1 else -1] if vopc else [c >> 8 & 7, c >> 11 & 3, vdst, -1])
     )
     e = native_entry(SDWA, 8, None, a)
     e.sub = ctypes.addressof(sub)

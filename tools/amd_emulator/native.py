@@ -71,19 +71,7 @@ def _compile(source: str, name: str, extra: tuple[str, ...] = ()) -> str:
     shared = str(cache_dir() / f"{name}_{digest}.so")
     if not os.path.exists(shared):
         fresh = f"{shared}.{os.getpid()}"
-        command = [
-            *_CC.split(),
-            *_FLAGS,
-            *extra,
-            "-I",
-            str(_HERE),
-            "-x",
-            "c",
-            "-o",
-            fresh,
-            "-",
-            "-lm",
-        ]
+        command = [*_CC.split(), *_FLAGS, *extra, "-I", str(_HERE), "-x", "c", "-o", fresh, "-", "-lm"]
         done = subprocess.run(command, input=source, text=True, capture_output=True)
         if done.returncode:
             raise EmulatorError(f"{_CC} failed: {done.stderr[:2000]}")

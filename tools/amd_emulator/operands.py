@@ -11,15 +11,11 @@ from .pcode import REPLACE
 from .structures import Unsupported
 
 F32 = [0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0]
-F32_INLINE = {240 + i: struct.unpack("<I", struct.pack("<f", f))[0] for i, f in enumerate(F32)} | {
-    248: 0x3E22F983
-}
+F32_INLINE = {240 + i: struct.unpack("<I", struct.pack("<f", f))[0] for i, f in enumerate(F32)} | {248: 0x3E22F983}
 F64_INLINE = {240 + i: struct.unpack("<Q", struct.pack("<d", f))[0] for i, f in enumerate(F32)} | {
     248: 0x3FC45F306DC9C882
 }
-F16_INLINE = {240 + i: struct.unpack("<H", struct.pack("<e", f))[0] for i, f in enumerate(F32)} | {
-    248: 0x3118
-}
+F16_INLINE = {240 + i: struct.unpack("<H", struct.pack("<e", f))[0] for i, f in enumerate(F32)} | {248: 0x3118}
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 
 
@@ -60,14 +56,10 @@ class Src:
         u = set(re.findall(rf"\bS{i}\.([a-z]+\d+)", text)) | (
             set(re.findall(rf"\bS{i}\[[^\]]*\]\.([a-z]+\d+)", text)) if packed else set()
         )
-        self.wide = any(t.endswith("64") for t in u) or bool(
-            re.search(rf"\bS{i}(\.u32)?\[(3[2-9]|[456]\d)", text)
-        )
+        self.wide = any(t.endswith("64") for t in u) or bool(re.search(rf"\bS{i}(\.u32)?\[(3[2-9]|[456]\d)", text))
         self.f64 = "f64" in u
         self.f16 = "f16" in u if f16 is None else f16
-        self.w16 = w16 or (
-            bool(u) and all(t in ("f16", "u16", "i16", "b16", "bf16") for t in u) and not packed
-        )
+        self.w16 = w16 or (bool(u) and all(t in ("f16", "u16", "i16", "b16", "bf16") for t in u) and not packed)
         self.sign = 63 if self.f64 else 15 if self.w16 and not packed else 31
         self.i64 = "i64" in u
         self.hi = self.abs = self.neg = False
@@ -112,24 +104,12 @@ def declaration(i, j, s, pair=False):
 def fetch(pre, i, j, s, packed=None):
     """The statement that reads source i in a lane and applies its modifiers. packed: (op_sel, op_sel_hi, neg, neg_hi bits, 64-bit pair)."""
     T = "u64" if s.wide else "u32"
-    x = (
-        f"c{j}"
-        if s.kind == "S"
-        else f"(p{j}[l] | (u64)p{j}[W_ + l] << 32)"
-        if s.wide
-        else f"p{j}[l]"
-    )
+    x = f"c{j}" if s.kind == "S" else f"(p{j}[l] | (u64)p{j}[W_ + l] << 32)" if s.wide else f"p{j}[l]"
     n = f"{pre}S{i}"
     if packed:
         lo, hi, nlo, nhi, pair = packed
         half = (
-            (
-                lambda b: (
-                    f"(u32)(c{j} >> {32 * b})"
-                    if s.kind == "S"
-                    else f"p{j}[{'W_ + ' if b else ''}l]"
-                )
-            )
+            (lambda b: f"(u32)(c{j} >> {32 * b})" if s.kind == "S" else f"p{j}[{'W_ + ' if b else ''}l]")
             if pair
             else (lambda b: f"({x} >> {16 * b} & 0xffff)")
         )

@@ -38,10 +38,15 @@ class _Utils:
 
     def get_device_properties(self, device: int = 0) -> dict[str, Any]:
         return dict(
-            max_shared_mem=lds_size(self.gfx), max_num_regs=65536, sm_clock_rate=1,
-            multiprocessor_count=COMPUTE_UNITS, mem_clock_rate=1, mem_bus_width=1, arch=self.gfx,
+            max_shared_mem=lds_size(self.gfx),
+            max_num_regs=65536,
+            sm_clock_rate=1,
+            multiprocessor_count=COMPUTE_UNITS,
+            mem_clock_rate=1,
+            mem_bus_width=1,
+            arch=self.gfx,
             warpSize=wave_size(self.gfx),
-        )  # fmt: skip
+        )
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
@@ -84,9 +89,7 @@ class _Arguments:
     def _address(self, name: str, value: Any) -> int:
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu":
-                raise EmulatorError(
-                    f"argument {name} lies on {value.device}; expected a CPU tensor"
-                )
+                raise EmulatorError(f"argument {name} lies on {value.device}; expected a CPU tensor")
             self.ranges.append(_storage(value))
             # What the addresses among its values lead to.
             self.ranges += map(_storage, getattr(value, "reaches", ()))
@@ -107,9 +110,18 @@ class _Launcher:
         self.names = [n if isinstance(n, str) else src.fn.arg_names[n[0]] for n in self.signature]
 
     def __call__(
-        self, gx: int, gy: int, gz: int, stream: int, function: Any, packed: Any, launch: Any,
-        enter: Any, leave: Any, *args: Any,
-    ) -> None:  # fmt: skip
+        self,
+        gx: int,
+        gy: int,
+        gz: int,
+        stream: int,
+        function: Any,
+        packed: Any,
+        launch: Any,
+        enter: Any,
+        leave: Any,
+        *args: Any,
+    ) -> None:
         if gx * gy * gz == 0:
             return
         with _one_at_a_time:
@@ -231,9 +243,14 @@ def _choose_config(config: Any) -> Callable[..., Any]:
 def _pretend_gpu(patches: _Patches, gfx: str) -> None:
     """torch says that a GPU is there."""
     properties = types.SimpleNamespace(
-        name=f"emulated {gfx}", multi_processor_count=COMPUTE_UNITS, gcnArchName=gfx,
-        major=int(gfx[3:-2]), minor=0, total_memory=16 << 30, warp_size=wave_size(gfx),
-    )  # fmt: skip
+        name=f"emulated {gfx}",
+        multi_processor_count=COMPUTE_UNITS,
+        gcnArchName=gfx,
+        major=int(gfx[3:-2]),
+        minor=0,
+        total_memory=16 << 30,
+        warp_size=wave_size(gfx),
+    )
     answers = dict(
         is_available=lambda: True,
         current_device=lambda: 0,
@@ -253,9 +270,12 @@ def _pretend_gpu(patches: _Patches, gfx: str) -> None:
 
 @contextlib.contextmanager
 def patch_triton(
-    gfx: str, config: Any = 0, options: dict[str, Any] | None = None, fake_cuda: bool = False,
+    gfx: str,
+    config: Any = 0,
+    options: dict[str, Any] | None = None,
+    fake_cuda: bool = False,
     buffer_ops: bool | None = None,
-) -> Iterator[Driver]:  # fmt: skip
+) -> Iterator[Driver]:
     """Inside, launches of `@triton.jit` functions on CPU tensors run on an emulated `gfx`.
 
     config: which config of `triton.autotune` runs: an index, a function of the configs, or None to
@@ -290,9 +310,15 @@ def patch_triton(
 
 
 def run_jit(
-    fn: Any, grid: Any, *args: Any, arch: str, num_warps: int = 4, num_stages: int = 2,
-    buffer_ops: bool | None = None, **kwargs: Any,
-) -> Any:  # fmt: skip
+    fn: Any,
+    grid: Any,
+    *args: Any,
+    arch: str,
+    num_warps: int = 4,
+    num_stages: int = 2,
+    buffer_ops: bool | None = None,
+    **kwargs: Any,
+) -> Any:
     """Launch `fn[grid](*args, **kwargs)` on an emulated `arch`; Triton's compiled kernel.
 
     args: in the order of the signature; constexprs and compile options as keywords.

@@ -54,9 +54,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="modules (a pattern)")
     parser.add_argument("--skip", action="append", default=[], help="modules (a pattern)")
     parser.add_argument("--companion", default="", help="a compiled package that belongs to it")
-    parser.add_argument(
-        "--imports", action="store_true", help="list what modules that are no packages import, too"
-    )
+    parser.add_argument("--imports", action="store_true", help="list what modules that are no packages import, too")
     parser.add_argument("--uses", help="list what the files use of this package instead")
     parser.add_argument("--bindings", nargs="+", type=Path, default=[], help="its C++ bindings")
     given = parser.parse_args()

@@ -12,15 +12,7 @@ from pathlib import Path
 
 from sparse_bridge.tools.api_coverage.objects import last_name, targets
 
-from .members import (
-    FUNCTIONS,
-    UNKNOWN,
-    Name,
-    members,
-    parameters,
-    public,
-    statements,
-)
+from .members import FUNCTIONS, UNKNOWN, Name, members, parameters, public, statements
 
 # Bases that leave `Name()` as it is, and those that make no object by a call.
 PLAIN_BASES = {"object", "ABC", "Module", "Protocol", "Generic", "Function"}

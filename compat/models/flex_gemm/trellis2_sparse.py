@@ -21,9 +21,14 @@ class PlainTensor(trellis_sparse.SparseTensor):
     `_spatial_cache`, by resolution."""
 
     def __init__(
-        self, feats: torch.Tensor, coords: torch.Tensor, shape: Any = None, scale: Any = (1, 1, 1),
-        spatial_cache: dict | None = None, layout: Any = None,
-    ):  # fmt: skip
+        self,
+        feats: torch.Tensor,
+        coords: torch.Tensor,
+        shape: Any = None,
+        scale: Any = (1, 1, 1),
+        spatial_cache: dict | None = None,
+        layout: Any = None,
+    ):
         self.layout = layout
         self.data = {"feats": feats, "coords": coords}
         batch_size = int(coords[:, 0].max()) + 1 if shape is None else shape[0]
@@ -50,9 +55,12 @@ class PlainTensor(trellis_sparse.SparseTensor):
     def replace(self, feats: torch.Tensor, coords: torch.Tensor | None = None) -> PlainTensor:
         """Other features, and coordinates if given."""
         return type(self)(
-            feats, self.coords if coords is None else coords,
-            torch.Size([self.shape[0], *feats.shape[1:]]), self._scale, self._spatial_cache,
-        )  # fmt: skip
+            feats,
+            self.coords if coords is None else coords,
+            torch.Size([self.shape[0], *feats.shape[1:]]),
+            self._scale,
+            self._spatial_cache,
+        )
 
 
 class FlexGemmConv3d(nn.Module):
@@ -61,9 +69,16 @@ class FlexGemmConv3d(nn.Module):
     tensor = PlainTensor
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1,
-        dilation: int = 1, padding: Any = None, bias: bool = True, indice_key: str | None = None,
-    ):  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        dilation: int = 1,
+        padding: Any = None,
+        bias: bool = True,
+        indice_key: str | None = None,
+    ):
         super().__init__()
         assert stride == 1 and padding is None, "only submanifold layers run on flex_gemm"
         self.kernel_size = (kernel_size,) * 3
@@ -82,9 +97,8 @@ class FlexGemmConv3d(nn.Module):
         key = f"SubMConv3d_neighbor_cache_{self.kernel_size}_{self.dilation}"
         known = x.get_spatial_cache(key)
         out, cache = sparse_submanifold_conv3d(
-            x.feats, x.coords, torch.Size([*x.shape, *x.spatial_shape]), self.weight, self.bias,
-            known, self.dilation,
-        )  # fmt: skip
+            x.feats, x.coords, torch.Size([*x.shape, *x.spatial_shape]), self.weight, self.bias, known, self.dilation
+        )
         if known is None:
             x.register_spatial_cache(key, cache)
         return x.replace(out)
@@ -110,15 +124,20 @@ class TorchsparseConv3d(nn.Module):
     tensor = TorchsparseTensor
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1,
-        dilation: int = 1, padding: Any = None, bias: bool = True, indice_key: str | None = None,
-    ):  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        dilation: int = 1,
+        padding: Any = None,
+        bias: bool = True,
+        indice_key: str | None = None,
+    ):
         super().__init__()
         import torchsparse
 
-        self.conv = torchsparse.nn.Conv3d(
-            in_channels, out_channels, kernel_size, stride, 0, dilation, bias
-        )
+        self.conv = torchsparse.nn.Conv3d(in_channels, out_channels, kernel_size, stride, 0, dilation, bias)
 
     def forward(self, x: TorchsparseTensor) -> TorchsparseTensor:
         return x.replace(self.conv(x.sparse).feats)
@@ -139,9 +158,7 @@ class ChunkedConv3d(FlexGemmConv3d):
         from flex_gemm.ops.spconv import SubMConv3dFunction
 
         shape = torch.Size([*x.shape, *x.spatial_shape])
-        cache = SubMConv3dFunction._compute_neighbor_cache(
-            x.coords, shape, self.kernel_size, self.dilation
-        )
+        cache = SubMConv3dFunction._compute_neighbor_cache(x.coords, shape, self.kernel_size, self.dilation)
         weight, parts = self.weight.reshape(self.weight.shape[0], -1).t(), []
         for begin in range(0, len(x.coords), self.chunk):
             rows = cache["neighbor_map"][begin : begin + self.chunk].reshape(-1).long()
@@ -154,6 +171,8 @@ class ChunkedConv3d(FlexGemmConv3d):
 
 
 CONVOLUTIONS = {
-    "flex_gemm": FlexGemmConv3d, "chunked": ChunkedConv3d, "spconv": SpconvConv3d,
+    "flex_gemm": FlexGemmConv3d,
+    "chunked": ChunkedConv3d,
+    "spconv": SpconvConv3d,
     "torchsparse": TorchsparseConv3d,
-}  # fmt: skip
+}

@@ -12,31 +12,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..spconv.trellis_sparse import (
-    LayerNorm32,
-    SparseLinear,
-    SparseTensor,
-    convert_module_to_f16,
-    latent,
-    zero_module,
-)
+from ..spconv.trellis_sparse import LayerNorm32, SparseLinear, SparseTensor, convert_module_to_f16, latent, zero_module
 from .trellis2_sparse import CONVOLUTIONS
 
 
 class SparseConvNeXtBlock3d(nn.Module):
     """Submanifold layer, norm, MLP of ratio 4, residual; recomputed in backward on request."""
 
-    def __init__(
-        self, channels: int, conv: Any, mlp_ratio: float = 4.0, use_checkpoint: bool = False
-    ):
+    def __init__(self, channels: int, conv: Any, mlp_ratio: float = 4.0, use_checkpoint: bool = False):
         super().__init__()
         self.use_checkpoint = use_checkpoint
         self.norm = LayerNorm32(channels, elementwise_affine=True, eps=1e-6)
         self.conv = conv(channels, channels, 3)
         hidden = int(channels * mlp_ratio)
-        self.mlp = nn.Sequential(
-            nn.Linear(channels, hidden), nn.SiLU(), zero_module(nn.Linear(hidden, channels))
-        )
+        self.mlp = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), zero_module(nn.Linear(hidden, channels)))
 
     def _forward(self, x: SparseTensor) -> SparseTensor:
         h = self.norm(self.conv(x))
@@ -58,9 +47,7 @@ def space_to_channel(x: SparseTensor) -> SparseTensor:
     feats = feats.index_add(0, row * 8 + child, x.feats)
     occupied = torch.zeros(len(sites) * 8, dtype=torch.bool, device=row.device)
     occupied[row * 8 + child] = True
-    out = type(x)(
-        feats.view(len(sites), 8 * channels), sites, torch.Size([x.shape[0], 8 * channels])
-    )
+    out = type(x)(feats.view(len(sites), 8 * channels), sites, torch.Size([x.shape[0], 8 * channels]))
     out._scale = tuple(s / 2 for s in x._scale)
     out._spatial_cache = x._spatial_cache
     out.register_spatial_cache("children", occupied.view(-1, 8))
@@ -133,9 +120,17 @@ class ShapeVae(nn.Module):
     """Encoder and decoder; while training the decoder grows along the encoder's voxels."""
 
     def __init__(
-        self, in_channels: int, latent_channels: int, model_channels: Any, num_blocks: Any,
-        use_checkpoint: bool, use_fp16: bool, grow: bool, backend: str, points: int,
-    ):  # fmt: skip
+        self,
+        in_channels: int,
+        latent_channels: int,
+        model_channels: Any,
+        num_blocks: Any,
+        use_checkpoint: bool,
+        use_fp16: bool,
+        grow: bool,
+        backend: str,
+        points: int,
+    ):
         super().__init__()
         conv = CONVOLUTIONS[backend]
         self.tensor, self.points = conv.tensor, points
@@ -144,10 +139,7 @@ class ShapeVae(nn.Module):
         self.input_layer = SparseLinear(in_channels, widths[0])
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
         for i, (width, count) in enumerate(zip(widths, num_blocks, strict=True)):
-            blocks = [
-                SparseConvNeXtBlock3d(width, conv, use_checkpoint=use_checkpoint)
-                for _ in range(count)
-            ]
+            blocks = [SparseConvNeXtBlock3d(width, conv, use_checkpoint=use_checkpoint) for _ in range(count)]
             if i < levels - 1:
                 blocks.append(SparseResBlockS2C3d(width, widths[i + 1], conv))
             self.encoder.append(nn.ModuleList(blocks))
@@ -155,8 +147,7 @@ class ShapeVae(nn.Module):
         self.from_latent = SparseLinear(latent_channels, widths[-1])
         for i in reversed(range(levels)):
             blocks = [
-                SparseConvNeXtBlock3d(widths[i], conv, use_checkpoint=use_checkpoint)
-                for _ in range(num_blocks[i])
+                SparseConvNeXtBlock3d(widths[i], conv, use_checkpoint=use_checkpoint) for _ in range(num_blocks[i])
             ]
             if i > 0:
                 blocks.append(SparseResBlockC2S3d(widths[i], widths[i - 1], conv))
@@ -216,22 +207,23 @@ class ShapeVae(nn.Module):
         shape = torch.Size([x.shape[0], x.feats.shape[1], *x.spatial_shape])
         grid = near.unsqueeze(0).expand(x.shape[0], -1, -1)
         feats, coords = x.feats.contiguous(), x.coords
-        return [
-            grid_sample_3d(feats, coords, shape=shape, grid=grid, mode=mode)
-            for mode in ("trilinear", "nearest")
-        ]
+        return [grid_sample_3d(feats, coords, shape=shape, grid=grid, mode=mode) for mode in ("trilinear", "nearest")]
 
 
 def build(
-    in_channels: int = 6, latent_channels: int = 32,
-    model_channels: Any = (64, 128, 256, 512, 1024), num_blocks: Any = (0, 4, 8, 16, 4),
-    use_checkpoint: bool = True, use_fp16: bool = False, grow: bool = True,
-    backend: str = "flex_gemm", points: int = 0,
-) -> nn.Module:  # fmt: skip
+    in_channels: int = 6,
+    latent_channels: int = 32,
+    model_channels: Any = (64, 128, 256, 512, 1024),
+    num_blocks: Any = (0, 4, 8, 16, 4),
+    use_checkpoint: bool = True,
+    use_fp16: bool = False,
+    grow: bool = True,
+    backend: str = "flex_gemm",
+    points: int = 0,
+) -> nn.Module:
     return ShapeVae(
-        in_channels, latent_channels, model_channels, num_blocks, use_checkpoint, use_fp16, grow,
-        backend, points,
-    )  # fmt: skip
+        in_channels, latent_channels, model_channels, num_blocks, use_checkpoint, use_fp16, grow, backend, points
+    )
 
 
 def batch(scene: Any, device: Any, dtype: torch.dtype) -> tuple:

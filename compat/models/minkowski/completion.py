@@ -20,15 +20,11 @@ def norm_elu(width):
 
 
 def conv(before, width, kernel_size, stride=1, bias=False):
-    return ME.MinkowskiConvolution(
-        before, width, kernel_size=kernel_size, stride=stride, bias=bias, dimension=3
-    )
+    return ME.MinkowskiConvolution(before, width, kernel_size=kernel_size, stride=stride, bias=bias, dimension=3)
 
 
 def generate(before, width, kernel_size=2):
-    return ME.MinkowskiGenerativeConvolutionTranspose(
-        before, width, kernel_size=kernel_size, stride=2, dimension=3
-    )
+    return ME.MinkowskiGenerativeConvolutionTranspose(before, width, kernel_size=kernel_size, stride=2, dimension=3)
 
 
 class Generator(nn.Module):
@@ -44,9 +40,7 @@ class Generator(nn.Module):
         target = torch.zeros(len(out), dtype=torch.bool, device=out.device)
         cm = out.coordinate_manager
         strided_target_key = cm.stride(target_key, out.tensor_stride[0])
-        kernel_map = cm.kernel_map(
-            out.coordinate_map_key, strided_target_key, kernel_size=kernel_size, region_type=1
-        )
+        kernel_map = cm.kernel_map(out.coordinate_map_key, strided_target_key, kernel_size=kernel_size, region_type=1)
         for curr_in in kernel_map.values():
             target[curr_in[0].long()] = 1
         return target
@@ -85,9 +79,7 @@ class CompletionNet(Generator):
         for level in range(len(enc) - 1):
             before, width = enc[level], enc[level + 1]
             fine, coarse = self.strides[level : level + 2]
-            down = nn.Sequential(
-                conv(before, width, 2, 2), *norm_elu(width), conv(width, width, 3), *norm_elu(width)
-            )
+            down = nn.Sequential(conv(before, width, 2, 2), *norm_elu(width), conv(width, width, 3), *norm_elu(width))
             setattr(self, f"enc_block_s{fine}s{coarse}", down)
             first = level == len(enc) - 2
             up = nn.Sequential(
@@ -139,9 +131,7 @@ class GenerativeNet(Generator):
         self.blocks = resolution.bit_length() - 2
         for index in range(2, self.blocks + 1):
             before, width = ch[index - 1], ch[index]
-            block = nn.Sequential(
-                generate(before, width), *norm_elu(width), conv(width, width, 3), *norm_elu(width)
-            )
+            block = nn.Sequential(generate(before, width), *norm_elu(width), conv(width, width, 3), *norm_elu(width))
             setattr(self, f"block{index}", block)
             setattr(self, f"block{index}_cls", conv(width, 1, 1, bias=True))
 

@@ -19,9 +19,7 @@ class MinkResNet(nn.Module):
     def __init__(self, in_channels=3, depths=(3, 4, 6, 3), width=64, pool=True):
         super().__init__()
         self.inplanes, self.width, self.pool = width, width, pool
-        self.conv1 = ME.MinkowskiConvolution(
-            in_channels, width, kernel_size=3, stride=2, dimension=3
-        )
+        self.conv1 = ME.MinkowskiConvolution(in_channels, width, kernel_size=3, stride=2, dimension=3)
         self.norm1 = ME.MinkowskiInstanceNorm(width)
         self.relu = ME.MinkowskiReLU(inplace=True)
         if pool:
@@ -38,9 +36,7 @@ class MinkResNet(nn.Module):
 
     def _make_layer(self, planes, blocks, stride):
         downsample = nn.Sequential(
-            ME.MinkowskiConvolution(
-                self.inplanes, planes, kernel_size=1, stride=stride, dimension=3
-            ),
+            ME.MinkowskiConvolution(self.inplanes, planes, kernel_size=1, stride=stride, dimension=3),
             ME.MinkowskiBatchNorm(planes),
         )
         layers = [BasicBlock(self.inplanes, planes, stride, downsample=downsample, dimension=3)]
@@ -88,12 +84,8 @@ class FCAF3DHead(nn.Module):
                 setattr(self, f"up_block_{index}", self._up_block(width, in_channels[index - 1]))
             setattr(self, f"out_block_{index}", self._block(width, out_channels))
         self.conv_center = ME.MinkowskiConvolution(out_channels, 1, kernel_size=1, dimension=3)
-        self.conv_reg = ME.MinkowskiConvolution(
-            out_channels, num_reg_outs, kernel_size=1, dimension=3
-        )
-        self.conv_cls = ME.MinkowskiConvolution(
-            out_channels, num_classes, kernel_size=1, bias=True, dimension=3
-        )
+        self.conv_reg = ME.MinkowskiConvolution(out_channels, num_reg_outs, kernel_size=1, dimension=3)
+        self.conv_cls = ME.MinkowskiConvolution(out_channels, num_classes, kernel_size=1, bias=True, dimension=3)
         self.scales = nn.ModuleList(Scale() for _ in in_channels)
         for layer in (self.conv_center, self.conv_reg, self.conv_cls):
             nn.init.normal_(layer.kernel, std=0.01)
@@ -110,9 +102,7 @@ class FCAF3DHead(nn.Module):
     @classmethod
     def _up_block(cls, in_channels, out_channels):
         return nn.Sequential(
-            ME.MinkowskiGenerativeConvolutionTranspose(
-                in_channels, out_channels, kernel_size=2, stride=2, dimension=3
-            ),
+            ME.MinkowskiGenerativeConvolutionTranspose(in_channels, out_channels, kernel_size=2, stride=2, dimension=3),
             ME.MinkowskiBatchNorm(out_channels),
             ME.MinkowskiELU(),
             *cls._block(out_channels, out_channels),

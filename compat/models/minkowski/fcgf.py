@@ -24,9 +24,7 @@ class BasicBlockBN(nn.Module):
 
     def __init__(self, inplanes, planes, stride=1, dilation=1, bn_momentum=0.1, D=3):
         super().__init__()
-        self.conv1 = ME.MinkowskiConvolution(
-            inplanes, planes, kernel_size=3, stride=stride, dimension=D
-        )
+        self.conv1 = ME.MinkowskiConvolution(inplanes, planes, kernel_size=3, stride=stride, dimension=D)
         self.norm1 = get_norm(self.NORM_TYPE, planes, bn_momentum, D)
         self.conv2 = ME.MinkowskiConvolution(
             planes, planes, kernel_size=3, stride=1, dilation=dilation, bias=False, dimension=D
@@ -46,13 +44,7 @@ class ResUNet2(ME.MinkowskiNetwork):
     TR_CHANNELS: tuple[int, ...] = (32, 64, 64, 128)
 
     def __init__(
-        self,
-        in_channels=3,
-        out_channels=32,
-        bn_momentum=0.1,
-        normalize_feature=None,
-        conv1_kernel_size=5,
-        D=3,
+        self, in_channels=3, out_channels=32, bn_momentum=0.1, normalize_feature=None, conv1_kernel_size=5, D=3
     ):
         super().__init__(D)
         channels, tr = self.CHANNELS, self.TR_CHANNELS
@@ -71,13 +63,7 @@ class ResUNet2(ME.MinkowskiNetwork):
 
         def conv_tr(before, width):
             return ME.MinkowskiConvolutionTranspose(
-                in_channels=before,
-                out_channels=width,
-                kernel_size=3,
-                stride=2,
-                dilation=1,
-                bias=False,
-                dimension=D,
+                in_channels=before, out_channels=width, kernel_size=3, stride=2, dilation=1, bias=False, dimension=D
             )
 
         def norm(width):
@@ -132,12 +118,7 @@ class ResUNetBN2C(ResUNet2):
 
 def build(in_channels=1, out_channels=32, conv1_kernel_size=7):
     return ResUNetBN2C(
-        in_channels,
-        out_channels,
-        bn_momentum=0.05,
-        normalize_feature=True,
-        conv1_kernel_size=conv1_kernel_size,
-        D=3,
+        in_channels, out_channels, bn_momentum=0.05, normalize_feature=True, conv1_kernel_size=conv1_kernel_size, D=3
     )
 
 

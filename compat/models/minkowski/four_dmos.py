@@ -27,9 +27,7 @@ class MOSModel(nn.Module):
 
     def __init__(self, voxel_size=0.1, n_classes=3):
         super().__init__()
-        self.register_buffer(
-            "quantization", torch.tensor([*[voxel_size] * 3, 1.0]), persistent=False
-        )
+        self.register_buffer("quantization", torch.tensor([*[voxel_size] * 3, 1.0]), persistent=False)
         self.MinkUNet = CustomMinkUNet14(in_channels=1, out_channels=n_classes, D=4)
         self.ignore_index = 0
 

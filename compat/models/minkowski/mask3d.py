@@ -22,9 +22,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.cross_attention = nn.MultiheadAttention(channels, heads, batch_first=True)
         self.self_attention = nn.MultiheadAttention(channels, heads, batch_first=True)
-        self.ffn = nn.Sequential(
-            nn.Linear(channels, dim_feedforward), nn.ReLU(), nn.Linear(dim_feedforward, channels)
-        )
+        self.ffn = nn.Sequential(nn.Linear(channels, dim_feedforward), nn.ReLU(), nn.Linear(dim_feedforward, channels))
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
 
     def forward(self, queries, voxels, position, mask):
@@ -57,9 +55,7 @@ class Mask3D(nn.Module):
         self.query_feat = nn.Embedding(num_queries, hidden_dim)
         self.position = nn.Linear(3, hidden_dim)
         self.lin_squeeze = nn.ModuleList(nn.Linear(width, hidden_dim) for width in sizes)
-        self.decoder = nn.ModuleList(
-            DecoderLayer(hidden_dim, num_heads, dim_feedforward) for _ in sizes
-        )
+        self.decoder = nn.ModuleList(DecoderLayer(hidden_dim, num_heads, dim_feedforward) for _ in sizes)
         self.decoder_norm = nn.LayerNorm(hidden_dim)
         self.mask_embed_head = nn.Sequential(
             nn.Linear(hidden_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, hidden_dim)
@@ -85,9 +81,7 @@ class Mask3D(nn.Module):
         embeddings = self.mask_embed_head(queries)
         output_masks = [
             features @ embedding.T
-            for features, embedding in zip(
-                mask_features.decomposed_features, embeddings, strict=False
-            )
+            for features, embedding in zip(mask_features.decomposed_features, embeddings, strict=False)
         ]
         rows = torch.cat(mask_features.decomposition_permutations)
         order = torch.empty_like(rows)

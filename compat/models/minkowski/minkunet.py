@@ -39,23 +39,12 @@ class ResNetBase(nn.Module):
         if stride != 1 or self.inplanes != planes * block.expansion:
             downsample = nn.Sequential(
                 ME.MinkowskiConvolution(
-                    self.inplanes,
-                    planes * block.expansion,
-                    kernel_size=1,
-                    stride=stride,
-                    dimension=self.D,
+                    self.inplanes, planes * block.expansion, kernel_size=1, stride=stride, dimension=self.D
                 ),
                 ME.MinkowskiBatchNorm(planes * block.expansion),
             )
         layers = [
-            block(
-                self.inplanes,
-                planes,
-                stride=stride,
-                dilation=dilation,
-                downsample=downsample,
-                dimension=self.D,
-            )
+            block(self.inplanes, planes, stride=stride, dilation=dilation, downsample=downsample, dimension=self.D)
         ]
         self.inplanes = planes * block.expansion
         for _ in range(1, blocks):
@@ -74,21 +63,15 @@ class MinkUNetBase(ResNetBase):
             return value if isinstance(value, int) else list(value)
 
         def down():
-            return ME.MinkowskiConvolution(
-                self.inplanes, self.inplanes, kernel_size=step, stride=step, dimension=D
-            )
+            return ME.MinkowskiConvolution(self.inplanes, self.inplanes, kernel_size=step, stride=step, dimension=D)
 
         def up(planes):
-            return ME.MinkowskiConvolutionTranspose(
-                self.inplanes, planes, kernel_size=step, stride=step, dimension=D
-            )
+            return ME.MinkowskiConvolutionTranspose(self.inplanes, planes, kernel_size=step, stride=step, dimension=D)
 
         step = sizes(self.STEP)
         expansion = self.BLOCK.expansion
         planes, layers = self.PLANES, self.LAYERS
-        self.conv0p1s1 = ME.MinkowskiConvolution(
-            in_channels, self.inplanes, kernel_size=sizes(self.STEM), dimension=D
-        )
+        self.conv0p1s1 = ME.MinkowskiConvolution(in_channels, self.inplanes, kernel_size=sizes(self.STEM), dimension=D)
         self.bn0 = ME.MinkowskiBatchNorm(self.inplanes)
 
         self.conv1p1s2, self.bn1 = down(), ME.MinkowskiBatchNorm(self.inplanes)
@@ -113,9 +96,7 @@ class MinkUNetBase(ResNetBase):
         self.inplanes = planes[7] + self.INIT_DIM
         self.block8 = self._make_layer(self.BLOCK, planes[7], layers[7])
 
-        self.final = ME.MinkowskiConvolution(
-            planes[7] * expansion, out_channels, kernel_size=1, bias=True, dimension=D
-        )
+        self.final = ME.MinkowskiConvolution(planes[7] * expansion, out_channels, kernel_size=1, bias=True, dimension=D)
         self.relu = ME.MinkowskiReLU(inplace=True)
 
     def forward(self, x):
@@ -143,12 +124,7 @@ LAYERS = {
     "50": (Bottleneck, (2, 3, 4, 6, 2, 2, 2, 2)),
     "101": (Bottleneck, (2, 3, 4, 23, 2, 2, 2, 2)),
 }
-DECODERS = {
-    "": (256, 128, 96, 96),
-    "A": (256, 128, 64, 64),
-    "B": (256, 128, 64, 32),
-    "C": (256, 128, 96, 96),
-}
+DECODERS = {"": (256, 128, 96, 96), "A": (256, 128, 64, 64), "B": (256, 128, 64, 32), "C": (256, 128, 96, 96)}
 SHALLOW_A = (128, 128, 96, 96)  # 14A and 18A
 
 
@@ -160,10 +136,7 @@ def _variant(depth, letter):
 
 
 # MinkUNet14, MinkUNet14A, ..., MinkUNet34C, ..., MinkUNet101C
-VARIANTS = {
-    kind.__name__: kind
-    for kind in (_variant(depth, letter) for depth in LAYERS for letter in DECODERS)
-}
+VARIANTS = {kind.__name__: kind for kind in (_variant(depth, letter) for depth in LAYERS for letter in DECODERS)}
 globals().update(VARIANTS)
 
 

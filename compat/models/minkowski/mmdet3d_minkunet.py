@@ -42,9 +42,7 @@ class MinkowskiConvModule(nn.Sequential):
         act=True,
     ):
         layers = [
-            MODELS[conv_type](
-                in_channels, out_channels, kernel_size, stride, dilation, bias, dimension=3
-            ),
+            MODELS[conv_type](in_channels, out_channels, kernel_size, stride, dilation, bias, dimension=3),
             MODELS["MinkowskiBN"](out_channels, eps=1e-5),
         ]
         if act:
@@ -59,9 +57,7 @@ class MinkowskiBasicBlock(BasicBlock):
         downsample = None
         if inplanes != planes or stride != 1:
             downsample = MinkowskiConvModule(inplanes, planes, 1, stride, act=False)
-        super().__init__(
-            inplanes, planes, stride=stride, dilation=dilation, downsample=downsample, dimension=3
-        )
+        super().__init__(inplanes, planes, stride=stride, dilation=dilation, downsample=downsample, dimension=3)
 
 
 class MinkUNetBackbone(nn.Module):
@@ -76,8 +72,7 @@ class MinkUNetBackbone(nn.Module):
     ):
         super().__init__()
         self.conv_input = nn.Sequential(
-            MinkowskiConvModule(in_channels, base_channels, 3),
-            MinkowskiConvModule(base_channels, base_channels, 3),
+            MinkowskiConvModule(in_channels, base_channels, 3), MinkowskiConvModule(base_channels, base_channels, 3)
         )
         widths = [base_channels, *encoder_channels]
         self.encoder = nn.ModuleList(
@@ -92,9 +87,7 @@ class MinkUNetBackbone(nn.Module):
         laterals = widths[-2::-1]
         for lateral, width, count in zip(laterals, decoder_channels, decoder_blocks, strict=True):
             up = MinkowskiConvModule(before, width, 2, 2, conv_type="MinkowskiConvNdTranspose")
-            blocks = [
-                MinkowskiBasicBlock(width if i else width + lateral, width) for i in range(count)
-            ]
+            blocks = [MinkowskiBasicBlock(width if i else width + lateral, width) for i in range(count)]
             self.decoder.append(nn.ModuleList([up, nn.Sequential(*blocks)]))
             before = width
 

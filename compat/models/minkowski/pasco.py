@@ -52,8 +52,7 @@ class DenseBottleneck(nn.Module):
     def __init__(self, channels):
         super().__init__()
         self.convs = nn.ModuleList(
-            nn.Conv3d(channels, channels, 3, padding=dilation, dilation=dilation)
-            for dilation in (1, 2, 3)
+            nn.Conv3d(channels, channels, 3, padding=dilation, dilation=dilation) for dilation in (1, 2, 3)
         )
 
     def forward(self, x):
@@ -86,17 +85,13 @@ class UpBlock(nn.Module):
     def __init__(self, channels, out_channels, num_classes):
         super().__init__()
         self.up = nn.Sequential(
-            ME.MinkowskiGenerativeConvolutionTranspose(
-                channels, out_channels, kernel_size=2, stride=2, dimension=3
-            ),
+            ME.MinkowskiGenerativeConvolutionTranspose(channels, out_channels, kernel_size=2, stride=2, dimension=3),
             ME.MinkowskiBatchNorm(out_channels),
             ME.MinkowskiLeakyReLU(0.1),
         )
         self.block = ResidualBlock(out_channels)
         self.smoothing = Smoothing(out_channels)
-        self.head = ME.MinkowskiConvolution(
-            out_channels, num_classes, kernel_size=1, bias=True, dimension=3
-        )
+        self.head = ME.MinkowskiConvolution(out_channels, num_classes, kernel_size=1, bias=True, dimension=3)
         self.softmax = ME.MinkowskiSoftmax(dim=1)
         self.pruning = ME.MinkowskiPruning()
 
@@ -131,9 +126,7 @@ class PaSCo(nn.Module):
             for before, width in pairs
         )
         self.bottleneck = DenseBottleneck(widths[-1])
-        self.decoder = nn.ModuleList(
-            UpBlock(width, before, num_classes) for before, width in reversed(pairs)
-        )
+        self.decoder = nn.ModuleList(UpBlock(width, before, num_classes) for before, width in reversed(pairs))
         self.global_pool = ME.MinkowskiMaxPooling(kernel_size=2, stride=2, dimension=3)
         self.queries = nn.Linear(widths[0], num_classes)
 

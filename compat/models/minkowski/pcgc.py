@@ -15,12 +15,7 @@ from torch import nn
 
 def conv(before, width, kernel_size=3, stride=1):
     return ME.MinkowskiConvolution(
-        in_channels=before,
-        out_channels=width,
-        kernel_size=kernel_size,
-        stride=stride,
-        bias=True,
-        dimension=3,
+        in_channels=before, out_channels=width, kernel_size=kernel_size, stride=stride, bias=True, dimension=3
     )
 
 
@@ -89,12 +84,7 @@ class Decoder(nn.Module):
         super().__init__()
         for level, (before, width) in enumerate(itertools.pairwise(channels)):
             up = ME.MinkowskiGenerativeConvolutionTranspose(
-                in_channels=before,
-                out_channels=width,
-                kernel_size=2,
-                stride=2,
-                bias=True,
-                dimension=3,
+                in_channels=before, out_channels=width, kernel_size=2, stride=2, bias=True, dimension=3
             )
             setattr(self, f"up{level}", up)
             setattr(self, f"conv{level}", conv(width, width))

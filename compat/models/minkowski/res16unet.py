@@ -26,9 +26,7 @@ class Layers:
 
     @classmethod
     def conv(cls, inp, out, kernel_size, stride=1, dilation=1, bias=False, conv_type=None, D=-1):
-        return cls._make(
-            ME.MinkowskiConvolution, inp, out, kernel_size, stride, dilation, bias, conv_type, D
-        )
+        return cls._make(ME.MinkowskiConvolution, inp, out, kernel_size, stride, dilation, bias, conv_type, D)
 
     @classmethod
     def conv_tr(cls, inp, out, kernel_size, stride=1, dilation=1, bias=False, conv_type=None, D=-1):
@@ -65,9 +63,7 @@ class BasicBlock(nn.Module):
     EXPANSION = 1
     LAYERS = Layers
 
-    def __init__(
-        self, inplanes, planes, stride=1, dilation=1, downsample=None, bn_momentum=0.02, D=3
-    ):
+    def __init__(self, inplanes, planes, stride=1, dilation=1, downsample=None, bn_momentum=0.02, D=3):
         super().__init__()
         make = self.LAYERS
         self.conv1 = make.conv(inplanes, planes, 3, stride, dilation, D=D)
@@ -127,13 +123,10 @@ class Res16UNetBase(ME.MinkowskiNetwork):
         width = planes * self.BLOCK.EXPANSION
         if self.inplanes != width:
             downsample = nn.Sequential(
-                self.MAKE.conv(self.inplanes, width, 1, D=self.D),
-                self.MAKE.norm(width, self.D, self.bn_momentum),
+                self.MAKE.conv(self.inplanes, width, 1, D=self.D), self.MAKE.norm(width, self.D, self.bn_momentum)
             )
         momentum = self.bn_momentum
-        first = self.BLOCK(
-            self.inplanes, planes, downsample=downsample, bn_momentum=momentum, D=self.D
-        )
+        first = self.BLOCK(self.inplanes, planes, downsample=downsample, bn_momentum=momentum, D=self.D)
         self.inplanes = width
         rest = [self.BLOCK(width, planes, bn_momentum=momentum, D=self.D) for _ in range(1, blocks)]
         return nn.Sequential(first, *rest)

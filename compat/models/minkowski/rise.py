@@ -38,9 +38,7 @@ class ResNet14(ME.MinkowskiNetwork):
         self.final = Layers.conv(self.PLANES[-1], out_channels, 1, bias=True, D=D)
 
     def _make_layer(self, planes, count, D):
-        downsample = nn.Sequential(
-            Layers.conv(self.inplanes, planes, 1, stride=2, D=D), Layers.norm(planes, D, 0.1)
-        )
+        downsample = nn.Sequential(Layers.conv(self.inplanes, planes, 1, stride=2, D=D), Layers.norm(planes, D, 0.1))
         first = BasicBlock(self.inplanes, planes, 2, 1, downsample, bn_momentum=0.1, D=D)
         self.inplanes = planes
         rest = [BasicBlock(planes, planes, bn_momentum=0.1, D=D) for _ in range(1, count)]
@@ -114,9 +112,16 @@ class Attention(nn.Module):
 
 class RISE(nn.Module):
     def __init__(
-        self, num_action=20, input_dim=6, action_dim=10, hidden_dim=512, nheads=8,
-        num_encoder_layers=4, num_decoder_layers=1, dim_feedforward=2048,
-    ):  # fmt: skip
+        self,
+        num_action=20,
+        input_dim=6,
+        action_dim=10,
+        hidden_dim=512,
+        nheads=8,
+        num_encoder_layers=4,
+        num_decoder_layers=1,
+        dim_feedforward=2048,
+    ):
         super().__init__()
         self.sparse_encoder = Sparse3DEncoder(input_dim, hidden_dim)
         layer = (hidden_dim, nheads, dim_feedforward)

@@ -17,10 +17,7 @@ def sort_sparse_tensor(x):
     """Encoder and decoder must see one order of rows."""
     indices = torch.argsort(array2vector(x.C.cpu(), int(x.C.max()) + 1)).to(x.device)
     return ME.SparseTensor(
-        features=x.F[indices],
-        coordinates=x.C[indices],
-        tensor_stride=x.tensor_stride,
-        device=x.device,
+        features=x.F[indices], coordinates=x.C[indices], tensor_stride=x.tensor_stride, device=x.device
     )
 
 
@@ -44,9 +41,7 @@ class SOPA(nn.Module):
         self.block1 = nn.Sequential(*[InceptionResNet(channels) for _ in range(block_layers)])
         self.stage_convs = nn.ModuleList(conv(channels + 1, channels, 3) for _ in range(stages))
         self.classifiers = nn.ModuleList(
-            nn.Sequential(
-                conv(channels, channels), ME.MinkowskiReLU(inplace=True), conv(channels, 1)
-            )
+            nn.Sequential(conv(channels, channels), ME.MinkowskiReLU(inplace=True), conv(channels, 1))
             for _ in range(stages)
         )
         self.relu = ME.MinkowskiReLU(inplace=True)
@@ -70,9 +65,7 @@ class SOPA(nn.Module):
             found = self.classifiers[stage](self.relu(self.stage_convs[stage](context)))
             logits = torch.where(stage_of == stage, found.F.squeeze(1), logits)
         logits = ME.SparseTensor(
-            logits.unsqueeze(1),
-            coordinate_map_key=out.coordinate_map_key,
-            coordinate_manager=out.coordinate_manager,
+            logits.unsqueeze(1), coordinate_map_key=out.coordinate_map_key, coordinate_manager=out.coordinate_manager
         )
         return out, logits, occupied
 
@@ -93,9 +86,7 @@ class PCCModel(nn.Module):
             x = sort_sparse_tensor(self.downscale(x))
             out, logits, occupied = self.sopa(x, ground_truth)
             found.append((logits, occupied, self.pruning(out, occupied)))
-            x = ME.SparseTensor(
-                features=torch.ones_like(x.F), coordinates=x.C, tensor_stride=x.tensor_stride
-            )
+            x = ME.SparseTensor(features=torch.ones_like(x.F), coordinates=x.C, tensor_stride=x.tensor_stride)
         return found
 
 
@@ -116,9 +107,7 @@ def outputs(result):
 def loss(result):
     """Bits per occupied child, as binary cross entropy."""
     terms = [
-        nn.functional.binary_cross_entropy_with_logits(
-            logits.F.squeeze(1), occupied.to(logits.F.dtype)
-        )
+        nn.functional.binary_cross_entropy_with_logits(logits.F.squeeze(1), occupied.to(logits.F.dtype))
         for logits, occupied, _ in result
     ]
     return sum(terms)

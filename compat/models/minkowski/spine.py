@@ -30,14 +30,10 @@ class ResNetBlock(ME.MinkowskiNetwork):
         self.residual = nn.Identity()
         if in_features != out_features:
             self.residual = ME.MinkowskiLinear(in_features, out_features, bias=bias)
-        self.conv1 = ME.MinkowskiConvolution(
-            in_features, out_features, kernel_size=3, dimension=dimension, bias=bias
-        )
+        self.conv1 = ME.MinkowskiConvolution(in_features, out_features, kernel_size=3, dimension=dimension, bias=bias)
         self.norm1 = ME.MinkowskiBatchNorm(num_features=in_features)
         self.act_fn1 = activation()
-        self.conv2 = ME.MinkowskiConvolution(
-            out_features, out_features, kernel_size=3, dimension=dimension, bias=bias
-        )
+        self.conv2 = ME.MinkowskiConvolution(out_features, out_features, kernel_size=3, dimension=dimension, bias=bias)
         self.norm2 = ME.MinkowskiBatchNorm(num_features=out_features)
         self.act_fn2 = activation()
 
@@ -56,9 +52,7 @@ def blocks(first, width, reps, dimension):
 
 def resample(kind, before, width, dimension):
     """Norm, activation and a layer between two levels."""
-    layer = kind(
-        in_channels=before, out_channels=width, kernel_size=2, stride=2, dimension=dimension
-    )
+    layer = kind(in_channels=before, out_channels=width, kernel_size=2, stride=2, dimension=dimension)
     return nn.Sequential(ME.MinkowskiBatchNorm(before), activation(), layer)
 
 
@@ -66,13 +60,11 @@ class Encoder(nn.Module):
     def __init__(self, num_input, planes, reps, dimension):
         super().__init__()
         self.input_layer = ME.MinkowskiConvolution(
-            in_channels=num_input, out_channels=planes[0], kernel_size=3, stride=1,
-            dimension=dimension, bias=False,
-        )  # fmt: skip
+            in_channels=num_input, out_channels=planes[0], kernel_size=3, stride=1, dimension=dimension, bias=False
+        )
         self.encoding_block = nn.Sequential(*[blocks(p, p, reps, dimension) for p in planes])
         down = [
-            resample(ME.MinkowskiConvolution, before, width, dimension)
-            for before, width in itertools.pairwise(planes)
+            resample(ME.MinkowskiConvolution, before, width, dimension) for before, width in itertools.pairwise(planes)
         ]
         self.encoding_conv = nn.Sequential(*down, nn.Sequential())
 
@@ -91,12 +83,8 @@ class Decoder(nn.Module):
         super().__init__()
         levels = [(planes[i + 1], planes[i]) for i in reversed(range(len(planes) - 1))]
         up = ME.MinkowskiConvolutionTranspose
-        self.decoding_block = nn.Sequential(
-            *[blocks(2 * width, width, reps, dimension) for _, width in levels]
-        )
-        self.decoding_conv = nn.Sequential(
-            *[resample(up, before, width, dimension) for before, width in levels]
-        )
+        self.decoding_block = nn.Sequential(*[blocks(2 * width, width, reps, dimension) for _, width in levels])
+        self.decoding_conv = nn.Sequential(*[resample(up, before, width, dimension) for before, width in levels])
 
     def joined(self, level, x, skip):
         return self.decoding_block[level](ME.cat(skip, self.decoding_conv[level](x)))
@@ -167,11 +155,7 @@ class UResNetPPN(nn.Module):
     def forward(self, data):
         final, decoder_tensors = self.net(data)
         points, layers = self.ppn(final, decoder_tensors)
-        return {
-            "segmentation": self.output(decoder_tensors[-1]).F,
-            "ppn_points": points,
-            "ppn_layers": layers,
-        }
+        return {"segmentation": self.output(decoder_tensors[-1]).F, "ppn_points": points, "ppn_layers": layers}
 
 
 def build(num_input=1, num_classes=5, filters=32, depth=5, reps=2, dimension=3):

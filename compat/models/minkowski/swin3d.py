@@ -16,9 +16,7 @@ from torch import nn
 
 def with_features(sp, features):
     return ME.SparseTensor(
-        features=features,
-        coordinate_map_key=sp.coordinate_map_key,
-        coordinate_manager=sp.coordinate_manager,
+        features=features, coordinate_map_key=sp.coordinate_map_key, coordinate_manager=sp.coordinate_manager
     )
 
 
@@ -71,9 +69,7 @@ class WindowAttention(nn.Module):
         filled = torch.zeros((count, longest), dtype=torch.bool, device=features.device)
         filled[window, place] = True
         q, k, v = table.view(count, longest, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        found = nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=filled[:, None, None, :]
-        )
+        found = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=filled[:, None, None, :])
         return self.proj(found.transpose(1, 2).flatten(2)[window, place])
 
 
@@ -83,9 +79,7 @@ class SwinBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.attn = WindowAttention(channels, num_heads)
         self.mlp = nn.Sequential(
-            nn.Linear(channels, mlp_ratio * channels),
-            nn.GELU(),
-            nn.Linear(mlp_ratio * channels, channels),
+            nn.Linear(channels, mlp_ratio * channels), nn.GELU(), nn.Linear(mlp_ratio * channels, channels)
         )
 
     def forward(self, features, local_position, windows):
@@ -134,11 +128,7 @@ class GridDownsample(nn.Module):
         """(coarser tensor, [2, n] rows of both that belong together)"""
         down = self.pool(with_features(sp, self.linear(self.norm(sp.F))))
         pairs = sp.coordinate_manager.kernel_map(
-            sp.coordinate_map_key,
-            down.coordinate_map_key,
-            stride=self.stride,
-            kernel_size=self.stride,
-            is_pool=True,
+            sp.coordinate_map_key, down.coordinate_map_key, stride=self.stride, kernel_size=self.stride, is_pool=True
         )[0]
         return down, pairs.long()
 
@@ -146,9 +136,7 @@ class GridDownsample(nn.Module):
 class Upsample(nn.Module):
     def __init__(self, channels, out_channels):
         super().__init__()
-        self.linear1 = nn.Sequential(
-            nn.LayerNorm(out_channels), nn.Linear(out_channels, out_channels)
-        )
+        self.linear1 = nn.Sequential(nn.LayerNorm(out_channels), nn.Linear(out_channels, out_channels))
         self.linear2 = nn.Sequential(nn.LayerNorm(channels), nn.Linear(channels, out_channels))
 
     def forward(self, sp, skip, pairs):
@@ -175,8 +163,7 @@ class Swin3DUNet(nn.Module):
             ME.MinkowskiReLU(inplace=True),
         )
         self.layers = nn.ModuleList(
-            BasicLayer(*facts)
-            for facts in zip(channels, num_heads, window_sizes, depths, strict=True)
+            BasicLayer(*facts) for facts in zip(channels, num_heads, window_sizes, depths, strict=True)
         )
         pairs = list(itertools.pairwise(channels))
         self.downsamples = nn.ModuleList(GridDownsample(*pair) for pair in pairs)

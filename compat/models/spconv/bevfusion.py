@@ -34,13 +34,16 @@ def build(in_channels: int = 5, sparse_shape: Any = (1440, 1440, 41)) -> nn.Modu
     channels, _ = LAYOUTS["basicblock"]
     return MODELS.build(
         {
-            "type": "BEVFusionSparseEncoder", "in_channels": in_channels,
-            "sparse_shape": list(sparse_shape), "block_type": "basicblock",
+            "type": "BEVFusionSparseEncoder",
+            "in_channels": in_channels,
+            "sparse_shape": list(sparse_shape),
+            "block_type": "basicblock",
             "encoder_channels": channels,
             "encoder_paddings": ((0, 0, 1), (0, 0, 1), (0, 0, (1, 1, 0)), (0, 0)),
-            "last_kernel": (1, 1, 3), "last_stride": (1, 1, 2),
+            "last_kernel": (1, 1, 3),
+            "last_stride": (1, 1, 2),
         }
-    )  # fmt: skip
+    )
 
 
 def batch(scene: Any, device: Any, dtype: torch.dtype) -> tuple:

@@ -120,9 +120,7 @@ class PreActBlock(SparseModule):
         if in_channels == out_channels:
             self.i_branch = spconv.SparseSequential(nn.Identity())
         else:
-            self.i_branch = spconv.SparseSequential(
-                self.unit(in_channels, out_channels, kernel_size=1, bias=False)
-            )
+            self.i_branch = spconv.SparseSequential(self.unit(in_channels, out_channels, kernel_size=1, bias=False))
         options = {"kernel_size": 3, "padding": 1, "bias": False, "indice_key": indice_key}
         self.conv_branch = spconv.SparseSequential(
             norm_fn(in_channels),
@@ -134,9 +132,7 @@ class PreActBlock(SparseModule):
         )
 
     def forward(self, input: Any) -> Any:
-        identity = spconv.SparseConvTensor(
-            input.features, input.indices, input.spatial_shape, input.batch_size
-        )
+        identity = spconv.SparseConvTensor(input.features, input.indices, input.spatial_shape, input.batch_size)
         output = self.conv_branch(input)
         return replace_feature(output, output.features + self.i_branch(identity).features)
 
@@ -149,9 +145,8 @@ class UBlock(nn.Module):
     """
 
     def __init__(
-        self, planes: list[int], norm: Any, reps: int, block: Any, level: int = 1,
-        return_blocks: bool = False,
-    ):  # fmt: skip
+        self, planes: list[int], norm: Any, reps: int, block: Any, level: int = 1, return_blocks: bool = False
+    ):
         super().__init__()
         self.planes, self.return_blocks = planes, return_blocks
         here, key = planes[0], f"subm{level}"
@@ -163,30 +158,21 @@ class UBlock(nn.Module):
         self.conv = spconv.SparseSequential(
             norm(here),
             nn.ReLU(),
-            spconv.SparseConv3d(
-                here, planes[1], kernel_size=2, stride=2, bias=False, indice_key=f"spconv{level}"
-            ),
+            spconv.SparseConv3d(here, planes[1], kernel_size=2, stride=2, bias=False, indice_key=f"spconv{level}"),
         )
         self.u = UBlock(planes[1:], norm, reps, block, level + 1, return_blocks)
         self.deconv = spconv.SparseSequential(
             norm(planes[1]),
             nn.ReLU(),
-            spconv.SparseInverseConv3d(
-                planes[1], here, kernel_size=2, bias=False, indice_key=f"spconv{level}"
-            ),
+            spconv.SparseInverseConv3d(planes[1], here, kernel_size=2, bias=False, indice_key=f"spconv{level}"),
         )
         self.blocks_tail = spconv.SparseSequential(
-            OrderedDict(
-                (f"block{i}", block(here * (2 - min(i, 1)), here, norm, indice_key=key))
-                for i in range(reps)
-            )
+            OrderedDict((f"block{i}", block(here * (2 - min(i, 1)), here, norm, indice_key=key)) for i in range(reps))
         )
 
     def forward(self, x: Any, previous: list[Any] | None = None) -> Any:
         out = self.blocks(x)
-        identity = spconv.SparseConvTensor(
-            out.features, out.indices, out.spatial_shape, out.batch_size
-        )
+        identity = spconv.SparseConvTensor(out.features, out.indices, out.spatial_shape, out.batch_size)
         if len(self.planes) > 1:
             below = self.conv(out)
             below = self.u(below, previous)

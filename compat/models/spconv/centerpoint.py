@@ -24,13 +24,9 @@ class SpMiddleResNetFHD(nn.Module):
     def __init__(self, num_input_features: int = 128, bias: bool = True):
         super().__init__()
         self.conv_input = spconv.SparseSequential(
-            SubMConv3d(num_input_features, 16, 3, bias=False, indice_key="res0"),
-            BatchNorm(16),
-            nn.ReLU(inplace=True),
+            SubMConv3d(num_input_features, 16, 3, bias=False, indice_key="res0"), BatchNorm(16), nn.ReLU(inplace=True)
         )
-        self.conv1 = spconv.SparseSequential(
-            SparseBasicBlock(16, "res0", bias), SparseBasicBlock(16, "res0", bias)
-        )
+        self.conv1 = spconv.SparseSequential(SparseBasicBlock(16, "res0", bias), SparseBasicBlock(16, "res0", bias))
         self.conv2 = self._stage(16, 32, "res1", 1, bias)
         self.conv3 = self._stage(32, 64, "res2", 1, bias)
         self.conv4 = self._stage(64, 128, "res3", [0, 1, 1], bias)
@@ -48,9 +44,7 @@ class SpMiddleResNetFHD(nn.Module):
             SparseBasicBlock(c_out, key, bias),
         )
 
-    def forward(
-        self, voxel_features: torch.Tensor, coors: torch.Tensor, batch_size: int, input_shape: Any
-    ) -> Any:
+    def forward(self, voxel_features: torch.Tensor, coors: torch.Tensor, batch_size: int, input_shape: Any) -> Any:
         sparse_shape = np.array(input_shape[::-1]) + [1, 0, 0]
         x = spconv.SparseConvTensor(voxel_features, coors.int(), sparse_shape, batch_size)
         x = self.conv_input(x)

@@ -29,9 +29,14 @@ class Dialect:
     def conv(self, c_in: int, c_out: int, kernel: tuple[int, ...], key: str) -> Any:
         """A submanifold layer without bias."""
         return spconv.SubMConv3d(
-            c_in, c_out, kernel_size=kernel, stride=1, padding=tuple(k // 2 for k in kernel),
-            bias=False, indice_key="_".join([key, *map(str, kernel)]) if self.modern else key,
-        )  # fmt: skip
+            c_in,
+            c_out,
+            kernel_size=kernel,
+            stride=1,
+            padding=tuple(k // 2 for k in kernel),
+            bias=False,
+            indice_key="_".join([key, *map(str, kernel)]) if self.modern else key,
+        )
 
     def put(self, x: Any, features: torch.Tensor) -> Any:
         """x with other features."""
@@ -83,19 +88,17 @@ class ResBlock(ResContextBlock):
 
     order = ("3x1", "1x3", "1x3", "3x1")
 
-    def __init__(
-        self,
-        in_filters: int,
-        out_filters: int,
-        height_pooling: bool,
-        indice_key: str,
-        dialect: Dialect,
-    ):
+    def __init__(self, in_filters: int, out_filters: int, height_pooling: bool, indice_key: str, dialect: Dialect):
         super().__init__(in_filters, out_filters, indice_key, dialect)
         self.pool = spconv.SparseConv3d(
-            out_filters, out_filters, kernel_size=3, stride=2 if height_pooling else (2, 2, 1),
-            padding=1, indice_key=indice_key, bias=False,
-        )  # fmt: skip
+            out_filters,
+            out_filters,
+            kernel_size=3,
+            stride=2 if height_pooling else (2, 2, 1),
+            padding=1,
+            indice_key=indice_key,
+            bias=False,
+        )
 
     def forward(self, x: Any) -> Any:
         res = super().forward(x)
@@ -105,14 +108,10 @@ class ResBlock(ResContextBlock):
 class UpBlock(nn.Module):
     """Submanifold layer, inverse of a pool, skip added, three kernels under one key."""
 
-    def __init__(
-        self, in_filters: int, out_filters: int, indice_key: str, up_key: str, dialect: Dialect
-    ):
+    def __init__(self, in_filters: int, out_filters: int, indice_key: str, up_key: str, dialect: Dialect):
         super().__init__()
         self.dialect = dialect
-        self.trans_dilao = dialect.conv(
-            in_filters, out_filters, SHAPES["3x3"], indice_key + "new_up"
-        )
+        self.trans_dilao = dialect.conv(in_filters, out_filters, SHAPES["3x3"], indice_key + "new_up")
         self.trans_act = nn.LeakyReLU()
         self.trans_bn = nn.BatchNorm1d(out_filters)
         self.conv1 = dialect.conv(out_filters, out_filters, SHAPES["1x3"], indice_key)
@@ -161,14 +160,7 @@ class ReconBlock(nn.Module):
 class Asymm3dSpconv(nn.Module):
     """Dense class scores [B, classes, 480, 360, 32] of a cylindrical grid."""
 
-    def __init__(
-        self,
-        output_shape: Any,
-        num_input_features: int,
-        nclasses: int,
-        init_size: int,
-        modern: bool,
-    ):
+    def __init__(self, output_shape: Any, num_input_features: int, nclasses: int, init_size: int, modern: bool):
         super().__init__()
         self.dialect, size = Dialect(modern), init_size
         dialect = self.dialect
@@ -188,9 +180,7 @@ class Asymm3dSpconv(nn.Module):
             4 * size, nclasses, indice_key="logit", kernel_size=3, stride=1, padding=1, bias=True
         )
 
-    def forward(
-        self, voxel_features: torch.Tensor, coors: torch.Tensor, batch_size: int
-    ) -> dict[str, torch.Tensor]:
+    def forward(self, voxel_features: torch.Tensor, coors: torch.Tensor, batch_size: int) -> dict[str, torch.Tensor]:
         ret = spconv.SparseConvTensor(voxel_features, coors.int(), self.sparse_shape, batch_size)
         x = self.downCntx(ret)
         skips = []
@@ -207,9 +197,12 @@ class Asymm3dSpconv(nn.Module):
 
 
 def build(
-    output_shape: Any = (480, 360, 32), num_input_features: int = 16, nclasses: int = 20,
-    init_size: int = 32, modern: bool = False,
-) -> nn.Module:  # fmt: skip
+    output_shape: Any = (480, 360, 32),
+    num_input_features: int = 16,
+    nclasses: int = 20,
+    init_size: int = 32,
+    modern: bool = False,
+) -> nn.Module:
     return Asymm3dSpconv(output_shape, num_input_features, nclasses, init_size, modern)
 
 

@@ -19,12 +19,11 @@ class SparseConv3DBlock(spconv.SparseModule):
         for i in range(layers):
             steps += [
                 spconv.SubMConv3d(
-                    in_channels if i == 0 else embed_dims, embed_dims, kernel_size,
-                    padding=kernel_size // 2, bias=False,
+                    in_channels if i == 0 else embed_dims, embed_dims, kernel_size, padding=kernel_size // 2, bias=False
                 ),
                 nn.LayerNorm(embed_dims),
                 nn.ReLU(True),
-            ]  # fmt: skip
+            ]
         self.layer = spconv.SparseSequential(*steps)
         self.output_proj = nn.Linear(embed_dims, embed_dims)
 
@@ -48,25 +47,22 @@ class GaussianLifter(nn.Module):
         grid = self.grid_size.to(anchor.dtype)
         indices = ((anchor - low) / grid).to(torch.int32)
         batched = torch.cat(
-            [
-                torch.arange(bs, device=anchor.device).int().reshape(bs, 1, 1).expand(-1, g, -1),
-                indices,
-            ],
-            dim=-1,
+            [torch.arange(bs, device=anchor.device).int().reshape(bs, 1, 1).expand(-1, g, -1), indices], dim=-1
         )
         # A Gaussian at the very border falls one cell outside.
         spatial_shape = ((high - low) / grid).to(torch.int32)
         x = spconv.SparseConvTensor(
-            instance_feature.flatten(0, 1), indices=batched.flatten(0, 1),
-            spatial_shape=spatial_shape, batch_size=bs,
-        )  # fmt: skip
+            instance_feature.flatten(0, 1), indices=batched.flatten(0, 1), spatial_shape=spatial_shape, batch_size=bs
+        )
         return self.block(x).unflatten(0, (bs, g))
 
 
 def build(
-    embed_dims: int = 128, kernel_size: int = 5,
-    pc_range: Any = (0.0, 0.0, 0.0, 100.0, 100.0, 8.0), grid_size: Any = (0.5, 0.5, 0.5),
-) -> nn.Module:  # fmt: skip
+    embed_dims: int = 128,
+    kernel_size: int = 5,
+    pc_range: Any = (0.0, 0.0, 0.0, 100.0, 100.0, 8.0),
+    grid_size: Any = (0.5, 0.5, 0.5),
+) -> nn.Module:
     return GaussianLifter(embed_dims, kernel_size, pc_range, grid_size)
 
 

@@ -36,10 +36,24 @@ NODES: list[dict[str, Any]] = []
 def describe(layer: Any, x: Any, y: Any) -> dict[str, Any]:
     """A node of the exported graph."""
     names = (
-        "ndim", "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation",
-        "transposed", "inverse", "output_padding", "groups", "subm", "indice_key", "act_alpha",
-        "act_beta", "name", "_sparse_unique_name",
-    )  # fmt: skip
+        "ndim",
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "transposed",
+        "inverse",
+        "output_padding",
+        "groups",
+        "subm",
+        "indice_key",
+        "act_alpha",
+        "act_beta",
+        "name",
+        "_sparse_unique_name",
+    )
     node = {name: getattr(layer, name) for name in names}
     node["activation"] = ACTIVATIONS[layer.act_type]
     node["algo"] = PRECISIONS[layer.algo]
@@ -62,10 +76,17 @@ def export_forward(self: Any, input: SparseConvTensor, add_input: Any = None) ->
     """In place of `SparseConvolution.forward`."""
     input._features = input.features.contiguous()
     output = self._conv_forward(
-        self.training, input, self.weight, self.bias, add_input, name=self.name,
-        sparse_unique_name=self._sparse_unique_name, act_type=self.act_type,
-        act_alpha=self.act_alpha, act_beta=self.act_beta,
-    )  # fmt: skip
+        self.training,
+        input,
+        self.weight,
+        self.bias,
+        add_input,
+        name=self.name,
+        sparse_unique_name=self._sparse_unique_name,
+        act_type=self.act_type,
+        act_alpha=self.act_alpha,
+        act_beta=self.act_beta,
+    )
     assert output.spatial_shape == expected_shape(self, input)
     NODES.append(describe(self, input, output))
     return output
@@ -94,10 +115,23 @@ class QuantConvolution(SparseConvolution):
     @classmethod
     def of(cls, layer: SparseConvolution, act_type: Any) -> QuantConvolution:
         made = cls(
-            layer.ndim, layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride,
-            layer.padding, layer.dilation, layer.groups, True, layer.subm, layer.output_padding,
-            layer.transposed, layer.inverse, layer.indice_key, layer.algo, act_type=act_type,
-        )  # fmt: skip
+            layer.ndim,
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+            True,
+            layer.subm,
+            layer.output_padding,
+            layer.transposed,
+            layer.inverse,
+            layer.indice_key,
+            layer.algo,
+            act_type=act_type,
+        )
         made.weight = layer.weight
         if layer.bias is not None:
             made.bias = layer.bias
@@ -126,9 +160,7 @@ def fuse(model: nn.Module) -> None:
                     relu = tv.gemm.Activation.ReLU
                     layer = QuantConvolution.of(children[first], relu)
                     fold(layer, children[second])
-                    parent._modules.update(
-                        {first: layer, second: nn.Identity(), third: nn.Identity()}
-                    )
+                    parent._modules.update({first: layer, second: nn.Identity(), third: nn.Identity()})
         elif "conv1" in children and "bn1" in children:
             for number in (1, 2):
                 layer = QuantConvolution.of(children[f"conv{number}"], tv.gemm.Activation.None_)

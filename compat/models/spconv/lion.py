@@ -64,14 +64,10 @@ class SparseBasicBlock2D(spconv.SparseModule):
 
     def __init__(self, width: int, indice_key: str):
         super().__init__()
-        self.conv1 = spconv.SubMConv2d(
-            width, width, kernel_size=3, padding=1, bias=False, indice_key=indice_key
-        )
+        self.conv1 = spconv.SubMConv2d(width, width, kernel_size=3, padding=1, bias=False, indice_key=indice_key)
         self.bn1 = BatchNorm(width)
         self.relu = nn.ReLU()
-        self.conv2 = spconv.SubMConv2d(
-            width, width, kernel_size=3, padding=1, bias=False, indice_key=indice_key
-        )
+        self.conv2 = spconv.SubMConv2d(width, width, kernel_size=3, padding=1, bias=False, indice_key=indice_key)
         self.bn2 = BatchNorm(width)
 
     def forward(self, x: Any) -> Any:
@@ -93,9 +89,7 @@ class SparseBEVBackbone(nn.Module):
             self.stages.append(spconv.SparseSequential(*stage))
         for level in range(len(blocks) - 1):
             key = f"down2d_{level}"
-            self.downs.append(
-                spconv.SparseConv2d(width, width, 3, 2, padding=1, bias=False, indice_key=key)
-            )
+            self.downs.append(spconv.SparseConv2d(width, width, 3, 2, padding=1, bias=False, indice_key=key))
             self.ups.append(spconv.SparseInverseConv2d(width, width, 3, indice_key=key, bias=False))
 
     def forward(self, x: Any) -> Any:
@@ -132,9 +126,8 @@ class LION(nn.Module):
 
 
 def build(
-    in_channels: int = 5, dim: int = 128, sparse_shape: Any = (41, 1504, 1504), layers: int = 4,
-    blocks: Any = (5, 4, 4),
-) -> nn.Module:  # fmt: skip
+    in_channels: int = 5, dim: int = 128, sparse_shape: Any = (41, 1504, 1504), layers: int = 4, blocks: Any = (5, 4, 4)
+) -> nn.Module:
     return LION(in_channels, dim, sparse_shape, layers, blocks)
 
 

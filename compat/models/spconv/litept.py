@@ -12,15 +12,7 @@ import torch
 from torch import nn
 
 from .point_sequential import Point, PointModule, PointSequential
-from .ptv3 import (
-    Block,
-    Embedding,
-    GridPooling,
-    GridUnpooling,
-    SerializedAttention,
-    batch,
-    encoder,
-)
+from .ptv3 import Block, Embedding, GridPooling, GridUnpooling, SerializedAttention, batch, encoder
 
 __all__ = ["batch", "build"]
 
@@ -75,9 +67,16 @@ class LitePT(PointModule):
     """Encoder stages of convolutions, then of attention; a decoder of projections only."""
 
     def __init__(
-        self, in_channels: int, num_classes: int, enc_depths: Any, enc_channels: Any,
-        enc_num_head: Any, dec_channels: Any, conv_stages: int, patch_size: int,
-    ):  # fmt: skip
+        self,
+        in_channels: int,
+        num_classes: int,
+        enc_depths: Any,
+        enc_channels: Any,
+        enc_num_head: Any,
+        dec_channels: Any,
+        conv_stages: int,
+        patch_size: int,
+    ):
         super().__init__()
         self.embedding = Embedding(in_channels, enc_channels[0])
 
@@ -86,9 +85,7 @@ class LitePT(PointModule):
                 return ConvBlock(enc_channels[s], f"stage{s}")
             return AttentionBlock(enc_channels[s], enc_num_head[s], patch_size)
 
-        self.enc = encoder(
-            enc_depths, block, lambda s: GridPooling(enc_channels[s - 1], enc_channels[s])
-        )
+        self.enc = encoder(enc_depths, block, lambda s: GridPooling(enc_channels[s - 1], enc_channels[s]))
         self.dec = PointSequential()
         widths = [*dec_channels, enc_channels[-1]]
         for s in reversed(range(len(dec_channels))):
@@ -104,11 +101,15 @@ class LitePT(PointModule):
 
 
 def build(
-    in_channels: int = 6, num_classes: int = 20, enc_depths: Any = (2, 2, 2, 6, 2),
-    enc_channels: Any = (36, 72, 144, 252, 504), enc_num_head: Any = (2, 4, 8, 14, 28),
-    dec_channels: Any = (72, 72, 144, 252), conv_stages: int = 3, patch_size: int = 1024,
-) -> nn.Module:  # fmt: skip
+    in_channels: int = 6,
+    num_classes: int = 20,
+    enc_depths: Any = (2, 2, 2, 6, 2),
+    enc_channels: Any = (36, 72, 144, 252, 504),
+    enc_num_head: Any = (2, 4, 8, 14, 28),
+    dec_channels: Any = (72, 72, 144, 252),
+    conv_stages: int = 3,
+    patch_size: int = 1024,
+) -> nn.Module:
     return LitePT(
-        in_channels, num_classes, enc_depths, enc_channels, enc_num_head, dec_channels, conv_stages,
-        patch_size,
-    )  # fmt: skip
+        in_channels, num_classes, enc_depths, enc_channels, enc_num_head, dec_channels, conv_stages, patch_size
+    )

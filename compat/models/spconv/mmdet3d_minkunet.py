@@ -8,23 +8,21 @@ import torch
 from torch import nn
 
 from .blocks import replace_feature, xyz
-from .mmdet3d_ops import (
-    MODELS,
-    SparseBasicBlock,
-    SparseConvTensor,
-    SparseSequential,
-    make_sparse_convmodule,
-)
+from .mmdet3d_ops import MODELS, SparseBasicBlock, SparseConvTensor, SparseSequential, make_sparse_convmodule
 
 
 class MinkUNetBackbone(nn.Module):
     """U-Net of kernels 2 between strides, residual blocks at each."""
 
     def __init__(
-        self, in_channels: int, base_channels: int = 32, encoder_channels: Any = (32, 64, 128, 256),
-        encoder_blocks: Any = (2, 2, 2, 2), decoder_channels: Any = (256, 128, 96, 96),
+        self,
+        in_channels: int,
+        base_channels: int = 32,
+        encoder_channels: Any = (32, 64, 128, 256),
+        encoder_blocks: Any = (2, 2, 2, 2),
+        decoder_channels: Any = (256, 128, 96, 96),
         decoder_blocks: Any = (2, 2, 2, 2),
-    ):  # fmt: skip
+    ):
         super().__init__()
         self.num_stages = len(encoder_channels)
         self.conv_input = nn.Sequential(
@@ -35,17 +33,15 @@ class MinkUNetBackbone(nn.Module):
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
         for i in range(self.num_stages):
             down = make_sparse_convmodule(
-                widths[i], widths[i], 2, stride=2, indice_key=f"spconv{i + 1}",
-                conv_type="SparseConv3d",
-            )  # fmt: skip
+                widths[i], widths[i], 2, stride=2, indice_key=f"spconv{i + 1}", conv_type="SparseConv3d"
+            )
             stage = self._blocks(widths[i], widths[i + 1], encoder_blocks[i], f"subm{i + 1}")
             self.encoder.append(nn.Sequential(down, *stage))
         width = widths[-1]
         for i, out in enumerate(decoder_channels):
             up = make_sparse_convmodule(
-                width, out, 2, indice_key=f"spconv{self.num_stages - i}",
-                conv_type="SparseInverseConv3d",
-            )  # fmt: skip
+                width, out, 2, indice_key=f"spconv{self.num_stages - i}", conv_type="SparseInverseConv3d"
+            )
             lateral = widths[-2 - i]
             key = f"subm{self.num_stages - 1 - i}"
             stage = self._blocks(out + lateral, out, decoder_blocks[i], key)

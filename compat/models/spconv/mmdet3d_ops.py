@@ -38,9 +38,7 @@ class Registry:
     def __init__(self) -> None:
         self.module_dict: dict[str, type] = {}
 
-    def _register_module(
-        self, module: type, module_name: str | None = None, force: bool = False
-    ) -> None:
+    def _register_module(self, module: type, module_name: str | None = None, force: bool = False) -> None:
         if not isinstance(module, type):
             raise TypeError(f"module must be a class, but got {type(module)}")
         name = module_name or module.__name__
@@ -60,19 +58,34 @@ MODELS._register_module(nn.BatchNorm1d, "BN1d")
 def register_spconv2() -> None:
     """Put spconv's layers in place of the vendored ones, and take over their loading."""
     for layer in (
-        SparseConv2d, SparseConv3d, SparseConv4d, SparseConvTranspose2d, SparseConvTranspose3d,
-        SparseConvTranspose4d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d,
-        SubMConv2d, SubMConv3d, SubMConv4d,
-    ):  # fmt: skip
+        SparseConv2d,
+        SparseConv3d,
+        SparseConv4d,
+        SparseConvTranspose2d,
+        SparseConvTranspose3d,
+        SparseConvTranspose4d,
+        SparseInverseConv2d,
+        SparseInverseConv3d,
+        SparseInverseConv4d,
+        SubMConv2d,
+        SubMConv3d,
+        SubMConv4d,
+    ):
         MODELS._register_module(layer, layer.__name__, force=True)
     SparseModule._version = 2
     SparseModule._load_from_state_dict = _load_from_state_dict
 
 
 def _load_from_state_dict(
-    self: Any, state_dict: dict[str, torch.Tensor], prefix: str, local_metadata: dict[str, Any],
-    strict: bool, missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-) -> None:  # fmt: skip
+    self: Any,
+    state_dict: dict[str, torch.Tensor],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
     """Weights of modules saved before version 2 have their output channels last: move them."""
     version = local_metadata.get("version")
     for hook in self._load_state_dict_pre_hooks.values():
@@ -142,14 +155,9 @@ class BasicBlock(nn.Module):
 class SparseBasicBlock(BasicBlock, SparseModule):
     """Residual block of submanifold layers; both bases are initialised, the sparse one first."""
 
-    def __init__(
-        self, inplanes: int, planes: int, downsample: Any = None, conv_cfg: Any = None,
-        norm_cfg: Any = NORM,
-    ):  # fmt: skip
+    def __init__(self, inplanes: int, planes: int, downsample: Any = None, conv_cfg: Any = None, norm_cfg: Any = NORM):
         SparseModule.__init__(self)
-        BasicBlock.__init__(
-            self, inplanes, planes, downsample, conv_cfg or {"type": "SubMConv3d"}, norm_cfg
-        )
+        BasicBlock.__init__(self, inplanes, planes, downsample, conv_cfg or {"type": "SubMConv3d"}, norm_cfg)
 
     def forward(self, x: Any) -> Any:
         identity = x.features
@@ -164,19 +172,23 @@ class SparseBasicBlock(BasicBlock, SparseModule):
 
 
 def make_sparse_convmodule(
-    in_channels: int, out_channels: int, kernel_size: Any, indice_key: str | None = None,
-    stride: Any = 1, padding: Any = 0, conv_type: str = "SubMConv3d", norm_cfg: Any = NORM,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: Any,
+    indice_key: str | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    conv_type: str = "SubMConv3d",
+    norm_cfg: Any = NORM,
     order: tuple[str, ...] = ("conv", "norm", "act"),
-) -> Any:  # fmt: skip
+) -> Any:
     """A sequence of convolution, norm and activation in the given order."""
     layers = []
     for what in order:
         if what == "conv":
             cfg = {"type": conv_type, "indice_key": indice_key}
             options = {} if "Inverse" in conv_type else {"stride": stride, "padding": padding}
-            layers.append(
-                MODELS.build(cfg, in_channels, out_channels, kernel_size, bias=False, **options)
-            )
+            layers.append(MODELS.build(cfg, in_channels, out_channels, kernel_size, bias=False, **options))
         elif what == "norm":
             layers.append(build_norm_layer(norm_cfg, out_channels)[1])
         elif what == "act":
@@ -185,6 +197,13 @@ def make_sparse_convmodule(
 
 
 __all__ = [
-    "MODELS", "NORM", "Registry", "SparseBasicBlock", "SparseConvTensor", "SparseModule",
-    "SparseSequential", "make_sparse_convmodule", "register_spconv2",
-]  # fmt: skip
+    "MODELS",
+    "NORM",
+    "Registry",
+    "SparseBasicBlock",
+    "SparseConvTensor",
+    "SparseModule",
+    "SparseSequential",
+    "make_sparse_convmodule",
+    "register_spconv2",
+]

@@ -21,25 +21,24 @@ class SparseUNet(SparseEncoder):
     """The encoder of conv modules, and a decoder of lateral, merge and upsample layers."""
 
     def __init__(
-        self, in_channels: int, sparse_shape: Any, encoder_channels: Any = None,
-        encoder_paddings: Any = None, decoder_channels: Any = DECODER_CHANNELS,
-        decoder_paddings: Any = DECODER_PADDINGS, **options: Any,
-    ):  # fmt: skip
-        super().__init__(
-            in_channels, sparse_shape, "conv_module", encoder_channels, encoder_paddings, **options
-        )
+        self,
+        in_channels: int,
+        sparse_shape: Any,
+        encoder_channels: Any = None,
+        encoder_paddings: Any = None,
+        decoder_channels: Any = DECODER_CHANNELS,
+        decoder_paddings: Any = DECODER_PADDINGS,
+        **options: Any,
+    ):
+        super().__init__(in_channels, sparse_shape, "conv_module", encoder_channels, encoder_paddings, **options)
         self.stage_num = len(self.encoder_channels)
         width = self.encoder_channels[-1][-1]
         for i, (transform, merge, up) in enumerate(decoder_channels):
             level = self.stage_num - i
             subm = f"subm{level}"
-            lateral = SparseBasicBlock(
-                width, transform, conv_cfg={"type": "SubMConv3d", "indice_key": subm}
-            )
+            lateral = SparseBasicBlock(width, transform, conv_cfg={"type": "SubMConv3d", "indice_key": subm})
             self.add_module(f"lateral_layer{level}", lateral)
-            merged = make_sparse_convmodule(
-                2 * width, merge, 3, padding=decoder_paddings[i][0], indice_key=subm
-            )
+            merged = make_sparse_convmodule(2 * width, merge, 3, padding=decoder_paddings[i][0], indice_key=subm)
             self.add_module(f"merge_layer{level}", merged)
             key, kind = f"spconv{level}", "SparseInverseConv3d"
             if level == 1:
@@ -77,10 +76,13 @@ def build(in_channels: int = 4, sparse_shape: Any = (41, 1600, 1408)) -> nn.Modu
     channels, paddings = LAYOUTS["conv_module"]
     return MODELS.build(
         {
-            "type": "SparseUNet", "in_channels": in_channels, "sparse_shape": list(sparse_shape),
-            "encoder_channels": channels, "encoder_paddings": paddings,
+            "type": "SparseUNet",
+            "in_channels": in_channels,
+            "sparse_shape": list(sparse_shape),
+            "encoder_channels": channels,
+            "encoder_paddings": paddings,
         }
-    )  # fmt: skip
+    )
 
 
 def outputs(result: dict[str, Any]) -> list[torch.Tensor]:

@@ -21,9 +21,7 @@ def convs(count: int, c_in: int, c_out: int, indice_key: str) -> Any:
     """Submanifold layers without bias, each with norm and ReLU."""
     layers: list[nn.Module] = []
     for i in range(count):
-        layer = spconv.SubMConv3d(
-            c_in if i == 0 else c_out, c_out, 3, bias=False, indice_key=indice_key
-        )
+        layer = spconv.SubMConv3d(c_in if i == 0 else c_out, c_out, 3, bias=False, indice_key=indice_key)
         layers += [layer, BatchNorm(c_out), nn.ReLU()]
     return spconv.SparseSequential(*layers)
 
@@ -43,9 +41,7 @@ class SparseConvNet(nn.Module):
         super().__init__()
         self.conv0 = convs(2, 16, 16, "subm0")
         widths = (16, 32, 64, 128, 128)
-        for i, (c_in, c_out, count) in enumerate(
-            zip(widths[:-1], widths[1:], (2, 3, 3, 3), strict=True)
-        ):
+        for i, (c_in, c_out, count) in enumerate(zip(widths[:-1], widths[1:], (2, 3, 3, 3), strict=True)):
             setattr(self, f"down{i}", stride_conv(c_in, c_out, f"down{i}"))
             setattr(self, f"conv{i + 1}", convs(count, c_out, c_out, f"subm{i + 1}"))
 
@@ -68,17 +64,13 @@ class NeuralBody(nn.Module):
         self.alpha_fc = nn.Conv1d(256, 1, 1)
 
     def forward(
-        self, vertex: torch.Tensor, coord: torch.Tensor, out_sh: list[int], batch_size: int,
-        grid_coords: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self, vertex: torch.Tensor, coord: torch.Tensor, out_sh: list[int], batch_size: int, grid_coords: torch.Tensor
+    ) -> torch.Tensor:
         code = self.c(vertex)
         x = spconv.SparseConvTensor(code, coord, out_sh, batch_size)
         volumes = self.xyzc_net(x)
         where = grid_coords[:, None, None].to(code.dtype)
-        features = [
-            F.grid_sample(volume, where, padding_mode="zeros", align_corners=True)
-            for volume in volumes
-        ]
+        features = [F.grid_sample(volume, where, padding_mode="zeros", align_corners=True) for volume in volumes]
         features = torch.cat(features, dim=1).flatten(2)
         return self.alpha_fc(F.relu(self.fc_0(features)))
 

@@ -19,9 +19,7 @@ class SpConvUNet(nn.Module):
     def __init__(self, num_planes: Any, return_blocks: bool = True):
         super().__init__()
         self.return_blocks = return_blocks
-        self.unet = UBlock(
-            list(num_planes), NORM, 2, ResidualBlock, level=1, return_blocks=return_blocks
-        )
+        self.unet = UBlock(list(num_planes), NORM, 2, ResidualBlock, level=1, return_blocks=return_blocks)
 
     def forward(self, x: Any) -> Any:
         return self.unet(x)
@@ -35,13 +33,10 @@ class OneFormer3D(nn.Module):
         self.voxel_size = voxel_size
         self.unet = SpConvUNet(num_planes)
         self.input_conv = spconv.SparseSequential(
-            spconv.SubMConv3d(
-                in_channels, num_channels, kernel_size=3, padding=1, bias=False, indice_key="subm1"
-            )
+            spconv.SubMConv3d(in_channels, num_channels, kernel_size=3, padding=1, bias=False, indice_key="subm1")
         )
         self.output_layer = spconv.SparseSequential(
-            torch.nn.BatchNorm1d(num_channels, eps=1e-4, momentum=0.1),
-            torch.nn.ReLU(inplace=True),
+            torch.nn.BatchNorm1d(num_channels, eps=1e-4, momentum=0.1), torch.nn.ReLU(inplace=True)
         )
 
     def collate(self, points: list[torch.Tensor]) -> tuple:
@@ -77,9 +72,8 @@ class OneFormer3D(nn.Module):
 
 
 def build(
-    in_channels: int = 6, num_channels: int = 32, num_planes: Any = (32, 64, 96, 128, 160),
-    voxel_size: float = 0.02,
-) -> nn.Module:  # fmt: skip
+    in_channels: int = 6, num_channels: int = 32, num_planes: Any = (32, 64, 96, 128, 160), voxel_size: float = 0.02
+) -> nn.Module:
     return OneFormer3D(in_channels, num_channels, num_planes, voxel_size)
 
 

@@ -16,10 +16,7 @@ from .pcdet_utils import post_act_block
 class SparseLiDAREnc8x(nn.Module):
     """Strides 1, 2, 4, 8; dense output as [B, C, X, Y, Z]."""
 
-    def __init__(
-        self, input_channel: int, base_channel: int, out_channel: int, sparse_shape_xyz: Any,
-        bias: bool,
-    ):  # fmt: skip
+    def __init__(self, input_channel: int, base_channel: int, out_channel: int, sparse_shape_xyz: Any, bias: bool):
         super().__init__()
         self.sparse_shape_xyz = list(sparse_shape_xyz)
         base = base_channel
@@ -31,26 +28,19 @@ class SparseLiDAREnc8x(nn.Module):
         self.conv3 = self._stage(2 * base, 4 * base, 3, bias)
         self.conv4 = self._stage(4 * base, 8 * base, 4, bias)
         self.conv_out = spconv.SparseSequential(
-            spconv.SubMConv3d(8 * base, out_channel, 1, bias=False),
-            BatchNorm(out_channel),
-            nn.ReLU(inplace=True),
+            spconv.SubMConv3d(8 * base, out_channel, 1, bias=False), BatchNorm(out_channel), nn.ReLU(inplace=True)
         )
 
     @staticmethod
     def _stage(c_in: int | None, width: int, number: int, bias: bool) -> Any:
         layers = [SparseBasicBlock(width, f"res{number}", bias) for _ in range(2)]
         if c_in is not None:
-            down = post_act_block(
-                c_in, width, 3, stride=2, padding=1, indice_key=f"spconv{number}",
-                conv_type="spconv",
-            )  # fmt: skip
+            down = post_act_block(c_in, width, 3, stride=2, padding=1, indice_key=f"spconv{number}", conv_type="spconv")
             layers.insert(0, down)
         return spconv.SparseSequential(*layers)
 
     def forward(self, voxel_features: torch.Tensor, coors: torch.Tensor, batch_size: int) -> Any:
-        x = spconv.SparseConvTensor(
-            voxel_features, coors.int(), self.sparse_shape_xyz[::-1], batch_size
-        )
+        x = spconv.SparseConvTensor(voxel_features, coors.int(), self.sparse_shape_xyz[::-1], batch_size)
         x = self.conv_input(x)
         stages = []
         for stage in (self.conv1, self.conv2, self.conv3, self.conv4):
@@ -61,9 +51,12 @@ class SparseLiDAREnc8x(nn.Module):
 
 
 def build(
-    input_channel: int = 5, base_channel: int = 16, out_channel: int = 80,
-    sparse_shape_xyz: Any = (1440, 1440, 41), bias: bool = True,
-) -> nn.Module:  # fmt: skip
+    input_channel: int = 5,
+    base_channel: int = 16,
+    out_channel: int = 80,
+    sparse_shape_xyz: Any = (1440, 1440, 41),
+    bias: bool = True,
+) -> nn.Module:
     return SparseLiDAREnc8x(input_channel, base_channel, out_channel, sparse_shape_xyz, bias)
 
 

@@ -18,9 +18,12 @@ class UNetV2(VoxelBackBone8x):
     """VoxelBackBone8x with a decoder back to every input voxel."""
 
     def __init__(
-        self, input_channels: int, grid_size: Any, voxel_size: Any = (0.05, 0.05, 0.1),
+        self,
+        input_channels: int,
+        grid_size: Any,
+        voxel_size: Any = (0.05, 0.05, 0.1),
         point_cloud_range: Any = (0, -40, -3, 70.4, 40, 1),
-    ):  # fmt: skip
+    ):
         super().__init__(input_channels, grid_size)
         self.voxel_size, self.point_cloud_range = voxel_size, point_cloud_range
         widths = {4: (64, 64), 3: (64, 32), 2: (32, 16)}
@@ -33,9 +36,7 @@ class UNetV2(VoxelBackBone8x):
             setattr(self, f"inv_conv{level}", inverse)
         self.conv_up_t1 = SparseBasicBlock(16, "subm1", bias=False)
         self.conv_up_m1 = post_act_block(32, 16, 3, indice_key="subm1")
-        self.conv5 = spconv.SparseSequential(
-            post_act_block(16, 16, 3, padding=1, indice_key="subm1")
-        )
+        self.conv5 = spconv.SparseSequential(post_act_block(16, 16, 3, padding=1, indice_key="subm1"))
         self.num_point_features = 16
 
     def forward(self, batch_dict: dict[str, Any]) -> dict[str, Any]:
@@ -52,9 +53,7 @@ class UNetV2(VoxelBackBone8x):
             )
         x = merge_lateral(x, stages[0], self.conv_up_t1, self.conv_up_m1, self.conv5)
         batch_dict["point_features"] = x.features
-        batch_dict["point_coords"] = torch.cat(
-            (x.indices[:, 0:1].float(), self.centers(x.indices[:, 1:])), dim=1
-        )
+        batch_dict["point_coords"] = torch.cat((x.indices[:, 0:1].float(), self.centers(x.indices[:, 1:])), dim=1)
         batch_dict["voxel_tensor"] = x
         return batch_dict
 
@@ -67,15 +66,9 @@ class UNetV2(VoxelBackBone8x):
 
 def build(input_channels: int = 4, grid_size: Any = (1408, 1600, 40)) -> nn.Module:
     return Detector3D(
-        vfe=MeanVFE(),
-        backbone_3d=UNetV2(input_channels, grid_size),
-        map_to_bev_module=HeightCompression(),
+        vfe=MeanVFE(), backbone_3d=UNetV2(input_channels, grid_size), map_to_bev_module=HeightCompression()
     )
 
 
 def outputs(result: dict[str, Any]) -> list[torch.Tensor]:
-    return [
-        result["point_features"],
-        by_site(result["encoded_spconv_tensor"]),
-        columns(result["spatial_features"]),
-    ]
+    return [result["point_features"], by_site(result["encoded_spconv_tensor"]), columns(result["spatial_features"])]

@@ -45,14 +45,16 @@ class VoxelGeneratorWrapper:
     def __init__(self, size: Any, bounds: Any, channels: int, per_voxel: int, limit: int):
         if GENERATION == 1:
             self._generator = VoxelGenerator(
-                voxel_size=size, point_cloud_range=bounds, max_num_points=per_voxel,
-                max_voxels=limit,
-            )  # fmt: skip
+                voxel_size=size, point_cloud_range=bounds, max_num_points=per_voxel, max_voxels=limit
+            )
         else:
             self._generator = VoxelGenerator(
-                vsize_xyz=size, coors_range_xyz=bounds, num_point_features=channels,
-                max_num_points_per_voxel=per_voxel, max_num_voxels=limit,
-            )  # fmt: skip
+                vsize_xyz=size,
+                coors_range_xyz=bounds,
+                num_point_features=channels,
+                max_num_points_per_voxel=per_voxel,
+                max_num_voxels=limit,
+            )
 
     def generate(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if GENERATION == 1:
@@ -138,23 +140,24 @@ def find_all_spconv_keys(model: nn.Module, prefix: str = "") -> set[str]:
 
 
 def post_act_block(
-    in_channels: int, out_channels: int, kernel_size: Any, indice_key: str, stride: Any = 1,
-    padding: Any = 0, conv_type: str = "subm", norm_fn: Any = BatchNorm,
-) -> Any:  # fmt: skip
+    in_channels: int,
+    out_channels: int,
+    kernel_size: Any,
+    indice_key: str,
+    stride: Any = 1,
+    padding: Any = 0,
+    conv_type: str = "subm",
+    norm_fn: Any = BatchNorm,
+) -> Any:
     """Convolution without bias, norm, ReLU."""
     if conv_type == "subm":
-        conv = spconv.SubMConv3d(
-            in_channels, out_channels, kernel_size, bias=False, indice_key=indice_key
-        )
+        conv = spconv.SubMConv3d(in_channels, out_channels, kernel_size, bias=False, indice_key=indice_key)
     elif conv_type == "spconv":
         conv = spconv.SparseConv3d(
-            in_channels, out_channels, kernel_size, stride=stride, padding=padding, bias=False,
-            indice_key=indice_key,
-        )  # fmt: skip
-    elif conv_type == "inverseconv":
-        conv = spconv.SparseInverseConv3d(
-            in_channels, out_channels, kernel_size, indice_key=indice_key, bias=False
+            in_channels, out_channels, kernel_size, stride=stride, padding=padding, bias=False, indice_key=indice_key
         )
+    elif conv_type == "inverseconv":
+        conv = spconv.SparseInverseConv3d(in_channels, out_channels, kernel_size, indice_key=indice_key, bias=False)
     else:
         raise NotImplementedError(conv_type)
     return spconv.SparseSequential(conv, norm_fn(out_channels), nn.ReLU())
@@ -164,9 +167,7 @@ def voxel_batch(scene: Any, device: Any, dtype: torch.dtype) -> dict[str, Any]:
     """What OpenPCDet's loader collates: voxels, their points and coordinates [b, z, y, x]."""
     points = torch.cat([scene.points, scene.features[:, 3:]], dim=1)
     high = (np.array(scene.grid) * np.array(scene.voxel_size)).tolist()
-    generator = VoxelGeneratorWrapper(
-        list(scene.voxel_size), [0.0, 0.0, 0.0, *high], points.shape[1], 5, 200_000
-    )
+    generator = VoxelGeneratorWrapper(list(scene.voxel_size), [0.0, 0.0, 0.0, *high], points.shape[1], 5, 200_000)
     voxels, coordinates, counts = [], [], []
     for item in range(scene.batch_size):
         made = generator.generate(points[scene.coords[:, 0] == item].numpy())

@@ -16,9 +16,7 @@ def stage(c_in: int, c_out: int, number: int) -> Any:
     """A strided 2-d layer and two residual blocks."""
     return spconv.SparseSequential(
         spconv.SparseSequential(
-            spconv.SparseConv2d(
-                c_in, c_out, 3, stride=2, padding=1, bias=False, indice_key=f"spconv{number}"
-            ),
+            spconv.SparseConv2d(c_in, c_out, 3, stride=2, padding=1, bias=False, indice_key=f"spconv{number}"),
             BatchNorm(c_out),
             nn.ReLU(),
         ),

@@ -30,9 +30,7 @@ class Point(dict):
         self.sparse_shape = shape
         self.sparse_conv_feat = spconv.SparseConvTensor(
             features=self.feat,
-            indices=torch.cat(
-                [self.batch.unsqueeze(-1).int(), self.grid_coord.int()], dim=1
-            ).contiguous(),
+            indices=torch.cat([self.batch.unsqueeze(-1).int(), self.grid_coord.int()], dim=1).contiguous(),
             spatial_shape=shape,
             batch_size=self.batch[-1].tolist() + 1,
         )

@@ -21,9 +21,7 @@ class ResidualBlock(PreActBlock):
     """Pre-activation block that adds its skip into the features in place."""
 
     def forward(self, input: Any) -> Any:
-        identity = spconv.SparseConvTensor(
-            input.features, input.indices, input.spatial_shape, input.batch_size
-        )
+        identity = spconv.SparseConvTensor(input.features, input.indices, input.spatial_shape, input.batch_size)
         output = self.conv_branch(input)
         output.features += self.i_branch(identity).features
         return output
@@ -47,9 +45,8 @@ class PointGroup(SoftGroup):
         self.score_linear = nn.Linear(m, 1)
 
     def forward(
-        self, feats: torch.Tensor, coords: torch.Tensor, spatial_shape: Any, batch_size: int,
-        clusters: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        self, feats: torch.Tensor, coords: torch.Tensor, spatial_shape: Any, batch_size: int, clusters: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         x = spconv.SparseConvTensor(feats, coords, spatial_shape, batch_size)
         output = self.input_conv(x)
         output = self.unet(output)

@@ -76,15 +76,11 @@ class Block(PointModule):
 
     attention: type[SerializedAttention] = SerializedAttention
 
-    def __init__(
-        self, channels: int, num_heads: int, patch_size: int, cpe_indice_key: str | None = None
-    ):
+    def __init__(self, channels: int, num_heads: int, patch_size: int, cpe_indice_key: str | None = None):
         super().__init__()
         if cpe_indice_key is not None:
             self.cpe = PointSequential(
-                spconv.SubMConv3d(
-                    channels, channels, kernel_size=3, bias=True, indice_key=cpe_indice_key
-                ),
+                spconv.SubMConv3d(channels, channels, kernel_size=3, bias=True, indice_key=cpe_indice_key),
                 nn.Linear(channels, channels),
                 nn.LayerNorm(channels),
             )
@@ -124,9 +120,13 @@ class GridPooling(PointModule):
         )
         items = torch.bincount(unique[:, 0], minlength=len(point.offset))
         made = Point(
-            feat=pooled, grid_coord=unique[:, 1:], batch=unique[:, 0], offset=items.cumsum(0),
-            pooling_inverse=cluster, pooling_parent=point,
-        )  # fmt: skip
+            feat=pooled,
+            grid_coord=unique[:, 1:],
+            batch=unique[:, 0],
+            offset=items.cumsum(0),
+            pooling_inverse=cluster,
+            pooling_parent=point,
+        )
         made = self.act(self.norm(made))
         made.sparsify()
         return made
@@ -137,12 +137,8 @@ class GridUnpooling(PointModule):
 
     def __init__(self, in_channels: int, skip_channels: int, out_channels: int):
         super().__init__()
-        self.proj = PointSequential(
-            nn.Linear(in_channels, out_channels), BatchNorm(out_channels), nn.GELU()
-        )
-        self.proj_skip = PointSequential(
-            nn.Linear(skip_channels, out_channels), BatchNorm(out_channels), nn.GELU()
-        )
+        self.proj = PointSequential(nn.Linear(in_channels, out_channels), BatchNorm(out_channels), nn.GELU())
+        self.proj_skip = PointSequential(nn.Linear(skip_channels, out_channels), BatchNorm(out_channels), nn.GELU())
 
     def forward(self, point: Point) -> Point:
         parent, inverse = point.pop("pooling_parent"), point.pop("pooling_inverse")
@@ -157,21 +153,22 @@ class Embedding(PointModule):
         super().__init__()
         self.stem = PointSequential(
             conv=spconv.SubMConv3d(
-                in_channels, embed_channels, kernel_size=5, padding=1, bias=False,
-                indice_key="stem",
+                in_channels, embed_channels, kernel_size=5, padding=1, bias=False, indice_key="stem"
             ),
             norm=BatchNorm(embed_channels),
             act=nn.GELU(),
-        )  # fmt: skip
+        )
 
     def forward(self, point: Point) -> Point:
         return self.stem(point)
 
 
 def encoder(
-    depths: Sequence[int], block: Callable[[int, int], nn.Module],
-    down: Callable[[int], nn.Module], name: str | None = "down",
-) -> PointSequential:  # fmt: skip
+    depths: Sequence[int],
+    block: Callable[[int, int], nn.Module],
+    down: Callable[[int], nn.Module],
+    name: str | None = "down",
+) -> PointSequential:
     """Stages of `depths[s]` blocks, `block(s, i)`; all but the first begin with `down(s)`."""
     enc = PointSequential()
     for s, depth in enumerate(depths):
@@ -188,9 +185,17 @@ class PointTransformerV3(PointModule):
     """Five encoder and four decoder stages."""
 
     def __init__(
-        self, in_channels: int, num_classes: int, enc_depths: Any, enc_channels: Any,
-        enc_num_head: Any, dec_depths: Any, dec_channels: Any, dec_num_head: Any, patch_size: int,
-    ):  # fmt: skip
+        self,
+        in_channels: int,
+        num_classes: int,
+        enc_depths: Any,
+        enc_channels: Any,
+        enc_num_head: Any,
+        dec_depths: Any,
+        dec_channels: Any,
+        dec_num_head: Any,
+        patch_size: int,
+    ):
         super().__init__()
         self.embedding = Embedding(in_channels, enc_channels[0])
         self.enc = encoder(
@@ -217,12 +222,24 @@ class PointTransformerV3(PointModule):
 
 
 def build(
-    in_channels: int = 6, num_classes: int = 20, enc_depths: Any = (2, 2, 2, 6, 2),
-    enc_channels: Any = (32, 64, 128, 256, 512), enc_num_head: Any = (2, 4, 8, 16, 32),
-    dec_depths: Any = (2, 2, 2, 2), dec_channels: Any = (64, 64, 128, 256),
-    dec_num_head: Any = (4, 4, 8, 16), patch_size: int = 1024,
-) -> nn.Module:  # fmt: skip
+    in_channels: int = 6,
+    num_classes: int = 20,
+    enc_depths: Any = (2, 2, 2, 6, 2),
+    enc_channels: Any = (32, 64, 128, 256, 512),
+    enc_num_head: Any = (2, 4, 8, 16, 32),
+    dec_depths: Any = (2, 2, 2, 2),
+    dec_channels: Any = (64, 64, 128, 256),
+    dec_num_head: Any = (4, 4, 8, 16),
+    patch_size: int = 1024,
+) -> nn.Module:
     return PointTransformerV3(
-        in_channels, num_classes, enc_depths, enc_channels, enc_num_head, dec_depths, dec_channels,
-        dec_num_head, patch_size,
-    )  # fmt: skip
+        in_channels,
+        num_classes,
+        enc_depths,
+        enc_channels,
+        enc_num_head,
+        dec_depths,
+        dec_channels,
+        dec_num_head,
+        patch_size,
+    )

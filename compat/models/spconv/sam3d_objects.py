@@ -64,9 +64,7 @@ class SparseFeedForwardNet(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
         self.mlp = nn.Sequential(
-            nn.Linear(channels, 4 * channels),
-            nn.GELU(approximate="tanh"),
-            nn.Linear(4 * channels, channels),
+            nn.Linear(channels, 4 * channels), nn.GELU(approximate="tanh"), nn.Linear(4 * channels, channels)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,9 +102,7 @@ class SLatFlow(SLatFlowIO):
             nn.Linear(256, model_channels), nn.SiLU(), nn.Linear(model_channels, model_channels)
         )
         heads = model_channels // 64
-        self.blocks = nn.ModuleList(
-            ModulatedCrossBlock(model_channels, context, heads) for _ in range(num_blocks)
-        )
+        self.blocks = nn.ModuleList(ModulatedCrossBlock(model_channels, context, heads) for _ in range(num_blocks))
 
     def embedding(self, *times: torch.Tensor) -> torch.Tensor:
         t, d = (self.timestep(time).to(self.input_layer.weight.dtype) for time in times)
@@ -155,9 +151,7 @@ class MeshDecoder(SLatMeshDecoder):
     def __init__(self, model_channels: int, num_blocks: int):
         super().__init__(64, model_channels, 8, use_color=True, use_fp16=False)
         heads = model_channels // 64
-        self.blocks = nn.ModuleList(
-            WindowBlock(model_channels, heads, 4 * (i % 2)) for i in range(num_blocks)
-        )
+        self.blocks = nn.ModuleList(WindowBlock(model_channels, heads, 4 * (i % 2)) for i in range(num_blocks))
 
     def torso(self, h: SparseTensor) -> SparseTensor:
         for block in self.blocks:
@@ -167,17 +161,21 @@ class MeshDecoder(SLatMeshDecoder):
 
 class SAM3DObjects(nn.Module):
     def __init__(
-        self, model_channels: int, io_channels: int, cond_channels: int, num_blocks: int,
-        decoder_channels: int, decoder_blocks: int,
-    ):  # fmt: skip
+        self,
+        model_channels: int,
+        io_channels: int,
+        cond_channels: int,
+        num_blocks: int,
+        decoder_channels: int,
+        decoder_blocks: int,
+    ):
         super().__init__()
         self.slat_generator = SLatFlow(model_channels, io_channels, cond_channels, num_blocks)
         self.slat_decoder_mesh = MeshDecoder(decoder_channels, decoder_blocks)
 
     def forward(
-        self, noise: torch.Tensor, coords: torch.Tensor, t: torch.Tensor, d: torch.Tensor,
-        cond: torch.Tensor,
-    ) -> tuple[SparseTensor, SparseTensor]:  # fmt: skip
+        self, noise: torch.Tensor, coords: torch.Tensor, t: torch.Tensor, d: torch.Tensor, cond: torch.Tensor
+    ) -> tuple[SparseTensor, SparseTensor]:
         """(latents after one step, values of the mesh at four times the resolution)"""
         velocity = self.slat_generator(noise, coords, (t, d), cond)
         slat = velocity.replace(noise + velocity.feats)
@@ -185,12 +183,14 @@ class SAM3DObjects(nn.Module):
 
 
 def build(
-    model_channels: int = 1024, io_channels: int = 128, cond_channels: int = 1024,
-    num_blocks: int = 24, decoder_channels: int = 768, decoder_blocks: int = 12,
-) -> nn.Module:  # fmt: skip
-    return SAM3DObjects(
-        model_channels, io_channels, cond_channels, num_blocks, decoder_channels, decoder_blocks
-    )
+    model_channels: int = 1024,
+    io_channels: int = 128,
+    cond_channels: int = 1024,
+    num_blocks: int = 24,
+    decoder_channels: int = 768,
+    decoder_blocks: int = 12,
+) -> nn.Module:
+    return SAM3DObjects(model_channels, io_channels, cond_channels, num_blocks, decoder_channels, decoder_blocks)
 
 
 def batch(scene: Any, device: Any, dtype: torch.dtype, cond_channels: int = 256) -> tuple:

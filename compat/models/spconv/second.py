@@ -9,14 +9,7 @@ import torch
 from torch import nn
 
 from .blocks import BatchNorm, by_site, columns
-from .pcdet_utils import (
-    Detector3D,
-    HeightCompression,
-    MeanVFE,
-    post_act_block,
-    spconv,
-    voxel_batch,
-)
+from .pcdet_utils import Detector3D, HeightCompression, MeanVFE, post_act_block, spconv, voxel_batch
 
 
 class VoxelBackBone8x(nn.Module):
@@ -37,21 +30,18 @@ class VoxelBackBone8x(nn.Module):
         self.conv4 = self._stage(64, 64, 4, (0, 1, 1))
         self.conv_out = spconv.SparseSequential(
             spconv.SparseConv3d(
-                64, 128, (3, 1, 1), stride=(2, 1, 1), padding=last_pad, bias=False,
-                indice_key="spconv_down2",
+                64, 128, (3, 1, 1), stride=(2, 1, 1), padding=last_pad, bias=False, indice_key="spconv_down2"
             ),
             BatchNorm(128),
             nn.ReLU(),
-        )  # fmt: skip
+        )
         self.num_point_features = 128
 
     @staticmethod
     def _stage(c_in: int, c_out: int, number: int, padding: Any) -> Any:
         down, subm = f"spconv{number}", f"subm{number}"
         return spconv.SparseSequential(
-            post_act_block(
-                c_in, c_out, 3, stride=2, padding=padding, indice_key=down, conv_type="spconv"
-            ),
+            post_act_block(c_in, c_out, 3, stride=2, padding=padding, indice_key=down, conv_type="spconv"),
             post_act_block(c_out, c_out, 3, padding=1, indice_key=subm),
             post_act_block(c_out, c_out, 3, padding=1, indice_key=subm),
         )
@@ -84,9 +74,7 @@ class VoxelBackBone8x(nn.Module):
 
 def build(input_channels: int = 4, grid_size: Any = (1408, 1600, 40)) -> nn.Module:
     return Detector3D(
-        vfe=MeanVFE(),
-        backbone_3d=VoxelBackBone8x(input_channels, grid_size),
-        map_to_bev_module=HeightCompression(),
+        vfe=MeanVFE(), backbone_3d=VoxelBackBone8x(input_channels, grid_size), map_to_bev_module=HeightCompression()
     )
 
 

@@ -21,9 +21,7 @@ class Custom1x1Subm3d(spconv.SparseConv3d):
         features = torch.mm(input.features, self.weight.view(self.out_channels, self.in_channels).T)
         if self.bias is not None:
             features += self.bias
-        out_tensor = spconv.SparseConvTensor(
-            features, input.indices, input.spatial_shape, input.batch_size
-        )
+        out_tensor = spconv.SparseConvTensor(features, input.indices, input.spatial_shape, input.batch_size)
         out_tensor.indice_dict = input.indice_dict
         out_tensor.grid = input.grid
         return out_tensor
@@ -41,9 +39,7 @@ class SoftGroup(nn.Module):
     def __init__(self, in_channels: int, channels: int, num_blocks: int, classes: int):
         super().__init__()
         self.input_conv = spconv.SparseSequential(
-            spconv.SubMConv3d(
-                in_channels, channels, kernel_size=3, padding=1, bias=False, indice_key="subm1"
-            )
+            spconv.SubMConv3d(in_channels, channels, kernel_size=3, padding=1, bias=False, indice_key="subm1")
         )
         planes = [channels * (i + 1) for i in range(num_blocks)]
         self.unet = UBlock(planes, NORM, 2, ResidualBlock, level=1)
@@ -55,9 +51,8 @@ class SoftGroup(nn.Module):
         self.cls_linear = nn.Linear(channels, classes + 1)
 
     def forward(
-        self, feats: torch.Tensor, coords: torch.Tensor, spatial_shape: Any, batch_size: int,
-        clusters: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        self, feats: torch.Tensor, coords: torch.Tensor, spatial_shape: Any, batch_size: int, clusters: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         x = spconv.SparseConvTensor(feats, coords, spatial_shape, batch_size)
         x = self.output_layer(self.unet(self.input_conv(x)))
         features = x.features
@@ -92,9 +87,7 @@ class SoftGroup(nn.Module):
         return total.index_add(0, rows, x.features) / counts.to(total.dtype)
 
 
-def build(
-    in_channels: int = 6, channels: int = 32, num_blocks: int = 7, classes: int = 20
-) -> nn.Module:
+def build(in_channels: int = 6, channels: int = 32, num_blocks: int = 7, classes: int = 20) -> nn.Module:
     return SoftGroup(in_channels, channels, num_blocks, classes)
 
 

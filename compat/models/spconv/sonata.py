@@ -23,9 +23,7 @@ class Embedding(PointModule):
     def __init__(self, in_channels: int, embed_channels: int):
         super().__init__()
         self.stem = PointSequential(
-            linear=nn.Linear(in_channels, embed_channels),
-            norm=nn.LayerNorm(embed_channels),
-            act=nn.GELU(),
+            linear=nn.Linear(in_channels, embed_channels), norm=nn.LayerNorm(embed_channels), act=nn.GELU()
         )
         self.mask_token = nn.Parameter(torch.zeros(1, embed_channels))
 
@@ -50,9 +48,14 @@ class PointTransformerV3(PointModule):
     """Five encoder stages."""
 
     def __init__(
-        self, in_channels: int, enc_depths: Any, enc_channels: Any, enc_num_head: Any,
-        patch_size: int, mask_ratio: float,
-    ):  # fmt: skip
+        self,
+        in_channels: int,
+        enc_depths: Any,
+        enc_channels: Any,
+        enc_num_head: Any,
+        patch_size: int,
+        mask_ratio: float,
+    ):
         super().__init__()
         self.mask_ratio = mask_ratio
         self.embedding = Embedding(in_channels, enc_channels[0])
@@ -90,11 +93,13 @@ class Probe(nn.Module):
 
 
 def build(
-    in_channels: int = 6, num_classes: int = 20, enc_depths: Any = (3, 3, 3, 12, 3),
-    enc_channels: Any = (48, 96, 192, 384, 512), enc_num_head: Any = (3, 6, 12, 24, 32),
-    patch_size: int = 1024, mask_ratio: float = 0.3,
-) -> nn.Module:  # fmt: skip
-    backbone = PointTransformerV3(
-        in_channels, enc_depths, enc_channels, enc_num_head, patch_size, mask_ratio
-    )
+    in_channels: int = 6,
+    num_classes: int = 20,
+    enc_depths: Any = (3, 3, 3, 12, 3),
+    enc_channels: Any = (48, 96, 192, 384, 512),
+    enc_num_head: Any = (3, 6, 12, 24, 32),
+    patch_size: int = 1024,
+    mask_ratio: float = 0.3,
+) -> nn.Module:
+    backbone = PointTransformerV3(in_channels, enc_depths, enc_channels, enc_num_head, patch_size, mask_ratio)
     return Probe(backbone, sum(enc_channels), num_classes)

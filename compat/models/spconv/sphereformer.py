@@ -51,10 +51,7 @@ class UBlock(nn.Module):
         self.transformer_block = PositionEncoding(here)
         if len(planes) == 1:
             return
-        shared = {
-            "kernel_size": 2, "bias": False, "indice_key": f"spconv{level}",
-            "algo": ConvAlgo.Native,
-        }  # fmt: skip
+        shared = {"kernel_size": 2, "bias": False, "indice_key": f"spconv{level}", "algo": ConvAlgo.Native}
         self.conv = spconv.SparseSequential(
             norm_fn(here), nn.ReLU(), spconv.SparseConv3d(here, planes[1], stride=2, **shared)
         )
@@ -63,10 +60,7 @@ class UBlock(nn.Module):
             norm_fn(planes[1]), nn.ReLU(), spconv.SparseInverseConv3d(planes[1], here, **shared)
         )
         self.blocks_tail = spconv.SparseSequential(
-            OrderedDict(
-                (f"block{i}", PreActBlock(here * (2 - min(i, 1)), here, norm_fn, key))
-                for i in range(reps)
-            )
+            OrderedDict((f"block{i}", PreActBlock(here * (2 - min(i, 1)), here, norm_fn, key)) for i in range(reps))
         )
 
     def forward(self, inp: Any, xyz: torch.Tensor, batch: torch.Tensor) -> Any:
@@ -75,9 +69,7 @@ class UBlock(nn.Module):
         output = output.replace_feature(self.transformer_block(output.features, xyz))
         if len(self.planes) == 1:
             return output
-        identity = spconv.SparseConvTensor(
-            output.features, output.indices, output.spatial_shape, output.batch_size
-        )
+        identity = spconv.SparseConvTensor(output.features, output.indices, output.spatial_shape, output.batch_size)
         below = self.conv(output)
         pairs = below.indice_dict[f"spconv{self.level}"].indice_pairs
         xyz_next, batch_next = get_downsample_info(xyz, batch, pairs)
@@ -94,18 +86,15 @@ class SphereFormer(nn.Module):
     def __init__(self, input_c: int, planes: Any, classes: int):
         super().__init__()
         self.input_conv = spconv.SparseSequential(
-            spconv.SubMConv3d(
-                input_c, planes[0], kernel_size=3, padding=1, bias=False, indice_key="subm1"
-            )
+            spconv.SubMConv3d(input_c, planes[0], kernel_size=3, padding=1, bias=False, indice_key="subm1")
         )
         self.unet = UBlock(list(planes), NORM, 2)
         self.output_layer = spconv.SparseSequential(NORM(planes[0]), nn.ReLU())
         self.linear = nn.Linear(planes[0], classes)
 
     def forward(
-        self, feats: torch.Tensor, coords: torch.Tensor, spatial_shape: Any, xyz: torch.Tensor,
-        ids: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self, feats: torch.Tensor, coords: torch.Tensor, spatial_shape: Any, xyz: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
         batch = coords[:, 0].long()
         x = spconv.SparseConvTensor(feats, coords, spatial_shape, int(batch[-1]) + 1)
         x = self.unet(self.input_conv(x), xyz, batch)
@@ -121,10 +110,12 @@ def batch(scene: Any, device: Any, dtype: torch.dtype) -> tuple:
     high = [extent * edge for extent, edge in zip(scene.grid, scene.voxel_size, strict=True)]
     points = torch.cat([scene.points, scene.features], dim=1)
     voxelizer = PointToVoxel(
-        vsize_xyz=list(scene.voxel_size), coors_range_xyz=[0, 0, 0, *high],
-        num_point_features=points.shape[1], max_num_voxels=len(points),
+        vsize_xyz=list(scene.voxel_size),
+        coors_range_xyz=[0, 0, 0, *high],
+        num_point_features=points.shape[1],
+        max_num_voxels=len(points),
         max_num_points_per_voxel=1,
-    )  # fmt: skip
+    )
     coords, feats, positions, ids, voxels_so_far = [], [], [], [], 0
     for item in range(scene.batch_size):
         rows = scene.coords[:, 0] == item
@@ -139,6 +130,9 @@ def batch(scene: Any, device: Any, dtype: torch.dtype) -> tuple:
         voxels_so_far += len(sites)
     shape = list(scene.grid)[::-1]
     return (
-        torch.cat(feats).to(device, dtype), torch.cat(coords).int().to(device), shape,
-        torch.cat(positions).to(device), torch.cat(ids).to(device),
-    )  # fmt: skip
+        torch.cat(feats).to(device, dtype),
+        torch.cat(coords).int().to(device),
+        shape,
+        torch.cat(positions).to(device),
+        torch.cat(ids).to(device),
+    )

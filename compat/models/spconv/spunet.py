@@ -28,18 +28,13 @@ class BasicBlock(spconv.SparseModule):
             self.proj = spconv.SparseSequential(nn.Identity())
         else:
             self.proj = spconv.SparseSequential(
-                spconv.SubMConv3d(in_channels, embed_channels, kernel_size=1, bias=False),
-                norm_fn(embed_channels),
+                spconv.SubMConv3d(in_channels, embed_channels, kernel_size=1, bias=False), norm_fn(embed_channels)
             )
         options = {"kernel_size": 3, "stride": 1, "padding": 1, "bias": False}
-        self.conv1 = spconv.SubMConv3d(
-            in_channels, embed_channels, indice_key=indice_key, **options
-        )
+        self.conv1 = spconv.SubMConv3d(in_channels, embed_channels, indice_key=indice_key, **options)
         self.bn1 = norm_fn(embed_channels)
         self.relu = nn.ReLU()
-        self.conv2 = spconv.SubMConv3d(
-            embed_channels, embed_channels, indice_key=indice_key, **options
-        )
+        self.conv2 = spconv.SubMConv3d(embed_channels, embed_channels, indice_key=indice_key, **options)
         self.bn2 = norm_fn(embed_channels)
 
     def forward(self, x: Any) -> Any:
@@ -57,18 +52,20 @@ class SpUNetBase(nn.Module):
     """channels: four encoder widths, then four of the decoder; layers: blocks of each."""
 
     def __init__(
-        self, in_channels: int, num_classes: int, base_channels: int = 32,
+        self,
+        in_channels: int,
+        num_classes: int,
+        base_channels: int = 32,
         channels: Any = (32, 64, 128, 256, 256, 128, 96, 96),
-        layers: Any = (2, 3, 4, 6, 2, 2, 2, 2), cls_mode: bool = False,
-    ):  # fmt: skip
+        layers: Any = (2, 3, 4, 6, 2, 2, 2, 2),
+        cls_mode: bool = False,
+    ):
         super().__init__()
         self.num_stages = stages = len(layers) // 2
         self.cls_mode = cls_mode
         norm_fn = functools.partial(nn.BatchNorm1d, eps=1e-3, momentum=0.01)
         self.conv_input = spconv.SparseSequential(
-            spconv.SubMConv3d(
-                in_channels, base_channels, kernel_size=5, padding=1, bias=False, indice_key="stem"
-            ),
+            spconv.SubMConv3d(in_channels, base_channels, kernel_size=5, padding=1, bias=False, indice_key="stem"),
             norm_fn(base_channels),
             nn.ReLU(),
         )
@@ -79,33 +76,33 @@ class SpUNetBase(nn.Module):
             self.down.append(
                 spconv.SparseSequential(
                     spconv.SparseConv3d(
-                        encoder, channels[s], kernel_size=2, stride=2, bias=False,
-                        indice_key=f"spconv{s + 1}",
+                        encoder, channels[s], kernel_size=2, stride=2, bias=False, indice_key=f"spconv{s + 1}"
                     ),
                     norm_fn(channels[s]),
                     nn.ReLU(),
                 )
-            )  # fmt: skip
+            )
             blocks = [
-                (f"block{i}", BasicBlock(channels[s], channels[s], norm_fn, f"subm{s + 1}"))
-                for i in range(layers[s])
+                (f"block{i}", BasicBlock(channels[s], channels[s], norm_fn, f"subm{s + 1}")) for i in range(layers[s])
             ]
             self.enc.append(spconv.SparseSequential(OrderedDict(blocks)))
             if not cls_mode:
                 self.up.append(
                     spconv.SparseSequential(
                         spconv.SparseInverseConv3d(
-                            channels[len(channels) - s - 2], decoder, kernel_size=2, bias=False,
+                            channels[len(channels) - s - 2],
+                            decoder,
+                            kernel_size=2,
+                            bias=False,
                             indice_key=f"spconv{s + 1}",
                         ),
                         norm_fn(decoder),
                         nn.ReLU(),
                     )
-                )  # fmt: skip
+                )
                 widths = [decoder + encoder, *[decoder] * (layers[len(channels) - s - 1] - 1)]
                 blocks = [
-                    (f"block{i}", BasicBlock(width, decoder, norm_fn, f"subm{s}"))
-                    for i, width in enumerate(widths)
+                    (f"block{i}", BasicBlock(width, decoder, norm_fn, f"subm{s}")) for i, width in enumerate(widths)
                 ]
                 self.dec.append(spconv.SparseSequential(OrderedDict(blocks)))
             encoder, decoder = channels[s], channels[len(channels) - s - 2]

@@ -46,18 +46,17 @@ class VirtualVoxelMixer(nn.Module):
         self.embed = nn.Linear(in_channels, 64)
         self.backbone = MODELS.build(
             {
-                "type": "SimpleSparseUNet", "in_channels": 64, "sparse_shape": list(sparse_shape),
-                "base_channels": 64, "output_channels": 128,
-                "encoder_channels": (
-                    (64,), (64, 64, 64), (64, 64, 64), (128, 128, 128), (256, 256, 256),
-                ),
+                "type": "SimpleSparseUNet",
+                "in_channels": 64,
+                "sparse_shape": list(sparse_shape),
+                "base_channels": 64,
+                "output_channels": 128,
+                "encoder_channels": ((64,), (64, 64, 64), (64, 64, 64), (128, 128, 128), (256, 256, 256)),
                 "encoder_paddings": ((1,), (1, 1, 1), (1, 1, 1), ((0, 1, 1), 1, 1), (1, 1, 1)),
-                "decoder_channels": (
-                    (256, 256, 128), (128, 128, 64), (64, 64, 64), (64, 64, 64), (64, 64, 64),
-                ),
+                "decoder_channels": ((256, 256, 128), (128, 128, 64), (64, 64, 64), (64, 64, 64), (64, 64, 64)),
                 "decoder_paddings": ((1, 1), (1, 0), (1, 0), (0, 0), (0, 1)),
             }
-        )  # fmt: skip
+        )
         self.out = nn.Linear(64, 67)
 
     def forward(self, features: torch.Tensor, coors: torch.Tensor, batch_size: int) -> Any:

@@ -51,10 +51,7 @@ class SparseSubdivideBlock3d(nn.Module):
 class SLatMeshDecoder(nn.Module):
     """Features of 101 values per voxel at four times the resolution of the tokens."""
 
-    def __init__(
-        self, resolution: int, model_channels: int, latent_channels: int, use_color: bool,
-        use_fp16: bool,
-    ):  # fmt: skip
+    def __init__(self, resolution: int, model_channels: int, latent_channels: int, use_color: bool, use_fp16: bool):
         super().__init__()
         self.dtype = torch.float16 if use_fp16 else None
         self.input_layer = SparseLinear(latent_channels, model_channels)
@@ -88,9 +85,12 @@ class SLatMeshDecoder(nn.Module):
 
 
 def build(
-    resolution: int = 64, model_channels: int = 768, latent_channels: int = 8,
-    use_color: bool = True, use_fp16: bool = False,
-) -> nn.Module:  # fmt: skip
+    resolution: int = 64,
+    model_channels: int = 768,
+    latent_channels: int = 8,
+    use_color: bool = True,
+    use_fp16: bool = False,
+) -> nn.Module:
     return SLatMeshDecoder(resolution, model_channels, latent_channels, use_color, use_fp16)
 
 

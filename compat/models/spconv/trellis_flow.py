@@ -25,17 +25,14 @@ class SparseResBlock3d(nn.Module):
     """Residual block, modulated by the time step, that may change the resolution first."""
 
     def __init__(
-        self, channels: int, emb_channels: int, out_channels: int, downsample: bool = False,
-        upsample: bool = False,
-    ):  # fmt: skip
+        self, channels: int, emb_channels: int, out_channels: int, downsample: bool = False, upsample: bool = False
+    ):
         super().__init__()
         self.norm1 = LayerNorm32(channels, elementwise_affine=True, eps=1e-6)
         self.norm2 = LayerNorm32(out_channels, elementwise_affine=False, eps=1e-6)
         self.conv1 = SparseConv3d(channels, out_channels, 3)
         self.conv2 = zero_module(SparseConv3d(out_channels, out_channels, 3))
-        self.emb_layers = nn.Sequential(
-            nn.SiLU(), nn.Linear(emb_channels, 2 * out_channels, bias=True)
-        )
+        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, 2 * out_channels, bias=True))
         self.skip_connection = nn.Identity()
         if channels != out_channels:
             self.skip_connection = SparseLinear(channels, out_channels)
@@ -60,30 +57,19 @@ class SparseResBlock3d(nn.Module):
 class SLatFlowIO(nn.Module):
     """The blocks around the transformer: down to half the resolution, tokens, and back."""
 
-    def __init__(
-        self, in_channels: int, model_channels: int, io_channels: int, emb_channels: int,
-        use_fp16: bool,
-    ):  # fmt: skip
+    def __init__(self, in_channels: int, model_channels: int, io_channels: int, emb_channels: int, use_fp16: bool):
         super().__init__()
         self.dtype = torch.float16 if use_fp16 else None
         io, model = io_channels, model_channels
-        self.t_embedder = nn.Sequential(
-            nn.Linear(256, emb_channels), nn.SiLU(), nn.Linear(emb_channels, emb_channels)
-        )
+        self.t_embedder = nn.Sequential(nn.Linear(256, emb_channels), nn.SiLU(), nn.Linear(emb_channels, emb_channels))
         self.input_layer = SparseLinear(in_channels, io)
         self.input_blocks = nn.ModuleList(
-            [
-                SparseResBlock3d(io, emb_channels, io),
-                SparseResBlock3d(io, emb_channels, model, downsample=True),
-            ]
+            [SparseResBlock3d(io, emb_channels, io), SparseResBlock3d(io, emb_channels, model, downsample=True)]
         )
         # One MLP per token takes the place of the transformer.
         self.tokens = nn.Sequential(nn.Linear(model, model), nn.GELU(approximate="tanh"))
         self.out_blocks = nn.ModuleList(
-            [
-                SparseResBlock3d(2 * model, emb_channels, io, upsample=True),
-                SparseResBlock3d(2 * io, emb_channels, io),
-            ]
+            [SparseResBlock3d(2 * model, emb_channels, io, upsample=True), SparseResBlock3d(2 * io, emb_channels, io)]
         )
         self.out_layer = SparseLinear(io, in_channels)
         if use_fp16:
@@ -104,9 +90,7 @@ class SLatFlowIO(nn.Module):
     def embedding(self, *times: torch.Tensor) -> torch.Tensor:
         return self.t_embedder(self.timestep(times[0]).to(self.input_layer.weight.dtype))
 
-    def forward(
-        self, feats: torch.Tensor, coords: torch.Tensor, t: Any, *cond: torch.Tensor
-    ) -> SparseTensor:
+    def forward(self, feats: torch.Tensor, coords: torch.Tensor, t: Any, *cond: torch.Tensor) -> SparseTensor:
         """t: times [B], or a tuple of such; cond: what the tokens are told besides."""
         h = self.input_layer(SparseTensor(feats, coords))
         emb = self.embedding(*(t if isinstance(t, tuple) else (t,)))
@@ -126,9 +110,12 @@ class SLatFlowIO(nn.Module):
 
 
 def build(
-    in_channels: int = 8, model_channels: int = 1024, io_channels: int = 128,
-    emb_channels: int = 1024, use_fp16: bool = False,
-) -> nn.Module:  # fmt: skip
+    in_channels: int = 8,
+    model_channels: int = 1024,
+    io_channels: int = 128,
+    emb_channels: int = 1024,
+    use_fp16: bool = False,
+) -> nn.Module:
     return SLatFlowIO(in_channels, model_channels, io_channels, emb_channels, use_fp16)
 
 

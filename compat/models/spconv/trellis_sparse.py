@@ -22,10 +22,15 @@ class SparseTensor:
     """
 
     def __init__(
-        self, feats: torch.Tensor | None = None, coords: torch.Tensor | None = None,
-        shape: Any = None, data: Any = None, layout: Any = None, scale: Any = (1, 1, 1),
+        self,
+        feats: torch.Tensor | None = None,
+        coords: torch.Tensor | None = None,
+        shape: Any = None,
+        data: Any = None,
+        layout: Any = None,
+        scale: Any = (1, 1, 1),
         spatial_cache: dict | None = None,
-    ):  # fmt: skip
+    ):
         global SparseTensorData
         if SparseTensorData is None:
             SparseTensorData = importlib.import_module("spconv.pytorch").SparseConvTensor
@@ -34,9 +39,7 @@ class SparseTensor:
             batch_size = int(coords[:, 0].max()) + 1 if shape is None else shape[0]
             shape = shape or torch.Size([batch_size, *feats.shape[1:]])
             spatial_shape = list(coords.max(0)[0] + 1)[1:]
-            data = SparseTensorData(
-                feats.reshape(feats.shape[0], -1), coords, spatial_shape, batch_size
-            )
+            data = SparseTensorData(feats.reshape(feats.shape[0], -1), coords, spatial_shape, batch_size)
             data._features = feats
         self.data = data
         self.shape = shape or torch.Size([data.batch_size, *data.features.shape[1:]])
@@ -62,21 +65,26 @@ class SparseTensor:
         """Other features, and coordinates if given, with the same maps and caches."""
         old = self.data
         new = SparseTensorData(
-            old.features.reshape(old.features.shape[0], -1), old.indices, old.spatial_shape,
-            old.batch_size, old.grid, old.voxel_num, old.indice_dict,
-        )  # fmt: skip
+            old.features.reshape(old.features.shape[0], -1),
+            old.indices,
+            old.spatial_shape,
+            old.batch_size,
+            old.grid,
+            old.voxel_num,
+            old.indice_dict,
+        )
         new._features = feats
-        for name in (
-            "benchmark", "benchmark_record", "thrust_allocator", "_timer", "force_algo",
-            "int8_scale",
-        ):  # fmt: skip
+        for name in ("benchmark", "benchmark_record", "thrust_allocator", "_timer", "force_algo", "int8_scale"):
             setattr(new, name, getattr(old, name))
         if coords is not None:
             new.indices = coords
         return SparseTensor(
-            data=new, shape=torch.Size([old.batch_size, *feats.shape[1:]]), layout=self.layout,
-            scale=self._scale, spatial_cache=self._spatial_cache,
-        )  # fmt: skip
+            data=new,
+            shape=torch.Size([old.batch_size, *feats.shape[1:]]),
+            layout=self.layout,
+            scale=self._scale,
+            spatial_cache=self._spatial_cache,
+        )
 
     def __add__(self, other: SparseTensor) -> SparseTensor:
         return self.replace(self.feats + other.feats)
@@ -95,9 +103,16 @@ class SparseConv3d(nn.Module):
     """Submanifold layer without stride and padding, else a regular one, rows in batch order."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1,
-        dilation: int = 1, padding: Any = None, bias: bool = True, indice_key: str | None = None,
-    ):  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        dilation: int = 1,
+        padding: Any = None,
+        bias: bool = True,
+        indice_key: str | None = None,
+    ):
         super().__init__()
         if "spconv" not in globals():
             import spconv.pytorch as spconv
@@ -111,9 +126,8 @@ class SparseConv3d(nn.Module):
             self.conv = spconv.SubMConv3d(in_channels, out_channels, kernel_size, **options)
         else:
             self.conv = spconv.SparseConv3d(
-                in_channels, out_channels, kernel_size, stride=stride, padding=padding or 0,
-                **options,
-            )  # fmt: skip
+                in_channels, out_channels, kernel_size, stride=stride, padding=padding or 0, **options
+            )
         self.stride, self.padding = stride, padding
 
     def forward(self, x: SparseTensor) -> SparseTensor:
@@ -122,14 +136,14 @@ class SparseConv3d(nn.Module):
         if changed and x.shape[0] != 1:
             # Strided rows come in any order; everything here wants them batch by batch.
             order = data.indices[:, 0].argsort(stable=True)
-            data = SparseTensorData(
-                data.features[order], data.indices[order], data.spatial_shape, data.batch_size
-            )
+            data = SparseTensorData(data.features[order], data.indices[order], data.spatial_shape, data.batch_size)
         return SparseTensor(
-            data=data, shape=torch.Size([x.shape[0], self.conv.out_channels]),
+            data=data,
+            shape=torch.Size([x.shape[0], self.conv.out_channels]),
             layout=None if changed else x.layout,
-            scale=[self.stride * s for s in x._scale], spatial_cache=x._spatial_cache,
-        )  # fmt: skip
+            scale=[self.stride * s for s in x._scale],
+            spatial_cache=x._spatial_cache,
+        )
 
 
 class SparseLinear(nn.Linear):
@@ -161,9 +175,7 @@ class SparseGroupNorm32(nn.GroupNorm):
             if rows.start == rows.stop:
                 continue
             item = x.feats[rows].float().permute(1, 0).reshape(1, x.shape[1], -1)
-            item = F.group_norm(
-                item, self.num_groups, self.weight.float(), self.bias.float(), self.eps
-            )
+            item = F.group_norm(item, self.num_groups, self.weight.float(), self.bias.float(), self.eps)
             made[rows] = item.reshape(x.shape[1], -1).permute(1, 0).to(made.dtype)
         return x.replace(made)
 
@@ -201,8 +213,12 @@ class SparseDownsample(nn.Module):
         code, index = code.unique(return_inverse=True)
         feats = torch.scatter_reduce(
             torch.zeros(len(code), x.feats.shape[1], device=x.feats.device, dtype=x.feats.dtype),
-            0, index.unsqueeze(1).expand(-1, x.feats.shape[1]), x.feats, "mean", include_self=False,
-        )  # fmt: skip
+            0,
+            index.unsqueeze(1).expand(-1, x.feats.shape[1]),
+            x.feats,
+            "mean",
+            include_self=False,
+        )
         columns = []
         for extent in reversed(extents):
             columns.insert(0, code % extent)
@@ -223,10 +239,7 @@ class SparseUpsample(nn.Module):
         if cached is None:
             raise ValueError("no finer rows are known; downsample first")
         coords, layout, index, scale = cached
-        return type(x)(
-            x.feats[index], coords, x.shape, layout=layout, scale=scale,
-            spatial_cache=x._spatial_cache,
-        )  # fmt: skip
+        return type(x)(x.feats[index], coords, x.shape, layout=layout, scale=scale, spatial_cache=x._spatial_cache)
 
 
 def zero_module(module: nn.Module, std: float = 0.02) -> nn.Module:

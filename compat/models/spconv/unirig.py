@@ -61,10 +61,7 @@ class ObjectEmbedding(Embedding):
 class PointTransformerV3Object(PointModule):
     """All stages see all points; widths change by linear layers."""
 
-    def __init__(
-        self, in_channels: int, enc_depths: Any, enc_channels: Any, enc_num_head: Any,
-        patch_size: int,
-    ):  # fmt: skip
+    def __init__(self, in_channels: int, enc_depths: Any, enc_channels: Any, enc_num_head: Any, patch_size: int):
         super().__init__()
         self.embedding = ObjectEmbedding(in_channels, enc_channels[0])
 
@@ -72,9 +69,7 @@ class PointTransformerV3Object(PointModule):
             kind = SwappedBlock if i % 2 else ObjectBlock
             return kind(enc_channels[s], enc_num_head[s], patch_size, f"stage{s}")
 
-        self.enc = encoder(
-            enc_depths, block, lambda s: nn.Linear(enc_channels[s - 1], enc_channels[s]), name=None
-        )
+        self.enc = encoder(enc_depths, block, lambda s: nn.Linear(enc_channels[s - 1], enc_channels[s]), name=None)
 
     def forward(self, data_dict: dict[str, torch.Tensor]) -> Point:
         point = Point(data_dict)
@@ -89,9 +84,7 @@ class ResidualCrossAttn(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(feat_dim), nn.LayerNorm(feat_dim)
         self.attention = nn.MultiheadAttention(feat_dim, num_heads, batch_first=True)
-        self.ffn = nn.Sequential(
-            nn.Linear(feat_dim, feat_dim * 4), nn.GELU(), nn.Linear(feat_dim * 4, feat_dim)
-        )
+        self.ffn = nn.Sequential(nn.Linear(feat_dim, feat_dim * 4), nn.GELU(), nn.Linear(feat_dim * 4, feat_dim))
 
     def forward(self, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         x = self.norm1(q + self.attention(q, kv, kv, need_weights=False)[0])
@@ -110,21 +103,23 @@ class UniRigSkin(nn.Module):
     """Weights [N, J] of the bones of every item at its vertices; rows sum to one."""
 
     def __init__(
-        self, encoder_options: dict[str, Any], feat_dim: int, num_heads: int, mlp_dim: int,
-        num_bone_attn: int, num_mesh_bone_attn: int, latents: int,
-    ):  # fmt: skip
+        self,
+        encoder_options: dict[str, Any],
+        feat_dim: int,
+        num_heads: int,
+        mlp_dim: int,
+        num_bone_attn: int,
+        num_mesh_bone_attn: int,
+        latents: int,
+    ):
         super().__init__()
         self.num_heads, self.feat_dim = num_heads, feat_dim
         self.mesh_encoder = PointTransformerV3Object(**encoder_options)
         self.feat_map = stack(encoder_options["enc_channels"][-1], feat_dim)
         self.latents = nn.Parameter(torch.randn(latents, feat_dim) * 0.02)
         self.bone_encoder = stack(6, mlp_dim, feat_dim)
-        self.bone_attn = nn.ModuleList(
-            ResidualCrossAttn(feat_dim, num_heads) for _ in range(num_bone_attn)
-        )
-        self.mesh_bone_attn = nn.ModuleList(
-            ResidualCrossAttn(feat_dim, num_heads) for _ in range(num_mesh_bone_attn)
-        )
+        self.bone_attn = nn.ModuleList(ResidualCrossAttn(feat_dim, num_heads) for _ in range(num_bone_attn))
+        self.mesh_bone_attn = nn.ModuleList(ResidualCrossAttn(feat_dim, num_heads) for _ in range(num_mesh_bone_attn))
         self.qmesh = nn.Linear(feat_dim, feat_dim * num_heads)
         self.kmesh = nn.Linear(feat_dim, feat_dim * num_heads)
         self.skinweight_pred = nn.Sequential(
@@ -134,10 +129,7 @@ class UniRigSkin(nn.Module):
     def forward(self, data_dict: dict[str, torch.Tensor], bones: torch.Tensor) -> torch.Tensor:
         point = self.mesh_encoder(data_dict)
         feat = self.feat_map(point.feat)
-        parts = [
-            self.item(feat[point.batch == item][None], bones[item][None])[0]
-            for item in range(len(bones))
-        ]
+        parts = [self.item(feat[point.batch == item][None], bones[item][None])[0] for item in range(len(bones))]
         return torch.cat(parts)
 
     def item(self, mesh: torch.Tensor, bones: torch.Tensor) -> torch.Tensor:
@@ -156,18 +148,26 @@ class UniRigSkin(nn.Module):
 
 
 def build(
-    in_channels: int = 9, enc_depths: Any = (3, 3, 3, 6, 16),
-    enc_channels: Any = (32, 64, 128, 256, 384), enc_num_head: Any = (2, 4, 8, 16, 24),
-    patch_size: int = 1024, feat_dim: int = 768, num_heads: int = 16, mlp_dim: int = 512,
-    num_bone_attn: int = 8, num_mesh_bone_attn: int = 16, latents: int = 512,
-) -> nn.Module:  # fmt: skip
+    in_channels: int = 9,
+    enc_depths: Any = (3, 3, 3, 6, 16),
+    enc_channels: Any = (32, 64, 128, 256, 384),
+    enc_num_head: Any = (2, 4, 8, 16, 24),
+    patch_size: int = 1024,
+    feat_dim: int = 768,
+    num_heads: int = 16,
+    mlp_dim: int = 512,
+    num_bone_attn: int = 8,
+    num_mesh_bone_attn: int = 16,
+    latents: int = 512,
+) -> nn.Module:
     encoder_options = {
-        "in_channels": in_channels, "enc_depths": enc_depths, "enc_channels": enc_channels,
-        "enc_num_head": enc_num_head, "patch_size": patch_size,
-    }  # fmt: skip
-    return UniRigSkin(
-        encoder_options, feat_dim, num_heads, mlp_dim, num_bone_attn, num_mesh_bone_attn, latents
-    )
+        "in_channels": in_channels,
+        "enc_depths": enc_depths,
+        "enc_channels": enc_channels,
+        "enc_num_head": enc_num_head,
+        "patch_size": patch_size,
+    }
+    return UniRigSkin(encoder_options, feat_dim, num_heads, mlp_dim, num_bone_attn, num_mesh_bone_attn, latents)
 
 
 def batch(scene: Any, device: Any, dtype: torch.dtype) -> tuple:

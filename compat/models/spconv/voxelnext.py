@@ -20,9 +20,14 @@ class VoxelResBackBone8xVoxelNeXt(nn.Module):
     """Six stages; the last two are laid over stage 4 at their own, scaled sites."""
 
     def __init__(
-        self, input_channels: int, grid_size: Any, kernel_sizes: Any = (3, 3, 3, 3),
-        channels: Any = (16, 32, 64, 128, 128), out_channel: int = 128, bias: bool = True,
-    ):  # fmt: skip
+        self,
+        input_channels: int,
+        grid_size: Any,
+        kernel_sizes: Any = (3, 3, 3, 3),
+        channels: Any = (16, 32, 64, 128, 128),
+        out_channel: int = 128,
+        bias: bool = True,
+    ):
         super().__init__()
         self.sparse_shape = np.array(grid_size)[::-1] + [1, 0, 0]
         c1, c2, c3, c4, c5 = channels
@@ -31,9 +36,7 @@ class VoxelResBackBone8xVoxelNeXt(nn.Module):
             BatchNorm(c1),
             nn.ReLU(),
         )
-        self.conv1 = spconv.SparseSequential(
-            SparseBasicBlock(c1, "res1", bias), SparseBasicBlock(c1, "res1", bias)
-        )
+        self.conv1 = spconv.SparseSequential(SparseBasicBlock(c1, "res1", bias), SparseBasicBlock(c1, "res1", bias))
         k2, k3, k4, k5 = kernel_sizes
         self.conv2 = residual_stage(c1, c2, 2, k2 // 2, bias, k2)
         self.conv3 = residual_stage(c2, c3, 3, k3 // 2, bias, k3)
@@ -41,9 +44,7 @@ class VoxelResBackBone8xVoxelNeXt(nn.Module):
         self.conv5 = residual_stage(c4, c5, 5, k5 // 2, bias, k5)
         self.conv6 = residual_stage(c5, c5, 6, k5 // 2, bias, k5)
         self.conv_out = spconv.SparseSequential(
-            spconv.SparseConv2d(
-                c4, out_channel, 3, stride=1, padding=1, bias=False, indice_key="spconv_down2"
-            ),
+            spconv.SparseConv2d(c4, out_channel, 3, stride=1, padding=1, bias=False, indice_key="spconv_down2"),
             BatchNorm(out_channel),
             nn.ReLU(),
         )
@@ -59,10 +60,7 @@ class VoxelResBackBone8xVoxelNeXt(nn.Module):
         features = x.features.new_zeros((indices.shape[0], x.features.shape[1]))
         features.index_add_(0, inverse, x.features)
         return spconv.SparseConvTensor(
-            features=features,
-            indices=indices,
-            spatial_shape=x.spatial_shape[1:],
-            batch_size=x.batch_size,
+            features=features, indices=indices, spatial_shape=x.spatial_shape[1:], batch_size=x.batch_size
         )
 
     def forward(self, batch_dict: dict[str, Any]) -> dict[str, Any]:
@@ -95,9 +93,7 @@ class SeparateHead(nn.Module):
         super().__init__()
         for name, out_channels in branches.items():
             layers = spconv.SparseSequential(
-                spconv.SubMConv2d(
-                    width, width, kernel_size, padding=kernel_size // 2, bias=bias, indice_key=name
-                ),
+                spconv.SubMConv2d(width, width, kernel_size, padding=kernel_size // 2, bias=bias, indice_key=name),
                 nn.BatchNorm1d(width),
                 nn.ReLU(),
             )
@@ -126,9 +122,12 @@ class VoxelNeXtHead(nn.Module):
 
 
 def build(
-    input_channels: int = 5, grid_size: Any = (1440, 1440, 40), bias: bool = True,
-    groups: Any = (1, 2, 2, 1, 2, 2), head_kernel: int = 1,
-) -> nn.Module:  # fmt: skip
+    input_channels: int = 5,
+    grid_size: Any = (1440, 1440, 40),
+    bias: bool = True,
+    groups: Any = (1, 2, 2, 1, 2, 2),
+    head_kernel: int = 1,
+) -> nn.Module:
     return Detector3D(
         vfe=MeanVFE(),
         backbone_3d=VoxelResBackBone8xVoxelNeXt(input_channels, grid_size, bias=bias),

@@ -50,9 +50,7 @@ class SparseConv3d(nn.Module):
         super().__init__()
         import torchsparse
 
-        self.conv = torchsparse.nn.Conv3d(
-            in_channels, out_channels, kernel_size, stride, 0, dilation, bias
-        )
+        self.conv = torchsparse.nn.Conv3d(in_channels, out_channels, kernel_size, stride, 0, dilation, bias)
 
     def forward(self, x):
         made = SparseTensor(self.conv(x.data))
@@ -93,13 +91,9 @@ class SparseSubdivide(nn.Module):
 class SparseSubdivideBlock3d(nn.Module):
     def __init__(self, channels, out_channels):
         super().__init__()
-        self.act_layers = nn.Sequential(
-            SparseConv3d(channels, out_channels, 3), SparseActivation(nn.SiLU())
-        )
+        self.act_layers = nn.Sequential(SparseConv3d(channels, out_channels, 3), SparseActivation(nn.SiLU()))
         self.sub = SparseSubdivide()
-        self.out_layers = nn.Sequential(
-            SparseConv3d(out_channels, out_channels, 3), SparseActivation(nn.SiLU())
-        )
+        self.out_layers = nn.Sequential(SparseConv3d(out_channels, out_channels, 3), SparseActivation(nn.SiLU()))
 
     def forward(self, x):
         return self.out_layers(self.sub(self.act_layers(x)))

@@ -46,9 +46,7 @@ class TorchSparseConvModule(nn.Sequential):
     ):
         norm = dict(norm_cfg or {"type": "TorchSparseBN"})
         layers = [
-            MODELS["TorchSparseConv3d"](
-                in_channels, out_channels, kernel_size, stride, dilation, bias, transposed
-            ),
+            MODELS["TorchSparseConv3d"](in_channels, out_channels, kernel_size, stride, dilation, bias, transposed),
             MODELS[norm.pop("type")](out_channels, **norm),
         ]
         if act_cfg is not None:
@@ -64,9 +62,7 @@ class TorchSparseBasicBlock(nn.Module):
     def __init__(self, in_channels, out_channels, kernel_size=3, stride=1, dilation=1):
         super().__init__()
         self.net = nn.Sequential(
-            TorchSparseConvModule(
-                in_channels, out_channels, kernel_size, stride, dilation, act_cfg=RELU
-            ),
+            TorchSparseConvModule(in_channels, out_channels, kernel_size, stride, dilation, act_cfg=RELU),
             TorchSparseConvModule(out_channels, out_channels, kernel_size, 1, dilation),
         )
         if in_channels == out_channels and stride == 1:
@@ -98,19 +94,14 @@ class MinkUNetBackbone(nn.Module):
         self.encoder = nn.ModuleList()
         for before, width, count in zip(widths, encoder_channels, encoder_blocks, strict=False):
             layers = [TorchSparseConvModule(before, before, 2, 2, act_cfg=RELU)]
-            layers += [
-                TorchSparseBasicBlock(width if i else before, width, 3) for i in range(count)
-            ]
+            layers += [TorchSparseBasicBlock(width if i else before, width, 3) for i in range(count)]
             self.encoder.append(nn.Sequential(*layers))
         self.decoder = nn.ModuleList()
         before = widths[-1]
         laterals = widths[-2::-1]
         for lateral, width, count in zip(laterals, decoder_channels, decoder_blocks, strict=True):
             up = TorchSparseConvModule(before, width, 2, 2, transposed=True, act_cfg=RELU)
-            blocks = [
-                TorchSparseBasicBlock(width if i else width + lateral, width, 3)
-                for i in range(count)
-            ]
+            blocks = [TorchSparseBasicBlock(width if i else width + lateral, width, 3) for i in range(count)]
             self.decoder.append(nn.ModuleList([up, nn.Sequential(*blocks)]))
             before = width
 

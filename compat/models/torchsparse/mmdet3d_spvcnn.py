@@ -26,13 +26,7 @@ class SPVCNNBackbone(MinkUNetBackbone):
         drop_ratio=0.3,
         **blocks,
     ):
-        super().__init__(
-            in_channels,
-            base_channels,
-            encoder_channels,
-            decoder_channels=decoder_channels,
-            **blocks,
-        )
+        super().__init__(in_channels, base_channels, encoder_channels, decoder_channels=decoder_channels, **blocks)
         widths = [base_channels, encoder_channels[-1], decoder_channels[1], decoder_channels[3]]
         self.point_transforms = nn.ModuleList(
             nn.Sequential(nn.Linear(before, width), nn.BatchNorm1d(width), nn.ReLU(True))

@@ -22,9 +22,7 @@ class SPVCNN(nn.Module):
         cs = [int(cr * width) for width in (32, 64, 128, 96, 96)]
         self.pres, self.vres = pres, vres
         self.stem = nn.Sequential(
-            spnn.Conv3d(in_channels, cs[0], kernel_size=3, stride=1),
-            spnn.BatchNorm(cs[0]),
-            spnn.ReLU(True),
+            spnn.Conv3d(in_channels, cs[0], kernel_size=3, stride=1), spnn.BatchNorm(cs[0]), spnn.ReLU(True)
         )
         self.stage1 = encoder_stage(cs[0], cs[1])
         self.stage2 = encoder_stage(cs[1], cs[2])

@@ -52,8 +52,7 @@ class ResidualBlock(nn.Module):
             self.downsample = nn.Identity()
         else:
             self.downsample = nn.Sequential(
-                spnn.Conv3d(inc, outc, kernel_size=1, dilation=1, stride=stride),
-                spnn.BatchNorm(outc),
+                spnn.Conv3d(inc, outc, kernel_size=1, dilation=1, stride=stride), spnn.BatchNorm(outc)
             )
         self.relu = spnn.ReLU(True)
 
@@ -63,9 +62,7 @@ class ResidualBlock(nn.Module):
 
 def encoder_stage(inc, outc):
     return nn.Sequential(
-        BasicConvolutionBlock(inc, inc, ks=2, stride=2),
-        ResidualBlock(inc, outc),
-        ResidualBlock(outc, outc),
+        BasicConvolutionBlock(inc, inc, ks=2, stride=2), ResidualBlock(inc, outc), ResidualBlock(outc, outc)
     )
 
 
@@ -140,9 +137,7 @@ def batch(scene, device, dtype):
     samples = []
     for item in range(scene.batch_size):
         rows = scene.coords[:, 0] == item
-        lidar = torchsparse.SparseTensor(
-            feats=scene.features[rows].numpy(), coords=scene.coords[rows, 1:].numpy()
-        )
+        lidar = torchsparse.SparseTensor(feats=scene.features[rows].numpy(), coords=scene.coords[rows, 1:].numpy())
         samples.append({"lidar": lidar, "file_name": f"{item:06d}"})
     lidar = sparse_collate_fn(samples)["lidar"].to(device)
     lidar.F = lidar.F.to(dtype)

@@ -76,21 +76,30 @@ def modules_of(model: Any) -> tuple[ModuleReport, ...]:
 
 
 _MODULE_COLUMNS = (
-    Column("layer", True), Column("framework", True, 2), Column("kind", True),
-    Column("parameters MiB", spare=3), Column("calls", spare=1), Column("ms"), Column("peak MiB"),
-)  # fmt: skip
+    Column("layer", True),
+    Column("framework", True, 2),
+    Column("kind", True),
+    Column("parameters MiB", spare=3),
+    Column("calls", spare=1),
+    Column("ms"),
+    Column("peak MiB"),
+)
 
 
 def module_table(modules: Iterable[ModuleReport]) -> Table:
     """The table that a report shows."""
     rows = [
         (
-            one.name, one.framework, one.kind, megabytes(one.parameter_bytes),
+            one.name,
+            one.framework,
+            one.kind,
+            megabytes(one.parameter_bytes),
             "" if one.calls is None else str(one.calls),
-            "" if one.ms is None else f"{one.ms:,.2f}", megabytes(one.peak_bytes),
+            "" if one.ms is None else f"{one.ms:,.2f}",
+            megabytes(one.peak_bytes),
         )
         for one in modules
-    ]  # fmt: skip
+    ]
     measured = any(one.ms is not None for one in modules)
     remark = "" if measured else "Not measured: run the model in sparse_bridge.profile(model)."
     return Table("Layers of the model", _MODULE_COLUMNS, rows, remark=remark)

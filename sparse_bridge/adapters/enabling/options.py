@@ -26,9 +26,7 @@ def check(names: tuple[str, ...], wanted: Wanted) -> None:
     for name, value in (("mode", wanted.mode), ("optimize", wanted.optimize)):
         allowed = settings.CHOICES[name]
         if value is not None and value not in allowed:
-            raise SettingError(
-                f"{name} is {value!r}; expected one of {', '.join(allowed)} or None."
-            )
+            raise SettingError(f"{name} is {value!r}; expected one of {', '.join(allowed)} or None.")
     if wanted.strict not in (None, True, False):
         raise SettingError(f"strict is {wanted.strict!r}; expected True, False or None.")
     if wanted.memory_limit is not None:
@@ -49,10 +47,7 @@ def choice_of(enabled: Enabled) -> dict[str, Any]:
     import begins with, and those of them that are claimed."""
     adapter, mode, names = enabled.adapter, enabled.mode, enabled.names
     name, aliases = adapter.name, tuple(adapter.aliases) if mode == "standin" else ()
-    wanted = Wanted(
-        mode, ledger.chosen_strict(name), adapter.profile(), optimizing.chosen(name),
-        limiting.chosen(name),
-    )  # fmt: skip
+    wanted = Wanted(mode, ledger.chosen_strict(name), adapter.profile(), optimizing.chosen(name), limiting.chosen(name))
     known = [*adapter.packages, *aliases, *adapter.other_names]
     return {**wanted._asdict(), "names": known, "claimed": names.claims()}
 

@@ -23,13 +23,10 @@ def check_tensors(what: str, **values: Any) -> None:
     values."""
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
-            raise ArgumentTypeError(
-                f"{what} got a {type(value).__name__} as {name}; expected a torch.Tensor."
-            )
+            raise ArgumentTypeError(f"{what} got a {type(value).__name__} as {name}; expected a torch.Tensor.")
         if value.layout is not torch.strided:
             raise ArgumentTypeError(
-                f"{what} got {name} of layout {value.layout}; expected a dense tensor (use "
-                ".to_dense())."
+                f"{what} got {name} of layout {value.layout}; expected a dense tensor (use .to_dense())."
             )
         if value.is_meta:
             raise DeviceError(f"{what} got {name} on the meta device, which holds no values.")
@@ -49,8 +46,7 @@ def kernel_of(what: str, feats: Any, weight: Any, bias: Any) -> tuple[int, int, 
     check_operands(what, feats, weight, bias)
     if weight.ndim != 5:
         raise ArgumentValueError(
-            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, "
-            "C_in]."
+            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, C_in]."
         )
     if feats.ndim != 2 or feats.shape[1] != weight.shape[4]:
         raise ArgumentShapeError(
@@ -64,9 +60,7 @@ def check_features(what: str, feats: Any) -> None:
     """Raises ArgumentTypeError unless `feats` is a dense tensor of a dtype that is served."""
     check_tensors(what, feats=feats)
     if feats.dtype not in _FLOATS:
-        raise ArgumentTypeError(
-            f"{what} got features of {feats.dtype}; expected one of fp16, bf16, fp32, fp64."
-        )
+        raise ArgumentTypeError(f"{what} got features of {feats.dtype}; expected one of fp16, bf16, fp32, fp64.")
 
 
 def integers(values: Any, name: str) -> Ints:
@@ -92,9 +86,7 @@ def per_axis(value: Any, dimension: int | None, name: str, least: int | None) ->
     wrong = dimension is not None and len(numbers) != dimension
     if wrong or not numbers or (least is not None and min(numbers) < least):
         floor = "" if least is None else f" of at least {least}"
-        raise ArgumentValueError(
-            f"{name} is {value!r}; expected {dimension or 'its'} integers{floor}."
-        )
+        raise ArgumentValueError(f"{name} is {value!r}; expected {dimension or 'its'} integers{floor}.")
     return numbers
 
 
@@ -103,8 +95,7 @@ def kernel_size(value: Any, dimension: int | None, name: str = "kernel_size") ->
     numbers = per_axis(value, dimension, name, 1)
     if math.prod(numbers) > MAX_VOLUME:
         raise ArgumentValueError(
-            f"{name} {numbers} has {math.prod(numbers)} kernel offsets; at most {MAX_VOLUME} are "
-            "served."
+            f"{name} {numbers} has {math.prod(numbers)} kernel offsets; at most {MAX_VOLUME} are served."
         )
     return numbers
 

@@ -20,9 +20,13 @@ from .arguments import check_tensors
 from .errors import ArgumentShapeError, ArgumentTypeError
 
 __all__ = [
-    "NeighborCache", "SparseConv3dNeighborCache", "SubMConv3dNeighborCache",
-    "SubMConvNeighborCache", "map_of", "written_out",
-]  # fmt: skip
+    "NeighborCache",
+    "SparseConv3dNeighborCache",
+    "SubMConv3dNeighborCache",
+    "SubMConvNeighborCache",
+    "map_of",
+    "written_out",
+]
 
 _INTEGERS = (torch.uint32, torch.int32, torch.int64)
 _UNSIGNED = "_unsigned"
@@ -104,14 +108,10 @@ class NeighborCache:
         state = self.__dict__
         kmap, array = state.get("_kmap"), state.get("neighbor_map")
         stamp = state.get("_stamp")
-        changed = array is not None and (
-            stamp is None or stamp[0] is not array or stamp[1] != _version(array)
-        )
+        changed = array is not None and (stamp is None or stamp[0] is not array or stamp[1] != _version(array))
         if kmap is None or changed or kmap.n_in != n_in:
             if array is None and kmap is not None:
-                raise ArgumentShapeError(
-                    f"features have {n_in} rows, the neighbour cache is of {kmap.n_in}."
-                )
+                raise ArgumentShapeError(f"features have {n_in} rows, the neighbour cache is of {kmap.n_in}.")
             kmap = _read(self.neighbor_map, n_in)
             array = self.neighbor_map
             state.update(_kmap=kmap, _stamp=(array, _version(array)))
@@ -184,8 +184,7 @@ def _as_cache(given: Any) -> NeighborCache:
     array = getattr(given, "neighbor_map", None)
     if not isinstance(array, torch.Tensor):
         raise ArgumentTypeError(
-            f"got a {type(given).__name__} as the neighbour cache; expected one that an earlier "
-            "call returned, or None."
+            f"got a {type(given).__name__} as the neighbour cache; expected one that an earlier call returned, or None."
         )
     known: Any = given.__dict__.get(_TWIN)
     if known is None or known.neighbor_map is not array:
@@ -209,13 +208,9 @@ def _read(neighbor_map: torch.Tensor, n_in: int) -> KernelMap:
     """The kernel map of an array uint32 (or signed, with -1) [rows, V]."""
     check_tensors("the neighbour cache", neighbor_map=neighbor_map)
     if neighbor_map.ndim != 2:
-        raise ArgumentShapeError(
-            f"neighbor_map has shape {list(neighbor_map.shape)}; expected [rows, V]."
-        )
+        raise ArgumentShapeError(f"neighbor_map has shape {list(neighbor_map.shape)}; expected [rows, V].")
     if neighbor_map.dtype not in _INTEGERS:
-        raise ArgumentTypeError(
-            f"neighbor_map is {neighbor_map.dtype}; expected uint32, int32 or int64."
-        )
+        raise ArgumentTypeError(f"neighbor_map is {neighbor_map.dtype}; expected uint32, int32 or int64.")
     table = _signed(neighbor_map).t()
     offset, y_rows = (table >= 0).nonzero(as_tuple=True)
     lengths = torch.bincount(offset, minlength=table.shape[0]).tolist()

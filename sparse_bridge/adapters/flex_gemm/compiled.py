@@ -106,9 +106,8 @@ def submanifold_conv(
 
 
 def strided_conv(
-    eager: Callable[..., Any], as_made: Callable[[], bool], form: ConvForm, layer: Strided,
-    given: Layer,
-) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
+    eager: Callable[..., Any], as_made: Callable[[], bool], form: ConvForm, layer: Strided, given: Layer
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """`eager`, which is `sparse_conv3d`, in a graph, or between two graphs: onto given coordinates.
 
     as_made: whether nobody replaced its parts.  given: its arguments up to `out_coords`.
@@ -127,9 +126,8 @@ def strided_conv(
 
 
 def _multiplied(
-    feats: torch.Tensor, cache: GraphCache, weight: torch.Tensor, bias: torch.Tensor | None,
-    form: ConvForm,
-) -> torch.Tensor:  # fmt: skip
+    feats: torch.Tensor, cache: GraphCache, weight: torch.Tensor, bias: torch.Tensor | None, form: ConvForm
+) -> torch.Tensor:
     """`conv.multiply` in a graph."""
     rows = feats.shape[0] if cache.coords is None else cache.coords.shape[0]
     autocast = torch.is_autocast_enabled(feats.device.type)
@@ -139,10 +137,11 @@ def _multiplied(
 
 
 row_function(
-    "flex_gemm_grid_sample", "Tensor coords, SymInt[] sizes, Tensor grid, str mode",
+    "flex_gemm_grid_sample",
+    "Tensor coords, SymInt[] sizes, Tensor grid, str mode",
     sampling.sampled,
     lambda x, coords, sizes, grid, mode: x.new_empty((*grid.shape[:2], x.shape[1])),
-)  # fmt: skip
+)
 
 
 def sampled(

@@ -23,18 +23,15 @@ from .maps import output_coordinates, strided_cache, submanifold_cache
 from .options import algorithm, form
 from .warmup import tell
 
-__all__ = [
-    "SparseConv3dFunction", "SubMConv3dFunction", "sparse_conv3d", "sparse_submanifold_conv3d",
-]  # fmt: skip
+__all__ = ["SparseConv3dFunction", "SubMConv3dFunction", "sparse_conv3d", "sparse_submanifold_conv3d"]
 
 _ONE = (1, 1, 1)
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def multiply(
-    feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None,
-    how: ConvForm,
-) -> torch.Tensor:  # fmt: skip
+    feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None, how: ConvForm
+) -> torch.Tensor:
     """The product along a neighbour cache, with gradients, in the dtype of `feats`.
 
     Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the
@@ -50,14 +47,10 @@ def multiply(
 
 
 def gradients(
-    grad_output: torch.Tensor, feats: torch.Tensor, cache: Any, weight: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> Gradients:  # fmt: skip
+    grad_output: torch.Tensor, feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Gradients:
     """Gradients of features, weight and bias, None for what needs none."""
-    leaves = [
-        None if one is None else one.detach().requires_grad_(one.requires_grad)
-        for one in (feats, weight, bias)
-    ]
+    leaves = [None if one is None else one.detach().requires_grad_(one.requires_grad) for one in (feats, weight, bias)]
     wanted = [one for one in leaves if one is not None and one.requires_grad]
     if not wanted:
         return None, None, None
@@ -75,9 +68,15 @@ class SubMConv3dFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any, weight: Any,
-        bias: Any = None, dilation: Any = _ONE,
-    ) -> Any:  # fmt: skip
+        ctx: Any,
+        feats: Any,
+        coords: Any,
+        shape: Any,
+        neighbor_cache: Any,
+        weight: Any,
+        bias: Any = None,
+        dilation: Any = _ONE,
+    ) -> Any:
         cls = SubMConv3dFunction
         algorithm()
         cache = _submanifold(feats, coords, shape, neighbor_cache, (weight, bias), dilation)
@@ -98,9 +97,8 @@ class SubMConv3dFunction(torch.autograd.Function):
     @staticmethod
     @between_graphs
     def _compute_neighbor_cache(
-        coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, dilation: Any,
-        needs_grad: bool = True,
-    ) -> Any:  # fmt: skip
+        coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, dilation: Any, needs_grad: bool = True
+    ) -> Any:
         note("flex_gemm", "neighbor_cache")
         kernel: Any = kernel_sizes(kernel_size, 3)
         return submanifold_cache(coords, shape, kernel, triple(dilation, "dilation", 1), needs_grad)
@@ -115,9 +113,8 @@ class SubMConv3dFunction(torch.autograd.Function):
     @staticmethod
     @between_graphs
     def _sparse_submanifold_conv_forward(
-        feats: torch.Tensor, neighbor_cache: Any, weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        feats: torch.Tensor, neighbor_cache: Any, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         check_operands("the convolution", feats, weight, bias)
         with torch.no_grad():
             return multiply(feats, neighbor_cache, weight, bias, form())
@@ -125,9 +122,12 @@ class SubMConv3dFunction(torch.autograd.Function):
     @staticmethod
     @between_graphs
     def _sparse_submanifold_conv_backward(
-        grad_output: torch.Tensor, feats: torch.Tensor, neighbor_cache: Any, weight: torch.Tensor,
+        grad_output: torch.Tensor,
+        feats: torch.Tensor,
+        neighbor_cache: Any,
+        weight: torch.Tensor,
         bias: torch.Tensor | None = None,
-    ) -> Gradients:  # fmt: skip
+    ) -> Gradients:
         return gradients(grad_output, feats, neighbor_cache, weight, bias)
 
 
@@ -136,15 +136,21 @@ class SparseConv3dFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any, weight: Any,
-        bias: Any = None, out_coords: Any = None, stride: Any = _ONE, padding: Any = (0, 0, 0),
+        ctx: Any,
+        feats: Any,
+        coords: Any,
+        shape: Any,
+        neighbor_cache: Any,
+        weight: Any,
+        bias: Any = None,
+        out_coords: Any = None,
+        stride: Any = _ONE,
+        padding: Any = (0, 0, 0),
         dilation: Any = _ONE,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         algorithm()
         layer = _layer(feats, weight, bias, stride, padding, dilation)
-        out_coords, cache = _strided(
-            feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer
-        )
+        out_coords, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer)
         out = SparseConv3dFunction._sparse_conv_forward(feats, cache, weight, bias)
         ctx.save_for_backward(feats, weight, bias)
         ctx.neighbor_cache = cache
@@ -155,17 +161,14 @@ class SparseConv3dFunction(torch.autograd.Function):
     @no_double_backward
     def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
         feats, weight, bias = ctx.saved_tensors
-        found = SparseConv3dFunction._sparse_conv_backward(
-            grad_output, feats, ctx.neighbor_cache, weight, bias
-        )
+        found = SparseConv3dFunction._sparse_conv_backward(grad_output, feats, ctx.neighbor_cache, weight, bias)
         return (found[0], None, None, None, found[1], found[2], *(None,) * 4)
 
     @staticmethod
     @between_graphs
     def _get_output_coords(
-        coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, stride: Any, padding: Any,
-        dilation: Any,
-    ) -> torch.Tensor:  # fmt: skip
+        coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, stride: Any, padding: Any, dilation: Any
+    ) -> torch.Tensor:
         return output_coordinates(coords, shape, Strided.of(kernel_size, stride, padding, dilation))
 
     _get_output_coords_torch = _get_output_coords
@@ -173,19 +176,31 @@ class SparseConv3dFunction(torch.autograd.Function):
     @staticmethod
     @between_graphs
     def _compute_neighbor_cache(
-        coords: torch.Tensor, out_coords: torch.Tensor, shape: Sequence[int], kernel_size: Any,
-        stride: Any, padding: Any, dilation: Any, needs_grad: bool = True,
+        coords: torch.Tensor,
+        out_coords: torch.Tensor,
+        shape: Sequence[int],
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        needs_grad: bool = True,
         is_out_coords_given: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         layer = Strided.of(kernel_size, stride, padding, dilation)
         return strided_cache(coords, out_coords, shape, layer, needs_grad)
 
     @staticmethod
     def _compute_neighbor_cache_torch(
-        coords: torch.Tensor, out_coords: torch.Tensor, shape: Sequence[int], kernel_size: Any,
-        stride: Any, padding: Any, dilation: Any, needs_grad: bool = True,
+        coords: torch.Tensor,
+        out_coords: torch.Tensor,
+        shape: Sequence[int],
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        needs_grad: bool = True,
         is_out_coords_given: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         _torch_variant()
         return SparseConv3dFunction._compute_neighbor_cache(
             coords, out_coords, shape, kernel_size, stride, padding, dilation, needs_grad
@@ -199,23 +214,24 @@ class SparseConv3dFunction(torch.autograd.Function):
 def _torch_variant() -> None:
     """Raises ArgumentShapeError, as FlexGEMM does, unless its algorithm is the explicit one."""
     if algorithm() != "explicit_gemm":
-        raise ArgumentShapeError(
-            "the torch variant of the neighbour cache is for ALGORITHM = 'explicit_gemm'."
-        )
+        raise ArgumentShapeError("the torch variant of the neighbour cache is for ALGORITHM = 'explicit_gemm'.")
 
 
 def _layer(
-    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Any,
-    padding: Any, dilation: Any,
-) -> Strided:  # fmt: skip
+    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Any, padding: Any, dilation: Any
+) -> Strided:
     kernel = kernel_of("sparse_conv3d", feats, weight, bias)
     return Strided.of(kernel, stride, padding, dilation)
 
 
 def _submanifold(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Any, cache: Any,
-    weights: tuple[torch.Tensor, torch.Tensor | None], dilation: Any,
-) -> Any:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Any,
+    cache: Any,
+    weights: tuple[torch.Tensor, torch.Tensor | None],
+    dilation: Any,
+) -> Any:
     """The cache that was given, or one of these coordinates.  weights: weight and bias."""
     weight = weights[0]
     kernel = kernel_of("sparse_submanifold_conv3d", feats, *weights)
@@ -233,9 +249,14 @@ def _submanifold(
 
 
 def _strided(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Any, cache: Any, out_coords: Any,
-    weights: tuple[torch.Tensor, torch.Tensor | None], layer: Strided,
-) -> tuple[torch.Tensor, Any]:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Any,
+    cache: Any,
+    out_coords: Any,
+    weights: tuple[torch.Tensor, torch.Tensor | None],
+    layer: Strided,
+) -> tuple[torch.Tensor, Any]:
     """(output coordinates, cache)."""
     check_rows(feats, coords, "sparse_conv3d")
     # Another tensor object on the same memory, as upstream.
@@ -254,12 +275,11 @@ def _strided(
 _PARTS = [
     (function, name, function.__dict__[name])
     for function, names in (
-        (SubMConv3dFunction, ("_sparse_submanifold_conv_forward",
-                              "_sparse_submanifold_conv_backward")),
+        (SubMConv3dFunction, ("_sparse_submanifold_conv_forward", "_sparse_submanifold_conv_backward")),
         (SparseConv3dFunction, ("_sparse_conv_forward", "_sparse_conv_backward")),
     )
     for name in ("forward", "backward", *names)
-]  # fmt: skip
+]
 
 
 def _as_made() -> bool:
@@ -268,10 +288,15 @@ def _as_made() -> bool:
 
 
 def sparse_submanifold_conv3d(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Any, weight: torch.Tensor,
-    bias: torch.Tensor | None = None, neighbor_cache: Any = None, dilation: Any = _ONE,
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Any,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    neighbor_cache: Any = None,
+    dilation: Any = _ONE,
     algorithm: Any = None,
-) -> tuple[torch.Tensor, Any]:  # fmt: skip
+) -> tuple[torch.Tensor, Any]:
     """Submanifold convolution; output rows are the input rows.
 
     Args:
@@ -296,18 +321,23 @@ def sparse_submanifold_conv3d(
         cache = _submanifold(feats, coords, shape, neighbor_cache, (weight, bias), dilation)
         found: Any = multiply(feats, cache, weight, bias, how), cache
     else:
-        found = SubMConv3dFunction.apply(
-            feats, coords, shape, neighbor_cache, weight, bias, dilation
-        )
+        found = SubMConv3dFunction.apply(feats, coords, shape, neighbor_cache, weight, bias, dilation)
     note("flex_gemm", "sparse_submanifold_conv3d")
     return found  # type: ignore[no-any-return]
 
 
 def sparse_conv3d(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Any, weight: torch.Tensor,
-    bias: torch.Tensor | None = None, neighbor_cache: Any = None, out_coords: Any = None,
-    stride: Any = _ONE, padding: Any = (0, 0, 0), dilation: Any = _ONE,
-) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Any,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    neighbor_cache: Any = None,
+    out_coords: Any = None,
+    stride: Any = _ONE,
+    padding: Any = (0, 0, 0),
+    dilation: Any = _ONE,
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """Strided convolution: out[q] = sum of W[t] feats[q * stride - padding + t * dilation].
 
     Args:
@@ -325,9 +355,7 @@ def sparse_conv3d(
         given = feats, coords, shape, weight, bias, neighbor_cache, out_coords
         return compiled.strided_conv(sparse_conv3d, _as_made, how, layer, given)
     if _as_made():
-        coords_out, cache = _strided(
-            feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer
-        )
+        coords_out, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer)
         y = multiply(feats, cache, weight, bias, how)
     else:
         y, coords_out, cache = SparseConv3dFunction.apply(

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import (
-    ContractError,
-    DataTypeError,
-    ShapeError,
-    SparseBridgeError,
-    UnsupportedError,
-)  # fmt: skip
+from ...errors import ContractError, DataTypeError, ShapeError, SparseBridgeError, UnsupportedError
 
 
 class ArgumentShapeError(ShapeError, ContractError):

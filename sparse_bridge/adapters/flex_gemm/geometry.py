@@ -30,9 +30,7 @@ def triple(value: Any, name: str, least: int) -> Triple:
 def grid_shape(shape: Sequence[int]) -> tuple[int, int, Triple]:
     """(batch size, channels, extents) of a five-entry shape. Raises ArgumentTypeError,
     ArgumentValueError."""
-    batch, channels, *extents = shape_entries(
-        shape, 5, "five entries (batch, channels, S1, S2, S3)"
-    )
+    batch, channels, *extents = shape_entries(shape, 5, "five entries (batch, channels, S1, S2, S3)")
     return batch, channels, tuple(extents)  # type: ignore[return-value]
 
 
@@ -64,13 +62,10 @@ def check_coords(coords: torch.Tensor, what: str) -> torch.Tensor:
     check_tensors(what, coords=coords)
     if coords.ndim != 2 or coords.shape[1] != 4:
         raise ArgumentShapeError(
-            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4] (batch, x, y, "
-            "z)."
+            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4] (batch, x, y, z)."
         )
     if coords.dtype != torch.int32:
-        raise ArgumentTypeError(
-            f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int())."
-        )
+        raise ArgumentTypeError(f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
     return coords
 
 
@@ -78,17 +73,14 @@ def check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
     """`check_coords`, one for each row of features."""
     check_coords(coords, what)
     if feats.shape[0] != coords.shape[0]:
-        raise ArgumentShapeError(
-            f"{what} got {feats.shape[0]} rows of features and {coords.shape[0]} coordinates."
-        )
+        raise ArgumentShapeError(f"{what} got {feats.shape[0]} rows of features and {coords.shape[0]} coordinates.")
 
 
 def same_offsets(kernel: Triple, dilation: Triple) -> Offsets:
     """Offsets (t - k // 2) * d, last axis fastest. Raises ArgumentValueError for even sizes."""
     if any(k % 2 == 0 for k in kernel):
         raise ArgumentValueError(
-            f"a submanifold kernel of size {kernel}; every size must be odd (use sparse_conv3d "
-            "for even kernels)."
+            f"a submanifold kernel of size {kernel}; every size must be odd (use sparse_conv3d for even kernels)."
         )
     origin = tuple(k // 2 * d for k, d in zip(kernel, dilation, strict=True))
     return box_offsets(kernel, dilation, origin)

@@ -15,9 +15,8 @@ from .sampling import sampled
 
 
 def grid_sample_3d(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int], grid: torch.Tensor,
-    mode: str = "trilinear",
-) -> torch.Tensor:  # fmt: skip
+    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int], grid: torch.Tensor, mode: str = "trilinear"
+) -> torch.Tensor:
     """Sample voxel features at points; voxel i fills [i, i + 1), its centre is i + 0.5.
 
     Args:
@@ -35,9 +34,7 @@ def grid_sample_3d(
     _check(feats, coords, grid, mode)
     batch, channels, extents = grid_shape(shape)
     if channels != feats.shape[1]:
-        raise ArgumentValueError(
-            f"grid_sample_3d got {feats.shape[1]} channels, its shape says {channels}."
-        )
+        raise ArgumentValueError(f"grid_sample_3d got {feats.shape[1]} channels, its shape says {channels}.")
     sizes = (batch, *extents)
     if torch.compiler.is_compiling():
         from . import compiled
@@ -74,10 +71,6 @@ def check_points(what: str, grid: torch.Tensor) -> None:
     """fp32 [B, L, 3]. Raises ArgumentTypeError, ArgumentShapeError, PointTypeError."""
     check_tensors(what, grid=grid)
     if grid.ndim != 3 or grid.shape[2] != 3:
-        raise ArgumentShapeError(
-            f"{what} got points of shape {list(grid.shape)}; expected [B, L, 3]."
-        )
+        raise ArgumentShapeError(f"{what} got points of shape {list(grid.shape)}; expected [B, L, 3].")
     if grid.dtype != torch.float32:
-        raise PointTypeError(
-            f"{what} got points of {grid.dtype}; expected torch.float32 (use .float())."
-        )
+        raise PointTypeError(f"{what} got points of {grid.dtype}; expected torch.float32 (use .float()).")

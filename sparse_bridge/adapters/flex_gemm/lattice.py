@@ -62,18 +62,14 @@ def _padded(deltas: Deltas, n_more: int) -> Offsets:
     return Offsets.of([(0,) * n_more + delta for delta in deltas])
 
 
-def lattice(
-    coords: torch.Tensor, dimension: int, sizes: Sequence[int] | None, what: str
-) -> Lattice:
+def lattice(coords: torch.Tensor, dimension: int, sizes: Sequence[int] | None, what: str) -> Lattice:
     """sizes: of the batch columns and axes; None: the bounds of the coordinates.
 
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError.
     """
     columns_of(coords, dimension, what)
     if coords.dtype != torch.int32:
-        raise ArgumentTypeError(
-            f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int())."
-        )
+        raise ArgumentTypeError(f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
     store, rows = store_of(coords), coords
     if coords.shape[1] == dimension:
         rows = store.get("rows", lambda: torch.nn.functional.pad(coords.detach(), (1, 0)))
@@ -96,8 +92,7 @@ def columns_of(coords: torch.Tensor, dimension: int, what: str) -> int:
     check_tensors(what, coords=coords)
     if coords.ndim != 2 or coords.shape[1] < dimension:
         raise ArgumentShapeError(
-            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, batch columns + "
-            f"{dimension}]."
+            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, batch columns + {dimension}]."
         )
     return coords.shape[1]
 
@@ -117,9 +112,7 @@ def submanifold_map(own: Lattice, deltas: Deltas) -> KernelMap:
 
 def between(fine: Lattice, coarse: Lattice, deltas: Deltas, stride: Ints) -> KernelMap:
     """coarse[q] gathers fine[q * stride + delta]."""
-    asked = MapRequest(
-        "between", fine.offsets(deltas), fine.steps(stride), coarse.map(), box=fine.box
-    )
+    asked = MapRequest("between", fine.offsets(deltas), fine.steps(stride), coarse.map(), box=fine.box)
     return request(fine.store, fine.map, asked).kmap
 
 

@@ -12,24 +12,14 @@ from ...core.maps.request import MapRequest, request
 from ...errors import DeviceError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .caches import SparseConv3dNeighborCache, SubMConv3dNeighborCache
-from .geometry import (
-    Strided,
-    Triple,
-    bounds_of,
-    box_of,
-    check_coords,
-    grid_shape,
-    row_major,
-    same_offsets,
-)  # fmt: skip
+from .geometry import Strided, Triple, bounds_of, box_of, check_coords, grid_shape, row_major, same_offsets
 from .options import row_order
 from .serialize import ordered_by_code
 
 
 def submanifold_cache(
-    coords: torch.Tensor, shape: Sequence[int] | None, kernel: Triple, dilation: Triple,
-    backward: bool = True,
-) -> SubMConv3dNeighborCache:  # fmt: skip
+    coords: torch.Tensor, shape: Sequence[int] | None, kernel: Triple, dilation: Triple, backward: bool = True
+) -> SubMConv3dNeighborCache:
     """The cache of a submanifold layer over int32 coordinates [N, 4]; shape None: their bounds.
 
     Rows outside of the shape meet themselves alone; of equal rows the first one is everybody's
@@ -64,9 +54,7 @@ def output_coordinates(
     return ordered_by_code(out_map.coords, (grid_shape(shape)[0], 1, *extents), mode)
 
 
-def _output_map(
-    coords: torch.Tensor, shape: Sequence[int], layer: Strided
-) -> tuple[CoordinateMap, Triple]:
+def _output_map(coords: torch.Tensor, shape: Sequence[int], layer: Strided) -> tuple[CoordinateMap, Triple]:
     """(the output coordinates in row-major order, the extents of the input grid)."""
     check_coords(coords, "sparse_conv3d")
     batch, _, extents = grid_shape(shape)
@@ -85,9 +73,8 @@ def _output_map(
 
 
 def strided_cache(
-    coords: torch.Tensor, out_coords: torch.Tensor, shape: Sequence[int], layer: Strided,
-    backward: bool = True,
-) -> SparseConv3dNeighborCache:  # fmt: skip
+    coords: torch.Tensor, out_coords: torch.Tensor, shape: Sequence[int], layer: Strided, backward: bool = True
+) -> SparseConv3dNeighborCache:
     """The cache between input and output coordinates, int32 [N, 4] and [M, 4].
 
     Outputs may repeat, and may lie outside of the output grid: they see what exists. Of equal

@@ -15,9 +15,12 @@ from .errors import ArgumentValueError
 __all__ = ["ALGORITHMS", "algorithm", "allow_tf32", "form", "row_order", "switch"]
 
 ALGORITHMS = (
-    "explicit_gemm", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm",
+    "explicit_gemm",
+    "implicit_gemm",
+    "implicit_gemm_splitk",
+    "masked_implicit_gemm",
     "masked_implicit_gemm_splitk",
-)  # fmt: skip
+)
 _FORMS = {tf32: ConvForm("ovi", 1, "tf32" if tf32 else "ieee") for tf32 in (False, True)}
 _SPCONV = "flex_gemm.ops.spconv"
 _CONFIG = "flex_gemm.kernels.triton.spconv.config"
@@ -52,8 +55,7 @@ def _one_of(name: str, allowed: tuple[int, ...]) -> int:
     value = getattr(sys.modules.get(_SPCONV), name, 0)
     if value not in allowed:
         raise ArgumentValueError(
-            f"flex_gemm.ops.spconv.{name} is {value!r}; expected one of "
-            f"{', '.join(map(str, allowed))}."
+            f"flex_gemm.ops.spconv.{name} is {value!r}; expected one of {', '.join(map(str, allowed))}."
         )
     return int(value)
 

@@ -23,15 +23,18 @@ from .profile import generation
 
 _VERSIONS = "1.x"
 _PARTS = (
-    "_compute_neighbor_cache", "_compute_neighbor_cache_torch", "_get_output_coords",
-    "_get_output_coords_torch", "_sparse_submanifold_conv_forward",
-    "_sparse_submanifold_conv_backward", "_sparse_conv_forward", "_sparse_conv_backward",
-)  # fmt: skip
+    "_compute_neighbor_cache",
+    "_compute_neighbor_cache_torch",
+    "_get_output_coords",
+    "_get_output_coords_torch",
+    "_sparse_submanifold_conv_forward",
+    "_sparse_submanifold_conv_backward",
+    "_sparse_conv_forward",
+    "_sparse_conv_backward",
+)
 
 
-def _instead(
-    function: Callable[..., Any], of_class: bool, original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _instead(function: Callable[..., Any], of_class: bool, original: Callable[..., Any]) -> Callable[..., Any]:
     """of_class: the original is a class method, as torch's own `apply` is."""
 
     @functools.wraps(original)
@@ -42,24 +45,26 @@ def _instead(
 
 
 def _submanifold(
-    feats: Any, coords: Any, shape: Any, neighbor_cache: Any, weight: Any, bias: Any = None,
-    dilation: Any = (1, 1, 1),
-) -> Any:  # fmt: skip
+    feats: Any, coords: Any, shape: Any, neighbor_cache: Any, weight: Any, bias: Any = None, dilation: Any = (1, 1, 1)
+) -> Any:
     """`SubMConv3dFunction.apply`, which takes the cache before the weight."""
-    return conv.sparse_submanifold_conv3d(
-        feats, coords, shape, weight, bias, neighbor_cache, dilation
-    )
+    return conv.sparse_submanifold_conv3d(feats, coords, shape, weight, bias, neighbor_cache, dilation)
 
 
 def _strided(
-    feats: Any, coords: Any, shape: Any, neighbor_cache: Any, weight: Any, bias: Any = None,
-    out_coords: Any = None, stride: Any = (1, 1, 1), padding: Any = (0, 0, 0),
+    feats: Any,
+    coords: Any,
+    shape: Any,
+    neighbor_cache: Any,
+    weight: Any,
+    bias: Any = None,
+    out_coords: Any = None,
+    stride: Any = (1, 1, 1),
+    padding: Any = (0, 0, 0),
     dilation: Any = (1, 1, 1),
-) -> Any:  # fmt: skip
+) -> Any:
     """`SparseConv3dFunction.apply`."""
-    return conv.sparse_conv3d(
-        feats, coords, shape, weight, bias, neighbor_cache, out_coords, stride, padding, dilation
-    )
+    return conv.sparse_conv3d(feats, coords, shape, weight, bias, neighbor_cache, out_coords, stride, padding, dilation)
 
 
 def patches() -> list[Patch]:
@@ -109,6 +114,4 @@ def _not_in_a_graph(*args: Any) -> Any:
 
 
 def _refuse() -> None:
-    raise UnsupportedError(
-        "forward of an autograd function of FlexGEMM was called by itself; call its apply."
-    )
+    raise UnsupportedError("forward of an autograd function of FlexGEMM was called by itself; call its apply.")

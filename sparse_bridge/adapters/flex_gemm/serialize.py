@@ -24,9 +24,7 @@ def _layout(shape: Sequence[int], mode: str) -> tuple[int, torch.dtype]:
     bits = max(0, max(extents) - 1).bit_length()
     total = 3 * bits + max(0, batch - 1).bit_length()
     if total > 64:
-        raise ArgumentValueError(
-            f"a grid of {batch} x {extents} needs codes of {total} bits; at most 64 are served."
-        )
+        raise ArgumentValueError(f"a grid of {batch} x {extents} needs codes of {total} bits; at most 64 are served.")
     return bits, torch.int32 if total <= 32 else torch.int64
 
 
@@ -40,9 +38,7 @@ def encode_seq(coords: torch.Tensor, shape: Sequence[int], mode: str = "z_order"
     """
     check_tensors("encode_seq", coords=coords)
     if coords.ndim != 2 or coords.shape[1] != 4:
-        raise ArgumentShapeError(
-            f"encode_seq got coordinates of shape {list(coords.shape)}; expected [N, 4]."
-        )
+        raise ArgumentShapeError(f"encode_seq got coordinates of shape {list(coords.shape)}; expected [N, 4].")
     bits, dtype = _layout(shape, mode)
     if coords.dtype != torch.int32:
         raise PointTypeError(f"encode_seq got coordinates of {coords.dtype}; expected int32.")
@@ -69,9 +65,7 @@ def decode_seq(code: torch.Tensor, shape: Sequence[int], mode: str = "z_order") 
         raise PointTypeError(f"decode_seq got codes of {code.dtype}; expected int32 or int64.")
     bits = max(0, max(extents) - 1).bit_length()
     if 3 * bits > 64:
-        raise ArgumentValueError(
-            f"a grid of {extents} needs codes of {3 * bits} bits; at most 64 are served."
-        )
+        raise ArgumentValueError(f"a grid of {extents} needs codes of {3 * bits} bits; at most 64 are served.")
     if torch.compiler.is_compiling():
         from ...core.compile import codes
 

@@ -22,10 +22,15 @@ __all__ = ["sparse_submanifold_conv", "sparse_submanifold_conv_any_offset"]
 
 @between_graphs
 def sparse_submanifold_conv(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
-    bias: torch.Tensor | None = None, neighbor_cache: Any = None, dilation: Any = 1,
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    neighbor_cache: Any = None,
+    dilation: Any = 1,
     algorithm: Any = None,
-) -> tuple[torch.Tensor, Any]:  # fmt: skip
+) -> tuple[torch.Tensor, Any]:
     """`sparse_submanifold_conv3d` of the weight's dimension D.
 
     Args:
@@ -62,9 +67,14 @@ def sparse_submanifold_conv(
 
 @between_graphs
 def sparse_submanifold_conv_any_offset(
-    feats: torch.Tensor, coords: torch.Tensor, offsets: Any, weight: torch.Tensor,
-    bias: torch.Tensor | None = None, neighbor_cache: Any = None, algorithm: Any = None,
-) -> tuple[torch.Tensor, Any]:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    offsets: Any,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    neighbor_cache: Any = None,
+    algorithm: Any = None,
+) -> tuple[torch.Tensor, Any]:
     """out[n] = bias + sum of weight[:, v] feats at coord_n + offsets[v].
 
     Args:
@@ -78,9 +88,7 @@ def sparse_submanifold_conv_any_offset(
     how = form(algorithm)
     cache = neighbor_cache
     if weight.ndim != 3:
-        raise ArgumentValueError(
-            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, V, C_in]."
-        )
+        raise ArgumentValueError(f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, V, C_in].")
     if cache is None:
         deltas = deltas_of(offsets)
         if deltas != tuple(tuple(-c for c in delta) for delta in reversed(deltas)):
@@ -122,14 +130,11 @@ def _cache(own: Lattice, deltas: Deltas) -> SubMConvNeighborCache:
 
 
 def _multiplied(
-    what: str, feats: torch.Tensor, cache: Any, weight: torch.Tensor,
-    bias: torch.Tensor | None, how: Any,
-) -> torch.Tensor:  # fmt: skip
+    what: str, feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None, how: Any
+) -> torch.Tensor:
     check_operands(what, feats, weight, bias)
     if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
-        raise ArgumentShapeError(
-            f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."
-        )
+        raise ArgumentShapeError(f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}].")
     out = multiply(feats, cache, weight, bias, how)
     note("flex_gemm", what)
     return out

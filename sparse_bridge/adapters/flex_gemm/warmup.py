@@ -52,9 +52,17 @@ def tell(
         weight = weight.detach().to(feats.dtype)
     sizes = Sizes(len(feats), len(feats) if n_out is None else n_out)
     product = Expected(
-        weight, weight, "ovi", Epilogue(bias), 1, n_out is None, learns,
-        "tf32" if allow_tf32() else "ieee", sizes=sizes, casts=False,
-    )  # fmt: skip
+        weight,
+        weight,
+        "ovi",
+        Epilogue(bias),
+        1,
+        n_out is None,
+        learns,
+        "tf32" if allow_tf32() else "ieee",
+        sizes=sizes,
+        casts=False,
+    )
     if begin(product):
         return None
     found = FirstProduct(product)

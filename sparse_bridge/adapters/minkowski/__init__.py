@@ -18,13 +18,27 @@ __all__ = ["ADAPTER", "MinkowskiAdapter", "from_core", "to_core"]
 
 # Upstream puts its own folder on sys.path and imports itself by these names, and so do projects.
 _FLAT = (
-    "MinkowskiBroadcast", "MinkowskiChannelwiseConvolution", "MinkowskiCommon",
-    "MinkowskiConvolution", "MinkowskiCoordinateManager", "MinkowskiFunctional",
-    "MinkowskiInterpolation", "MinkowskiKernelGenerator", "MinkowskiNetwork",
-    "MinkowskiNonlinearity", "MinkowskiNormalization", "MinkowskiOps", "MinkowskiPooling",
-    "MinkowskiPruning", "MinkowskiSparseTensor", "MinkowskiTensor", "MinkowskiTensorField",
-    "MinkowskiUnion", "MinkowskiCoords", "sparse_matrix_functions",
-)  # fmt: skip
+    "MinkowskiBroadcast",
+    "MinkowskiChannelwiseConvolution",
+    "MinkowskiCommon",
+    "MinkowskiConvolution",
+    "MinkowskiCoordinateManager",
+    "MinkowskiFunctional",
+    "MinkowskiInterpolation",
+    "MinkowskiKernelGenerator",
+    "MinkowskiNetwork",
+    "MinkowskiNonlinearity",
+    "MinkowskiNormalization",
+    "MinkowskiOps",
+    "MinkowskiPooling",
+    "MinkowskiPruning",
+    "MinkowskiSparseTensor",
+    "MinkowskiTensor",
+    "MinkowskiTensorField",
+    "MinkowskiUnion",
+    "MinkowskiCoords",
+    "sparse_matrix_functions",
+)
 # Names that others use as well: answered only where nobody else does.
 _SHARED = ("Common", "SparseTensor", "diagnostics", "modules", "utils")
 

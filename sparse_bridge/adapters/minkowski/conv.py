@@ -27,9 +27,13 @@ _IEEE, _TF32 = ConvForm(), ConvForm(precision="tf32")
 
 
 def convolve(
-    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap,
-    what: str, owner: Any = None,
-) -> Any:  # fmt: skip
+    features: torch.Tensor,
+    kernel: torch.Tensor,
+    bias: torch.Tensor | None,
+    kmap: KernelMap,
+    what: str,
+    owner: Any = None,
+) -> Any:
     """y[u] = sum of x[u + o * tensor stride] @ kernel[o] over a kernel map.
 
     owner: the layer, where what it returns may wait (`core.conv.pending`).
@@ -50,9 +54,7 @@ def convolve(
         raise
 
 
-def collapsed(
-    registry: MapRegistry, in_key: Key, out_key: Key, kernel: torch.Tensor
-) -> tuple[torch.Tensor, KernelMap]:
+def collapsed(registry: MapRegistry, in_key: Key, out_key: Key, kernel: torch.Tensor) -> tuple[torch.Tensor, KernelMap]:
     """The kernel and kernel map of a transposed layer whose offsets all read the output's own
     coordinate: what upstream computes for output coordinates given as a tensor, because it labels
     them with a tensor stride of 0."""
@@ -60,9 +62,7 @@ def collapsed(
     return kernel.sum(0, keepdim=True), registry.relation(out_key, in_key, centre).transposed()
 
 
-def fold(
-    registry: MapRegistry, key: Key, spec: KernelSpec, kernel: torch.Tensor
-) -> tuple[torch.Tensor, LayerMap]:
+def fold(registry: MapRegistry, key: Key, spec: KernelSpec, kernel: torch.Tensor) -> tuple[torch.Tensor, LayerMap]:
     """The kernel and map of a layer on a tensor stride of 0, where offsets coincide: their weights
     add up.  Raises: StrideError for any other layer (the one that `layer_map` has met)."""
     folded_spec, groups = folded(spec, registry.grid(key).stride)
@@ -72,10 +72,7 @@ def fold(
     return kernel.new_zeros(shape).index_add(0, index, kernel), found
 
 
-def pointwise(
-    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, what: str,
-    owner: Any,
-) -> Any:  # fmt: skip
+def pointwise(features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, what: str, owner: Any) -> Any:
     """Kernel volume 1 and stride 1: x @ kernel [C_in, C_out] + bias; follows autocast like torch.
 
     owner: as of `convolve`.
@@ -91,9 +88,8 @@ def pointwise(
 
 
 def channelwise_convolution(
-    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap,
-    what: str,
-) -> torch.Tensor:  # fmt: skip
+    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap, what: str
+) -> torch.Tensor:
     """Depthwise convolution: kernel [V, C], bias [1, C] or None.
 
     Raises: as `convolve`.

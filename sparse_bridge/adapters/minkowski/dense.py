@@ -40,9 +40,7 @@ def dense(
     return result, reported, torch.tensor(x.tensor_stride, dtype=torch.int32)
 
 
-def _boxed(
-    x: Any, low: Any, high: Any, contract: bool
-) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+def _boxed(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, list[int], torch.Tensor]:
     """(int64 index [N, 1 + D] in the box low .. high, its size with the batch first, low [1, D]).
 
     low: IntTensor [D], subtracted first; None for the smallest coordinates.  high: IntTensor [D],
@@ -57,9 +55,7 @@ def _boxed(
     high = (low - 1 if empty else axes.amax(0)) if high is None else high.to(coords)
     low, high = low.reshape(1, dimension), high.reshape(1, dimension)
     if bool(((axes < low) | (axes > high)).any()):
-        raise DenseIndexError(
-            f"coordinates leave {low[0].tolist()} .. {high[0].tolist()} (min_coords, max_coords)."
-        )
+        raise DenseIndexError(f"coordinates leave {low[0].tolist()} .. {high[0].tolist()} (min_coords, max_coords).")
     axes, extent = axes - low, (high - low)[0]
     if contract:
         axes = torch.div(axes, step, rounding_mode="floor")
@@ -102,9 +98,13 @@ def old_dense(
 
 
 def _to_dense(
-    features: torch.Tensor, coords: torch.Tensor, stride: Sequence[int],
-    shape: Sequence[int] | None, minimum: torch.Tensor | None, contract: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    features: torch.Tensor,
+    coords: torch.Tensor,
+    stride: Sequence[int],
+    shape: Sequence[int] | None,
+    minimum: torch.Tensor | None,
+    contract: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(dense [B, C, X_1 .. X_D], the minimum that is reported, int32 [1, D]).
 
     shape: [B, any, X_1 .. X_D] or None for the data's own.  minimum: int32 [D], subtracted first,
@@ -118,8 +118,7 @@ def _to_dense(
     if minimum is None:
         if bool((axes < 0).any()):
             raise ArgumentValueError(
-                "dense() of negative coordinates needs min_coordinate, an IntTensor that is "
-                "subtracted first."
+                "dense() of negative coordinates needs min_coordinate, an IntTensor that is subtracted first."
             )
         reported = axes.amin(0, keepdim=True)
     else:
@@ -132,9 +131,7 @@ def _to_dense(
         size = [int(c) + 1 for c in index.amax(0)]
     else:
         if len(shape) != dimension + 2:
-            raise ContractError(
-                f"shape {list(shape)}; expected [batch, channels, and {dimension} axes]."
-            )
+            raise ContractError(f"shape {list(shape)}; expected [batch, channels, and {dimension} axes].")
         size = [int(shape[0]), *(int(c) for c in shape[2:])]
     outside = first_outside(index, size)
     if outside is not None:
@@ -154,9 +151,7 @@ def _check_minimum(
         raise ContractError(f"{name} has {minimum.numel()} entries; expected {dimension}.")
     minimum = minimum.reshape(1, dimension)
     if bool((minimum % step.to(minimum.device)).any()):
-        raise ContractError(
-            f"{name} {minimum[0].tolist()} is not a multiple of the tensor stride {step.tolist()}."
-        )
+        raise ContractError(f"{name} {minimum[0].tolist()} is not a multiple of the tensor stride {step.tolist()}.")
     return minimum
 
 

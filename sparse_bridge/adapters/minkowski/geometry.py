@@ -44,14 +44,10 @@ def int_list(value: Any, dimension: int, what: str = "argument") -> list[int]:
     if isinstance(value, (int, float)):
         return [_whole(value, what)] * dimension
     if not isinstance(value, Iterable) or isinstance(value, str):
-        raise ArgumentValueError(
-            f"{what} is {value!r}; expected a number or a sequence of {dimension} numbers."
-        )
+        raise ArgumentValueError(f"{what} is {value!r}; expected a number or a sequence of {dimension} numbers.")
     numbers = [_whole(v, what) for v in value]
     if len(numbers) != dimension:
-        raise ContractError(
-            f"{what} has {len(numbers)} entries; the tensor has {dimension} spatial axes."
-        )
+        raise ContractError(f"{what} has {len(numbers)} entries; the tensor has {dimension} spatial axes.")
     return numbers
 
 
@@ -72,9 +68,7 @@ def cube_points(kernel_size: tuple[int, ...]) -> Points:
 def _cross(kernel_size: tuple[int, ...]) -> Points:
     """The centre, then per axis +1 .. +r, -r .. -1."""
     if any(k % 2 == 0 for k in kernel_size):
-        raise ContractError(
-            f"kernel size {list(kernel_size)} for HYPER_CROSS; every size must be odd."
-        )
+        raise ContractError(f"kernel size {list(kernel_size)} for HYPER_CROSS; every size must be odd.")
     points = [(0,) * len(kernel_size)]
     for axis, k in enumerate(kernel_size):
         r = k // 2
@@ -96,11 +90,7 @@ def hybrid_points(kernel_size: tuple[int, ...], axis_types: tuple[RegionType, ..
         for axis, kind in enumerate(axis_types):
             if kind is wanted:
                 start = points if wanted is RegionType.HYPER_CUBE else points[:1]
-                points = points + [
-                    (*point[:axis], step, *point[axis + 1 :])
-                    for point in start
-                    for step in steps[axis]
-                ]
+                points = points + [(*point[:axis], step, *point[axis + 1 :]) for point in start for step in steps[axis]]
     return tuple(points)
 
 
@@ -111,16 +101,13 @@ def region_of_axes(region_type: RegionType, axis_types: Any, dimension: int) -> 
     """
     if axis_types is None:
         if region_type is RegionType.HYBRID:
-            raise ContractError(
-                "RegionType.HYBRID needs axis_types, HYPER_CUBE or HYPER_CROSS for every axis."
-            )
+            raise ContractError("RegionType.HYBRID needs axis_types, HYPER_CUBE or HYPER_CROSS for every axis.")
         return region_type
     kinds = {RegionType(kind) for kind in axis_types}
     simple = {RegionType.HYPER_CUBE, RegionType.HYPER_CROSS}
     if len(axis_types) != dimension or not kinds <= simple:
         raise ContractError(
-            f"axis_types is {axis_types}; expected HYPER_CUBE or HYPER_CROSS for each of "
-            f"{dimension} axes."
+            f"axis_types is {axis_types}; expected HYPER_CUBE or HYPER_CROSS for each of {dimension} axes."
         )
     if region_type is RegionType.HYBRID or kinds == {region_type}:
         return region_type
@@ -140,9 +127,7 @@ def custom_points(region_offsets: Any, dimension: int) -> Points:
     rows = torch.as_tensor(region_offsets).cpu().reshape(-1, dimension).tolist()
     points = tuple(tuple(int(c) for c in row) for row in rows)
     if not points or len(set(points)) != len(points):
-        raise ContractError(
-            f"region_offsets {rows}; expected one or more different offsets of {dimension} axes."
-        )
+        raise ContractError(f"region_offsets {rows}; expected one or more different offsets of {dimension} axes.")
     return points
 
 
@@ -169,10 +154,7 @@ class Region:
 
 @functools.lru_cache(maxsize=1024)
 def kernel_region(
-    region_type: RegionType,
-    kernel_size: tuple[int, ...],
-    dilation: tuple[int, ...],
-    custom: Points | None = None,
+    region_type: RegionType, kernel_size: tuple[int, ...], dilation: tuple[int, ...], custom: Points | None = None
 ) -> Region:
     """The offsets of a kernel; `custom` are those of a CUSTOM or HYBRID region.
 
@@ -243,9 +225,8 @@ class KernelSpec:
 
 @functools.cache
 def kernel_spec(
-    region: Region, kernel_size: tuple[int, ...], stride: tuple[int, ...], expand: bool,
-    transposed: bool,
-) -> KernelSpec:  # fmt: skip
+    region: Region, kernel_size: tuple[int, ...], stride: tuple[int, ...], expand: bool, transposed: bool
+) -> KernelSpec:
     """The one `KernelSpec` of these values."""
     return KernelSpec(region, kernel_size, stride, expand, transposed)
 

@@ -91,8 +91,7 @@ def integral(coords: torch.Tensor) -> torch.Tensor:
     if not bool(fits.all()):
         bad = coords[~fits.all(1)][0].tolist()
         raise CoordinateError(
-            f"the coordinate {bad} is not finite or leaves 32-bit integers; "
-            "shift or coarsen the coordinates."
+            f"the coordinate {bad} is not finite or leaves 32-bit integers; shift or coarsen the coordinates."
         )
     return found
 
@@ -135,9 +134,13 @@ class Grid:
     """
 
     def __init__(
-        self, coords: torch.Tensor | None, stride: tuple[int, ...], unit: tuple[int, ...],
-        bounds: tuple[tuple[int, ...], tuple[int, ...]], made: str,
-    ) -> None:  # fmt: skip
+        self,
+        coords: torch.Tensor | None,
+        stride: tuple[int, ...],
+        unit: tuple[int, ...],
+        bounds: tuple[tuple[int, ...], tuple[int, ...]],
+        made: str,
+    ) -> None:
         self._coords, self.stride, self.unit, self.made = coords, stride, unit, made
         self._order = None if coords is None else stream_order.of(coords.device)
         self.lo, self.hi = bounds
@@ -204,9 +207,8 @@ class Grid:
 
     @staticmethod
     def of_view(
-        view: CoordinateMap, stride: tuple[int, ...], unit: tuple[int, ...], made: str,
-        store: MapStore | None = None,
-    ) -> Grid:  # fmt: skip
+        view: CoordinateMap, stride: tuple[int, ...], unit: tuple[int, ...], made: str, store: MapStore | None = None
+    ) -> Grid:
         """The grid whose view at `unit` is `view`, whose maps `store` holds, if there is one."""
         lo, size = view.box.lo, view.box.size
         low = (lo[0], *(c * u for c, u in zip(lo[:0:-1], unit, strict=True)))

@@ -72,9 +72,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
             "keeps one row per coordinate. Sum or drop them first."
         )
     return framework.SparseTensor(
-        data.feats,
-        coordinate_map_key=framework.CoordinateMapKey(list(key[0]), key[1]),
-        coordinate_manager=manager,
+        data.feats, coordinate_map_key=framework.CoordinateMapKey(list(key[0]), key[1]), coordinate_manager=manager
     )
 
 
@@ -83,6 +81,5 @@ def _framework() -> Any:
         return importlib.import_module("MinkowskiEngine")
     except ModuleNotFoundError as error:
         raise LifecycleError(
-            f"a SparseTensor needs MinkowskiEngine ({error}); "
-            "call sparse_bridge.enable('minkowski') first."
+            f"a SparseTensor needs MinkowskiEngine ({error}); call sparse_bridge.enable('minkowski') first."
         ) from None

@@ -20,9 +20,7 @@ Voxelized = tuple[Key, torch.Tensor | None, torch.Tensor]
 
 
 @between_graphs
-def insert_field(
-    registry: MapRegistry, coords: torch.Tensor, stride: tuple[int, ...], name: str = ""
-) -> Key:
+def insert_field(registry: MapRegistry, coords: torch.Tensor, stride: tuple[int, ...], name: str = "") -> Key:
     """Enter the coordinates [N, 1 + D] of points; the key of the field."""
     registry.use_device(coords.device)
     key = registry.free_key(stride, name, registry.fields)
@@ -41,9 +39,7 @@ def over(registry: MapRegistry, key: Key, root: CoordinateMap) -> MapRegistry:
     return made
 
 
-def join(
-    registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords: torch.Tensor
-) -> Key:
+def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords: torch.Tensor) -> Key:
     """Enter the map that layers made in `other` under `key`, here with these coordinates, as they
     would have made it of `root`; the key. A map that layers have made here since is it."""
     like, grid = other.grid(key), registry.grid(root)
@@ -63,9 +59,7 @@ def join(
 
 
 @between_graphs
-def voxelize(
-    registry: MapRegistry, field_key: Key, stride: tuple[int, ...], name: str = ""
-) -> Voxelized:
+def voxelize(registry: MapRegistry, field_key: Key, stride: tuple[int, ...], name: str = "") -> Voxelized:
     """A new map of the voxels that hold the points of a field: its key, the first point of every
     voxel (None if no two points share one), the voxel of every point; int64.
 
@@ -119,9 +113,7 @@ def slice_matrix(registry: MapRegistry, field_key: Key, key: Key) -> RowMatrix:
 
 
 @between_graphs
-def stride_pairs(
-    registry: MapRegistry, in_key: Key, out_key: Key
-) -> tuple[torch.Tensor, torch.Tensor]:
+def stride_pairs(registry: MapRegistry, in_key: Key, out_key: Key) -> tuple[torch.Tensor, torch.Tensor]:
     """(rows of `in_key`, the rows of `out_key` whose cell holds them), int64."""
     parents = registry.parent_rows(in_key, out_key)
     rows = (parents >= 0).nonzero().squeeze(1)
@@ -155,9 +147,7 @@ def kernel_map_pairs(
     return {0: torch.stack(pair[::-1] if spec.transposed else pair).int()}
 
 
-def union_pairs(
-    registry: MapRegistry, keys: list[Key], out_is_set: bool
-) -> tuple[Key, list[torch.Tensor]]:
+def union_pairs(registry: MapRegistry, keys: list[Key], out_is_set: bool) -> tuple[Key, list[torch.Tensor]]:
     """(key of the union, int64 [2, N_i] rows of each map and their union rows).
 
     Raises: KeyStateError, ContractError.
@@ -172,9 +162,7 @@ def union_pairs(
 
 
 @between_graphs
-def interpolation_pairs(
-    registry: MapRegistry, key: Key, samples: torch.Tensor
-) -> list[torch.Tensor]:
+def interpolation_pairs(registry: MapRegistry, key: Key, samples: torch.Tensor) -> list[torch.Tensor]:
     """[input rows int32, sample rows int32, weights] of the corners that exist, by sample."""
     matrix = interpolation_matrix(registry.grid(key), samples)
     assert matrix.weights is not None

@@ -67,9 +67,13 @@ class MapRegistry:
     def __getstate__(self) -> dict[str, Any]:
         """Coordinates only; everything else is found again."""
         return {
-            "dimension": self.dimension, "grids": self.grids, "fields": self.fields,
-            "strided": self._strided, "origin": self.origin, "tags": next(self._tags),
-        }  # fmt: skip
+            "dimension": self.dimension,
+            "grids": self.grids,
+            "fields": self.fields,
+            "strided": self._strided,
+            "origin": self.origin,
+            "tags": next(self._tags),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["dimension"])  # type: ignore[misc]
@@ -96,9 +100,7 @@ class MapRegistry:
             letters.append(_LETTERS[digit])
         return "".join(reversed(letters))
 
-    def free_key(
-        self, stride: tuple[int, ...], name: str = "", taken: Container[Key] | None = None
-    ) -> Key:
+    def free_key(self, stride: tuple[int, ...], name: str = "", taken: Container[Key] | None = None) -> Key:
         """(stride, name) if it is not taken (by a map), else with letters of its own."""
         taken = self.grids if taken is None else taken
         key = (stride, name)
@@ -148,9 +150,13 @@ class MapRegistry:
             )
 
     def insert(
-        self, coords: torch.Tensor, stride: tuple[int, ...], name: str = "",
-        made: str = "inserted", aligned: bool = False,
-    ) -> tuple[Key, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+        self,
+        coords: torch.Tensor,
+        stride: tuple[int, ...],
+        name: str = "",
+        made: str = "inserted",
+        aligned: bool = False,
+    ) -> tuple[Key, torch.Tensor | None, torch.Tensor | None]:
         """Enter coordinates [N, 1 + D] as a new map, see `Grid.inserted`.
 
         Returns: its key, the row that each of its rows was taken from (int64 [U]), and the map's
@@ -224,9 +230,7 @@ class MapRegistry:
         self.grids[out] = Grid.of_view(view, out[0], out[0], "expanded", store)
         return out
 
-    def finer_stride(
-        self, key: Key, stride: tuple[int, ...], whole: bool = True
-    ) -> tuple[int, ...]:
+    def finer_stride(self, key: Key, stride: tuple[int, ...], whole: bool = True) -> tuple[int, ...]:
         """Tensor stride after a transposed layer, rounded down.
 
         whole: raise StrideError if it does not divide; upstream's generative layers go on, at last
@@ -333,8 +337,7 @@ class MapRegistry:
             x, y = self.grid(in_key), self.grid(out_key)
             if any(b == 0 or (a and b % a) for a, b in zip(x.stride, y.stride, strict=True)):
                 raise StrideError(
-                    f"tensor strides {list(x.stride)} and {list(y.stride)}; the second must be a "
-                    "multiple of the first."
+                    f"tensor strides {list(x.stride)} and {list(y.stride)}; the second must be a multiple of the first."
                 )
             found = y.rows_of(floor_to(x.coords, y.stride))
             self.parents.put((in_key, out_key), found, x.device)

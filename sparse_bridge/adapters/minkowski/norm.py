@@ -27,9 +27,7 @@ def batch_norm(norm: nn.BatchNorm1d, x: Any) -> inference.Features:
 
 
 @between_graphs
-def instance_norm(
-    features: torch.Tensor, rows: torch.Tensor, n_items: int, eps: float
-) -> torch.Tensor:
+def instance_norm(features: torch.Tensor, rows: torch.Tensor, n_items: int, eps: float) -> torch.Tensor:
     """(x - mean) / sqrt(var + eps) per batch item and channel; biased variance.
 
     features: [N, C]; half types are computed in float32.  rows: int64 [N], item of every row.

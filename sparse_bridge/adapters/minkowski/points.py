@@ -36,8 +36,7 @@ class FieldMap:
 def _check(grid: Grid, query: torch.Tensor) -> None:
     if query.ndim != 2 or query.shape[1] != grid.dimension + 1:
         raise ContractError(
-            f"positions have shape {list(query.shape)}; "
-            f"expected [M, {grid.dimension + 1}], batch index first."
+            f"positions have shape {list(query.shape)}; expected [M, {grid.dimension + 1}], batch index first."
         )
     if not bool(torch.isfinite(query).all()):
         raise CoordinateError("positions must be finite; drop the rows with NaN or infinity.")

@@ -32,9 +32,8 @@ def cell_matrix(registry: MapRegistry, in_key: Key, out_key: Key) -> RowMatrix:
 
 
 def local_pooling(
-    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec,
-    given: Key | None = None,
-) -> Pooled:  # fmt: skip
+    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec, given: Key | None = None
+) -> Pooled:
     """Pool [N, C]: (features, key of the output). mode: "sum", "avg" (over present inputs), "max".
 
     A kernel equal to its stride bins every input into its cell; any other one is a window like a
@@ -53,9 +52,8 @@ def local_pooling(
 
 
 def transposed_pooling(
-    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec,
-    given: Key | None = None,
-) -> Pooled:  # fmt: skip
+    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec, given: Key | None = None
+) -> Pooled:
     """Sum ("sum") or mean ("avg") of the contributing parents at every finer coordinate, as
     `local_pooling`; a kernel equal to its stride copies the parent."""
     check_aligned(features, registry.grid(in_key), "MinkowskiPoolingTranspose")
@@ -73,9 +71,7 @@ def pool_items(features: torch.Tensor, rows: torch.Tensor, n_items: int, mode: s
     return global_pool(features, rows, n_items, mode)
 
 
-def global_pooling(
-    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key
-) -> Pooled:  # fmt: skip
+def global_pooling(registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key) -> Pooled:
     """Pool every batch item: rows by ascending batch index, and the key of the origin map.
 
     in_key: of a map; or of a field, where no map of that key has as many rows as the features.

@@ -62,9 +62,7 @@ class _Minkowski(TensorProtocol):
         key: Hashable = x.coordinate_map_key.key
         return key
 
-    def result(
-        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None
-    ) -> Any:
+    def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         if coords is None:
             return x._with(features)
         mine, theirs = x._manager._manager, y._manager._manager

@@ -18,9 +18,7 @@ from .maps import MapRegistry
 from .weights import check_aligned
 
 
-def broadcast(
-    registry: MapRegistry, glob: torch.Tensor, in_key: Key, glob_key: Key
-) -> torch.Tensor:
+def broadcast(registry: MapRegistry, glob: torch.Tensor, in_key: Key, glob_key: Key) -> torch.Tensor:
     """The row of `glob` [B, C] of every row's batch item: [N, C].
 
     Raises: FeatureShapeError, FeatureTypeError, CoordinateError.
@@ -43,9 +41,7 @@ def coords_in_graph(manager: Any, key: Key) -> torch.Tensor | None:
 
 
 @between_graphs
-def look_up(
-    grid: Grid, features: torch.Tensor, query: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def look_up(grid: Grid, features: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(features [M, C] at int32 coordinates [M, 1 + D], 0 where there is no row; int64, which of
     them were found)."""
     rows = grid.rows_of(query)
@@ -55,11 +51,7 @@ def look_up(
 
 
 def prune(
-    registry: MapRegistry,
-    features: torch.Tensor,
-    mask: torch.Tensor,
-    in_key: Key,
-    given: Key | None = None,
+    registry: MapRegistry, features: torch.Tensor, mask: torch.Tensor, in_key: Key, given: Key | None = None
 ) -> tuple[torch.Tensor, Key]:
     """The rows where `mask` (bool [N]) is set, in order, and the key of their map.
 
@@ -75,21 +67,16 @@ def prune(
         return compiled.pruned(registry, features, mask, in_key)
     n_rows = registry.grid(in_key).n_rows
     if features.shape[0] != n_rows:
-        raise FeatureShapeError(
-            f"MinkowskiPruning got features of shape {list(features.shape)} for {n_rows} rows."
-        )
+        raise FeatureShapeError(f"MinkowskiPruning got features of shape {list(features.shape)} for {n_rows} rows.")
     if mask.ndim != 1 or mask.shape[0] != n_rows:
-        raise FeatureShapeError(
-            f"MinkowskiPruning got a mask of shape {list(mask.shape)}; expected [{n_rows}]."
-        )
+        raise FeatureShapeError(f"MinkowskiPruning got a mask of shape {list(mask.shape)}; expected [{n_rows}].")
     _check_mask(mask, features)
     rows = mask.nonzero().squeeze(1)
     if rows.shape[0] == 0:
         logger.info("MinkowskiPruning removed every row; the result is an empty tensor.")
     if given is not None and registry.grid(given).n_rows != rows.shape[0]:
         raise FeatureShapeError(
-            f"MinkowskiPruning keeps {rows.shape[0]} rows, the given map has "
-            f"{registry.grid(given).n_rows}."
+            f"MinkowskiPruning keeps {rows.shape[0]} rows, the given map has {registry.grid(given).n_rows}."
         )
     key = registry.pruned(in_key, rows) if given is None else given
     return features.index_select(0, rows), key
@@ -97,20 +84,13 @@ def prune(
 
 def _check_mask(mask: torch.Tensor, features: torch.Tensor) -> None:
     if mask.dtype != torch.bool:
-        raise FeatureShapeError(
-            f"MinkowskiPruning got a {mask.dtype} mask; expected torch.bool (use mask.bool())."
-        )
+        raise FeatureShapeError(f"MinkowskiPruning got a {mask.dtype} mask; expected torch.bool (use mask.bool()).")
     if mask.device != features.device:
-        raise TensorDeviceError(
-            f"MinkowskiPruning got a mask on {mask.device}, features on {features.device}."
-        )
+        raise TensorDeviceError(f"MinkowskiPruning got a mask on {mask.device}, features on {features.device}.")
 
 
 def union(
-    registry: MapRegistry,
-    features: Sequence[torch.Tensor],
-    keys: list[Key],
-    given: Key | None = None,
+    registry: MapRegistry, features: Sequence[torch.Tensor], keys: list[Key], given: Key | None = None
 ) -> tuple[torch.Tensor, Key]:
     """Sum over the present inputs at every coordinate of the union, and its key.
 
@@ -126,9 +106,7 @@ def union(
         if not torch.compiler.is_compiling():
             check_aligned(part, registry.grid(key), "MinkowskiUnion")
         if part.shape[1] != channels:
-            raise FeatureShapeError(
-                f"MinkowskiUnion got {channels} and {part.shape[1]} channels; all must agree."
-            )
+            raise FeatureShapeError(f"MinkowskiUnion got {channels} and {part.shape[1]} channels; all must agree.")
         if part.device != features[0].device:
             raise DeviceError("MinkowskiUnion got tensors of different devices.")
     if given is None:
@@ -166,9 +144,13 @@ def _merged(registry: MapRegistry, keys: list[Key]) -> tuple[Key, list[torch.Ten
 
 
 def combine(
-    registry: MapRegistry, a: torch.Tensor, b: torch.Tensor, a_key: Key, b_key: Key,
+    registry: MapRegistry,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_key: Key,
+    b_key: Key,
     operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> tuple[torch.Tensor, Key]:  # fmt: skip
+) -> tuple[torch.Tensor, Key]:
     """`a op b` on the union of two maps, and its key: Z = a where a is, Z = op(Z, b) where b is.
 
     So where only a is, its value stays under every operation; where only b is, it is op(0, b).
@@ -185,7 +167,5 @@ def combine(
     try:
         mixed = operation(z.index_select(0, b_rows), b).expand(b.shape[0], a.shape[1])
     except RuntimeError as error:
-        raise FeatureShapeError(
-            f"tensors of {a.shape[1]} and {b.shape[1]} channels do not combine: {error}"
-        ) from None
+        raise FeatureShapeError(f"tensors of {a.shape[1]} and {b.shape[1]} channels do not combine: {error}") from None
     return z.index_copy(0, b_rows, mixed), out_key

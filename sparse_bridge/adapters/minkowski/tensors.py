@@ -22,23 +22,18 @@ def check_features(features: Any) -> None:
 def check_pair(features: torch.Tensor, coordinates: Any) -> None:
     """Raises: ContractError, CoordinateTypeError unless coordinates [N, D + 1] fit the features."""
     if not isinstance(coordinates, torch.Tensor):
-        raise ContractError(
-            f"coordinates are {type(coordinates).__name__}; expected a torch.Tensor."
-        )
+        raise ContractError(f"coordinates are {type(coordinates).__name__}; expected a torch.Tensor.")
     if coordinates.ndim != 2 or coordinates.shape[1] < 2:
         raise ContractError(
-            f"coordinates have shape {list(coordinates.shape)}; "
-            "expected [N, D + 1], batch index first."
+            f"coordinates have shape {list(coordinates.shape)}; expected [N, D + 1], batch index first."
         )
     if features.shape[0] != coordinates.shape[0]:
         raise ContractError(
-            f"{features.shape[0]} rows of features for {coordinates.shape[0]} coordinates; "
-            "both must have N rows."
+            f"{features.shape[0]} rows of features for {coordinates.shape[0]} coordinates; both must have N rows."
         )
     if features.device != coordinates.device:
         raise ContractError(
-            f"features on {features.device}, coordinates on {coordinates.device}; "
-            "give device=, which moves both."
+            f"features on {features.device}, coordinates on {coordinates.device}; give device=, which moves both."
         )
     if not coordinates.is_contiguous():
         raise CoordinateTypeError("coordinates must be contiguous (use .contiguous()).")

@@ -24,13 +24,10 @@ def check_features(features: torch.Tensor, n_rows: int, device: torch.device, wh
             f"{n_rows} rows; expected [{n_rows}, C]."
         )
     if not features.is_floating_point():
-        raise FeatureTypeError(
-            f"{what} got {features.dtype} features; it takes floating point (use x.float())."
-        )
+        raise FeatureTypeError(f"{what} got {features.dtype} features; it takes floating point (use x.float()).")
     if features.device != device:
         raise TensorDeviceError(
-            f"{what} got features on {features.device}, its coordinates are on {device}; "
-            "build the tensor with device=."
+            f"{what} got features on {features.device}, its coordinates are on {device}; build the tensor with device=."
         )
 
 
@@ -39,25 +36,17 @@ def check_aligned(features: torch.Tensor, grid: Grid, what: str) -> None:
     check_features(features, grid.n_rows, grid.device, what)
 
 
-def check_weight(
-    features: torch.Tensor, kernel: torch.Tensor, channels: int, n_offsets: int, what: str
-) -> None:
+def check_weight(features: torch.Tensor, kernel: torch.Tensor, channels: int, n_offsets: int, what: str) -> None:
     """Features [N, channels] and a kernel of `n_offsets` matrices must be of one dtype.
 
     Raises: FeatureShapeError, FeatureTypeError.
     """
     if features.shape[1] != channels:
-        raise FeatureShapeError(
-            f"{what} takes {channels} channels, its input has {features.shape[1]}."
-        )
+        raise FeatureShapeError(f"{what} takes {channels} channels, its input has {features.shape[1]}.")
     if kernel.ndim == 3 and kernel.shape[0] != n_offsets:
-        raise FeatureShapeError(
-            f"{what} has a kernel of {kernel.shape[0]} matrices for {n_offsets} kernel offsets."
-        )
+        raise FeatureShapeError(f"{what} has a kernel of {kernel.shape[0]} matrices for {n_offsets} kernel offsets.")
     autocast = autocast_dtype(features.device)
-    if features.dtype != kernel.dtype and (autocast is None or torch.float64 in (
-        features.dtype, kernel.dtype
-    )):  # fmt: skip
+    if features.dtype != kernel.dtype and (autocast is None or torch.float64 in (features.dtype, kernel.dtype)):
         raise FeatureTypeError(
             f"{what} has a {kernel.dtype} kernel, its input is {features.dtype}; "
             "convert one (x.float(), module.half()) or use torch.autocast."

@@ -65,10 +65,12 @@ def of_conv(x: Any, layer: Any, name: str | None) -> Stopwatch:
     Raises UnnamedLayerError.
     """
     params = {
-        "output_padding": list(layer.output_padding), "subm": layer.subm,
-        "transposed": layer.transposed, "input_channels": layer.in_channels,
+        "output_padding": list(layer.output_padding),
+        "subm": layer.subm,
+        "transposed": layer.transposed,
+        "input_channels": layer.in_channels,
         "out_channels": layer.out_channels,
-    }  # fmt: skip
+    }
     return _start(x, layer, name, "SparseConvolution", params)
 
 
@@ -85,7 +87,11 @@ def _start(x: Any, layer: Any, name: str | None, kind: str, params: dict[str, An
         )
     sizes = {size: list(getattr(layer, size)) for size in _SIZES}
     entry = {
-        "type": kind, "indice_gen_time": [], "time": [], "num_points": [], "num_out_points": [],
+        "type": kind,
+        "indice_gen_time": [],
+        "time": [],
+        "num_points": [],
+        "num_out_points": [],
         "params": {**sizes, **params},
-    }  # fmt: skip
+    }
     return Stopwatch(x.benchmark_record.setdefault(name, entry), x)

@@ -83,10 +83,18 @@ def _numbers(geometry: LayerGeometry, order: str, batch_size: int, shape: list[i
     n_axes = len(shape)
     more = geometry.output_padding or (0,) * n_axes
     return [
-        n_axes, int(geometry.subm), int(geometry.transposed), ORDERS.index(order),
-        *geometry.kernel, *geometry.stride, *geometry.padding, *geometry.dilation, *more,
-        batch_size, *shape,
-    ]  # fmt: skip
+        n_axes,
+        int(geometry.subm),
+        int(geometry.transposed),
+        ORDERS.index(order),
+        *geometry.kernel,
+        *geometry.stride,
+        *geometry.padding,
+        *geometry.dilation,
+        *more,
+        batch_size,
+        *shape,
+    ]
 
 
 def served(x: Any, layer: Any) -> bool:
@@ -128,9 +136,7 @@ class Answer(NamedTuple):
         return out
 
 
-def convolved(
-    layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, precision: str
-) -> Answer:
+def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, precision: str) -> Answer:
     """The output of a convolution. precision: as of `ConvForm`."""
     what = type(layer).__name__
     features, entries = check_input(x, what), dict(x.indice_dict)

@@ -52,11 +52,20 @@ ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoi
 
 
 def conv_forward(
-    layer: Any, training: bool, input: Any, weight: torch.Tensor, bias: torch.Tensor | None,
-    add_input: Any = None, channel_scale: Any = None, output_scale: Any = None,
-    name: str | None = None, sparse_unique_name: str = "", act_type: Any = None,
-    act_alpha: float = 0, act_beta: float = 0,
-) -> Any:  # fmt: skip
+    layer: Any,
+    training: bool,
+    input: Any,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    add_input: Any = None,
+    channel_scale: Any = None,
+    output_scale: Any = None,
+    name: str | None = None,
+    sparse_unique_name: str = "",
+    act_type: Any = None,
+    act_alpha: float = 0,
+    act_beta: float = 0,
+) -> Any:
     """`SparseConvolutionBase._conv_forward`, with its arguments: every convolution of spconv.
 
     Raises the kinds of exception that the framework raises in the same situations: AssertionError
@@ -65,31 +74,24 @@ def conv_forward(
     """
     if channel_scale is not None or output_scale is not None:
         raise UnsupportedError(
-            f"{type(layer).__name__} was called with quantisation scales; int8 inference is not "
-            "bridged."
+            f"{type(layer).__name__} was called with quantisation scales; int8 inference is not bridged."
         )
     epilogue = _epilogue(layer, training, bias, act_type, act_alpha)
     out = convolved(layer, input, weight, epilogue, (name, sparse_unique_name))
     return out if add_input is None else _added(out, add_input, epilogue)
 
 
-def layer_forward(
-    layer: Any, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, add_input: Any = None
-) -> Any:
+def layer_forward(layer: Any, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, add_input: Any = None) -> Any:
     """`conv_forward` with what the layer itself says."""
     epilogue = _epilogue(layer, layer.training, bias, layer.act_type, layer.act_alpha)
     out = convolved(layer, x, weight, epilogue, (layer.name, layer._sparse_unique_name))
     return out if add_input is None else _added(out, add_input, epilogue)
 
 
-def _epilogue(
-    layer: Any, training: bool, bias: torch.Tensor | None, act_type: Any, alpha: float
-) -> Epilogue:
+def _epilogue(layer: Any, training: bool, bias: torch.Tensor | None, act_type: Any, alpha: float) -> Epilogue:
     activation = ACTIVATIONS[getattr(act_type, "name", "None_")]
     if training and activation is not None:
-        raise ContractError(
-            f"{type(layer).__name__}: a fused {activation} is for inference; call .eval() first."
-        )
+        raise ContractError(f"{type(layer).__name__}: a fused {activation} is for inference; call .eval() first.")
     if bias is None and activation is None:
         return _PLAIN
     return Epilogue(bias, activation, alpha)
@@ -99,9 +101,7 @@ def _added(out: Any, add_input: Any, epilogue: Epilogue) -> Any:
     return out.replace_feature(_activated(out.features + add_input.features, epilogue))
 
 
-def convolved(
-    layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]
-) -> Any:
+def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]) -> Any:
     """The layer's output: checked, timed where the tensor asks for it, and counted.
 
     epilogue: bias, and what is fused behind it; a norm not for layers that are one matrix product.
@@ -155,11 +155,7 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     entries, key = keys.entries_of(x), layer.indice_key
     record: Any = None if key is None else entries.get(key)
     kmap = getattr(record, "_map", None)
-    if (
-        type(kmap) is not KernelMap
-        or x.indices.device != features.device
-        or not keys.fits(layer, x, record, features)
-    ):
+    if type(kmap) is not KernelMap or x.indices.device != features.device or not keys.fits(layer, x, record, features):
         return None
     indices, shape, kmap = _ends(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
@@ -170,9 +166,7 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     return _output(x, features_of(made), indices, shape, entries)
 
 
-def _traced(
-    layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]
-) -> Any:  # fmt: skip
+def _traced(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]) -> Any:
     """`convolved` in a graph; where that cannot be, between two graphs."""
     from . import compiled
 
@@ -191,9 +185,13 @@ def _traced(
 
 
 def _product(
-    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue,
+    layer: Any,
+    x: Any,
+    features: torch.Tensor,
+    weight: torch.Tensor,
+    epilogue: Epilogue,
     watch: benchmark.Stopwatch | None,
-) -> Any:  # fmt: skip
+) -> Any:
     if layer.conv1x1:
         return _pointwise(layer, x, features, weight, epilogue.bias)
     entries, record, weight = keys.find(layer, x, features, weight)
@@ -225,9 +223,7 @@ def _ends(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, 
     return record.out_indices, record.out_spatial_shape, kmap
 
 
-def _output(
-    x: Any, features: torch.Tensor, indices: torch.Tensor, shape: Any, entries: dict[Any, Any]
-) -> Any:
+def _output(x: Any, features: torch.Tensor, indices: torch.Tensor, shape: Any, entries: dict[Any, Any]) -> Any:
     """A tensor like `x` with what a convolution made of it.  entries: its maps."""
     out = x.replace_feature(features)
     out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
@@ -240,17 +236,15 @@ def _new_map(layer: Any, x: Any) -> LayerMap:
 
 
 def convolve(
-    features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap,
-    groups: int = 1,
-) -> torch.Tensor:  # fmt: skip
+    features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap, groups: int = 1
+) -> torch.Tensor:
     """[M, C_out]; an activation that needs a gradient follows the product."""
     return _convolve(features, weight, epilogue, kmap, form_of(groups, allow_tf32()))
 
 
 def _convolve(
-    features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap,
-    form: ConvForm,
-) -> torch.Tensor:  # fmt: skip
+    features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap, form: ConvForm
+) -> torch.Tensor:
     if epilogue.activation is not None and _learns(features, weight, epilogue.bias):
         y = core.convolve(features, weight, kmap, Epilogue(epilogue.bias), form)
         return _activated(y, epilogue)
@@ -283,9 +277,7 @@ def _activated(y: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
     return y.sigmoid() if epilogue.activation == "sigmoid" else y
 
 
-def _pointwise(
-    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Any:
+def _pointwise(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     """Kernel volume 1: the weight's memory is read as [C_in, C_out].
 
     A reshape and not a transpose, because published weights were trained so. Rows and keys stay.
@@ -317,11 +309,18 @@ def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
     odd = all(size % 2 for size in layer.kernel_size)
     known = layer.subm or layer.inverse or layer.transposed
     return Expected(
-        layer, layer.weight, "ovi", epilogue, layer.groups, layer.subm and odd,
-        trains(layer.weight), "tf32" if allow_tf32() else "ieee", norm,
+        layer,
+        layer.weight,
+        "ovi",
+        epilogue,
+        layer.groups,
+        layer.subm and odd,
+        trains(layer.weight),
+        "tf32" if allow_tf32() else "ieee",
+        norm,
         strided=None if known else new_coordinates(layer.kernel_size, layer.stride),
         expanding=layer.inverse or layer.transposed,
-    )  # fmt: skip
+    )
 
 
 def expected_of(layer: Any) -> Iterator[Expected]:

@@ -18,9 +18,14 @@ from .tensors import check_parameters
 
 
 def build_map(
-    indices: torch.Tensor, batch_size: int, spatial_shape: Any, geometry: LayerGeometry,
-    algo: Any, direct_table: bool | None = None, original: bool = False,
-) -> tuple[torch.Tensor, KernelMap]:  # fmt: skip
+    indices: torch.Tensor,
+    batch_size: int,
+    spatial_shape: Any,
+    geometry: LayerGeometry,
+    algo: Any,
+    direct_table: bool | None = None,
+    original: bool = False,
+) -> tuple[torch.Tensor, KernelMap]:
     """(output indices [M, 1 + nd] int32, kernel map) of one layer geometry.
 
     algo, direct_table, original: see `row_order`; None: the switch.
@@ -33,9 +38,13 @@ def build_map(
 
 
 def convolution(
-    features: torch.Tensor, filters: torch.Tensor, kmap: KernelMap,
-    bias: torch.Tensor | None = None, act_alpha: float = 0.0, act_type: Any = None,
-) -> torch.Tensor:  # fmt: skip
+    features: torch.Tensor,
+    filters: torch.Tensor,
+    kmap: KernelMap,
+    bias: torch.Tensor | None = None,
+    act_alpha: float = 0.0,
+    act_type: Any = None,
+) -> torch.Tensor:
     """features [N, C], filters KRSC -> [M, K]; features, filters and bias get gradients."""
     check_parameters(features, filters, "the convolution")
     epilogue = Epilogue(bias, ACTIVATIONS[getattr(act_type, "name", "None_")], act_alpha)
@@ -75,18 +84,12 @@ def max_pool_backward(
     return gradient.to(features.dtype)
 
 
-def avg_pool_backward(
-    out_bp: torch.Tensor, table: torch.Tensor, counts: torch.Tensor
-) -> torch.Tensor:
+def avg_pool_backward(out_bp: torch.Tensor, table: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Every input takes 1 / count of its windows' gradients; table [V, N]."""
     share = out_bp / counts.clamp(min=1).unsqueeze(1).to(out_bp.dtype)
     n_rows = table.shape[1]
-    gradient = out_bp.new_zeros(
-        (n_rows, out_bp.shape[1]), dtype=torch.promote_types(out_bp.dtype, torch.float32)
-    )
+    gradient = out_bp.new_zeros((n_rows, out_bp.shape[1]), dtype=torch.promote_types(out_bp.dtype, torch.float32))
     for column in table:
         rows = (column >= 0).nonzero().squeeze(1)
-        gradient.index_add_(
-            0, rows, share.index_select(0, column.index_select(0, rows)).to(gradient.dtype)
-        )
+        gradient.index_add_(0, rows, share.index_select(0, column.index_select(0, rows)).to(gradient.dtype))
     return gradient.to(out_bp.dtype)

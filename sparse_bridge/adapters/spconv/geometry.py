@@ -52,9 +52,7 @@ def conv_output_size(
     """Per axis floor((I + 2p - d(k - 1) - 1) / s) + 1; k == -1 collapses an axis to 1."""
     _check_positive("stride", stride)
     sizes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
-    return [
-        1 if k == -1 else (size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes
-    ]
+    return [1 if k == -1 else (size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
 
 
 def deconv_output_size(
@@ -74,9 +72,7 @@ def deconv_output_size(
 
 
 @functools.cache
-def strided_offsets(
-    kernel_size: tuple[int, ...], dilation: tuple[int, ...], padding: tuple[int, ...]
-) -> Offsets:
+def strided_offsets(kernel_size: tuple[int, ...], dilation: tuple[int, ...], padding: tuple[int, ...]) -> Offsets:
     """Input coordinate = s * output + offset, offset = r * d - p (regular, transposed, inverse)."""
     _check_positive("kernel size", kernel_size)
     _check_positive("dilation", dilation)
@@ -116,10 +112,14 @@ class LayerGeometry(NamedTuple):
     def of(cls, layer: Any) -> LayerGeometry:
         """That of a convolution or pool as it is now."""
         return cls(
-            tuple(layer.kernel_size), tuple(layer.stride), tuple(layer.padding),
-            tuple(layer.dilation), tuple(getattr(layer, "output_padding", ())), layer.subm,
+            tuple(layer.kernel_size),
+            tuple(layer.stride),
+            tuple(layer.padding),
+            tuple(layer.dilation),
+            tuple(getattr(layer, "output_padding", ())),
+            layer.subm,
             getattr(layer, "transposed", False),
-        )  # fmt: skip
+        )
 
     @property
     def rule(self) -> LayerGeometry:
@@ -140,9 +140,7 @@ class LayerGeometry(NamedTuple):
         if self.subm:
             return shape
         if self.transposed:
-            size = deconv_output_size(
-                shape, self.kernel, self.stride, self.padding, self.dilation, self.output_padding
-            )
+            size = deconv_output_size(shape, self.kernel, self.stride, self.padding, self.dilation, self.output_padding)
         else:
             size = conv_output_size(shape, self.kernel, self.stride, self.padding, self.dilation)
         if min(size) <= 0:

@@ -22,9 +22,7 @@ def to_core(x: Any) -> SparseData:
     if not any(base.__name__ == "SparseConvTensor" for base in type(x).__mro__):
         raise DataTypeError(f"expected a SparseConvTensor, got {type(x).__name__}.")
     shape = tuple(shape_of(x))
-    return SparseData(
-        materialize(x.features), x.indices, (1,) * len(shape), shape, int(x.batch_size)
-    )
+    return SparseData(materialize(x.features), x.indices, (1,) * len(shape), shape, int(x.batch_size))
 
 
 def from_core(data: SparseData, like: Any = None) -> Any:
@@ -41,9 +39,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
     shape, batch_size = data.spatial_shape, data.batch_size
     if like is not None:
         if like.indices.shape[1] != data.coords.shape[1]:
-            raise GeometryError(
-                f"`like` has {like.indices.shape[1] - 1} axes, the data {data.dimension}."
-            )
+            raise GeometryError(f"`like` has {like.indices.shape[1] - 1} axes, the data {data.dimension}.")
         shape = tuple(shape_of(like)) if shape is None else shape
         batch_size = int(like.batch_size) if batch_size is None else batch_size
     if shape is None or batch_size is None:

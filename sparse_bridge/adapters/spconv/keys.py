@@ -12,14 +12,7 @@ from ...errors import ContractError, GeometryError
 from .geometry import check_dimension
 from .tensors import shape_of
 
-__all__ = [
-    "KeyReuseError",
-    "KeyTakenError",
-    "checked",
-    "entries_of",
-    "find",
-    "fits",
-]
+__all__ = ["KeyReuseError", "KeyTakenError", "checked", "entries_of", "find", "fits"]
 
 
 _shared, _generation = False, -1  # the setting `shared_keys`, and the generation it was read at
@@ -33,9 +26,7 @@ class KeyTakenError(ContractError, GeometryError):
     """A pool found its `indice_key` in use."""
 
 
-def find(
-    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor
-) -> tuple[dict[Any, Any], Any, torch.Tensor]:
+def find(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor) -> tuple[dict[Any, Any], Any, torch.Tensor]:
     """(the maps that the output carries, that of the layer's `indice_key` or None where the layer
     is to build one, the weight as it is applied).  Raises as `checked`."""
     key, entries = layer.indice_key, entries_of(x)
@@ -92,11 +83,7 @@ def checked(layer: Any, x: Any, record: Any, weight: torch.Tensor) -> torch.Tens
 def check_algo(layer: Any, record: Any) -> None:
     # Above 32 offsets spconv's own defaults differ between pools and convolutions; below, only an
     # explicit choice can.
-    if (
-        layer.algo != record.algo
-        and math.prod(layer.kernel_size) <= 32
-        and math.prod(record.ksize) <= 32
-    ):
+    if layer.algo != record.algo and math.prod(layer.kernel_size) <= 32 and math.prod(record.ksize) <= 32:
         raise ContractError(
             f"layers that share indice_key {layer.indice_key!r} must use the same algo: this "
             f"{type(layer).__name__} has {layer.algo}, the map was made with {record.algo}."

@@ -37,9 +37,8 @@ class LayerMap(NamedTuple):
 
 
 def layer_map(
-    indices: torch.Tensor, batch_size: int, shape: list[int], geometry: LayerGeometry, order: str,
-    what: str,
-) -> LayerMap:  # fmt: skip
+    indices: torch.Tensor, batch_size: int, shape: list[int], geometry: LayerGeometry, order: str, what: str
+) -> LayerMap:
     """The map of a layer on indices int32 [N, 1 + nd] in a grid of `shape`, built at most once.
 
     order: of new rows, see `row_order`.  what: the layer's name, for messages.  Raises what
@@ -63,9 +62,14 @@ def layer_map_of(layer: Any, x: Any) -> LayerMap:
 
 
 def ask(
-    store: MapStore, indices: torch.Tensor, batch_size: int, shape: list[int],
-    geometry: LayerGeometry, order: str, what: str,
-) -> tuple[BuiltMap, list[int]]:  # fmt: skip
+    store: MapStore,
+    indices: torch.Tensor,
+    batch_size: int,
+    shape: list[int],
+    geometry: LayerGeometry,
+    order: str,
+    what: str,
+) -> tuple[BuiltMap, list[int]]:
     """The map of a layer on indices of which `store` holds the maps, and the output's grid."""
     asked, box, out_shape = _request_of(geometry, order, batch_size, tuple(shape), what)
     built = request(store, lambda: store.coordinates(indices, box), asked)
@@ -83,9 +87,7 @@ def _request_of(
 
 
 @functools.cache  # scenes bring grids of ever new sizes, layers do not
-def _asked_of(
-    geometry: LayerGeometry, order: str
-) -> tuple[str, Offsets, tuple[int, ...], Any, str]:
+def _asked_of(geometry: LayerGeometry, order: str) -> tuple[str, Offsets, tuple[int, ...], Any, str]:
     """A `MapRequest` but for its box."""
     if geometry.subm:
         return "submanifold", geometry.offsets, (), None, "given"

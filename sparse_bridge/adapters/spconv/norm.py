@@ -21,9 +21,8 @@ from .tensors import parameters_of
 
 
 def run_sequential(
-    children: Sequence[Any], x: Any, takes_sparse: Callable[[nn.Module], bool], tensor: Any,
-    convolution: Any,
-) -> Any:  # fmt: skip
+    children: Sequence[Any], x: Any, takes_sparse: Callable[[nn.Module], bool], tensor: Any, convolution: Any
+) -> Any:
     """What a container's forward returns.
 
     takes_sparse: whether a child takes the sparse tensor itself; the others act on its features,

@@ -48,9 +48,7 @@ def indice_pairs(kmap: KernelMap, n_in: int, is_subm: bool) -> tuple[torch.Tenso
     return pairs, counts.to(kmap.device)
 
 
-def masks_and_order(
-    table: torch.Tensor, sort: bool | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def masks_and_order(table: torch.Tensor, sort: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Which kernel offsets each row has, and the rows ordered by that.
 
     sort: False leaves the rows as they are; None: `SPCONV_DO_SORT`.
@@ -78,9 +76,7 @@ def counts_of(pair_fwd: torch.Tensor) -> torch.Tensor:
     return (pair_fwd >= 0).sum(0, dtype=torch.int32)
 
 
-def global_pool_rearrange(
-    coords: torch.Tensor, batch_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def global_pool_rearrange(coords: torch.Tensor, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows by batch item: int32 [batch_size, N], padded with -1, and counts int32 [batch_size]."""
     batch = coords[:, 0].long()
     valid = (batch >= 0) & (batch < batch_size)
@@ -106,12 +102,7 @@ def _remember(tensor: torch.Tensor, key: Any, build: Any) -> KernelMap:
 
 
 def map_from_pairs(
-    pairs: torch.Tensor,
-    counts: torch.Tensor,
-    n_in: int,
-    n_out: int,
-    subm: bool = False,
-    inverse: bool = False,
+    pairs: torch.Tensor, counts: torch.Tensor, n_in: int, n_out: int, subm: bool = False, inverse: bool = False
 ) -> KernelMap:
     """pairs [2, V, N] and counts [V] -> kernel map of n_in to n_out rows.
 
@@ -122,8 +113,7 @@ def map_from_pairs(
         return map_from_pairs(pairs, counts, n_out, n_in, subm).transposed()
     if pairs.ndim != 3 or pairs.shape[0] != 2 or counts.shape != (pairs.shape[1],):
         raise ShapeError(
-            f"indice_pairs {list(pairs.shape)} with counts {list(counts.shape)}; expected "
-            "[2, V, N] and [V]."
+            f"indice_pairs {list(pairs.shape)} with counts {list(counts.shape)}; expected [2, V, N] and [V]."
         )
 
     def build() -> KernelMap:

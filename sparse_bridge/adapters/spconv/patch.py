@@ -74,9 +74,7 @@ def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
         if _refusal(input) is not None:
             return original(self, input)
         children = list(self._modules.values())
-        return run_sequential(
-            children, input, is_spconv_module, SparseConvTensor, SparseConvolution
-        )
+        return run_sequential(children, input, is_spconv_module, SparseConvTensor, SparseConvolution)
 
     return bridged
 
@@ -96,9 +94,7 @@ def _any_volume(original: Callable[..., Any]) -> Callable[..., Any]:
     from spconv.pytorch.core import expand_nd
 
     @functools.wraps(original)
-    def init(
-        self: Any, ndim: int, kernel_size: Any = 3, stride: Any = 1, *args: Any, **kwargs: Any
-    ) -> None:
+    def init(self: Any, ndim: int, kernel_size: Any = 3, stride: Any = 1, *args: Any, **kwargs: Any) -> None:
         original(self, ndim, 1, kernel_size if stride is None else stride, *args, **kwargs)
         self.kernel_size = expand_nd(ndim, kernel_size)
 
@@ -106,9 +102,7 @@ def _any_volume(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _assignable(original: property) -> property:
-    return property(
-        original.fget, assign_features, None, "Features [N, C]; assignable as in spconv 1.x."
-    )
+    return property(original.fget, assign_features, None, "Features [N, C]; assignable as in spconv 1.x.")
 
 
 def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> None:
@@ -153,21 +147,9 @@ def patches() -> list[Patch]:
         *voxel_patches(seam),
         seam(functional, "sparse_add", sums.sparse_add, unordered, wraps=False),
         seam(functional, "sparse_add_hash_based", sums.sparse_add_hash_based, compiled, False),
-        seam(
-            core.SparseConvTensor,
-            "features",
-            _assignable(core.SparseConvTensor.features),
-            assigned,
-            wraps=False,
-        ),
+        seam(core.SparseConvTensor, "features", _assignable(core.SparseConvTensor.features), assigned, wraps=False),
         seam(core.SparseConvTensor, "dense", _dense, "rows outside of the grid are named"),
         seam(core.SparseConvTensor, "__iadd__", add_in_place, "spconv's raises", wraps=False),
         seam(core.SparseConvTensor, "select_by_index", selected, emptied, wraps=False),
-        seam(
-            conv.SparseConvolution,
-            "_load_weight_different_layout",
-            _before_loading,
-            twice,
-            wraps=False,
-        ),
+        seam(conv.SparseConvolution, "_load_weight_different_layout", _before_loading, twice, wraps=False),
     ]

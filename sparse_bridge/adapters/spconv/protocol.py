@@ -66,9 +66,7 @@ class _Spconv(TensorProtocol):
     def label(self, x: Any) -> Hashable:
         return x.voxel_num, x.force_algo
 
-    def result(
-        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None
-    ) -> Any:
+    def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         out = _with_rows(y, features, x.indices if coords is None else coords)
         if box is not None:
             out.batch_size, out.spatial_shape = box.size[0], list(box.size[1:])

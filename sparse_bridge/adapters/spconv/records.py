@@ -22,9 +22,17 @@ from .pairs import indice_pairs, map_from_pairs, map_from_table, masks_and_order
 from .tensors import shape_of
 
 _COMMON = (
-    "out_indices", "indices", "spatial_shape", "out_spatial_shape", "is_subm", "algo", "ksize",
-    "stride", "dilation", "padding",
-)  # fmt: skip
+    "out_indices",
+    "indices",
+    "spatial_shape",
+    "out_spatial_shape",
+    "is_subm",
+    "algo",
+    "ksize",
+    "stride",
+    "dilation",
+    "padding",
+)
 _KINDS = ("IndiceData", "ImplicitGemmIndiceData")
 
 
@@ -104,23 +112,20 @@ class _ImplicitView(_Bridged):
     mask_argsort_fwd_splits = property(lambda self: self._tables()["mask_argsort_fwd_splits"])
     mask_argsort_bwd_splits = property(lambda self: self._tables()["mask_argsort_bwd_splits"])
     masks = property(lambda self: self._tables()["masks"])
-    indice_pairs = property(
-        lambda self: indice_pairs(self._map, self._rows(), self.__dict__["is_subm"])[0]
-    )
-    indice_pair_num = property(
-        lambda self: indice_pairs(self._map, self._rows(), self.__dict__["is_subm"])[1]
-    )
+    indice_pairs = property(lambda self: indice_pairs(self._map, self._rows(), self.__dict__["is_subm"])[0])
+    indice_pair_num = property(lambda self: indice_pairs(self._map, self._rows(), self.__dict__["is_subm"])[1])
 
     def __reduce__(self) -> Any:
         names = (
-            "pair_fwd", "pair_bwd", "pair_mask_fwd_splits", "pair_mask_bwd_splits",
-            "mask_argsort_fwd_splits", "mask_argsort_bwd_splits", "masks",
-        )  # fmt: skip
-        head = [
-            self.__dict__["out_indices"],
-            self.__dict__["indices"],
-            *(self._tables()[n] for n in names),
-        ]
+            "pair_fwd",
+            "pair_bwd",
+            "pair_mask_fwd_splits",
+            "pair_mask_bwd_splits",
+            "mask_argsort_fwd_splits",
+            "mask_argsort_bwd_splits",
+            "masks",
+        )
+        head = [self.__dict__["out_indices"], self.__dict__["indices"], *(self._tables()[n] for n in names)]
         counts = (self.__dict__["in_voxel_num"], self.__dict__["out_voxel_num"])
         return type(self).__bases__[1], (*head, *self._common(), *counts)
 
@@ -128,19 +133,23 @@ class _ImplicitView(_Bridged):
 @functools.cache
 def _record_class(base: type, view: type) -> Any:
     name = base.__name__
-    return type(
-        name, (view, base), {"__module__": base.__module__, "__qualname__": f"Bridged{name}"}
-    )
+    return type(name, (view, base), {"__module__": base.__module__, "__qualname__": f"Bridged{name}"})
 
 
 def record_of(x: Any, layer: Any, made: LayerMap) -> Any:
     """The entry of `indice_dict` for the map that `layer` has just built on `x`."""
     values = {
-        "out_indices": made.indices, "indices": x.indices, "spatial_shape": shape_of(x),
-        "out_spatial_shape": list(made.shape), "is_subm": layer.subm, "algo": layer.algo,
-        "ksize": list(layer.kernel_size), "stride": list(layer.stride),
-        "dilation": list(layer.dilation), "padding": list(layer.padding),
-    }  # fmt: skip
+        "out_indices": made.indices,
+        "indices": x.indices,
+        "spatial_shape": shape_of(x),
+        "out_spatial_shape": list(made.shape),
+        "is_subm": layer.subm,
+        "algo": layer.algo,
+        "ksize": list(layer.kernel_size),
+        "stride": list(layer.stride),
+        "dilation": list(layer.dilation),
+        "padding": list(layer.padding),
+    }
     native = getattr(layer.algo, "name", None) == "Native"
     return _new_record(_namespace(x)[_KINDS[not native]], values, made.kmap, made.store)
 
@@ -154,8 +163,7 @@ def _namespace(x: Any) -> dict[str, Any]:
         if base.__name__ == "SparseConvTensor":
             return base.__init__.__globals__  # type: ignore[misc]
     raise UnsupportedError(
-        f"{type(x).__module__}.{type(x).__qualname__} is no SparseConvTensor; "
-        "pass one, or a subclass."
+        f"{type(x).__module__}.{type(x).__qualname__} is no SparseConvTensor; pass one, or a subclass."
     )
 
 
@@ -186,9 +194,7 @@ def reordered(record: Any, before: torch.Tensor, after: torch.Tensor, order: tor
     after: those rows, after[i] = before[order[i]].  order: int64 [N]. Ends of the map that are not
     these rows stay as they are; so do records that know nothing of them.
     """
-    ends = [
-        name for name in ("indices", "out_indices") if _same_rows(getattr(record, name), before)
-    ]
+    ends = [name for name in ("indices", "out_indices") if _same_rows(getattr(record, name), before)]
     if not ends:
         return record
     kmap = kernel_map_of(record)

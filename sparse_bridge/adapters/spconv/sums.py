@@ -30,9 +30,7 @@ def sparse_add(*tensors: Any) -> Any:
     for other in tensors[1:]:
         for what in ("spatial_shape", "batch_size"):
             if getattr(first, what) != getattr(other, what):
-                raise ContractError(
-                    f"{what} differs: {getattr(first, what)} and {getattr(other, what)}."
-                )
+                raise ContractError(f"{what} differs: {getattr(first, what)} and {getattr(other, what)}.")
     indices, features = union_rows(
         [x.indices for x in tensors],
         [materialize(x.features) for x in tensors],
@@ -53,8 +51,7 @@ def _maps_along(operand: Any, indices: torch.Tensor) -> dict[Any, Any]:
         return operand.indice_dict
     order = _lexicographic(operand.indices)
     return {
-        key: records.reordered(record, operand.indices, indices, order)
-        for key, record in operand.indice_dict.items()
+        key: records.reordered(record, operand.indices, indices, order) for key, record in operand.indice_dict.items()
     }
 
 

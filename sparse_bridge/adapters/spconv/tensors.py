@@ -49,20 +49,17 @@ def check_input(x: Any, what: str) -> torch.Tensor:
         features = materialize(features)
     if features.dtype == torch.qint8:
         raise UnsupportedError(
-            f"{what} got int8 features; quantised inference is not bridged. "
-            "Dequantise the tensor first."
+            f"{what} got int8 features; quantised inference is not bridged. Dequantise the tensor first."
         )
     if features.dtype not in _FLOATS:
         raise FeatureTypeError(
-            f"{what} got features of {features.dtype}; expected fp16, bf16, fp32 or fp64 "
-            "(use .float())."
+            f"{what} got features of {features.dtype}; expected fp16, bf16, fp32 or fp64 (use .float())."
         )
     if features.ndim != 2:
         raise ShapeError(f"{what} got features of shape {list(features.shape)}; expected [N, C].")
     if x.indices.device != features.device:
         raise DeviceError(
-            f"{what} got features on {features.device} and indices on {x.indices.device}; "
-            "move both to one device."
+            f"{what} got features on {features.device} and indices on {x.indices.device}; move both to one device."
         )
     return features
 
@@ -88,8 +85,7 @@ def check_parameters(features: torch.Tensor, weight: torch.Tensor, what: str) ->
     """Raise DeviceError or FeatureTypeError where features and weight do not go together."""
     if features.device != weight.device:
         raise DeviceError(
-            f"{what} has its weight on {weight.device}, its input is on {features.device}; "
-            "move both to one device."
+            f"{what} has its weight on {weight.device}, its input is on {features.device}; move both to one device."
         )
     if features.dtype != weight.dtype and autocast_dtype(features.device) is None:
         raise FeatureTypeError(
@@ -102,9 +98,7 @@ def summed_features(x: Any, other: Any) -> torch.Tensor:
     """Features of x + other, a sparse tensor or a plain one. Raises ContractError."""
     more = getattr(other, "_features", other)
     if not isinstance(more, torch.Tensor):
-        raise ContractError(
-            f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}."
-        )
+        raise ContractError(f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}.")
     total: torch.Tensor = x._features + more
     return total
 

@@ -46,9 +46,8 @@ def one_node(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sequential(
-    children: Sequence[nn.Module], x: Proxy, takes_sparse: Callable[[nn.Module], bool],
-    convolution: Any,
-) -> Any:  # fmt: skip
+    children: Sequence[nn.Module], x: Proxy, takes_sparse: Callable[[nn.Module], bool], convolution: Any
+) -> Any:
     """`SparseSequential` on a proxy. Ordinary modules act on the features.
 
     Tracers that prepare quantisation look for a norm and an activation right behind a convolution,

@@ -70,9 +70,7 @@ def convert_layout(state_dict: dict[str, torch.Tensor], key: str, layout: str, l
     Raises ContractError when the key is missing.
     """
     if key not in state_dict:
-        raise ContractError(
-            f"SPCONV_SAVED_WEIGHT_LAYOUT={layout} is set, but the checkpoint has no {key!r}."
-        )
+        raise ContractError(f"SPCONV_SAVED_WEIGHT_LAYOUT={layout} is set, but the checkpoint has no {key!r}.")
     weight = state_dict[key]
     ndim, kernel = len(layer.kernel_size), tuple(layer.kernel_size)
     stored = _shapes(layer)[layout]

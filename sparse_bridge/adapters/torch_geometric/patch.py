@@ -35,9 +35,8 @@ class _Graphs:
         self._maps: dict[Any, RelationMap] = {}
 
     def find(
-        self, edge_index: torch.Tensor, edge_type: torch.Tensor, sizes: tuple[int, int, int],
-        flow: str,
-    ) -> RelationMap:  # fmt: skip
+        self, edge_index: torch.Tensor, edge_type: torch.Tensor, sizes: tuple[int, int, int], flow: str
+    ) -> RelationMap:
         """sizes: relations, target nodes, source nodes."""
         edges = (edge_index, edge_type)
         turned = flow == "target_to_source"
@@ -91,8 +90,11 @@ def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, fast: bool) ->
         return f"aggr={layer.aggr!r}"
     if layer.explain:
         return "an explanation is being made"
-    if any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and
-           name.startswith(("_propagate", "_message", "_aggregate"))):  # fmt: skip
+    if any(
+        hooks
+        for name, hooks in vars(layer).items()
+        if name.endswith("_hooks") and name.startswith(("_propagate", "_message", "_aggregate"))
+    ):
         return "hooks on messages"
     source, _ = node_inputs(layer, x)
     if not source.is_floating_point():

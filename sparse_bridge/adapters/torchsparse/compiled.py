@@ -64,9 +64,15 @@ def _layer(numbers: tuple[int, ...]) -> tuple[Profile, Any, Options]:
     kernel, stride, padding, tensor_stride = (numbers[1 + 3 * i : 4 + 3 * i] for i in range(4))
     options = Options(_MODES[mode], _RULES[rule], bool(tail))
     layer = layer_of(
-        release.name, kernel, stride, padding, tensor_stride, options.kmap_mode,
-        options.downsample_mode, options.keep_tail,
-    )  # type: ignore[arg-type]  # fmt: skip
+        release.name,
+        kernel,
+        stride,
+        padding,
+        tensor_stride,
+        options.kmap_mode,
+        options.downsample_mode,
+        options.keep_tail,
+    )  # type: ignore[arg-type]
     return release, layer, options
 
 
@@ -173,9 +179,8 @@ def generated(x: Any, spec: ConvSpec, out_range: Sequence[int]) -> Record:
 
 
 def multiplied(
-    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, record: Record,
-    form: Any, transposed: bool,
-) -> torch.Tensor:  # fmt: skip
+    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, record: Record, form: Any, transposed: bool
+) -> torch.Tensor:
     """The product over a record's map."""
     sites = record.before if transposed else record.after
     rows = sites.coords.shape[0]
@@ -194,8 +199,8 @@ def _items(coords: torch.Tensor, column: int, what: str) -> torch.Tensor:
 
 
 define(
-    "torchsparse_items", "(Tensor coords, int column, str what) -> Tensor", _items,
-    lambda coords, column, what: coords.new_empty(
-        torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.int64
-    ),
-)  # fmt: skip
+    "torchsparse_items",
+    "(Tensor coords, int column, str what) -> Tensor",
+    _items,
+    lambda coords, column, what: coords.new_empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.int64),
+)

@@ -19,14 +19,7 @@ from ...core.device import trace
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops.pointwise import linear_layer
-from ...errors import (
-    ContractError,
-    CoordinateError,
-    DataTypeError,
-    DeviceError,
-    SettingError,
-    ShapeError,
-)
+from ...errors import ContractError, CoordinateError, DataTypeError, DeviceError, SettingError, ShapeError
 from ...log import once
 from ..fusion import EpilogueLayers
 from ..ledger import note
@@ -48,10 +41,17 @@ Range = tuple[int, ...] | None
 
 
 def conv3d(
-    x: Any, weight: torch.Tensor, kernel_size: Any, bias: torch.Tensor | None = None,
-    stride: Any = 1, padding: Any = 0, dilation: Any = 1, config: Any = None,
-    transposed: bool = False, generative: bool = False,
-) -> Any:  # fmt: skip
+    x: Any,
+    weight: torch.Tensor,
+    kernel_size: Any,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    config: Any = None,
+    transposed: bool = False,
+    generative: bool = False,
+) -> Any:
     """The convolution of a SparseTensor; arguments as torchsparse 2.1 names them. See `convolve`.
 
     Dilation is part of the cache key and otherwise ignored, as in every release.
@@ -61,9 +61,13 @@ def conv3d(
 
 
 def convolve(
-    x: Any, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec, config: Any = None,
+    x: Any,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    spec: ConvSpec,
+    config: Any = None,
     layers: EpilogueLayers | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The convolution of a SparseTensor.
 
     weight: [V, C_in, C_out], or [C_in, C_out] when V is 1; any strides.  bias: [C_out] or None.
@@ -75,8 +79,7 @@ def convolve(
     if spec.dilation != ONE:
         once(
             ("torchsparse-dilation",),
-            f"Conv3d has dilation {spec.dilation}; torchsparse accepts it and computes without, "
-            "so do we.",
+            f"Conv3d has dilation {spec.dilation}; torchsparse accepts it and computes without, so do we.",
         )
     if torch.compiler.is_compiling():
         return _traced(x, feats, weight, bias, spec, config)
@@ -108,9 +111,8 @@ def convolve(
 
 
 def _traced(
-    x: Any, feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec,
-    config: Any,
-) -> Any:  # fmt: skip
+    x: Any, feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec, config: Any
+) -> Any:
     """`convolve` in a graph."""
     from . import compiled
 
@@ -150,15 +152,11 @@ def _pointwise(
     if weight.ndim != 2 or weight.shape[0] != feats.shape[1]:
         raise _mismatch(feats, weight, "[C_in, C_out]")
     if feats.device != weight.device:
-        raise DeviceError(
-            f"features are on {feats.device}, the weight on {weight.device}; move both to one "
-            "device."
-        )
+        raise DeviceError(f"features are on {feats.device}, the weight on {weight.device}; move both to one device.")
     if autocast_dtype(feats.device) is None:
         if feats.dtype != weight.dtype:
             raise DataTypeError(
-                f"features are {feats.dtype} and the weight is {weight.dtype}; convert one, or use "
-                "torch.autocast."
+                f"features are {feats.dtype} and the weight is {weight.dtype}; convert one, or use torch.autocast."
             )
         bias = None if bias is None else bias.to(feats.dtype)
     y = linear_layer(owner, feats, weight, bias)
@@ -173,9 +171,7 @@ def _mismatch(feats: torch.Tensor, weight: torch.Tensor, expected: str) -> Shape
     )
 
 
-def _same_dtype(
-    feats: torch.Tensor, weight: torch.Tensor, release: Profile
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _same_dtype(feats: torch.Tensor, weight: torch.Tensor, release: Profile) -> tuple[torch.Tensor, torch.Tensor]:
     """2.1 runs in half precision when either operand has it; autocast decides where it is on."""
     if feats.dtype != weight.dtype and release.divides and autocast_dtype(feats.device) is None:
         if weight.dtype == torch.float32 and feats.dtype in _HALVES:
@@ -185,9 +181,7 @@ def _same_dtype(
     return feats, weight
 
 
-def _checked(
-    feats: torch.Tensor, weight: torch.Tensor, release: Profile
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _checked(feats: torch.Tensor, weight: torch.Tensor, release: Profile) -> tuple[torch.Tensor, torch.Tensor]:
     feats, weight = _same_dtype(feats, weight, release)
     if weight.ndim < 2 or feats.shape[1] != weight.shape[-2]:
         raise _mismatch(feats, weight, "[V, C_in, C_out]")
@@ -195,11 +189,7 @@ def _checked(
 
 
 def _multiply(
-    feats: torch.Tensor,
-    weight: torch.Tensor,
-    epilogue: Epilogue,
-    kmap: KernelMap,
-    release: Profile,
+    feats: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap, release: Profile
 ) -> torch.Tensor | PendingConv:
     owner = weight
     feats, weight = _checked(feats, weight, release)
@@ -224,18 +214,22 @@ def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: A
     given = range_of(x) if release.divides else None
     kernel, stride, padding = spec.kernel, spec.stride, spec.padding
     layer = layer_of(
-        release.name, kernel, stride, padding, ONE if release.divides else key[0],
-        options.kmap_mode, options.downsample_mode, options.keep_tail,
-    )  # fmt: skip
+        release.name,
+        kernel,
+        stride,
+        padding,
+        ONE if release.divides else key[0],
+        options.kmap_mode,
+        options.downsample_mode,
+        options.keep_tail,
+    )
     out_range = shrunk_range(given, kernel, stride, padding, options.keep_tail)
     record = build_record(coords, release, layer, given, out_range, "Conv3d")
     kmaps[key] = entry_of(record, release)
     return record
 
 
-def _earlier_record(
-    x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey
-) -> tuple[Record, Range]:
+def _earlier_record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey) -> tuple[Record, Range]:
     """(the map of the layer that made x's coordinates, `spatial_range` of that layer's inputs).
 
     A transposed layer reads it backwards; its outputs are that layer's inputs.
@@ -307,8 +301,7 @@ def _generated_range(x: Any, spec: ConvSpec, config: Any) -> tuple[int, ...]:
     given = range_of(x)
     if given is None:
         raise ContractError(
-            "a generative Conv3d needs the tensor's spatial_range (batch, x, y, z); it limits "
-            "the outputs."
+            "a generative Conv3d needs the tensor's spatial_range (batch, x, y, z); it limits the outputs."
         )
     out_range = shrunk_range(given, kernel, stride, spec.padding)
     assert out_range is not None

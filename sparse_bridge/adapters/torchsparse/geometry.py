@@ -123,9 +123,7 @@ def layer_of(
     tiled = all(s in (1, k) for s, k in zip(stride, kernel, strict=True))
     if by_hash and (tiled or downsample_mode == "minkowski"):
         return Layer(offsets, stride[::-1], Sites("floor", kernel, stride))
-    return Layer(
-        offsets, stride[::-1], Sites("dense", kernel, stride, padding, keep_tail=keep_tail)
-    )
+    return Layer(offsets, stride[::-1], Sites("dense", kernel, stride, padding, keep_tail=keep_tail))
 
 
 def _old_layer(release: str, kernel: Triple, stride: Triple, tensor_stride: Triple) -> Layer:
@@ -149,21 +147,14 @@ def _old_layer(release: str, kernel: Triple, stride: Triple, tensor_stride: Trip
 def _check(kernel: Triple, stride: Triple, padding: Triple) -> None:
     if min(kernel) < 1 or min(stride) < 1 or min(padding) < 0:
         raise GeometryError(
-            f"kernel size {kernel}, stride {stride}, padding {padding}; sizes and strides start "
-            "at 1, padding at 0."
+            f"kernel size {kernel}, stride {stride}, padding {padding}; sizes and strides start at 1, padding at 0."
         )
     if math.prod(kernel) > 1 << 16:
-        raise OverflowLimitError(
-            f"a kernel of {math.prod(kernel)} offsets; at most 65536 are served."
-        )
+        raise OverflowLimitError(f"a kernel of {math.prod(kernel)} offsets; at most 65536 are served.")
 
 
 def shrunk_range(
-    spatial_range: Sequence[int] | None,
-    kernel: Triple,
-    stride: Triple,
-    padding: Triple,
-    keep_tail: bool = False,
+    spatial_range: Sequence[int] | None, kernel: Triple, stride: Triple, padding: Triple, keep_tail: bool = False
 ) -> tuple[int, ...] | None:
     """`spatial_range` behind a layer (2.1): the grid of a dense convolution, even for stride 1."""
     if spatial_range is None:
@@ -191,9 +182,7 @@ class Reach:
 def reach_of(sites: Sites) -> Reach:
     """What a rule asks of the core, for values that are not `truncated`."""
     if sites.kind == "dense":
-        return Reach(
-            core_offsets(_shifted(sites.kernel, sites.padding, (1, 1, 1))), sites.stride[::-1]
-        )
+        return Reach(core_offsets(_shifted(sites.kernel, sites.padding, (1, 1, 1))), sites.stride[::-1])
     if sites.kind == "reached":
         back = [(-x, -y, -z) for x, y, z in sites.shifts]
         return Reach(core_offsets(back), sites.cell[::-1], sites.cell[::-1])
@@ -207,9 +196,7 @@ def truncated(sites: Sites, bounds: Bounds) -> bool:
     return sites.truncate and min(bounds[0][1:]) < 0
 
 
-def reach_bounds(
-    sites: Sites, bounds: Bounds, spatial_range: Sequence[int] | None
-) -> tuple[Bounds, bool]:
+def reach_bounds(sites: Sites, bounds: Bounds, spatial_range: Sequence[int] | None) -> tuple[Bounds, bool]:
     """(bounds of the u of `reach_of`, whether they are exact where `bounds` are).
 
     bounds: exact where `spatial_range` is None, as the rules ask for extremes of the data.
@@ -233,9 +220,7 @@ def reach_bounds(
     return (tuple(low), tuple(high)), exact  # type: ignore[return-value]
 
 
-def _dense(
-    sites: Sites, axis: int, least: int, most: int, extent: int | None
-) -> tuple[int, int, bool]:
+def _dense(sites: Sites, axis: int, least: int, most: int, extent: int | None) -> tuple[int, int, bool]:
     """(first, last, whether there are such) q with an offset on a value: value = q * s - pad + t,
     0 <= t < k, inside the dense output."""
     k, s, pad = sites.kernel[axis], sites.stride[axis], sites.padding[axis]
@@ -292,9 +277,7 @@ def box_bounds(box: Box) -> Bounds:
 def truncated_bounds(bounds: Bounds) -> Bounds:
     """Bounds of `truncated` cells."""
     low, high = bounds
-    return (
-        (low[0], *(min(c, 0) for c in low[1:])), (high[0], *(max(c, 0) for c in high[1:])),
-    )  # type: ignore[return-value]  # fmt: skip
+    return ((low[0], *(min(c, 0) for c in low[1:])), (high[0], *(max(c, 0) for c in high[1:])))  # type: ignore[return-value]
 
 
 def cell_rows(sites: Sites, coords: torch.Tensor) -> torch.Tensor:
@@ -310,14 +293,11 @@ def generated_bounds(x: Box, kernel: Triple, stride: Triple) -> Bounds:
     start = [(k - 1) // 2 for k in kernel]
     return (
         (low[0], *(c * s - o for c, s, o in zip(low[1:], stride, start, strict=True))),
-        (high[0], *(c * s - o + k - 1
-                    for c, s, o, k in zip(high[1:], stride, start, kernel, strict=True))),
-    )  # type: ignore[return-value]  # fmt: skip
+        (high[0], *(c * s - o + k - 1 for c, s, o, k in zip(high[1:], stride, start, kernel, strict=True))),
+    )  # type: ignore[return-value]
 
 
-def clamped_rows(
-    coords: torch.Tensor, kernel: Triple, stride: Triple, out_range: Sequence[int]
-) -> torch.Tensor:
+def clamped_rows(coords: torch.Tensor, kernel: Triple, stride: Triple, out_range: Sequence[int]) -> torch.Tensor:
     """Every x * stride + kernel offset, moved into `out_range` where it leaves it (2.1): rows as in
     the core, [N * V, 4], of rows as in the core."""
     shifts = coords.new_tensor(core_offsets(kernel_offsets(kernel)).values)

@@ -46,8 +46,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
         kind = importlib.import_module("torchsparse.tensor").SparseTensor
     except ImportError as error:
         raise LifecycleError(
-            "torchsparse is neither installed nor enabled; call "
-            "sparse_bridge.enable('torchsparse')."
+            "torchsparse is neither installed nor enabled; call sparse_bridge.enable('torchsparse')."
         ) from error
     release = profiles.current()
     stride = triple(data.tensor_stride, "the tensor stride")

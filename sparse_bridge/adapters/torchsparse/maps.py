@@ -38,14 +38,22 @@ from .geometry import (
     reach_of,
     truncated,
     truncated_bounds,
-)  # fmt: skip
+)
 from .profile import Profile
 from .records import Record
 
 __all__ = [
-    "Level", "as_tensor", "bounds_of", "build_record", "check_range",
-    "coordinate_map", "core_rows", "generated_level", "inside_range", "strided_level",
-]  # fmt: skip
+    "Level",
+    "as_tensor",
+    "bounds_of",
+    "build_record",
+    "check_range",
+    "coordinate_map",
+    "core_rows",
+    "generated_level",
+    "inside_range",
+    "strided_level",
+]
 
 Range = tuple[int, ...]
 Steps = tuple[int, ...]
@@ -125,9 +133,7 @@ def _outside(bounds: Bounds, spatial_range: Range) -> str | None:
     return None
 
 
-def check_range(
-    store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range, what: str
-) -> bool:
+def check_range(store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range, what: str) -> bool:
     """Whether all rows lie in `spatial_range`.
 
     False only for a range that a layer here gave the rows (even kernels shrink it although the
@@ -177,9 +183,8 @@ class Units(NamedTuple):
 
 
 def strided_level(
-    sites: Sites, x: CoordinateMap, store: MapStore, known: Callable[[], Bounds],
-    spatial_range: Sequence[int] | None,
-) -> Level:  # fmt: skip
+    sites: Sites, x: CoordinateMap, store: MapStore, known: Callable[[], Bounds], spatial_range: Sequence[int] | None
+) -> Level:
     """The outputs of a strided layer, in ascending order.
 
     x: live rows take part; store: of x.  known: bounds of its rows, exact where `spatial_range` is
@@ -233,9 +238,7 @@ def _scaled(cmap: CoordinateMap, scale: tuple[int, ...]) -> CoordinateMap:
     return made
 
 
-def generated_level(
-    x: CoordinateMap, store: MapStore, kernel: Range, stride: Range, out_range: Sequence[int]
-) -> Level:
+def generated_level(x: CoordinateMap, store: MapStore, kernel: Range, stride: Range, out_range: Sequence[int]) -> Level:
     """Every site x * stride + kernel offset, moved into `out_range` where it leaves it (2.1), in
     ascending order; the map gathers the first input at q = x * stride - offset."""
     low, high = generated_bounds(x.box, kernel, stride)  # type: ignore[arg-type]
@@ -249,9 +252,7 @@ def generated_level(
         level = Level(made, MapStore(made))
     else:
         falls_out = set(back.values) == set(offsets.values)
-        asked = MapRequest(
-            "generative", back if falls_out else offsets, stride[::-1], box, "sorted"
-        )
+        asked = MapRequest("generative", back if falls_out else offsets, stride[::-1], box, "sorted")
         built = request(store, x, asked)
         assert built.coords is not None and built.store is not None
         level = Level(built.coords, built.store, built.kmap if falls_out else None)
@@ -277,9 +278,7 @@ def build_record(
     store = map_cache.store_of(coords) if store is None else store
     if layer.sites is None:
         asked = MapRequest("submanifold", layer.offsets)
-        kmap = request(
-            store, lambda: coordinate_map(store, coords, profile, spatial_range), asked
-        ).kmap
+        kmap = request(store, lambda: coordinate_map(store, coords, profile, spatial_range), asked).kmap
         kmap = among_themselves(kmap, layer)
         if out_range is not None and spatial_range is not None and out_range != spatial_range[:4]:
             before = store.get(("shrunk", spatial_range[:4]), tuple)
@@ -319,9 +318,7 @@ def _source(
     return cmap, MapStore(cmap), lambda: bounds
 
 
-def inside_range(
-    coords: torch.Tensor, profile: Profile, bounds: Bounds, spatial_range: Sequence[int]
-) -> CoordinateMap:
+def inside_range(coords: torch.Tensor, profile: Profile, bounds: Bounds, spatial_range: Sequence[int]) -> CoordinateMap:
     """The coordinates, of which those outside the range are dead."""
     most = (max(0, int(extent)) - 1 for extent in spatial_range[1:4])
     box = core_box(((bounds[0][0], 0, 0, 0), (bounds[1][0], *most)))  # type: ignore[arg-type]

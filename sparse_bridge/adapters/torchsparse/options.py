@@ -61,9 +61,7 @@ def check_modes(kmap_mode: Any, downsample_mode: Any) -> None:
     if kmap_mode not in _MODES:
         raise ContractError(f"kmap_mode is {kmap_mode!r}; expected one of {', '.join(_MODES)}.")
     if downsample_mode not in _DOWNSAMPLING:
-        raise ContractError(
-            f"downsample_mode is {downsample_mode!r}; expected one of {', '.join(_DOWNSAMPLING)}."
-        )
+        raise ContractError(f"downsample_mode is {downsample_mode!r}; expected one of {', '.join(_DOWNSAMPLING)}.")
 
 
 def _check_capacity() -> None:

@@ -40,9 +40,8 @@ def installed_profile() -> tuple[str, str]:
 def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def bridged(
-        input: Any, weight: Any, kernel_size: Any, bias: Any = None, stride: Any = 1, *args: Any,
-        **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        input: Any, weight: Any, kernel_size: Any, bias: Any = None, stride: Any = 1, *args: Any, **kwargs: Any
+    ) -> Any:
         options = conv3d_arguments(args, kwargs)
         config = options.get("config")
         if isinstance(config, dict) and config.get("kmap_mode") == "grid":

@@ -141,8 +141,11 @@ def saw_old_signature(what: str) -> Profile:
         logging.WARNING,
         "torchsparse profile %s was detected (%s). Set it with enable('torchsparse', profile=%r) "
         "or SPARSE_BRIDGE_ENABLE=torchsparse_profile=%s, so that worker processes agree.",
-        _OLD, what, _OLD, _OLD,
-    )  # fmt: skip
+        _OLD,
+        what,
+        _OLD,
+        _OLD,
+    )
     return PROFILES[_OLD]
 
 
@@ -161,9 +164,7 @@ def describe() -> str:
     return f"profile {name} ({reason}), coordinates {layout}"
 
 
-def bind(
-    what: str, names: tuple[str, ...], given: tuple[Any, ...], keywords: dict[str, Any]
-) -> dict[str, Any]:
+def bind(what: str, names: tuple[str, ...], given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name: positional ones in the order of `names`, then keywords.
 
     Raises SignatureError, a TypeError, for too many, repeated or unknown ones.

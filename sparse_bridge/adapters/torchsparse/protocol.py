@@ -38,8 +38,7 @@ class _Torchsparse(TensorProtocol):
             return None
         kind = "transposed" if getattr(layer, "transposed", False) else ""
         kind = "generative" if getattr(layer, "generative", False) else kind
-        axes = [size if isinstance(size, tuple) else (size,) * 3
-                for size in (layer.kernel_size, layer.stride)]  # fmt: skip
+        axes = [size if isinstance(size, tuple) else (size,) * 3 for size in (layer.kernel_size, layer.stride)]
         return LayerFacts.of_sizes(kind, *axes)
 
     def capture_root(self, x: Any) -> Root | None:
@@ -61,9 +60,7 @@ class _Torchsparse(TensorProtocol):
     def label(self, x: Any) -> Hashable:
         return x.stride, range_of(x)
 
-    def result(
-        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None
-    ) -> Any:
+    def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         rows = x.coords if coords is None else coords
         return output_of(x, _profile(), features, rows, y.stride, range_of(y))
 

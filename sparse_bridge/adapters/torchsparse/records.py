@@ -104,11 +104,7 @@ class MapDict(dict):
 
     def __init__(self, record: Record) -> None:
         kmap = record.kmap
-        super().__init__(
-            coords=record.out_coords,
-            sizes=(kmap.n_in, kmap.n_out),
-            spatial_range=record.out_range,
-        )
+        super().__init__(coords=record.out_coords, sizes=(kmap.n_in, kmap.n_out), spatial_range=record.out_range)
         self.record = record
 
     def __missing__(self, key: str) -> Any:
@@ -181,9 +177,7 @@ def leading_from(coords: torch.Tensor, entry: Any) -> Record | None:
     return None
 
 
-def read(
-    entry: Any, in_coords: torch.Tensor, out_coords: torch.Tensor, in_range: tuple[int, ...] | None
-) -> Record:
+def read(entry: Any, in_coords: torch.Tensor, out_coords: torch.Tensor, in_range: tuple[int, ...] | None) -> Record:
     """The record of an entry in either form that was not made here. Raises ShapeError."""
     if isinstance(entry, dict):
         n_in, n_out = entry["sizes"]

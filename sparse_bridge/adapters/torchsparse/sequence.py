@@ -55,9 +55,7 @@ def expected(container: nn.Module) -> Iterator[Expected]:
     do not, see `_run`."""
     children = list(container.children())
     for place, layer in enumerate(children):
-        following = (
-            layers_after(children, place + 1) if hooks.inference() and _bare(layer) else None
-        )
+        following = layers_after(children, place + 1) if hooks.inference() and _bare(layer) else None
         if following is not None:
             for one in conv.expected(layer):
                 if one.pointwise:

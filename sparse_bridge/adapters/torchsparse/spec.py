@@ -67,9 +67,7 @@ class ConvSpec:
         return found
 
 
-def spec_of(
-    kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, generative: bool
-) -> ConvSpec:
+def spec_of(kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, generative: bool) -> ConvSpec:
     """The spec of these arguments under the profile in force.
 
     Raises ShapeError, and ContractError for a generative layer that is not transposed.
@@ -90,9 +88,8 @@ def spec_of(
 
 @functools.lru_cache(maxsize=4096)
 def _spec(
-    release: Profile, kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    generative: bool,
-) -> ConvSpec:  # fmt: skip
+    release: Profile, kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, generative: bool
+) -> ConvSpec:
     if generative and not transposed:
         raise ContractError("generative=True is for transposed layers; pass transposed=True too.")
     kernel, steps = triple(kernel_size, "kernel_size"), triple(stride, "stride")

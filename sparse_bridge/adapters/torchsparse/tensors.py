@@ -92,9 +92,13 @@ def fapply(input: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def output_of(
-    x: Any, profile: Profile, feats: torch.Tensor | PendingConv, coords: torch.Tensor,
-    stride: Triple, spatial_range: tuple[int, ...] | None,
-) -> Any:  # fmt: skip
+    x: Any,
+    profile: Profile,
+    feats: torch.Tensor | PendingConv,
+    coords: torch.Tensor,
+    stride: Triple,
+    spatial_range: tuple[int, ...] | None,
+) -> Any:
     """`make_like` for a layer's output, whose coordinates are entered into `cmaps`; the first ones
     at a tensor stride stay there."""
     cmaps = caches_of(x).cmaps
@@ -113,9 +117,7 @@ def check_coords(coords: Any, what: str) -> torch.Tensor:
     if coords.ndim != 2 or coords.shape[1] != 4:
         raise ShapeError(f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4].")
     if coords.dtype != torch.int32:
-        raise DataTypeError(
-            f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int())."
-        )
+        raise DataTypeError(f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
     return coords
 
 
@@ -125,13 +127,11 @@ def check_pair(feats: torch.Tensor, coords: Any, what: str) -> torch.Tensor:
     coords = check_coords(coords, what)
     if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
         raise ShapeError(
-            f"{what} got features {list(feats.shape)} for coordinates {list(coords.shape)}; "
-            "expected [N, C] and [N, 4]."
+            f"{what} got features {list(feats.shape)} for coordinates {list(coords.shape)}; expected [N, C] and [N, 4]."
         )
     if feats.device != coords.device:
         raise DeviceError(
-            f"{what} got features on {feats.device} and coordinates on {coords.device}; "
-            "move both to one device."
+            f"{what} got features on {feats.device} and coordinates on {coords.device}; move both to one device."
         )
     return coords
 
@@ -141,9 +141,7 @@ def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     try:
         feats, coords = x.feats, x.coords
     except AttributeError:
-        raise DataTypeError(
-            f"{what} takes a torchsparse.SparseTensor, got {type(x).__name__}."
-        ) from None
+        raise DataTypeError(f"{what} takes a torchsparse.SparseTensor, got {type(x).__name__}.") from None
     if type(feats) is not torch.Tensor:
         feats = materialize(feats)
     if not isinstance(feats, torch.Tensor):

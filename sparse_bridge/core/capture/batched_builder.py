@@ -45,19 +45,23 @@ class SceneTraces(Protocol):
 
     def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None: ...
 
-    def learn(
-        self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]
-    ) -> None: ...
+    def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None: ...
 
 
 class BatchedBuilder:
     """All maps of a scene in one go."""
 
     def __init__(
-        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
-        slack: float = _ROOM, where: LevelLayouts | None = None,
-        boxes: dict[int, Box] | None = None, traces: SceneTraces | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        cmap: CoordinateMap,
+        target: Target,
+        steps: tuple[Step, ...],
+        last: RequestHistory,
+        slack: float = _ROOM,
+        where: LevelLayouts | None = None,
+        boxes: dict[int, Box] | None = None,
+        traces: SceneTraces | None = None,
+    ) -> None:
         """slack: memory of a level over the estimate.  where: layouts of levels that are not those
         of their boxes.  boxes: where the input's is to be learnt.  traces: of scenes like this."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
@@ -216,9 +220,7 @@ class BatchedBuilder:
         for place, capacity in capacities.items():
             # Half full at worst; for the capacity alone it would be a third.
             level = self.steps[place].level
-            counters = new_rows.owner_counters(
-                self.cmap.n_rows if level == 0 else capacities[level - 1]
-            )
+            counters = new_rows.owner_counters(self.cmap.n_rows if level == 0 else capacities[level - 1])
             key64 = self.layouts[place + 1].key64
             wanted.append((capacity_for(-(-2 * capacity // 3)), key64, counters))
         tables = hash_table.HashTable.allocate_all(wanted, self.device)
@@ -228,9 +230,7 @@ class BatchedBuilder:
         """Lengths of the new tables' flags and counters, which lie one after another."""
         return [level.table.own[2].shape[0] for place, level in self.levels.items() if place]
 
-    def _expand(
-        self, place: int, step: Step, capacity: int, table: Any, slab: Slab | None
-    ) -> None:  # fmt: skip
+    def _expand(self, place: int, step: Step, capacity: int, table: Any, slab: Slab | None) -> None:
         """slab: see `SceneMemory.scratch`."""
         below, out, req = self.levels[step.level], self.layouts[place + 1], step.request
         slab = slab if self.memory.passing(place) else None
@@ -253,9 +253,8 @@ class BatchedBuilder:
         if step.out is not None:
             here, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
-            here.source(), level.table, level.capacity, level.layout, offsets, stride, target,
-            center, slabs.found,
-        )  # fmt: skip
+            here.source(), level.table, level.capacity, level.layout, offsets, stride, target, center, slabs.found
+        )
         return [table, None]
 
     def _tiled(self, place: int, sides: Sequence[Any]) -> list[int]:
@@ -263,9 +262,7 @@ class BatchedBuilder:
         tiled = self.memory.tiled
         return [s for s, found in enumerate(sides) if found is not None and tiled(place, s)]
 
-    def sizes(
-        self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]
-    ) -> dict[int, int] | None:
+    def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
         """Rows of every level, from what the host has read, of the new tables so many counters;
         None where this scene is not like the last."""
         counters, root, *ends = read
@@ -295,19 +292,15 @@ class BatchedBuilder:
             self.boxes = boxes_of(self.cmap.box, self.steps, self.found)
 
     def assembled(
-        self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor],
-        scene: PaddedInput | None = None,
-    ) -> Answers:  # fmt: skip
+        self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor], scene: PaddedInput | None = None
+    ) -> Answers:
         """The answers made of these sides and the new levels' coordinates, cut to `rows`.
 
         scene: the padded input whose they are, if they are cut to its capacities.
         """
         answers: Answers = {}
         maps, paired = {0: self.cmap}, list[Rulebook]()
-        ends = {
-            level: Rows.of(count) if scene is None else scene.rows(level)
-            for level, count in rows.items()
-        }
+        ends = {level: Rows.of(count) if scene is None else scene.rows(level) for level, count in rows.items()}
         for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
             kmap, new = self._answer(place, step, sides, ends, coords, scene)
             if new is not None:
@@ -320,18 +313,19 @@ class BatchedBuilder:
         return answers
 
     def _answer(
-        self, place: int, step: Step, sides: Sides, rows: dict[int, Rows],
-        coords: dict[int, torch.Tensor], scene: PaddedInput | None,
-    ) -> tuple[KernelMap, CoordinateMap | None]:  # fmt: skip
+        self,
+        place: int,
+        step: Step,
+        sides: Sides,
+        rows: dict[int, Rows],
+        coords: dict[int, torch.Tensor],
+        scene: PaddedInput | None,
+    ) -> tuple[KernelMap, CoordinateMap | None]:
         out = step.ends(place)
         x, y = rows[step.level], rows[out]
         offsets, same = step.request.offsets, out == step.level
         symmetric, center = same and offsets.symmetric, offsets.center if same else -1
-        kmap = KernelMap(
-            Rulebook(
-                x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides
-            )
-        )
+        kmap = KernelMap(Rulebook(x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides))
         if not step.makes:
             return kmap, None
         cut = scene is None and len(coords[out]) == y.capacity

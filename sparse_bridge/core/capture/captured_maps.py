@@ -83,9 +83,15 @@ class CapturedMaps:
     """
 
     def __init__(
-        self, scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
-        memory: GraphMemory, n_rows: int, exact: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        scene: PaddedInput,
+        box: Box,
+        target: targets.Target,
+        steps: tuple[Step, ...],
+        memory: GraphMemory,
+        n_rows: int,
+        exact: bool = False,
+    ) -> None:
         self.scene, self.box, self.steps, self.target = scene, box, steps, target
         self.exact = exact
         from ...kernels.maps.tile_batch import room_for_records
@@ -186,9 +192,8 @@ class CapturedMaps:
 
 
 def builder_over(
-    scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
-    where: LevelLayouts | None = None,
-) -> BatchedBuilder:  # fmt: skip
+    scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...], where: LevelLayouts | None = None
+) -> BatchedBuilder:
     """The builder of a padded input."""
     root = CoordinateMap(scene.coords, box, Rows(None, scene.count, scene.coords.shape[0]))
     root.adopt()

@@ -45,9 +45,7 @@ class Tensors(Protocol):
 
     def on_rows_of(self, x: Any, y: Any) -> bool: ...
 
-    def result(
-        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Any
-    ) -> Any: ...
+    def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Any) -> Any: ...
 
     def label(self, x: Any) -> Hashable: ...
 
@@ -79,9 +77,14 @@ class Captured:
     """A model over a padded input: its outcome, whose tensors stay where they are."""
 
     def __init__(
-        self, forward: Callable[..., Any], call: Call, scene: PaddedInput, features: torch.Tensor,
-        place: Place, around: Sequence[contextlib.AbstractContextManager[Any]] = (),
-    ) -> None:  # fmt: skip
+        self,
+        forward: Callable[..., Any],
+        call: Call,
+        scene: PaddedInput,
+        features: torch.Tensor,
+        place: Place,
+        around: Sequence[contextlib.AbstractContextManager[Any]] = (),
+    ) -> None:
         """Run it.  around: what to enter when it begins with the sparse tensor.
 
         Raises UnpaddedError where it does more to its input than to read it."""
@@ -136,10 +139,7 @@ class Captured:
         def made(value: Any) -> Any:
             return rebuilt(self.tensors, value, materialize, inside, outcome.kept, known)
 
-        new = {
-            place: {key: made(one) for key, one in entries.items()}
-            for place, entries in outcome.written.items()
-        }
+        new = {place: {key: made(one) for key, one in entries.items()} for place, entries in outcome.written.items()}
         found = outcome._replace(value=made(outcome.value), written=new)
         numbers = [holds_numbers(one, self.tensors.is_tensor) for one in found.values()]
         return found._replace(numbers=any(numbers))
@@ -158,10 +158,7 @@ class Captured:
 
         return cut
 
-    def of(
-        self, call: Call, rows: dict[int, int], root: Root,
-        made: Cut | None = None,
-    ) -> Callable[[Any], Any]:  # fmt: skip
+    def of(self, call: Call, rows: dict[int, int], root: Root, made: Cut | None = None) -> Callable[[Any], Any]:
         """What makes a value of the outcome one of `call`, whose coordinates are `root`; made: how
         tensors of it become the call's, if not as copies of the rows that there are."""
         cut = self.cutter(call, rows)
@@ -207,9 +204,7 @@ class Captured:
         found = _outputs(self.tensors, made, theirs)
         wide = _outputs(self.tensors, self.outcome.values(), self.outcome.kept)
         if not len(expected) == len(found) > 0:
-            raise MixedRowsError(
-                f"it returns {len(expected)} tensors, and {len(found)} over a padded input."
-            )
+            raise MixedRowsError(f"it returns {len(expected)} tensors, and {len(found)} over a padded input.")
         for number, (one, other, whole) in enumerate(zip(expected, found, wide, strict=True)):
             level = self.scene.level_of(whole[0])
             name = f"output {number} ({'a grid' if level == padded.GRID else f'level {level}'})"
@@ -256,9 +251,7 @@ def shown(tensors: Tensors, outcome: Outcome, look: Callable[[torch.Tensor], Non
     outcome.each(tensors, look, lambda y: look(tensors.features_of(y)))  # type: ignore[arg-type]
 
 
-def _outputs(
-    tensors: Tensors, values: list[Any], own: Own
-) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+def _outputs(tensors: Tensors, values: list[Any], own: Own) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """(tensor, None) or (features, coordinates) of all that values hold but for what is the call's
     own."""
     found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -282,9 +275,8 @@ def untouched(model: nn.Module, tensors: Tensors) -> Iterator[None]:
     """Raise UnpaddedError where the modules of a model come to hold other things in attributes,
     which are put back: a graph could not repeat it. The frameworks' own layers may."""
     before = [
-        (module, dict(module.__dict__), _contents(module))
-        for module in model.modules() if not tensors.is_own(module)
-    ]  # fmt: skip
+        (module, dict(module.__dict__), _contents(module)) for module in model.modules() if not tensors.is_own(module)
+    ]
     try:
         yield
     finally:

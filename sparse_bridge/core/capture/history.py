@@ -52,9 +52,7 @@ class Step(NamedTuple):
         return not self.makes or isinstance(self.request.output, BoxReach)
 
 
-def boxes_of(
-    box: Box, steps: Sequence[Step], found: Mapping[int, Box] | None = None
-) -> dict[int, Box]:
+def boxes_of(box: Box, steps: Sequence[Step], found: Mapping[int, Box] | None = None) -> dict[int, Box]:
     """The boxes of all levels over inputs in `box`, as far as they have any.
 
     found: exact bounds of `loose_levels`, where they are known.
@@ -75,9 +73,7 @@ def loose_levels(steps: tuple[Step, ...]) -> tuple[int, ...]:
     """Levels that may end inside their boxes, where the bounds of others start from their ends."""
     sources = {s.level for s in steps if s.makes and isinstance(s.request.output, BoxReach)}
     return tuple(
-        place + 1
-        for place, step in enumerate(steps)
-        if step.makes and place + 1 in sources and step.request.loose
+        place + 1 for place, step in enumerate(steps) if step.makes and place + 1 in sources and step.request.loose
     )
 
 
@@ -129,9 +125,7 @@ class RequestHistory:
 
     def twin(self) -> RequestHistory:
         """A record of the same input, told the same, for another history."""
-        return RequestHistory(
-            self.n_rows, None, self.steps, self.rows, self.tiled, self.asked, self.paired
-        )  # fmt: skip
+        return RequestHistory(self.n_rows, None, self.steps, self.rows, self.tiled, self.asked, self.paired)
 
     def growth(self, place: int) -> float | None:
         """Rows that a step made, per row of the input: the most that this and earlier inputs

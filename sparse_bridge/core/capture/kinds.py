@@ -41,12 +41,16 @@ class Kind(NamedTuple):
 
 def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     """Where parameters and buffers lie: a graph reads them there."""
-    return tuple([
-        _data_ptr(tensor)
-        for module in modules
-        for held in (module._parameters, module._buffers) if held
-        for tensor in held.values() if tensor is not None
-    ])  # fmt: skip
+    return tuple(
+        [
+            _data_ptr(tensor)
+            for module in modules
+            for held in (module._parameters, module._buffers)
+            if held
+            for tensor in held.values()
+            if tensor is not None
+        ]
+    )
 
 
 def root_of(tensors: Tensors, x: Any) -> Root | None:
@@ -70,11 +74,17 @@ def kind_of(tensors: Tensors, call: Call, root: Root) -> Kind:
     features = tensors.features_of(call.x)
     assert features is not None  # `root_of` has seen them
     return Kind(
-        tensors, features.device, features.dtype, autocast_dtype(features.device),
-        features.shape[1], root.box.key64, tensors.label(call.x),
-        padded.capacity_of(features.shape[0]), call.constants,
+        tensors,
+        features.device,
+        features.dtype,
+        autocast_dtype(features.device),
+        features.shape[1],
+        root.box.key64,
+        tensors.label(call.x),
+        padded.capacity_of(features.shape[0]),
+        call.constants,
         (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32),
-    )  # fmt: skip
+    )
 
 
 def capturable(features: torch.Tensor) -> bool:

@@ -67,9 +67,7 @@ class LevelLayouts:
         columns = len(boxes[0].size)
         limits = Box.spanning((-_FAR,) * columns, (2 * _FAR,) * columns)
         self.layouts = {
-            level: layout_over(
-                self.sent, 2 + size * place, limits, box.key64 or level in key64, bool(box.steps)
-            )
+            level: layout_over(self.sent, 2 + size * place, limits, box.key64 or level in key64, bool(box.steps))
             for place, (level, box) in enumerate(boxes.items())
         }
 
@@ -100,9 +98,7 @@ class LevelLayouts:
         values = [number for box in boxes.values() for number in record_of(box)]
         self.records.copy_(uploaded(values, self.records.device))
 
-    def derive(
-        self, ends: torch.Tensor, steps: Sequence[Step], target: Target, level: int = 0
-    ) -> None:
+    def derive(self, ends: torch.Tensor, steps: Sequence[Step], target: Target, level: int = 0) -> None:
         """Queue writing the bounds of all levels that follow from those of `level`, the input or a
         loose one, see `DataBounds`."""
         from ...kernels.maps.level_bounds import level_bounds

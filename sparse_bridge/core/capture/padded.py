@@ -27,9 +27,19 @@ if TYPE_CHECKING:
     from .history import RequestHistory
 
 __all__ = [
-    "GRID", "MixedRowsError", "PaddedInput", "UndecidedError", "UnknownRowsError", "UnpaddedError",
-    "capacity_of", "compare", "current", "named", "rows_found", "using",
-]  # fmt: skip
+    "GRID",
+    "MixedRowsError",
+    "PaddedInput",
+    "UndecidedError",
+    "UnknownRowsError",
+    "UnpaddedError",
+    "capacity_of",
+    "compare",
+    "current",
+    "named",
+    "rows_found",
+    "using",
+]
 
 
 class MixedRowsError(UnpaddedError):
@@ -97,18 +107,14 @@ class PaddedInput:
         for level, capacity in self.capacities.items():
             if value.ndim and value.shape[0] == capacity:
                 return level
-        raise UnknownRowsError(
-            f"a tensor of shape {list(value.shape)} has not a row for every site of a level."
-        )
+        raise UnknownRowsError(f"a tensor of shape {list(value.shape)} has not a row for every site of a level.")
 
     def used(self, value: torch.Tensor, rows: dict[int, int]) -> int:
         """How many rows of a tensor count. Raises UnknownRowsError."""
         level = self.level_of(value)
         return len(value) if level == GRID else rows[level]
 
-    def validated(
-        self, counters: Sequence[int], flags: Sequence[int], n_rows: int
-    ) -> dict[int, int] | None:
+    def validated(self, counters: Sequence[int], flags: Sequence[int], n_rows: int) -> dict[int, int] | None:
         """Rows of every level, from the values of `counters` and `flags` once the kernels have run;
         None where rows are equal, lie outside, or do not fit."""
         from ...kernels.maps.hash_table import live_flags
@@ -121,9 +127,7 @@ class PaddedInput:
         return None if found is None else {0: n_rows, **found}
 
 
-def rows_found(
-    counters: Sequence[int], lengths: Sequence[int], capacities: dict[int, int]
-) -> dict[int, int] | None:
+def rows_found(counters: Sequence[int], lengths: Sequence[int], capacities: dict[int, int]) -> dict[int, int] | None:
     """Rows of new levels, by level, from the flags and counters of their tables, which lie one
     after another; None where one has more than there is capacity for.
 

@@ -62,9 +62,7 @@ def counts() -> dict[str, int]:
 class Tracker:
     """The requests that one input is asked, and answers that are ready, for one stream."""
 
-    def __init__(
-        self, cmap: CoordinateMap, record: RequestHistory, ready: Answers, stream: int
-    ) -> None:
+    def __init__(self, cmap: CoordinateMap, record: RequestHistory, ready: Answers, stream: int) -> None:
         self.record, self.ready, self._stream = record, ready, stream
         self.levels = weakref.WeakKeyDictionary({cmap: 0})
 
@@ -120,9 +118,7 @@ class Tracker:
             self.levels[built.coords] = place + 1
 
 
-def step_of(
-    levels: Mapping[CoordinateMap, int], cmap: CoordinateMap, req: MapRequest
-) -> Step | None:
+def step_of(levels: Mapping[CoordinateMap, int], cmap: CoordinateMap, req: MapRequest) -> Step | None:
     """The request by levels; None where its coordinates are none of these."""
     level = levels.get(cmap)
     if level is None:
@@ -220,9 +216,7 @@ def _learn(
         return history, *history.begin(record)
 
 
-def _enter(
-    cmap: CoordinateMap, history: KindHistory, expected: Expectation, record: RequestHistory
-) -> None:
+def _enter(cmap: CoordinateMap, history: KindHistory, expected: Expectation, record: RequestHistory) -> None:
     """Remember whose record that of an input is, whose bounds are known or needed now."""
     record.box = cmap.box
     with _lock:
@@ -233,9 +227,8 @@ def _enter(
 
 
 def _ready(
-    history: KindHistory, expected: Expectation, last: RequestHistory, cmap: CoordinateMap,
-    target: targets.Target,
-) -> Answers | None:  # fmt: skip
+    history: KindHistory, expected: Expectation, last: RequestHistory, cmap: CoordinateMap, target: targets.Target
+) -> Answers | None:
     """The answers to what inputs like this one are asked; None where there are none."""
     steps = tuple(last.steps)
     if len(steps) >= MOST_STEPS:
@@ -257,9 +250,13 @@ def _ready(
 
 
 def _answers(
-    cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: RequestHistory,
-    key64: set[int], traces: Traces,
-) -> Answers | None:  # fmt: skip
+    cmap: CoordinateMap,
+    target: targets.Target,
+    steps: tuple[Step, ...],
+    last: RequestHistory,
+    key64: set[int],
+    traces: Traces,
+) -> Answers | None:
     """The maps of a scene, queued; None where this scene is not like the last."""
     try:
         return _queued(cmap, target, steps, last, key64, traces)
@@ -273,9 +270,13 @@ def _answers(
 
 
 def _queued(
-    cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: RequestHistory,
-    key64: set[int], traces: Traces,
-) -> Answers | None:  # fmt: skip
+    cmap: CoordinateMap,
+    target: targets.Target,
+    steps: tuple[Step, ...],
+    last: RequestHistory,
+    key64: set[int],
+    traces: Traces,
+) -> Answers | None:
     """The maps of a scene, queued; once more where its bounds are others than expected."""
     builder: BatchedBuilder | None = None
     if cmap.unbounded and last.box is not None:

@@ -142,9 +142,7 @@ class Recording:
         _abandon(self._graph, self._pool)
 
 
-def captured(
-    work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None
-) -> tuple[Recorded, Any]:
+def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None) -> tuple[Recorded, Any]:
     """(the graph of what `work` launches on the current stream, what it returns).
 
     room: for numbers that launches read, see `uploads_later`.

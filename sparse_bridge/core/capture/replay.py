@@ -33,9 +33,15 @@ class _Graph:
     """One captured inference, over maps that have graphs of their own."""
 
     def __init__(
-        self, maps: CapturedMaps, features: torch.Tensor, work: Callable[..., Captured],
-        modules: Sequence[nn.Module], weights: Sequence[torch.Tensor], pool: Any, alters: bool,
-    ) -> None:  # fmt: skip
+        self,
+        maps: CapturedMaps,
+        features: torch.Tensor,
+        work: Callable[..., Captured],
+        modules: Sequence[nn.Module],
+        weights: Sequence[torch.Tensor],
+        pool: Any,
+        alters: bool,
+    ) -> None:
         """work: the model over the padded input, `features` in it, inside of contexts.  weights:
         parameters and buffers.  alters: see `ForeignReads`."""
         self.maps, self.features, self.alters = maps, features, alters
@@ -149,9 +155,7 @@ class Replayer(Replays):
             maps, rows = found
             scene, own = maps.scene, kind.tensors.features_of(call.x)
             assert own is not None
-            features = torch.full(
-                (kind.capacity, kind.channels), float("nan"), dtype=kind.dtype, device=kind.device
-            )
+            features = torch.full((kind.capacity, kind.channels), float("nan"), dtype=kind.dtype, device=kind.device)
             features[: own.shape[0]].copy_(own)
             place, known = self.place(kind, root.box), len(self.reads)
 
@@ -169,8 +173,5 @@ class Replayer(Replays):
             del made, mine
             scene.fill = None
             return self.roomy(
-                kind, memory,
-                lambda pool: _Graph(
-                    maps, features, work, self.modules, weights, pool, reads.alters
-                ),
-            )  # fmt: skip
+                kind, memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, reads.alters)
+            )

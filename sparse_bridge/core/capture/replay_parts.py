@@ -67,9 +67,8 @@ class Replays(abc.ABC):
     is_optimized_forward = True
 
     def __init__(
-        self, model: nn.Module, forward: Callable[..., Any],
-        tensors_of: Callable[[Any], Tensors | None],
-    ) -> None:  # fmt: skip
+        self, model: nn.Module, forward: Callable[..., Any], tensors_of: Callable[[Any], Tensors | None]
+    ) -> None:
         self.model, self.forward, self.tensors_of = model, forward, tensors_of
         self._forget()
 

@@ -116,9 +116,7 @@ class TrainingReplayer(Replays):
                 made.alike(call, out, mine)
                 del made, mine
                 left = [memory.left_in(name, p) for name, p in copy.trained.items()]
-                return self.roomy(
-                    kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left)
-                )
+                return self.roomy(kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left))
         finally:
             self.capturing = False
 
@@ -127,9 +125,13 @@ class _Graph:
     """A captured training step, but for the loss and the optimizer."""
 
     def __init__(
-        self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any,
+        self,
+        copy: PaddedModel,
+        modules: Sequence[nn.Module],
+        maps: CapturedMaps,
+        pool: Any,
         gradients: list[torch.Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """gradients: where those of the trained parameters come to lie."""
         self.maps, self.scene, self.model = maps, maps.scene, copy.model
         self.proved: set[int] = set()  # columns in which boxes may differ
@@ -153,9 +155,7 @@ class _Graph:
         found = _Replay.apply(run, self.tensors.features_of(call.x), *trained)
         return self.made.outcome.given_to(call, self.values(found, call, run, root))
 
-    def values(
-        self, found: Sequence[torch.Tensor], call: Call, run: _Run, root: Root
-    ) -> Callable[[Any], Any]:
+    def values(self, found: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
         """What makes values of the outcome those of the call, which the leaves `found` are of."""
         made = {id(leaf): one for leaf, one in zip(self.leaves, found, strict=True)}
         cut = self.made.cutter(call, run.rows)
@@ -200,8 +200,7 @@ class _Run:
         through outputs alone that have none."""
         if not self.open:
             raise RuntimeError(
-                "a training step replayed from a graph goes backward once; call "
-                "sparse_bridge.restore(model) for more."
+                "a training step replayed from a graph goes backward once; call sparse_bridge.restore(model) for more."
             )
         graph = self.graph
         with self.owner.lock:
@@ -218,24 +217,17 @@ class _Run:
             self.open = False
         given = iter(copies)
         every = [None if one is None else next(given) for one in graph.gradients]
-        used = [
-            through for through, one in zip(graph.reach, gradients, strict=False) if one is not None
-        ]
+        used = [through for through, one in zip(graph.reach, gradients, strict=False) if one is not None]
         if len(used) == len(graph.reach):
             return every
-        return [
-            one if any(reached) else None
-            for one, reached in zip(every, zip(*used, strict=True), strict=True)
-        ]
+        return [one if any(reached) else None for one, reached in zip(every, zip(*used, strict=True), strict=True)]
 
 
 class _Replay(torch.autograd.Function):
     """The model as one node of autograd's graph."""
 
     @staticmethod
-    def forward(
-        ctx: Any, run: _Run, features: torch.Tensor, *parameters: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, run: _Run, features: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.run, ctx.rows = run, features.shape[0]
         ctx.set_materialize_grads(False)
         return run.forward(features)

@@ -69,9 +69,7 @@ class PaddedModel:
                 raise UnpaddedError(f"it puts another tensor in the place of {name}.")
         return out
 
-    def over(
-        self, scene: PaddedInput, features: torch.Tensor, around: Sequence[Any] = ()
-    ) -> Captured:
+    def over(self, scene: PaddedInput, features: torch.Tensor, around: Sequence[Any] = ()) -> Captured:
         with _counted_norms(self.model, self.place.tensors):
             return Captured(self, self.call, scene, features, self.place, around)
 
@@ -189,9 +187,8 @@ def _leaves(tensors: Tensors, outcome: Outcome) -> list[torch.Tensor]:
 
 
 def gradients_of(
-    leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
-    cotangents: Sequence[torch.Tensor],
-) -> list[Any]:  # fmt: skip
+    leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
+) -> list[Any]:
     return list(torch.autograd.grad(leaves, inputs, cotangents, allow_unused=True))
 
 
@@ -210,9 +207,8 @@ def _slots(model: nn.Module) -> dict[str, str]:
 
 
 def _reach(
-    leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
-    cotangents: Sequence[torch.Tensor],
-) -> list[list[bool]]:  # fmt: skip
+    leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
+) -> list[list[bool]]:
     """By leaf, the inputs that have a gradient through it; [] where there is but one leaf."""
     found = []
     for leaf, one in zip(leaves, cotangents, strict=True) if len(leaves) > 1 else ():
@@ -226,9 +222,7 @@ def _widened(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros((len(wide) - len(rows), *rows.shape[1:]))])
 
 
-def _compare(
-    names: list[str], mine: list[Any], theirs: list[Any], nudged: list[Any], dtype: torch.dtype
-) -> None:
+def _compare(names: list[str], mine: list[Any], theirs: list[Any], nudged: list[Any], dtype: torch.dtype) -> None:
     """Raise UnpaddedError unless these tensors agree within rounding.
 
     nudged: theirs after a change of the features as small as rounding, which shows how much
@@ -237,13 +231,11 @@ def _compare(
     """
     loose, tight = (tolerances.of(kind, dtype).rms for kind in ("gradients", "step"))
     mine, theirs, nudged = (
-        [None if one is None else one.detach() for one in several]
-        for several in (mine, theirs, nudged)
+        [None if one is None else one.detach() for one in several] for several in (mine, theirs, nudged)
     )
     present = [one for one in theirs if one is not None and one.numel()]
     scale = math.sqrt(
-        sum(float(one.double().square().sum()) for one in present)
-        / max(1, sum(one.numel() for one in present))
+        sum(float(one.double().square().sum()) for one in present) / max(1, sum(one.numel() for one in present))
     )
     if not math.isfinite(scale):
         raise UndecidedError("its outputs or gradients are not finite, which shows nothing.")
@@ -273,9 +265,7 @@ def _counted_norms(model: nn.Module, tensors: Tensors) -> Iterator[None]:
                 forward = module.__dict__.get("forward")
                 before.append((module, forward))
                 own = functools.partial(type(module).forward, module)
-                module.__dict__["forward"] = functools.partial(
-                    _normalise, module, forward or own, tensors
-                )
+                module.__dict__["forward"] = functools.partial(_normalise, module, forward or own, tensors)
         yield
     finally:
         for module, forward in before:
@@ -302,7 +292,13 @@ def _counted(module: nn.BatchNorm1d, x: torch.Tensor, scene: PaddedInput) -> tor
         raise UnpaddedError("momentum=None of a batch norm counts batches on the host.")
     tracked = module.training and module.track_running_stats
     return batch_norm(
-        x, module.weight, module.bias, mean if tracked else None, var if tracked else None,
-        momentum=module.momentum, eps=module.eps, count=scene.counts[scene.level_of(x)],
+        x,
+        module.weight,
+        module.bias,
+        mean if tracked else None,
+        var if tracked else None,
+        momentum=module.momentum,
+        eps=module.eps,
+        count=scene.counts[scene.level_of(x)],
         batches=module.num_batches_tracked if tracked else None,
-    )  # fmt: skip
+    )

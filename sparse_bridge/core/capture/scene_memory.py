@@ -82,10 +82,7 @@ class SceneMemory:
             return None
         size = sum(
             scratch_elements(
-                rows[step.level],
-                self._geometries[place].n_row_offsets,
-                rows[place + 1],
-                step.request.order,
+                rows[step.level], self._geometries[place].n_row_offsets, rows[place + 1], step.request.order
             )
             for place, step in enumerate(self._steps)
             if step.makes and self.passing(place)
@@ -132,6 +129,4 @@ class SceneMemory:
 
     def _slabs(self, place: int, found: Slab | None, blank: Slab | None) -> Slabs:
         first, second = self.tiled(place, 0), self.tiled(place, 1)
-        return Slabs(
-            found if first else None, (blank if first else None, blank if second else None)
-        )
+        return Slabs(found if first else None, (blank if first else None, blank if second else None))

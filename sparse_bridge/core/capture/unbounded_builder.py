@@ -22,9 +22,14 @@ class UnboundedBuilder(BatchedBuilder):
     """
 
     def __init__(
-        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
-        key64: set[int], traces: Traces | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        cmap: CoordinateMap,
+        target: Target,
+        steps: tuple[Step, ...],
+        last: RequestHistory,
+        key64: set[int],
+        traces: Traces | None = None,
+    ) -> None:
         """key64: levels that needed 64-bit keys so far; those of this input are added."""
         assert cmap.data_bounds is not None and last.box is not None
         guess = boxes_of(last.box, steps)
@@ -38,9 +43,7 @@ class UnboundedBuilder(BatchedBuilder):
     def besides(self) -> list[torch.Tensor]:
         return [*super().besides(), self.bounds.ends.flatten()]
 
-    def sizes(
-        self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]
-    ) -> dict[int, int] | None:
+    def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
         *read, ends = read
         boxes = boxes_of(self.bounds.learn(ends), self.steps)
         self.key64 |= {level for level, box in boxes.items() if box.key64}

@@ -199,9 +199,7 @@ class Unit:
 
     is_optimized_forward = True
 
-    def __init__(
-        self, model: nn.Module, tensors_of: _TensorsOf, entrance: nn.Module | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, tensors_of: _TensorsOf, entrance: nn.Module | None = None) -> None:
         """entrance: the module inside that first takes the sparse tensor that `model` makes."""
         self.model, self.tensors_of = model, tensors_of
         self.own = functools.partial(type(model).forward, model)
@@ -246,9 +244,7 @@ class Unit:
             if call is None or not mode.ready():
                 return
             dicts, parts = {**visit.dicts, **call.dicts}, {**visit.parts, **call.parts}
-            alive = constants_alive(
-                sys._getframe(1), _THROUGH, lambda one: id(one) in known or _is_tensor(one)
-            )
+            alive = constants_alive(sys._getframe(1), _THROUGH, lambda one: id(one) in known or _is_tensor(one))
             constants = call.constants, alive, read_constants(dicts, mode.reads)
         except UnpaddedError as error:
             mode.refuse(str(error))

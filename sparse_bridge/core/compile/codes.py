@@ -20,14 +20,13 @@ def _fake_encode(coords: torch.Tensor, bits: int, curve: str, wide: bool) -> tor
     return coords.new_empty(coords.shape[0], dtype=torch.int64 if wide else torch.int32)
 
 
+define("voxel_codes", "(Tensor coords, int bits, str curve, bool wide) -> Tensor", _encode, _fake_encode)
 define(
-    "voxel_codes", "(Tensor coords, int bits, str curve, bool wide) -> Tensor", _encode,
-    _fake_encode,
-)  # fmt: skip
-define(
-    "voxels_of_codes", "(Tensor codes, int bits, str curve) -> Tensor", serialize.decode,
+    "voxels_of_codes",
+    "(Tensor codes, int bits, str curve) -> Tensor",
+    serialize.decode,
     lambda codes, bits, curve: codes.new_empty((codes.shape[0], 4), dtype=torch.int32),
-)  # fmt: skip
+)
 
 
 def encode(coords: torch.Tensor, bits: int, curve: str, dtype: torch.dtype) -> torch.Tensor:

@@ -50,9 +50,7 @@ _builders: dict[str, tuple[Builder, Callable[[Sequence[Any]], Sequence[Any]]]] =
 _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary()
 
 
-def register(
-    name: str, builder: Builder, relative: Callable[[Sequence[Any]], Sequence[Any]] = tuple
-) -> None:
+def register(name: str, builder: Builder, relative: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> None:
     """Have the map operators call `builder` under this name.
 
     relative: those of its numbers that say what is asked, whatever the bounds of the scene.
@@ -100,9 +98,7 @@ def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> S
 def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
     found = _builders.get(builder)
     if found is None:
-        raise UnsupportedError(
-            f"this graph needs maps of {builder}; import sparse_bridge.compile before loading it."
-        )
+        raise UnsupportedError(f"this graph needs maps of {builder}; import sparse_bridge.compile before loading it.")
     return found[0](sites, numbers)
 
 
@@ -111,16 +107,14 @@ def _coordinates(coords: torch.Tensor) -> torch.Tensor:
 
 
 def _map(
-    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
-    numbers: Sequence[int],
-) -> torch.Tensor:  # fmt: skip
+    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str, numbers: Sequence[int]
+) -> torch.Tensor:
     return handles.make(build(source(coords, handle, then, now), builder, numbers).kmap)
 
 
 def _new_map(
-    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
-    numbers: Sequence[int], least: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str, numbers: Sequence[int], least: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     kmap, sites = build(source(coords, handle, then, now), builder, numbers)
     assert sites is not None
     check_least(sites, least)
@@ -142,9 +136,8 @@ def check_rows(n_rows: int, least: int) -> None:
 
 
 def _fake_new_map(
-    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
-    numbers: Sequence[int], least: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str, numbers: Sequence[int], least: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n_rows = torch.library.get_ctx().new_dynamic_size(min=least)
     return handles.like(), coords.new_empty((n_rows, coords.shape[1])), handles.like()
 
@@ -152,9 +145,7 @@ def _fake_new_map(
 _ASKED = "Tensor coords, Tensor handle, SymInt then, SymInt now, str builder, SymInt[] numbers"
 define("coordinates", "(Tensor coords) -> Tensor", _coordinates, lambda coords: handles.like())
 define("map", f"({_ASKED}) -> Tensor", _map, lambda *ignored: handles.like())
-define(
-    "new_map", f"({_ASKED}, int least) -> (Tensor, Tensor, Tensor)", _new_map, _fake_new_map
-)  # fmt: skip
+define("new_map", f"({_ASKED}, int least) -> (Tensor, Tensor, Tensor)", _new_map, _fake_new_map)
 
 
 class Traced:
@@ -174,14 +165,10 @@ class Traced:
         found: torch.Tensor = ops.map(self.coords, self.handle, self.version, now, builder, numbers)
         return found
 
-    def new_map(
-        self, builder: str, numbers: Sequence[int], training: bool
-    ) -> tuple[torch.Tensor, Traced]:
+    def new_map(self, builder: str, numbers: Sequence[int], training: bool) -> tuple[torch.Tensor, Traced]:
         """A handle of the kernel map onto new coordinates, and those."""
         now, least = version_of(self.coords), least_rows(training)
-        kmap, coords, handle = ops.new_map(
-            self.coords, self.handle, self.version, now, builder, numbers, least
-        )
+        kmap, coords, handle = ops.new_map(self.coords, self.handle, self.version, now, builder, numbers, least)
         return kmap, Traced(coords, handle, True)
 
 

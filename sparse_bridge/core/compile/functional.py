@@ -76,9 +76,7 @@ class GraphKernelMap(_OfGraph):
 
     kind = KernelMap
 
-    def __init__(
-        self, handle: torch.Tensor, rows: tuple[int, int], n_offsets: int, backwards: bool = False
-    ) -> None:
+    def __init__(self, handle: torch.Tensor, rows: tuple[int, int], n_offsets: int, backwards: bool = False) -> None:
         super().__init__(handle)
         self.n_in, self.n_out = rows
         self.n_offsets, self.reversed = n_offsets, backwards
@@ -111,9 +109,7 @@ def _offsets(*form: Any) -> Offsets:
     return found
 
 
-def kernel_offsets(
-    eager: Any, kernel_size: Any, *, dilation: Any = 1, padding: Any = None
-) -> Offsets:
+def kernel_offsets(eager: Any, kernel_size: Any, *, dilation: Any = 1, padding: Any = None) -> Offsets:
     found: Offsets = _offsets(kernel_size, dilation, padding)
     return found
 
@@ -125,9 +121,13 @@ def _kernel(offsets: Offsets) -> tuple[list[int], int]:
 
 
 def coordinate_map(
-    eager: Any, coords: torch.Tensor, spatial_shape: Any = None, batch_size: int | None = None, *,
+    eager: Any,
+    coords: torch.Tensor,
+    spatial_shape: Any = None,
+    batch_size: int | None = None,
+    *,
     outside: str = "error",
-) -> GraphMap:  # fmt: skip
+) -> GraphMap:
     handle = ops.coordinate_map(coords, _numbers(spatial_shape), batch_size, outside)
     return GraphMap(handle, coords)
 
@@ -143,10 +143,7 @@ def submanifold(eager: Any, cmap: Any, offsets: Offsets) -> Any:
     return GraphKernelMap(handle, (cmap.n_rows, cmap.n_rows), len(offsets.values))
 
 
-def _onto_new(
-    kind: str, eager: Any, cmap: Any, offsets: Offsets, stride: Any = 1,
-    out_shape: Any = None,
-) -> Any:  # fmt: skip
+def _onto_new(kind: str, eager: Any, cmap: Any, offsets: Offsets, stride: Any = 1, out_shape: Any = None) -> Any:
     if not isinstance(cmap, GraphMap):
         return between_two_graphs(eager, cmap, offsets, stride, out_shape)
     least = least_rows(torch.is_grad_enabled())
@@ -179,17 +176,37 @@ def kernel_map(eager: Any, pairs: Sequence[Any], n_in: int, n_out: int) -> Graph
 
 
 def conv(
-    eager: Callable[..., torch.Tensor], x: torch.Tensor, weight: torch.Tensor,
-    bias: torch.Tensor | None, kmap: Any, *, layout: str = "vio", groups: int = 1,
-    activation: str | None = None, alpha: float = 0.0, norm: Any = None,
-    residual: torch.Tensor | None = None, allow_tf32: bool = False, fp16_accumulation: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    eager: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    kmap: Any,
+    *,
+    layout: str = "vio",
+    groups: int = 1,
+    activation: str | None = None,
+    alpha: float = 0.0,
+    norm: Any = None,
+    residual: torch.Tensor | None = None,
+    allow_tf32: bool = False,
+    fp16_accumulation: bool = False,
+) -> torch.Tensor:
     if not isinstance(kmap, GraphKernelMap):
         found: torch.Tensor = between_two_graphs(
-            eager, x, weight, bias, kmap, layout=layout, groups=groups, activation=activation,
-            alpha=alpha, norm=norm, residual=residual, allow_tf32=allow_tf32,
+            eager,
+            x,
+            weight,
+            bias,
+            kmap,
+            layout=layout,
+            groups=groups,
+            activation=activation,
+            alpha=alpha,
+            norm=norm,
+            residual=residual,
+            allow_tf32=allow_tf32,
             fp16_accumulation=fp16_accumulation,
-        )  # fmt: skip
+        )
         return found
     half = fp16_accumulation and torch.float16 in (x.dtype, autocast_dtype(x.device))
     form = ConvForm(layout, groups, "half" if half else "tf32" if allow_tf32 else "ieee")
@@ -209,7 +226,5 @@ def pool(eager: Any, x: torch.Tensor, kmap: Any, mode: str, floor: float = float
     return ops.pool(x, kmap.n_out, kmap.handle, mode, floor, kmap.reversed)
 
 
-def global_pool(
-    eager: Any, x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
-) -> Any:
+def global_pool(eager: Any, x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str) -> Any:
     return ops.global_pool(x, batch, batch_size, mode)

@@ -24,9 +24,7 @@ def _map(handle: torch.Tensor) -> CoordinateMap:
 
 def _offsets(flat: Sequence[int], dimension: int) -> Offsets:
     if len(flat) % dimension:
-        raise GeometryError(
-            f"kernel offsets of another dimension on {dimension}-dimensional coordinates."
-        )
+        raise GeometryError(f"kernel offsets of another dimension on {dimension}-dimensional coordinates.")
     return Offsets.of([flat[at : at + dimension] for at in range(0, len(flat), dimension)])
 
 
@@ -47,9 +45,15 @@ def _submanifold(handle: torch.Tensor, offsets: Sequence[int], dimension: int) -
 
 
 def _expanded(
-    coords: torch.Tensor, handle: torch.Tensor, offsets: Sequence[int], dimension: int,
-    stride: Sequence[int], out_shape: Sequence[int] | None, kind: str, least: int,
-) -> Expanded:  # fmt: skip
+    coords: torch.Tensor,
+    handle: torch.Tensor,
+    offsets: Sequence[int],
+    dimension: int,
+    stride: Sequence[int],
+    out_shape: Sequence[int] | None,
+    kind: str,
+    least: int,
+) -> Expanded:
     given = _map(handle), _offsets(offsets, dimension), _steps(stride), out_shape
     made, kmap = functions[kind](*given)
     check_rows(made.n_rows, least)
@@ -62,16 +66,13 @@ def _fake_expanded(coords: torch.Tensor, *given: Any) -> Expanded:
 
 
 def _between(
-    x_map: torch.Tensor, y_map: torch.Tensor, offsets: Sequence[int], dimension: int,
-    stride: Sequence[int],
-) -> torch.Tensor:  # fmt: skip
+    x_map: torch.Tensor, y_map: torch.Tensor, offsets: Sequence[int], dimension: int, stride: Sequence[int]
+) -> torch.Tensor:
     maps = _map(x_map), _map(y_map)
     return handles.make(functions["between"](*maps, _offsets(offsets, dimension), _steps(stride)))
 
 
-def _of_pairs(
-    x_rows: Sequence[torch.Tensor], y_rows: Sequence[torch.Tensor], n_in: int, n_out: int
-) -> torch.Tensor:
+def _of_pairs(x_rows: Sequence[torch.Tensor], y_rows: Sequence[torch.Tensor], n_in: int, n_out: int) -> torch.Tensor:
     pairs = [(x.clone(), y.clone()) for x, y in zip(x_rows, y_rows, strict=True)]
     return handles.make(functions["kernel_map"](pairs, n_in, n_out))
 
@@ -84,20 +85,16 @@ _KERNEL = "int[] offsets, int dimension"
 define(
     "coordinate_map",
     "(Tensor coords, int[]? spatial_shape, int? batch_size, str outside) -> Tensor",
-    _coordinate_map, _handle,
-)  # fmt: skip
+    _coordinate_map,
+    _handle,
+)
 define("submanifold_map", f"(Tensor handle, {_KERNEL}) -> Tensor", _submanifold, _handle)
 define(
     "expanded_map",
     f"(Tensor coords, Tensor handle, {_KERNEL}, int[] stride, int[]? out_shape, str kind, "
     "int least) -> (Tensor, Tensor, Tensor)",
-    _expanded, _fake_expanded,
-)  # fmt: skip
-define(
-    "map_between", f"(Tensor x_map, Tensor y_map, {_KERNEL}, int[] stride) -> Tensor", _between,
-    _handle,
-)  # fmt: skip
-define(
-    "map_of_pairs", "(Tensor[] x_rows, Tensor[] y_rows, SymInt n_in, SymInt n_out) -> Tensor",
-    _of_pairs, _handle,
-)  # fmt: skip
+    _expanded,
+    _fake_expanded,
+)
+define("map_between", f"(Tensor x_map, Tensor y_map, {_KERNEL}, int[] stride) -> Tensor", _between, _handle)
+define("map_of_pairs", "(Tensor[] x_rows, Tensor[] y_rows, SymInt n_in, SymInt n_out) -> Tensor", _of_pairs, _handle)

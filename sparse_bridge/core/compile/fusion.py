@@ -60,9 +60,9 @@ def _fused(graph: Graph, conv: Node, given: dict[str, Any], end: _End) -> bool:
     if len(chain) == 1 or y.requires_grad or writes_to(graph, chain, operands):
         return False
     with graph.inserting_before(chain[-1]):
-        made = graph.call_function(ops.conv_fused.default, (
-            *given.values(), *end.norm, end.residual, end.eps, end.activation, end.alpha
-        ))  # fmt: skip
+        made = graph.call_function(
+            ops.conv_fused.default, (*given.values(), *end.norm, end.residual, end.eps, end.activation, end.alpha)
+        )
     made.meta = dict(chain[-1].meta)
     chain[-1].replace_all_uses_with(made)
     for node in reversed(chain):
@@ -118,9 +118,15 @@ def arguments_of_batch_norm(node: Node) -> tuple[Any, ...]:
 
 
 def _batch_norm(
-    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
-    training: Any = False, momentum: Any = 0.1, eps: Any = 1e-5,
-) -> tuple[Any, ...]:  # fmt: skip
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: Any = False,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+) -> tuple[Any, ...]:
     """By torch's own names."""
     return input, running_mean, running_var, weight, bias, training, momentum, eps
 
@@ -159,9 +165,7 @@ def _relu(input: Any, inplace: bool = False) -> tuple[str, float]:
     return "relu", 0.0
 
 
-def _leaky_relu(
-    input: Any, negative_slope: float = 0.01, inplace: bool = False
-) -> tuple[str, float]:
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> tuple[str, float]:
     return "leaky_relu", negative_slope
 
 

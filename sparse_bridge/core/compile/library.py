@@ -43,9 +43,7 @@ def names() -> list[str]:
     return sorted(functions)
 
 
-def differentiate(
-    name: str, setup: Callable[..., None], backward: Callable[..., Any] | None
-) -> None:
+def differentiate(name: str, setup: Callable[..., None], backward: Callable[..., Any] | None) -> None:
     """Give an operator its gradient; None: one that says that there is none of a second order."""
     full = f"{NAMESPACE}::{name}"
     backward = backward or _no_second_order

@@ -7,13 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops.batch_norm import (
-    MEMORY_ROWS,
-    backward_pass,
-    batch_norm,
-    forward_pass,
-    kernels_for,
-)
+from ..ops.batch_norm import MEMORY_ROWS, backward_pass, batch_norm, forward_pass, kernels_for
 from .library import define, differentiate, forget, recording
 
 ops: Any = torch.ops.sparse_bridge
@@ -83,9 +77,10 @@ _GIVEN, _FORM = "Tensor x, Tensor? weight, Tensor? bias", "float eps, bool relu"
 define("batch_norm", f"({_GIVEN}, {_FORM}) -> (Tensor, Tensor, Tensor)", _forward, _fake)
 define(
     "batch_norm_backward",
-    f"(Tensor dy, {_GIVEN}, Tensor memory, {_FORM}) -> (Tensor, Tensor, Tensor)", _backward,
+    f"(Tensor dy, {_GIVEN}, Tensor memory, {_FORM}) -> (Tensor, Tensor, Tensor)",
+    _backward,
     _fake_backward,
-)  # fmt: skip
+)
 differentiate("batch_norm", _setup, _gradient)
 differentiate("batch_norm_backward", forget, None)
 

@@ -9,15 +9,11 @@ from ..ops import voxel
 from .library import define
 
 
-def _hash(
-    coords: torch.Tensor, shifts: torch.Tensor | None, first: int, fold: bool
-) -> torch.Tensor:
+def _hash(coords: torch.Tensor, shifts: torch.Tensor | None, first: int, fold: bool) -> torch.Tensor:
     return key_search.hash_rows(coords, shifts, first=first, fold=fold).contiguous()
 
 
-def _fake_hash(
-    coords: torch.Tensor, shifts: torch.Tensor | None, first: int, fold: bool
-) -> torch.Tensor:
+def _fake_hash(coords: torch.Tensor, shifts: torch.Tensor | None, first: int, fold: bool) -> torch.Tensor:
     shape = coords.shape[:1] if shifts is None else (shifts.shape[0], coords.shape[0])
     return coords.new_empty(shape, dtype=torch.int64)
 
@@ -40,14 +36,12 @@ def _fake_weights(coords: torch.Tensor, index: torch.Tensor, scale: float) -> to
     return coords.new_empty(index.shape, dtype=dtype)
 
 
-define("hash_rows", "(Tensor coords, Tensor? shifts, int first, bool fold) -> Tensor", _hash,
-       _fake_hash)  # fmt: skip
+define("hash_rows", "(Tensor coords, Tensor? shifts, int first, bool fold) -> Tensor", _hash, _fake_hash)
 define("find_keys", "(Tensor queries, Tensor references, bool wide) -> Tensor", _find, _fake_find)
 define(
-    "count_index", "(Tensor index, SymInt n_values) -> Tensor", voxel.count,
+    "count_index",
+    "(Tensor index, SymInt n_values) -> Tensor",
+    voxel.count,
     lambda index, n_values: index.new_empty(n_values, dtype=torch.int32),
-)  # fmt: skip
-define(
-    "trilinear_weights", "(Tensor coords, Tensor index, float scale) -> Tensor", _weights,
-    _fake_weights,
-)  # fmt: skip
+)
+define("trilinear_weights", "(Tensor coords, Tensor index, float scale) -> Tensor", _weights, _fake_weights)

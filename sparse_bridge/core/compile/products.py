@@ -105,16 +105,13 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return (*grads, *(None,) * (2 + len(ctx.form)))
 
 
-define(
-    "conv", f"(Tensor x, Tensor weight, Tensor? bias, SymInt rows, {_FORM}) -> Tensor", _conv,
-    _fake_conv,
-)  # fmt: skip
+define("conv", f"(Tensor x, Tensor weight, Tensor? bias, SymInt rows, {_FORM}) -> Tensor", _conv, _fake_conv)
 define(
     "conv_backward",
-    f"(Tensor dy, Tensor x, Tensor weight, Tensor? bias, {_FORM}, bool[] wanted) "
-    "-> (Tensor, Tensor, Tensor)",
-    _conv_backward, _fake_conv_backward,
-)  # fmt: skip
+    f"(Tensor dy, Tensor x, Tensor weight, Tensor? bias, {_FORM}, bool[] wanted) -> (Tensor, Tensor, Tensor)",
+    _conv_backward,
+    _fake_conv_backward,
+)
 differentiate("conv", _setup, _gradient)
 differentiate("conv_backward", forget, None)
 
@@ -138,8 +135,9 @@ define(
     f"(Tensor x, Tensor weight, Tensor? bias, SymInt rows, {_FORM}, Tensor? mean, Tensor? var, "
     "Tensor? gain, Tensor? beta, Tensor? residual, float eps, str? activation, float alpha) "
     "-> Tensor",
-    _conv_fused, lambda *inputs: _fake_conv(*inputs[:10]),
-)  # fmt: skip
+    _conv_fused,
+    lambda *inputs: _fake_conv(*inputs[:10]),
+)
 differentiate("conv_fused", forget, _fused_gradient)
 
 
@@ -184,9 +182,14 @@ inductor.install()
 
 
 def conv(
-    x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: torch.Tensor, rows: int,
-    form: ConvForm, transposed: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epilogue: Epilogue,
+    kmap: torch.Tensor,
+    rows: int,
+    form: ConvForm,
+    transposed: bool = False,
+) -> torch.Tensor:
     """`convolve` while a program is traced: [rows, C_out].
 
     kmap: a handle; transposed: of a map that is read backwards.  rows: of its output.  epilogue:

@@ -49,25 +49,28 @@ def row_function(name: str, more: str, run: Callable[..., Any], fake: Callable[.
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
         kept = iter(saved)
-        rest = [
-            next(kept) if held else value for held, value in zip(ctx.tensors, ctx.rest, strict=True)
-        ]
+        rest = [next(kept) if held else value for held, value in zip(ctx.tensors, ctx.rest, strict=True)]
         dx = getattr(ops, f"{name}_backward")(dy, x, *rest)
         return dx, *(None,) * len(rest)
 
     define(name, f"(Tensor x, {more}) -> Tensor", forward, fake)
     define(
-        f"{name}_backward", f"(Tensor dy, Tensor x, {more}) -> Tensor", gradient,
+        f"{name}_backward",
+        f"(Tensor dy, Tensor x, {more}) -> Tensor",
+        gradient,
         lambda dy, x, *rest: x.new_empty(x.shape),
-    )  # fmt: skip
+    )
     differentiate(name, setup, backward)
     differentiate(f"{name}_backward", forget, None)
 
 
 def _linear(
-    name: str, more: str, run: Callable[..., torch.Tensor], matrix: Callable[..., RowOperator],
+    name: str,
+    more: str,
+    run: Callable[..., torch.Tensor],
+    matrix: Callable[..., RowOperator],
     n_rows: Callable[..., int],
-) -> None:  # fmt: skip
+) -> None:
     """Operators of a function that is linear in its rows: the gradient is the transpose.
 
     matrix(n_in, *rest): of run(x, *rest) over n_in rows.  n_rows(*rest): of its result.
@@ -94,14 +97,13 @@ def _linear(
         dx = getattr(ops, f"{name}_backward")(dy, ctx.n_in, *rest)
         return dx, *(None,) * len(rest)
 
+    define(name, f"(Tensor x, {more}) -> Tensor", forward, lambda x, *rest: x.new_empty((n_rows(*rest), x.shape[1])))
     define(
-        name, f"(Tensor x, {more}) -> Tensor", forward,
-        lambda x, *rest: x.new_empty((n_rows(*rest), x.shape[1])),
-    )  # fmt: skip
-    define(
-        f"{name}_backward", f"(Tensor dy, SymInt n_in, {more}) -> Tensor", gradient,
+        f"{name}_backward",
+        f"(Tensor dy, SymInt n_in, {more}) -> Tensor",
+        gradient,
         lambda dy, n_in, *rest: dy.new_empty((n_in, dy.shape[1])),
-    )  # fmt: skip
+    )
     differentiate(name, setup, backward)
     differentiate(f"{name}_backward", forget, None)
 
@@ -139,33 +141,47 @@ def _fake_dense(x, coords, shape, channels_first, last_wins, then, now):  # type
 
 
 row_function(
-    "pool", "SymInt rows, Tensor kmap, str mode, float floor, bool transposed", _pool,
+    "pool",
+    "SymInt rows, Tensor kmap, str mode, float floor, bool transposed",
+    _pool,
     lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),
-)  # fmt: skip
+)
 row_function(
-    "global_pool", "Tensor items, SymInt n_items, str mode", _global_pool,
+    "global_pool",
+    "Tensor items, SymInt n_items, str mode",
+    _global_pool,
     lambda x, items, n_items, mode: x.new_empty((n_items, x.shape[1])),
-)  # fmt: skip
+)
 row_function(
     "to_dense",
     "Tensor coords, SymInt[] shape, bool channels_first, bool last_wins, SymInt then, SymInt now",
-    _to_dense, _fake_dense,
-)  # fmt: skip
+    _to_dense,
+    _fake_dense,
+)
 row_function(
-    "row_product", "SymInt rows, Tensor matrix, str mode",
+    "row_product",
+    "SymInt rows, Tensor matrix, str mode",
     lambda x, rows, matrix, mode: pool_pairs(x, handles.value_of(matrix, RowMatrix), mode),
     lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),
-)  # fmt: skip
+)
 _linear(
-    "spread", "Tensor items", spread.spread,
-    lambda n_in, items: spread.spread_operator(items, n_in), lambda items: items.shape[0],
-)  # fmt: skip
+    "spread",
+    "Tensor items",
+    spread.spread,
+    lambda n_in, items: spread.spread_operator(items, n_in),
+    lambda items: items.shape[0],
+)
 _linear(
-    "voxelize", "Tensor index, Tensor counts", voxel.voxelize,
-    lambda n_in, index, counts: voxel.means(index, counts), lambda index, counts: counts.shape[0],
-)  # fmt: skip
+    "voxelize",
+    "Tensor index, Tensor counts",
+    voxel.voxelize,
+    lambda n_in, index, counts: voxel.means(index, counts),
+    lambda index, counts: counts.shape[0],
+)
 _linear(
-    "devoxelize", "Tensor index, Tensor weights", voxel.devoxelize,
+    "devoxelize",
+    "Tensor index, Tensor weights",
+    voxel.devoxelize,
     lambda n_in, index, weights: voxel.interpolation(index, weights, n_in),
     lambda index, weights: index.shape[0],
-)  # fmt: skip
+)

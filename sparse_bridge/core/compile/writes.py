@@ -12,10 +12,23 @@ from torch.fx import Graph, Node
 
 _aten: Any = torch.ops.aten
 _OPERATORS = frozenset(
-    (operator.iadd, operator.isub, operator.imul, operator.imatmul, operator.itruediv,
-     operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor,
-     operator.ilshift, operator.irshift, operator.setitem)
-)  # fmt: skip
+    (
+        operator.iadd,
+        operator.isub,
+        operator.imul,
+        operator.imatmul,
+        operator.itruediv,
+        operator.ifloordiv,
+        operator.imod,
+        operator.ipow,
+        operator.iand,
+        operator.ior,
+        operator.ixor,
+        operator.ilshift,
+        operator.irshift,
+        operator.setitem,
+    )
+)
 
 
 def writes_to(graph: Graph, chain: Sequence[Node], operands: Iterable[Node]) -> bool:

@@ -12,18 +12,12 @@ from .epilogue import Epilogue, Norm
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_devices(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap
-) -> None:
+def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap) -> None:
     """Raises ShapeError where features are no matrix, and DeviceError."""
     if x.ndim != 2:
         raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
     device = kmap.device
-    if (
-        x.device != device
-        or weight.device != device
-        or (bias is not None and bias.device != device)
-    ):
+    if x.device != device or weight.device != device or (bias is not None and bias.device != device):
         there = "" if bias is None else f", the bias on {bias.device}"
         raise DeviceError(
             f"features are on {x.device}, the weight on {weight.device}{there}, the coordinates on "
@@ -31,9 +25,7 @@ def check_devices(
         )
 
 
-def check(
-    x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap, w: WeightLayout
-) -> WeightLayout:
+def check(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap, w: WeightLayout) -> WeightLayout:
     """`w`, how the weight is read. Raises ShapeError, DataTypeError."""
     n_in = kmap.rulebook.n_rows[1 - kmap.side] if kmap.x_fold is None else kmap.n_in
     if x.shape[0] != n_in:
@@ -43,21 +35,15 @@ def check(
         )
     if x.shape[1] != w.columns_in:
         raise ShapeError(
-            f"features have {x.shape[1]} channels, the weight expects {w.columns_in} "
-            f"({w.groups} group(s) of {w.c_in})."
+            f"features have {x.shape[1]} channels, the weight expects {w.columns_in} ({w.groups} group(s) of {w.c_in})."
         )
     if w.n_offsets != kmap.n_offsets:
-        raise ShapeError(
-            f"the weight has {w.n_offsets} matrices, the kernel map {kmap.n_offsets} offsets."
-        )
+        raise ShapeError(f"the weight has {w.n_offsets} matrices, the kernel map {kmap.n_offsets} offsets.")
     if x.dtype not in _FLOATS:
-        raise DataTypeError(
-            f"features are {x.dtype}; expected one of fp16, bf16, fp32, fp64 (use .float())."
-        )
+        raise DataTypeError(f"features are {x.dtype}; expected one of fp16, bf16, fp32, fp64 (use .float()).")
     if x.dtype != weight.dtype:
         raise DataTypeError(
-            f"features are {x.dtype} and the weight is {weight.dtype}; convert one, or use "
-            "torch.autocast."
+            f"features are {x.dtype} and the weight is {weight.dtype}; convert one, or use torch.autocast."
         )
     bias, norm = epilogue.bias, epilogue.norm
     if bias is not None and bias.shape != (w.columns_out,):
@@ -75,10 +61,7 @@ def like_result(
     """The residual of a result with this shape, contiguous. Raises ShapeError, DataTypeError,
     DeviceError."""
     if tuple(residual.shape) != shape:
-        raise ShapeError(
-            f"the residual has shape {list(residual.shape)}; expected that of the result, "
-            f"{list(shape)}."
-        )
+        raise ShapeError(f"the residual has shape {list(residual.shape)}; expected that of the result, {list(shape)}.")
     if residual.dtype != dtype:
         raise DataTypeError(f"the residual is {residual.dtype}, the result {dtype}; convert it.")
     if residual.device != device:

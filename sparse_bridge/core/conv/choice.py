@@ -93,11 +93,13 @@ def map_class_of(rulebook: Rulebook, product: Product | LayerProduct) -> MapClas
     assert target is not None
     rows = tuple((n // target.compute_units).bit_length() for n in rulebook.n_rows)
     return MapClass(
-        "submanifold" if rulebook.symmetric else "other", rulebook.n_offsets,
+        "submanifold" if rulebook.symmetric else "other",
+        rulebook.n_offsets,
         str(product.dtype).removeprefix("torch."),
-        product_precision(target, product.dtype, product.precision), rulebook.trained,
+        product_precision(target, product.dtype, product.precision),
+        rulebook.trained,
         (rows[0], rows[1]),
-    )  # fmt: skip
+    )
 
 
 def layer_of(side: int, product: Product | LayerProduct) -> Layer:

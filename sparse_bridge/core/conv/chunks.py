@@ -45,9 +45,8 @@ class Part:
     """
 
     def __init__(
-        self, pieces: Sequence[tuple[int, int]], x_rows: Any, rows: Any, begin: int, n_rows: int,
-        behind: bool,
-    ) -> None:  # fmt: skip
+        self, pieces: Sequence[tuple[int, int]], x_rows: Any, rows: Any, begin: int, n_rows: int, behind: bool
+    ) -> None:
         self.offsets = [v for v, _ in pieces]
         self.sizes = [size for _, size in pieces]
         self.begin, self.n_rows, self.behind = begin, n_rows, behind
@@ -93,9 +92,7 @@ class Slots(NamedTuple):
 
 def _slots(part: Part, heights: Sequence[int]) -> Slots:
     sizes, n_slots = np.array(part.sizes), sum(heights)
-    pair = np.arange(part.n_pairs) + np.repeat(
-        np.cumsum(heights) - heights - np.cumsum(sizes) + sizes, sizes
-    )
+    pair = np.arange(part.n_pairs) + np.repeat(np.cumsum(heights) - heights - np.cumsum(sizes) + sizes, sizes)
     x_rows = np.zeros(n_slots, np.int32)
     x_rows[pair] = on_host(part.x_rows)
     places = on_host(part.rows)
@@ -248,9 +245,7 @@ def pairs_of(kmap: KernelMap) -> Pairs:
         starts = [0, *itertools.accumulate(counts)]
         parts = [slice(starts[v], starts[v + 1]) for v in reversed(range(n_mirrored))]
         join: Any = torch.cat if isinstance(pair[0], torch.Tensor) else np.concatenate
-        x_rows, y_rows = (
-            join([rows, *(others[part] for part in parts)]) for rows, others in (pair, pair[::-1])
-        )
+        x_rows, y_rows = (join([rows, *(others[part] for part in parts)]) for rows, others in (pair, pair[::-1]))
     else:
         x_rows, y_rows = pair
     counts += reversed(counts[:n_mirrored])
@@ -258,9 +253,7 @@ def pairs_of(kmap: KernelMap) -> Pairs:
     return Pairs(x_rows, y_rows, counts, dense)
 
 
-def _without_dense(
-    kmap: KernelMap, lists: PairLists, n_lists: int
-) -> tuple[tuple[Any, Any], list[int], int]:
+def _without_dense(kmap: KernelMap, lists: PairLists, n_lists: int) -> tuple[tuple[Any, Any], list[int], int]:
     """((in rows, out rows) int32, pairs of every offset, the dense offset) of the first lists."""
     starts, center, n_rows = lists.starts, kmap.rulebook.center, kmap.rulebook.n_rows
     counts = [end - start for start, end in itertools.pairwise(starts[: n_lists + 1])]
@@ -272,27 +265,18 @@ def _without_dense(
     pair = lists.in_rows, lists.out_rows
     made: list[Any]
     if kmap.device.type == "cpu":
-        made = [
-            np.concatenate([rows.numpy()[p] for p in parts], dtype=np.int32, casting="same_kind")
-            for rows in pair
-        ]
+        made = [np.concatenate([rows.numpy()[p] for p in parts], dtype=np.int32, casting="same_kind") for rows in pair]
     else:
         made = [torch.cat([rows[p] for p in parts]).int() for rows in pair]
     return (made[0], made[1]), counts, dense
 
 
-def _parts(
-    x_rows: Any, y_rows: Any, at: int, lengths: Sequence[int], begin: int, n_rows: int
-) -> Iterator[Part]:
+def _parts(x_rows: Any, y_rows: Any, at: int, lengths: Sequence[int], begin: int, n_rows: int) -> Iterator[Part]:
     """The pairs of a block, from `at` on, offset by offset; in several parts where rows have a
     great many."""
     pieces = [(v, length) for v, length in enumerate(lengths) if length]
     if max(lengths) > _LONGEST:
-        pieces = [
-            (v, min(_LONGEST, length - done))
-            for v, length in pieces
-            for done in range(0, length, _LONGEST)
-        ]
+        pieces = [(v, min(_LONGEST, length - done)) for v, length in pieces for done in range(0, length, _LONGEST)]
     first, start, end = 0, at, at
     for number, (_, size) in enumerate(pieces):
         if number > first and end + size - start > _MOST:

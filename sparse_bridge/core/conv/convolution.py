@@ -55,9 +55,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype)
 
 
-def autocast_operands(
-    x: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def autocast_operands(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both in the dtype that autocast asks for on their device now, if it does; fp64 is left
     alone."""
     dtype = autocast_dtype(x.device)
@@ -167,9 +165,8 @@ def convolve(
 
 
 def unheard(
-    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, bias: torch.Tensor | None,
-    form: ConvForm,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, bias: torch.Tensor | None, form: ConvForm
+) -> torch.Tensor:
     """`convolve` of what is no convolution to those who offer epilogues or collect results."""
     learns = torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -185,9 +182,8 @@ def transformed() -> bool:
 
 @eagerly
 def convolve_layer(
-    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
-    form: ConvForm,
-) -> Any:  # fmt: skip
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> Any:
     """`convolve`, or a `pending.PendingConv`, for callers whose results can wait; to be had from
     `layers`, which knows what followed.
 
@@ -231,9 +227,7 @@ def _inference(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyp
     return run(x, weight, kmap, epilogue, form)[0]
 
 
-def _check_gradients(
-    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
-) -> None:
+def _check_gradients(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue) -> None:
     """UnsupportedError for an epilogue that has none, and under a limit on memory."""
     if memory.limit is not None:
         memory_use.refuse_gradients()
@@ -243,8 +237,7 @@ def _check_gradients(
     check_devices(x, weight, epilogue.bias, kmap)
     check_activation(epilogue.activation)
     raise UnsupportedError(
-        f"a fused {epilogue.fused()} has no gradient; apply it after the convolution, or run under "
-        "torch.no_grad()."
+        f"a fused {epilogue.fused()} has no gradient; apply it after the convolution, or run under torch.no_grad()."
     )
 
 

@@ -108,8 +108,13 @@ class Dataflow:
         raise NotImplementedError
 
     def gradients(
-        self, product: LayerProduct, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor,
-        dy: torch.Tensor, dw: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        product: LayerProduct,
+        kmap: KernelMap,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        dy: torch.Tensor,
+        dw: torch.Tensor,
+    ) -> torch.Tensor:
         """dx, with dw written: both together, where that is cheaper than one by one."""
         raise NotImplementedError

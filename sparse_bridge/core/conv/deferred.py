@@ -34,12 +34,9 @@ class Deferred(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, shape: tuple[int, int], x: torch.Tensor, launch: Launch,
-        summed: Callable[[torch.Tensor], None],
-    ) -> Deferred:  # fmt: skip
-        made: Deferred = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=x.dtype, device=x.device
-        )
+        cls, shape: tuple[int, int], x: torch.Tensor, launch: Launch, summed: Callable[[torch.Tensor], None]
+    ) -> Deferred:
+        made: Deferred = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=x.dtype, device=x.device)
         # Extensions that ask for the memory, of which there is none, get an exception.
         torch._C._set_throw_on_mutable_data_ptr(made)
         made._x, made._launch, made._summed, made._result = x, launch, summed, None
@@ -60,10 +57,7 @@ class Deferred(torch.Tensor):
         return self._result
 
     def _here(self) -> bool:
-        return (
-            self._stream is None
-            or torch._C._cuda_getCurrentRawStream(self.device.index) == self._stream
-        )
+        return self._stream is None or torch._C._cuda_getCurrentRawStream(self.device.index) == self._stream
 
     def _run(self, residual: torch.Tensor | None) -> torch.Tensor:
         if _changes(self._x) != self._seen:
@@ -131,9 +125,16 @@ def _of_the_result(name: str) -> Callable[..., Any]:
 
 # What asks for memory without an operation of torch's in between.
 for _name in (
-    "__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "data_ptr", "numpy", "storage",
-    "tolist", "untyped_storage",
-):  # fmt: skip
+    "__array__",
+    "__deepcopy__",
+    "__dlpack__",
+    "__reduce_ex__",
+    "data_ptr",
+    "numpy",
+    "storage",
+    "tolist",
+    "untyped_storage",
+):
     setattr(Deferred, _name, _of_the_result(_name))
 
 

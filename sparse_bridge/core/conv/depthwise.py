@@ -20,9 +20,7 @@ def _accumulator(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _gather(
-    kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, target: Target | None
-) -> torch.Tensor:
+def _gather(kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, target: Target | None) -> torch.Tensor:
     """y[r] = sum over v of x[in(v, r)] * weight[v]."""
     n_out = kmap.rulebook.n_rows[kmap.side]
     if target is not None and n_out and x.shape[0] and x.shape[1]:
@@ -40,9 +38,7 @@ def _gather(
     return y.to(x.dtype)
 
 
-def _weight_gradient(
-    kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, target: Target | None
-) -> torch.Tensor:
+def _weight_gradient(kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, target: Target | None) -> torch.Tensor:
     """dw [V, C] in the accumulation dtype."""
     if target is not None and dy.shape[0] and x.shape[0] and x.shape[1]:
         from ...kernels.gemm.depthwise import channelwise_wgrad
@@ -62,19 +58,14 @@ def _weight_gradient(
 class _Channelwise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        kmap: KernelMap,
-        dtype: torch.dtype | None,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, dtype: torch.dtype | None
     ) -> torch.Tensor:
         ctx.dtypes = (x.dtype, weight.dtype)
         if dtype is not None and x.dtype != torch.float64:
             x, weight = x.to(dtype), weight.to(dtype)
         if x.dtype != weight.dtype:
             raise DataTypeError(
-                f"features are {x.dtype} and the weight is {weight.dtype}; "
-                "convert one, or use torch.autocast."
+                f"features are {x.dtype} and the weight is {weight.dtype}; convert one, or use torch.autocast."
             )
         dataflow, target = row_kernels(Case(x.device, x.dtype, kmap.rulebook.regular))
         ctx.save_for_backward(x, weight)
@@ -108,13 +99,10 @@ def channelwise(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap) -> torch
     Raises: ShapeError, DataTypeError.
     """
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
-        raise ShapeError(
-            f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows."
-        )
+        raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")
     if tuple(weight.shape) != (kmap.n_offsets, x.shape[1]):
         raise ShapeError(
-            f"the weight has shape {list(weight.shape)}; "
-            f"expected [{kmap.n_offsets}, {x.shape[1]}] (offsets, channels)."
+            f"the weight has shape {list(weight.shape)}; expected [{kmap.n_offsets}, {x.shape[1]}] (offsets, channels)."
         )
     if not x.is_floating_point():
         raise DataTypeError(f"features are {x.dtype}; convolution takes floating point.")

@@ -29,9 +29,7 @@ class Pending(NamedTuple):
     summed: Callable[[torch.Tensor], None] | None = None
 
 
-def offer(
-    pending: Pending, run: Callable[..., Any], *args: Any, **kwargs: Any
-) -> tuple[Any, torch.Tensor | None]:
+def offer(pending: Pending, run: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
     """(what `run` returns, the result of the first convolution in it, which took `pending`)."""
     global listening
     listening = True

@@ -35,15 +35,34 @@ class FusedPlan:
     """
 
     __slots__ = (
-        "_end", "_over", "_plan", "activation", "at_the_call", "between", "columns",
-        "device", "form", "generation", "n_offsets", "native", "read", "regular", "same", "shown",
-        "steps", "vectors",
-    )  # fmt: skip
+        "_end",
+        "_over",
+        "_plan",
+        "activation",
+        "at_the_call",
+        "between",
+        "columns",
+        "device",
+        "form",
+        "generation",
+        "n_offsets",
+        "native",
+        "read",
+        "regular",
+        "same",
+        "shown",
+        "steps",
+        "vectors",
+    )
 
     def __init__(
-        self, plan: ConvPlan, operands: tuple[torch.Tensor, torch.Tensor], form: ConvForm,
-        epilogue: Epilogue, steps: str,
-    ) -> None:  # fmt: skip
+        self,
+        plan: ConvPlan,
+        operands: tuple[torch.Tensor, torch.Tensor],
+        form: ConvForm,
+        epilogue: Epilogue,
+        steps: str,
+    ) -> None:
         bias, name, alpha, norm, _ = epilogue
         self.steps, self.activation, self.shown = steps, (name, alpha), 0
         self.at_the_call = STEP_SUM not in steps
@@ -69,9 +88,7 @@ class FusedPlan:
             mine is its for mine, its in zip(self.read[1:5], epilogue.vectors[1:5], strict=True)
         )
 
-    def launch(
-        self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def launch(self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         """What the steps make of the convolution; residual: contiguous, like the result."""
         x, weight, kmap, _ = given
         rulebook, alike = kmap.rulebook, residual is None and bias is self.between[0]
@@ -85,9 +102,8 @@ class FusedPlan:
 
 
 def fused_plan(
-    plan: ConvPlan, operands: tuple[torch.Tensor, torch.Tensor], form: ConvForm,
-    epilogue: Epilogue, steps: str,
-) -> FusedPlan | None:  # fmt: skip
+    plan: ConvPlan, operands: tuple[torch.Tensor, torch.Tensor], form: ConvForm, epilogue: Epilogue, steps: str
+) -> FusedPlan | None:
     """For the next call of a layer; None where it is to wait for all that follows."""
     if TENSOR_GUARDS is None or not plan.lasts:
         return None
@@ -98,6 +114,9 @@ def same(norm: Norm, other: Norm | None) -> bool:
     """Whether two norms are of the same tensors."""
     return (
         other is not None
-        and norm[0] is other[0] and norm[1] is other[1] and norm[2] is other[2]
-        and norm[3] is other[3] and norm[4] == other[4]
-    )  # fmt: skip
+        and norm[0] is other[0]
+        and norm[1] is other[1]
+        and norm[2] is other[2]
+        and norm[3] is other[3]
+        and norm[4] == other[4]
+    )

@@ -106,17 +106,29 @@ class LayerCall:
     """
 
     __slots__ = (
-        "between", "changes", "device", "dtype", "fused", "given", "history", "launched", "shape",
-        "stream", "target",
-    )  # fmt: skip
+        "between",
+        "changes",
+        "device",
+        "dtype",
+        "fused",
+        "given",
+        "history",
+        "launched",
+        "shape",
+        "stream",
+        "target",
+    )
 
     between: Epilogue
     changes: int
 
     def __init__(
-        self, given: tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm],
-        shape: tuple[int, int], history: History, target: str,
-    ) -> None:  # fmt: skip
+        self,
+        given: tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm],
+        shape: tuple[int, int],
+        history: History,
+        target: str,
+    ) -> None:
         self.given, self.shape, self.history, self.target = given, shape, history, target
         self.fused: FusedPlan | None = None
         self.launched: torch.Tensor | None = None
@@ -220,9 +232,7 @@ def watched() -> bool:
     )
 
 
-def may_wait(
-    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
-) -> bool:  # fmt: skip
+def may_wait(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue) -> bool:
     """Whether a later launch computes the same, as far as this can be told now."""
     return not (
         type(x) is not torch.Tensor

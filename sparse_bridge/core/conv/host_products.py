@@ -236,9 +236,7 @@ def _mm_onednn(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Ten
     return out
 
 
-def add_transposed(
-    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, n_rows: int
-) -> None:
+def add_transposed(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, n_rows: int) -> None:
     """total [K, N] += left [M, K]^T @ right [M, N] of the first `n_rows` rows, of `left`'s dtype.
     Rows behind them are scrap, and may be overwritten."""
     whole = -(-n_rows // STEP) * STEP

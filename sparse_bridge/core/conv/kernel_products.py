@@ -24,17 +24,7 @@ from ..device.selection import select
 from ..maps.rulebook import Rulebook
 from ..tuning.problem import gather_problem
 from ..tuning.tuner import Trial, current, final, tile_for
-from .dataflow import (
-    IRREGULAR,
-    Case,
-    Dataflow,
-    Gather,
-    LayerProduct,
-    Reason,
-    Wgrad,
-    new_key,
-    unit_channels,
-)
+from .dataflow import IRREGULAR, Case, Dataflow, Gather, LayerProduct, Reason, Wgrad, new_key, unit_channels
 from .epilogue import Epilogue
 from .torch_end import Finished, in_kernels
 
@@ -100,15 +90,11 @@ class KernelDataflow(Dataflow):
         """(what the kernel follows for the rows of `side`, whether its offsets run backwards)."""
         raise NotImplementedError
 
-    def serving(
-        self, rulebook: Rulebook, side: int, product: Product | LayerProduct
-    ) -> KernelDataflow:
+    def serving(self, rulebook: Rulebook, side: int, product: Product | LayerProduct) -> KernelDataflow:
         """The dataflow of one map: this one, where there is no rule."""
         return self
 
-    def possible(
-        self, rulebook: Rulebook, side: int, product: Product | LayerProduct
-    ) -> list[KernelDataflow]:
+    def possible(self, rulebook: Rulebook, side: int, product: Product | LayerProduct) -> list[KernelDataflow]:
         """`serving`, and what may serve maps like this one otherwise."""
         return [self]
 
@@ -125,9 +111,7 @@ class KernelDataflow(Dataflow):
         """Whether narrow_gemm serves a product."""
         return self.packing and packs_offsets(product.w, product.precision)
 
-    def tile(
-        self, product: Product, n_rows: int, n_in: int, trial: Trial | None = None
-    ) -> TileConfig:
+    def tile(self, product: Product, n_rows: int, n_in: int, trial: Trial | None = None) -> TileConfig:
         """The tile of a product of `n_in` rows into `n_rows`; narrow ones have one, which nobody
         tunes."""
         if self.packs(product):
@@ -196,9 +180,7 @@ def octaves(target: Target, n_rows: int, n_in: int) -> tuple[int, int, int]:
 class GatherProduct:
     """y = act(norm(sum of x @ w[v] + bias) + residual)."""
 
-    __slots__ = (
-        "_backwards", "_columns", "_copied", "_key", "_specs", "flow", "product",
-    )  # fmt: skip
+    __slots__ = ("_backwards", "_columns", "_copied", "_key", "_specs", "flow", "product")
 
     def __init__(self, flow: KernelDataflow, layer: LayerProduct) -> None:
         target, device, dtype, precision, w, epilogue = layer
@@ -234,9 +216,8 @@ class GatherProduct:
         return parts > BIAS or activation is not None
 
     def __call__(
-        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
-        epilogue: Epilogue,
-    ) -> torch.Tensor:  # fmt: skip
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue
+    ) -> torch.Tensor:
         """y [n_rows[side], C_out] from x [n_rows[1 - side], C_in], neither of them empty."""
         bias, _, _, norm, residual = epilogue
         vectors: Vectors | None = None
@@ -249,9 +230,8 @@ class GatherProduct:
         return self.over(rulebook, side, x, weight, vectors)
 
     def over(
-        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
-        vectors: Vectors | None,
-    ) -> torch.Tensor:  # fmt: skip
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, vectors: Vectors | None
+    ) -> torch.Tensor:
         """The same for x whose channels lie side by side, and what the epilogue reads of them."""
         if self._copied is not None:
             weight = self._copied.rows_of(weight)
@@ -268,9 +248,7 @@ class GatherProduct:
         result: torch.Tensor = launch(x, weight, vectors, y)
         return result if rows.fill is None else rows.marked(result)
 
-    def _bind(
-        self, rulebook: Rulebook, side: int, inputs: Inputs
-    ) -> Launch:  # fmt: skip
+    def _bind(self, rulebook: Rulebook, side: int, inputs: Inputs) -> Launch:
         n_rows, n_in = rulebook.n_rows[side], rulebook.n_rows[1 - side]
         self._check_far(inputs[0])
         flow = self.flow.serving(rulebook, side, self.product)
@@ -286,9 +264,11 @@ class GatherProduct:
                     listener(self, rulebook, side, inputs)
             product = self._backwards if reverse else self.product
             trial = Trial(
-                lambda tile: flow.launch(flow.spec(product, tile), table, n_rows, n_in), inputs,
-                lambda: inputs[0].new_empty((n_rows, self._columns)), table,
-            )  # fmt: skip
+                lambda tile: flow.launch(flow.spec(product, tile), table, n_rows, n_in),
+                inputs,
+                lambda: inputs[0].new_empty((n_rows, self._columns)),
+                table,
+            )
             tile = flow.tile(product, work, likely, trial)
             known = (flow.name, reverse, tile)  # sizes that take the same tile share it
             spec = self._specs.get(known)

@@ -21,16 +21,7 @@ from . import convolution, fused_call, override
 from .convolution import convolve_layer
 from .epilogue import STEP_NORM, Epilogue
 from .fused_plan import FusedPlan, fused_plan, same
-from .history import (
-    DISABLED,
-    History,
-    LayerCall,
-    changes_of,
-    disabled_layers,
-    histories,
-    history_of,
-    may_wait,
-)
+from .history import DISABLED, History, LayerCall, changes_of, disabled_layers, histories, history_of, may_wait
 from .pending import PendingConv
 from .plan import ConvForm, find, run
 
@@ -60,9 +51,8 @@ def reset() -> None:
 
 @eagerly
 def _convolve(
-    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
-    form: ConvForm,
-) -> torch.Tensor | PendingConv:  # fmt: skip
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> torch.Tensor | PendingConv:
     """`convolve_layer` without gradients and outside of inference mode."""
     known = known_call(owner, x, weight, kmap, epilogue, form)
     if known is not None:
@@ -80,9 +70,8 @@ def _convolve(
 
 @eagerly
 def known_call(
-    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
-    form: ConvForm,
-) -> torch.Tensor | PendingConv | None:  # fmt: skip
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> torch.Tensor | PendingConv | None:
     """A call without gradients and outside of inference mode, where the layer's last calls tell all
     that is to be decided; None where they do not.
 
@@ -118,9 +107,7 @@ def known_call(
         or (fused_call.listening and fused_call.busy())
         or kmap.x_fold is not None
         or kmap.y_fold is not None
-        or not (
-            plan.same(x, weight, *vectors) if bias is None else plan.same(x, weight, bias, *vectors)
-        )
+        or not (plan.same(x, weight, *vectors) if bias is None else plan.same(x, weight, bias, *vectors))
         or rulebook.n_offsets != plan.n_offsets
         or rulebook.regular != plan.regular
         or rulebook.device != plan.device
@@ -134,11 +121,7 @@ def known_call(
         return plan.launch((x, weight, kmap, form), bias, None)
     done = "" if norm is None else STEP_NORM
     least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda]
-    if (
-        history.disabled
-        or history.seen != plan.steps
-        or (rows.device is None and rows.capacity * plan.columns < least)
-    ):
+    if history.disabled or history.seen != plan.steps or (rows.device is None and rows.capacity * plan.columns < least):
         return None
     given = (x, weight, kmap, form)
     call = LayerCall(given, (rulebook.n_rows[side], plan.columns), history, plan.steps)
@@ -156,9 +139,8 @@ def known_call(
 
 
 def _with_full_epilogue(
-    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
-    form: ConvForm,
-) -> torch.Tensor:  # fmt: skip
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> torch.Tensor:
     """A call that says itself all that follows, with a plan for the next one."""
     if _generation != settings.generation:
         _renew()
@@ -177,9 +159,8 @@ def _with_full_epilogue(
 
 
 def _begin_deferred(
-    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
-    form: ConvForm,
-) -> torch.Tensor | PendingConv:  # fmt: skip
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> torch.Tensor | PendingConv:
     """A call without an activation whose result is large enough to wait."""
     if _generation != settings.generation:
         _renew()
@@ -214,20 +195,40 @@ def _use_helper(module: Any) -> None:
     from .kernel_products import GatherProduct
     from .waiting.tensors import Waiting, features_of
 
-    module.configure({
-        "Derived": Derived, "FusedPlan": FusedPlan, "GatherProduct": GatherProduct,
-        "History": History, "StreamOrder": StreamOrder, "calls": vars(native_calls),
-        "features_of": features_of,
-        "convolution": vars(convolution), "forward_ad": vars(forward_ad),
-        "fused_call": vars(fused_call), "override": vars(override),
-        "precompile": vars(precompile), "settings": vars(settings), "torch_c": vars(torch._C),
-        "trace": vars(trace), "histories": histories, "hooks": HOOKS, "GatherGemm": GatherGemm,
-        "KernelMap": KernelMap, "LayerCall": LayerCall, "Parameter": torch.nn.Parameter,
-        "PendingConv": PendingConv, "Tensor": torch.Tensor, "Waiting": Waiting,
-        "make_wrapper": torch.Tensor._make_wrapper_subclass,
-        "no_memory": torch._C._set_throw_on_mutable_data_ptr, "strided": torch.strided,
-        "norm_forward": torch.nn.BatchNorm1d.forward, "NarrowGemm": NarrowGemm, "Part": Part,
-    })  # fmt: skip
+    module.configure(
+        {
+            "Derived": Derived,
+            "FusedPlan": FusedPlan,
+            "GatherProduct": GatherProduct,
+            "History": History,
+            "StreamOrder": StreamOrder,
+            "calls": vars(native_calls),
+            "features_of": features_of,
+            "convolution": vars(convolution),
+            "forward_ad": vars(forward_ad),
+            "fused_call": vars(fused_call),
+            "override": vars(override),
+            "precompile": vars(precompile),
+            "settings": vars(settings),
+            "torch_c": vars(torch._C),
+            "trace": vars(trace),
+            "histories": histories,
+            "hooks": HOOKS,
+            "GatherGemm": GatherGemm,
+            "KernelMap": KernelMap,
+            "LayerCall": LayerCall,
+            "Parameter": torch.nn.Parameter,
+            "PendingConv": PendingConv,
+            "Tensor": torch.Tensor,
+            "Waiting": Waiting,
+            "make_wrapper": torch.Tensor._make_wrapper_subclass,
+            "no_memory": torch._C._set_throw_on_mutable_data_ptr,
+            "strided": torch.strided,
+            "norm_forward": torch.nn.BatchNorm1d.forward,
+            "NarrowGemm": NarrowGemm,
+            "Part": Part,
+        }
+    )
     native_calls.use(module)
 
 

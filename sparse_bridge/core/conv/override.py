@@ -110,9 +110,7 @@ def _split(name: str | None, splits: int) -> str:
     """The dataflow of that many mask splits."""
     names = ("unmasked", "masked", "masked:2", "masked:3", "masked:4")
     if name != "masked" or type(splits) is not int or not 0 <= splits < len(names):
-        raise SettingError(
-            f'dataflow {name!r} with splits={splits!r}; expected "masked" with 0 to 4 mask splits.'
-        )
+        raise SettingError(f'dataflow {name!r} with splits={splits!r}; expected "masked" with 0 to 4 mask splits.')
     return names[splits]
 
 
@@ -135,9 +133,7 @@ def dataflow(module: nn.Module, name: str | None, splits: int | None = None) -> 
     if splits is not None:
         name = _split(name, splits)
     if name not in (None, "auto", *settings.DATAFLOWS):
-        raise SettingError(
-            f"dataflow {name!r}; expected one of {', '.join(settings.CHOICES['dataflow'])} or None."
-        )
+        raise SettingError(f"dataflow {name!r}; expected one of {', '.join(settings.CHOICES['dataflow'])} or None.")
     for hooks, ours in ((module._forward_pre_hooks, _Enter), (module._forward_hooks, None)):
         for key, hook in list(hooks.items()):
             if hook is _leave or (ours is not None and isinstance(hook, ours)):

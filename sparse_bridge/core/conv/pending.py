@@ -43,17 +43,7 @@ class PendingConv:
     layers compute one by one; the result where operands changed meanwhile.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_count",
-        "_used",
-        "_version",
-        "call",
-        "epilogue",
-        "fallback",
-        "result",
-        "steps",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_count", "_used", "_version", "call", "epilogue", "fallback", "result", "steps")
 
     # count: how often what the launch reads had been changed in place
     def __init__(self, call: LayerCall, epilogue: Epilogue, steps: str, count: int) -> None:
@@ -214,12 +204,7 @@ class PendingConv:
     def _goes_on(self, step: str) -> bool:
         """Whether this is the step that the layer waits for."""
         call, at = self.call, len(self.steps)
-        return (
-            self._used == 0
-            and call.target[at : at + 1] == step
-            and self.result is None
-            and self.call.undisturbed()
-        )
+        return self._used == 0 and call.target[at : at + 1] == step and self.result is None and self.call.undisturbed()
 
     def _next(self, step: str, epilogue: Epilogue, operands: Any) -> Following:
         call, steps = self.call, self.steps + step
@@ -231,20 +216,14 @@ class PendingConv:
             y, plan = run(x, weight, kmap, epilogue, form)
             call.history.keep(fused_plan(plan, (x, weight), form, epilogue, steps))
             return y
-        return PendingConv(
-            call, epilogue, steps, self._count + sum([one._version for one in operands])
-        )
+        return PendingConv(call, epilogue, steps, self._count + sum([one._version for one in operands]))
 
-    def _found_out(
-        self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch
-    ) -> Following:
+    def _found_out(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> Following:
         """A step that nobody waited for."""
         call, steps = self.call, self.steps + step
         if steps in _NAMES and self._used:
             call.history.read(self.steps)
-        elif (
-            steps in _NAMES and epilogue is not None and not call.target and self.call.undisturbed()
-        ):
+        elif steps in _NAMES and epilogue is not None and not call.target and self.call.undisturbed():
             if not (self._changed() or self._overwritten()):
                 return self._tried(step, epilogue, operands, otherwise)
             call.history.read(self.steps)
@@ -254,9 +233,7 @@ class PendingConv:
     def _overwritten(self) -> bool:
         return self.result is not None and self.result._version != self._version
 
-    def _tried(
-        self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch
-    ) -> Following:
+    def _tried(self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch) -> Following:
         """A step that may be waited for at the next call."""
         global tries
         tries += 1
@@ -287,7 +264,12 @@ def _nothing() -> None:
 
 
 _NAMES = {
-    "": "layers behind it", STEP_NORM: "norm", STEP_SUM: "sum", STEP_ACTIVATION: "activation",
-    STEP_NORM + STEP_SUM: "norm and sum", STEP_NORM + STEP_ACTIVATION: "norm and activation",
-    STEP_SUM + STEP_ACTIVATION: "sum and activation", STEPS: "norm, sum and activation",
-}  # fmt: skip
+    "": "layers behind it",
+    STEP_NORM: "norm",
+    STEP_SUM: "sum",
+    STEP_ACTIVATION: "activation",
+    STEP_NORM + STEP_SUM: "norm and sum",
+    STEP_NORM + STEP_ACTIVATION: "norm and activation",
+    STEP_SUM + STEP_ACTIVATION: "sum and activation",
+    STEPS: "norm, sum and activation",
+}

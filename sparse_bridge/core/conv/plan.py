@@ -60,17 +60,30 @@ class ConvPlan:
     """
 
     __slots__ = (
-        "_dense", "_dgrad", "_wgrad", "case", "columns_in", "columns_out", "dataflow", "form",
-        "forward", "generation", "key", "n_offsets", "product", "separate", "w",
-    )  # fmt: skip
+        "_dense",
+        "_dgrad",
+        "_wgrad",
+        "case",
+        "columns_in",
+        "columns_out",
+        "dataflow",
+        "form",
+        "forward",
+        "generation",
+        "key",
+        "n_offsets",
+        "product",
+        "separate",
+        "w",
+    )
 
-    def __init__(
-        self, key: Any, case: Case, form: ConvForm, product: LayerProduct, separate: bool
-    ) -> None:
+    def __init__(self, key: Any, case: Case, form: ConvForm, product: LayerProduct, separate: bool) -> None:
         self.key, self.case, self.form, self.w, self.separate = key, case, form, product.w, separate
         self.n_offsets, self.columns_in, self.columns_out = (
-            product.w.n_offsets, product.w.columns_in, product.w.columns_out,
-        )  # fmt: skip
+            product.w.n_offsets,
+            product.w.columns_in,
+            product.w.columns_out,
+        )
         self.dataflow = registry.choose(case, form.dataflow)
         self.product = product._replace(target=self.dataflow.target(case))
         self.forward: Gather = self.dataflow.gather(self.product)
@@ -126,9 +139,14 @@ class ConvPlan:
         return torch.empty_strided(shape, strides, dtype=dtype, device=weight.device)
 
     def gradients(
-        self, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
-        dw: torch.Tensor | None, wants_x: bool,
-    ) -> torch.Tensor | None:  # fmt: skip
+        self,
+        kmap: KernelMap,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        dy: torch.Tensor,
+        dw: torch.Tensor | None,
+        wants_x: bool,
+    ) -> torch.Tensor | None:
         """dx if it is wanted, and dw written where it is given."""
         rulebook, side = kmap.rulebook, int(kmap.flipped)
         if not (rulebook.n_rows[0] and rulebook.n_rows[1]):
@@ -198,9 +216,17 @@ def _key_of(epilogue: Epilogue) -> tuple[Any, ...] | None:
     if norm is not None:
         mean, var, gain, beta, eps = norm
         key = (
-            key, eps, mean.dtype, mean.device, mean.shape, mean.stride(), var.dtype, var.device,
-            var.shape, var.stride(),
-        )  # fmt: skip
+            key,
+            eps,
+            mean.dtype,
+            mean.device,
+            mean.shape,
+            mean.stride(),
+            var.dtype,
+            var.device,
+            var.shape,
+            var.stride(),
+        )
         if gain is not None:
             key = (key, gain.dtype, gain.device, gain.shape, gain.stride())
         if beta is not None:
@@ -208,9 +234,7 @@ def _key_of(epilogue: Epilogue) -> tuple[Any, ...] | None:
     return key if residual is None else (key, True)
 
 
-def find(
-    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
-) -> ConvPlan:
+def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm) -> ConvPlan:
     """The plan of a convolution over distinct rows, made now unless it is known.
 
     Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError, UnsupportedError.
@@ -225,10 +249,7 @@ def find(
         end = _key_of(epilogue)
     elif bias is not None:
         end = (bias.dtype, bias.device, bias.shape, bias.stride())
-    key = (
-        x.dtype, x.device, weight.dtype, weight.device, weight.shape, weight.stride(), form,
-        end, rulebook.regular,
-    )  # fmt: skip
+    key = (x.dtype, x.device, weight.dtype, weight.device, weight.shape, weight.stride(), form, end, rulebook.regular)
     plan = _plans.plans.get(key)
     if plan is not None:
         shape = x.shape
@@ -275,9 +296,8 @@ class Wanted(NamedTuple):
 
 
 def backward(
-    plan: ConvPlan, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
-    wanted: Wanted,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    plan: ConvPlan, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, wanted: Wanted
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(dx, dw), under the settings in force."""
     plan = present(plan)
     dw = None if wanted.weight is None else plan.gradient_like(weight, wanted.weight)

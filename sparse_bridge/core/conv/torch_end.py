@@ -38,8 +38,7 @@ def _norms(layer: LayerProduct) -> bool:
     problem = self_check.problem(device, target, f"{self_check.NAMES[layer.dtype]} norms")
     if problem is not None:
         log.once(
-            ("norms", str(device), problem),
-            f"On {device} {problem}: norms are computed apart from their convolutions.",
+            ("norms", str(device), problem), f"On {device} {problem}: norms are computed apart from their convolutions."
         )
     return problem is None
 
@@ -54,9 +53,8 @@ class Launched(Protocol):
         """Whether the kernel reads a copy of the weight."""
 
     def __call__(
-        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
-        epilogue: Epilogue,
-    ) -> torch.Tensor:  # fmt: skip
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue
+    ) -> torch.Tensor:
         """y [n_rows[side], C_out] from x [n_rows[1 - side], C_in], neither of them empty."""
 
 
@@ -75,9 +73,8 @@ class Finished:
         return self._launched.copies
 
     def __call__(
-        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
-        epilogue: Epilogue,
-    ) -> torch.Tensor:  # fmt: skip
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue
+    ) -> torch.Tensor:
         """See `Launched`."""
         if self._normed:
             first, then = epilogue._replace(activation=None), Epilogue(None, epilogue.activation)

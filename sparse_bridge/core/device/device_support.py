@@ -34,9 +34,7 @@ class Devices:
         if listener not in self._listeners:
             self._listeners.append(listener)
 
-    def kernel_target(
-        self, device: torch.device, key64: bool = False, expands: bool = False
-    ) -> Target | None:
+    def kernel_target(self, device: torch.device, key64: bool = False, expands: bool = False) -> Target | None:
         """The target whose kernels serve tensors of `device`, or None where plain torch does: by
         `selection.select`, and by the self-check of look-ups (key64: by 64-bit keys; expands: and
         of maps that make new coordinates).
@@ -72,8 +70,7 @@ class Devices:
             raise refusal(f"Triton kernels on {device}", problem)
         log.once(
             ("no-triton", str(device), problem),
-            f"Triton kernels do not run on {device}: {problem}. Using the per-offset dataflow in "
-            "torch.",
+            f"Triton kernels do not run on {device}: {problem}. Using the per-offset dataflow in torch.",
             level=30,
         )
         return None
@@ -93,7 +90,4 @@ reset = state.owns(_devices.reset)
 
 def notes() -> tuple[str, ...]:
     """What the self-check has taken from Triton kernels in this process, one sentence each."""
-    return tuple(
-        f"{verdict.device}: {verdict.problem}; {verdict.instead} instead"
-        for verdict in self_check.failures()
-    )
+    return tuple(f"{verdict.device}: {verdict.problem}; {verdict.instead} instead" for verdict in self_check.failures())

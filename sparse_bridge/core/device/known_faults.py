@@ -47,9 +47,7 @@ class Fault(NamedTuple):
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        lambda m: (
-            m.rocm is not None and m.has("gfx12") and not m.off("TORCH_BLAS_PREFER_HIPBLASLT")
-        ),
+        lambda m: m.rocm is not None and m.has("gfx12") and not m.off("TORCH_BLAS_PREFER_HIPBLASLT"),
         "gfx12: torch's fp32 and fp64 products of more than 2^19 rows come out wrong in rocBLAS "
         "and hipBLASLt (seen with ROCm 7.1 and 7.2). sparse_bridge takes its own in parts; for "
         "other code set TORCH_BLAS_PREFER_HIPBLASLT=0 and keep products below that.",

@@ -103,5 +103,7 @@ def refusal(what: str, limit: int, asked: int, least: int) -> MemoryLimitError:
         f"{what} does not fit under the memory limit of {memory.shown(limit)}: it takes {pieces}, "
         f"what is in use beside it included. Raise the limit to {least} bytes or more, let go of "
         "tensors that are not needed any longer, or use smaller batches.",
-        limit, asked, least,
-    )  # fmt: skip
+        limit,
+        asked,
+        least,
+    )

@@ -24,9 +24,7 @@ def reset() -> None:
     _unsplit.clear()
 
 
-def product_precision(
-    target: Target, dtype: torch.dtype, precision: str, wgrad: bool = False
-) -> str:
+def product_precision(target: Target, dtype: torch.dtype, precision: str, wgrad: bool = False) -> str:
     """What kernels do for a layer that asks for "ieee", "tf32" or "half" products of `dtype`:
     "ieee", "tf32", "tf32x3" or "half".
 

@@ -25,9 +25,7 @@ def multiplies() -> bool:
 
 def splits(x: torch.Tensor) -> bool:
     """Whether a product of x [N, K] has to be taken in parts of at most MOST_ROWS rows."""
-    return (
-        torch.version.hip is not None and x.is_cuda and x.dtype in _WIDE and x.shape[0] > MOST_ROWS
-    )
+    return torch.version.hip is not None and x.is_cuda and x.dtype in _WIDE and x.shape[0] > MOST_ROWS
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -75,9 +75,7 @@ def problem(device: torch.device, target: Target, part: str) -> str | None:
     if verdict.problem is None or _form(target, part) != SPLIT:
         return verdict.problem
     precision.forbid_split(target)
-    log.once(
-        ("split", str(device)), f"{device}: {verdict.problem}; {verdict.instead} take over.", 30
-    )
+    log.once(("split", str(device)), f"{device}: {verdict.problem}; {verdict.instead} take over.", 30)
     settings.changed()  # layers that were resolved before are resolved again
     return problem(device, target, part)
 

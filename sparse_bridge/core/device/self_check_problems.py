@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from ...kernels.tiles.tile import TileConfig
 
 ROWS, CHANNELS, OFFSETS = 150, 32, 27
-COMMON_ROWS = (
-    40_000  # of inputs whose default tiles are checked, and compiled before they are wanted
-)
+COMMON_ROWS = 40_000  # of inputs whose default tiles are checked, and compiled before they are wanted
 KEYS = {"int32 keys": (16, 16, 16), "int64 keys": (1 << 20, 1 << 15, 16)}
 PRODUCTS: dict[str, tuple[torch.dtype, str]] = {
     "fp16": (torch.float16, "ieee"),
@@ -71,8 +69,7 @@ def check_keys(device: torch.device, target: Target, part: str) -> str | None:
     for row, site in enumerate(coords.tolist()):
         first.setdefault(tuple(site), row)
     wanted = [
-        [first.get((b, x + dx, y + dy, z + dz), -1) for b, x, y, z in coords.tolist()]
-        for dx, dy, dz in offsets.values
+        [first.get((b, x + dx, y + dy, z + dz), -1) for b, x, y, z in coords.tolist()] for dx, dy, dz in offsets.values
     ]
     there = coords.to(device)
     table = HashTable.allocate(1 << 9, box.key64, device)
@@ -84,9 +81,8 @@ def check_keys(device: torch.device, target: Target, part: str) -> str | None:
     if counted != (len(first), ROWS, False):
         return f"the hash table counted {counted}; expected {(len(first), ROWS, False)}"
     found = neighbor_lookup(
-        table, ROWS, there, offsets.geometry(device, one, one, 1), bounds, None, len(offsets), -1,
-        False, target,
-    ).nbr.cpu()  # fmt: skip
+        table, ROWS, there, offsets.geometry(device, one, one, 1), bounds, None, len(offsets), -1, False, target
+    ).nbr.cpu()
     wrong = int((found != torch.tensor(wanted, dtype=torch.int32)).sum())
     return f"{wrong} of {found.numel()} neighbours are wrong" if wrong else None
 
@@ -116,10 +112,7 @@ def _compare(y: torch.Tensor, want: torch.Tensor, limit: float) -> str | None:
     if largest <= limit:
         return None
     row, channel = divmod(worst, y.shape[-1])
-    return (
-        f"largest error {largest:.1e} of the typical value, at row {row}, channel {channel}; "
-        f"allowed {limit:.0e}"
-    )
+    return f"largest error {largest:.1e} of the typical value, at row {row}, channel {channel}; allowed {limit:.0e}"
 
 
 def check_norms(device: torch.device, target: Target, part: str) -> str | None:
@@ -146,9 +139,15 @@ def check_norms(device: torch.device, target: Target, part: str) -> str | None:
 
 
 def multiply(
-    device: torch.device, target: Target, precision: str, nbr: torch.Tensor, x: torch.Tensor,
-    weight: torch.Tensor, end: EpilogueForm = _SUMS, vectors: Vectors | None = None,
-) -> torch.Tensor:  # fmt: skip
+    device: torch.device,
+    target: Target,
+    precision: str,
+    nbr: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    end: EpilogueForm = _SUMS,
+    vectors: Vectors | None = None,
+) -> torch.Tensor:
     """y [rows of nbr, CHANNELS] on the device."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.gather_spec import GemmSpec
@@ -163,9 +162,8 @@ def multiply(
 
 
 def common_product(
-    device: torch.device, target: Target, precision: str, weight: torch.Tensor,
-    end: EpilogueForm = _SUMS,
-) -> tuple[Product, TileConfig]:  # fmt: skip
+    device: torch.device, target: Target, precision: str, weight: torch.Tensor, end: EpilogueForm = _SUMS
+) -> tuple[Product, TileConfig]:
     """The product by a weight [OFFSETS, c_in, c_out] of any device, and the tile that common layers
     take for it."""
     from ...kernels.gemm.product import Product
@@ -181,12 +179,7 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
     """The launches of a strided layer: candidates, their owners, their order, and the table; then
     sorted rows."""
     from ...kernels.maps.hash_table import HashTable, hash_insert
-    from ...kernels.maps.new_rows import (
-        count_owners,
-        link_new_rows,
-        number_new_rows,
-        owner_counters,
-    )
+    from ...kernels.maps.new_rows import count_owners, link_new_rows, number_new_rows, owner_counters
     from ...kernels.maps.row_ranks import sort_rows
     from ..geometry.boxes import Box
     from ..geometry.offsets import box_offsets
@@ -229,9 +222,8 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
 
 
 def wgrad_over(
-    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], target: Target, name: str,
-    dw: torch.Tensor,
-) -> WgradGemm:  # fmt: skip
+    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], target: Target, name: str, dw: torch.Tensor
+) -> WgradGemm:
     """The wgrad that is checked.  name: a key of PRODUCTS.  dw: what it writes."""
     from ...kernels.gemm.product import Product
     from ...kernels.gemm.wgrad_gemm import WgradGemm
@@ -257,9 +249,7 @@ def check_wgrad(device: torch.device, target: Target, part: str) -> str | None:
     dw = torch.full((OFFSETS, CHANNELS, CHANNELS), float("nan"), dtype=dtype, device=device)
     there = (lists[0].to(device), lists[1].to(device), starts.to(device))
     wgrad_over(there, target, name, dw)(x.to(device), dy.to(device), dw)
-    want = torch.stack(
-        [x[i].double().t() @ dy[j].double() for i, j in zip(rows[::2], rows[1::2], strict=True)]
-    )
+    want = torch.stack([x[i].double().t() @ dy[j].double() for i, j in zip(rows[::2], rows[1::2], strict=True)])
     limit = tolerances.of("self_check", name).largest
     return _compare(dw.cpu().double().flatten(0, 1), want.flatten(0, 1), limit)
 

@@ -20,9 +20,7 @@ _KEPT_BYTES = 256 << 20
 _local = threading.local()
 
 
-def take(
-    name: str, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def take(name: str, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised [rows, columns] tensor on `like`'s device; on the CPU the thread's buffer
     `name`, which the next call with that name overwrites."""
     size = rows * columns

@@ -35,9 +35,17 @@ class Box:
     """
 
     __slots__ = (
-        "__weakref__", "_steps", "dimension", "furthest", "key64", "layouts", "lo", "oversized",
-        "size", "volume",
-    )  # fmt: skip
+        "__weakref__",
+        "_steps",
+        "dimension",
+        "furthest",
+        "key64",
+        "layouts",
+        "lo",
+        "oversized",
+        "size",
+        "volume",
+    )
 
     def __init__(self, lo: tuple[int, ...], size: tuple[int, ...]) -> None:
         self.lo, self.size = lo, size
@@ -161,9 +169,7 @@ def record_of(box: Box) -> list[int]:
     return [*steps, *even, *bounds, *even]
 
 
-def layout_over(
-    records: torch.Tensor, start: int, limits: Box, key64: bool, sortable: bool
-) -> KeyLayout:
+def layout_over(records: torch.Tensor, start: int, limits: Box, key64: bool, sortable: bool) -> KeyLayout:
     """The layout that reads the record from `start` of `records` on, int64 on the device, see
     `record_of`."""
     columns = len(limits.size)

@@ -101,9 +101,14 @@ def reached(columns: Array, hull: Hull | None, offsets: Offsets, rule: Rule, box
 
 
 def _one_each(
-    columns: Array, batch: Array, moves: _Moves, rule: Rule, first: Sequence[int],
-    steps: Sequence[int], sizes: Sequence[int] | None,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    columns: Array,
+    batch: Array,
+    moves: _Moves,
+    rule: Rule,
+    first: Sequence[int],
+    steps: Sequence[int],
+    sizes: Sequence[int] | None,
+) -> tuple[Array, Array, Array]:
     """(keys, rows, which) of rows [D, N] that meet one offset each at most: what is left of a
     division tells which."""
     furthest = [most - low for (_, most), low in zip(moves.bounds, first, strict=True)]
@@ -145,9 +150,7 @@ def _behind(hull: Hull, moves: _Moves, rule: Rule, box: Box) -> tuple[Hull | Non
     """(the box that cells of `hull` may reach in `box`, None if there is none; whether some may be
     reached beyond it)."""
     ends = [(hull.lo[0], hull.lo[0] + hull.size[0])]
-    spans = zip(
-        hull.lo[1:], hull.size[1:], moves.bounds, rule.multiplier, rule.divisor, strict=True
-    )
+    spans = zip(hull.lo[1:], hull.size[1:], moves.bounds, rule.multiplier, rule.divisor, strict=True)
     for low, size, (least, most), times, step in spans:
         begin, last = low * times + least, (low + size - 1) * times + most
         ends.append((-(-begin // step), last // step + 1))
@@ -162,10 +165,7 @@ def _behind(hull: Hull, moves: _Moves, rule: Rule, box: Box) -> tuple[Hull | Non
     return Hull(lo, sizes), clipped
 
 
-def _terms(
-    columns: Array, distances: Array, rule: Rule, steps: Sequence[int],
-    sizes: Sequence[int] | None,
-) -> Array:  # fmt: skip
+def _terms(columns: Array, distances: Array, rule: Rule, steps: Sequence[int], sizes: Sequence[int] | None) -> Array:
     """int64 [D, K, N]: the part of a cell's key that each axis gives, by every distance."""
     columns = columns[:, None]
     if rule.multiplier != (1,) * len(columns):

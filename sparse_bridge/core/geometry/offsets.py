@@ -34,9 +34,7 @@ class Offsets:
     def __init__(self, values: tuple[tuple[int, ...], ...]) -> None:
         self.values = values
         self.dimension = len(values[0])
-        self.symmetric = all(
-            a == tuple(-c for c in b) for a, b in zip(values, reversed(values), strict=True)
-        )
+        self.symmetric = all(a == tuple(-c for c in b) for a, b in zip(values, reversed(values), strict=True))
         self._reach = tuple(max(map(abs, column)) for column in zip(*values, strict=True))
         self.furthest = max(self._reach)
         zero = (0,) * self.dimension
@@ -52,14 +50,11 @@ class Offsets:
             if not key or len({len(offset) for offset in key}) != 1 or not key[0]:
                 raise GeometryError(f"offsets must be a non-empty [V, D] list, got {values!r}.")
             if len(set(key)) != len(key):
-                raise GeometryError(
-                    f"kernel offsets repeat: {values!r}; every matrix needs an offset of its own."
-                )
+                raise GeometryError(f"kernel offsets repeat: {values!r}; every matrix needs an offset of its own.")
             largest = max(abs(c) for offset in key for c in offset)
             if largest >= _INT32:
                 raise OverflowLimitError(
-                    f"a kernel offset of {largest} leaves the 32-bit coordinate range; use less "
-                    "dilation or padding."
+                    f"a kernel offset of {largest} leaves the 32-bit coordinate range; use less dilation or padding."
                 )
             found = Offsets._interned.setdefault(key, Offsets(key))
         return found
@@ -97,9 +92,7 @@ class Offsets:
             self._geometry[key] = found
         return found
 
-    def _classes(
-        self, device: torch.device, divisor: tuple[int, ...], sign: int
-    ) -> torch.Tensor | None:
+    def _classes(self, device: torch.device, divisor: tuple[int, ...], sign: int) -> torch.Tensor | None:
         """`Geometry.class_offsets`, where a class has fewer offsets than there are."""
         n_classes = math.prod(divisor)
         if n_classes == 1 or n_classes > _CLASSES:
@@ -118,11 +111,7 @@ class Offsets:
 
 
 @functools.cache
-def box_offsets(
-    kernel_size: tuple[int, ...], dilation: tuple[int, ...], origin: tuple[int, ...]
-) -> Offsets:
+def box_offsets(kernel_size: tuple[int, ...], dilation: tuple[int, ...], origin: tuple[int, ...]) -> Offsets:
     """Offsets `r * dilation - origin` of a box kernel, r row-major with the last axis fastest."""
     steps = itertools.product(*(range(k) for k in kernel_size))
-    return Offsets.of(
-        [tuple(r * d - o for r, d, o in zip(step, dilation, origin, strict=True)) for step in steps]
-    )
+    return Offsets.of([tuple(r * d - o for r, d, o in zip(step, dilation, origin, strict=True)) for step in steps])

@@ -44,20 +44,14 @@ class SparseData:
                 "expected [N, C] and [N, 1 + D] with equal N."
             )
         if coords.dtype != torch.int32:
-            raise DataTypeError(
-                f"coordinates are {coords.dtype}; expected torch.int32 (use .int())."
-            )
+            raise DataTypeError(f"coordinates are {coords.dtype}; expected torch.int32 (use .int()).")
         if feats.device != coords.device:
-            raise DeviceError(
-                f"features on {feats.device}, coordinates on {coords.device}; "
-                "move both to one device."
-            )
+            raise DeviceError(f"features on {feats.device}, coordinates on {coords.device}; move both to one device.")
         for name in ("tensor_stride", "spatial_shape"):
             value = getattr(self, name)
             if value is not None and len(value) != self.dimension:
                 raise GeometryError(
-                    f"{name} {list(value)} for {self.dimension}-dimensional coordinates; "
-                    "one entry per axis is needed."
+                    f"{name} {list(value)} for {self.dimension}-dimensional coordinates; one entry per axis is needed."
                 )
         if self.batch_size is not None and self.batch_size < 0:
             raise CoordinateError(f"batch_size is {self.batch_size}; it cannot be negative.")

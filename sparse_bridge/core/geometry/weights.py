@@ -89,9 +89,7 @@ class WeightLayout:
         stride_v, stride_i, stride_o, stride_g = self.strides
         place = tensor.storage_offset() + self.shift + group * stride_g
         matrix, steps = (self.c_in, self.c_out), (stride_i, stride_o)
-        return tuple(
-            tensor.as_strided(matrix, steps, place + v * stride_v) for v in range(self.n_offsets)
-        )
+        return tuple(tensor.as_strided(matrix, steps, place + v * stride_v) for v in range(self.n_offsets))
 
     def stacked(self, tensor: torch.Tensor, group: int = 0) -> torch.Tensor:
         """[V, c_in, c_out] of one group, a view of `tensor`; offsets must not run backwards."""
@@ -111,9 +109,7 @@ def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayou
 
 
 @functools.lru_cache(maxsize=4096)
-def _layout(
-    shape: tuple[int, ...], strides: tuple[int, ...], layout: str, groups: int
-) -> WeightLayout:
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...], layout: str, groups: int) -> WeightLayout:
     size = 1
     for extent in shape:
         size *= extent
@@ -123,16 +119,12 @@ def _layout(
         if len(shape) == 2:
             shape, strides = (1, *shape), (0, *strides)
         if len(shape) != 3:
-            raise ShapeError(
-                f"a weight of shape {list(shape)}; layout 'vio' takes [V, C_in, C_out]."
-            )
+            raise ShapeError(f"a weight of shape {list(shape)}; layout 'vio' takes [V, C_in, C_out].")
         n_offsets, c_in, columns = shape
         stride_v, stride_i, stride_o = strides
     elif layout == "ovi":
         if len(shape) < 2:
-            raise ShapeError(
-                f"a weight of shape {list(shape)}; layout 'ovi' takes [C_out, *kernel, C_in]."
-            )
+            raise ShapeError(f"a weight of shape {list(shape)}; layout 'ovi' takes [C_out, *kernel, C_in].")
         columns, c_in = shape[0], shape[-1]
         stride_o, stride_i = strides[0], strides[-1]
         n_offsets, stride_v = _joined(shape[1:-1], strides[1:-1])
@@ -140,17 +132,14 @@ def _layout(
         raise ShapeError(f"weight layout {layout!r}; expected one of {', '.join(LAYOUTS)}.")
     if min(n_offsets, c_in, columns) < 1:
         raise ShapeError(
-            f"a weight of shape {list(shape)}; expected at least one matrix, one input and one "
-            "output channel."
+            f"a weight of shape {list(shape)}; expected at least one matrix, one input and one output channel."
         )
     if groups < 1:
         raise ShapeError(f"groups is {groups}; expected at least 1.")
     if columns % groups:
         raise ShapeError(f"{columns} output channels do not divide into {groups} groups.")
     c_out = columns // groups
-    return WeightLayout(
-        (stride_v, stride_i, stride_o, c_out * stride_o), 0, n_offsets, c_in, c_out, groups
-    )
+    return WeightLayout((stride_v, stride_i, stride_o, c_out * stride_o), 0, n_offsets, c_in, c_out, groups)
 
 
 def _joined(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:

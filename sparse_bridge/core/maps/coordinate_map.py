@@ -40,9 +40,7 @@ def table_of(
     geometry = _origin(len(one)).geometry(device, one, one, 1)
     table = hash_table.HashTable.allocate(capacity_for(coords.shape[0]), layout.key64, device)
     slots = coords.new_empty(coords.shape[0])
-    hash_table.hash_insert(
-        table, coords, geometry, layout.bounds, None, slots, False, target, count
-    )
+    hash_table.hash_insert(table, coords, geometry, layout.bounds, None, slots, False, target, count)
     return table, slots
 
 
@@ -71,22 +69,18 @@ class CoordinateMap:
     """
 
     def __init__(
-        self, coords: torch.Tensor, box: Box | DataBounds, rows: Rows | None = None,
-        own: bool = False,
-    ) -> None:  # fmt: skip
+        self, coords: torch.Tensor, box: Box | DataBounds, rows: Rows | None = None, own: bool = False
+    ) -> None:
         """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates
         that are still to be learnt; rows: those in use, if not all.  own: nobody else has this
         tensor object, which is contiguous.  Raises ShapeError, DataTypeError, DeviceError."""
         shape, device = coords.shape, coords.device
         if len(shape) != 2 or shape[1] != box.dimension + 1:
             raise ShapeError(
-                f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] "
-                "(batch first)."
+                f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] (batch first)."
             )
         if coords.dtype != torch.int32:
-            raise DataTypeError(
-                f"coordinates are {coords.dtype}; expected torch.int32 (use .int())."
-            )
+            raise DataTypeError(f"coordinates are {coords.dtype}; expected torch.int32 (use .int()).")
         if device.type == "meta":
             raise DeviceError("coordinates are on the meta device; a map needs their values.")
         refuse_wrapped(coords)
@@ -325,9 +319,7 @@ class CoordinateMap:
         first = torch.empty(self._n_distinct + 1, dtype=torch.int64, device=self.device)
         first.scatter_(0, torch.where(leads, number, self._n_distinct), rows)
         first = first[:-1].clone()
-        inverse = torch.where(
-            live, number.index_select(0, torch.where(live, leader, 0)), len(first)
-        )
+        inverse = torch.where(live, number.index_select(0, torch.where(live, leader, 0)), len(first))
         folded = CoordinateMap(self.coords.index_select(0, first), self.box)
         values = torch.full_like(table.values, -1)
         values[slots.index_select(0, first)] = -2 - rows[: len(first)].to(values.dtype)

@@ -90,9 +90,7 @@ class _Transposed:
         return self.forward
 
 
-def _sums(
-    sums: EntrySums, x: torch.Tensor, weight: torch.Tensor | None, count: torch.Tensor | None
-) -> torch.Tensor:
+def _sums(sums: EntrySums, x: torch.Tensor, weight: torch.Tensor | None, count: torch.Tensor | None) -> torch.Tensor:
     """Sums of x, whose rows count `weight`, divided by `count` where it is not 0."""
     x, n_out = x.contiguous(), sums.n_out
     target = target_of(x)

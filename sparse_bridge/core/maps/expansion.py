@@ -45,10 +45,16 @@ class Expansion:
     """
 
     def __init__(
-        self, source: Source, offsets: Offsets, multiplier: tuple[int, ...],
-        divisor: tuple[int, ...], sign: int, out: KeyLayout, target: Target,
+        self,
+        source: Source,
+        offsets: Offsets,
+        multiplier: tuple[int, ...],
+        divisor: tuple[int, ...],
+        sign: int,
+        out: KeyLayout,
+        target: Target,
         slab: Slab | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """slab: for what nobody reads after `link`, `scratch_elements`."""
         self.source, self.out, self.target, self._slab = source, out, target, slab
         device = source.coords.device
@@ -62,9 +68,16 @@ class Expansion:
         source = self.source
         assert self.slots is not None
         hash_table.hash_insert(
-            table, source.coords, self.geometry, self.out.bounds, source.alive, self.slots,
-            self.wide, self.target, source.last,
-        )  # fmt: skip
+            table,
+            source.coords,
+            self.geometry,
+            self.out.bounds,
+            source.alive,
+            self.slots,
+            self.wide,
+            self.target,
+            source.last,
+        )
         self.table = table
         self._owned = new_rows.count_owners(table, self.slots, self.target, source.last, self._slab)
 
@@ -78,20 +91,36 @@ class Expansion:
         source = self.source
         assert self.slots is not None
         coords = new_rows.number_new_rows(
-            self.table, self.slots, self._owned, n_new, source.coords, self.geometry, self.wide,
-            self.target, source.last, zeroed,
-        )  # fmt: skip
+            self.table,
+            self.slots,
+            self._owned,
+            n_new,
+            source.coords,
+            self.geometry,
+            self.wide,
+            self.target,
+            source.last,
+            zeroed,
+        )
         if order == "first_seen" or n_new == 0:
             return coords
         return row_ranks.sort_rows(
-            self.table, coords, self.out.bounds, self.target,
-            self.table.total if counted else None, self._slab, order == "ascending",
-        )  # fmt: skip
+            self.table,
+            coords,
+            self.out.bounds,
+            self.target,
+            self.table.total if counted else None,
+            self._slab,
+            order == "ascending",
+        )
 
     def link(
-        self, n_new: int, count_new: Operand | None = None, link: bool = True,
+        self,
+        n_new: int,
+        count_new: Operand | None = None,
+        link: bool = True,
         slabs: tuple[Slab | None, Slab | None] = (None, None),
-    ) -> tuple[NeighborTable, NeighborTable | None]:  # fmt: skip
+    ) -> tuple[NeighborTable, NeighborTable | None]:
         """(table of the new rows, table of the old rows if `link`); once. slabs: for both, of
         -1."""
         slots, source = self.slots, self.source
@@ -99,9 +128,18 @@ class Expansion:
         self.slots = self._slab = None  # may be reused for a table
         del self._owned
         linked, scattered = new_rows.link_new_rows(
-            self.table, slots, n_new, source.coords, self.geometry, self.wide, self.target,
-            source.last, count_new, link, slabs,
-        )  # fmt: skip
+            self.table,
+            slots,
+            n_new,
+            source.coords,
+            self.geometry,
+            self.wide,
+            self.target,
+            source.last,
+            count_new,
+            link,
+            slabs,
+        )
         return scattered, linked
 
 
@@ -135,9 +173,16 @@ def sorted_rows(coords: torch.Tensor, box: Box, order: str) -> torch.Tensor:
 
 
 def look_up(
-    here: Source, table: HashTable, n_values: int, known: KeyLayout, offsets: Offsets,
-    step: tuple[int, ...], target: Target, center: int = -1, slab: Slab | None = None,
-) -> NeighborTable:  # fmt: skip
+    here: Source,
+    table: HashTable,
+    n_values: int,
+    known: KeyLayout,
+    offsets: Offsets,
+    step: tuple[int, ...],
+    target: Target,
+    center: int = -1,
+    slab: Slab | None = None,
+) -> NeighborTable:
     """What the rows of `here` reach, coordinate * step + offset, among the `n_values` coordinates
     of the layout `known` that `table` holds.
 
@@ -147,6 +192,16 @@ def look_up(
     device, one = here.coords.device, (1,) * offsets.dimension
     wide = here.layout.wide(offsets, step) or known.wide(offsets, one)
     return neighbor_table.neighbor_lookup(
-        table, n_values, here.coords, offsets.geometry(device, step, one, 1), known.bounds,
-        here.alive, len(offsets), center, wide, target, here.last, slab,
-    )  # fmt: skip
+        table,
+        n_values,
+        here.coords,
+        offsets.geometry(device, step, one, 1),
+        known.bounds,
+        here.alive,
+        len(offsets),
+        center,
+        wide,
+        target,
+        here.last,
+        slab,
+    )

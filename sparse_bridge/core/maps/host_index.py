@@ -89,9 +89,7 @@ class HostIndex:
         sizes = [n + 2 * reach for n, reach in zip(self.hull.size[1:], halo, strict=True)]
         return np.matmul(np.array(steps_of(sizes), np.int64), values)
 
-    def find(
-        self, query: Array, steps: Array, halo: tuple[int, ...]
-    ) -> tuple[Rows32, Array, list[int]]:
+    def find(self, query: Array, steps: Array, halo: tuple[int, ...]) -> tuple[Rows32, Array, list[int]]:
         """(rows at query + step, places of these queries, how many of every step), by step and then
         by place."""
         n_cells = cells_of(self.hull, halo)
@@ -274,11 +272,7 @@ def _looked_up(offsets: Offsets) -> Array:
 
 
 def lookup(
-    index: HostIndex,
-    coords: torch.Tensor,
-    alive: torch.Tensor | None,
-    offsets: Offsets,
-    stride: tuple[int, ...],
+    index: HostIndex, coords: torch.Tensor, alive: torch.Tensor | None, offsets: Offsets, stride: tuple[int, ...]
 ) -> PairLists:
     """Pairs (row of `index`, row of `coords`): coordinate * stride + offset, for every offset."""
     device, halo, hull = coords.device, halo_of(offsets), index.hull
@@ -297,9 +291,7 @@ def lookup(
     return PairLists.of(pairs, False, device)
 
 
-def expand(
-    found: Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str
-) -> tuple[torch.Tensor, PairLists]:
+def expand(found: Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str) -> tuple[torch.Tensor, PairLists]:
     """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in
     `out_box`, of the live coordinates c of `found`, which must be distinct.
 

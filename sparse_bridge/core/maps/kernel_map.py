@@ -37,20 +37,12 @@ class KernelMap:
     @property
     def n_in(self) -> int:
         """Rows of x (before folding)."""
-        return (
-            self.rulebook.n_rows[0 if self.flipped else 1]
-            if self.x_fold is None
-            else len(self.x_fold.inverse)
-        )
+        return self.rulebook.n_rows[0 if self.flipped else 1] if self.x_fold is None else len(self.x_fold.inverse)
 
     @property
     def n_out(self) -> int:
         """Rows of y (after unfolding)."""
-        return (
-            self.rulebook.n_rows[1 if self.flipped else 0]
-            if self.y_fold is None
-            else len(self.y_fold.inverse)
-        )
+        return self.rulebook.n_rows[1 if self.flipped else 0] if self.y_fold is None else len(self.y_fold.inverse)
 
     @property
     def device(self) -> torch.device:

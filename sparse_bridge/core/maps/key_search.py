@@ -29,9 +29,7 @@ def hash_rows(
     """
     if coords.ndim != 2 or (shifts is not None and (shifts.ndim != 2 or shifts.shape[1] != 3)):
         shown = None if shifts is None else list(shifts.shape)
-        raise ShapeError(
-            f"coordinates {list(coords.shape)} and offsets {shown}; expected [N, D] and [K, 3]."
-        )
+        raise ShapeError(f"coordinates {list(coords.shape)} and offsets {shown}; expected [N, D] and [K, 3].")
     if coords.dtype != torch.int32 or (shifts is not None and shifts.dtype != torch.int32):
         raise DataTypeError(
             "coordinates are "
@@ -39,10 +37,7 @@ def hash_rows(
             "int32 (use .int())."
         )
     if shifts is not None and shifts.device != coords.device:
-        raise DeviceError(
-            f"coordinates are on {coords.device}, offsets on {shifts.device}; move both to one "
-            "device."
-        )
+        raise DeviceError(f"coordinates are on {coords.device}, offsets on {shifts.device}; move both to one device.")
     n_shifts = 1 if shifts is None else shifts.shape[0]
     keys = torch.empty((n_shifts, coords.shape[0]), dtype=torch.int64, device=coords.device)
     target = kernel_target(coords.device)
@@ -51,22 +46,13 @@ def hash_rows(
     elif target is not None:
         from ...kernels.maps.key_table import hash_rows as launch
 
-        launch(
-            coords.contiguous(),
-            None if shifts is None else shifts.contiguous(),
-            first,
-            fold,
-            keys,
-            target,
-        )
+        launch(coords.contiguous(), None if shifts is None else shifts.contiguous(), first, fold, keys, target)
     else:
         keys = _host_hash(coords, shifts, first, fold)
     return keys[0] if shifts is None else keys
 
 
-def _host_hash(
-    coords: torch.Tensor, shifts: torch.Tensor | None, first: int, fold: bool
-) -> torch.Tensor:
+def _host_hash(coords: torch.Tensor, shifts: torch.Tensor | None, first: int, fold: bool) -> torch.Tensor:
     words = coords.unsqueeze(0)
     if shifts is not None:
         words = words.repeat(shifts.shape[0], 1, 1)
@@ -77,9 +63,7 @@ def _host_hash(
     return ((h >> 60) & 15) ^ (h & 0x0FFFFFFFFFFFFFFF) if fold else h
 
 
-def find_keys(
-    queries: torch.Tensor, references: torch.Tensor, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
+def find_keys(queries: torch.Tensor, references: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """Where each query occurs in `references`: its first place, or -1.
 
     Args:
@@ -93,18 +77,14 @@ def find_keys(
         raise ShapeError(f"references have shape {list(references.shape)}; expected [R].")
     if queries.dtype != torch.int64 or references.dtype != torch.int64:
         raise DataTypeError(
-            f"queries are {queries.dtype}, references {references.dtype}; expected int64 keys (as "
-            "from a hash)."
+            f"queries are {queries.dtype}, references {references.dtype}; expected int64 keys (as from a hash)."
         )
     if queries.device != references.device:
         raise DeviceError(
-            f"queries are on {queries.device}, references on {references.device}; move both to "
-            "one device."
+            f"queries are on {queries.device}, references on {references.device}; move both to one device."
         )
     if references.shape[0] >= 1 << 29:
-        raise OverflowLimitError(
-            f"{references.shape[0]} references; a key table takes fewer than 2^29."
-        )
+        raise OverflowLimitError(f"{references.shape[0]} references; a key table takes fewer than 2^29.")
     found = torch.full(queries.shape, -1, dtype=dtype, device=queries.device)
     if found.numel() == 0 or references.shape[0] == 0:
         return found
@@ -125,9 +105,7 @@ def _host_find(queries: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
     return torch.where(ordered[place] == queries, order[place], -1)
 
 
-def find_rows(
-    cmap: CoordinateMap, coords: torch.Tensor, offsets: Offsets, stride: Sequence[int]
-) -> torch.Tensor:
+def find_rows(cmap: CoordinateMap, coords: torch.Tensor, offsets: Offsets, stride: Sequence[int]) -> torch.Tensor:
     """Rows of `cmap` at coordinate * stride + offset: int32 [V, M], -1 where there is none.
 
     coords: int32 [M, 1 + D], batch first, repeats allowed.  Of equal coordinates of the map the
@@ -136,13 +114,10 @@ def find_rows(
     """
     if coords.ndim != 2 or coords.shape[1] != cmap.coords.shape[1] or coords.dtype != torch.int32:
         raise (DataTypeError if coords.dtype != torch.int32 else ShapeError)(
-            f"queries are {coords.dtype} {list(coords.shape)}; expected int32 [M, "
-            f"{cmap.coords.shape[1]}]."
+            f"queries are {coords.dtype} {list(coords.shape)}; expected int32 [M, {cmap.coords.shape[1]}]."
         )
     if coords.device != cmap.device:
-        raise DeviceError(
-            f"queries are on {coords.device}, the map on {cmap.device}; move both to one device."
-        )
+        raise DeviceError(f"queries are on {coords.device}, the map on {cmap.device}; move both to one device.")
     n_offsets, steps = len(offsets), tuple(stride)
     nbr = torch.full((n_offsets, coords.shape[0]), -1, dtype=torch.int32, device=coords.device)
     if coords.shape[0] == 0 or cmap.n_rows == 0:
@@ -164,9 +139,17 @@ def find_rows(
         geometry = offsets.geometry(coords.device, steps, one, 1)
         bounds = found_in.box.layout(coords.device).bounds
         nbr = neighbor_lookup(
-            found_in.table(target), found_in.n_rows, coords.contiguous(), geometry, bounds, None,
-            n_offsets, -1, True, target,
-        ).nbr  # fmt: skip
+            found_in.table(target),
+            found_in.n_rows,
+            coords.contiguous(),
+            geometry,
+            bounds,
+            None,
+            n_offsets,
+            -1,
+            True,
+            target,
+        ).nbr
     if first is not None:
         rows = first.first.int()
         nbr = torch.where(nbr >= 0, rows[nbr.clamp(min=0).long()], nbr)

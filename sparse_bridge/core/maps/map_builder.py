@@ -9,14 +9,7 @@ from types import ModuleType
 import torch
 
 from ... import memory, settings
-from ...errors import (
-    CoordinateError,
-    DataTypeError,
-    DeviceError,
-    GeometryError,
-    KernelError,
-    ShapeError,
-)
+from ...errors import CoordinateError, DataTypeError, DeviceError, GeometryError, KernelError, ShapeError
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
 from ..geometry.host_moves import MOST_CELLS, Rule
@@ -83,9 +76,7 @@ def _optimistic_rulebook(cmap: CoordinateMap, offsets: Offsets, target: Target) 
     return rulebook if cmap.unique and cmap.alive is None else None
 
 
-def _submanifold_rulebook(
-    cmap: CoordinateMap, offsets: Offsets, alive: torch.Tensor | None
-) -> Rulebook:
+def _submanifold_rulebook(cmap: CoordinateMap, offsets: Offsets, alive: torch.Tensor | None) -> Rulebook:
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
     options = {"symmetric": offsets.symmetric, "center": offsets.center}
     target = cmap.kernel_target()
@@ -99,9 +90,8 @@ def _submanifold_rulebook(
 
 
 def strided(
-    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box,
-    order: str = "first_seen",
-) -> tuple[CoordinateMap, KernelMap]:  # fmt: skip
+    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box, order: str = "first_seen"
+) -> tuple[CoordinateMap, KernelMap]:
     """y[u] gathers x[s * u + o]; the outputs are all u in `out_box` that reach a live input.
 
     order: of the output rows, see `MapRequest`. Equal input coordinates are summed. Returns the
@@ -113,9 +103,8 @@ def strided(
 
 
 def generative(
-    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box,
-    order: str = "first_seen",
-) -> tuple[CoordinateMap, KernelMap]:  # fmt: skip
+    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box, order: str = "first_seen"
+) -> tuple[CoordinateMap, KernelMap]:
     """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for all of these in
     `out_box`; order as in `strided`."""
     one = (1,) * offsets.dimension
@@ -173,21 +162,15 @@ def _insert_candidates(expansion: Expansion, out_box: Box) -> int:
         if overflow <= 0 and (3 * (last + 1) <= 2 * table.capacity or guess == most):
             return last + 1
         if guess == most:
-            raise KernelError(
-                f"the hash table of {table.capacity} slots ran out of probes for {most} candidates."
-            )
+            raise KernelError(f"the hash table of {table.capacity} slots ran out of probes for {most} candidates.")
         guess = min(most, 4 * guess)
 
 
-def between(
-    x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]
-) -> KernelMap:
+def between(x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]) -> KernelMap:
     """y[u] gathers x[s * u + o] between two given coordinate maps."""
     _check_dimension(x_map, offsets, stride)
     if x_map.device != y_map.device:
-        raise DeviceError(
-            f"coordinates on {x_map.device} and {y_map.device}; move both to one device."
-        )
+        raise DeviceError(f"coordinates on {x_map.device} and {y_map.device}; move both to one device.")
     x_fold = None if x_map.unique else x_map.duplicates()
     y_fold = None if y_map.unique else y_map.duplicates()
     rulebook = _between_rulebook(x_map.distinct_map(), y_map.distinct_map(), offsets, stride)
@@ -200,9 +183,7 @@ def _between_rulebook(
     n_x, n_y, n_offsets, device = x_map.n_rows, y_map.n_rows, len(offsets), x_map.device
     target = None if y_map.kernel_target() is None else x_map.kernel_target()
     if target is None:
-        lists = search_of(x_map.box, offsets).lookup(
-            x_map.host(), y_map.coords, y_map.alive, offsets, stride
-        )
+        lists = search_of(x_map.box, offsets).lookup(x_map.host(), y_map.coords, y_map.alive, offsets, stride)
         return Rulebook(n_x, n_y, n_offsets, device, lists=lists)
     # The other side is made of this one, if it is asked for.
     here, known = Source.of(y_map.coords, y_map.box, y_map.alive), x_map.box.layout(device)
@@ -211,9 +192,8 @@ def _between_rulebook(
 
 
 def table_of_rows(
-    x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...],
-    rows: slice,
-) -> torch.Tensor:  # fmt: skip
+    x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], rows: slice
+) -> torch.Tensor:
     """Columns of the table of y[u] that gathers x[s * u + o]: those of some rows of y_map. All rows
     of both are distinct and live."""
     target, device = x_map.kernel_target(), x_map.device
@@ -224,28 +204,19 @@ def table_of_rows(
 
 
 def from_pairs(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    n_x: int,
-    n_y: int,
-    *,
-    submanifold: bool = False,
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], n_x: int, n_y: int, *, submanifold: bool = False
 ) -> KernelMap:
     """A map from explicit (x rows, y rows) lists, one per offset; integer tensors on one device.
 
     submanifold: x and y rows are the same rows and list V - 1 - v is list v swapped.
     """
     if not pairs:
-        raise GeometryError(
-            "a kernel map needs at least one offset; got an empty list of pair lists."
-        )
+        raise GeometryError("a kernel map needs at least one offset; got an empty list of pair lists.")
     device = pairs[0][0].device
     starts = [0]
     for x_rows, y_rows in pairs:
         if x_rows.shape != y_rows.shape or x_rows.ndim != 1:
-            raise ShapeError(
-                f"pair lists of shapes {list(x_rows.shape)} and {list(y_rows.shape)}; both must be "
-                "[P]."
-            )
+            raise ShapeError(f"pair lists of shapes {list(x_rows.shape)} and {list(y_rows.shape)}; both must be [P].")
         for rows, n, side in ((x_rows, n_x, "input"), (y_rows, n_y, "output")):
             _check_rows(rows, n, side, device)
         starts.append(starts[-1] + x_rows.shape[0])
@@ -265,13 +236,10 @@ def _check_rows(rows: torch.Tensor, n: int, side: str, device: torch.device) -> 
     if rows.dtype not in (torch.int32, torch.int64):
         raise DataTypeError(f"pair lists are {rows.dtype}; expected int32 or int64.")
     if rows.device != device:
-        raise DeviceError(
-            f"pair lists on {rows.device} and {device}; move all of them to one device."
-        )
+        raise DeviceError(f"pair lists on {rows.device} and {device}; move all of them to one device.")
     if rows.numel():
         least, most = (int(bound) for bound in rows.aminmax())
         if least < 0 or most >= n:
             raise CoordinateError(
-                f"a pair list names {side} row {least if least < 0 else most}; expected 0 <= row < "
-                f"{n}."
+                f"a pair list names {side} row {least if least < 0 else most}; expected 0 <= row < {n}."
             )

@@ -30,9 +30,7 @@ class MapStore:
 
     __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "_order", "_shown", "root", "tracker")
 
-    def __init__(
-        self, root: CoordinateMap | None = None, device: torch.device | None = None
-    ) -> None:
+    def __init__(self, root: CoordinateMap | None = None, device: torch.device | None = None) -> None:
         """root: the coordinates, where this package made them.  device: of what is kept here, where
         that is not the root's; None: what is kept is used on one stream."""
         self.root = root
@@ -45,9 +43,8 @@ class MapStore:
         self.tracker: Any = None
 
     def get(
-        self, key: Hashable, build: Callable[[], Any],
-        shown: Callable[[Any], torch.Tensor | None] = lambda value: None,
-    ) -> Any:  # fmt: skip
+        self, key: Hashable, build: Callable[[], Any], shown: Callable[[Any], torch.Tensor | None] = lambda value: None
+    ) -> Any:
         """The map under `key`, built by the first who asks.
 
         shown: a tensor of it whose memory users see, in outputs of layers. Once they have changed

@@ -39,9 +39,7 @@ class PairLists:
     short: ShortPairs | None = None
     mirrored: bool
 
-    def __init__(
-        self, in_rows: torch.Tensor, out_rows: torch.Tensor, starts: list[int], mirrored: bool
-    ) -> None:
+    def __init__(self, in_rows: torch.Tensor, out_rows: torch.Tensor, starts: list[int], mirrored: bool) -> None:
         self.__dict__.update(in_rows=in_rows, out_rows=out_rows, starts=starts, mirrored=mirrored)
 
     @staticmethod

@@ -37,9 +37,7 @@ def first_of_equal(distinct: Rulebook, fold: Duplicates, halved: bool = False) -
 def _forward(distinct: Rulebook, fold: Duplicates, halved: bool) -> Rulebook:
     sites = _Sites.of(distinct)
     y_rows, counts = fold.rows_at(sites.y)
-    offsets, x_rows = (
-        rows.repeat_interleave(counts) for rows in (sites.offsets, fold.first[sites.x])
-    )
+    offsets, x_rows = (rows.repeat_interleave(counts) for rows in (sites.offsets, fold.first[sites.x]))
     if halved:
         alone = (offsets <= distinct.center) | (fold.first[fold.inverse[y_rows]] == y_rows)
         offsets, x_rows, y_rows = offsets[alone], x_rows[alone], y_rows[alone]
@@ -60,9 +58,8 @@ def _backward(distinct: Rulebook, fold: Duplicates, halved: bool) -> Backward:
         dy_rows = torch.where(later, fold.first[y_sites], dy_rows)
     lists = _with_center(distinct, sites.offsets, dy_rows, fold.first[x_sites], n)
     rulebook = Rulebook(
-        n + len(fold.shared), n, distinct.n_offsets, distinct.device, center=distinct.center,
-        lists=lists,
-    )  # fmt: skip
+        n + len(fold.shared), n, distinct.n_offsets, distinct.device, center=distinct.center, lists=lists
+    )
     return Backward(rulebook, backwards, fold, distinct)
 
 

@@ -93,15 +93,11 @@ def _shown(built: BuiltMap) -> torch.Tensor | None:
     return None if built.coords is None else built.coords.coords
 
 
-def request(
-    store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], req: MapRequest
-) -> BuiltMap:
+def request(store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], req: MapRequest) -> BuiltMap:
     """The map of `req` over `cmap`, of which `store` holds the maps; cmap: or how to get it."""
     found: BuiltMap | None = store.peek(req)
     if found is None:
-        found = store.get(
-            req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req), _shown
-        )
+        found = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req), _shown)
         kept: list[Any] | None = getattr(_local, "kept", None)
         if kept is not None:
             kept.append((store, found))
@@ -152,9 +148,7 @@ class _Rebuild:
         assert self._rows is not None
         dimension = self._req.offsets.dimension
         stride = self._req.stride or (1,) * dimension
-        return map_builder.table_of_rows(
-            self._cmap, self._rows, self._req.offsets, stride, slice(begin, end)
-        )
+        return map_builder.table_of_rows(self._cmap, self._rows, self._req.offsets, stride, slice(begin, end))
 
     def drop(self) -> None:
         for one in (self._cmap, self._rows):

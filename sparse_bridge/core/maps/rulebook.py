@@ -61,11 +61,18 @@ class Rulebook(ViewSet):
     """
 
     def __init__(
-        self, x: Rows | int, y: Rows | int, n_offsets: int, device: torch.device, *,
-        symmetric: bool = False, center: int = -1, lists: PairLists | None = None,
+        self,
+        x: Rows | int,
+        y: Rows | int,
+        n_offsets: int,
+        device: torch.device,
+        *,
+        symmetric: bool = False,
+        center: int = -1,
+        lists: PairLists | None = None,
         regular: bool | None = True,
         views: Sequence[NeighborTable | TileList | None] = (None, None),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(lists)
         x = Rows.of(x) if isinstance(x, int) else x
         y = Rows.of(y) if isinstance(y, int) else y
@@ -101,10 +108,16 @@ class Rulebook(ViewSet):
         if not (self._given or self.symmetric):
             views[1] = self.table(1)[0]
         made = Rulebook(
-            self.rows[1], self.rows[0], self.n_offsets, self.device, symmetric=self.symmetric,
-            center=self.center, lists=self._lists if self._given else None, regular=self.regular,
+            self.rows[1],
+            self.rows[0],
+            self.n_offsets,
+            self.device,
+            symmetric=self.symmetric,
+            center=self.center,
+            lists=self._lists if self._given else None,
+            regular=self.regular,
             views=views,
-        )  # fmt: skip
+        )
         made.trained, made.backward = self.trained, self.backward
         return made
 
@@ -113,9 +126,7 @@ class Rulebook(ViewSet):
         made: Rulebook | None = self.cache.get("as lists")
         if made is None:
             lists = self.lists()
-            made = Rulebook(
-                self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False
-            )
+            made = Rulebook(self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False)
             self.cache.put("as lists", made)
         return made
 
@@ -203,18 +214,14 @@ class Rulebook(ViewSet):
 
         nbr, n_rows = self.table(1 - side)[0].nbr, self.n_rows[side]
         rows = torch.arange(nbr.shape[1], dtype=torch.int32, device=self.device)
-        made = nbr.new_full(
-            (self.n_offsets, n_rows + 1), -1
-        )  # the last column takes what is absent
+        made = nbr.new_full((self.n_offsets, n_rows + 1), -1)  # the last column takes what is absent
         made.scatter_(1, torch.where(nbr >= 0, nbr, n_rows).long(), rows.expand_as(nbr))
         return NeighborTable(made[:, :n_rows].contiguous())
 
     def _scatter(self, side: int) -> NeighborTable:
         from ...kernels.maps.neighbor_table import NeighborTable
 
-        nbr = torch.full(
-            (self.n_offsets, self.n_rows[side]), -1, dtype=torch.int32, device=self.device
-        )
+        nbr = torch.full((self.n_offsets, self.n_rows[side]), -1, dtype=torch.int32, device=self.device)
         for v in range(self.n_offsets):
             x_rows, y_rows = self.pair_list(v)
             where, what = (y_rows, x_rows) if side == 0 else (x_rows, y_rows)
@@ -285,9 +292,7 @@ class Rulebook(ViewSet):
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
                 x_rows, y_rows = lists.in_rows, lists.out_rows
                 longest = max(b - a for a, b in itertools.pairwise(lists.starts))
-                found = DevicePairs(
-                    x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest
-                )
+                found = DevicePairs(x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest)
             else:
                 found = self._compact(target)
             self._pairs = found

@@ -104,9 +104,8 @@ class SegmentOperator:
 
             y = x.new_empty((segments.n, x.shape[1]))
             segment_sum(
-                x, segments.order, segments.starts, self.weight, self.divisor, y,
-                segments.index.shape[1], target,
-            )  # fmt: skip
+                x, segments.order, segments.starts, self.weight, self.divisor, y, segments.index.shape[1], target
+            )
             return y
         return self._divided(_torch_sums(x, segments, self.weight)).to(x.dtype)
 

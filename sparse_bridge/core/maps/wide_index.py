@@ -90,11 +90,7 @@ def _collect(found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool = Fa
 
 
 def lookup(
-    index: HostIndex,
-    coords: torch.Tensor,
-    alive: torch.Tensor | None,
-    offsets: Offsets,
-    stride: tuple[int, ...],
+    index: HostIndex, coords: torch.Tensor, alive: torch.Tensor | None, offsets: Offsets, stride: tuple[int, ...]
 ) -> PairLists:
     """Pairs (row of `index`, row of `coords`): coordinate * stride + offset, for every offset."""
     device = coords.device

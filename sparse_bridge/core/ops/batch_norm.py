@@ -48,9 +48,8 @@ def _passes() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
-        call: _Call,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call
+    ) -> torch.Tensor:
         spec, moved, counter, momentum, eps, relu = call
         x = x.contiguous()
         y, vectors = torch.empty_like(x), (weight, bias, *moved)
@@ -69,9 +68,7 @@ class _BatchNorm(torch.autograd.Function):
         dx = torch.empty_like(x)
         dw = None if weight is None else torch.empty_like(weight)
         db = None if bias is None else torch.empty_like(bias)
-        _passes()[1](
-            spec, x, dy.contiguous(), weight, bias, counter, memory, dx, dw, db, relu
-        )  # fmt: skip
+        _passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, dx, dw, db, relu)
         return dx, dw, db, None
 
 
@@ -189,11 +186,18 @@ def _counts(x: torch.Tensor, batches: torch.Tensor) -> bool:
 
 
 def batch_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None, running_var: torch.Tensor | None, *, momentum: float,
-    eps: float, relu: bool = False, count: torch.Tensor | None = None,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    *,
+    momentum: float,
+    eps: float,
+    relu: bool = False,
+    count: torch.Tensor | None = None,
     batches: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Normalise every channel by its mean and variance over the rows: [N, C] in x's dtype.
 
     Args:
@@ -214,9 +218,7 @@ def batch_norm(
         not fit together.
     """
     if count is not None and (count.dtype is not torch.int32 or count.device != x.device):
-        raise DataTypeError(
-            f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have."
-        )
+        raise DataTypeError(f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have.")
     vectors = weight, bias, running_mean, running_var, batches
     form, shape = None, x.shape
     if not (
@@ -225,17 +227,10 @@ def batch_norm(
         or (x.is_inference() and torch.is_grad_enabled())  # functions would save it, torch does not
     ):
         form = _forms.get((x.dtype, x.device, shape[-1] if len(shape) == 2 else None))
-        if (
-            form is None
-            or form.generation != settings.generation
-            or shape[0] > _MOST_ROWS
-            or not form.same(*vectors)
-        ):
+        if form is None or form.generation != settings.generation or shape[0] > _MOST_ROWS or not form.same(*vectors):
             form = _form_of(x, vectors)
     if form is None:
-        return _in_torch(
-            x, weight, bias, running_mean, running_var, momentum, eps, relu, count, batches
-        )
+        return _in_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu, count, batches)
     refuse_transforms()
     if batches is not None:
         torch.autograd.graph.increment_version(batches)  # as its add_ would; the others' are kept
@@ -258,23 +253,27 @@ def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> to
             batches.add_(1)
             momentum, batches = 1.0 / float(batches), None
     return batch_norm(
-        x, parameters["weight"], parameters["bias"], mean, var,
-        momentum=0.0 if momentum is None else momentum, eps=norm.eps, relu=relu, batches=batches,
-    )  # fmt: skip
+        x,
+        parameters["weight"],
+        parameters["bias"],
+        mean,
+        var,
+        momentum=0.0 if momentum is None else momentum,
+        eps=norm.eps,
+        relu=relu,
+        batches=batches,
+    )
 
 
-def kernels_for(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> Target | None:
+def kernels_for(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Target | None:
     """Whose kernels normalise x [N, C] of two rows or more with these vectors; None: torch does."""
     target = serves(x) if x.shape[0] > 1 and eps > 0 else None
     return target if target is not None and _fits(x, weight, bias, True) else None
 
 
 def forward_pass(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
-    relu: bool, target: Target,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, relu: bool, target: Target
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`batch_norm` without gradients: (y, fp32 [2, C]: mean and unbiased variance, what
     `backward_pass` needs: fp32 [MEMORY_ROWS * C])."""
     from ...kernels.ops.norm_spec import spec_of
@@ -292,9 +291,14 @@ def forward_pass(
 
 
 def backward_pass(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
-    memory: torch.Tensor, relu: bool, target: Target,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    memory: torch.Tensor,
+    relu: bool,
+    target: Target,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of x, weight and bias, from the memory of `forward_pass`, which stays as it is."""
     from ...kernels.ops.norm_spec import spec_of
 
@@ -308,10 +312,17 @@ def backward_pass(
 
 
 def _in_torch(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None, running_var: torch.Tensor | None, momentum: float,
-    eps: float, relu: bool, count: torch.Tensor | None, batches: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    count: torch.Tensor | None,
+    batches: torch.Tensor | None,
+) -> torch.Tensor:
     """`batch_norm` in plain torch."""
     missing = 0
     if count is not None:

@@ -19,9 +19,7 @@ class Outside(NamedTuple):
     n_outside: int
 
 
-def first_outside(
-    coords: torch.Tensor, shape: Sequence[int], *, negative: bool = False
-) -> Outside | None:
+def first_outside(coords: torch.Tensor, shape: Sequence[int], *, negative: bool = False) -> Outside | None:
     """The first entry of coords [N, 1 + D] that is not in 0 <= c < shape, or None.
 
     shape: sizes per column, batch first.  negative: -size <= c < 0 counts from the end, as in
@@ -36,9 +34,14 @@ def first_outside(
 
 
 def to_dense(
-    features: torch.Tensor, coords: torch.Tensor, shape: Sequence[int], *,
-    channels_first: bool = True, last_wins: bool = False, rows: Rows | None = None,
-) -> torch.Tensor:  # fmt: skip
+    features: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int],
+    *,
+    channels_first: bool = True,
+    last_wins: bool = False,
+    rows: Rows | None = None,
+) -> torch.Tensor:
     """Zeros with the rows of `features` written at their coordinates; differentiable.
 
     features: [N, C].  coords: integers [N, 1 + D], batch first, all inside of the grid (see
@@ -81,9 +84,7 @@ def _cell_of(coords: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return index
 
 
-def _last_rows(
-    coords: torch.Tensor, features: torch.Tensor, shape: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _last_rows(coords: torch.Tensor, features: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Of rows with equal coordinates the last."""
     index = _cell_of(coords, shape)
     ordered, order = torch.sort(index, stable=True)

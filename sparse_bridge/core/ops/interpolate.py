@@ -44,6 +44,4 @@ def interpolation(
     place = (rows >= 0).nonzero().squeeze(1)
     samples = torch.div(place, n_corners, rounding_mode="floor")
     found = rows.index_select(0, place)
-    return RowMatrix(
-        samples, found, weights.flatten().index_select(0, place), n_points, cmap.n_rows
-    )
+    return RowMatrix(samples, found, weights.flatten().index_select(0, place), n_points, cmap.n_rows)

@@ -34,9 +34,7 @@ def _host_window(kmap: KernelMap, x: torch.Tensor) -> tuple[torch.Tensor, torch.
     return torch.where(empty, 0, y), torch.where(empty, -1, index)
 
 
-def _host_window_backward(
-    kmap: KernelMap, index: torch.Tensor, dy: torch.Tensor, n_in: int
-) -> torch.Tensor:
+def _host_window_backward(kmap: KernelMap, index: torch.Tensor, dy: torch.Tensor, n_in: int) -> torch.Tensor:
     dx = dy.new_zeros((n_in, dy.shape[1]))
     for v in range(kmap.n_offsets):
         x_rows, y_rows = kmap.pair_list(v)
@@ -82,16 +80,12 @@ def window_max(x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
     Raises: ShapeError.
     """
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
-        raise ShapeError(
-            f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows."
-        )
+        raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")
     refuse_transforms()
     return _WindowMax.apply(x, kmap)
 
 
-def list_max(
-    x: torch.Tensor, in_rows: torch.Tensor, out_rows: torch.Tensor, n_out: int
-) -> torch.Tensor:
+def list_max(x: torch.Tensor, in_rows: torch.Tensor, out_rows: torch.Tensor, n_out: int) -> torch.Tensor:
     """`window_max` over pairs (in_rows, out_rows) int64 [P] in any order: [n_out, C]."""
     # The first row that holds a maximum becomes the smallest.
     in_rows, order = torch.sort(in_rows, stable=True)

@@ -77,9 +77,7 @@ def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         memory_use.refuse_gradients()
     shape, dtype = (x.shape[0], w.shape[1]), kind_of(x, w, None) or x.dtype
-    memory_use.need(
-        x.device, math.prod(shape) * dtype.itemsize, f"a product of {list(shape)}", x, w
-    )
+    memory_use.need(x.device, math.prod(shape) * dtype.itemsize, f"a product of {list(shape)}", x, w)
 
 
 def linear_layer(

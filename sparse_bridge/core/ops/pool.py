@@ -54,9 +54,7 @@ def _host_forward(kmap: KernelMap, x: torch.Tensor, mode: str, floor: float) -> 
     return y
 
 
-def _host_backward(
-    kmap: KernelMap, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, mode: str
-) -> torch.Tensor:
+def _host_backward(kmap: KernelMap, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, mode: str) -> torch.Tensor:
     work = torch.float64 if dy.dtype == torch.float64 else torch.float32
     dx = dy.new_zeros((x.shape[0], dy.shape[1]), dtype=work)
     for v in range(kmap.n_offsets):
@@ -83,9 +81,7 @@ def _trusted(device: torch.device, target: Target, mode: str) -> bool:
 
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, kmap: KernelMap, mode: str, floor: float
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, kmap: KernelMap, mode: str, floor: float) -> torch.Tensor:
         dataflow, target = row_kernels(Case(x.device, x.dtype, kmap.rulebook.regular))
         if target is not None and not _trusted(x.device, target, mode):
             dataflow, target = "per_offset", None
@@ -149,15 +145,10 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
-        raise ShapeError(
-            f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows."
-        )
+        raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")
     _check_dtype(x)
     if x.device != kmap.device:
-        raise DeviceError(
-            f"features are on {x.device}, the coordinates on {kmap.device}; "
-            "move both to one device."
-        )
+        raise DeviceError(f"features are on {x.device}, the coordinates on {kmap.device}; move both to one device.")
     refuse_transforms()
     if kmap.rulebook.backward is not None:
         kmap = KernelMap(kmap.rulebook.as_lists())
@@ -179,9 +170,7 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
 
 def _check_dtype(x: torch.Tensor) -> None:
     if x.dtype not in (*KERNEL_DTYPES, torch.float64):
-        raise DataTypeError(
-            f"features are {x.dtype}; expected one of fp16, bf16, fp32, fp64 (use .float())."
-        )
+        raise DataTypeError(f"features are {x.dtype}; expected one of fp16, bf16, fp32, fp64 (use .float()).")
 
 
 def _plain(kmap: KernelMap) -> KernelMap:
@@ -199,16 +188,12 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
     if x.ndim != 2 or batch.shape != (x.shape[0],):
-        raise ShapeError(
-            f"features {list(x.shape)} and batch indices {list(batch.shape)}; expected [N, C], [N]."
-        )
+        raise ShapeError(f"features {list(x.shape)} and batch indices {list(batch.shape)}; expected [N, C], [N].")
     _check_dtype(x)
     if batch.dtype not in (torch.int32, torch.int64):
         raise DataTypeError(f"batch indices are {batch.dtype}; expected int32 or int64.")
     if x.device != batch.device:
-        raise DeviceError(
-            f"features are on {x.device}, batch indices on {batch.device}; move both to one device."
-        )
+        raise DeviceError(f"features are on {x.device}, batch indices on {batch.device}; move both to one device.")
     if batch_size < 0:
         raise GeometryError(f"batch_size is {batch_size}; expected 0 or more.")
     segments = Segments(batch.contiguous(), batch_size)

@@ -36,9 +36,8 @@ class RelationMap:
     """
 
     def __init__(
-        self, edge_index: torch.Tensor, edge_type: torch.Tensor, n_in: int, n_out: int,
-        n_relations: int,
-    ) -> None:  # fmt: skip
+        self, edge_index: torch.Tensor, edge_type: torch.Tensor, n_in: int, n_out: int, n_relations: int
+    ) -> None:
         self.n_in, self.n_out, self.n_relations = n_in, n_out, n_relations
         self.device, self.n_edges = edge_index.device, edge_index.shape[1]
         source, target = edge_index.unbind(0)
@@ -78,14 +77,12 @@ class RelationMap:
             return [0] * (self.n_relations + 1)
         bounds = [end.long().view(1) for t in (source, target, kind) for end in t.aminmax()]
         found: list[int] = torch.cat([*bounds, starts.long()]).tolist()
-        limits = (("source node", self.n_in), ("target node", self.n_out),
-                  ("relation", self.n_relations))  # fmt: skip
+        limits = (("source node", self.n_in), ("target node", self.n_out), ("relation", self.n_relations))
         for place, (name, limit) in enumerate(limits):
             least, most = found[2 * place : 2 * place + 2]
             if least < 0 or most >= limit:
                 raise CoordinateError(
-                    f"an edge names {name} {least if least < 0 else most}; expected 0 <= {name} < "
-                    f"{limit}."
+                    f"an edge names {name} {least if least < 0 else most}; expected 0 <= {name} < {limit}."
                 )
         return found[6:]
 
@@ -97,9 +94,7 @@ class RelationMap:
         lists = PairLists(x_rows.to(self._index), self._targets, self._starts, False)
         n_x = self.n_in if single else self.n_groups
         # Tables of all relations would hold next to nothing: lists of pairs only.
-        return KernelMap(
-            Rulebook(n_x, self.n_out, self.n_relations, self.device, lists=lists, regular=False)
-        )
+        return KernelMap(Rulebook(n_x, self.n_out, self.n_relations, self.device, lists=lists, regular=False))
 
     def groups(self, aggr: str) -> EntrySums | None:
         """From source nodes to groups; None where each has one edge."""
@@ -153,9 +148,8 @@ class RelationMap:
 
 @between_graphs
 def relation_map(
-    edge_index: torch.Tensor, edge_type: torch.Tensor, n_relations: int, n_out: int,
-    n_in: int | None = None,
-) -> RelationMap:  # fmt: skip
+    edge_index: torch.Tensor, edge_type: torch.Tensor, n_relations: int, n_out: int, n_in: int | None = None
+) -> RelationMap:
     """Group the edges of a graph by relation and target node.
 
     Args:
@@ -181,8 +175,7 @@ def relation_map(
             raise DataTypeError(f"{name} is {tensor.dtype}; expected int32 or int64.")
     if edge_index.device != edge_type.device:
         raise DeviceError(
-            f"edge_index is on {edge_index.device}, edge_type on {edge_type.device}; move both to "
-            "one device."
+            f"edge_index is on {edge_index.device}, edge_type on {edge_type.device}; move both to one device."
         )
     n_in = n_out if n_in is None else n_in
     if min(n_in, n_out) < 0 or n_relations < 1 or max(n_in, n_out) >= 1 << 31:
@@ -230,9 +223,7 @@ def relational_conv(
         groups = weight.shape[1]
         weight = weight.transpose(1, 2).flatten(2)
     leaves = (x, weight, residual)
-    trains = torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in leaves
-    )
+    trains = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in leaves)
     fused = residual if residual is not None and residual.dtype == x.dtype and not trains else None
     run = functools.partial(_products, aggr=aggr, groups=groups, allow_tf32=allow_tf32)
     width = groups * weight.shape[1] + weight.shape[2]
@@ -250,15 +241,19 @@ def relational_conv(
 
 
 def _products(
-    x: torch.Tensor, weight: torch.Tensor, relations: RelationMap, residual: torch.Tensor | None, *,
-    aggr: str, groups: int, allow_tf32: bool,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    relations: RelationMap,
+    residual: torch.Tensor | None,
+    *,
+    aggr: str,
+    groups: int,
+    allow_tf32: bool,
+) -> torch.Tensor:
     """Means by group, then one product of all relations."""
     sums = relations.groups(aggr)
     rows = x if sums is None else multiply(x, sums)
-    return conv(
-        rows, weight, None, relations.kmap, groups=groups, residual=residual, allow_tf32=allow_tf32
-    )
+    return conv(rows, weight, None, relations.kmap, groups=groups, residual=residual, allow_tf32=allow_tf32)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, relations: RelationMap) -> None:
@@ -274,9 +269,7 @@ def _check(x: torch.Tensor, weight: torch.Tensor, relations: RelationMap) -> Non
         )
     if x.dtype in _INTEGERS:
         if weight.ndim == 4:
-            raise UnsupportedError(
-                "a block-diagonal weight takes features, not the numbers of nodes."
-            )
+            raise UnsupportedError("a block-diagonal weight takes features, not the numbers of nodes.")
         if x.shape != (relations.n_in,):
             raise ShapeError(f"x has shape {list(x.shape)}; expected [{relations.n_in}].")
         return
@@ -287,15 +280,11 @@ def _check(x: torch.Tensor, weight: torch.Tensor, relations: RelationMap) -> Non
         raise ShapeError(f"x has {x.shape[1]} channels, the weight expects {c_in}.")
 
 
-def _looked_up(
-    nodes: torch.Tensor, weight: torch.Tensor, relations: RelationMap, aggr: str
-) -> torch.Tensor:
+def _looked_up(nodes: torch.Tensor, weight: torch.Tensor, relations: RelationMap, aggr: str) -> torch.Tensor:
     n_table = weight.shape[1]
     if len(nodes):
         least, most = (int(bound) for bound in nodes.aminmax())
         if least < 0 or most >= n_table:
-            raise CoordinateError(
-                f"x names node {least if least < 0 else most}; expected 0 <= node < {n_table}."
-            )
+            raise CoordinateError(f"x names node {least if least < 0 else most}; expected 0 <= node < {n_table}.")
     to_groups, to_nodes = relations.lookups(nodes, n_table, aggr)
     return multiply(multiply(weight.flatten(0, 1), to_groups), to_nodes)

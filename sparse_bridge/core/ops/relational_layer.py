@@ -16,9 +16,7 @@ from .relational import AGGREGATIONS, RelationMap, relation_map, relational_conv
 Nodes = torch.Tensor | None
 
 
-def relation_weight(
-    weight: torch.Tensor, comp: torch.Tensor | None, sizes: tuple[int, int]
-) -> torch.Tensor:
+def relation_weight(weight: torch.Tensor, comp: torch.Tensor | None, sizes: tuple[int, int]) -> torch.Tensor:
     """[R, C_in, C_out] of basis matrices [B, C_in, C_out] and their shares comp [R, B]; without
     shares the weight itself."""
     if comp is None:
@@ -49,11 +47,18 @@ class RelationalConv(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int | tuple[int, int], out_channels: int, num_relations: int,
-        num_bases: int | None = None, num_blocks: int | None = None, aggr: str = "mean",
-        root_weight: bool = True, is_sorted: bool = False, bias: bool = True,
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        num_relations: int,
+        num_bases: int | None = None,
+        num_blocks: int | None = None,
+        aggr: str = "mean",
+        root_weight: bool = True,
+        is_sorted: bool = False,
+        bias: bool = True,
         flow: str = "source_to_target",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if num_bases is not None and num_blocks is not None:
             raise ValueError("num_bases and num_blocks are both given; a layer takes one of them.")
@@ -62,21 +67,14 @@ class RelationalConv(nn.Module):
         if flow not in ("source_to_target", "target_to_source"):
             raise ValueError(f"flow={flow!r}; expected source_to_target or target_to_source.")
         sizes = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
-        self.in_channels, self.out_channels, self.num_relations = (
-            in_channels,
-            out_channels,
-            num_relations,
-        )
+        self.in_channels, self.out_channels, self.num_relations = (in_channels, out_channels, num_relations)
         self.in_channels_l, self.aggr, self.flow = sizes[0], aggr, flow
         self.num_bases, self.num_blocks, self.is_sorted = num_bases, num_blocks, is_sorted
         self.comp: nn.Parameter | None = None
         shape: tuple[int, ...] = (num_bases or num_relations, sizes[0], out_channels)
         if num_blocks is not None:
             if sizes[0] % num_blocks or out_channels % num_blocks:
-                raise ValueError(
-                    f"{sizes[0]} and {out_channels} channels do not divide into {num_blocks} "
-                    "blocks."
-                )
+                raise ValueError(f"{sizes[0]} and {out_channels} channels do not divide into {num_blocks} blocks.")
             block = (sizes[0] // num_blocks, out_channels // num_blocks)
             shape = (num_relations, num_blocks, *block)
         self.weight = nn.Parameter(torch.empty(shape))
@@ -96,9 +94,11 @@ class RelationalConv(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(
-        self, x: Nodes | tuple[Nodes, torch.Tensor], edge_index: torch.Tensor | RelationMap,
+        self,
+        x: Nodes | tuple[Nodes, torch.Tensor],
+        edge_index: torch.Tensor | RelationMap,
         edge_type: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """
         Args:
             x: features [N, C_in], numbers of nodes [N] (int32 or int64), None for nodes 0 .. N - 1,
@@ -134,9 +134,7 @@ def forward(layer: Any, x: Any, edge_index: Any, edge_type: torch.Tensor | None)
             raise UnsupportedError("edge_type is None; give the relation of every edge, int [E].")
         if layer.flow == "target_to_source":
             edge_index = edge_index.flip(0)
-        relations = relation_map(
-            edge_index, edge_type, layer.num_relations, target.shape[0], source.shape[0]
-        )
+        relations = relation_map(edge_index, edge_type, layer.num_relations, target.shape[0], source.shape[0])
     comp = layer.comp if layer.num_bases is not None else None
     weight = relation_weight(layer.weight, comp, (layer.in_channels_l, layer.out_channels))
     rest = layer.bias

@@ -19,9 +19,7 @@ class _Sorted:
     plain: row r adds up exactly one pair, number r.
     """
 
-    def __init__(
-        self, rows: torch.Tensor, cols: torch.Tensor, weights: torch.Tensor | None, n_rows: int
-    ) -> None:
+    def __init__(self, rows: torch.Tensor, cols: torch.Tensor, weights: torch.Tensor | None, n_rows: int) -> None:
         segments = Segments(rows, n_rows)
         order = segments.order
         self.rows, self.cols = rows.index_select(0, order), cols.index_select(0, order)
@@ -38,12 +36,7 @@ class RowMatrix:
     """
 
     def __init__(
-        self,
-        out_rows: torch.Tensor,
-        in_rows: torch.Tensor,
-        weights: torch.Tensor | None,
-        n_out: int,
-        n_in: int,
+        self, out_rows: torch.Tensor, in_rows: torch.Tensor, weights: torch.Tensor | None, n_out: int, n_in: int
     ) -> None:
         self.out_rows, self.in_rows, self.weights = out_rows, in_rows, weights
         self.n_out, self.n_in = n_out, n_in

@@ -50,9 +50,7 @@ def union_rows(
     return union, multiply(features, SegmentOperator(Segments(segment, starts.shape[0])))
 
 
-def _check(
-    indices_list: Sequence[torch.Tensor], features_list: Sequence[torch.Tensor], ndim: int
-) -> None:
+def _check(indices_list: Sequence[torch.Tensor], features_list: Sequence[torch.Tensor], ndim: int) -> None:
     if not indices_list or len(indices_list) != len(features_list):
         raise ContractError(
             f"got {len(indices_list)} index and {len(features_list)} feature tensors; "
@@ -66,18 +64,14 @@ def _check(
                 "up; expected [N, C] and [N, 1 + nd]"
             )
         if features.shape[1] != first.shape[1]:
-            raise ContractError(
-                f"operands have {first.shape[1]} and {features.shape[1]} channels; all must agree"
-            )
+            raise ContractError(f"operands have {first.shape[1]} and {features.shape[1]} channels; all must agree")
         if indices.shape[1] != ndim + 1:
             raise ContractError(
-                f"indices have {indices.shape[1]} columns; a spatial shape of {ndim} axes needs "
-                f"{ndim + 1}"
+                f"indices have {indices.shape[1]} columns; a spatial shape of {ndim} axes needs {ndim + 1}"
             )
         if features.device != first.device or indices.device != first.device:
             raise DeviceError(
-                f"operands are on {first.device}, {features.device} and {indices.device}; "
-                "move them to one device"
+                f"operands are on {first.device}, {features.device} and {indices.device}; move them to one device"
             )
 
 

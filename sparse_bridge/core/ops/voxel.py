@@ -28,8 +28,7 @@ def segments_of(index: torch.Tensor, n_values: int) -> Segments:
 def _check(what: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Tensor) -> None:
     if feats.ndim != 2 or not feats.is_floating_point():
         raise (ShapeError if feats.ndim != 2 else DataTypeError)(
-            f"{what} got features of shape {list(feats.shape)} and {feats.dtype}; expected [N, C] "
-            "floating point."
+            f"{what} got features of shape {list(feats.shape)} and {feats.dtype}; expected [N, C] floating point."
         )
     if index.dtype not in _INTEGERS:
         raise DataTypeError(f"{what} got indices of {index.dtype}; expected int32 or int64.")
@@ -40,8 +39,7 @@ def _check(what: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Ten
         )
     if max(index.numel(), feats.shape[0], other.shape[0]) >= _INT32:
         raise OverflowLimitError(
-            f"{what} got {index.numel()} indices for {feats.shape[0]} rows; both must stay below "
-            "2^31."
+            f"{what} got {index.numel()} indices for {feats.shape[0]} rows; both must stay below 2^31."
         )
 
 
@@ -110,9 +108,7 @@ def interpolation(index: torch.Tensor, weights: torch.Tensor, n_voxels: int) -> 
 
 
 @torch.no_grad()
-def trilinear_weights(
-    coords: torch.Tensor, index: torch.Tensor, scale: float = 1.0
-) -> torch.Tensor:
+def trilinear_weights(coords: torch.Tensor, index: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Weights of the 8 corners of the cell around each point.
 
     Args:
@@ -129,13 +125,9 @@ def trilinear_weights(
             "expected [N, 3] or wider, and [N, 8]."
         )
     if index.dtype not in _INTEGERS:
-        raise DataTypeError(
-            f"trilinear weights got indices of {index.dtype}; expected int32 or int64."
-        )
+        raise DataTypeError(f"trilinear weights got indices of {index.dtype}; expected int32 or int64.")
     if coords.device != index.device:
-        raise DeviceError(
-            f"points are on {coords.device}, indices on {index.device}; move both to one device."
-        )
+        raise DeviceError(f"points are on {coords.device}, indices on {index.device}; move both to one device.")
     coords = coords if coords.is_floating_point() else coords.float()
     index = index.contiguous()
     target = target_of(coords)

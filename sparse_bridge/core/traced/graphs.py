@@ -23,9 +23,7 @@ def outside(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
 
 
 @torch.compiler.disable
-def between_graphs(
-    dataflow: str, function: Callable[..., Any], args: tuple[Any, ...], more: dict[str, Any]
-) -> Any:
+def between_graphs(dataflow: str, function: Callable[..., Any], args: tuple[Any, ...], more: dict[str, Any]) -> Any:
     for value in args:
         if isinstance(value, LeavesGraph):
             value.leave_graph()

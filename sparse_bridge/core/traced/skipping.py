@@ -14,9 +14,11 @@ _RULES = "torch._dynamo.trace_rules"
 _ROOT = pathlib.Path(__file__).parents[2]
 # What stands in torch's own layers, which are traced on.
 _TRACED = {
-    "hooks.py", "adapters/torchsparse/sequence.py", "core/conv/waiting/shortcuts.py",
+    "hooks.py",
+    "adapters/torchsparse/sequence.py",
+    "core/conv/waiting/shortcuts.py",
     "core/conv/waiting/tensors.py",
-}  # fmt: skip
+}
 
 
 def skip() -> None:

@@ -40,9 +40,7 @@ class Compiler:
             return True
         return False
 
-    def submit(
-        self, key: Hashable, device: torch.device, runs: Sequence[Callable[[], object]]
-    ) -> None:
+    def submit(self, key: Hashable, device: torch.device, runs: Sequence[Callable[[], object]]) -> None:
         """Run each of `runs` once, later. Nothing happens if `key` is known or much waits already;
         a later call may have more luck."""
         if not self.takes(key):
@@ -57,12 +55,7 @@ class Compiler:
         """Drop what waits, finish what runs."""
         self._workers.close()
 
-    def _work(
-        self,
-        device: torch.device,
-        ready: torch.cuda.Event | None,
-        runs: Sequence[Callable[[], object]],
-    ) -> None:
+    def _work(self, device: torch.device, ready: torch.cuda.Event | None, runs: Sequence[Callable[[], object]]) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             if device.type == "cuda":

@@ -63,9 +63,15 @@ def _wgrad(problem: Problem, tile: TileConfig) -> float:
     steps = (_cdiv(problem.work, tile.block_k) + problem.n_offsets) * blocks
     sizes = (problem.n_offsets, problem.c_in, problem.c_out)
     shares = wgrad_shares(
-        problem.target, tile, problem.dtype, problem.precision, sizes, groups, problem.work,
+        problem.target,
+        tile,
+        problem.dtype,
+        problem.precision,
+        sizes,
+        groups,
+        problem.work,
         min(problem.n_in, problem.n_rows),
-    )  # fmt: skip
+    )
     results = problem.c_in * problem.c_out * groups * 4
     partials = (2 * (shares + problem.n_offsets) if shares else problem.n_offsets) * results
     rows = problem.n_in * problem.c_in + problem.n_rows * problem.c_out
@@ -78,9 +84,7 @@ def _bandwidth(problem: Problem) -> float:
     return _PER_UNIT * problem.target.compute_units
 
 
-def _launch(
-    problem: Problem, tile: TileConfig, programs: int, steps: int, memory: float
-) -> float:  # fmt: skip
+def _launch(problem: Problem, tile: TileConfig, programs: int, steps: int, memory: float) -> float:
     from ...kernels.tiles.tile_config import INTENSITY
 
     size, units = problem.dtype.itemsize, problem.target.compute_units
@@ -95,9 +99,7 @@ def _launch(
     stretch = max(waves * units * resident / max(programs, 1) if waves > 1 else 1.0, 1.0)
     stretch *= max(1.0, units / max(used, 1))
     serial = _STEP * steps / max(used, 1) / max(1, tile.num_stages - 1)
-    return max(products, traffic, memory) * min(stretch, float(units)) + (
-        serial * _bandwidth(problem)
-    )
+    return max(products, traffic, memory) * min(stretch, float(units)) + (serial * _bandwidth(problem))
 
 
 def _resident(problem: Problem, tile: TileConfig) -> int:
@@ -111,9 +113,7 @@ def _resident(problem: Problem, tile: TileConfig) -> int:
     return max(1, min(shared, registers, warps))
 
 
-def shortlist(
-    problem: Problem, live: Callable[[int], int], count: int
-) -> list[TileConfig]:  # fmt: skip
+def shortlist(problem: Problem, live: Callable[[int], int], count: int) -> list[TileConfig]:
     """The default tile and the `count` - 1 most promising others, best first."""
     live = functools.cache(live)
     default, *others = problem.candidates()

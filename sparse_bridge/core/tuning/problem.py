@@ -82,9 +82,18 @@ class Problem(NamedTuple):
         density = round(math.log2(max(many, 1) / max(self.n_rows, 1)))
         rows = (self.n_rows // self.target.compute_units).bit_length()
         return Bucket(
-            self.direction, self.dataflow, self.dtype, self.precision, self.order, self.c_in,
-            self.c_out, self.groups, self.n_offsets, rows, density,
-        )  # fmt: skip
+            self.direction,
+            self.dataflow,
+            self.dtype,
+            self.precision,
+            self.order,
+            self.c_in,
+            self.c_out,
+            self.groups,
+            self.n_offsets,
+            rows,
+            density,
+        )
 
     @property
     def splits(self) -> int:
@@ -119,9 +128,16 @@ class Problem(NamedTuple):
         from ...kernels.tiles.candidates import candidates
 
         found = candidates(
-            self.target, self.dtype, self.c_in, self.c_out, self.n_offsets, self.precision,
-            self.direction, self.n_rows, self.order,
-        )  # fmt: skip
+            self.target,
+            self.dtype,
+            self.c_in,
+            self.c_out,
+            self.n_offsets,
+            self.precision,
+            self.direction,
+            self.n_rows,
+            self.order,
+        )
         return list(dict.fromkeys([self.default(), *map(self._cut, found)]))
 
     def allows(self, tile: TileConfig) -> bool:
@@ -133,8 +149,7 @@ class Problem(NamedTuple):
         if tile.shared_bytes(self.dtype.itemsize) > self.target.shared_memory:
             return False
         return self.direction == "wgrad" or (
-            tile.block_m <= 2 * TILE
-            and same_sums(self.target, tile, self.default(), self.precision)
+            tile.block_m <= 2 * TILE and same_sums(self.target, tile, self.default(), self.precision)
         )
 
 
@@ -155,7 +170,17 @@ def wgrad_problem(product: Product, n_rows: int, n_in: int, n_pairs: int) -> Pro
 def _problem(product: Product, direction: str, dataflow: str, n_rows: int, n_in: int) -> Problem:
     target, device, dtype, precision, w, _ = product
     return Problem(
-        direction, dataflow, device, target, dtype,
+        direction,
+        dataflow,
+        device,
+        target,
+        dtype,
         precision if dtype == torch.float32 or precision == "half" else "ieee",
-        _order(w), w.c_in, w.c_out, w.groups, w.n_offsets, n_rows, n_in,
-    )  # fmt: skip
+        _order(w),
+        w.c_in,
+        w.c_out,
+        w.groups,
+        w.n_offsets,
+        n_rows,
+        n_in,
+    )

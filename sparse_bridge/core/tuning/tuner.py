@@ -46,15 +46,7 @@ if TYPE_CHECKING:
     from ...kernels.runtime.target import Target
     from ...kernels.tiles.tile import TileConfig
 
-__all__ = [
-    "Result",
-    "Trial",
-    "Tuner",
-    "current",
-    "final",
-    "tile_for",
-    "use",
-]
+__all__ = ["Result", "Trial", "Tuner", "current", "final", "tile_for", "use"]
 
 BUDGET = 0.3  # seconds that a bucket may cost the layers that meet it, all told
 WAIT = 0.3  # seconds to wait for another process that tunes the same bucket
@@ -181,9 +173,7 @@ class Tuner:
         now = settings.get()
         return None if now.tune == "off" else self._known_of(now, device, target)
 
-    def _known_of(
-        self, now: settings.Settings, device: torch.device, target: Target
-    ) -> Known:  # fmt: skip
+    def _known_of(self, now: settings.Settings, device: torch.device, target: Target) -> Known:
         key = (now.tune, now.tune_file, now.cache_dir, device, target.arch)
         known = self.known.get(key)
         if known is None:
@@ -191,9 +181,7 @@ class Tuner:
             known = self.known.setdefault(key, Known(now.tune, now.tune_file, stamp, self.again))
         return known
 
-    def _learn(
-        self, known: Known, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice
-    ) -> _Choice:
+    def _learn(self, known: Known, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice) -> _Choice:
         if (self.timer is None and not problem.target.raw) or _capturing(problem.device):
             return choice
         if one_of_several():
@@ -225,9 +213,7 @@ class Tuner:
                 run()
         return True
 
-    def _tune(
-        self, known: Known, bucket: Bucket, problem: Problem, trial: Trial
-    ) -> TileConfig | None:
+    def _tune(self, known: Known, bucket: Bucket, problem: Problem, trial: Trial) -> TileConfig | None:
         if self.how == "compile" or known.cache is None:
             return None
         with known.cache.claim(bucket.direction, str(bucket), self.wait) as mine:
@@ -260,9 +246,8 @@ class Tuner:
                 break
             with _refusal(refused, tile):
                 wrong = mismatch(
-                    trial.run(tile), reference, problem.dtype, problem.precision,
-                    exact=problem.direction != "wgrad",
-                )  # fmt: skip
+                    trial.run(tile), reference, problem.dtype, problem.precision, exact=problem.direction != "wgrad"
+                )
                 if wrong is None:
                     times[tile] = self._time(trial, tile, share)
                 else:
@@ -278,9 +263,7 @@ class Tuner:
         winner = Winner(best, 1e6 * times[best], 1e6 * times[default], len(times))
         return Result(bucket, winner, refused)
 
-    def _settle(
-        self, trial: Trial, times: dict[TileConfig, float], share: float, start: float
-    ) -> None:
+    def _settle(self, trial: Trial, times: dict[TileConfig, float], share: float, start: float) -> None:
         """Time the tiles that lie close to the fastest once more, as long as there is time."""
         limit = _CLOSE * min(times.values())
         close = sorted((t for t in times if times[t] <= limit), key=lambda tile: times[tile])[:3]

@@ -39,15 +39,7 @@ from ..maps.rulebook import Rulebook
 from . import preload
 from .fused_forms import compile_others, followed, waits
 from .map_kernels import CHECKED, MapKernels
-from .product_kernels import (
-    Expected,
-    Sizes,
-    compile_once,
-    compile_product,
-    launch_over,
-    less_likely,
-    likely,
-)
+from .product_kernels import Expected, Sizes, compile_once, compile_product, launch_over, less_likely, likely
 
 if TYPE_CHECKING:
     from ..conv.kernel_products import Inputs
@@ -109,9 +101,7 @@ def compile_first(device: torch.device, target: Target, key64: bool) -> None:
         _guarded(_compile, device, target, key64)
 
 
-def compile_fused(
-    product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs
-) -> None:  # fmt: skip
+def compile_fused(product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs) -> None:
     """Have a product whose epilogue was found out compiled for other scenes. Listens to
     `kernel_products.on_first_fused`."""
     device, target = product.product.device, product.product.target
@@ -121,9 +111,7 @@ def compile_fused(
         _guarded(_compile_fused, product, rulebook, side, inputs)
 
 
-def _compile_fused(
-    product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs
-) -> None:  # fmt: skip
+def _compile_fused(product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs) -> None:
     from ...kernels.runtime.precompile import dry_run
 
     with torch.no_grad(), torch.device(product.product.device), dry_run(later=True):
@@ -174,9 +162,7 @@ def _volume(one: Expected) -> int:
     return math.prod(sizes[1:-1]) if one.layout == "ovi" else sizes[0]
 
 
-def _compile_products(
-    device: torch.device, target: Target, products: list[tuple[Expected, torch.dtype]]
-) -> None:
+def _compile_products(device: torch.device, target: Target, products: list[tuple[Expected, torch.dtype]]) -> None:
     from ...kernels.runtime.precompile import dry_run
 
     with torch.no_grad(), torch.device(device), dry_run():
@@ -186,9 +172,7 @@ def _compile_products(
         _compile_checks(device, target, products)
 
 
-def _compile_checks(
-    device: torch.device, target: Target, products: list[tuple[Expected, torch.dtype]]
-) -> None:
+def _compile_checks(device: torch.device, target: Target, products: list[tuple[Expected, torch.dtype]]) -> None:
     """What the self-check runs for them, beside their own kind of product."""
     if settings.get().self_check:
         for name in {_name(one, dtype) for one, dtype in products if one.trains}:
@@ -220,9 +204,7 @@ def _checked(dtype: torch.dtype) -> Expected:
     """The product that the self-check multiplies: masked, as those of submanifold layers."""
     weight = torch.empty((OFFSETS, CHANNELS, CHANNELS), device="meta", dtype=dtype)
     common = Sizes(COMMON_ROWS, COMMON_ROWS)
-    return Expected(
-        None, weight, "vio", Epilogue(), symmetric=True, sizes=common, casts=False
-    )  # fmt: skip
+    return Expected(None, weight, "vio", Epilogue(), symmetric=True, sizes=common, casts=False)
 
 
 def _name(expected: Expected, dtype: torch.dtype) -> str | None:

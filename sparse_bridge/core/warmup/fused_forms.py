@@ -49,23 +49,17 @@ def followed(one: Expected) -> list[Expected]:
 
 def waits() -> bool:
     """Whether layers that are called now go together with what follows them."""
-    return not (
-        torch.is_grad_enabled()
-        or torch.is_inference_mode_enabled()
-        or settings.get().optimize == "off"
-    )
+    return not (torch.is_grad_enabled() or torch.is_inference_mode_enabled() or settings.get().optimize == "off")
 
 
-def compile_others(
-    product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs
-) -> None:  # fmt: skip
+def compile_others(product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs) -> None:
     """Launch what a product over this map would over smaller and larger ones, each form once."""
     if side and rulebook.symmetric:
         return
     one, met = product.product, rulebook.rows
-    vectors = inputs[2] and tuple([
-        None if vector is None else torch.empty(1, dtype=vector.dtype) for vector in inputs[2]
-    ])  # fmt: skip
+    vectors = inputs[2] and tuple(
+        [None if vector is None else torch.empty(1, dtype=vector.dtype) for vector in inputs[2]]
+    )
     known = set()
     for times in (1.0, *_TIMES):
         n_rows, n_in = (int(met[i].about * times) or 1 for i in (side, 1 - side))

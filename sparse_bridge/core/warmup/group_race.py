@@ -159,16 +159,11 @@ class Race:
 
     def run(self) -> GroupWinner | None:
         """None where the rules' own dataflows were not all timed."""
-        rules = {
-            layer: flow_of(self.rulebook, layer.side, use.product)
-            for layer, use in self.group.uses.items()
-        }
+        rules = {layer: flow_of(self.rulebook, layer.side, use.product) for layer, use in self.group.uses.items()}
         runs = self._checked(rules)
         planned = 2 * len(runs) + 8  # timings, with those of views
         share = self.tuner.budget / planned
-        for (layer, flow), run in sorted(
-            runs.items(), key=lambda one: rules[one[0][0]] != one[0][1]
-        ):
+        for (layer, flow), run in sorted(runs.items(), key=lambda one: rules[one[0][0]] != one[0][1]):
             views = sorted(self._needs(layer, flow) - self.costs.keys())
             if self.spent + share * (1 + len(views)) > self.tuner.budget:
                 continue
@@ -190,9 +185,14 @@ class Race:
             flows, best = {}, before
         named = {str(layer): flow for layer, flow in flows.items()}
         return GroupWinner(
-            str(self.group.map_class), self.group.layers, named, round(1e6 * best, 2),
-            round(1e6 * before, 2), self.tested, code_hash(),
-        )  # fmt: skip
+            str(self.group.map_class),
+            self.group.layers,
+            named,
+            round(1e6 * best, 2),
+            round(1e6 * before, 2),
+            self.tested,
+            code_hash(),
+        )
 
     def _checked(self, rules: dict[Layer, str]) -> dict[tuple[Layer, str], Callable[[], object]]:
         """Products that compute what the rules' dataflow does, compiled and bound to the map."""
@@ -212,9 +212,7 @@ class Race:
                 try:
                     run = self._product(layer, flow, *inputs)
                     _spoil(reference)
-                    wrong = mismatch(
-                        run(), reference, product.dtype, self.group.map_class.precision, exact=True
-                    )
+                    wrong = mismatch(run(), reference, product.dtype, self.group.map_class.precision, exact=True)
                 except torch.cuda.OutOfMemoryError:
                     raise
                 # Whatever a compiler raises: the dataflow loses.
@@ -227,9 +225,7 @@ class Race:
                     log.logger.info("%s is out of the race for %s: %s", flow, layer, wrong)
         return runs
 
-    def _product(
-        self, layer: Layer, name: str, x: torch.Tensor, weight: torch.Tensor
-    ) -> Callable[[], torch.Tensor]:
+    def _product(self, layer: Layer, name: str, x: torch.Tensor, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
         flow = registry.entry(name)
         assert isinstance(flow, KernelDataflow)
         product = GatherProduct(flow, self.group.uses[layer].product)
@@ -268,9 +264,7 @@ class Race:
 
 def _features(n_rows: int, product: LayerProduct) -> torch.Tensor:
     generator = torch.Generator(product.device).manual_seed(0)
-    return torch.randn(
-        n_rows, product.w.columns_in, device=product.device, generator=generator
-    ).to(product.dtype)  # fmt: skip
+    return torch.randn(n_rows, product.w.columns_in, device=product.device, generator=generator).to(product.dtype)
 
 
 def _random_weight(weight: torch.Tensor) -> torch.Tensor:

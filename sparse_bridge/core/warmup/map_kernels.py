@@ -53,9 +53,7 @@ class MapKernels:
         from ...kernels.maps.hash_table import hash_insert
 
         slots = self._nbr.new_empty((1, FEW))
-        hash_insert(
-            self._table, self._coords, self._origin, self._bounds, None, slots, False, self.target
-        )
+        hash_insert(self._table, self._coords, self._origin, self._bounds, None, slots, False, self.target)
         self._look_up()
 
     def ordered(self, volumes: Iterable[int]) -> None:
@@ -127,18 +125,24 @@ class MapKernels:
 
         order, tiles = self._order, self._tiles
         PairBatch([tiles], [len(self._offsets)], self.target).write([1])
-        write_pairs(
-            tiles, order.long(), tiles.counts, order, order, len(self._offsets), self.target
-        )
+        write_pairs(tiles, order.long(), tiles.counts, order, order, len(self._offsets), self.target)
 
     def _look_up(self) -> None:
         from ...kernels.maps.neighbor_table import neighbor_lookup
 
         offsets = self._offsets
         neighbor_lookup(
-            self._table, FEW, self._coords, self._near, self._bounds, None, len(offsets),
-            offsets.center, self._box.wide(offsets, _ONE), self.target,
-        )  # fmt: skip
+            self._table,
+            FEW,
+            self._coords,
+            self._near,
+            self._bounds,
+            None,
+            len(offsets),
+            offsets.center,
+            self._box.wide(offsets, _ONE),
+            self.target,
+        )
 
     def _expand(self, offsets: Offsets, stride: tuple[int, ...], link: bool) -> None:
         from ...kernels.maps.hash_table import HashTable

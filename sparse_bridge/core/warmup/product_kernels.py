@@ -129,9 +129,13 @@ def _width(one: Expected) -> int:
 
 
 def compile_product(
-    device: torch.device, target: Target, one: Expected, dtype: torch.dtype,
-    maps: Iterable[Sizes], ordered: bool = False,
-) -> None:  # fmt: skip
+    device: torch.device,
+    target: Target,
+    one: Expected,
+    dtype: torch.dtype,
+    maps: Iterable[Sizes],
+    ordered: bool = False,
+) -> None:
     """Launch what the product over maps of these sizes would, forward and backward.
 
     ordered: instead, what it would where larger scenes have had the rows ordered and the rule for
@@ -166,9 +170,8 @@ def compile_once(target: Target, one: Expected, dtype: torch.dtype) -> None:
 
 
 def _gather(
-    layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: set[Any],
-    ordered: bool = False,
-) -> None:  # fmt: skip
+    layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: set[Any], ordered: bool = False
+) -> None:
     """The product of one side, unless it is known.  side: 0 forward."""
     n_rows, n_in = sizes[1 - side], sizes[side]
     flow, *others = flows_over(layer, one, side, sizes)
@@ -193,9 +196,8 @@ def work_over(flow: KernelDataflow, n_offsets: int, n_rows: int) -> int:
 
 
 def launch_over(
-    flow: KernelDataflow, product: Product, tile: TileConfig, rows: tuple[int, int],
-    vectors: Vectors | None,
-) -> None:  # fmt: skip
+    flow: KernelDataflow, product: Product, tile: TileConfig, rows: tuple[int, int], vectors: Vectors | None
+) -> None:
     """Launch a product over stand-ins.  rows: of the result, and of what is gathered."""
     w = product.w
     x = torch.empty((1, w.groups * w.c_in), dtype=product.dtype)
@@ -204,9 +206,7 @@ def launch_over(
     launch(x, x.new_empty(1), vectors, y)
 
 
-def flows_over(
-    layer: LayerProduct, one: Expected, side: int, sizes: Sizes
-) -> list[KernelDataflow]:  # fmt: skip
+def flows_over(layer: LayerProduct, one: Expected, side: int, sizes: Sizes) -> list[KernelDataflow]:
     """The dataflows that may serve a map, the likeliest first."""
     if one.pointwise:  # over the identity map
         return [unmasked.DATAFLOW]
@@ -254,7 +254,5 @@ def _wgrad(layer: LayerProduct, one: Expected, sizes: Sizes) -> None:
     starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)
     n_pairs = _pairs(w.n_offsets, sizes.n_out)
     tile = tile_for(wgrad_problem(product.product, sizes.n_out, sizes.n_in, n_pairs))
-    launch = WgradGemm(
-        product.spec(tile, mirrored), (rows, rows, starts), *sizes, n_pairs >> mirrored
-    )
+    launch = WgradGemm(product.spec(tile, mirrored), (rows, rows, starts), *sizes, n_pairs >> mirrored)
     launch(x, dy, torch.empty(1, dtype=one.weight.dtype))

@@ -14,21 +14,23 @@ _MAX_SHARES = 64
 
 
 @triton.jit(
-    do_not_specialize=[
-        "n_rows",
-        "n_offsets",
-        "n_channels",
-        "stride_wv",
-        "stride_wc",
-        "first_offset",
-        "offset_step",
-    ]
+    do_not_specialize=["n_rows", "n_offsets", "n_channels", "stride_wv", "stride_wc", "first_offset", "offset_step"]
 )
 def _channelwise_gather(
-    x_ptr, w_ptr, nbr_ptr, y_ptr,
-    n_rows, n_offsets, n_channels, stride_wv, stride_wc, first_offset, offset_step,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    w_ptr,
+    nbr_ptr,
+    y_ptr,
+    n_rows,
+    n_offsets,
+    n_channels,
+    stride_wv,
+    stride_wc,
+    first_offset,
+    offset_step,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """y[r, c] = sum over v of x[nbr[v, r], c] * w[first_offset + v * offset_step, c]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -47,9 +49,17 @@ def _channelwise_gather(
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_channels", "share_rows"])
 def _channelwise_wgrad(
-    x_ptr, dy_ptr, nbr_ptr, part_ptr, n_rows, n_offsets, n_channels, share_rows,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dy_ptr,
+    nbr_ptr,
+    part_ptr,
+    n_rows,
+    n_offsets,
+    n_channels,
+    share_rows,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """part[s, v, c] = sum over the rows r of share s of x[nbr[v, r], c] * dy[r, c], in fp32."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
@@ -78,12 +88,7 @@ def _channels(n_channels: int) -> int:
 
 
 def channelwise_gather(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    nbr: torch.Tensor,
-    y: torch.Tensor,
-    reverse: bool,
-    target: Target,
+    x: torch.Tensor, weight: torch.Tensor, nbr: torch.Tensor, y: torch.Tensor, reverse: bool, target: Target
 ) -> None:
     """Write y [n_rows, C] from x [n_in, C] and weight [V, C] (any strides) along nbr [V, n_rows].
 
@@ -98,9 +103,7 @@ def channelwise_gather(
     gather_kernel.launch(x.device, target, grid, args, constants, {"num_warps": 4}, key)
 
 
-def channelwise_wgrad(
-    x: torch.Tensor, dy: torch.Tensor, nbr: torch.Tensor, target: Target
-) -> torch.Tensor:
+def channelwise_wgrad(x: torch.Tensor, dy: torch.Tensor, nbr: torch.Tensor, target: Target) -> torch.Tensor:
     """dw [V, C] fp32 from x [n_in, C] and dy [n_rows, C], contiguous, along nbr [V, n_rows]."""
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (_ROWS, _channels(n_channels))
@@ -111,7 +114,5 @@ def channelwise_wgrad(
     part = torch.empty((shares, n_offsets, n_channels), dtype=torch.float32, device=x.device)
     args = (x, dy, nbr, part, n_rows, n_offsets, n_channels, share_rows)
     key = (constants, x.dtype, alignment(x, dy, nbr, part))
-    wgrad_kernel.launch(
-        x.device, target, (blocks, n_offsets, shares), args, constants, {"num_warps": 4}, key
-    )
+    wgrad_kernel.launch(x.device, target, (blocks, n_offsets, shares), args, constants, {"num_warps": 4}, key)
     return part.sum(0)

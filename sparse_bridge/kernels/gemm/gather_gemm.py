@@ -44,15 +44,22 @@ class GatherGemm:
 
     # _numbers: what follows the tensors in a launch; where _addressed, the table's parts first.
     __slots__ = (
-        "_addressed", "_key", "_lists", "_n_values", "_numbers", "_sum_grid", "blank", "grid",
-        "native", "spec", "table",
-    )  # fmt: skip
+        "_addressed",
+        "_key",
+        "_lists",
+        "_n_values",
+        "_numbers",
+        "_sum_grid",
+        "blank",
+        "grid",
+        "native",
+        "spec",
+        "table",
+    )
 
     kernel = gather_gemm_kernel
 
-    def __init__(
-        self, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
-    ) -> None:
+    def __init__(self, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int) -> None:
         if isinstance(table, TileList):
             n_offsets, pitch = table.n_offsets, table.pitch
         else:
@@ -67,8 +74,7 @@ class GatherGemm:
         programs = tiles * -(-spec.c_out // tile.block_n)
         if programs >= 1 << 31:
             raise KernelError(
-                f"gather-GEMM over {n_rows} rows needs {programs} programs; a launch takes fewer "
-                "than 2^31."
+                f"gather-GEMM over {n_rows} rows needs {programs} programs; a launch takes fewer than 2^31."
             )
         self.grid = (programs, spec.groups, 1)
         self._lists: tuple[torch.Tensor, ...] | None = None
@@ -108,9 +114,7 @@ class GatherGemm:
             self._lists = (self.table.packed, self.table.rows, *lists)
         return self._lists
 
-    def __call__(
-        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor) -> torch.Tensor:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
         gain, beta) [groups * c_out] and the residual, like y, those that the epilogue does not name
         None, or None for no epilogue, y written whole [n_rows, groups * c_out], contiguous."""
@@ -120,9 +124,7 @@ class GatherGemm:
             self._launch(x, w, vectors, y)
         return y
 
-    def _started(
-        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors, y: torch.Tensor
-    ) -> bool:  # fmt: skip
+    def _started(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors, y: torch.Tensor) -> bool:
         """Run kernels that have run before for tensors like these, all at multiples of 16 bytes and
         rows of x side by side. False where that is not so, and nothing ran."""
         spec, read = self.spec, None
@@ -153,9 +155,7 @@ class GatherGemm:
             self._sum(partial, vectors, y)
         return True
 
-    def _launch(
-        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors, y: torch.Tensor
-    ) -> None:  # fmt: skip
+    def _launch(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors, y: torch.Tensor) -> None:
         """Run kernels that may have to be compiled."""
         spec, split, out, read = self.spec, self.spec.splits, y, vectors
         if split > 1:
@@ -173,14 +173,10 @@ class GatherGemm:
             numbers = (*numbers[:-6], stride_xn, *numbers[-5:])  # the first of six strides
         key = (self._key, aligned, w.dtype, kinds, row_kind)
         index, values = spec.device.index, (x_at, w_at, *end_at, out_at, *numbers)
-        if not (
-            self._addressed and self.kernel.start(index, key, self.grid, values, spec.constants)
-        ):
+        if not (self._addressed and self.kernel.start(index, key, self.grid, values, spec.constants)):
             numbers = numbers[4:] if self._addressed else numbers
             args = (x, w, *tensors_of(read, y), out, *self._views(), *numbers)
-            self.kernel.launch(
-                spec.device, spec.target, self.grid, args, spec.constants, spec.options, key
-            )
+            self.kernel.launch(spec.device, spec.target, self.grid, args, spec.constants, spec.options, key)
         sums = self._sum(out, vectors, y) if split > 1 else None
         entry = self.kernel.compiled(index, key) if self._addressed else None
         if entry is None or aligned is not True or row_kind is not spec.row_kind:
@@ -198,13 +194,9 @@ class GatherGemm:
         key = (spec.sum_constants, y.dtype, kinds, aligned, n_values >= 1 << 31)
         numbers = (n_values, spec.columns, *spec.floats)
         index, values = spec.device.index, (out_at, *end_at, y_at, *numbers)
-        if not (
-            self._addressed
-            and sum_partials_kernel.start(index, key, self._sum_grid, values, spec.sum_constants)
-        ):
+        if not (self._addressed and sum_partials_kernel.start(index, key, self._sum_grid, values, spec.sum_constants)):
             args = (partial, *tensors_of(vectors, y), y, *numbers)
             sum_partials_kernel.launch(
-                spec.device, spec.target, self._sum_grid, args, spec.sum_constants,
-                {"num_warps": 4}, key,
-            )  # fmt: skip
+                spec.device, spec.target, self._sum_grid, args, spec.sum_constants, {"num_warps": 4}, key
+            )
         return sum_partials_kernel.compiled(index, key) if self._addressed else None

@@ -28,9 +28,7 @@ def _rounded(value, HELD: tl.constexpr):
 
 
 @triton.jit
-def _normed(
-    value, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, AFFINE: tl.constexpr
-):  # fmt: skip
+def _normed(value, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, AFFINE: tl.constexpr):
     """A normalisation by fixed statistics, in the operations and the order of torch's own kernel:
     fma(gain * (x - mean), rsqrt(var + eps), beta). channel, ok: of every value."""
     mean = tl.load(mean_ptr + channel, mask=ok, other=0.0).to(tl.float32)
@@ -49,9 +47,23 @@ def _normed(
 
 @triton.jit
 def _finished(
-    acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel, ok_c,
-    at, ok, EPILOGUE: tl.constexpr, ACT: tl.constexpr, HELD: tl.constexpr,
-):  # fmt: skip
+    acc,
+    bias_ptr,
+    mean_ptr,
+    var_ptr,
+    gain_ptr,
+    beta_ptr,
+    residual_ptr,
+    alpha,
+    eps,
+    channel,
+    ok_c,
+    at,
+    ok,
+    EPILOGUE: tl.constexpr,
+    ACT: tl.constexpr,
+    HELD: tl.constexpr,
+):
     """What follows the sums, in fp32; rounded to `HELD` wherever separate operations would round,
     so that the result has their bits.
 
@@ -68,9 +80,8 @@ def _finished(
         acc += 0.0
     if NORM & EPILOGUE:
         acc = _normed(
-            _rounded(acc, HELD), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c,
-            (AFFINE & EPILOGUE) != 0,
-        )  # fmt: skip
+            _rounded(acc, HELD), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c, (AFFINE & EPILOGUE) != 0
+        )
     if RESIDUAL & EPILOGUE:
         acc = _rounded(acc, HELD)
         residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
@@ -85,13 +96,45 @@ def _finished(
 
 @triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
 def _gather_gemm(
-    x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
-    rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
-    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg,
-    PACKED: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
-    EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    mean_ptr,
+    var_ptr,
+    gain_ptr,
+    beta_ptr,
+    residual_ptr,
+    y_ptr,
+    nbr_ptr,
+    rows_ptr,
+    live_ptr,
+    n_live_ptr,
+    n_rows,
+    pitch,
+    n_offsets,
+    c_in,
+    c_out,
+    w_shift,
+    alpha,
+    eps,
+    stride_xn,
+    stride_yn,
+    stride_wv,
+    stride_wi,
+    stride_wo,
+    stride_wg,
+    PACKED: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    ACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    ONE_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """grid: (row tiles x column blocks, groups).
 
     x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v
@@ -127,13 +170,7 @@ def _gather_gemm(
         row = row.to(tl.int64)
         pitch = pitch.to(tl.int64)
     x_base = x_ptr + group * c_in + offs_k[None, :]
-    w_base = (
-        w_ptr
-        + w_shift
-        + group * stride_wg
-        + offs_k[:, None] * stride_wi
-        + offs_n[None, :] * stride_wo
-    )
+    w_base = w_ptr + w_shift + group * stride_wg + offs_k[:, None] * stride_wi + offs_n[None, :] * stride_wo
     k_blocks = 1 if ONE_K else tl.cdiv(c_in, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float16 if PRECISION == "half" else tl.float32)
     for step in range(steps * k_blocks):
@@ -160,11 +197,7 @@ def _gather_gemm(
         else:
             mask_k = offs_k < c_in - k
             a = tl.load(x_base + offset, mask=(source >= 0)[:, None] & mask_k[None, :], other=0.0)
-            b = tl.load(
-                w_base + v * stride_wv + k * stride_wi,
-                mask=mask_k[:, None] & mask_n[None, :],
-                other=0.0,
-            )
+            b = tl.load(w_base + v * stride_wv + k * stride_wi, mask=mask_k[:, None] & mask_n[None, :], other=0.0)
         if PRECISION == "half":
             acc = tl.dot(a, b, acc, out_dtype=tl.float16)
         else:
@@ -173,18 +206,45 @@ def _gather_gemm(
     at = row[:, None] * stride_yn + channel
     ok = row_ok[:, None] & mask_n[None, :]
     acc = _finished(
-        acc.to(tl.float32), bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha,
-        eps, channel, mask_n[None, :], at, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
-    )  # fmt: skip
+        acc.to(tl.float32),
+        bias_ptr,
+        mean_ptr,
+        var_ptr,
+        gain_ptr,
+        beta_ptr,
+        residual_ptr,
+        alpha,
+        eps,
+        channel,
+        mask_n[None, :],
+        at,
+        ok,
+        EPILOGUE,
+        ACT,
+        y_ptr.dtype.element_ty,
+    )
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["n_values", "n_channels", "alpha", "eps"])
 def _sum_partials(
-    partial_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, n_values,
-    n_channels, alpha, eps,
-    EPILOGUE: tl.constexpr, ACT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    partial_ptr,
+    bias_ptr,
+    mean_ptr,
+    var_ptr,
+    gain_ptr,
+    beta_ptr,
+    residual_ptr,
+    y_ptr,
+    n_values,
+    n_channels,
+    alpha,
+    eps,
+    EPILOGUE: tl.constexpr,
+    ACT: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """y = the sum of PARTS partial results, in order, and what follows it (`_finished`)."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = place < n_values
@@ -192,9 +252,23 @@ def _sum_partials(
     for part in range(1, PARTS):
         acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + place, mask=ok, other=0.0)
     acc = _finished(
-        acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps,
-        place % n_channels, ok, place, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
-    )  # fmt: skip
+        acc,
+        bias_ptr,
+        mean_ptr,
+        var_ptr,
+        gain_ptr,
+        beta_ptr,
+        residual_ptr,
+        alpha,
+        eps,
+        place % n_channels,
+        ok,
+        place,
+        ok,
+        EPILOGUE,
+        ACT,
+        y_ptr.dtype.element_ty,
+    )
     tl.store(y_ptr + place, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 

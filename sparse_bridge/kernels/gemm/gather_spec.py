@@ -28,9 +28,7 @@ class GemmSpec:
     partial sums up.
     """
 
-    def __init__(
-        self, product: Product, tile: TileConfig, packed: bool, wide: bool = False, splits: int = 1
-    ) -> None:
+    def __init__(self, product: Product, tile: TileConfig, packed: bool, wide: bool = False, splits: int = 1) -> None:
         self.product, self.packed, self.wide, self._asked = product, packed, wide, tile
         self.splits = splits
         target, self.device, self.dtype, precision, w, epilogue = product
@@ -49,23 +47,26 @@ class GemmSpec:
         self.activation = ACTIVATIONS[activation]
         exact = self.dtype != torch.float32 and precision != "half"
         self.constants: tuple[object, ...] = (
-            packed, parts if whole else 0, self.activation if whole else 0,
-            "ieee" if exact else precision, c_in % tile.block_k == 0,
-            c_in <= tile.block_k, wide, shared_by(tile.block_m) if packed else 1, tile.block_m,
-            tile.block_n, tile.block_k,
-        )  # fmt: skip
+            packed,
+            parts if whole else 0,
+            self.activation if whole else 0,
+            "ieee" if exact else precision,
+            c_in % tile.block_k == 0,
+            c_in <= tile.block_k,
+            wide,
+            shared_by(tile.block_m) if packed else 1,
+            tile.block_m,
+            tile.block_n,
+            tile.block_k,
+        )
         self.options = tile.options(target)
         kinds = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
-        self._known: tuple[Any, ...] = (
-            "gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1,
-        )  # fmt: skip
+        self._known: tuple[Any, ...] = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
         self.key = number_of(self._known)
         self.row_kind = specialise(self.columns_in)
         # The type of a float is part of the signature.
         self.floats = float(alpha), float(eps)
-        self.following = (
-            c_in, c_out, w.shift, *self.floats, self.columns_in, self.columns, *w.strides
-        )  # fmt: skip
+        self.following = (c_in, c_out, w.shift, *self.floats, self.columns_in, self.columns, *w.strides)
         self._wider: GemmSpec | None = None
         self.sum_constants: tuple[object, ...] = (parts, self.activation, splits, 1024)
         # By what of the operands compiled kernels depend on: the kernel, and that of the sums.

@@ -32,11 +32,28 @@ _PIECE = 32
 
 @triton.jit
 def _grouped_gemm(
-    x_ptr, w_ptr, out_ptr, source_ptr, tiles_ptr, c_in, c_out, w_shift, stride_xn, stride_pn,
-    stride_wv, stride_wi, stride_wo, stride_wg,
-    PRECISION: tl.constexpr, EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    source_ptr,
+    tiles_ptr,
+    c_in,
+    c_out,
+    w_shift,
+    stride_xn,
+    stride_pn,
+    stride_wv,
+    stride_wi,
+    stride_wo,
+    stride_wg,
+    PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    ONE_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """grid: (tiles x column blocks, groups).
 
     out[p, :] = x[source[p], :] @ w[v] for the pairs p of each tile; tiles [T, 4]: v, the first
@@ -59,12 +76,7 @@ def _grouped_gemm(
         source = source.to(tl.int64)
     x_rows = x_ptr + group * c_in + source[:, None] * stride_xn + offs_k[None, :]
     w_rows = (
-        w_ptr
-        + w_shift
-        + v * stride_wv
-        + group * stride_wg
-        + offs_k[:, None] * stride_wi
-        + offs_n[None, :] * stride_wo
+        w_ptr + w_shift + v * stride_wv + group * stride_wg + offs_k[:, None] * stride_wi + offs_n[None, :] * stride_wo
     )
     k_blocks = 1 if ONE_K else tl.cdiv(c_in, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -84,11 +96,27 @@ def _grouped_gemm(
 
 @triton.jit(do_not_specialize=["n_rows", "alpha", "eps"])
 def _sum_products(
-    product_ptr, entry_ptr, starts_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr,
-    residual_ptr, y_ptr, n_rows, n_channels, alpha, eps,
-    EPILOGUE: tl.constexpr, ACT: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
-    LANES: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    product_ptr,
+    entry_ptr,
+    starts_ptr,
+    bias_ptr,
+    mean_ptr,
+    var_ptr,
+    gain_ptr,
+    beta_ptr,
+    residual_ptr,
+    y_ptr,
+    n_rows,
+    n_channels,
+    alpha,
+    eps,
+    EPILOGUE: tl.constexpr,
+    ACT: tl.constexpr,
+    LISTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """y[r] = the sum of the products of row r, in order, and what follows it (`_finished`).
 
     product fp32 [P, n_channels]; those of row r are entry[starts[r] : starts[r + 1]], or these
@@ -116,9 +144,23 @@ def _sum_products(
     at = here.to(tl.int64)[:, None] * n_channels + channel
     ok = (here < n_rows)[:, None] & ok_n
     acc = _finished(
-        acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel,
-        ok_n, at, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
-    )  # fmt: skip
+        acc,
+        bias_ptr,
+        mean_ptr,
+        var_ptr,
+        gain_ptr,
+        beta_ptr,
+        residual_ptr,
+        alpha,
+        eps,
+        channel,
+        ok_n,
+        at,
+        ok,
+        EPILOGUE,
+        ACT,
+        y_ptr.dtype.element_ty,
+    )
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
@@ -150,14 +192,10 @@ def pieces_of(starts: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
     if longest <= 2 * _PIECE:
         return ()
     lengths = starts.diff()
-    per_row = torch.where(
-        lengths > 2 * _PIECE, (lengths + _PIECE - 1) // _PIECE, lengths.clamp(max=1)
-    )
+    per_row = torch.where(lengths > 2 * _PIECE, (lengths + _PIECE - 1) // _PIECE, lengths.clamp(max=1))
     ends = per_row.cumsum(0, dtype=torch.int32)
     total = int(ends[-1])
-    row = torch.arange(len(lengths), device=starts.device).repeat_interleave(
-        per_row, output_size=total
-    )
+    row = torch.arange(len(lengths), device=starts.device).repeat_interleave(per_row, output_size=total)
     number = torch.arange(total, dtype=torch.int32, device=starts.device)
     first = starts[:-1][row] + (number - (ends - per_row)[row]) * _PIECE
     cut = torch.cat([first, starts[-1:]]).int()
@@ -181,9 +219,14 @@ class GroupedSpec:
         tile = clamp_for_grouped(tile, self.target, self.dtype, precision, c_in, wide)
         self.tile = tile
         self.constants = (
-            precision if self.dtype == torch.float32 else "ieee", c_in % tile.block_k == 0,
-            c_in <= tile.block_k, wide, tile.block_m, tile.block_n, tile.block_k,
-        )  # fmt: skip
+            precision if self.dtype == torch.float32 else "ieee",
+            c_in % tile.block_k == 0,
+            c_in <= tile.block_k,
+            wide,
+            tile.block_m,
+            tile.block_n,
+            tile.block_k,
+        )
         self.options = tile.options(self.target)
         self.before, self.after = (c_in, c_out, w.shift), (self.columns, *w.strides)
         kinds = specialise(*self.before, *self.after)
@@ -209,9 +252,7 @@ class GroupedGemm:
 
     __slots__ = ("blank", "groups", "n_rows", "spec", "tiles")
 
-    def __init__(
-        self, spec: GroupedSpec, groups: Groups, tiles: torch.Tensor, n_rows: int, n_in: int
-    ) -> None:
+    def __init__(self, spec: GroupedSpec, groups: Groups, tiles: torch.Tensor, n_rows: int, n_in: int) -> None:
         self.spec, self.groups, self.tiles = spec.fitting(n_in), groups, tiles
         self.n_rows, self.blank = n_rows, False
         if len(tiles) * cdiv(self.spec.w.c_out, self.spec.tile.block_n) >= INT32_END:
@@ -224,18 +265,14 @@ class GroupedGemm:
     def tile(self) -> TileConfig:
         return self.spec.tile
 
-    def __call__(
-        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor) -> torch.Tensor:
         """x [N_in, groups * c_in] (unit channel stride), w, vectors and y as in `GatherGemm`."""
         spec, groups = self.spec, self.groups
         device, target, n_pairs = spec.device, spec.target, len(groups.source)
         products = torch.empty((n_pairs, spec.columns), dtype=torch.float32, device=device)
         if len(self.tiles):
             blocks = len(self.tiles) * cdiv(spec.w.c_out, spec.tile.block_n)
-            args = (
-                x, w, products, groups.source, self.tiles, *spec.before, x.stride()[0], *spec.after
-            )  # fmt: skip
+            args = (x, w, products, groups.source, self.tiles, *spec.before, x.stride()[0], *spec.after)
             key = (spec.key, w.dtype, alignment(*args[:5]), specialise(x.stride()[0]))
             grouped_gemm_kernel.launch(
                 device, target, (blocks, spec.w.groups, 1), args, spec.constants, spec.options, key
@@ -248,9 +285,13 @@ class GroupedGemm:
         return y
 
     def _sum(
-        self, products: torch.Tensor, entries: torch.Tensor | None, starts: torch.Tensor,
-        vectors: Vectors | None, y: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        products: torch.Tensor,
+        entries: torch.Tensor | None,
+        starts: torch.Tensor,
+        vectors: Vectors | None,
+        y: torch.Tensor | None,
+    ) -> torch.Tensor:
         """Sums of the products by row, with the epilogue into `y`; without one, of pieces."""
         spec, n_rows = self.spec, len(starts) - 1
         end = EpilogueForm() if y is None else spec.epilogue
@@ -261,14 +302,17 @@ class GroupedGemm:
             extra = tuple(tensors_of(vectors, y))
         listed = entries is not None
         constants: tuple[Any, ...] = (
-            end.parts, ACTIVATIONS[end.activation], listed, SUM_ROWS, SUM_LANES, spec.sum_block
-        )  # fmt: skip
+            end.parts,
+            ACTIVATIONS[end.activation],
+            listed,
+            SUM_ROWS,
+            SUM_LANES,
+            spec.sum_block,
+        )
         pointers = (products, starts if entries is None else entries, starts, *extra, y)
         args = (*pointers, n_rows, spec.columns, float(end.alpha), float(end.eps))
         kinds = tuple([tensor.dtype for tensor in extra])
         key = (constants, y.dtype, kinds, alignment(*pointers), specialise(spec.columns))
         grid = (cdiv(n_rows, SUM_ROWS), cdiv(spec.columns, spec.sum_block), 1)
-        sum_products_kernel.launch(
-            spec.device, spec.target, grid, args, constants, {"num_warps": 4}, key
-        )
+        sum_products_kernel.launch(spec.device, spec.target, grid, args, constants, {"num_warps": 4}, key)
         return y

@@ -53,19 +53,36 @@ def _channels(row_ptr, stride, ok, c_in, WIDTH: tl.constexpr):
         value = _four(row_ptr, stride, ok, 0, 1, c_in)
     else:
         tl.static_assert(WIDTH == 8)
-        value = tl.join(
-            _four(row_ptr, stride, ok, 0, 2, c_in), _four(row_ptr, stride, ok, 1, 2, c_in)
-        )
+        value = tl.join(_four(row_ptr, stride, ok, 0, 2, c_in), _four(row_ptr, stride, ok, 1, 2, c_in))
     return value
 
 
 @triton.jit
 def _window(
-    acc, x_ptr, w_ptr, nbr_ptr, v, there, place, row_ok, offs_n, mask_n, pitch, c_in, stride_xn,
-    stride_wv, stride_wi, stride_wo,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, EVEN_X: tl.constexpr, EVEN_W: tl.constexpr,
-    WIDE: tl.constexpr, WIDTH: tl.constexpr, OFFSETS: tl.constexpr,
-):  # fmt: skip
+    acc,
+    x_ptr,
+    w_ptr,
+    nbr_ptr,
+    v,
+    there,
+    place,
+    row_ok,
+    offs_n,
+    mask_n,
+    pitch,
+    c_in,
+    stride_xn,
+    stride_wv,
+    stride_wi,
+    stride_wo,
+    PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EVEN_X: tl.constexpr,
+    EVEN_W: tl.constexpr,
+    WIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OFFSETS: tl.constexpr,
+):
     """acc and the products of the offsets v [OFFSETS], those that are `there`."""
     offs_c = tl.arange(0, WIDTH)
     v = tl.where(there, v, 0)
@@ -98,13 +115,46 @@ def _window(
 
 @triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
 def _narrow_gemm(
-    x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
-    rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
-    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg,
-    PACKED: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
-    EVEN_X: tl.constexpr, EVEN_W: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
-    LANES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    mean_ptr,
+    var_ptr,
+    gain_ptr,
+    beta_ptr,
+    residual_ptr,
+    y_ptr,
+    nbr_ptr,
+    rows_ptr,
+    live_ptr,
+    n_live_ptr,
+    n_rows,
+    pitch,
+    n_offsets,
+    c_in,
+    c_out,
+    w_shift,
+    alpha,
+    eps,
+    stride_xn,
+    stride_yn,
+    stride_wv,
+    stride_wi,
+    stride_wo,
+    stride_wg,
+    PACKED: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    ACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EVEN_X: tl.constexpr,
+    EVEN_W: tl.constexpr,
+    WIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """grid: (row tiles x column blocks, 1, 1).
 
     The arguments as of `_gather_gemm`; stride_wg is not read. EVEN_X: c_in is WIDTH, which divides
@@ -149,26 +199,79 @@ def _narrow_gemm(
                 lane = window + tl.arange(0, OFFSETS)
                 if (bits >> window) & ((1 << OFFSETS) - 1) != 0:
                     acc = _window(
-                        acc, x_ptr, w_ptr + w_shift, nbr_ptr, word * 32 + lane,
-                        ((bits >> lane) & 1) != 0, place, row_ok, offs_n, mask_n, pitch, c_in,
-                        stride_xn, stride_wv, stride_wi, stride_wo,
-                        PACKED, PRECISION, EVEN_X, EVEN_W, WIDE, WIDTH, OFFSETS,
-                    )  # fmt: skip
+                        acc,
+                        x_ptr,
+                        w_ptr + w_shift,
+                        nbr_ptr,
+                        word * 32 + lane,
+                        ((bits >> lane) & 1) != 0,
+                        place,
+                        row_ok,
+                        offs_n,
+                        mask_n,
+                        pitch,
+                        c_in,
+                        stride_xn,
+                        stride_wv,
+                        stride_wi,
+                        stride_wo,
+                        PACKED,
+                        PRECISION,
+                        EVEN_X,
+                        EVEN_W,
+                        WIDE,
+                        WIDTH,
+                        OFFSETS,
+                    )
     else:
         for first in range(0, n_offsets, OFFSETS):
             v = first + tl.arange(0, OFFSETS)
             acc = _window(
-                acc, x_ptr, w_ptr + w_shift, nbr_ptr, v, v < n_offsets, place, row_ok, offs_n,
-                mask_n, pitch, c_in, stride_xn, stride_wv, stride_wi, stride_wo,
-                PACKED, PRECISION, EVEN_X, EVEN_W, WIDE, WIDTH, OFFSETS,
-            )  # fmt: skip
+                acc,
+                x_ptr,
+                w_ptr + w_shift,
+                nbr_ptr,
+                v,
+                v < n_offsets,
+                place,
+                row_ok,
+                offs_n,
+                mask_n,
+                pitch,
+                c_in,
+                stride_xn,
+                stride_wv,
+                stride_wi,
+                stride_wo,
+                PACKED,
+                PRECISION,
+                EVEN_X,
+                EVEN_W,
+                WIDE,
+                WIDTH,
+                OFFSETS,
+            )
     channel = offs_n[None, :]
     at = row[:, None] * stride_yn + channel
     ok = row_ok[:, None] & mask_n[None, :]
     acc = _finished(
-        acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel,
-        mask_n[None, :], at, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
-    )  # fmt: skip
+        acc,
+        bias_ptr,
+        mean_ptr,
+        var_ptr,
+        gain_ptr,
+        beta_ptr,
+        residual_ptr,
+        alpha,
+        eps,
+        channel,
+        mask_n[None, :],
+        at,
+        ok,
+        EPILOGUE,
+        ACT,
+        y_ptr.dtype.element_ty,
+    )
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
@@ -179,9 +282,8 @@ class NarrowSpec(GemmSpec):
     """A narrow product and its tile, see `GemmSpec`.  loose: rows of x start anywhere."""
 
     def __init__(
-        self, product: Product, tile: TileConfig, packed: bool, wide: bool = False,
-        splits: int = 1, loose: bool = False,
-    ) -> None:  # fmt: skip
+        self, product: Product, tile: TileConfig, packed: bool, wide: bool = False, splits: int = 1, loose: bool = False
+    ) -> None:
         super().__init__(product, tile, packed, wide)
         precision, w, (parts, *_) = product.precision, product.w, product.epilogue
         tile, width = clamp_for_wide(tile, wide), width_of(w.c_in)
@@ -192,10 +294,19 @@ class NarrowSpec(GemmSpec):
         self.width, self.tile = width, tile
         self._loose: NarrowSpec | None = None
         self.constants = (
-            packed, parts, self.activation,
-            precision if self.dtype == torch.float32 else "ieee", self.even, lined, wide, width,
-            power_of_2(w.n_offsets) if packed else 1, tile.block_m, tile.block_n, tile.block_k,
-        )  # fmt: skip
+            packed,
+            parts,
+            self.activation,
+            precision if self.dtype == torch.float32 else "ieee",
+            self.even,
+            lined,
+            wide,
+            width,
+            power_of_2(w.n_offsets) if packed else 1,
+            tile.block_m,
+            tile.block_n,
+            tile.block_k,
+        )
         self.options = tile.options(self.target)
         kinds = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
         self._known = ("narrow_gemm", self.dtype, self.constants, tile, kinds, False)
@@ -216,16 +327,12 @@ class NarrowGemm(GatherGemm):
     kernel = narrow_gemm_kernel
     spec: NarrowSpec
 
-    def __init__(
-        self, spec: NarrowSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
-    ) -> None:
+    def __init__(self, spec: NarrowSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int) -> None:
         super().__init__(spec, table, n_rows, n_in)
         self._sizes = n_rows, n_in
         self._strided: NarrowGemm | None = None
 
-    def __call__(
-        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor) -> torch.Tensor:
         """As of `GatherGemm`."""
         if self.spec.even and x.stride()[0] % self.spec.width:
             if self._strided is None:

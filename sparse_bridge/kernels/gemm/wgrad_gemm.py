@@ -22,10 +22,7 @@ from ..tiles.tile_config import wgrad_shares
 from .gather_spec import INT32_END
 from .wgrad_spec import SUM_BLOCKS, SUM_LOADS, WgradSpec, sum_shape
 
-__all__ = [
-    "SUM_BLOCKS", "SUM_LOADS", "WgradGemm", "WgradSpec", "sum_shape", "sum_shares_kernel",
-    "wgrad_kernel",
-]  # fmt: skip
+__all__ = ["SUM_BLOCKS", "SUM_LOADS", "WgradGemm", "WgradSpec", "sum_shape", "sum_shares_kernel", "wgrad_kernel"]
 
 
 @triton.jit
@@ -61,11 +58,32 @@ def _pick(vector, index, V_BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_offsets"])
 def _wgrad_gemm(
-    x_ptr, dy_ptr, dw_ptr, in_ptr, out_ptr, starts_ptr, n_offsets, c_in, c_out, dw_shift,
-    stride_xn, stride_dyn, stride_dv, stride_di, stride_do, stride_dg, MIRRORED: tl.constexpr,
-    DIRECT: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-    V_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dy_ptr,
+    dw_ptr,
+    in_ptr,
+    out_ptr,
+    starts_ptr,
+    n_offsets,
+    c_in,
+    c_out,
+    dw_shift,
+    stride_xn,
+    stride_dyn,
+    stride_dv,
+    stride_di,
+    stride_do,
+    stride_dg,
+    MIRRORED: tl.constexpr,
+    DIRECT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """grid: (blocks of c_in x blocks of c_out, shares or V, groups).
 
     x [N_in, groups * c_in], dy [N_out, groups * c_out]; dw at dw_shift + v * stride_dv + i *
@@ -81,13 +99,7 @@ def _wgrad_gemm(
     mask_n = offs_n < c_out
     x_base = x_ptr + group * c_in + offs_m[None, :]
     dy_base = dy_ptr + group * c_out + offs_n[None, :]
-    dw_base = (
-        dw_ptr
-        + dw_shift
-        + group * stride_dg
-        + offs_m[:, None] * stride_di
-        + offs_n[None, :] * stride_do
-    )
+    dw_base = dw_ptr + dw_shift + group * stride_dg + offs_m[:, None] * stride_di + offs_n[None, :] * stride_do
     share = tl.program_id(1)
     begins, lengths = _run_starts(starts_ptr, n_offsets, MIRRORED, V_BLOCK)
     if DIRECT:
@@ -132,32 +144,40 @@ def _wgrad_gemm(
                     a = tl.load(x_base + i[:, None] * stride_xn, mask=ok[:, None], other=0.0)
                     b = tl.load(dy_base + j[:, None] * stride_dyn, mask=ok[:, None], other=0.0)
                 else:
-                    a = tl.load(
-                        x_base + i[:, None] * stride_xn,
-                        mask=ok[:, None] & mask_m[None, :],
-                        other=0.0,
-                    )
-                    b = tl.load(
-                        dy_base + j[:, None] * stride_dyn,
-                        mask=ok[:, None] & mask_n[None, :],
-                        other=0.0,
-                    )
+                    a = tl.load(x_base + i[:, None] * stride_xn, mask=ok[:, None] & mask_m[None, :], other=0.0)
+                    b = tl.load(dy_base + j[:, None] * stride_dyn, mask=ok[:, None] & mask_n[None, :], other=0.0)
                 acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
             slot = v if DIRECT else share + v
             tl.store(
-                dw_base + slot.to(tl.int64) * stride_dv, acc.to(dw_ptr.dtype.element_ty),
+                dw_base + slot.to(tl.int64) * stride_dv,
+                acc.to(dw_ptr.dtype.element_ty),
                 mask=mask_m[:, None] & mask_n[None, :],
-            )  # fmt: skip
+            )
         begin = tl.maximum(begin, stop)
         v += 1
 
 
 @triton.jit(do_not_specialize=["n_offsets", "c_in", "c_out", "n_columns", "quads", "shares"])
 def _sum_shares(
-    partial_ptr, dw_ptr, starts_ptr, n_offsets, c_in, c_out, n_columns, quads, shares, dw_shift,
-    stride_dv, stride_di, stride_do, stride_dg,
-    MIRRORED: tl.constexpr, V_BLOCK: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    partial_ptr,
+    dw_ptr,
+    starts_ptr,
+    n_offsets,
+    c_in,
+    c_out,
+    n_columns,
+    quads,
+    shares,
+    dw_shift,
+    stride_dv,
+    stride_di,
+    stride_do,
+    stride_dg,
+    MIRRORED: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """dw[v] = sum of the partials p + v of the shares p that touch offset v. partial: [shares + V,
     4 * quads], of which n_columns * c_in are used."""
     v = tl.program_id(1)
@@ -196,18 +216,21 @@ class WgradGemm:
     """
 
     def __init__(
-        self, spec: WgradSpec, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], n_in: int,
-        n_out: int, likely: int | None = None, most: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: WgradSpec,
+        pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        n_in: int,
+        n_out: int,
+        likely: int | None = None,
+        most: int | None = None,
+    ) -> None:
         n_offsets, groups = spec.n_offsets, spec.groups
         n_pairs, longest = len(pairs[0]) if likely is None else likely, min(n_in, n_out)
         if spec.mirrored:  # the centre meets every row, and its list is stored once
             n_pairs = max(n_pairs, 2 * n_pairs - longest)
         else:
             longest = min(longest, cdiv(2 * n_pairs, n_offsets)) if most is None else most
-        shares = wgrad_shares(
-            spec.target, spec.tile, spec.dtype, spec.precision, spec.sizes, groups, n_pairs, longest
-        )
+        shares = wgrad_shares(spec.target, spec.tile, spec.dtype, spec.precision, spec.sizes, groups, n_pairs, longest)
         wide = n_in * spec.columns_in >= INT32_END or n_out * spec.columns >= INT32_END
         self.pairs, self.direct, self.shares = pairs, shares == 0, shares or n_offsets
         self.spec = spec.fitting(self.direct, wide)
@@ -236,14 +259,10 @@ class WgradGemm:
         numbers = (*spec.before, *strides, *spec.after)
         key = (spec.key, aligned, out.dtype, kinds)
         values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
-        if not (
-            self._pairs_at
-            and wgrad_kernel.start(device.index, key, self.grid, values, spec.constants)
-        ):
+        if not (self._pairs_at and wgrad_kernel.start(device.index, key, self.grid, values, spec.constants)):
             wgrad_kernel.launch(
-                device, target, self.grid, (x, dy, out, *self.pairs, *numbers), spec.constants,
-                spec.options, key,
-            )  # fmt: skip
+                device, target, self.grid, (x, dy, out, *self.pairs, *numbers), spec.constants, spec.options, key
+            )
         if not self.direct:
             self._sum(out, dw, dw_at)
         return dw
@@ -255,11 +274,14 @@ class WgradGemm:
         values = (partial.data_ptr(), dw_at, *self._pairs_at[2:], *numbers)
         if not (
             self._pairs_at
-            and sum_shares_kernel.start(
-                spec.device.index, key, spec.sum_grid, values, spec.sum_constants
-            )
+            and sum_shares_kernel.start(spec.device.index, key, spec.sum_grid, values, spec.sum_constants)
         ):
             sum_shares_kernel.launch(
-                spec.device, spec.target, spec.sum_grid, (partial, dw, self.pairs[2], *numbers),
-                spec.sum_constants, _SUM_OPTIONS, key,
-            )  # fmt: skip
+                spec.device,
+                spec.target,
+                spec.sum_grid,
+                (partial, dw, self.pairs[2], *numbers),
+                spec.sum_constants,
+                _SUM_OPTIONS,
+                key,
+            )

@@ -29,9 +29,8 @@ class WgradSpec:
     """
 
     def __init__(
-        self, product: Product, tile: TileConfig, mirrored: bool, direct: bool = False,
-        wide: bool = False,
-    ) -> None:  # fmt: skip
+        self, product: Product, tile: TileConfig, mirrored: bool, direct: bool = False, wide: bool = False
+    ) -> None:
         self.product, self.tile, self.mirrored = product, tile, mirrored
         self._flags = direct, wide
         target, self.device, self.dtype, self.precision, w, _ = product
@@ -44,15 +43,19 @@ class WgradSpec:
         self.padding = 4 * self.quads - c_in * self.columns  # behind the values of a partial result
         v_block = max(16, power_of_2(n_offsets))
         self.constants = (
-            mirrored, direct, self.precision if self.dtype == torch.float32 else "ieee",
-            c_in % tile.block_m == 0 and c_out % tile.block_n == 0, wide, v_block, tile.block_m,
-            tile.block_n, tile.block_k,
-        )  # fmt: skip
+            mirrored,
+            direct,
+            self.precision if self.dtype == torch.float32 else "ieee",
+            c_in % tile.block_m == 0 and c_out % tile.block_n == 0,
+            wide,
+            v_block,
+            tile.block_m,
+            tile.block_n,
+            tile.block_k,
+        )
         self.options = tile.options(target)
         place = self.place if direct else (0, 4 * self.quads, 1, c_in, c_in * c_out)
-        self.key = number_of(
-            ("wgrad", self.dtype, self.constants, tile, specialise(c_in, c_out, *place))
-        )
+        self.key = number_of(("wgrad", self.dtype, self.constants, tile, specialise(c_in, c_out, *place)))
         self.before, self.after = (n_offsets, c_in, c_out, place[0]), place[1:]
         size = c_in * self.columns
         shape = sum_shape(size, n_offsets, target.compute_units)

@@ -36,9 +36,7 @@ class Geometry(NamedTuple):
     @property
     def n_row_offsets(self) -> int:
         """Offsets that may lead to a whole coordinate from one row, at most."""
-        return (
-            self.table.shape[0] - 2 if self.class_offsets is None else self.class_offsets.shape[1]
-        )
+        return self.table.shape[0] - 2 if self.class_offsets is None else self.class_offsets.shape[1]
 
     @property
     def classes(self) -> torch.Tensor:
@@ -67,9 +65,18 @@ def _divided(scaled, geometry_ptr, axis, D: tl.constexpr, DIVISION: tl.constexpr
 
 @triton.jit
 def row_offset(
-    coords_ptr, geometry_ptr, classes_ptr, row, place, ok, n_row_offsets, D: tl.constexpr,
-    WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
+    coords_ptr,
+    geometry_ptr,
+    classes_ptr,
+    row,
+    place,
+    ok,
+    n_row_offsets,
+    D: tl.constexpr,
+    WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
     """The offset at `place` among those that may lead from `row` to a whole coordinate, or -1; row,
     place and ok broadcast against each other. ok: of the rows.
 
@@ -88,9 +95,7 @@ def row_offset(
             else:
                 left = (scaled % step).to(tl.int32)  # of the sign of `scaled`
                 kind = kind * step + tl.where(left < 0, left + step, left)
-        v = tl.load(
-            classes_ptr + kind * n_row_offsets + place, mask=ok & (place < n_row_offsets), other=-1
-        )
+        v = tl.load(classes_ptr + kind * n_row_offsets + place, mask=ok & (place < n_row_offsets), other=-1)
     else:
         v = tl.where(place < n_row_offsets, place, -1)
     return v
@@ -139,10 +144,7 @@ def locate(
 
 
 @triton.jit
-def coordinate(
-    coords_ptr, geometry_ptr, row, v, ok, axis, D: tl.constexpr, WIDE: tl.constexpr,
-    DIVISION: tl.constexpr,
-):  # fmt: skip
+def coordinate(coords_ptr, geometry_ptr, row, v, ok, axis, D: tl.constexpr, WIDE: tl.constexpr, DIVISION: tl.constexpr):
     """Coordinate along `axis` that `row` reaches by offset `v` (int32)."""
     c = tl.load(coords_ptr + row.to(tl.int64) * (D + 1) + 1 + axis, mask=ok, other=0)
     if WIDE:

@@ -47,9 +47,8 @@ def _edge_of(n_offsets, parts):
 
 @triton.jit
 def key_places(
-    mask_ptr, live, n_rows, n_offsets, parts, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
-    SAMPLE: tl.constexpr,
-):  # fmt: skip
+    mask_ptr, live, n_rows, n_offsets, parts, V_BLOCK: tl.constexpr, BITS: tl.constexpr, SAMPLE: tl.constexpr
+):
     """Which bit of the key each offset sets, -1 for none. How frequent each is, SAMPLE rows spread
     over the `live` ones tell."""
     u = tl.arange(0, V_BLOCK)
@@ -93,9 +92,7 @@ def _on_side(u, side, edge):
 
 
 @triton.jit
-def gray_rank(
-    mask_ptr, row, live, n_rows, n_offsets, parts, places, V_BLOCK: tl.constexpr, BITS: tl.constexpr
-):  # fmt: skip
+def gray_rank(mask_ptr, row, live, n_rows, n_offsets, parts, places, V_BLOCK: tl.constexpr, BITS: tl.constexpr):
     """int32 key of every row. places: what `key_places` returned."""
     u = tl.arange(0, V_BLOCK)
     edge = _edge_of(n_offsets, parts)

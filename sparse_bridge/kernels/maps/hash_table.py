@@ -57,53 +57,83 @@ def value_at(values_ptr, slot, step):
 
 @triton.jit
 def _block(
-    coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
-    n_row_offsets, HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
-    WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr, BLOCK_V: tl.constexpr,
+    coords_ptr,
+    geometry_ptr,
+    classes_ptr,
+    bounds_ptr,
+    alive_ptr,
+    count_ptr,
+    n_rows,
+    counted,
+    n_row_offsets,
+    HAS_ALIVE: tl.constexpr,
+    D: tl.constexpr,
+    KEY64: tl.constexpr,
+    WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
+    CLASSES: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     ROWS: tl.constexpr,
-):  # fmt: skip
+):
     """(row [1, ROWS], place of the offset [BLOCK_V, 1], inside, key, live) of this program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     place = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
     there = row < live_rows(count_ptr, n_rows, counted)
     inside = there & (place < n_row_offsets)
-    v = row_offset(
-        coords_ptr,
-        geometry_ptr,
-        classes_ptr,
-        row,
-        place,
-        there,
-        n_row_offsets,
-        D,
-        WIDE,
-        DIVISION,
-        CLASSES,
-    )
+    v = row_offset(coords_ptr, geometry_ptr, classes_ptr, row, place, there, n_row_offsets, D, WIDE, DIVISION, CLASSES)
     ok = inside & (v >= 0)
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
     reached = tl.maximum(v, 0)
-    key, ok = locate(
-        coords_ptr, geometry_ptr, bounds_ptr, row, reached, ok, D, KEY64, WIDE, DIVISION
-    )
+    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, reached, ok, D, KEY64, WIDE, DIVISION)
     return row, place, inside, key, ok
 
 
-@triton.jit(
-    do_not_specialize=["count_ptr", "n_rows", "counted", "n_row_offsets", "capacity", "max_probes"]
-)
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_row_offsets", "capacity", "max_probes"])
 def _hash_insert(
-    coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, flags_ptr,
-    n_rows, counted, n_row_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr,
-    COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    DIVISION: tl.constexpr, CLASSES: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    coords_ptr,
+    geometry_ptr,
+    classes_ptr,
+    bounds_ptr,
+    alive_ptr,
+    count_ptr,
+    keys_ptr,
+    flags_ptr,
+    n_rows,
+    counted,
+    n_row_offsets,
+    capacity,
+    max_probes,
+    HAS_ALIVE: tl.constexpr,
+    COUNT: tl.constexpr,
+    D: tl.constexpr,
+    KEY64: tl.constexpr,
+    WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
+    CLASSES: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Insert the keys that rows reach by offsets."""
     _, _, _, key, ok = _block(
-        coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
-        n_row_offsets, HAS_ALIVE, D, KEY64, WIDE, DIVISION, CLASSES, BLOCK_V, ROWS,
-    )  # fmt: skip
+        coords_ptr,
+        geometry_ptr,
+        classes_ptr,
+        bounds_ptr,
+        alive_ptr,
+        count_ptr,
+        n_rows,
+        counted,
+        n_row_offsets,
+        HAS_ALIVE,
+        D,
+        KEY64,
+        WIDE,
+        DIVISION,
+        CLASSES,
+        BLOCK_V,
+        ROWS,
+    )
     slot = home_slot(key, capacity, KEY64)
     pending = ok
     if not COUNT:
@@ -148,22 +178,63 @@ def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "count_ptr", "values_ptr", "step", "n_rows", "counted", "n_row_offsets", "capacity",
+        "count_ptr",
+        "values_ptr",
+        "step",
+        "n_rows",
+        "counted",
+        "n_row_offsets",
+        "capacity",
         "max_probes",
     ]
-)  # fmt: skip
+)
 def _hash_claim(
-    coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr,
-    slots_ptr, step, n_rows, counted, n_row_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr,
-    ALONE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    DIVISION: tl.constexpr, CLASSES: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    coords_ptr,
+    geometry_ptr,
+    classes_ptr,
+    bounds_ptr,
+    alive_ptr,
+    count_ptr,
+    keys_ptr,
+    values_ptr,
+    slots_ptr,
+    step,
+    n_rows,
+    counted,
+    n_row_offsets,
+    capacity,
+    max_probes,
+    HAS_ALIVE: tl.constexpr,
+    ALONE: tl.constexpr,
+    D: tl.constexpr,
+    KEY64: tl.constexpr,
+    WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
+    CLASSES: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """slots [n_row_offsets, n_rows]: where the inserted keys ended up, or -1; the smallest row that
     reaches a key claims its value. ALONE: most keys are reached by one row."""
     row, place, inside, key, ok = _block(
-        coords_ptr, geometry_ptr, classes_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
-        n_row_offsets, HAS_ALIVE, D, KEY64, WIDE, DIVISION, CLASSES, BLOCK_V, ROWS,
-    )  # fmt: skip
+        coords_ptr,
+        geometry_ptr,
+        classes_ptr,
+        bounds_ptr,
+        alive_ptr,
+        count_ptr,
+        n_rows,
+        counted,
+        n_row_offsets,
+        HAS_ALIVE,
+        D,
+        KEY64,
+        WIDE,
+        DIVISION,
+        CLASSES,
+        BLOCK_V,
+        ROWS,
+    )
     slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
     claim = n_rows - 1 - row + tl.zeros_like(slot)
     wins = slot >= 0
@@ -186,9 +257,7 @@ class HashTable:
     `new_rows.count_owners`.
     """
 
-    def __init__(
-        self, keys: Operand, values: Operand, flags: Part, capacity: int, reversed: bool = True
-    ) -> None:
+    def __init__(self, keys: Operand, values: Operand, flags: Part, capacity: int, reversed: bool = True) -> None:
         self.own, self.capacity, self.reversed = (keys, values, flags), capacity, reversed
         self.total = Part(flags.memory, flags.start + FLAGS - 1, (1,))
         self.key64, self.device = keys.dtype == torch.int64, flags.memory.device
@@ -203,9 +272,7 @@ class HashTable:
         return HashTable.allocate_all([(capacity, key64, counters)], device)[0]
 
     @staticmethod
-    def allocate_all(
-        wanted: Sequence[tuple[int, bool, int]], device: torch.device
-    ) -> list[HashTable]:
+    def allocate_all(wanted: Sequence[tuple[int, bool, int]], device: torch.device) -> list[HashTable]:
         """Empty tables of (capacity, key64, counters). They share memory, in which the flags and
         counters of all of them come first, one after another."""
         heads = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
@@ -297,9 +364,14 @@ def hash_insert(
     unused = bounds  # stands for a pointer that is not followed
     keys, values, flags = table.own
     place = (
-        coords, geometry.table, geometry.classes, bounds, unused if alive is None else alive,
-        unused if count is None else count, keys,
-    )  # fmt: skip
+        coords,
+        geometry.table,
+        geometry.classes,
+        bounds,
+        unused if alive is None else alive,
+        unused if count is None else count,
+        keys,
+    )
     sizes = (n_rows, int(count is not None), n_row_offsets, table.capacity, max_probes)
     alone = n_row_offsets == 1 and geometry.division == 0
     classes = geometry.class_offsets is not None
@@ -308,10 +380,7 @@ def hash_insert(
     grid = (cdiv(n_rows, rows), cdiv(n_row_offsets, block_v), 1)
     key = (constants, coords.data_ptr() % 16)
     options = {"num_warps": warps}
-    hash_insert_kernel.launch(
-        coords.device, target, grid, (*place, flags, *sizes), constants, options, key
-    )
+    hash_insert_kernel.launch(coords.device, target, grid, (*place, flags, *sizes), constants, options, key)
     hash_claim_kernel.launch(
-        coords.device, target, grid, (*place, values, slots, table.step, *sizes), constants,
-        options, key,
-    )  # fmt: skip
+        coords.device, target, grid, (*place, values, slots, table.step, *sizes), constants, options, key
+    )

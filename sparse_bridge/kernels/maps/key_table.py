@@ -27,10 +27,16 @@ _BLOCK = 256
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _hash_rows(
-    coords_ptr, shift_ptr, key_ptr, n_rows,
-    COLUMNS: tl.constexpr, FIRST: tl.constexpr, SHIFTED: tl.constexpr, FOLD: tl.constexpr,
+    coords_ptr,
+    shift_ptr,
+    key_ptr,
+    n_rows,
+    COLUMNS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    FOLD: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """key[k, i] of row i moved by shift[k] [K, 3] in columns FIRST .. FIRST + 2: h = (h ^ word) *
     prime per column."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -67,9 +73,7 @@ def _insert_keys(key_ptr, table_ptr, value_ptr, n_keys, capacity, BLOCK: tl.cons
 
 
 @triton.jit(do_not_specialize=["n_queries", "n_keys", "capacity"])
-def _find_keys(
-    query_ptr, table_ptr, value_ptr, row_ptr, n_queries, n_keys, capacity, BLOCK: tl.constexpr
-):  # fmt: skip
+def _find_keys(query_ptr, table_ptr, value_ptr, row_ptr, n_queries, n_keys, capacity, BLOCK: tl.constexpr):
     """Row of every query among the inserted keys, or -1."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = place < n_queries
@@ -93,19 +97,22 @@ find_keys_kernel = register(_find_keys)
 
 
 def hash_rows(
-    coords: torch.Tensor, shift: torch.Tensor | None, first: int, fold: bool, key: torch.Tensor,
-    target: Target,
-) -> None:  # fmt: skip
+    coords: torch.Tensor, shift: torch.Tensor | None, first: int, fold: bool, key: torch.Tensor, target: Target
+) -> None:
     """Write key int64 [K, N] (K = 1 without shifts) for coords int32 [N, D] and shift int32 [K,
     3], contiguous."""
     n_rows, columns = coords.shape
     constants = (columns, first, shift is not None, fold, _BLOCK)
     shift_arg = coords if shift is None else shift
     hash_rows_kernel.launch(
-        coords.device, target, (cdiv(n_rows, _BLOCK), key.numel() // n_rows, 1),
-        (coords, shift_arg, key, n_rows), constants, {"num_warps": 4},
+        coords.device,
+        target,
+        (cdiv(n_rows, _BLOCK), key.numel() // n_rows, 1),
+        (coords, shift_arg, key, n_rows),
+        constants,
+        {"num_warps": 4},
         (constants, alignment(coords, shift_arg, key)),
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(eq=False)
@@ -133,10 +140,14 @@ def build_table(key: torch.Tensor, capacity: int, target: Target) -> KeyTable:
     )
     block = 4 * target.warp_size
     insert_keys_kernel.launch(
-        device, target, (cdiv(n_keys, block), 1, 1),
-        (key, table.keys, table.values, n_keys, capacity), (block,),
-        {"num_warps": 4}, (block, alignment(key, table.keys, table.values)),
-    )  # fmt: skip
+        device,
+        target,
+        (cdiv(n_keys, block), 1, 1),
+        (key, table.keys, table.values, n_keys, capacity),
+        (block,),
+        {"num_warps": 4},
+        (block, alignment(key, table.keys, table.values)),
+    )
     return table
 
 
@@ -144,7 +155,11 @@ def find_keys(table: KeyTable, query: torch.Tensor, row: torch.Tensor, target: T
     """Write row [M] (int32 or int64): the first row that was inserted with the key query[m], or
     -1."""
     find_keys_kernel.launch(
-        query.device, target, (cdiv(query.shape[0], _BLOCK), 1, 1),
+        query.device,
+        target,
+        (cdiv(query.shape[0], _BLOCK), 1, 1),
         (query, table.keys, table.values, row, query.shape[0], table.n_keys, table.capacity),
-        (_BLOCK,), {"num_warps": 4}, (row.dtype, alignment(query, row)),
-    )  # fmt: skip
+        (_BLOCK,),
+        {"num_warps": 4},
+        (row.dtype, alignment(query, row)),
+    )

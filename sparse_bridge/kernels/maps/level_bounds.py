@@ -61,9 +61,7 @@ def _level_bounds(ends_ptr, levels_ptr, record_ptr, width, D: tl.constexpr, RULE
 level_bounds_kernel = register(_level_bounds)
 
 
-def level_bounds(
-    ends: torch.Tensor, levels: torch.Tensor, record: torch.Tensor, target: Target
-) -> None:
+def level_bounds(ends: torch.Tensor, levels: torch.Tensor, record: torch.Tensor, target: Target) -> None:
     """Write the records of these levels in `record`, int64 [n * 2 * even(1 + D)], see
     `core.geometry.boxes.record_of`.
 
@@ -72,7 +70,11 @@ def level_bounds(
     """
     dimension, (n_levels, width) = ends.shape[1] - 1, levels.shape
     level_bounds_kernel.launch(
-        ends.device, target, (n_levels, 1, 1), (ends, levels, record, width), (dimension, RULE),
+        ends.device,
+        target,
+        (n_levels, 1, 1),
+        (ends, levels, record, width),
+        (dimension, RULE),
         {"num_warps": 1},
         (dimension, ends.data_ptr() % 16, levels.data_ptr() % 16, record.data_ptr() % 16),
-    )  # fmt: skip
+    )

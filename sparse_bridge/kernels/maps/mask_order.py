@@ -36,10 +36,22 @@ def _masks_of(mask_ptr, part, parts, n_rows, n_offsets):
 
 @triton.jit
 def store_keys(
-    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, part_shift, part, parts, group,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    mask_ptr,
+    count_ptr,
+    key_ptr,
+    n_rows,
+    counted,
+    n_offsets,
+    part_shift,
+    part,
+    parts,
+    group,
+    V_BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr,
     LAST: tl.constexpr,
-):  # fmt: skip
+):
     """The keys of a block of rows of a part, see `_order_key`. group: of the rows that a sort keeps
     together."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -57,24 +69,44 @@ def store_keys(
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "part_shift"])
 def _order_key(
-    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, part_shift,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    mask_ptr,
+    count_ptr,
+    key_ptr,
+    n_rows,
+    counted,
+    n_offsets,
+    part_shift,
+    V_BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr,
     LAST: tl.constexpr,
-):  # fmt: skip
+):
     """grid: (blocks of rows, parts). Sort key of every row of every part; the part's largest for
     rows that are not in use. part_shift: bits below that of the part, the most significant; 0 where
     parts are not sorted together.
     """
     store_keys(
-        mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, part_shift, tl.program_id(1),
-        tl.num_programs(1), tl.program_id(1), V_BLOCK, BITS, SAMPLE, BLOCK, LAST,
-    )  # fmt: skip
+        mask_ptr,
+        count_ptr,
+        key_ptr,
+        n_rows,
+        counted,
+        n_offsets,
+        part_shift,
+        tl.program_id(1),
+        tl.num_programs(1),
+        tl.program_id(1),
+        V_BLOCK,
+        BITS,
+        SAMPLE,
+        BLOCK,
+        LAST,
+    )
 
 
 @triton.jit
-def store_order(
-    key_ptr, order_ptr, n_rows, above, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def store_order(key_ptr, order_ptr, n_rows, above, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
     """The places of a block of rows of the part that begins at row `above`, see `_order_few`."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key_ptr += above
@@ -89,9 +121,7 @@ def store_order(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _order_few(
-    key_ptr, order_ptr, n_rows, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr
-):
+def _order_few(key_ptr, order_ptr, n_rows, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
     """grid: (blocks of rows, parts). Sort each part by key, stably: a row's place is the number of
     rows before it. Rows of a part are called as `order` names them.
 
@@ -108,9 +138,20 @@ def _list_live(live, slot, v, list_ptr, tile, n_offsets):
 
 @triton.jit
 def store_tiles(
-    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets, n_pairs, part,
-    parts, base, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    nbr_ptr,
+    mask_ptr,
+    order_ptr,
+    count_ptr,
+    tiles_ptr,
+    n_rows,
+    counted,
+    n_offsets,
+    n_pairs,
+    part,
+    parts,
+    base,
+    BLOCK_M: tl.constexpr,
+):
     """A pair of tiles of a part, see `_pack_tiles`. base: what the order calls row 0."""
     start = part_start(part, n_offsets, parts)
     end = part_start(part + 1, n_offsets, parts)
@@ -152,9 +193,7 @@ def store_tiles(
         slot = tl.cumsum(marks, 0) - marks
         # Nobody reads an offset of a pair of tiles that lacks it.
         tl.store(
-            packed_ptr + (v + part) * pitch + place[None, :],
-            value,
-            mask=(either[:, None] > 0) & (place[None, :] >= 0),
+            packed_ptr + (v + part) * pitch + place[None, :], value, mask=(either[:, None] > 0) & (place[None, :] >= 0)
         )
         total = (hits & 0xFFFF) + (hits >> 16)
         counts = counts_ptr + v1.to(tl.int64) * n_pairs + tl.program_id(0)
@@ -173,9 +212,8 @@ def store_tiles(
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_pairs"])
 def _pack_tiles(
-    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets,
-    n_pairs, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets, n_pairs, BLOCK_M: tl.constexpr
+):
     """grid: (n_pairs pairs of tiles, parts). Permute the table into tile order, list the offsets
     that are live in each tile and each pair of tiles, and count the entries of every offset in each
     pair. tiles: laid out as `TileList`.
@@ -183,16 +221,26 @@ def _pack_tiles(
     Sums and running sums of both tiles are taken at once, in parts of one word.
     """
     store_tiles(
-        nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets, n_pairs,
-        tl.program_id(1), tl.num_programs(1), 0, BLOCK_M,
-    )  # fmt: skip
+        nbr_ptr,
+        mask_ptr,
+        order_ptr,
+        count_ptr,
+        tiles_ptr,
+        n_rows,
+        counted,
+        n_offsets,
+        n_pairs,
+        tl.program_id(1),
+        tl.num_programs(1),
+        0,
+        BLOCK_M,
+    )
 
 
 @triton.jit
 def store_pairs(
-    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs,
-    pair, part, BLOCK: tl.constexpr,
-):  # fmt: skip
+    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs, pair, part, BLOCK: tl.constexpr
+):
     """The pairs of 32 lists, from 32 * `part` on, in a pair of tiles: `BLOCK` places."""
     place = pair * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows_ptr + place)
@@ -211,16 +259,22 @@ def store_pairs(
 
 
 @triton.jit(do_not_specialize=["n_lists", "n_pairs"])
-def _compact_pairs(
-    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def _compact_pairs(packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs, BLOCK: tl.constexpr):
     """grid: (pairs of tiles, parts). Pair lists by offset, then place. ends: inclusive running sum
     of counts [n_lists, n_pairs], int64."""
     store_pairs(
-        packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs,
-        tl.program_id(0), tl.program_id(1), BLOCK,
-    )  # fmt: skip
+        packed_ptr,
+        rows_ptr,
+        ends_ptr,
+        counts_ptr,
+        in_ptr,
+        out_ptr,
+        n_lists,
+        n_pairs,
+        tl.program_id(0),
+        tl.program_id(1),
+        BLOCK,
+    )
 
 
 key_kernel = register(_order_key)
@@ -246,17 +300,26 @@ def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.T
     key = allocated((splits * n_rows,), dtype, device)
     constants = (offset_block(most), KEY_BITS, SAMPLE, _KEY_BLOCK, last)
     key_kernel.launch(
-        device, target, (cdiv(n_rows, _KEY_BLOCK), splits, 1),
-        (mask, count, key, n_rows, int(counted), n_offsets, part_shift), constants,
-        {"num_warps": 8}, (constants, dtype),
-    )  # fmt: skip
+        device,
+        target,
+        (cdiv(n_rows, _KEY_BLOCK), splits, 1),
+        (mask, count, key, n_rows, int(counted), n_offsets, part_shift),
+        constants,
+        {"num_warps": 8},
+        (constants, dtype),
+    )
     if not few:
         return sorted_order(key)
     order = allocated((splits * n_rows,), torch.int32, device)
     few_kernel.launch(
-        device, target, (cdiv(n_rows, _PART), splits, 1), (key, order, n_rows),
-        (last, _PART, _PART), {"num_warps": 4}, (),
-    )  # fmt: skip
+        device,
+        target,
+        (cdiv(n_rows, _PART), splits, 1),
+        (key, order, n_rows),
+        (last, _PART, _PART),
+        {"num_warps": 4},
+        (),
+    )
     return order
 
 
@@ -284,9 +347,7 @@ def _key_type(most: int, few: bool, counted: bool, splits: int) -> tuple[torch.d
     return dtype, shift if splits > 1 else 0
 
 
-def pack_tiles(
-    table: NeighborTable, order: torch.Tensor, target: Target, splits: int = 1
-) -> TileList:
+def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target, splits: int = 1) -> TileList:
     """Tiles of `table` in the row order `order` (int32 or int64 [splits * N])."""
     n_offsets, n_rows, (nbr, _, count) = table.n_offsets, table.n_rows, table.own
     n_pairs = cdiv(n_rows, 2 * TILE)
@@ -294,10 +355,24 @@ def pack_tiles(
     memory = allocated((size,), torch.int32, order.device)
     masks = table.masks(target, splits)
     pack_kernel.launch(
-        order.device, target, (n_pairs, splits, 1), (nbr, masks, order, masks if count is None else
-        count, memory, n_rows, int(count is not None), n_offsets, n_pairs), (TILE,),
-        {"num_warps": 4}, order.dtype,
-    )  # fmt: skip
+        order.device,
+        target,
+        (n_pairs, splits, 1),
+        (
+            nbr,
+            masks,
+            order,
+            masks if count is None else count,
+            memory,
+            n_rows,
+            int(count is not None),
+            n_offsets,
+            n_pairs,
+        ),
+        (TILE,),
+        {"num_warps": 4},
+        order.dtype,
+    )
     return TileList(memory, n_offsets, n_pairs, n_rows, splits)
 
 
@@ -321,12 +396,21 @@ def compact_pairs(
 
 
 def write_pairs(
-    tiles: TileList, ends: torch.Tensor, counts: torch.Tensor, entries: torch.Tensor,
-    rows: torch.Tensor, n_lists: int, target: Target,
-) -> None:  # fmt: skip
+    tiles: TileList,
+    ends: torch.Tensor,
+    counts: torch.Tensor,
+    entries: torch.Tensor,
+    rows: torch.Tensor,
+    n_lists: int,
+    target: Target,
+) -> None:
     """Fill the lists `entries` and `rows`; see the kernel."""
     compact_kernel.launch(
-        counts.device, target, (tiles.n_pairs, cdiv(n_lists, 32), 1),
+        counts.device,
+        target,
+        (tiles.n_pairs, cdiv(n_lists, 32), 1),
         (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, tiles.n_pairs),
-        (2 * TILE,), {"num_warps": 8}, (),
-    )  # fmt: skip
+        (2 * TILE,),
+        {"num_warps": 8},
+        (),
+    )

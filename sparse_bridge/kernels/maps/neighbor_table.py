@@ -47,11 +47,31 @@ def store_mask(value, mask_ptr, n_rows, ROWS: tl.constexpr):
     ]
 )
 def _neighbor_lookup(
-    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr, nbr_ptr,
-    mask_ptr, step, n_rows, counted, n_values, n_offsets, capacity, max_probes, center,
-    HAS_ALIVE: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
-    WIDE: tl.constexpr, DIVISION: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    coords_ptr,
+    geometry_ptr,
+    bounds_ptr,
+    alive_ptr,
+    count_ptr,
+    keys_ptr,
+    values_ptr,
+    nbr_ptr,
+    mask_ptr,
+    step,
+    n_rows,
+    counted,
+    n_values,
+    n_offsets,
+    capacity,
+    max_probes,
+    center,
+    HAS_ALIVE: tl.constexpr,
+    REVERSED: tl.constexpr,
+    D: tl.constexpr,
+    KEY64: tl.constexpr,
+    WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Look up what ROWS rows reach by 32 offsets. Offset `center` (-1: none) is every row itself,
     found or not."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
@@ -61,9 +81,8 @@ def _neighbor_lookup(
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
     key, ok = locate(
-        coords_ptr, geometry_ptr, bounds_ptr, row, tl.minimum(v, n_offsets - 1), ok, D, KEY64, WIDE,
-        DIVISION,
-    )  # fmt: skip
+        coords_ptr, geometry_ptr, bounds_ptr, row, tl.minimum(v, n_offsets - 1), ok, D, KEY64, WIDE, DIVISION
+    )
     slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
     value = tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
     if REVERSED:
@@ -120,9 +139,8 @@ class NeighborTable:
     tiled = False  # unlike a `TileList`
 
     def __init__(
-        self, nbr: Operand, mask: Operand | None = None, count: Operand | None = None,
-        blank: bool = False,
-    ) -> None:  # fmt: skip
+        self, nbr: Operand, mask: Operand | None = None, count: Operand | None = None, blank: bool = False
+    ) -> None:
         self.own, self.blank = (nbr, mask, count), blank
         self.n_offsets, self.n_rows = nbr.shape
         self._parted: dict[int, torch.Tensor] = {}
@@ -171,9 +189,14 @@ class NeighborTable:
         blocks, words, _ = grid_of(n_rows, cdiv(n_offsets, parts))
         masks = allocated((parts * words, n_rows), torch.int32, self.device)
         masks_kernel.launch(
-            self.device, target, (blocks, words, parts), (nbr, masks, n_rows, n_offsets),
-            (ROWS,), OPTIONS, nbr.data_ptr() % 16,
-        )  # fmt: skip
+            self.device,
+            target,
+            (blocks, words, parts),
+            (nbr, masks, n_rows, n_offsets),
+            (ROWS,),
+            OPTIONS,
+            nbr.data_ptr() % 16,
+        )
         if parts == 1:
             self.own = nbr, masks, count
         else:
@@ -204,10 +227,19 @@ def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
 
 
 def neighbor_lookup(
-    table: HashTable, n_values: int, coords: torch.Tensor, geometry: Geometry,
-    bounds: Operand, alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool,
-    target: Target, count: Operand | None = None, slab: Slab | None = None,
-) -> NeighborTable:  # fmt: skip
+    table: HashTable,
+    n_values: int,
+    coords: torch.Tensor,
+    geometry: Geometry,
+    bounds: Operand,
+    alive: torch.Tensor | None,
+    n_offsets: int,
+    center: int,
+    wide: bool,
+    target: Target,
+    count: Operand | None = None,
+    slab: Slab | None = None,
+) -> NeighborTable:
     """Table of what the rows of `coords` reach among the keys of `table`, with masks.
 
     n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or
@@ -218,18 +250,25 @@ def neighbor_lookup(
     grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
     device, (keys, values, _) = table.device, table.own
     nbr, mask = taken(slab, device, n_offsets, n_rows), taken(slab, device, grid[1], n_rows)
-    constants = (
-        alive is not None, table.reversed, columns - 1, table.key64, wide, geometry.division,
-        _LOOKUP_ROWS,
-    )  # fmt: skip
+    constants = (alive is not None, table.reversed, columns - 1, table.key64, wide, geometry.division, _LOOKUP_ROWS)
     args = (
-        coords, geometry.table, bounds, bounds if alive is None else alive,
-        bounds if count is None else count, keys, values, nbr, mask, table.step, n_rows,
-        int(count is not None), n_values, n_offsets, table.capacity,
-        min(MAX_PROBES, table.capacity), center,
-    )  # fmt: skip
-    lookup_kernel.launch(
-        device, target, grid, args, constants, {"num_warps": 1},
-        (constants, coords.data_ptr() % 16),
-    )  # fmt: skip
+        coords,
+        geometry.table,
+        bounds,
+        bounds if alive is None else alive,
+        bounds if count is None else count,
+        keys,
+        values,
+        nbr,
+        mask,
+        table.step,
+        n_rows,
+        int(count is not None),
+        n_values,
+        n_offsets,
+        table.capacity,
+        min(MAX_PROBES, table.capacity),
+        center,
+    )
+    lookup_kernel.launch(device, target, grid, args, constants, {"num_warps": 1}, (constants, coords.data_ptr() % 16))
     return NeighborTable(nbr, mask, count, blank=True)

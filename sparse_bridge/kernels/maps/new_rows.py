@@ -27,13 +27,22 @@ def _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets
     return slot, (slot >= 0) & (value == n_rows - 1 - row)
 
 
-@triton.jit(
-    do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets"]
-)
+@triton.jit(do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets"])
 def _count_owned(
-    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, step, n_rows, counted, n_row_offsets,
-    FLAGS: tl.constexpr, CLUSTER: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    slots_ptr,
+    values_ptr,
+    count_ptr,
+    owned_ptr,
+    flags_ptr,
+    step,
+    n_rows,
+    counted,
+    n_row_offsets,
+    FLAGS: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """How many new coordinates each block of rows discovers, each cluster of blocks, and all of
     them."""
     block = tl.program_id(0)
@@ -64,22 +73,26 @@ def _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D:
     tl.store(target + 1, place + tl.zeros_like(number), mask=fits)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "values_ptr",
-        "count_ptr",
-        "step",
-        "n_rows",
-        "counted",
-        "n_row_offsets",
-        "n_out",
-    ]
-)
+@triton.jit(do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets", "n_out"])
 def _assign_rows(
-    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, out_ptr, step, n_rows, counted,
-    n_row_offsets, n_out, D: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr,
-):  # fmt: skip
+    slots_ptr,
+    values_ptr,
+    count_ptr,
+    owned_ptr,
+    flags_ptr,
+    out_ptr,
+    step,
+    n_rows,
+    counted,
+    n_row_offsets,
+    n_out,
+    D: tl.constexpr,
+    FLAGS: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ONE: tl.constexpr,
+):
     """Number the new coordinates by (discovering row, place of the offset), and leave these two in
     the first columns of out [n_out, D + 1], as far as it takes them; values become numbers, -1
     beyond that. ONE: there are at most BLOCK_V places, which are looked at once."""
@@ -108,38 +121,33 @@ def _assign_rows(
         start = begin + tl.cumsum(count, 0) - count
         for least in range(0, n_row_offsets, BLOCK_V):
             place = least + tl.arange(0, BLOCK_V)[:, None]
-            slot, owner = _owners(
-                slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets
-            )
+            slot, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets)
             _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D)
             start += tl.sum(owner.to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=["n_out", "n_row_offsets"])
 def _place_rows(
-    coords_ptr, geometry_ptr, classes_ptr, flags_ptr, out_ptr, n_out, n_row_offsets,
-    D: tl.constexpr, WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr,
+    coords_ptr,
+    geometry_ptr,
+    classes_ptr,
+    flags_ptr,
+    out_ptr,
+    n_out,
+    n_row_offsets,
+    D: tl.constexpr,
+    WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
+    CLASSES: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """The coordinates of new rows instead of (discovering row, place of the offset)."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = number < live_rows(flags_ptr + 3, n_out, 1)
     target = out_ptr + number.to(tl.int64) * (D + 1)
     row = tl.load(target, mask=ok, other=0)
     place = tl.load(target + 1, mask=ok, other=0)
-    v = row_offset(
-        coords_ptr,
-        geometry_ptr,
-        classes_ptr,
-        row,
-        place,
-        ok,
-        n_row_offsets,
-        D,
-        WIDE,
-        DIVISION,
-        CLASSES,
-    )
+    v = row_offset(coords_ptr, geometry_ptr, classes_ptr, row, place, ok, n_row_offsets, D, WIDE, DIVISION, CLASSES)
     v = tl.maximum(v, 0)  # where there is no row
     batch = tl.load(coords_ptr + row.to(tl.int64) * (D + 1), mask=ok, other=0)
     tl.store(target, batch, mask=ok)
@@ -148,17 +156,30 @@ def _place_rows(
         tl.store(target + 1 + axis, c, mask=ok)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets", "n_columns"
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets", "n_columns"])
 def _link_rows(
-    coords_ptr, geometry_ptr, classes_ptr, slots_ptr, values_ptr, count_ptr, nbr_ptr,
-    transposed_ptr, mask_ptr, step, n_rows, counted, n_row_offsets, n_columns,
-    LINK: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, DIVISION: tl.constexpr,
-    CLASSES: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    coords_ptr,
+    geometry_ptr,
+    classes_ptr,
+    slots_ptr,
+    values_ptr,
+    count_ptr,
+    nbr_ptr,
+    transposed_ptr,
+    mask_ptr,
+    step,
+    n_rows,
+    counted,
+    n_row_offsets,
+    n_columns,
+    LINK: tl.constexpr,
+    D: tl.constexpr,
+    WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
+    CLASSES: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Turn slots [n_row_offsets, n_rows] into numbers and scatter them as the table of the new
     rows [V, n_columns], which holds -1 before.
 
@@ -173,22 +194,10 @@ def _link_rows(
     slot = tl.load(slots_ptr + at, mask=inside, other=-1)
     number = -2 - tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
     v = row_offset(
-        coords_ptr,
-        geometry_ptr,
-        classes_ptr,
-        row,
-        place,
-        there,
-        n_row_offsets,
-        D,
-        WIDE,
-        DIVISION,
-        CLASSES,
+        coords_ptr, geometry_ptr, classes_ptr, row, place, there, n_row_offsets, D, WIDE, DIVISION, CLASSES
     ).to(tl.int64)
     tl.store(
-        transposed_ptr + v * n_columns + number,
-        row + tl.zeros_like(number),
-        mask=(number >= 0) & (number < n_columns),
+        transposed_ptr + v * n_columns + number, row + tl.zeros_like(number), mask=(number >= 0) & (number < n_columns)
     )
     if LINK:
         if CLASSES:
@@ -215,9 +224,8 @@ def _shape(n_row_offsets: int) -> tuple[int, int]:
 
 
 def count_owners(
-    table: HashTable, slots: Operand, target: Target, count: Operand | None = None,
-    slab: Slab | None = None,
-) -> Part:  # fmt: skip
+    table: HashTable, slots: Operand, target: Target, count: Operand | None = None, slab: Slab | None = None
+) -> Part:
     """New coordinates discovered by each block of rows, after `hash_insert`; their sum goes to the
     table's counters.
 
@@ -230,10 +238,24 @@ def count_owners(
     owned = taken(slab, table.device, blocks)
     constants = (FLAGS, _CLUSTER, block_v, rows)
     count_kernel.launch(
-        table.device, target, (blocks, 1, 1), (slots, values, slots if count is None else count,
-        owned, flags, table.step, n_rows, int(count is not None), n_row_offsets), constants,
-        OPTIONS, constants,
-    )  # fmt: skip
+        table.device,
+        target,
+        (blocks, 1, 1),
+        (
+            slots,
+            values,
+            slots if count is None else count,
+            owned,
+            flags,
+            table.step,
+            n_rows,
+            int(count is not None),
+            n_row_offsets,
+        ),
+        constants,
+        OPTIONS,
+        constants,
+    )
     return owned
 
 
@@ -248,10 +270,17 @@ def owner_counters(n_rows: int) -> int:
 
 
 def number_new_rows(
-    table: HashTable, slots: Operand, owned: Operand, n_new: int, coords: torch.Tensor,
-    geometry: Geometry, wide: bool, target: Target, count: Operand | None = None,
+    table: HashTable,
+    slots: Operand,
+    owned: Operand,
+    n_new: int,
+    coords: torch.Tensor,
+    geometry: Geometry,
+    wide: bool,
+    target: Target,
+    count: Operand | None = None,
     zeroed: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Give the distinct keys that `hash_insert` left in `table` their rows: the new coordinates
     [n_new, 1 + D].
 
@@ -267,28 +296,47 @@ def number_new_rows(
     dimension = coords.shape[1] - 1
     constants = (dimension, FLAGS, _CLUSTER, block_v, block, n_row_offsets <= block_v)
     args = (
-        slots, values, slots if count is None else count, owned, flags, new, table.step, n_rows,
-        int(count is not None), n_row_offsets, n_new,
-    )  # fmt: skip
-    assign_kernel.launch(
-        table.device, target, (cdiv(n_rows, block), 1, 1), args, constants, OPTIONS, constants
+        slots,
+        values,
+        slots if count is None else count,
+        owned,
+        flags,
+        new,
+        table.step,
+        n_rows,
+        int(count is not None),
+        n_row_offsets,
+        n_new,
     )
+    assign_kernel.launch(table.device, target, (cdiv(n_rows, block), 1, 1), args, constants, OPTIONS, constants)
     form = (dimension, wide, geometry.division, geometry.class_offsets is not None, _PLACE_ROWS)
     if n_new:
         place_kernel.launch(
-            table.device, target, (cdiv(n_new, _PLACE_ROWS), 1, 1), (coords, geometry.table,
-            geometry.classes, flags, new, n_new, n_row_offsets), form, OPTIONS,
+            table.device,
+            target,
+            (cdiv(n_new, _PLACE_ROWS), 1, 1),
+            (coords, geometry.table, geometry.classes, flags, new, n_new, n_row_offsets),
+            form,
+            OPTIONS,
             (form, coords.data_ptr() % 16),
-        )  # fmt: skip
+        )
     table.reversed = False
     return new
 
 
 def link_new_rows(
-    table: HashTable, slots: Operand, n_new: int, coords: torch.Tensor, geometry: Geometry,
-    wide: bool, target: Target, count: Operand | None = None, count_new: Operand | None = None,
-    link: bool = True, slabs: tuple[Slab | None, Slab | None] = (None, None),
-) -> tuple[NeighborTable | None, NeighborTable]:  # fmt: skip
+    table: HashTable,
+    slots: Operand,
+    n_new: int,
+    coords: torch.Tensor,
+    geometry: Geometry,
+    wide: bool,
+    target: Target,
+    count: Operand | None = None,
+    count_new: Operand | None = None,
+    link: bool = True,
+    slabs: tuple[Slab | None, Slab | None] = (None, None),
+) -> tuple[NeighborTable | None, NeighborTable]:
     """(table input row -> new row [V, N], its transpose [V, n_new] without masks), after
     `number_new_rows`, in whose terms the arguments are; `slots` may be reused for the former.
 
@@ -307,13 +355,29 @@ def link_new_rows(
     block_v, rows = _shape(n_row_offsets) if classes else _shape(32)
     form = (link, coords.shape[1] - 1, wide, geometry.division, classes, block_v, rows)
     args = (
-        coords, geometry.table, geometry.classes, slots, table.own[1],
-        slots if count is None else count, linked, transposed, slots if mask is None else mask,
-        table.step, n_rows, int(count is not None), n_row_offsets, n_new,
-    )  # fmt: skip
+        coords,
+        geometry.table,
+        geometry.classes,
+        slots,
+        table.own[1],
+        slots if count is None else count,
+        linked,
+        transposed,
+        slots if mask is None else mask,
+        table.step,
+        n_rows,
+        int(count is not None),
+        n_row_offsets,
+        n_new,
+    )
     link_kernel.launch(
-        device, target, (cdiv(n_rows, rows), cdiv(n_row_offsets, block_v), 1), args, form, OPTIONS,
+        device,
+        target,
+        (cdiv(n_rows, rows), cdiv(n_row_offsets, block_v), 1),
+        args,
+        form,
+        OPTIONS,
         (form, coords.data_ptr() % 16),
-    )  # fmt: skip
+    )
     old_rows = NeighborTable(linked, mask, count, classes) if link else None
     return old_rows, NeighborTable(transposed, None, count_new, blank=True)

@@ -70,10 +70,18 @@ def _pairs_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
     n_lists, n_pairs = number_at(record, 5), number_at(record, 6)
     if (tl.program_id(0) < n_pairs) & (tl.program_id(1) * 32 < n_lists):
         store_pairs(
-            own_at(record, 3), own_at(record, 4), _wide(record, 1), pointer_at(record, 0),
-            pointer_at(record, 7), pointer_at(record, 8), n_lists, n_pairs, tl.program_id(0),
-            tl.program_id(1), BLOCK,
-        )  # fmt: skip
+            own_at(record, 3),
+            own_at(record, 4),
+            _wide(record, 1),
+            pointer_at(record, 0),
+            pointer_at(record, 7),
+            pointer_at(record, 8),
+            n_lists,
+            n_pairs,
+            tl.program_id(0),
+            tl.program_id(1),
+            BLOCK,
+        )
 
 
 ends_kernel = register(_ends_each)
@@ -98,9 +106,7 @@ class PairBatch:
         self._memory = torch.empty(ends[-1], dtype=torch.int64, device=device)
         self._starts, self._ends = starts, ends
         grid = (max(n_lists), len(tiles), 1)
-        ends_kernel.launch(
-            device, target, grid, (self._records(),), (FIELDS, BLOCK), {"num_warps": 4}, ()
-        )
+        ends_kernel.launch(device, target, grid, (self._records(),), (FIELDS, BLOCK), {"num_warps": 4}, ())
         self._counted = Fetched([self._memory[: starts[-1]].view(torch.int32)])
 
     def take(self, place: int) -> Lists | None:
@@ -127,23 +133,31 @@ class PairBatch:
             records = self._records([(x.data_ptr(), y.data_ptr()) for x, y, _ in lists], held)
             most = max(tile_list.n_pairs for tile_list in self._tiles)
             pairs_kernel.launch(
-                held.device, self._target, (most, cdiv(max(self._n_lists), 32), len(lists)),
-                (records,), (FIELDS, 2 * TILE), {"num_warps": 8}, (),
-            )  # fmt: skip
+                held.device,
+                self._target,
+                (most, cdiv(max(self._n_lists), 32), len(lists)),
+                (records,),
+                (FIELDS, 2 * TILE),
+                {"num_warps": 8},
+                (),
+            )
         return lists
 
-    def _records(
-        self, lists: Sequence[tuple[int, int]] = (), held: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def _records(self, lists: Sequence[tuple[int, int]] = (), held: torch.Tensor | None = None) -> torch.Tensor:
         """lists: addresses in `held` of the entries and the rows of every map, once there are."""
         records, memory = list[int](), self._memory.data_ptr()
         for place, tile_list in enumerate(self._tiles):
             tiles = tile_list.memory.data_ptr()
             records += (
-                tiles + 4 * tile_list.counts_at, memory + 8 * self._ends[place],
-                memory + 8 * self._starts[place], tiles + 4 * tile_list.packed_at, tiles,
-                self._n_lists[place], tile_list.n_pairs, *(lists[place] if lists else (0, 0)),
-            )  # fmt: skip
+                tiles + 4 * tile_list.counts_at,
+                memory + 8 * self._ends[place],
+                memory + 8 * self._starts[place],
+                tiles + 4 * tile_list.packed_at,
+                tiles,
+                self._n_lists[place],
+                tile_list.n_pairs,
+                *(lists[place] if lists else (0, 0)),
+            )
         reaches = [self._memory, *(tile_list.memory for tile_list in self._tiles)]
         return uploaded(records, self._memory.device, reaches + ([] if held is None else [held]))
 

@@ -34,9 +34,18 @@ _STEP = 128  # by so many keys at once
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "first", "turn"])
 def _sort_keys(
-    coords_ptr, bounds_ptr, count_ptr, key_ptr, n_rows, counted, first, turn, D: tl.constexpr,
-    LAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    coords_ptr,
+    bounds_ptr,
+    count_ptr,
+    key_ptr,
+    n_rows,
+    counted,
+    first,
+    turn,
+    D: tl.constexpr,
+    LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The keys of rows, of the type that takes them; LAST, that type's largest number, for those
     that are not in use. The columns of axes follow from `first` by `turn`, 1 or -1. (Numbers, no
     constexpr: one form serves both orders.)"""
@@ -66,9 +75,18 @@ def _move(coords_ptr, sorted_ptr, renamed_ptr, row, rank, ok, D: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted"])
 def _rank_few(
-    key_ptr, coords_ptr, count_ptr, sorted_ptr, renamed_ptr, n_rows, counted, D: tl.constexpr,
-    LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    key_ptr,
+    coords_ptr,
+    count_ptr,
+    sorted_ptr,
+    renamed_ptr,
+    n_rows,
+    counted,
+    D: tl.constexpr,
+    LAST: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Move a block of rows to their ranks: the numbers of smaller keys, STEP of which are looked at
     together."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -87,9 +105,7 @@ def _rank_few(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _move_sorted(
-    order_ptr, coords_ptr, sorted_ptr, renamed_ptr, n_rows, D: tl.constexpr, BLOCK: tl.constexpr
-):
+def _move_sorted(order_ptr, coords_ptr, sorted_ptr, renamed_ptr, n_rows, D: tl.constexpr, BLOCK: tl.constexpr):
     """Move rows to their ranks. order: int64, the row of every rank."""
     rank = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = rank < n_rows
@@ -120,9 +136,14 @@ def scratch_elements(n_rows: int) -> int:
 
 
 def sort_rows(
-    table: HashTable, coords: torch.Tensor, bounds: Operand, target: Target,
-    count: Operand | None = None, slab: Slab | None = None, ascending: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    table: HashTable,
+    coords: torch.Tensor,
+    bounds: Operand,
+    target: Target,
+    count: Operand | None = None,
+    slab: Slab | None = None,
+    ascending: bool = False,
+) -> torch.Tensor:
     """Distinct coordinates int32 [N, 1 + D], contiguous, N > 0, by batch and then by the axes from
     the last to the first, or with `ascending` from the first to the last; `table` maps to their
     rows, afterwards as before.
@@ -138,15 +159,25 @@ def sort_rows(
     shape = (columns - 1, torch.iinfo(key.dtype).max)
     axes = (1, 1) if ascending else (columns - 1, -1)
     keys_kernel.launch(
-        table.device, target, (cdiv(n_rows, _BLOCK), 1, 1), (coords, bounds, there, key, *sizes,
-        *axes), (*shape, _BLOCK), OPTIONS, (shape, coords.data_ptr() % 16),
-    )  # fmt: skip
+        table.device,
+        target,
+        (cdiv(n_rows, _BLOCK), 1, 1),
+        (coords, bounds, there, key, *sizes, *axes),
+        (*shape, _BLOCK),
+        OPTIONS,
+        (shape, coords.data_ptr() % 16),
+    )
     moved = coords.new_empty(coords.shape)
     if isinstance(key, Part):
         few_kernel.launch(
-            table.device, target, (cdiv(n_rows, _RANKED), 1, 1), (key, coords, there, moved,
-            renamed, *sizes), (*shape, _STEP, _RANKED), OPTIONS, (shape, coords.data_ptr() % 16),
-        )  # fmt: skip
+            table.device,
+            target,
+            (cdiv(n_rows, _RANKED), 1, 1),
+            (key, coords, there, moved, renamed, *sizes),
+            (*shape, _STEP, _RANKED),
+            OPTIONS,
+            (shape, coords.data_ptr() % 16),
+        )
     else:
         order = sorted_order(key)
         move_sorted(order, coords, moved, renamed, target)
@@ -164,22 +195,31 @@ def _key_memory(slab: Slab, n_rows: int, table: HashTable) -> Operand:
 
 
 def move_sorted(
-    order: torch.Tensor, coords: torch.Tensor, moved: torch.Tensor, renamed: Operand,
-    target: Target,
-) -> None:  # fmt: skip
+    order: torch.Tensor, coords: torch.Tensor, moved: torch.Tensor, renamed: Operand, target: Target
+) -> None:
     """Write coords [N, 1 + D] in the order of the rows int64 [N], and renamed [N], the rank of
     every row."""
     n_rows, columns = coords.shape
     constants = (columns - 1, _BLOCK)
     move_kernel.launch(
-        coords.device, target, (cdiv(n_rows, _BLOCK), 1, 1), (order, coords, moved, renamed,
-        n_rows), constants, OPTIONS, (constants, coords.data_ptr() % 16),
-    )  # fmt: skip
+        coords.device,
+        target,
+        (cdiv(n_rows, _BLOCK), 1, 1),
+        (order, coords, moved, renamed, n_rows),
+        constants,
+        OPTIONS,
+        (constants, coords.data_ptr() % 16),
+    )
 
 
 def rename_values(table: HashTable, renamed: Operand, n_rows: int, target: Target) -> None:
     """Have `table`, which maps to rows below `n_rows`, map to what `renamed` calls them."""
     rename_kernel.launch(
-        table.device, target, (cdiv(table.capacity, _SLOTS), 1, 1), (table.own[1], renamed,
-        table.step, table.capacity, n_rows), (_SLOTS,), OPTIONS, (),
-    )  # fmt: skip
+        table.device,
+        target,
+        (cdiv(table.capacity, _SLOTS), 1, 1),
+        (table.own[1], renamed, table.step, table.capacity, n_rows),
+        (_SLOTS,),
+        OPTIONS,
+        (),
+    )

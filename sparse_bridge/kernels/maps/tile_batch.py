@@ -60,9 +60,17 @@ def _masks_each(records_ptr, FIELDS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first", "shift"])
 def _keys_each(
-    records_ptr, first, shift, FIELDS: tl.constexpr, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
-    SAMPLE: tl.constexpr, BLOCK: tl.constexpr, LAST: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
+    records_ptr,
+    first,
+    shift,
+    FIELDS: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LAST: tl.constexpr,
+    SHARED: tl.constexpr,
+):
     """grid: (blocks of rows, tables from `first` on, 1). SHARED: bits of the keys of one sort, with
     `shift` below that of the table; 0 where every table has a list of its own, of int32."""
     record = records_ptr + (first + tl.program_id(1)) * FIELDS
@@ -75,16 +83,26 @@ def _keys_each(
         else:
             keys = own_at(record, 3)
         store_keys(
-            pointer_at(record, 1), pointer_at(record, 2), keys, n_rows, number_at(record, 7),
-            number_at(record, 8), shift, tl.program_id(2), tl.num_programs(2),
-            number_at(record, 11), V_BLOCK, BITS, SAMPLE, BLOCK, LAST,
-        )  # fmt: skip
+            pointer_at(record, 1),
+            pointer_at(record, 2),
+            keys,
+            n_rows,
+            number_at(record, 7),
+            number_at(record, 8),
+            shift,
+            tl.program_id(2),
+            tl.num_programs(2),
+            number_at(record, 11),
+            V_BLOCK,
+            BITS,
+            SAMPLE,
+            BLOCK,
+            LAST,
+        )
 
 
 @triton.jit
-def _orders_each(
-    records_ptr, FIELDS: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr
-):
+def _orders_each(records_ptr, FIELDS: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
     """grid: (blocks of rows, tables)."""
     record = records_ptr + tl.program_id(1) * FIELDS
     n_rows = number_at(record, 6)
@@ -100,11 +118,20 @@ def _tiles_each(records_ptr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr):
     n_pairs = tl.cdiv(n_rows, 2 * BLOCK_M)
     if tl.program_id(0) < n_pairs:
         store_tiles(
-            pointer_at(record, 0), pointer_at(record, 1), pointer_at(record, 4),
-            pointer_at(record, 2), own_at(record, 5), n_rows, number_at(record, 7),
-            number_at(record, 8), n_pairs, tl.program_id(2), tl.num_programs(2),
-            number_at(record, 10), BLOCK_M,
-        )  # fmt: skip
+            pointer_at(record, 0),
+            pointer_at(record, 1),
+            pointer_at(record, 4),
+            pointer_at(record, 2),
+            own_at(record, 5),
+            n_rows,
+            number_at(record, 7),
+            number_at(record, 8),
+            n_pairs,
+            tl.program_id(2),
+            tl.num_programs(2),
+            number_at(record, 10),
+            BLOCK_M,
+        )
 
 
 masks_kernel = register(_masks_each)
@@ -155,16 +182,23 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     pairs = [cdiv(table.n_rows, 2 * TILE) for table in tables]
     sizes = [TileList.size(table.n_offsets, n) for table, n in zip(tables, pairs, strict=True)]
     memories = memories_for(sizes, device)
-    for table, start, n_words, n_pairs, memory in zip(
-        tables, starts, words, pairs, memories, strict=False
-    ):
+    for table, start, n_words, n_pairs, memory in zip(tables, starts, words, pairs, memories, strict=False):
         nbr, mask, count = table.own
         mask_at = at if mask is None else mask.data_ptr()
         records += (
-            nbr.data_ptr(), mask_at, mask_at if count is None else count.data_ptr(),
-            keys.at + width * start, orders.at + 4 * start, memory.data_ptr(), table.n_rows,
-            count is not None, table.n_offsets, n_words > 0, start if large else 0, len(tiles),
-        )  # fmt: skip
+            nbr.data_ptr(),
+            mask_at,
+            mask_at if count is None else count.data_ptr(),
+            keys.at + width * start,
+            orders.at + 4 * start,
+            memory.data_ptr(),
+            table.n_rows,
+            count is not None,
+            table.n_offsets,
+            n_words > 0,
+            start if large else 0,
+            len(tiles),
+        )
         at += 4 * n_words
         tiles.append(TileList(memory, table.n_offsets, n_pairs, table.n_rows))
     shift, held = bits if large else 0, [scratch, *(tile_list.memory for tile_list in tiles)]
@@ -192,9 +226,13 @@ def _mask_words(table: NeighborTable) -> int:
 
 
 def _launch(
-    tables: Sequence[NeighborTable], records: torch.Tensor, words: Sequence[int],
-    keys: tuple[Part, int], orders: Part, target: Target,
-) -> None:  # fmt: skip
+    tables: Sequence[NeighborTable],
+    records: torch.Tensor,
+    words: Sequence[int],
+    keys: tuple[Part, int],
+    orders: Part,
+    target: Target,
+) -> None:
     """words: elements for masks.  keys: and the bits below the table's where one sort is to give
     the orders, else 0."""
     device, count, most = records.device, len(tables), largest([table.n_rows for table in tables])
@@ -211,17 +249,19 @@ def _launch(
         rows = [table.n_rows for table in group]
         constants = (FIELDS, v_block, KEY_BITS, SAMPLE, block, last, shared)
         keys_kernel.launch(
-            device, target, (cdiv(largest(rows), block), len(rows), 1), (records, first, shift),
-            constants, {"num_warps": 8}, constants,
-        )  # fmt: skip
+            device,
+            target,
+            (cdiv(largest(rows), block), len(rows), 1),
+            (records, first, shift),
+            constants,
+            {"num_warps": 8},
+            constants,
+        )
         first += len(rows)
     if shift:
         _sort_into(orders, held)
     else:
         orders_kernel.launch(
-            device, target, (cdiv(most, part), count, 1), (records,),
-            (FIELDS, last, part, part), OPTIONS, (),
-        )  # fmt: skip
-    tiles_kernel.launch(
-        device, target, (cdiv(most, 2 * TILE), count, 1), (records,), (FIELDS, TILE), OPTIONS, ()
-    )
+            device, target, (cdiv(most, part), count, 1), (records,), (FIELDS, last, part, part), OPTIONS, ()
+        )
+    tiles_kernel.launch(device, target, (cdiv(most, 2 * TILE), count, 1), (records,), (FIELDS, TILE), OPTIONS, ())

@@ -29,9 +29,7 @@ class TileList:
 
     tiled = True  # unlike a `NeighborTable`
 
-    def __init__(
-        self, memory: torch.Tensor, n_offsets: int, n_pairs: int, n_rows: int, splits: int = 1
-    ) -> None:
+    def __init__(self, memory: torch.Tensor, n_offsets: int, n_pairs: int, n_rows: int, splits: int = 1) -> None:
         self.memory, self.n_offsets, self.n_pairs, self.n_rows = memory, n_offsets, n_pairs, n_rows
         self.splits = splits
 

@@ -52,9 +52,7 @@ def saved(memory_ptr, channel, ok_c, n_channels):
 
 
 @triton.jit
-def normal(
-    x_ptr, place, ok, mean, invstd, gain, beta, relu, ROWS: tl.constexpr, CHANNELS: tl.constexpr
-):
+def normal(x_ptr, place, ok, mean, invstd, gain, beta, relu, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """(x normalised, what follows from it as x's dtype holds it, whether a ReLU cuts that off).
 
     Forward and backward must round alike, hence one function and no free choice of contraction."""
@@ -70,9 +68,8 @@ def normal(
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted"])
 def _batch_norm_partials(
-    x_ptr, count_ptr, memory_ptr, n_rows, n_channels, counted,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr, count_ptr, memory_ptr, n_rows, n_channels, counted, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):
     """Mean of a part, and the sum of squared distances from it.
 
     Every lane follows its rows by Welford's rule; then lanes merge by Chan's."""
@@ -109,9 +106,16 @@ def _batch_norm_partials(
 
 @triton.jit
 def _merged(
-    memory_ptr, channel, ok_c, live, n_channels, n_parts,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    memory_ptr,
+    channel,
+    ok_c,
+    live,
+    n_channels,
+    n_parts,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """(mean, sum of squared distances from it) of the channels over all parts."""
     part = tl.arange(0, PARTS)
     share = _part_rows(live, n_parts, ROWS)
@@ -139,25 +143,56 @@ def _update(ptr, channel, ok, value, momentum):
 
 @triton.jit(
     do_not_specialize=[
-        "gain_ptr", "beta_ptr", "mean_ptr", "var_ptr", "batches_ptr", "count_ptr", "n_rows",
-        "n_parts", "counted", "has_gain", "has_beta", "has_mean", "has_batches", "relu",
-        "momentum", "eps",
+        "gain_ptr",
+        "beta_ptr",
+        "mean_ptr",
+        "var_ptr",
+        "batches_ptr",
+        "count_ptr",
+        "n_rows",
+        "n_parts",
+        "counted",
+        "has_gain",
+        "has_beta",
+        "has_mean",
+        "has_batches",
+        "relu",
+        "momentum",
+        "eps",
     ]
-)  # fmt: skip
+)
 def _batch_norm_apply(
-    x_ptr, y_ptr, gain_ptr, beta_ptr, mean_ptr, var_ptr, batches_ptr, count_ptr, memory_ptr,
-    n_rows, n_channels, n_parts, counted, has_gain, has_beta, has_mean, has_batches, relu,
-    momentum, eps, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    gain_ptr,
+    beta_ptr,
+    mean_ptr,
+    var_ptr,
+    batches_ptr,
+    count_ptr,
+    memory_ptr,
+    n_rows,
+    n_channels,
+    n_parts,
+    counted,
+    has_gain,
+    has_beta,
+    has_mean,
+    has_batches,
+    relu,
+    momentum,
+    eps,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """y, and once: statistics for the gradient, running statistics, the number of batches. Rows
     that are not there become 0; running statistics need two rows."""
     lane = tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
     live = live_rows(count_ptr, n_rows, counted)
-    mean, spread = _merged(
-        memory_ptr, channel, ok_c, live, n_channels, n_parts, PARTS, ROWS, CHANNELS
-    )
+    mean, spread = _merged(memory_ptr, channel, ok_c, live, n_channels, n_parts, PARTS, ROWS, CHANNELS)
     invstd = 1.0 / tl.sqrt(spread / tl.maximum(live, 1).to(tl.float32) + eps)
     if tl.program_id(0) == 0:
         tl.store(memory_ptr + channel, mean, mask=ok_c)
@@ -194,9 +229,16 @@ def unread(device: torch.device) -> torch.Tensor:
 
 
 def batch_norm_forward(
-    spec: NormSpec, x: torch.Tensor, vectors: Vectors, count: torch.Tensor | None,
-    y: torch.Tensor, momentum: float, eps: float, relu: bool, memory: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    spec: NormSpec,
+    x: torch.Tensor,
+    vectors: Vectors,
+    count: torch.Tensor | None,
+    y: torch.Tensor,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    memory: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Write y [N, C]; returns `memory` with what the gradient needs.
 
     x: [N, C] contiguous, fp16 / bf16 / fp32, y alike.  vectors: running statistics are updated by
@@ -211,15 +253,25 @@ def batch_norm_forward(
     counted, rows = (0, unread(spec.device)) if count is None else (1, count)
     device, target = spec.device, spec.target
     partials_kernel.launch_plain(
-        device, target, (parts, blocks, 1), (x, rows, memory), (n_rows, n_channels, counted), tile,
-        OPTIONS, (spec.rows_key, tile, aligned),
-    )  # fmt: skip
+        device,
+        target,
+        (parts, blocks, 1),
+        (x, rows, memory),
+        (n_rows, n_channels, counted),
+        tile,
+        OPTIONS,
+        (spec.rows_key, tile, aligned),
+    )
     read = [memory if vector is None else vector for vector in vectors]
-    numbers = (
-        n_rows, n_channels, parts, counted, *spec.present, int(relu), float(momentum), float(eps)
-    )  # fmt: skip
+    numbers = (n_rows, n_channels, parts, counted, *spec.present, int(relu), float(momentum), float(eps))
     apply_kernel.launch_plain(
-        device, target, (programs, blocks, 1), (x, y, *read, rows, memory), numbers,
-        (PARTS, *tile), OPTIONS, (spec.vectors_key, tile, aligned),
-    )  # fmt: skip
+        device,
+        target,
+        (programs, blocks, 1),
+        (x, y, *read, rows, memory),
+        numbers,
+        (PARTS, *tile),
+        OPTIONS,
+        (spec.vectors_key, tile, aligned),
+    )
     return memory

@@ -14,14 +14,24 @@ from .norm_spec import PARTS, NormSpec, cut_of
 
 
 @triton.jit(
-    do_not_specialize=[
-        "gain_ptr", "beta_ptr", "count_ptr", "n_rows", "counted", "has_gain", "has_beta", "relu"
-    ]
-)  # fmt: skip
+    do_not_specialize=["gain_ptr", "beta_ptr", "count_ptr", "n_rows", "counted", "has_gain", "has_beta", "relu"]
+)
 def _batch_norm_grad_partials(
-    x_ptr, dy_ptr, gain_ptr, beta_ptr, count_ptr, memory_ptr, n_rows, n_channels, counted,
-    has_gain, has_beta, relu, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dy_ptr,
+    gain_ptr,
+    beta_ptr,
+    count_ptr,
+    memory_ptr,
+    n_rows,
+    n_channels,
+    counted,
+    has_gain,
+    has_beta,
+    relu,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """Sums over a part: of dy behind the ReLU, and of its product with x normalised."""
     lane = tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -36,9 +46,7 @@ def _batch_norm_grad_partials(
     product = tl.zeros((ROWS, CHANNELS), tl.float32)
     for start in range(begin, end, ROWS):
         ok = (start + lane < end)[:, None] & ok_c[None, :]
-        xhat, _, cut = normal(
-            x_ptr + shift, place, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS
-        )
+        xhat, _, cut = normal(x_ptr + shift, place, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
         dy = tl.load(dy_ptr + shift + place, mask=ok, other=0.0).to(tl.float32)
         dy = tl.where(cut, 0.0, dy)
         total += dy
@@ -51,15 +59,40 @@ def _batch_norm_grad_partials(
 
 @triton.jit(
     do_not_specialize=[
-        "gain_ptr", "beta_ptr", "dgain_ptr", "dbeta_ptr", "count_ptr", "n_rows", "n_parts",
-        "counted", "has_gain", "has_beta", "relu",
+        "gain_ptr",
+        "beta_ptr",
+        "dgain_ptr",
+        "dbeta_ptr",
+        "count_ptr",
+        "n_rows",
+        "n_parts",
+        "counted",
+        "has_gain",
+        "has_beta",
+        "relu",
     ]
-)  # fmt: skip
+)
 def _batch_norm_dx(
-    x_ptr, dy_ptr, dx_ptr, gain_ptr, beta_ptr, dgain_ptr, dbeta_ptr, count_ptr, memory_ptr,
-    n_rows, n_channels, n_parts, counted, has_gain, has_beta, relu,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dy_ptr,
+    dx_ptr,
+    gain_ptr,
+    beta_ptr,
+    dgain_ptr,
+    dbeta_ptr,
+    count_ptr,
+    memory_ptr,
+    n_rows,
+    n_channels,
+    n_parts,
+    counted,
+    has_gain,
+    has_beta,
+    relu,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """dx, and once: the gradients of weight and bias. Rows that are not there become 0."""
     lane = tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -85,9 +118,7 @@ def _batch_norm_dx(
     for start in range(begin, end, ROWS):
         row = start + lane
         ok = (row < live)[:, None] & ok_c[None, :]
-        xhat, _, cut = normal(
-            x_ptr + shift, place, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS
-        )
+        xhat, _, cut = normal(x_ptr + shift, place, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
         dy = tl.load(dy_ptr + shift + place, mask=ok, other=0.0).to(tl.float32)
         dy = tl.where(cut, 0.0, dy)
         dx = (dy - total[None, :] - xhat * product[None, :]) * scale[None, :]
@@ -101,10 +132,18 @@ dx_kernel = register(_batch_norm_dx)
 
 
 def batch_norm_backward(
-    spec: NormSpec, x: torch.Tensor, dy: torch.Tensor, gain: torch.Tensor | None,
-    beta: torch.Tensor | None, count: torch.Tensor | None, memory: torch.Tensor, dx: torch.Tensor,
-    dgain: torch.Tensor | None, dbeta: torch.Tensor | None, relu: bool,
-) -> None:  # fmt: skip
+    spec: NormSpec,
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    gain: torch.Tensor | None,
+    beta: torch.Tensor | None,
+    count: torch.Tensor | None,
+    memory: torch.Tensor,
+    dx: torch.Tensor,
+    dgain: torch.Tensor | None,
+    dbeta: torch.Tensor | None,
+    relu: bool,
+) -> None:
     """Write dx [N, C], and dgain and dbeta [C], like gain and beta, where those are given; `memory`
     from the forward pass, whose sums are overwritten."""
     n_rows, n_channels = x.shape
@@ -118,10 +157,22 @@ def batch_norm_backward(
     flags = (counted, *spec.present[:2], int(relu))
     device, target, key = spec.device, spec.target, (spec.grads_key, tile, aligned)
     grad_partials_kernel.launch_plain(
-        device, target, (parts, blocks, 1), (x, dy, w, b, rows, memory),
-        (n_rows, n_channels, *flags), tile, OPTIONS, key,
-    )  # fmt: skip
+        device,
+        target,
+        (parts, blocks, 1),
+        (x, dy, w, b, rows, memory),
+        (n_rows, n_channels, *flags),
+        tile,
+        OPTIONS,
+        key,
+    )
     dx_kernel.launch_plain(
-        device, target, (programs, blocks, 1), (x, dy, dx, w, b, dw, db, rows, memory),
-        (n_rows, n_channels, parts, *flags), (PARTS, *tile), OPTIONS, key,
-    )  # fmt: skip
+        device,
+        target,
+        (programs, blocks, 1),
+        (x, dy, dx, w, b, dw, db, rows, memory),
+        (n_rows, n_channels, parts, *flags),
+        (PARTS, *tile),
+        OPTIONS,
+        key,
+    )

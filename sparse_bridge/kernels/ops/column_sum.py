@@ -21,9 +21,7 @@ OPTIONS = {"num_warps": 8}
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _column_partials(
-    x_ptr, partial_ptr, n_rows, n_channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr
-):  # fmt: skip
+def _column_partials(x_ptr, partial_ptr, n_rows, n_channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """grid: (parts of the rows, blocks of the columns). partial: [parts, C]."""
     lane = tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -41,9 +39,7 @@ def _column_partials(
 
 
 @triton.jit(do_not_specialize=["n_parts"])
-def _column_totals(
-    partial_ptr, y_ptr, n_parts, n_channels, PARTS: tl.constexpr, CHANNELS: tl.constexpr
-):
+def _column_totals(partial_ptr, y_ptr, n_parts, n_channels, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
     """grid: (blocks of the columns,). y [C] from partial [n_parts, C]."""
     part = tl.arange(0, PARTS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -68,11 +64,21 @@ def column_sum(x: torch.Tensor, y: torch.Tensor, target: Target) -> torch.Tensor
     partial = torch.empty((parts, n_channels), dtype=torch.float32, device=x.device)
     columns = specialise(n_channels)
     partials_kernel.launch(
-        x.device, target, (parts, blocks, 1), (x, partial, n_rows, n_channels), (rows, width),
-        OPTIONS, (width, x.dtype, alignment(x), columns),
-    )  # fmt: skip
+        x.device,
+        target,
+        (parts, blocks, 1),
+        (x, partial, n_rows, n_channels),
+        (rows, width),
+        OPTIONS,
+        (width, x.dtype, alignment(x), columns),
+    )
     totals_kernel.launch(
-        x.device, target, (cdiv(n_channels, WIDTHS[0]), 1, 1), (partial, y, parts, n_channels),
-        (PARTS, WIDTHS[0]), OPTIONS, (y.dtype, alignment(y), columns),
-    )  # fmt: skip
+        x.device,
+        target,
+        (cdiv(n_channels, WIDTHS[0]), 1, 1),
+        (partial, y, parts, n_channels),
+        (PARTS, WIDTHS[0]),
+        OPTIONS,
+        (y.dtype, alignment(y), columns),
+    )
     return y

@@ -58,9 +58,13 @@ class NormSpec:
     __slots__ = ("device", "grads_key", "present", "rows_key", "target", "units", "vectors_key")
 
     def __init__(
-        self, target: Target, device: torch.device, dtype: torch.dtype, n_channels: int,
+        self,
+        target: Target,
+        device: torch.device,
+        dtype: torch.dtype,
+        n_channels: int,
         kinds: tuple[torch.dtype | None, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.target, self.device, self.units = target, device, target.compute_units
         gain, beta, mean, _, batches = kinds
         self.present = tuple([0 if kind is None else 1 for kind in (gain, beta, mean, batches)])

@@ -15,9 +15,18 @@ _ROWS = 32
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_channels"])
 def _pool_forward(
-    x_ptr, nbr_ptr, y_ptr, count_ptr, n_rows, n_offsets, n_channels, floor,
-    MODE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    nbr_ptr,
+    y_ptr,
+    count_ptr,
+    n_rows,
+    n_offsets,
+    n_channels,
+    floor,
+    MODE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """y[r, c] over the present x[nbr[v, r], c]: sum, mean, or max(floor, ...); count [n_rows] int32
     for the mean."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -31,9 +40,7 @@ def _pool_forward(
         source = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
         present = source >= 0
         ok = present[:, None] & ok_c[None, :]
-        value = tl.load(
-            x_ptr + source.to(tl.int64)[:, None] * n_channels + channel[None, :], mask=ok, other=0.0
-        )
+        value = tl.load(x_ptr + source.to(tl.int64)[:, None] * n_channels + channel[None, :], mask=ok, other=0.0)
         value = value.to(tl.float32)
         if MODE == 2:
             # A NaN input wins, as in dense max pooling.
@@ -51,9 +58,19 @@ def _pool_forward(
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_channels"])
 def _pool_backward(
-    x_ptr, y_ptr, dy_ptr, nbr_ptr, count_ptr, dx_ptr, n_rows, n_offsets, n_channels,
-    MODE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    dy_ptr,
+    nbr_ptr,
+    count_ptr,
+    dx_ptr,
+    n_rows,
+    n_offsets,
+    n_channels,
+    MODE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """dx[r, c] over the transposed table: every input that equals a window's maximum takes that
     window's gradient."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -81,9 +98,16 @@ def _pool_backward(
 
 @triton.jit(do_not_specialize=["n_channels", "n_segments"])
 def _first_largest(
-    x_ptr, order_ptr, starts_ptr, index_ptr, n_channels, n_segments, SHARES: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    order_ptr,
+    starts_ptr,
+    index_ptr,
+    n_channels,
+    n_segments,
+    SHARES: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """Of share program_id(2) of segment program_id(0), rows order[starts[s] : starts[s + 1]]: index
     [SHARES, S, C] int64, the first row that holds the maximum (a NaN is larger than any number), -1
     if none."""
@@ -103,9 +127,7 @@ def _first_largest(
         place = begin + step * ROWS + tl.arange(0, ROWS)
         row = tl.load(order_ptr + place, mask=place < end, other=-1).to(tl.int64)
         ok = (place < end)[:, None] & ok_c[None, :]
-        value = tl.load(
-            x_ptr + row[:, None] * n_channels + channel[None, :], mask=ok, other=0.0
-        ).to(tl.float32)
+        value = tl.load(x_ptr + row[:, None] * n_channels + channel[None, :], mask=ok, other=0.0).to(tl.float32)
         better = ok & ((index < 0) | (value > best) | ((value != value) & (best == best)))
         index = tl.where(better, row[:, None], index)
         best = tl.where(better, value, best)
@@ -130,53 +152,64 @@ def _channels(n_channels: int) -> int:
 
 
 def pool_forward(
-    x: torch.Tensor,
-    nbr: torch.Tensor,
-    y: torch.Tensor,
-    count: torch.Tensor,
-    mode: str,
-    floor: float,
-    target: Target,
+    x: torch.Tensor, nbr: torch.Tensor, y: torch.Tensor, count: torch.Tensor, mode: str, floor: float, target: Target
 ) -> None:
     """x [N_in, C] contiguous, nbr [V, N_out] int32; y [N_out, C] and, for "avg", count [N_out]
     int32 are written."""
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (MODES[mode], _ROWS, _channels(n_channels))
     pool_forward_kernel.launch(
-        x.device, target, (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
-        (x, nbr, y, count, n_rows, n_offsets, n_channels, float(floor)), constants,
+        x.device,
+        target,
+        (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
+        (x, nbr, y, count, n_rows, n_offsets, n_channels, float(floor)),
+        constants,
         {"num_warps": 4},
         (constants, x.dtype, x.data_ptr() % 16, floor == 1.0, specialise(nbr.data_ptr())),
-    )  # fmt: skip
+    )
 
 
 def pool_backward(
-    x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, nbr: torch.Tensor, count: torch.Tensor,
-    dx: torch.Tensor, mode: str, target: Target,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    y: torch.Tensor,
+    dy: torch.Tensor,
+    nbr: torch.Tensor,
+    count: torch.Tensor,
+    dx: torch.Tensor,
+    mode: str,
+    target: Target,
+) -> None:
     """nbr [V, N_in]: the transposed table. dx [N_in, C] is written; x and y matter only for "max",
     count for "avg"."""
     (n_offsets, n_rows), n_channels = nbr.shape, dx.shape[1]
     constants = (MODES[mode], _ROWS, _channels(n_channels))
     addresses = specialise(x.data_ptr(), y.data_ptr(), dy.data_ptr(), nbr.data_ptr())
     pool_backward_kernel.launch(
-        x.device, target, (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
-        (x, y, dy, nbr, count, dx, n_rows, n_offsets, n_channels), constants, {"num_warps": 4},
+        x.device,
+        target,
+        (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
+        (x, y, dy, nbr, count, dx, n_rows, n_offsets, n_channels),
+        constants,
+        {"num_warps": 4},
         (constants, x.dtype, addresses),
-    )  # fmt: skip
+    )
 
 
 def first_largest(
     x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, shares: int, target: Target
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """int64 [shares, S, C]: of rows order[starts[s] : starts[s + 1]] of x [N, C], ascending, in so
     many shares, the first that holds the maximum of its share; -1 where a share has no row."""
     n_channels, n_segments = x.shape[1], starts.shape[0] - 1
     constants = (shares, _ROWS, _channels(n_channels))
     out = torch.empty((shares, n_segments, n_channels), dtype=torch.int64, device=x.device)
     first_largest_kernel.launch(
-        x.device, target, (n_segments, cdiv(n_channels, constants[2]), shares),
-        (x, order, starts, out, n_channels, n_segments), constants, {"num_warps": 4},
+        x.device,
+        target,
+        (n_segments, cdiv(n_channels, constants[2]), shares),
+        (x, order, starts, out, n_channels, n_segments),
+        constants,
+        {"num_warps": 4},
         (constants, x.dtype, x.data_ptr() % 16),
-    )  # fmt: skip
+    )
     return out

@@ -57,10 +57,7 @@ def _encode_voxels(coords_ptr, code_ptr, n_rows, bits, HILBERT: tl.constexpr, PO
 
 
 @triton.jit(do_not_specialize=["n_rows", "bits"])
-def _decode_voxels(
-    code_ptr, coords_ptr, n_rows, bits, HILBERT: tl.constexpr, WIDE: tl.constexpr,
-    POINTS: tl.constexpr,
-):  # fmt: skip
+def _decode_voxels(code_ptr, coords_ptr, n_rows, bits, HILBERT: tl.constexpr, WIDE: tl.constexpr, POINTS: tl.constexpr):
     """coords int32 [N, 4] of code [N]; the batch is what lies above the bits of the axes."""
     row = tl.program_id(0) * POINTS + tl.arange(0, POINTS)
     ok = row < n_rows
@@ -102,17 +99,20 @@ encode_kernel = register(_encode_voxels)
 decode_kernel = register(_decode_voxels)
 
 
-def encode_voxels(
-    coords: torch.Tensor, bits: int, hilbert: bool, dtype: torch.dtype, target: Target
-) -> torch.Tensor:
+def encode_voxels(coords: torch.Tensor, bits: int, hilbert: bool, dtype: torch.dtype, target: Target) -> torch.Tensor:
     """Codes [N] of contiguous int32 coordinates [N, 4], N >= 1; dtype: int32 or int64."""
     n_rows = coords.shape[0]
     code = torch.empty(n_rows, dtype=dtype, device=coords.device)
     constants = (hilbert, _POINTS)
     encode_kernel.launch(
-        coords.device, target, (cdiv(n_rows, _POINTS), 1, 1), (coords, code, n_rows, bits),
-        constants, {"num_warps": 4}, (constants, dtype, specialise(coords.data_ptr())),
-    )  # fmt: skip
+        coords.device,
+        target,
+        (cdiv(n_rows, _POINTS), 1, 1),
+        (coords, code, n_rows, bits),
+        constants,
+        {"num_warps": 4},
+        (constants, dtype, specialise(coords.data_ptr())),
+    )
     return code
 
 
@@ -122,7 +122,12 @@ def decode_voxels(code: torch.Tensor, bits: int, hilbert: bool, target: Target) 
     coords = torch.empty((n_rows, 4), dtype=torch.int32, device=code.device)
     constants = (hilbert, code.dtype == torch.int64, _POINTS)
     decode_kernel.launch(
-        code.device, target, (cdiv(n_rows, _POINTS), 1, 1), (code, coords, n_rows, bits),
-        constants, {"num_warps": 4}, (constants, specialise(code.data_ptr())),
-    )  # fmt: skip
+        code.device,
+        target,
+        (cdiv(n_rows, _POINTS), 1, 1),
+        (code, coords, n_rows, bits),
+        constants,
+        {"num_warps": 4},
+        (constants, specialise(code.data_ptr())),
+    )
     return coords

@@ -29,9 +29,19 @@ def _joined(acc, SEGMENTS: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _lane_sums(
-    x_ptr, order_ptr, weight_ptr, begin, end, channel, ok_c, n_channels, K: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, FP64: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    order_ptr,
+    weight_ptr,
+    begin,
+    end,
+    channel,
+    ok_c,
+    n_channels,
+    K: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    FP64: tl.constexpr,
+    LANES: tl.constexpr,
+):
     """What each lane adds up of the entries begin .. end - 1 of its segment: every LANES-th."""
     lane = tl.arange(0, begin.shape[0])
     acc = tl.zeros((begin.shape[0], channel.shape[0]), tl.float64 if FP64 else tl.float32)
@@ -50,10 +60,7 @@ def _lane_sums(
 
 
 @triton.jit
-def _store_sums(
-    total, count_ptr, y_ptr, segment, n_segments, channel, ok_c, n_channels,
-    HAS_COUNT: tl.constexpr,
-):  # fmt: skip
+def _store_sums(total, count_ptr, y_ptr, segment, n_segments, channel, ok_c, n_channels, HAS_COUNT: tl.constexpr):
     """y[s, c] = total / count[s]; a count of 0 gives 0."""
     ok = segment < n_segments
     if HAS_COUNT:
@@ -65,11 +72,24 @@ def _store_sums(
 
 @triton.jit(do_not_specialize=["n_segments", "n_channels"])
 def _segment_sum(
-    x_ptr, order_ptr, starts_ptr, weight_ptr, count_ptr, y_ptr, n_segments, n_channels,
-    K: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_COUNT: tl.constexpr, FP64: tl.constexpr,
-    CUT: tl.constexpr, SEGMENTS: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
+    x_ptr,
+    order_ptr,
+    starts_ptr,
+    weight_ptr,
+    count_ptr,
+    y_ptr,
+    n_segments,
+    n_channels,
+    K: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_COUNT: tl.constexpr,
+    FP64: tl.constexpr,
+    CUT: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
-):  # fmt: skip
+):
     """y[s, c] = sum of weight[e] * x[e // K, c] over the entries e = order[starts[s] : starts[s +
     1]], / count[s].
 
@@ -87,9 +107,19 @@ def _segment_sum(
     if CUT:
         first = begin + tl.program_id(2) * CHUNK
         acc = _lane_sums(
-            x_ptr, order_ptr, weight_ptr, first, tl.minimum(end, first + CHUNK), channel, ok_c,
-            n_channels, K, HAS_WEIGHT, FP64, LANES,
-        )  # fmt: skip
+            x_ptr,
+            order_ptr,
+            weight_ptr,
+            first,
+            tl.minimum(end, first + CHUNK),
+            channel,
+            ok_c,
+            n_channels,
+            K,
+            HAS_WEIGHT,
+            FP64,
+            LANES,
+        )
         y_ptr += tl.program_id(2).to(tl.int64) * n_segments * n_channels
     else:
         acc = tl.zeros((SEGMENTS * LANES, CHANNELS), tl.float64 if FP64 else tl.float32)
@@ -97,25 +127,40 @@ def _segment_sum(
         for chunk in range(n_chunks):
             first = begin + chunk * CHUNK
             part = _lane_sums(
-                x_ptr, order_ptr, weight_ptr, first, tl.minimum(end, first + CHUNK), channel, ok_c,
-                n_channels, K, HAS_WEIGHT, FP64, LANES,
-            )  # fmt: skip
-            part = _joined(part, SEGMENTS, LANES)[:, None, :]
-            part = tl.reshape(
-                tl.broadcast_to(part, (SEGMENTS, LANES, CHANNELS)), (SEGMENTS * LANES, CHANNELS)
+                x_ptr,
+                order_ptr,
+                weight_ptr,
+                first,
+                tl.minimum(end, first + CHUNK),
+                channel,
+                ok_c,
+                n_channels,
+                K,
+                HAS_WEIGHT,
+                FP64,
+                LANES,
             )
+            part = _joined(part, SEGMENTS, LANES)[:, None, :]
+            part = tl.reshape(tl.broadcast_to(part, (SEGMENTS, LANES, CHANNELS)), (SEGMENTS * LANES, CHANNELS))
             acc += tl.where((lane % LANES == chunk % LANES)[:, None], part, 0.0)
     total = _joined(acc, SEGMENTS, LANES)
-    _store_sums(
-        total, count_ptr, y_ptr, here, n_segments, channel, ok_c, n_channels, HAS_COUNT
-    )  # fmt: skip
+    _store_sums(total, count_ptr, y_ptr, here, n_segments, channel, ok_c, n_channels, HAS_COUNT)
 
 
 @triton.jit(do_not_specialize=["n_segments", "n_channels"])
 def _chunk_sum(
-    part_ptr, starts_ptr, count_ptr, y_ptr, n_segments, n_channels, HAS_COUNT: tl.constexpr,
-    SEGMENTS: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    part_ptr,
+    starts_ptr,
+    count_ptr,
+    y_ptr,
+    n_segments,
+    n_channels,
+    HAS_COUNT: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """y[s, c] = sum of part[k, s, c] over the chunks of segment s, / count[s], in the order of
     `_segment_sum`."""
     lane = tl.arange(0, SEGMENTS * LANES)
@@ -134,17 +179,26 @@ def _chunk_sum(
         at = part_ptr + row[:, None] * n_channels + channel[None, :]
         acc += tl.load(at, mask=there, other=0.0)
     total = _joined(acc, SEGMENTS, LANES)
-    _store_sums(
-        total, count_ptr, y_ptr, here, n_segments, channel, ok_c, n_channels, HAS_COUNT
-    )  # fmt: skip
+    _store_sums(total, count_ptr, y_ptr, here, n_segments, channel, ok_c, n_channels, HAS_COUNT)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_sources", "n_channels"])
 def _gather_sum(
-    x_ptr, index_ptr, weight_ptr, count_ptr, y_ptr, n_rows, n_sources, n_channels,
-    K: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_COUNT: tl.constexpr, FP64: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    index_ptr,
+    weight_ptr,
+    count_ptr,
+    y_ptr,
+    n_rows,
+    n_sources,
+    n_channels,
+    K: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_COUNT: tl.constexpr,
+    FP64: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """y[i, c] = sum over k < K of weight[i, k] * x[index[i, k], c] / count[index[i, k]].
 
     An index outside 0 .. n_sources - 1, or with a count of 0, adds nothing.
@@ -165,9 +219,7 @@ def _gather_sum(
         there = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
         value = tl.load(x_ptr + there, mask=ok, other=0.0).to(acc.dtype)
         if HAS_WEIGHT:
-            value = (
-                value * tl.load(weight_ptr + place, mask=present, other=0.0).to(acc.dtype)[:, None]
-            )
+            value = value * tl.load(weight_ptr + place, mask=present, other=0.0).to(acc.dtype)[:, None]
         if HAS_COUNT:
             value = value / tl.where(count > 0, count, 1.0)[:, None]
         acc += value
@@ -183,9 +235,8 @@ def _corner(fraction, bit):
 
 @triton.jit(do_not_specialize=["n_points", "stride_cn", "stride_cc"])
 def _trilinear(
-    coords_ptr, index_ptr, weight_ptr, n_points, scale, stride_cn, stride_cc,
-    FP64: tl.constexpr, POINTS: tl.constexpr,
-):  # fmt: skip
+    coords_ptr, index_ptr, weight_ptr, n_points, scale, stride_cn, stride_cc, FP64: tl.constexpr, POINTS: tl.constexpr
+):
     """weight [N, 8] of the corners 4 bx + 2 by + bz around each point, 0 where index < 0, each row
     divided by its sum."""
     point = tl.program_id(0) * POINTS + tl.arange(0, POINTS)[:, None]
@@ -229,9 +280,15 @@ def _channels(n_channels: int, dtype: torch.dtype) -> int:
 
 
 def segment_sum(
-    x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor | None,
-    count: torch.Tensor | None, y: torch.Tensor, per_row: int, target: Target,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    weight: torch.Tensor | None,
+    count: torch.Tensor | None,
+    y: torch.Tensor,
+    per_row: int,
+    target: Target,
+) -> None:
     """Write y [S, C]: over the entries e = order[starts[s] : starts[s + 1]], the sum of weight[e] *
     x[e // per_row], divided by count[s].
 
@@ -252,38 +309,64 @@ def segment_sum(
     grid = (cdiv(n_segments, _SEGMENTS), cdiv(n_channels, channels), 1)
     key = constants, wide, y.dtype, starts.dtype, count_arg.dtype
     chunk_sum_kernel.launch(
-        x.device, target, grid, (part, starts, count_arg, y, n_segments, n_channels), constants,
-        _OPTIONS, (key, alignment(part, starts, count_arg, y)),
-    )  # fmt: skip
+        x.device,
+        target,
+        grid,
+        (part, starts, count_arg, y, n_segments, n_channels),
+        constants,
+        _OPTIONS,
+        (key, alignment(part, starts, count_arg, y)),
+    )
 
 
 def _segment_sums(
-    x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor | None,
-    count: torch.Tensor | None, y: torch.Tensor, form: tuple[int, int], target: Target,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    weight: torch.Tensor | None,
+    count: torch.Tensor | None,
+    y: torch.Tensor,
+    form: tuple[int, int],
+    target: Target,
+) -> None:
     """form: entries of a row, and chunks that are added up apart, 0 for none."""
     n_segments, n_channels = y.shape[-2:]
     per_row, n_chunks = form
     channels = _channels(n_channels, x.dtype)
     constants = (
-        per_row, weight is not None, count is not None, x.dtype == torch.float64, n_chunks > 0,
-        _SEGMENTS, _LANES, CHUNK, channels,
-    )  # fmt: skip
+        per_row,
+        weight is not None,
+        count is not None,
+        x.dtype == torch.float64,
+        n_chunks > 0,
+        _SEGMENTS,
+        _LANES,
+        CHUNK,
+        channels,
+    )
     grid = (cdiv(n_segments, _SEGMENTS), cdiv(n_channels, channels), max(1, n_chunks))
     weight_arg, count_arg = (x if weight is None else weight), (starts if count is None else count)
     key = constants, *(tensor.dtype for tensor in (x, y, weight_arg, order, starts, count_arg))
     aligned = alignment(x, order, starts, weight_arg, count_arg, y)
     segment_sum_kernel.launch(
-        x.device, target, grid,
-        (x, order, starts, weight_arg, count_arg, y, n_segments, n_channels), constants, _OPTIONS,
+        x.device,
+        target,
+        grid,
+        (x, order, starts, weight_arg, count_arg, y, n_segments, n_channels),
+        constants,
+        _OPTIONS,
         (key, aligned),
-    )  # fmt: skip
+    )
 
 
 def gather_sum(
-    x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor | None, count: torch.Tensor | None,
-    y: torch.Tensor, target: Target,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    index: torch.Tensor,
+    weight: torch.Tensor | None,
+    count: torch.Tensor | None,
+    y: torch.Tensor,
+    target: Target,
+) -> None:
     """Write y [N, C]: the sum over k of weight[i, k] * x[index[i, k]] / count[index[i, k]].
 
     x [M, C], index [N, K], weight [N, K] contiguous; count [M] integers. Indices outside x add
@@ -291,32 +374,36 @@ def gather_sum(
     """
     (n_rows, n_channels), per_row = y.shape, index.shape[1]
     channels = _channels(n_channels, x.dtype)
-    constants = (
-        per_row, weight is not None, count is not None, x.dtype == torch.float64, _ROWS, channels
-    )  # fmt: skip
+    constants = (per_row, weight is not None, count is not None, x.dtype == torch.float64, _ROWS, channels)
     grid = (cdiv(n_rows, _ROWS), cdiv(n_channels, channels), 1)
     weight_arg, count_arg = (x if weight is None else weight), (index if count is None else count)
     key = (constants, x.dtype, y.dtype, weight_arg.dtype, index.dtype, count_arg.dtype)
     aligned = alignment(x, index, weight_arg, count_arg, y)
     gather_sum_kernel.launch(
-        x.device, target, grid,
-        (x, index, weight_arg, count_arg, y, n_rows, x.shape[0], n_channels), constants, _OPTIONS,
+        x.device,
+        target,
+        grid,
+        (x, index, weight_arg, count_arg, y, n_rows, x.shape[0], n_channels),
+        constants,
+        _OPTIONS,
         (key, aligned),
-    )  # fmt: skip
+    )
 
 
-def trilinear(
-    coords: torch.Tensor, index: torch.Tensor, weight: torch.Tensor, scale: float, target: Target
-) -> None:
+def trilinear(coords: torch.Tensor, index: torch.Tensor, weight: torch.Tensor, scale: float, target: Target) -> None:
     """Write weight [N, 8] for points coords [N, >= 3] (any strides) and corner indices [N, 8];
     cells are `scale` wide."""
     constants = (coords.dtype == torch.float64, _POINTS)
     key = (constants, coords.dtype, weight.dtype, index.dtype, float(scale) == 1.0)
     trilinear_kernel.launch(
-        coords.device, target, (cdiv(coords.shape[0], _POINTS), 1, 1),
+        coords.device,
+        target,
+        (cdiv(coords.shape[0], _POINTS), 1, 1),
         (coords, index, weight, coords.shape[0], float(scale), coords.stride(0), coords.stride(1)),
-        constants, _OPTIONS, (key, alignment(coords, index, weight)),
-    )  # fmt: skip
+        constants,
+        _OPTIONS,
+        (key, alignment(coords, index, weight)),
+    )
 
 
 def count_index(index: torch.Tensor, count: torch.Tensor, target: Target) -> None:
@@ -324,7 +411,11 @@ def count_index(index: torch.Tensor, count: torch.Tensor, target: Target) -> Non
     `index` [N]."""
     block = 1024
     count_kernel.launch(
-        index.device, target, (cdiv(index.shape[0], block), 1, 1),
-        (index, count, index.shape[0], count.shape[0]), (block,), _OPTIONS,
+        index.device,
+        target,
+        (cdiv(index.shape[0], block), 1, 1),
+        (index, count, index.shape[0], count.shape[0]),
+        (block,),
+        _OPTIONS,
         (index.dtype, alignment(index, count)),
-    )  # fmt: skip
+    )

@@ -14,9 +14,8 @@ _ROWS = 32
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_channels"])
 def _window_max(
-    x_ptr, nbr_ptr, y_ptr, index_ptr, n_rows, n_offsets, n_channels,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x_ptr, nbr_ptr, y_ptr, index_ptr, n_rows, n_offsets, n_channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):
     """y[r, c] = largest present x[nbr[v, r], c], a NaN wins; index its smallest row.
 
     0 and -1 where there is none.
@@ -45,9 +44,8 @@ def _window_max(
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_channels"])
 def _window_max_backward(
-    dy_ptr, index_ptr, nbr_ptr, dx_ptr, n_rows, n_offsets, n_channels,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    dy_ptr, index_ptr, nbr_ptr, dx_ptr, n_rows, n_offsets, n_channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):
     """dx[r, c] = sum of dy over the windows of row r (transposed table) whose maximum is row r."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -77,9 +75,7 @@ def _launch(kernel, tensors, nbr, n_channels, target):  # type: ignore[no-untype
     kernel.launch(nbr.device, target, grid, args, constants, {"num_warps": 4}, key)
 
 
-def window_max(
-    x: torch.Tensor, nbr: torch.Tensor, target: Target
-) -> tuple[torch.Tensor, torch.Tensor]:
+def window_max(x: torch.Tensor, nbr: torch.Tensor, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
     """(y [n_rows, C], int32 [n_rows, C] rows of the maxima) of contiguous x along nbr."""
     y = x.new_empty((nbr.shape[1], x.shape[1]))
     index = torch.empty(y.shape, dtype=torch.int32, device=x.device)
@@ -87,9 +83,7 @@ def window_max(
     return y, index
 
 
-def window_max_backward(
-    dy: torch.Tensor, index: torch.Tensor, nbr: torch.Tensor, target: Target
-) -> torch.Tensor:
+def window_max_backward(dy: torch.Tensor, index: torch.Tensor, nbr: torch.Tensor, target: Target) -> torch.Tensor:
     """dx [n_in, C] from contiguous dy [n_out, C]; nbr [V, n_in] is the transposed table."""
     dx = dy.new_empty((nbr.shape[1], dy.shape[1]))
     _launch(backward_kernel, (dy, index, nbr, dx), nbr, dy.shape[1], target)

@@ -151,20 +151,26 @@ class Generation:
 
 _CDNA_TILES = Candidates(
     gather_half=(
-        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 4, 2), (128, 64, 64, 4, 2),
-        (64, 128, 32, 4, 2), (128, 128, 32, 4, 2), (128, 128, 64, 8, 2),
+        (64, 64, 32, 4, 2),
+        (64, 64, 64, 4, 2),
+        (128, 64, 32, 4, 2),
+        (128, 64, 64, 4, 2),
+        (64, 128, 32, 4, 2),
+        (128, 128, 32, 4, 2),
+        (128, 128, 64, 8, 2),
     ),
     gather_single=(
-        (64, 64, 16, 4, 2), (64, 64, 32, 4, 2), (128, 64, 16, 4, 2), (128, 64, 32, 4, 2),
+        (64, 64, 16, 4, 2),
+        (64, 64, 32, 4, 2),
+        (128, 64, 16, 4, 2),
+        (128, 64, 32, 4, 2),
         (128, 128, 16, 8, 2),
     ),
-    wgrad_half=(
-        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 4, 2), (128, 128, 32, 8, 2),
-    ),
+    wgrad_half=((64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 4, 2), (128, 128, 32, 8, 2)),
     wgrad_single=((64, 64, 16, 4, 2), (64, 64, 32, 4, 2), (32, 64, 32, 4, 2)),
     options_half=((("matrix_instr_nonkdim", 16), ("kpack", 2)), (("waves_per_eu", 2),)),
     options_single=((("matrix_instr_nonkdim", 16),), (("waves_per_eu", 2),)),
-)  # fmt: skip
+)
 _CDNA4_TILES = dataclasses.replace(
     _CDNA_TILES,
     gather_half=(*_CDNA_TILES.gather_half, (128, 128, 128, 8, 2)),
@@ -173,7 +179,10 @@ _CDNA4_TILES = dataclasses.replace(
 )
 _RDNA_TILES = Candidates(
     gather_half=(
-        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 8, 2), (64, 128, 32, 8, 2),
+        (64, 64, 32, 4, 2),
+        (64, 64, 64, 4, 2),
+        (128, 64, 32, 8, 2),
+        (64, 128, 32, 8, 2),
         (128, 128, 32, 8, 2),
     ),
     gather_single=((64, 64, 16, 4, 2), (64, 64, 32, 8, 2), (128, 64, 16, 8, 2)),
@@ -181,36 +190,55 @@ _RDNA_TILES = Candidates(
     wgrad_single=((64, 64, 16, 4, 2), (64, 64, 16, 8, 2), (32, 64, 32, 4, 2)),
     options_half=((("waves_per_eu", 2),),),
     options_single=((("waves_per_eu", 2),),),
-)  # fmt: skip
+)
 _AMPERE_TILES = Candidates(
     gather_half=(
-        (64, 64, 32, 4, 3), (64, 64, 64, 4, 3), (128, 64, 32, 4, 3), (128, 64, 64, 4, 2),
-        (64, 128, 32, 4, 3), (128, 128, 32, 8, 3), (128, 128, 64, 8, 2),
+        (64, 64, 32, 4, 3),
+        (64, 64, 64, 4, 3),
+        (128, 64, 32, 4, 3),
+        (128, 64, 64, 4, 2),
+        (64, 128, 32, 4, 3),
+        (128, 128, 32, 8, 3),
+        (128, 128, 64, 8, 2),
     ),
-    gather_single=(
-        (64, 64, 16, 4, 3), (64, 64, 32, 4, 2), (128, 64, 16, 4, 3), (128, 128, 16, 8, 2),
-    ),
-    wgrad_half=(
-        (64, 64, 32, 4, 3), (64, 64, 64, 4, 2), (128, 64, 32, 4, 3), (128, 128, 32, 8, 2),
-    ),
+    gather_single=((64, 64, 16, 4, 3), (64, 64, 32, 4, 2), (128, 64, 16, 4, 3), (128, 128, 16, 8, 2)),
+    wgrad_half=((64, 64, 32, 4, 3), (64, 64, 64, 4, 2), (128, 64, 32, 4, 3), (128, 128, 32, 8, 2)),
     wgrad_single=((64, 64, 16, 4, 2), (32, 64, 32, 4, 2), (64, 64, 32, 8, 2)),
-)  # fmt: skip
+)
 _HOPPER_TILES = Candidates(
     gather_half=(
-        (64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (64, 128, 128, 4, 2),
-        (128, 128, 64, 4, 4), (128, 128, 64, 8, 3), (128, 128, 128, 8, 2), (128, 256, 64, 8, 3),
-        (64, 64, 64, 4, 7), (128, 64, 64, 4, 7), (64, 128, 128, 4, 7), (128, 128, 64, 4, 7),
+        (64, 64, 64, 4, 3),
+        (64, 128, 64, 4, 3),
+        (128, 64, 64, 4, 3),
+        (64, 128, 128, 4, 2),
+        (128, 128, 64, 4, 4),
+        (128, 128, 64, 8, 3),
+        (128, 128, 128, 8, 2),
+        (128, 256, 64, 8, 3),
+        (64, 64, 64, 4, 7),
+        (128, 64, 64, 4, 7),
+        (64, 128, 128, 4, 7),
+        (128, 128, 64, 4, 7),
     ),
     gather_single=(
-        (64, 64, 16, 4, 3), (64, 64, 32, 4, 3), (64, 128, 32, 4, 2), (128, 64, 32, 4, 2),
-        (128, 128, 16, 8, 2), (64, 64, 64, 4, 2), (64, 128, 64, 4, 3),
+        (64, 64, 16, 4, 3),
+        (64, 64, 32, 4, 3),
+        (64, 128, 32, 4, 2),
+        (128, 64, 32, 4, 2),
+        (128, 128, 16, 8, 2),
+        (64, 64, 64, 4, 2),
+        (64, 128, 64, 4, 3),
     ),
     wgrad_half=(
-        (64, 64, 64, 4, 3), (64, 64, 32, 4, 4), (64, 64, 128, 4, 2), (64, 128, 64, 4, 3),
-        (128, 128, 64, 8, 2), (128, 64, 64, 4, 2),
+        (64, 64, 64, 4, 3),
+        (64, 64, 32, 4, 4),
+        (64, 64, 128, 4, 2),
+        (64, 128, 64, 4, 3),
+        (128, 128, 64, 8, 2),
+        (128, 64, 64, 4, 2),
     ),
     wgrad_single=((64, 64, 16, 4, 3), (32, 64, 64, 4, 2), (64, 64, 32, 4, 2), (32, 128, 32, 4, 2)),
-)  # fmt: skip
+)
 
 # RDNA's matrix instructions take their operands from registers, too.
 _RDNA_LIMITS = RegisterLimits(Limit(16, 16, 2), Limit(64, 32, 3), Limit(32, 32, 2))
@@ -223,24 +251,35 @@ _AMPERE_LIMITS = RegisterLimits(
 _TURING_LIMITS = RegisterLimits(Limit(16, 32, 2), Limit(16, 16, 2), Limit(16, 32, 2, side=64))
 
 _AMD = Generation(
-    "generic", "hip", ".*", other=Chip(64), tf32=False, small_pointers=True,
+    "generic",
+    "hip",
+    ".*",
+    other=Chip(64),
+    tf32=False,
+    small_pointers=True,
     options=frozenset({"matrix_instr_nonkdim", "kpack", "waves_per_eu"}),
-)  # fmt: skip
-_CDNA = dataclasses.replace(
-    _AMD, warp_size=64, matrix=("MFMA",), matrix_types=("fp16", "bf16", "fp32", "tf32", "tf32x3"),
-    limits=RegisterLimits(), candidates=_CDNA_TILES,
-)  # fmt: skip
-_RDNA = dataclasses.replace(
-    _AMD, matrix=("WMMA",), matrix_types=("fp16", "bf16"), limits=_RDNA_LIMITS,
-    candidates=_RDNA_TILES,
-)  # fmt: skip
-_NVIDIA = Generation(
-    "generic", "cuda", r"sm_\d+", matrix=("MMA", "WGMMA", "TCGEN05"), deep_wgrad=True
 )
+_CDNA = dataclasses.replace(
+    _AMD,
+    warp_size=64,
+    matrix=("MFMA",),
+    matrix_types=("fp16", "bf16", "fp32", "tf32", "tf32x3"),
+    limits=RegisterLimits(),
+    candidates=_CDNA_TILES,
+)
+_RDNA = dataclasses.replace(
+    _AMD, matrix=("WMMA",), matrix_types=("fp16", "bf16"), limits=_RDNA_LIMITS, candidates=_RDNA_TILES
+)
+_NVIDIA = Generation("generic", "cuda", r"sm_\d+", matrix=("MMA", "WGMMA", "TCGEN05"), deep_wgrad=True)
 _AMPERE = dataclasses.replace(
-    _NVIDIA, matrix=("MMA",), warpgroup="MMA", limits=_AMPERE_LIMITS, candidates=_AMPERE_TILES,
-    least_rows=16, least_columns=16,
-)  # fmt: skip
+    _NVIDIA,
+    matrix=("MMA",),
+    warpgroup="MMA",
+    limits=_AMPERE_LIMITS,
+    candidates=_AMPERE_TILES,
+    least_rows=16,
+    least_columns=16,
+)
 # WGMMA and MMA gave the same bits on an H100: fp16, bf16, TF32, all tiles.
 _HOPPER = dataclasses.replace(_AMPERE, limits=RegisterLimits(), candidates=_HOPPER_TILES)
 
@@ -252,32 +291,44 @@ _INTERPRETER = Generation("generic", "interpreter", ".*", other=Chip(1024), bf16
 
 # In the order in which the compile check takes them; what nobody has listed comes last.
 GENERATIONS: tuple[Generation, ...] = (
+    dataclasses.replace(_CDNA, family="cdna2", names="gfx90a", chips={"gfx90a": Chip(64, "MI210, MI250")}),
+    dataclasses.replace(_CDNA, family="cdna3", names="gfx94.", tf32=True, chips={"gfx942": Chip(64, "MI300X, MI325X")}),
     dataclasses.replace(
-        _CDNA, family="cdna2", names="gfx90a", chips={"gfx90a": Chip(64, "MI210, MI250")}
-    ),
-    dataclasses.replace(
-        _CDNA, family="cdna3", names="gfx94.", tf32=True,
-        chips={"gfx942": Chip(64, "MI300X, MI325X")},
-    ),
-    dataclasses.replace(
-        _CDNA, family="cdna4", names="gfx95.", candidates=_CDNA4_TILES, direct_to_shared=True,
+        _CDNA,
+        family="cdna4",
+        names="gfx95.",
+        candidates=_CDNA4_TILES,
+        direct_to_shared=True,
         chips={"gfx950": Chip(160, "MI350X, MI355X")},
     ),
     dataclasses.replace(
-        _RDNA, family="rdna3", names="gfx11..",
+        _RDNA,
+        family="rdna3",
+        names="gfx11..",
         chips={"gfx1100": Chip(64, "RX 7900"), "gfx1151": Chip(64, "Ryzen AI Max (Strix Halo)")},
     ),
     dataclasses.replace(
-        _RDNA, family="rdna4", names="gfx12..", chips={"gfx1201": Chip(64, "RX 9070")},
+        _RDNA,
+        family="rdna4",
+        names="gfx12..",
+        chips={"gfx1201": Chip(64, "RX 9070")},
         limits=_RDNA_LIMITS._replace(gather=Limit(64, 32, 2)),  # three stages have hung there
     ),
     dataclasses.replace(
-        _NVIDIA, family="turing", names="sm_7[5-9]", bf16=False, tf32=False, matrix=(),
+        _NVIDIA,
+        family="turing",
+        names="sm_7[5-9]",
+        bf16=False,
+        tf32=False,
+        matrix=(),
         chips={"sm_75": Chip(64, "T4, RTX 20", unit_shared=64, unit_threads=1024)},
         limits=_TURING_LIMITS,
     ),
     dataclasses.replace(
-        _AMPERE, family="ampere", names="sm_8[0-8]", norm_halves=True,
+        _AMPERE,
+        family="ampere",
+        names="sm_8[0-8]",
+        norm_halves=True,
         chips={
             "sm_80": Chip(163, "A100", True, unit_shared=164, unit_threads=2048),
             "sm_86": Chip(99, "A10, RTX 30", unit_shared=100, unit_threads=1536),
@@ -285,18 +336,32 @@ GENERATIONS: tuple[Generation, ...] = (
         },
     ),
     dataclasses.replace(
-        _AMPERE, family="ada", names="sm_89",
+        _AMPERE,
+        family="ada",
+        names="sm_89",
         chips={"sm_89": Chip(99, "L4, RTX 40", unit_shared=100, unit_threads=1536)},
     ),
     dataclasses.replace(
-        _HOPPER, family="hopper", names=r"sm_9\d", matrix=("MMA", "WGMMA"), warpgroup="WGMMA",
-        wide_turned=(128, 128, 64, 4, 7), queues_rows=True, tf32_reads_rows=True,
+        _HOPPER,
+        family="hopper",
+        names=r"sm_9\d",
+        matrix=("MMA", "WGMMA"),
+        warpgroup="WGMMA",
+        wide_turned=(128, 128, 64, 4, 7),
+        queues_rows=True,
+        tf32_reads_rows=True,
         norm_narrows_fp32=True,
         chips={"sm_90": Chip(227, "H100, H200", True, unit_shared=228, unit_threads=2048)},
     ),
     dataclasses.replace(  # data-centre parts
-        _HOPPER, family="blackwell", names=r"sm_10\d", matrix=("MMA", "TCGEN05"),
-        warpgroup="TCGEN05", tensor_memory=True, least_rows=64, least_columns=32,
+        _HOPPER,
+        family="blackwell",
+        names=r"sm_10\d",
+        matrix=("MMA", "TCGEN05"),
+        warpgroup="TCGEN05",
+        tensor_memory=True,
+        least_rows=64,
+        least_columns=32,
         limits=_AMPERE_LIMITS._replace(gather=Limit(64, 32, 3), wgrad=Limit(32, 64, 3)),
         chips={
             "sm_100": Chip(227, "B200", True, unit_shared=228, unit_threads=2048),
@@ -304,9 +369,12 @@ GENERATIONS: tuple[Generation, ...] = (
         },
     ),
     dataclasses.replace(
-        _HOPPER, family="blackwell", names=r"sm_1[12]\d",
+        _HOPPER,
+        family="blackwell",
+        names=r"sm_1[12]\d",
         limits=_AMPERE_LIMITS._replace(
-            gather=Limit(64, 64, 3), wgrad=Limit(32, 32, 3, side=64)  # 64 x 128: 137 registers
+            gather=Limit(64, 64, 3),
+            wgrad=Limit(32, 32, 3, side=64),  # 64 x 128: 137 registers
         ),
         chips={
             "sm_120": Chip(99, "RTX 50", unit_shared=100, unit_threads=1536),
@@ -320,7 +388,7 @@ GENERATIONS: tuple[Generation, ...] = (
     _AMD,
     _INTEL,
     _INTERPRETER,
-)  # fmt: skip
+)
 
 
 def generation_of(backend: str, arch: str) -> Generation:

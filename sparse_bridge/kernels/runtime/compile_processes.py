@@ -108,9 +108,12 @@ class Processes:
         path = ":".join(map(str, [*sys.path, _ROOT]))
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, path, *map(str, theirs)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            pass_fds=theirs, start_new_session=True,  # Ctrl-C is for the program
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=theirs,
+            start_new_session=True,  # Ctrl-C is for the program
+        )
         for _, pipe in pipes:
             pipe.close()
         self._idle = [_Worker(pipe) for pipe, _ in pipes]
@@ -177,8 +180,10 @@ class Processes:
             self._in_vain += 1
         log.logger.debug(
             "a form of %s that a worker process has compiled is not in the disk cache (%d of %d)",
-            kernel, self._in_vain, self.compiled,
-        )  # fmt: skip
+            kernel,
+            self._in_vain,
+            self.compiled,
+        )
 
     @property
     def useless(self) -> bool:
@@ -276,9 +281,7 @@ def _packed(src: Any, target: Any, options: Any) -> bytes | None:
         return None
     fields = {name: value for name, value in vars(src).items() if name not in ("fn", "make_ir")}
     try:
-        return pickle.dumps(
-            (dict(os.environ), (fn.module, fn.fn.__name__), fields, target, options)
-        )  # fmt: skip
+        return pickle.dumps((dict(os.environ), (fn.module, fn.fn.__name__), fields, target, options))
     # Constants of any kind.
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         log.logger.debug("a form for no worker process: %s", error)

@@ -107,9 +107,8 @@ def _answer(pipe: Connection) -> None:
 
 
 def _compile(
-    environment: dict[str, str], place: tuple[str, str], fields: dict[str, Any], target: Any,
-    options: dict[str, Any],
-) -> None:  # fmt: skip
+    environment: dict[str, str], place: tuple[str, str], fields: dict[str, Any], target: Any, options: dict[str, Any]
+) -> None:
     """Compile a form and its launcher.
 
     environment: the program's, which switches parts of the compiler.  place: module and name of the

@@ -14,10 +14,32 @@ from .symbolic import NUMBERS, Memory, NotTracedError, Sym
 
 # In the order of the helper.
 KINDS = (
-    "ADD", "SUB", "MUL", "FLOORDIV", "MOD", "SHL", "MAX", "NEG", "BITS", "EQ", "NE", "LT", "LE",
-    "GT", "GE", "INT", "TUPLE", "LIST", "CALL", "ITEM", "ADDRESS", "LAUNCH", "DROP", "COMMIT",
+    "ADD",
+    "SUB",
+    "MUL",
+    "FLOORDIV",
+    "MOD",
+    "SHL",
+    "MAX",
+    "NEG",
+    "BITS",
+    "EQ",
+    "NE",
+    "LT",
+    "LE",
+    "GT",
+    "GE",
+    "INT",
+    "TUPLE",
+    "LIST",
+    "CALL",
+    "ITEM",
+    "ADDRESS",
+    "LAUNCH",
+    "DROP",
+    "COMMIT",
     "RETURN",
-)  # fmt: skip
+)
 _NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
 GUARDS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
 
@@ -34,9 +56,7 @@ class Steps(NamedTuple):
         """Whether both do the same with the same objects."""
         if self[:2] != other[:2] or self.carried != other.carried:
             return False
-        return len(self.objects) == len(other.objects) and all(
-            map(_same, self.objects, other.objects)
-        )
+        return len(self.objects) == len(other.objects) and all(map(_same, self.objects, other.objects))
 
     def loaded(self) -> Any:
         """The program. Raises NotTracedError where there is no compiled helper."""
@@ -56,9 +76,7 @@ class Encoder:
     """Writes steps. numbers, objects: names of what a run is handed, which come first.  earlier:
     who wrote the program whose state a run goes on from."""
 
-    def __init__(
-        self, numbers: Sequence[str], objects: Sequence[str], earlier: Encoder | None = None
-    ) -> None:
+    def __init__(self, numbers: Sequence[str], objects: Sequence[str], earlier: Encoder | None = None) -> None:
         self._words, self._carried = array("i"), array("i")
         self._initial = array("q", [0] * len(numbers))
         self._objects: list[Any] = [None] * len(objects)
@@ -69,10 +87,7 @@ class Encoder:
         self._earlier = earlier
 
     def steps(self) -> Steps:
-        return Steps(
-            self._words.tobytes(), self._initial.tobytes(), tuple(self._objects),
-            self._carried.tobytes(),
-        )  # fmt: skip
+        return Steps(self._words.tobytes(), self._initial.tobytes(), tuple(self._objects), self._carried.tobytes())
 
     def step(self, kind: str, *words: int) -> None:
         self._words.append(_NUMBER_OF[kind] | len(words) << 8)

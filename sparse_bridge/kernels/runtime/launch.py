@@ -51,10 +51,9 @@ def power_of_2(n: int) -> int:
 def specialise(*numbers: int) -> tuple[int, ...]:
     """Classes that Triton's specialisation tells apart: 1, divisible by 16, other; and 64-bit apart
     from 32-bit."""
-    return tuple([
-        (1 if n == 1 else 2 if n % 16 == 0 else 0) + (0 if -(1 << 31) <= n < 1 << 31 else 4)
-        for n in numbers
-    ])  # fmt: skip
+    return tuple(
+        [(1 if n == 1 else 2 if n % 16 == 0 else 0) + (0 if -(1 << 31) <= n < 1 << 31 else 4) for n in numbers]
+    )
 
 
 _numbers: dict[Hashable, int] = {}
@@ -117,18 +116,22 @@ class _Launch(NamedTuple):
 
 
 def _seen(
-    device: int, target: Target, grid: tuple[int, int, int], args: tuple[Any, ...],
-    constants: tuple[Any, ...], options: dict[str, Any], key: Hashable,
-) -> _Launch:  # fmt: skip
+    device: int,
+    target: Target,
+    grid: tuple[int, int, int],
+    args: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    options: dict[str, Any],
+    key: Hashable,
+) -> _Launch:
     """A launch as Triton sees it."""
     small, tensors = target.generation.small_pointers, tuple(map(viewed, args))
     return _Launch(device, grid, tensors, constants, options, key, small)
 
 
 def begin(
-    entry: Entry, index: int, grid: tuple[int, int, int], values: Sequence[Any],
-    constants: tuple[Any, ...],
-) -> bool:  # fmt: skip
+    entry: Entry, index: int, grid: tuple[int, int, int], values: Sequence[Any], constants: tuple[Any, ...]
+) -> bool:
     """`Kernel.start` of a compiled variant."""
     hook = HOOKS.launch_enter_hook
     if index != torch._C._cuda_getDevice() or getattr(hook, "calls", hook):
@@ -195,9 +198,8 @@ class Kernel:
         return self._compiled.get((index, key))
 
     def start(
-        self, index: int, key: Hashable, grid: tuple[int, int, int], values: Sequence[Any],
-        constants: tuple[Any, ...],
-    ) -> bool:  # fmt: skip
+        self, index: int, key: Hashable, grid: tuple[int, int, int], values: Sequence[Any], constants: tuple[Any, ...]
+    ) -> bool:
         """Run a compiled variant on the current stream of GPU `index`; values: numbers, and
         addresses for tensors.
 
@@ -207,10 +209,16 @@ class Kernel:
         return entry is not None and begin(entry, index, grid, values, constants)
 
     def launch_plain(
-        self, device: torch.device, target: Target, grid: tuple[int, int, int],
-        tensors: tuple[torch.Tensor, ...], numbers: tuple[int | float, ...],
-        constants: tuple[Any, ...], options: dict[str, Any], key: Hashable,
-    ) -> None:  # fmt: skip
+        self,
+        device: torch.device,
+        target: Target,
+        grid: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...],
+        numbers: tuple[int | float, ...],
+        constants: tuple[Any, ...],
+        options: dict[str, Any],
+        key: Hashable,
+    ) -> None:
         """`launch` of a kernel that takes all its tensors first; by their addresses where it can,
         which takes half as long."""
         if target.takes_addresses:
@@ -235,10 +243,7 @@ class Kernel:
             coming.exception()  # waits; what failed there fails again below, to the caller's face
         if self.start(it.device, it.key, it.grid, _values(it.args), it.constants):
             return
-        with (
-            loading(), _addressing(it.small_pointers, it.args),
-            compile_processes.asked_first(self.fn),
-        ):  # fmt: skip
+        with loading(), _addressing(it.small_pointers, it.args), compile_processes.asked_first(self.fn):
             compiled = self.fn[it.grid](*it.args, *it.constants, **OPTIONS, **it.options)
         self._compiled[place] = launcher_of(compiled)
 
@@ -250,12 +255,11 @@ class Kernel:
 
         def compile_it() -> None:
             with (
-                torch.cuda.device(it.device), _addressing(it.small_pointers, it.args),
+                torch.cuda.device(it.device),
+                _addressing(it.small_pointers, it.args),
                 compile_processes.asked_first(self.fn, begin=True),
-            ):  # fmt: skip
-                compiled = self.fn.warmup(
-                    *it.args, *it.constants, grid=it.grid, **OPTIONS, **it.options
-                )
+            ):
+                compiled = self.fn.warmup(*it.args, *it.constants, grid=it.grid, **OPTIONS, **it.options)
                 self._compiled[place] = launcher_of(compiled)
 
         if place not in self._coming:

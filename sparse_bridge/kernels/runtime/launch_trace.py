@@ -79,9 +79,7 @@ class Trace:
             memory = frozenset().union(*[one.memory for one in symbols])
             found = self._known[key] = Sym(self, f"t{len(self._known)}", hint, memory)
             needs = frozenset(one.name for one in symbols)
-            self._steps.append(
-                Step(kind, operands, found.name, needs, plain=True, early=not memory)
-            )
+            self._steps.append(Step(kind, operands, found.name, needs, plain=True, early=not memory))
         return found
 
     def asked(self, kind: str, outcome: bool, *operands: Any) -> bool:
@@ -98,16 +96,18 @@ class Trace:
         self._steps.append(Step("CALL", (function, *args), None, *_read(args)))
 
     def call(
-        self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any],
-        dtype: torch.dtype,
-    ) -> torch.Tensor:  # fmt: skip
+        self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any], dtype: torch.dtype
+    ) -> torch.Tensor:
         """A call that makes a tensor of this shape, for which `Memory` stands."""
         return self._memory(self._called(function, args), None, tuple(shape), dtype)
 
     def several(
-        self, function: Callable[..., Sequence[torch.Tensor]], args: Sequence[Any],
-        sizes: Sequence[Any], dtype: torch.dtype,
-    ) -> list[torch.Tensor]:  # fmt: skip
+        self,
+        function: Callable[..., Sequence[torch.Tensor]],
+        args: Sequence[Any],
+        sizes: Sequence[Any],
+        dtype: torch.dtype,
+    ) -> list[torch.Tensor]:
         """A call that makes vectors of these sizes."""
         name = self._called(function, args)
         return [self._memory(name, item, (size,), dtype) for item, size in enumerate(sizes)]
@@ -120,9 +120,7 @@ class Trace:
         self._reached[name] = memory
         return name
 
-    def _memory(
-        self, name: str, item: int | None, shape: tuple[Any, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _memory(self, name: str, item: int | None, shape: tuple[Any, ...], dtype: torch.dtype) -> torch.Tensor:
         own = frozenset({name})
         at = Sym(self, f"{name}_at" if item is None else f"{name}_{item}_at", 0, own)
         made: Any = Memory(self, name, shape, dtype, self.device, at, item)
@@ -130,16 +128,14 @@ class Trace:
         return cast("torch.Tensor", made)
 
     def launch(
-        self, kernel: Any, grid: tuple[Any, ...], args: Sequence[Any], constants: Sequence[Any],
-        key: Any,
-    ) -> None:  # fmt: skip
+        self, kernel: Any, grid: tuple[Any, ...], args: Sequence[Any], constants: Sequence[Any], key: Any
+    ) -> None:
         """A launch of a kernel that is compiled. constants: that its launcher takes."""
         entry = kernel.compiled(device_index(self.device), _concrete(key))
         if entry is None:
             raise NotTracedError(f"{kernel.name} is not compiled yet")
         call, before, between = entry
-        values = [arg if type(arg) in NUMBERS or type(arg) is float else arg.data_ptr()
-                  for arg in args]  # fmt: skip
+        values = [arg if type(arg) in NUMBERS or type(arg) is float else arg.data_ptr() for arg in args]
         self._kept |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}
         given = (call, *before, *grid, self._stream, *between, *values, *constants)
         self._steps.append(Step("LAUNCH", given, None, *_read((grid, values))))

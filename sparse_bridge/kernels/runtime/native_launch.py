@@ -20,9 +20,21 @@ from ... import native
 
 _FIRST = (3, 3)  # whose launchers take the constants, too
 _KINDS = {
-    "constexpr": "x", "i1": "b", "i8": "b", "u1": "b", "u8": "b", "i16": "h", "u16": "h",
-    "i32": "i", "u32": "i", "i64": "l", "u64": "l", "fp32": "f", "f32": "f", "fp64": "d",
-}  # fmt: skip
+    "constexpr": "x",
+    "i1": "b",
+    "i8": "b",
+    "u1": "b",
+    "u8": "b",
+    "i16": "h",
+    "u16": "h",
+    "i32": "i",
+    "u32": "i",
+    "i64": "l",
+    "u64": "l",
+    "fp32": "f",
+    "f32": "f",
+    "fp64": "d",
+}
 # By Triton's name of a launcher: the driver's function, and its library.
 _DRIVERS = {
     "CudaLauncher": ("cuLaunchKernel", "libcuda.so"),

@@ -26,9 +26,8 @@ class Part:
     __slots__ = ("_view", "at", "dtype", "memory", "shape", "start", "step")
 
     def __init__(
-        self, memory: torch.Tensor, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype = torch.int32, step: int = 1,
-    ) -> None:  # fmt: skip
+        self, memory: torch.Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype = torch.int32, step: int = 1
+    ) -> None:
         self.memory, self.start, self.shape = memory, start, shape
         self.dtype, self.step = dtype, step
         self.at = memory.data_ptr() + start * memory.itemsize

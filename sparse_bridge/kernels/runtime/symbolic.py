@@ -27,15 +27,17 @@ class StepRecorder(Protocol):
         """A call for what it does on the device."""
 
     def call(
-        self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any],
-        dtype: torch.dtype,
-    ) -> torch.Tensor:  # fmt: skip
+        self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any], dtype: torch.dtype
+    ) -> torch.Tensor:
         """A call that makes a tensor of this shape."""
 
     def several(
-        self, function: Callable[..., Sequence[torch.Tensor]], args: Sequence[Any],
-        sizes: Sequence[Any], dtype: torch.dtype,
-    ) -> list[torch.Tensor]:  # fmt: skip
+        self,
+        function: Callable[..., Sequence[torch.Tensor]],
+        args: Sequence[Any],
+        sizes: Sequence[Any],
+        dtype: torch.dtype,
+    ) -> list[torch.Tensor]:
         """A call that makes vectors of these sizes."""
 
 
@@ -48,9 +50,7 @@ class Sym:
 
     __slots__ = ("hint", "memory", "name", "trace")
 
-    def __init__(
-        self, trace: StepRecorder, name: str, hint: int, memory: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, trace: StepRecorder, name: str, hint: int, memory: frozenset[str] = frozenset()) -> None:
         self.trace, self.name, self.hint, self.memory = trace, name, hint, memory
 
     def __neg__(self) -> Any:
@@ -97,8 +97,13 @@ def _asking(kind: str, function: Callable[[Any, Any], Any]) -> Any:
 
 NUMBERS = {int, bool, Sym}
 for _name, _kind in {
-    "add": "ADD", "sub": "SUB", "mul": "MUL", "floordiv": "FLOORDIV", "mod": "MOD", "lshift": "SHL"
-}.items():  # fmt: skip
+    "add": "ADD",
+    "sub": "SUB",
+    "mul": "MUL",
+    "floordiv": "FLOORDIV",
+    "mod": "MOD",
+    "lshift": "SHL",
+}.items():
     setattr(Sym, f"__{_name}__", _computing(_kind, getattr(operator, _name), False))
     setattr(Sym, f"__r{_name}__", _computing(_kind, getattr(operator, _name), True))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
@@ -130,9 +135,16 @@ class Memory:
     """
 
     def __init__(
-        self, trace: StepRecorder, name: str, shape: tuple[Any, ...], dtype: torch.dtype,
-        device: torch.device, at: Sym, item: int | None = None, length: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        trace: StepRecorder,
+        name: str,
+        shape: tuple[Any, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        at: Sym,
+        item: int | None = None,
+        length: Any = None,
+    ) -> None:
         self.trace, self.name, self.shape = trace, name, shape
         self.dtype, self.device, self.at = dtype, device, at
         self.item, self.length = item, length
@@ -157,9 +169,8 @@ class Memory:
         if axis or type(start) is not int or start or self.length is not None:
             raise NotTracedError("a slice that does not begin at the start")
         return Memory(
-            self.trace, self.name, (length, *self.shape[1:]), self.dtype, self.device, self.at,
-            self.item, length,
-        )  # fmt: skip
+            self.trace, self.name, (length, *self.shape[1:]), self.dtype, self.device, self.at, self.item, length
+        )
 
     def __getitem__(self, place: slice) -> Memory:
         if place.start or place.step:

@@ -157,10 +157,7 @@ def unavailable(device: torch.device) -> str | None:
     if device.type == "cpu":
         if interpreted() or _host_driver() is not None:
             return None
-        return (
-            "CPU tensors reach Triton kernels only under TRITON_INTERPRET=1 or another active "
-            "Triton driver"
-        )
+        return "CPU tensors reach Triton kernels only under TRITON_INTERPRET=1 or another active Triton driver"
     return f"no Triton driver for device type {device.type!r}"
 
 
@@ -230,9 +227,7 @@ def of(device: torch.device) -> Target:
     utils: Any = getattr(driver, "utils", None)
     asked = utils.get_device_properties(0) if hasattr(utils, "get_device_properties") else {}
     units = asked.get("multiprocessor_count", 8)
-    return make_target(
-        described.backend, described.arch, described.warp_size, units, None, raw=False
-    )
+    return make_target(described.backend, described.arch, described.warp_size, units, None, raw=False)
 
 
 @functools.cache
@@ -244,9 +239,7 @@ def _gpu_target(index: int) -> Target:
         properties = torch.cuda.get_device_properties(index)
         shared = getattr(properties, "shared_memory_per_block_optin", None)
     units = properties.multi_processor_count
-    return make_target(
-        described.backend, described.arch, described.warp_size, units, shared, raw=True
-    )
+    return make_target(described.backend, described.arch, described.warp_size, units, shared, raw=True)
 
 
 @functools.cache
@@ -260,9 +253,7 @@ def _xpu_target(index: int) -> Target:
     return make_target("xpu", "xpu", described.warp_size, units, None, raw=False)
 
 
-def make_target(
-    backend: str, arch: object, warp: int | None, units: int, shared: int | None, raw: bool
-) -> Target:
+def make_target(backend: str, arch: object, warp: int | None, units: int, shared: int | None, raw: bool) -> Target:
     """A target from what drivers say of a device.
 
     arch: compute capability without a point (90), or the name of a HIP or XPU architecture.  warp:

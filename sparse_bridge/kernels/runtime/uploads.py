@@ -48,9 +48,7 @@ def uploads_later(room: torch.Tensor | None) -> Iterator[_Writes]:
         _later.room, _later.writes = None, []
 
 
-def uploaded(
-    values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()
-) -> torch.Tensor:
+def uploaded(values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()) -> torch.Tensor:
     """int64 on `device`, without waiting for it.
 
     reaches: whose addresses are among the values. They live as long as the result, which tells

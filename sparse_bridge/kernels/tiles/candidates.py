@@ -23,9 +23,16 @@ _SHARED_RESULTS = 32  # of a thread, at most, under waves_per_eu > 1
 
 
 def candidates(
-    target: Target, dtype: torch.dtype, c_in: int, c_out: int, n_offsets: int, precision: str,
-    direction: str, n_rows: int = 1 << 17, order: str = "oi",
-) -> list[TileConfig]:  # fmt: skip
+    target: Target,
+    dtype: torch.dtype,
+    c_in: int,
+    c_out: int,
+    n_offsets: int,
+    precision: str,
+    direction: str,
+    n_rows: int = 1 << 17,
+    order: str = "oi",
+) -> list[TileConfig]:
     """Distinct tiles worth timing for one problem, the default first.
 
     c_in, c_out: channels per group of the product itself: for "dgrad" c_in counts the columns of
@@ -73,9 +80,7 @@ def _crowded(tile: TileConfig, target: Target) -> bool:
     return results > _SHARED_RESULTS and dict(tile.vendor).get("waves_per_eu", 1) > 1
 
 
-def _shapes(
-    shapes: tuple[Shape, ...], rows: int | None, columns: int, depth: int | None
-) -> list[TileConfig]:
+def _shapes(shapes: tuple[Shape, ...], rows: int | None, columns: int, depth: int | None) -> list[TileConfig]:
     """The shapes, no wider than their channels (None: that side counts rows or pairs). One that
     would lose more than half a side is left out: a smaller one does its work better."""
     tiles = []

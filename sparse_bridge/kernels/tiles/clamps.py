@@ -68,15 +68,12 @@ def clamp_for_registers(
     # Without matrix instructions, wgrad over 32 steps spills 100 bytes or more (Triton 3.9, sm_80).
     deepest = max(16, limit.depth // 2) if wgrad and limit is limits.plain else limit.depth
     depth, stages = min(tile.block_k, deepest), min(tile.num_stages, limit.stages)
-    return dataclasses.replace(
-        tile, block_m=m, block_n=n, block_k=depth, num_warps=warps, num_stages=stages
-    )
+    return dataclasses.replace(tile, block_m=m, block_n=n, block_k=depth, num_warps=warps, num_stages=stages)
 
 
 def clamp_for_problem(
-    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool,
-    epilogue: int,
-) -> TileConfig:  # fmt: skip
+    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool, epilogue: int
+) -> TileConfig:
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
     Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual and,
@@ -122,9 +119,7 @@ def clamp_for_problem(
         n //= 2  # 64 channels spill 8 bytes behind a bias (Triton 3.9, sm_90); depth is the layer's
     if narrow or (ragged and wide):
         depth = min(depth, 16 if normed and plain and ragged and wide else 32)
-    if (n, depth, warps, stages) == (
-        tile.block_n, tile.block_k, tile.num_warps, tile.num_stages
-    ):  # fmt: skip
+    if (n, depth, warps, stages) == (tile.block_n, tile.block_k, tile.num_warps, tile.num_stages):
         return tile
     return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps, num_stages=stages)
 

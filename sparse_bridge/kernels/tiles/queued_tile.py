@@ -66,9 +66,8 @@ def depth_of(precision: str, c_in: int) -> int:
 
 
 def queued_tile(
-    target: Target, precision: str, n_rows: int, c_in: int, c_out: int, n_offsets: int,
-    expanding: bool,
-) -> TileConfig | None:  # fmt: skip
+    target: Target, precision: str, n_rows: int, c_in: int, c_out: int, n_offsets: int, expanding: bool
+) -> TileConfig | None:
     """The tile of halves (precision "ieee"), or of fp32 by TF32 products, one or three; None where
     the tiles of other devices are as fast. expanding: see `gather_tile`."""
     single = expanding and 1 < n_offsets <= _FEW_OFFSETS  # about one product a row
@@ -97,9 +96,7 @@ def _tall(programs: int, target: Target) -> bool:
     return 4 * programs >= 5 * target.compute_units
 
 
-def _spread_out(
-    target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int
-) -> TileConfig | None:
+def _spread_out(target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int) -> TileConfig | None:
     """Halves of maps whose rows have about one product each."""
     units, n = target.compute_units, power(c_out, 16, 128)
     if n_rows >= _FEW_ROWS * units or n_offsets * c_in * c_out * 2 > CACHED_WEIGHT:
@@ -111,9 +108,7 @@ def _spread_out(
     return TileConfig(64, min(n, 64), power(c_in, 16, 64 if n_rows >= 64 * units else 128), 4, 3)
 
 
-def _of_halves(
-    target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int
-) -> TileConfig | None:
+def _of_halves(target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int) -> TileConfig | None:
     units, n = target.compute_units, power(c_out, 16, 128)
     columns, short = -(-c_out // n), n_offsets <= _FEW_OFFSETS
     few = n_rows * columns < 512 * units
@@ -140,9 +135,7 @@ def _of_halves(
     return tile if tall else _deepened(spread(target, tile, n_rows, c_out), c_in, 256)
 
 
-def _of_wide_singles(
-    target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int
-) -> TileConfig | None:
+def _of_wide_singles(target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int) -> TileConfig | None:
     """One TF32 product, of more than 64 channels."""
     units, n, depth = target.compute_units, power(c_out, 16, 128), power(c_in, 16, 64)
     columns, short = -(-c_out // n), n_offsets <= _FEW_OFFSETS
@@ -160,9 +153,8 @@ def _of_wide_singles(
 
 
 def _of_singles(
-    target: Target, precision: str, n_rows: int, c_in: int, c_out: int, n_offsets: int,
-    expanding: bool,
-) -> TileConfig | None:  # fmt: skip
+    target: Target, precision: str, n_rows: int, c_in: int, c_out: int, n_offsets: int, expanding: bool
+) -> TileConfig | None:
     """One TF32 product, or three, whose depth is the layer's; `expanding` as above."""
     units, n, depth = target.compute_units, power(c_out, 16, 128), depth_of(precision, c_in)
     tiles, three = -(-n_rows // 64), precision == "tf32x3"

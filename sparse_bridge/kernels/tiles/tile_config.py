@@ -9,15 +9,7 @@ from .clamps import clamp_for_registers, clamp_for_smem
 from .queued_tile import CACHED_WEIGHT, MOST_ROWS, depth_of, queued_tile, spread, wide_pays
 from .tile import TileConfig, power
 
-__all__ = [
-    "CACHED_WEIGHT",
-    "depth_of",
-    "gather_tile",
-    "grouped_tile",
-    "ways",
-    "wgrad_shares",
-    "wgrad_tile",
-]
+__all__ = ["CACHED_WEIGHT", "depth_of", "gather_tile", "grouped_tile", "ways", "wgrad_shares", "wgrad_tile"]
 
 GROUPED_WIDE = (128, 256, 64, 8, 3)
 
@@ -34,9 +26,17 @@ def ways(target: Target, dtype: torch.dtype, precision: str) -> tuple[bool, bool
 
 
 def gather_tile(
-    target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int,
-    precision: str = "ieee", order: str = "oi", grouped: bool = False, expanding: bool = False,
-) -> TileConfig:  # fmt: skip
+    target: Target,
+    dtype: torch.dtype,
+    n_rows: int,
+    c_in: int,
+    c_out: int,
+    n_offsets: int,
+    precision: str = "ieee",
+    order: str = "oi",
+    grouped: bool = False,
+    expanding: bool = False,
+) -> TileConfig:
     """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of
     fp32, order says which channels of the weight are next to each other ("oi": the input's).
     grouped: of the grouped one, whose rows are known before its reduction begins.  expanding: rows
@@ -49,9 +49,7 @@ def gather_tile(
     if queued and not grouped:
         tile = None
         if precision != "half":
-            tile = queued_tile(
-                target, "ieee" if half else precision, n_rows, c_in, c_out, n_offsets, expanding
-            )
+            tile = queued_tile(target, "ieee" if half else precision, n_rows, c_in, c_out, n_offsets, expanding)
         if tile is not None:
             return clamp_for_smem(tile, target, dtype.itemsize)
     if roomy and wide_pays(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
@@ -63,9 +61,7 @@ def gather_tile(
     many = n_rows >= 256 * target.compute_units
     most = roomy and n_rows >= MOST_ROWS * target.compute_units
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
-        return clamp_for_registers(
-            TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False
-        )
+        return clamp_for_registers(TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False)
     block_n = power(c_out, 16, 128)
     block_k = depth_of(precision if not half else "", c_in)
     if roomy and not most:
@@ -78,16 +74,20 @@ def gather_tile(
     staged = most or (precision == "tf32x3" and block_n == 128)
     stages = 3 if staged or block_k * block_n <= 32 * 32 else 2
     tile = TileConfig(block_m, block_n, block_k, 4, stages)
-    tile = clamp_for_registers(
-        clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False
-    )
+    tile = clamp_for_registers(clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False)
     return tile if grouped else spread(target, tile, n_rows, c_out)
 
 
 def grouped_tile(
-    target: Target, dtype: torch.dtype, n_pairs: int, c_in: int, c_out: int, n_offsets: int,
-    precision: str = "ieee", order: str = "oi",
-) -> TileConfig:  # fmt: skip
+    target: Target,
+    dtype: torch.dtype,
+    n_pairs: int,
+    c_in: int,
+    c_out: int,
+    n_offsets: int,
+    precision: str = "ieee",
+    order: str = "oi",
+) -> TileConfig:
     """Default tile of the grouped gather-GEMM over `n_pairs` pairs; the rest as for `gather_tile`.
 
     Rows' addresses do not change along its reduction, so that shallow blocks in three stages beat
@@ -105,9 +105,8 @@ _FEW_PAIRS = 1 << 15  # a power of two, as above
 
 
 def wgrad_tile(
-    target: Target, dtype: torch.dtype, c_in: int, c_out: int, precision: str = "ieee",
-    n_pairs: int = 1 << 20,
-) -> TileConfig:  # fmt: skip
+    target: Target, dtype: torch.dtype, c_in: int, c_out: int, precision: str = "ieee", n_pairs: int = 1 << 20
+) -> TileConfig:
     """Default tile of wgrad."""
     if dtype in (torch.float16, torch.bfloat16):
         roomy = target.generation.deep_wgrad and target.shared_memory >= 128 << 10
@@ -121,9 +120,7 @@ def wgrad_tile(
     else:
         depth = 16 if max(c_in, c_out) > 64 else 32
         tile = TileConfig(power(c_in, 16, 64), power(c_out, 16, 64), depth, 4, 3)
-    return clamp_for_registers(
-        clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=True
-    )
+    return clamp_for_registers(clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=True)
 
 
 # Operations per byte of memory traffic at which the matrix units of current GPUs are balanced.
@@ -136,9 +133,15 @@ _RESULTS = 32 << 10  # of programs that a compute unit holds at a time
 
 
 def wgrad_shares(
-    target: Target, tile: TileConfig, dtype: torch.dtype, precision: str,
-    weight: tuple[int, int, int], groups: int, n_pairs: int, longest: int,
-) -> int:  # fmt: skip
+    target: Target,
+    tile: TileConfig,
+    dtype: torch.dtype,
+    precision: str,
+    weight: tuple[int, int, int],
+    groups: int,
+    n_pairs: int,
+    longest: int,
+) -> int:
     """Programs per result block among which wgrad shares the pairs; 0 where one per offset, which
     leaves nothing to add up, is as fast.
 

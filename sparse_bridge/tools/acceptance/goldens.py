@@ -47,9 +47,16 @@ def replay(name: str, runner: pathlib.Path, setup: Setup, options: tuple[str, ..
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "answers.json"
         sys.argv = [
-            str(runner), "--cases", str(runner.parent / "public"), "--device",
-            setup.device.type, "--json", str(file), "--quiet", *options,
-        ]  # fmt: skip
+            str(runner),
+            "--cases",
+            str(runner.parent / "public"),
+            "--device",
+            setup.device.type,
+            "--json",
+            str(file),
+            "--quiet",
+            *options,
+        ]
         try:
             with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
                 runpy.run_path(str(runner), run_name="__main__")

@@ -13,9 +13,12 @@ from ...core.maps.kernel_map import KernelMap
 from .setup import SKIPPED, Outcome, Setup, error_of, plain_torch, verdict
 
 _DTYPES = {
-    "fp16": (torch.float16, False), "bf16": (torch.bfloat16, False),
-    "fp32": (torch.float32, False), "tf32": (torch.float32, True), "fp64": (torch.float64, False),
-}  # fmt: skip
+    "fp16": (torch.float16, False),
+    "bf16": (torch.bfloat16, False),
+    "fp32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+    "fp64": (torch.float64, False),
+}
 _CHANNELS = ((32, 64), (17, 33))
 _KINDS = ("submanifold", "strided", "inverse", "generative", "between")
 Built = tuple[torch.Tensor, KernelMap]
@@ -41,10 +44,7 @@ def build(kind: str, coords: torch.Tensor, far: bool = False) -> Built:
     """(coordinates of the outputs, kernel map) of one kind of layer."""
     shape = (1 << 20, 1 << 20, 1 << 20) if far else None
     cmap = functional.coordinate_map(coords, shape, 2)
-    three, two = (
-        functional.kernel_offsets((3, 3, 3)),
-        functional.kernel_offsets((2, 2, 2), padding=0),
-    )
+    three, two = (functional.kernel_offsets((3, 3, 3)), functional.kernel_offsets((2, 2, 2), padding=0))
     if kind == "submanifold":
         return coords, functional.submanifold(cmap, three)
     if kind == "between":
@@ -69,9 +69,7 @@ def _pairs(kmap: KernelMap) -> list[torch.Tensor]:
 def maps(setup: Setup) -> Iterator[Outcome]:
     """Every kind of kernel map is the one that plain torch finds, row for row."""
     rows = setup.rows(60_000, 20_000, 300)
-    for title, far, repeats in (
-        ("32-bit keys", False, False), ("64-bit keys", True, False), ("repeats", False, True),
-    ):  # fmt: skip
+    for title, far, repeats in (("32-bit keys", False, False), ("64-bit keys", True, False), ("repeats", False, True)):
         coords = cloud(rows, far, repeats)
         wrong, count = [], 0
         for kind in _KINDS:
@@ -98,9 +96,7 @@ def _can_multiply(setup: Setup, name: str) -> bool:
     return target is None or (name != "fp64" and (name != "bf16" or target.has_bf16))
 
 
-def product(
-    built: KernelMap, device: torch.device, operands: list[torch.Tensor], tf32: bool
-) -> list[torch.Tensor]:
+def product(built: KernelMap, device: torch.device, operands: list[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
     """y, dx, dw, db of one layer."""
     x, weight, bias, dy = (tensor.to(device) for tensor in operands)
     x, weight, bias = (tensor.clone().requires_grad_() for tensor in (x, weight, bias))
@@ -141,9 +137,7 @@ def products(setup: Setup) -> Iterator[Outcome]:
         yield verdict(f"products, {name}", problem, detail, limit=limit.largest, **worst)
 
 
-def _operands(
-    kmap: KernelMap, c_in: int, c_out: int, dtype: torch.dtype
-) -> list[torch.Tensor]:  # x, weight, bias, dy
+def _operands(kmap: KernelMap, c_in: int, c_out: int, dtype: torch.dtype) -> list[torch.Tensor]:  # x, weight, bias, dy
     generator = torch.Generator().manual_seed(c_in)
     shapes = (kmap.n_in, c_in), (kmap.n_offsets, c_in, c_out), (c_out,), (kmap.n_out, c_out)
     made = [torch.randn(*shape, generator=generator) for shape in shapes]
@@ -171,9 +165,7 @@ def pools(setup: Setup) -> Iterator[Outcome]:
         yield verdict(f"pools, {mode}", problem, f"largest error {worst:.1e}", largest=worst)
 
 
-def _pool(
-    kmap: KernelMap, coords: torch.Tensor, values: torch.Tensor, mode: str
-) -> list[torch.Tensor]:
+def _pool(kmap: KernelMap, coords: torch.Tensor, values: torch.Tensor, mode: str) -> list[torch.Tensor]:
     x = values.clone().requires_grad_()
     y = functional.pool(x, kmap, mode)
     whole = functional.global_pool(x, coords[:, 0], 2, mode)

@@ -48,9 +48,7 @@ def side_of(rows: int) -> int:
 def large_scene(setup: Setup, name: str, side: int, channels: int) -> Outcome:
     device, dtype = setup.device, torch.float16
     grid = torch.arange(side**3, device=device, dtype=torch.int32)
-    coords = torch.stack(
-        [torch.zeros_like(grid), grid // side**2, grid // side % side, grid % side], 1
-    )
+    coords = torch.stack([torch.zeros_like(grid), grid // side**2, grid // side % side, grid % side], 1)
     cmap = functional.coordinate_map(coords, (side,) * 3, 1)
     kmap = functional.submanifold(cmap, functional.kernel_offsets((3, 3, 3)))
     generator = torch.Generator(device).manual_seed(0)
@@ -83,9 +81,8 @@ def large_scene(setup: Setup, name: str, side: int, channels: int) -> Outcome:
 
 
 def _again(
-    kmap: KernelMap, side: int, rows: torch.Tensor, x: torch.Tensor, weight: torch.Tensor,
-    dy: torch.Tensor,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    kmap: KernelMap, side: int, rows: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """y of the rows, dw, and dx of the rows that they reach, in fp64 on the CPU, without any map:
     a row of a full cube is its cell."""
     step = torch.tensor([-1, 0, 1])

@@ -26,9 +26,7 @@ from ..networks import minkowski, spconv, torchsparse
 from .kinks import away_from_kinks
 from .setup import SKIPPED, Outcome, Setup, error_of, plain_torch, synchronize, verdict
 
-THIN: dict[str, Any] = {
-    "encoder": (16, 24, 32, 48), "decoder": (48, 32, 24, 24), "blocks": (1, 1, 1, 1), "stem": 16,
-}  # fmt: skip
+THIN: dict[str, Any] = {"encoder": (16, 24, 32, 48), "decoder": (48, 32, 24, 24), "blocks": (1, 1, 1, 1), "stem": 16}
 CLASSES = 4
 _STEPS, _LEARNT = 12, 0.7
 
@@ -59,15 +57,21 @@ def make(name: str) -> nn.Module:
         blocks = {**THIN, "blocks": (1,) * 8}
         return torchsparse.ResidualUNet(importlib.import_module(name), 4, CLASSES, **blocks)
     return minkowski.MinkUNet(
-        importlib.import_module("MinkowskiEngine"), 4, CLASSES, layers=(1,) * 8,
-        planes=(16, 24, 32, 48, 48, 32, 24, 24), init=16,
-    )  # fmt: skip
+        importlib.import_module("MinkowskiEngine"),
+        4,
+        CLASSES,
+        layers=(1,) * 8,
+        planes=(16, 24, 32, 48, 48, 32, 24, 24),
+        init=16,
+    )
 
 
 # name: the output of a model in its API, from features and (coordinates, shape, batch size)
 RUN: dict[str, Callable[[Any, torch.Tensor, Any], torch.Tensor]] = {
-    "spconv": _spconv, "torchsparse": _torchsparse, "minkowski": _minkowski,
-}  # fmt: skip
+    "spconv": _spconv,
+    "torchsparse": _torchsparse,
+    "minkowski": _minkowski,
+}
 
 
 def step_of(name: str, model: nn.Module, features: torch.Tensor, scan: Any) -> list[torch.Tensor]:
@@ -114,9 +118,7 @@ def networks(setup: Setup) -> Iterator[Outcome]:
         yield verdict(f"network, {name}", problem, detail, output=errors[0], most=max(errors))
 
 
-def train_once(
-    setup: Setup, steps: int, rows: int
-) -> tuple[list[float], list[torch.Tensor], float]:
+def train_once(setup: Setup, steps: int, rows: int) -> tuple[list[float], list[torch.Tensor], float]:
     """Losses, final parameters and milliseconds per step of a U-Net that learns height bands."""
     module = importlib.import_module("spconv.pytorch")
     coords, shape, batch = street_voxels(rows)

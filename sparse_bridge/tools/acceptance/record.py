@@ -18,9 +18,7 @@ _MARKS = {PASSED: "pass", FAILED: "FAIL", SKIPPED: "skip"}
 
 def line(outcome: Outcome) -> str:
     """One line for the terminal."""
-    return (
-        f"{_MARKS[outcome.status]}  {outcome.name:<32} {outcome.detail}  ({outcome.seconds:.1f} s)"
-    )
+    return f"{_MARKS[outcome.status]}  {outcome.name:<32} {outcome.detail}  ({outcome.seconds:.1f} s)"
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
@@ -46,13 +44,16 @@ def values(setup: Setup, facts: dict[str, Any], outcomes: Sequence[Outcome]) -> 
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
         "outcomes": [
             {
-                "name": one.name, "status": one.status, "detail": one.detail,
-                "seconds": round(one.seconds, 2), "figures": one.figures,
+                "name": one.name,
+                "status": one.status,
+                "detail": one.detail,
+                "seconds": round(one.seconds, 2),
+                "figures": one.figures,
             }
             for one in outcomes
         ],
         "machine": facts,
-    }  # fmt: skip
+    }
 
 
 def save(path: pathlib.Path, content: dict[str, Any]) -> None:
@@ -70,10 +71,7 @@ def markdown(content: dict[str, Any]) -> str:
         f"{content['sparse_bridge']}, torch {facts['torch']}, Triton {facts['triton']}, "
         f"{', '.join(build) or 'CPU build'}, {facts['platform']}."
     )
-    rows = [
-        f"| {_MARKS[one['status']]} | {one['name']} | {_cell(one['detail'])} |"
-        for one in content["outcomes"]
-    ]
+    rows = [f"| {_MARKS[one['status']]} | {one['name']} | {_cell(one['detail'])} |" for one in content["outcomes"]]
     return "\n".join([head, "", "| | check | result |", "|---|---|---|", *rows, ""])
 
 

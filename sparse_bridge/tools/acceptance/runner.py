@@ -63,8 +63,7 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> list[str]:
     unknown = sorted({*only, *skip} - set(CHECKS))
     if unknown:
         raise SettingError(
-            f"no check is called {', '.join(map(repr, unknown))}; expected some of "
-            f"{', '.join(map(repr, CHECKS))}."
+            f"no check is called {', '.join(map(repr, unknown))}; expected some of {', '.join(map(repr, CHECKS))}."
         )
     return [name for name in CHECKS if (not only or name in only) and name not in skip]
 

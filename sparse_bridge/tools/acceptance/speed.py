@@ -102,6 +102,10 @@ def _network(setup: Setup) -> Outcome:
         beside = words[type(original)].format(original)
     detail = f"training step {ours:.1f} ms, torch's own operations {torchs:.1f} ms, {beside}"
     return verdict(
-        "speed, SECOND", None, detail, milliseconds=ours, torch_milliseconds=torchs,
+        "speed, SECOND",
+        None,
+        detail,
+        milliseconds=ours,
+        torch_milliseconds=torchs,
         spconv_milliseconds=original if isinstance(original, float) else None,
-    )  # fmt: skip
+    )

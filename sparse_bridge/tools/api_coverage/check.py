@@ -56,10 +56,7 @@ def check(framework: str, release: str, profile: str | None) -> Surface:
     Raises: LifecycleError if the real framework is imported in this process.
     """
     why = reasons(framework)
-    with (
-        settings.override(mode="standin"),
-        lifecycle.enable(framework, mode="standin", profile=profile),
-    ):
+    with settings.override(mode="standin"), lifecycle.enable(framework, mode="standin", profile=profile):
         found = tuple(finding_of(entry, why) for entry in entries(framework, release))
     return Surface(framework, release, found, origins(framework, release))
 

@@ -26,9 +26,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("framework", nargs="*", help="which (default: all)")
     parser.add_argument(
-        "--all", action="store_true",
-        help="list every name (default: counts, and names without a reason)",
-    )  # fmt: skip
+        "--all", action="store_true", help="list every name (default: counts, and names without a reason)"
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="machine-readable output")
     output.add_argument("--markdown", action="store_true", help="the page docs/surface.md")
@@ -73,10 +72,14 @@ def facts_of(surface: Surface) -> dict[str, Any]:
 
 
 _COLUMNS = (
-    Column("framework", True), Column("release", True), Column("names"), Column("present"),
-    Column("differently, with a reason", spare=2), Column("absent, with a reason", spare=1),
+    Column("framework", True),
+    Column("release", True),
+    Column("names"),
+    Column("present"),
+    Column("differently, with a reason", spare=2),
+    Column("absent, with a reason", spare=1),
     Column("without a reason"),
-)  # fmt: skip
+)
 
 
 def _counts(surfaces: list[Surface]) -> Table:

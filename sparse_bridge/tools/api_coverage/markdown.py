@@ -80,9 +80,7 @@ def _differences(findings: Iterable[Finding]) -> list[str]:
     return [f"`{finding.entry.full_name}`: {finding.note}" for finding in findings]
 
 
-def _reasons(
-    findings: Iterable[Finding], shown: Callable[[list[Finding]], list[str]]
-) -> Iterable[str]:
+def _reasons(findings: Iterable[Finding], shown: Callable[[list[Finding]], list[str]]) -> Iterable[str]:
     """Names behind their reasons."""
     grouped: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -99,14 +97,9 @@ def _modules(findings: Iterable[Finding]) -> Iterable[str]:
         if owner:
             names.setdefault(owner, []).extend([member] if member else [])
     for module, names in modules.items():
-        shown = [
-            f"`{name}`" + (f" ({', '.join(members)})" if members else "")
-            for name, members in names.items()
-        ]
+        shown = [f"`{name}`" + (f" ({', '.join(members)})" if members else "") for name, members in names.items()]
         yield f"**`{module}`** {', '.join(shown)}".rstrip()
 
 
 def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(
-        text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    ) + "\n"  # fmt: skip
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"

@@ -31,16 +31,7 @@ from collections.abc import Iterator
 from ...adapters import base
 from ...errors import SettingError
 
-__all__ = [
-    "Entry",
-    "Origin",
-    "Parameter",
-    "Reason",
-    "entries",
-    "origins",
-    "reasons",
-    "releases",
-]
+__all__ = ["Entry", "Origin", "Parameter", "Reason", "entries", "origins", "reasons", "releases"]
 
 FOLDER = pathlib.Path(__file__).parent / "tables"
 # A name with or without parameters, which hold brackets of their own at most one deep.
@@ -169,9 +160,7 @@ def _entry(match: re.Match[str], module: str, owner: str) -> Entry:
     is_class, mark, name, taken, bases = match.groups()
     kind = "class" if is_class else _KINDS.get(mark, "function" if taken else "")
     parameters = None if taken in (None, "(*)") else _parameters(taken)
-    above = tuple(
-        base if "." in base else f"{module}.{base}" for base in (bases or "").split(", ") if base
-    )
+    above = tuple(base if "." in base else f"{module}.{base}" for base in (bases or "").split(", ") if base)
     return Entry(module, f"{owner}.{name}" if owner else name, kind, parameters, above)
 
 

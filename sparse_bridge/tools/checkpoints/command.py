@@ -39,10 +39,7 @@ bits a coordinate, and the size of the file is printed. With --project, RENO's o
 Exit status: 0 the metric is the published one within the tolerance; 1 it is not, or the evaluation
 failed; 2 nothing was evaluated, because the project, the file or the data is not what it should
 be."""
-_COLUMNS = (
-    Column("metric", True), Column("published"), Column("here"), Column("difference"),
-    Column("verdict", True),
-)  # fmt: skip
+_COLUMNS = (Column("metric", True), Column("published"), Column("here"), Column("difference"), Column("verdict", True))
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -56,40 +53,49 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("project", metavar="PROJECT", choices=titles, help=", ".join(titles))
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE", help="the published weights")
     parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="FILE", help="the published weights"
+        "--data",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="folder of prepared data; of reno a scan, see demo --points",
     )
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="PATH",
-        help="folder of prepared data; of reno a scan, see demo --points",
-    )  # fmt: skip
-    parser.add_argument(
-        "--project", dest="tree", type=Path, metavar="DIR",
+        "--project",
+        dest="tree",
+        type=Path,
+        metavar="DIR",
         help="the project's source tree (default: where it is installed)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--expect", action="append", default=[], metavar="METRIC=PERCENT",
-        help="compare with this number instead of the published one (repeatable); of reno "
-        "BITS=BYTES",
-    )  # fmt: skip
+        "--expect",
+        action="append",
+        default=[],
+        metavar="METRIC=PERCENT",
+        help="compare with this number instead of the published one (repeatable); of reno BITS=BYTES",
+    )
     parser.add_argument(
-        "--tolerance", type=float, metavar="POINTS",
+        "--tolerance",
+        type=float,
+        metavar="POINTS",
         help=f"percentage points (default: {Project.tolerance:g}); of reno per cent of a size "
         f"(default: {reno.TOLERANCE:g})",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"),
-        help="reno: where it runs (default: a GPU if there is one)",
-    )  # fmt: skip
+        "--device", choices=("cpu", "cuda"), help="reno: where it runs (default: a GPU if there is one)"
+    )
     parser.add_argument(
-        "--bits", type=int, action="append",
-        help="reno: of a coordinate; repeatable "
-        f"(default: {' and '.join(map(str, reno.PRECISIONS))})",
-    )  # fmt: skip
+        "--bits",
+        type=int,
+        action="append",
+        help=f"reno: of a coordinate; repeatable (default: {' and '.join(map(str, reno.PRECISIONS))})",
+    )
     parser.add_argument(
-        "--trust", action="store_true",
+        "--trust",
+        action="store_true",
         help="unpickle whatever the checkpoint holds, which may run code that it contains",
-    )  # fmt: skip
+    )
     parser.add_argument("--check", action="store_true", help="only check the file and the data")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.set_defaults(func=run)
@@ -144,9 +150,7 @@ def _expected(project: Project, given: list[str]) -> dict[str, float]:
         except ValueError:
             number = math.nan
         if name not in found or not math.isfinite(number):
-            raise SettingError(
-                f"--expect {text}: expected METRIC=PERCENT with one of {', '.join(found)}."
-            )
+            raise SettingError(f"--expect {text}: expected METRIC=PERCENT with one of {', '.join(found)}.")
         found[name] = number
     unknown = [name for name, value in found.items() if value is None]
     if unknown:
@@ -162,9 +166,7 @@ def _check_data(project: Project, folder: Path) -> None:
         raise SettingError(f"--data {folder}: there is no such folder.")
     faults = list(project.data(folder))
     if faults:
-        raise SettingError(
-            f"--data {folder} is not the prepared data of {project.title}: {'; '.join(faults)}."
-        )
+        raise SettingError(f"--data {folder} is not the prepared data of {project.title}: {'; '.join(faults)}.")
 
 
 def _describe(path: Path, checked: weights.Checked) -> str:
@@ -193,14 +195,15 @@ def _checked(args: argparse.Namespace, project: Project, checked: weights.Checke
 
 
 def _compare(
-    args: argparse.Namespace, project: Project, checked: weights.Checked,
-    found: Mapping[str, float], expected: Mapping[str, float], tolerance: float,
-) -> int:  # fmt: skip
+    args: argparse.Namespace,
+    project: Project,
+    checked: weights.Checked,
+    found: Mapping[str, float],
+    expected: Mapping[str, float],
+    tolerance: float,
+) -> int:
     """Print the comparison; the exit status."""
-    reached = {
-        name: name in found and abs(found[name] - wanted) <= tolerance
-        for name, wanted in expected.items()
-    }
+    reached = {name: name in found and abs(found[name] - wanted) <= tolerance for name, wanted in expected.items()}
     if args.json:
         metrics = {
             name: {"published": wanted, "here": found.get(name), "reached": reached[name]}
@@ -214,9 +217,12 @@ def _compare(
 
 
 def _table(
-    project: Project, found: Mapping[str, float], expected: Mapping[str, float],
-    reached: Mapping[str, bool], tolerance: float,
-) -> Table:  # fmt: skip
+    project: Project,
+    found: Mapping[str, float],
+    expected: Mapping[str, float],
+    reached: Mapping[str, bool],
+    tolerance: float,
+) -> Table:
     rows = []
     for name, wanted in expected.items():
         here = found.get(name)

@@ -57,9 +57,16 @@ class Project:
 
 def _second_arguments(paths: Paths, config: str) -> list[str]:
     return [
-        "--cfg_file", config, "--ckpt", str(paths.checkpoint), "--eval_tag", "sparse_bridge",
-        "--set", "DATA_CONFIG.DATA_PATH", str(paths.data),
-    ]  # fmt: skip
+        "--cfg_file",
+        config,
+        "--ckpt",
+        str(paths.checkpoint),
+        "--eval_tag",
+        "sparse_bridge",
+        "--set",
+        "DATA_CONFIG.DATA_PATH",
+        str(paths.data),
+    ]
 
 
 def _second_metrics(text: str) -> dict[str, float]:
@@ -89,9 +96,13 @@ def _kitti(folder: Path) -> Iterator[str]:
 
 def _spunet_arguments(paths: Paths, config: str) -> list[str]:
     return [
-        "--config-file", config, "--options", f"save_path={paths.scratch}",
-        f"weight={paths.checkpoint}", f"data.test.data_root={paths.data}",
-    ]  # fmt: skip
+        "--config-file",
+        config,
+        "--options",
+        f"save_path={paths.scratch}",
+        f"weight={paths.checkpoint}",
+        f"data.test.data_root={paths.data}",
+    ]
 
 
 def _spunet_metrics(text: str) -> dict[str, float]:
@@ -116,9 +127,13 @@ def _scannet(folder: Path) -> Iterator[str]:
 
 def _minkunet_arguments(paths: Paths, config: str) -> list[str]:
     return [
-        config, str(paths.checkpoint), "--work-dir", str(paths.scratch),
-        "--cfg-options", f"test_dataloader.dataset.data_root={paths.data}/",
-    ]  # fmt: skip
+        config,
+        str(paths.checkpoint),
+        "--work-dir",
+        str(paths.scratch),
+        "--cfg-options",
+        f"test_dataloader.dataset.data_root={paths.data}/",
+    ]
 
 
 def _minkunet_metrics(text: str) -> dict[str, float]:
@@ -205,8 +220,7 @@ def locate(project: Project, given: Path | None) -> Path:
         missing = [name for name in wanted if not (folder / name).is_file()]
         if missing:
             raise SettingError(
-                f"--project {given} lacks {' and '.join(missing)}; expected the source tree that "
-                f"has {project.title}."
+                f"--project {given} lacks {' and '.join(missing)}; expected the source tree that has {project.title}."
             )
         return folder
     spec = importlib.util.find_spec(project.package)

@@ -29,10 +29,15 @@ TOLERANCE = 0.1  # per cent of a size; TF32 moves sizes by less
 _MOST_BITS = 18  # millimetres
 _ORIGIN, _UNIT = 131072, 0.001  # added to millimetres, so that a scan of a car is positive; metres
 _COLUMNS = (
-    Column("coordinates", True), Column("points", spare=3), Column("voxels", spare=2),
-    Column("came back"), Column("bytes"), Column("bits per point", spare=4),
-    Column("expected", spare=1), Column("verdict", True),
-)  # fmt: skip
+    Column("coordinates", True),
+    Column("points", spare=3),
+    Column("voxels", spare=2),
+    Column("came back"),
+    Column("bytes"),
+    Column("bits per point", spare=4),
+    Column("expected", spare=1),
+    Column("verdict", True),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +83,12 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
         say(f"{args.checkpoint.name}: {checked.keys} keys as published.")
         points = torch.from_numpy(load_points(args.data).points[:, :3]).double()
         facts: dict[str, Any] = {
-            "project": NAME, "model": TITLE, "checkpoint": str(args.checkpoint),
-            "data": str(args.data), "weights": {"keys": checked.keys, "others": checked.others},
-        }  # fmt: skip
+            "project": NAME,
+            "model": TITLE,
+            "checkpoint": str(args.checkpoint),
+            "data": str(args.data),
+            "weights": {"keys": checked.keys, "others": checked.others},
+        }
         if args.check:
             _show(args.json, {**facts, "results": None}, "Nothing was written.")
             return 0
@@ -124,9 +132,7 @@ def _by_network(
     return name, [round_trip(network, points, bits, coder, device) for bits in precisions]
 
 
-def round_trip(
-    network: OccupancyCodec, points: torch.Tensor, bits: int, coder: Coder, device: torch.device
-) -> Result:
+def round_trip(network: OccupancyCodec, points: torch.Tensor, bits: int, coder: Coder, device: torch.device) -> Result:
     """Write points [N, 3] in metres as coordinates of so many bits, and read them back."""
     import torch
 
@@ -144,9 +150,7 @@ def round_trip(
     return _compared(bits, cells, found[:, 1:].cpu(), len(file))
 
 
-def by_program(
-    tree: Path, checkpoint: Path, points: torch.Tensor, bits: int, say: Callable[[str], None]
-) -> Result:
+def by_program(tree: Path, checkpoint: Path, points: torch.Tensor, bits: int, say: Callable[[str], None]) -> Result:
     """The same by RENO's own program in `tree`. Raises EvaluationError."""
     import torch
 
@@ -185,9 +189,7 @@ def _torchsparse() -> Iterator[Any]:
         yield importlib.import_module("torchsparse")
 
 
-def _network(
-    ts: Any, tensors: Mapping[str, torch.Tensor]
-) -> tuple[OccupancyCodec, weights.Checked]:
+def _network(ts: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[OccupancyCodec, weights.Checked]:
     """The network with these weights. Raises ShapeError for those of another one."""
     from ..networks.codec import OccupancyCodec
 
@@ -213,32 +215,47 @@ def _sizes(given: list[str], precisions: tuple[int, ...]) -> dict[int, int]:
         bits, _, size = text.partition("=")
         if not (bits.isdigit() and int(bits) in precisions and size.isdigit() and int(size)):
             raise SettingError(
-                f"--expect {text}: expected BITS=BYTES with one of "
-                f"{', '.join(map(str, precisions))} bits."
+                f"--expect {text}: expected BITS=BYTES with one of {', '.join(map(str, precisions))} bits."
             )
         found[int(bits)] = int(size)
     return found
 
 
 def _report(
-    as_json: bool, facts: Mapping[str, Any], results: list[Result], expected: Mapping[int, int],
-    tolerance: float, where: str,
-) -> int:  # fmt: skip
+    as_json: bool,
+    facts: Mapping[str, Any],
+    results: list[Result],
+    expected: Mapping[int, int],
+    tolerance: float,
+    where: str,
+) -> int:
     """Print the results; the exit status."""
     found, rows = [], []
     for one in results:
         known = expected.get(one.bits)
         near = known is None or abs(one.size - known) <= tolerance / 100 * known
-        found.append({
-            **dataclasses.asdict(one), "bits_per_point": one.bits_per_point, "whole": one.whole,
-            "expected": known, "reached": one.whole and near,
-        })  # fmt: skip
+        found.append(
+            {
+                **dataclasses.asdict(one),
+                "bits_per_point": one.bits_per_point,
+                "whole": one.whole,
+                "expected": known,
+                "reached": one.whole and near,
+            }
+        )
         verdict = "every voxel" if one.whole else "not every voxel"
-        rows.append((
-            f"{one.bits} bits", f"{one.points:,}", f"{one.voxels:,}", f"{one.came_back:,}",
-            f"{one.size:,}", f"{one.bits_per_point:.3f}", "" if known is None else f"{known:,}",
-            verdict if near else f"{verdict}, another size",
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"{one.bits} bits",
+                f"{one.points:,}",
+                f"{one.voxels:,}",
+                f"{one.came_back:,}",
+                f"{one.size:,}",
+                f"{one.bits_per_point:.3f}",
+                "" if known is None else f"{known:,}",
+                verdict if near else f"{verdict}, another size",
+            )
+        )
     remark = f"On {where}." + f" Tolerance of sizes: {tolerance:g} %." * bool(expected)
     faults = [f" {one.bits} bits: {one.fault}" for one in results if one.fault]
     table = Table(TITLE, _COLUMNS, rows, remark=remark + "".join(faults))

@@ -24,9 +24,13 @@ def check_tree(tree: Path) -> Path:
 
 
 def write_and_read(
-    tree: Path, checkpoint: Path, points: npt.NDArray[np.floating], step: float, scratch: Path,
+    tree: Path,
+    checkpoint: Path,
+    points: npt.NDArray[np.floating],
+    step: float,
+    scratch: Path,
     say: Callable[[str], None],
-) -> tuple[int, npt.NDArray[np.float64]]:  # fmt: skip
+) -> tuple[int, npt.NDArray[np.float64]]:
     """(bytes of the file, points [M, 3] that were read from it); both scripts want a GPU.
 
     step: of the grid, in millimetres.

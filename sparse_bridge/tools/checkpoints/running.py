@@ -23,17 +23,20 @@ class EvaluationError(Exception):
 def evaluate(project: Project, paths: Paths, trusted: bool, show: Callable[[str], None]) -> str:
     """Run the evaluation of a project, see `run_bridged`."""
     folder = paths.project / project.folder
-    config, script = (
-        os.path.relpath(paths.project / name, folder) for name in (project.config, project.script)
-    )
+    config, script = (os.path.relpath(paths.project / name, folder) for name in (project.config, project.script))
     command = [script, *project.arguments(paths, config)]
     return run_bridged("spconv", command, folder, paths.project, project.title, trusted, show)
 
 
 def run_bridged(
-    framework: str, command: Sequence[str], folder: Path, tree: Path, title: str, trusted: bool,
+    framework: str,
+    command: Sequence[str],
+    folder: Path,
+    tree: Path,
+    title: str,
+    trusted: bool,
     show: Callable[[str], None],
-) -> str:  # fmt: skip
+) -> str:
     """Run a script of a project's tree in `folder` to its end; all that it printed, both streams
     together.
 
@@ -50,9 +53,15 @@ def run_bridged(
     lines: list[str] = []
     start = [sys.executable, "-m", "sparse_bridge", "run", "--framework", framework, "--report"]
     with subprocess.Popen(
-        [*start, *command], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, errors="replace",
-    ) as process:  # fmt: skip
+        [*start, *command],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        errors="replace",
+    ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -63,7 +72,5 @@ def run_bridged(
             raise
     if process.returncode:
         tail = "".join(collections.deque(lines, _TAIL)).rstrip()
-        raise EvaluationError(
-            f"the evaluation of {title} ended with exit status {process.returncode}:\n{tail}"
-        )
+        raise EvaluationError(f"the evaluation of {title} ended with exit status {process.returncode}:\n{tail}")
     return "".join(lines)

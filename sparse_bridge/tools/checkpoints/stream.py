@@ -118,11 +118,15 @@ def encode(network: OccupancyCodec, voxels: torch.Tensor, step: float, coder: Co
             coded = symbols.to(torch.int16).cpu()
             blocks.append(coder.encode_int16_normalized_cdf(quantised(given), coded))
     coords, codes = levels[0]
-    return b"".join([
-        np.float16(step).tobytes(), np.int32(len(coords)).tobytes(),
-        coords[:, 1:].cpu().numpy().astype(np.int32).tobytes(),
-        codes.cpu().numpy().astype(np.uint8).tobytes(), _packed(blocks),
-    ])  # fmt: skip
+    return b"".join(
+        [
+            np.float16(step).tobytes(),
+            np.int32(len(coords)).tobytes(),
+            coords[:, 1:].cpu().numpy().astype(np.int32).tobytes(),
+            codes.cpu().numpy().astype(np.uint8).tobytes(),
+            _packed(blocks),
+        ]
+    )
 
 
 @torch.no_grad()
@@ -135,10 +139,7 @@ def decode(
     astray, and would grow its levels without end.
     Raises: CoordinateError: there are more.
     """
-    step, n_cells = (
-        float(np.frombuffer(file, np.float16, 1)[0]),
-        int.from_bytes(file[2:6], "little"),
-    )
+    step, n_cells = (float(np.frombuffer(file, np.float16, 1)[0]), int.from_bytes(file[2:6], "little"))
     cells = np.frombuffer(file, np.int32, 3 * n_cells, 6).reshape(-1, 3)
     coords = torch.nn.functional.pad(torch.tensor(cells, device=device), (1, 0))
     start = 6 + 12 * n_cells
@@ -163,8 +164,7 @@ def _read(coder: Coder, probabilities: torch.Tensor, block: bytes) -> torch.Tens
 def _check_rows(coords: torch.Tensor, most: int) -> None:
     if len(coords) > most:
         raise CoordinateError(
-            f"the decoder found {len(coords)} cells of at most {most}: it reads other "
-            "probabilities than were written."
+            f"the decoder found {len(coords)} cells of at most {most}: it reads other probabilities than were written."
         )
 
 

@@ -29,9 +29,7 @@ def _conv(name: str, c_in: int, c_out: int, kernel: Shape = (3, 3, 3)) -> tuple[
     return f"{name}.weight", (c_out, *kernel, c_in)
 
 
-def _unit(
-    name: str, c_in: int, c_out: int, kernel: Shape = (3, 3, 3)
-) -> Iterator[tuple[str, Shape]]:
+def _unit(name: str, c_in: int, c_out: int, kernel: Shape = (3, 3, 3)) -> Iterator[tuple[str, Shape]]:
     """A convolution and its norm, the first two of a sequence."""
     yield _conv(f"{name}.0", c_in, c_out, kernel)
     yield from _norm(f"{name}.1", c_out)
@@ -152,11 +150,7 @@ def tensors(path: Path, trusted: bool) -> dict[str, torch.Tensor]:
             held = held[name]
             break
     items = held.items() if isinstance(held, Mapping) else ()
-    found = {
-        str(key).removeprefix("module."): value
-        for key, value in items
-        if isinstance(value, torch.Tensor)
-    }
+    found = {str(key).removeprefix("module."): value for key, value in items if isinstance(value, torch.Tensor)}
     if not found:
         raise DataTypeError(
             f"{path} holds a {type(held).__name__} without weights; expected a checkpoint with "
@@ -179,15 +173,11 @@ def compare(found: Mapping[str, Shape], expected: Mapping[str, Shape], what: str
     missing = [key for key in expected if key not in found]
     top = next(iter(expected)).partition(".")[0] + "."
     more = [
-        key
-        for key in found
-        if key.startswith(top) and key not in expected and not key.endswith("num_batches_tracked")
+        key for key in found if key.startswith(top) and key not in expected and not key.endswith("num_batches_tracked")
     ]
     fitting = {key: layouts(shape, found[key]) for key, shape in expected.items() if key in found}
     wrong = [key for key, names in fitting.items() if not names]
-    faults = [f"{len(missing)} of {len(expected)} keys are missing ({_some(missing)})"] * bool(
-        missing
-    )
+    faults = [f"{len(missing)} of {len(expected)} keys are missing ({_some(missing)})"] * bool(missing)
     faults += [f"{len(wrong)} have another shape ({_shapes(wrong, found, expected)})"] * bool(wrong)
     faults += [f"{len(more)} belong to other layers ({_some(more)})"] * bool(more)
     if not faults:
@@ -203,9 +193,7 @@ def layouts(expected: Shape, got: Shape) -> tuple[str, ...]:
     if len(expected) != 5:
         return tuple(LAYOUTS) if got == expected else ()
     out, *kernel, channels = expected
-    stored = {
-        "KRSC": expected, "RSKC": (*kernel, out, channels), "RSCK": (*kernel, channels, out)
-    }  # fmt: skip
+    stored = {"KRSC": expected, "RSKC": (*kernel, out, channels), "RSCK": (*kernel, channels, out)}
     return tuple(name for name, shape in stored.items() if shape == got)
 
 

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .drawing import (
-    Extent,
-    check_png,
-    colour_bar,
-    legend,
-    metric_panel,
-    new_figure,
-    require_matplotlib,
-    save,
-)
+from .drawing import Extent, check_png, colour_bar, legend, metric_panel, new_figure, require_matplotlib, save
 from .segmentation import CLASSES, COLOURS, Labelled
 from .voxel_view import draw_voxels
 from .voxels import VoxelGrid
@@ -33,9 +24,7 @@ _PIXELS = 620  # raster cells along the longer side of a panel
 Array = npt.NDArray[Any]
 
 
-def raster(
-    centers: Array, value: Array, extent: Extent, voxel_size: float
-) -> npt.NDArray[np.float64]:
+def raster(centers: Array, value: Array, extent: Extent, voxel_size: float) -> npt.NDArray[np.float64]:
     """Values of the topmost voxels as an image [y, x] of cells no finer than a voxel.
 
     Cells without a voxel are NaN.
@@ -114,12 +103,7 @@ def _extent(centers: Array, voxel_size: float) -> Extent:
 
 
 def _draw_voxels(
-    axes: Axes,
-    grid: VoxelGrid,
-    value: Array,
-    extent: Extent,
-    colours: tuple[str, float],
-    limits: tuple[float, float],
+    axes: Axes, grid: VoxelGrid, value: Array, extent: Extent, colours: tuple[str, float], limits: tuple[float, float]
 ) -> Any:
     """One value per voxel; `colours` are a map's name and the share of it to skip.
 

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import sparse_bridge
 
@@ -68,16 +61,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=".bin, .npy, .npz, .ply, .pcd, .las or .laz (default: a synthetic 64-beam street)",
     )
     scan.add_argument(
-        "--points-columns",
-        type=int,
-        metavar="N",
-        help="float32 values per point of a .bin file (default: guessed)",
+        "--points-columns", type=int, metavar="N", help="float32 values per point of a .bin file (default: guessed)"
     )
     scan.add_argument(
-        "--voxel-size",
-        type=float,
-        metavar="M",
-        help=f"edge in metres (default: the file's own, or {_VOXEL_SIZE})",
+        "--voxel-size", type=float, metavar="M", help=f"edge in metres (default: the file's own, or {_VOXEL_SIZE})"
     )
     scan.add_argument(
         "--range",
@@ -88,16 +75,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     runs = parser.add_argument_group("run")
     runs.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="default: %(default)s, a GPU if there is one",
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s, a GPU if there is one"
     )
     runs.add_argument(
-        "--dtype",
-        choices=tuple(_DTYPES),
-        default="fp32",
-        help="of the two timed networks (default: %(default)s)",
+        "--dtype", choices=tuple(_DTYPES), default="fp32", help="of the two timed networks (default: %(default)s)"
     )
     runs.add_argument(
         "--train",
@@ -117,18 +98,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s; 0: none)",
     )
     runs.add_argument(
-        "--repeats",
-        type=int,
-        metavar="N",
-        help="timed passes per network (default: 10 on a GPU, 3 on the CPU)",
+        "--repeats", type=int, metavar="N", help="timed passes per network (default: 10 on a GPU, 3 on the CPU)"
     )
-    runs.add_argument(
-        "--layers", action="store_true", help="also print a row per layer of the timed networks"
-    )
+    runs.add_argument("--layers", action="store_true", help="also print a row per layer of the timed networks")
     runs.add_argument("--small", action="store_true", help="a thinner U-Net, for slow machines")
-    runs.add_argument(
-        "--seed", type=int, default=0, help="of weights and synthetic street (default: %(default)s)"
-    )
+    runs.add_argument("--seed", type=int, default=0, help="of weights and synthetic street (default: %(default)s)")
     runs.add_argument(
         "--output",
         type=Path,
@@ -205,11 +179,7 @@ class _Steps:
 
 
 def _run(
-    args: argparse.Namespace,
-    console: Console,
-    device: torch.device,
-    picture: Path | None,
-    status: FrameworkStatus,
+    args: argparse.Namespace, console: Console, device: torch.device, picture: Path | None, status: FrameworkStatus
 ) -> None:
     segments = bool(args.segment)
     steps = _Steps(console, 4 + 2 * bool(args.train) + segments + bool(picture))
@@ -247,10 +217,7 @@ def _run(
 
 
 def _figures(
-    profiles: list[NetworkProfile],
-    trained: list[TrainingResult],
-    labelled: Labelled | None,
-    voxelise_ms: float,
+    profiles: list[NetworkProfile], trained: list[TrainingResult], labelled: Labelled | None, voxelise_ms: float
 ) -> dict[str, Any]:
     """What the tables show, as JSON values."""
     iou = None if labelled is None else labelled.iou()
@@ -284,15 +251,12 @@ def _train(
     return train(network.title, network.model, network.head, forward, CLASSES, args.train, dtype)
 
 
-def _label(
-    args: argparse.Namespace, cloud: PointCloud, kinds: np.ndarray | None, device: torch.device
-) -> Labelled:
+def _label(args: argparse.Namespace, cloud: PointCloud, kinds: np.ndarray | None, device: torch.device) -> Labelled:
     """The scan as a network that has learnt from synthetic streets labels it."""
     one = sample(cloud.points, kinds, Segmenter.voxel_size)
     if not len(one.cells):
         raise SettingError(
-            f"{cloud.source}: no point within {REACH:g} m of the sensor to label; expected some. "
-            "Pass --segment 0."
+            f"{cloud.source}: no point within {REACH:g} m of the sensor to label; expected some. Pass --segment 0."
         )
     segmenter = Segmenter(device, _STREETS, args.seed)
     segmenter.train(args.segment)
@@ -316,9 +280,7 @@ def _scan(args: argparse.Namespace) -> tuple[PointCloud, np.ndarray | None]:
     return load_points(args.points, args.points_columns), None
 
 
-def _voxels(
-    args: argparse.Namespace, cloud: PointCloud, device: torch.device
-) -> tuple[VoxelGrid, float]:
+def _voxels(args: argparse.Namespace, cloud: PointCloud, device: torch.device) -> tuple[VoxelGrid, float]:
     size = args.voxel_size if args.voxel_size is not None else cloud.voxel_size or _VOXEL_SIZE
     times: list[float] = []
     grid = voxelize(cloud, size, device, args.range)  # the first call loads and compiles

@@ -23,8 +23,7 @@ def require_matplotlib(instead: str = "") -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise SettingError(
-            "the picture needs matplotlib, which is not installed; "
-            f'run pip install "sparse-bridge[viz]"{instead}.'
+            f'the picture needs matplotlib, which is not installed; run pip install "sparse-bridge[viz]"{instead}.'
         ) from error
 
 
@@ -88,9 +87,7 @@ def legend(where: Axes | Figure, looks: Mapping[str, Any], **place: Any) -> None
     from matplotlib.patches import Patch
 
     handles = [
-        Line2D([], [], label=name, **look)
-        if isinstance(look, Mapping)
-        else Patch(color=look, label=name)
+        Line2D([], [], label=name, **look) if isinstance(look, Mapping) else Patch(color=look, label=name)
         for name, look in looks.items()
     ]
     style = {"facecolor": _PANEL, "edgecolor": GRID, "labelcolor": INK, "fontsize": 13}

@@ -19,9 +19,7 @@ from .tables import require, truncated, unreadable
 _DIFFERENT = 0xFFFFFFFF  # the chunk size of files whose chunks are of many
 
 
-def read_las(
-    path: Path,
-) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]:
+def read_las(path: Path) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]:
     """Positions [N, 3] in the file's unit, and intensity [N]; colour [N, 3] where it is all zero.
 
     Raises:

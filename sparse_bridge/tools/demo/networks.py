@@ -65,9 +65,7 @@ def calibrate(model: nn.Module, forward: Callable[[], Any]) -> None:
     """
     model.eval()
     hooks = [
-        norm.register_forward_pre_hook(_take_statistics)
-        for norm in model.modules()
-        if isinstance(norm, nn.BatchNorm1d)
+        norm.register_forward_pre_hook(_take_statistics) for norm in model.modules() if isinstance(norm, nn.BatchNorm1d)
     ]
     try:
         forward()

@@ -29,9 +29,7 @@ class _Header:
     end: int
 
 
-def read_pcd(
-    path: Path,
-) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]:
+def read_pcd(path: Path) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]:
     """Positions [N, 3] and intensity [N] or colour [N, 3].
 
     Raises:
@@ -44,9 +42,7 @@ def read_pcd(
     body = data[header.end :]
     readers = {"ascii": _ascii, "binary": _binary, "binary_compressed": _compressed}
     if header.encoding not in readers:
-        raise UnsupportedError(
-            f"{path}: DATA {header.encoding}; expected one of {', '.join(readers)}."
-        )
+        raise UnsupportedError(f"{path}: DATA {header.encoding}; expected one of {', '.join(readers)}.")
     return pick_columns(path, _unpack_colour(readers[header.encoding](path, header, body)))
 
 
@@ -76,9 +72,7 @@ def _parse_header(path: Path, data: bytes) -> _Header:
     return _Header(names, codes, counts, rows, fields["DATA"][0].lower(), at)
 
 
-def _layout(
-    path: Path, fields: dict[str, list[str]], listed: list[str]
-) -> tuple[list[str], list[str], list[int]]:
+def _layout(path: Path, fields: dict[str, list[str]], listed: list[str]) -> tuple[list[str], list[str], list[int]]:
     """Names, codes and counts of the fields; what the header leaves out is float32, one each."""
     n = len(listed)
     kinds, sizes = fields.get("TYPE", ["F"] * n), fields.get("SIZE", ["4"] * n)
@@ -90,9 +84,7 @@ def _layout(
         if codes[at] in _CODES:
             continue
         if count:
-            raise DataTypeError(
-                f"{path}: field type {codes[at]!r}; expected F, I or U of 1-8 bytes."
-            )
+            raise DataTypeError(f"{path}: field type {codes[at]!r}; expected F, I or U of 1-8 bytes.")
         codes[at] = "u1"  # padding of no value, whatever its type
     return unique_names(listed), codes, counts
 
@@ -104,9 +96,7 @@ def _ascii(path: Path, header: _Header, body: bytes) -> Columns:
     with np.errstate(invalid="ignore"):  # no number in a field of integers
         return {
             name: table[:, start].astype("<" + code)
-            for name, code, count, start in zip(
-                header.names, header.codes, header.counts, starts, strict=True
-            )
+            for name, code, count, start in zip(header.names, header.codes, header.counts, starts, strict=True)
             if count
         }
 

@@ -17,9 +17,7 @@ from .tables import BYTE_ORDER_MARK, pick_columns, plain_numbers, require, unrea
 _ASCII = bytes(range(128)) + b"?" * 128
 
 
-def read_ply(
-    path: Path,
-) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]:
+def read_ply(path: Path) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]:
     """Positions [N, 3] and intensity [N] or colour [N, 3] of the vertices.
 
     Raises:

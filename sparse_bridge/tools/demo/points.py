@@ -92,9 +92,7 @@ def load_points(path: str | Path, columns: int | None = None) -> PointCloud:
         raise unreadable(path, error) from error
 
 
-def _finish(
-    path: Path, xyz: Floats, extra: Floats | None, voxel_size: float | None = None
-) -> PointCloud:
+def _finish(path: Path, xyz: Floats, extra: Floats | None, voxel_size: float | None = None) -> PointCloud:
     """Drop rows not finite in float32, scale the intensity to [0, 1], make one float32 array."""
     if len(xyz) == 0:
         raise ShapeError(f"{path}: got 0 points; expected at least one.")
@@ -106,8 +104,7 @@ def _finish(
         kept = (np.abs(xyz.astype(np.float64)) < np.finfo(np.float32).max / 2).all(1)
     if not kept.any():
         raise ShapeError(
-            f"{path}: all {len(xyz)} points are NaN, infinite or beyond float32; "
-            "expected finite coordinates."
+            f"{path}: all {len(xyz)} points are NaN, infinite or beyond float32; expected finite coordinates."
         )
     finite = xyz[kept].astype(np.float64)
     x, y, z = _origin(finite)
@@ -145,8 +142,7 @@ def _split(table: Floats, path: Path) -> tuple[Floats, Floats | None]:
     that of the table, and says nothing of the scale."""
     if table.ndim != 2 or table.shape[1] < 3:
         raise ShapeError(
-            f"{path}: got an array of shape {list(table.shape)}; expected [N, 3 or more] "
-            "with x, y, z first."
+            f"{path}: got an array of shape {list(table.shape)}; expected [N, 3 or more] with x, y, z first."
         )
     if table.dtype.kind not in "fiu":
         raise DataTypeError(f"{path}: got dtype {table.dtype}; expected numbers.")
@@ -207,13 +203,9 @@ def _read_npz(path: Path) -> tuple[Floats, Floats | None, float | None]:
         feats = None if given is None else given.astype(np.float32)
         size = round(float(archive["voxel_size"]), 6) if "voxel_size" in archive else 0.1
     if coords.ndim != 2 or coords.shape[1] != 3 or coords.dtype.kind not in "iu":
-        raise ShapeError(
-            f"{path}: 'coords' is {coords.dtype} {list(coords.shape)}; expected integers [N, 3]."
-        )
+        raise ShapeError(f"{path}: 'coords' is {coords.dtype} {list(coords.shape)}; expected integers [N, 3].")
     if feats is not None and (feats.ndim != 2 or len(feats) != len(coords)):
-        raise ShapeError(
-            f"{path}: 'feats' is {list(feats.shape)}; expected [{len(coords)}, C] as in 'coords'."
-        )
+        raise ShapeError(f"{path}: 'feats' is {list(feats.shape)}; expected [{len(coords)}, C] as in 'coords'.")
     centers = (coords.astype(np.float64) + 0.5) * size
     if feats is None:
         return centers, None, size

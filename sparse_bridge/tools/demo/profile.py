@@ -48,12 +48,7 @@ def stopwatch(device: torch.device, into: list[float]) -> Iterator[None]:
 
 
 def profile_network(
-    title: str,
-    model: nn.Module,
-    forward: Callable[[], object],
-    device: torch.device,
-    repeats: int,
-    probed: int,
+    title: str, model: nn.Module, forward: Callable[[], object], device: torch.device, repeats: int, probed: int
 ) -> NetworkProfile:
     """Run `forward` (one inference of `model`, from a fresh tensor each time) and report on it.
 

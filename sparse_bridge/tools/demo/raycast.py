@@ -192,9 +192,6 @@ class RayImage:
 
     @staticmethod
     def _merge(
-        image: Array,
-        columns: npt.NDArray[np.int64],
-        new: npt.NDArray[np.bool_],
-        value: npt.NDArray[np.floating],
+        image: Array, columns: npt.NDArray[np.int64], new: npt.NDArray[np.bool_], value: npt.NDArray[np.floating]
     ) -> None:
         image[:, columns] = np.where(new, value, image[:, columns])

@@ -49,9 +49,7 @@ def _version_of(package: str) -> str:
         return "absent"
 
 
-def facts_table(
-    cloud: PointCloud, grid: VoxelGrid, device: torch.device, dtype: str, status: FrameworkStatus
-) -> Table:
+def facts_table(cloud: PointCloud, grid: VoxelGrid, device: torch.device, dtype: str, status: FrameworkStatus) -> Table:
     """The scan, its grid and the machine."""
     table = Table(title="Scan", title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
@@ -97,8 +95,7 @@ def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> T
     rows: list[Sequence[str | Text]] = [*map(_cells, profile.layers), summary]
     shown = _fitting([*_COLUMNS, memory], rows, width)
     table = Table(
-        title=f"{profile.title}: {len(profile.layers)} sparse layers, "
-        f"{profile.parameters / 1e6:.2f} M parameters",
+        title=f"{profile.title}: {len(profile.layers)} sparse layers, {profile.parameters / 1e6:.2f} M parameters",
         title_justify="left",
         caption="ms: median of each layer, with the building of kernel maps, in passes of their\n"
         "own that time every layer; the sum need not be the time of a whole pass",
@@ -106,9 +103,7 @@ def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> T
     )
     for index in shown:
         words = index in _WORDS
-        table.add_column(
-            [*_COLUMNS, memory][index], justify="left" if words else "right", no_wrap=True
-        )
+        table.add_column([*_COLUMNS, memory][index], justify="left" if words else "right", no_wrap=True)
     for layer, cells in zip(profile.layers, rows, strict=False):
         if layer.kind not in ("submanifold", "pointwise"):
             table.add_section()  # the voxels change: a new resolution begins
@@ -118,9 +113,7 @@ def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> T
     return table
 
 
-_COLUMNS = (
-    "layer", "kind", "kernel", "stride", "voxels in", "voxels out", "channels", "dataflow", "ms"
-)  # fmt: skip
+_COLUMNS = ("layer", "kind", "kernel", "stride", "voxels in", "voxels out", "channels", "dataflow", "ms")
 _WORDS = (0, 1, 7)  # columns that are read from the left
 # Columns that a narrow terminal does without, as of `tables.Column`.
 _SPARE = {4: 5, 3: 4, 9: 3, 2: 2, 1: 1}
@@ -128,10 +121,7 @@ _SPARE = {4: 5, 3: 4, 9: 3, 2: 2, 1: 1}
 
 def _fitting(names: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> list[int]:
     """The columns that fit into `width` characters whole."""
-    needed = {
-        index: max(len(name), *(len(row[index]) for row in rows))
-        for index, name in enumerate(names)
-    }
+    needed = {index: max(len(name), *(len(row[index]) for row in rows)) for index, name in enumerate(names)}
     return sorted(fitting(needed, {index: _SPARE.get(index, 0) for index in needed}, width))
 
 
@@ -154,11 +144,7 @@ def _cells(layer: LayerProfile) -> list[str | Text]:
 _BUSY = 1.5  # slowest by fastest repeat; on an idle machine they differ by some per cent
 
 
-def times_table(
-    profiles: Sequence[NetworkProfile],
-    trained: Sequence[TrainingResult],
-    voxelise_ms: float,
-) -> Table:
+def times_table(profiles: Sequence[NetworkProfile], trained: Sequence[TrainingResult], voxelise_ms: float) -> Table:
     """Times of whole passes."""
     measured: list[NetworkProfile | TrainingResult] = [*profiles, *trained]
     slowest = max((max(one.passes) / min(one.passes) for one in measured), default=1.0)
@@ -183,9 +169,7 @@ def times_table(
     return table
 
 
-def _add_times(
-    table: Table, what: str, measured: NetworkProfile | TrainingResult, note: str
-) -> None:
+def _add_times(table: Table, what: str, measured: NetworkProfile | TrainingResult, note: str) -> None:
     ends = f"{min(measured.passes):,.1f} to {max(measured.passes):,.1f}"
     spread = ends if len(measured.passes) > 1 else ""
     table.add_row(what, f"{measured.ms:,.1f}", spread, note)

@@ -8,19 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .raycast import RayImage
-from .street import (
-    GROUND,
-    KINDS,
-    MATERIAL,
-    MIDDLE,
-    ROAD,
-    SIDE,
-    SIDE_WALK,
-    SQUARE,
-    WALK,
-    CarBody,
-    street,
-)
+from .street import GROUND, KINDS, MATERIAL, MIDDLE, ROAD, SIDE, SIDE_WALK, SQUARE, WALK, CarBody, street
 
 __all__ = ["KINDS", "LabelledScan", "labelled_scan", "street_scan"]
 
@@ -82,20 +70,10 @@ def _car_box(body: CarBody) -> tuple[float, ...]:
     x, y, _ = body.center
     length, width, _ = body.size
     middle = GROUND + body.roof / 2
-    return (
-        cos * x - sin * y,
-        sin * x + cos * y,
-        middle,
-        length,
-        width,
-        body.roof,
-        body.yaw + _HEADING,
-    )
+    return (cos * x - sin * y, sin * x + cos * y, middle, length, width, body.roof, body.yaw + _HEADING)
 
 
-def _echoes(
-    image: RayImage, rng: np.random.Generator
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+def _echoes(image: RayImage, rng: np.random.Generator) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """Turn the ideal image into a measurement: losses, range noise, intensity steps of 0.01.
 
     Returns the points and the mask of the rays that they are the echoes of.
@@ -110,9 +88,7 @@ def _echoes(
     distance = t[kept] + rng.normal(0, 0.015, int(kept.sum())).astype(np.float32)
     x, y, z = image.dirs[:, kept] * distance
     cos, sin = np.cos(_HEADING), np.sin(_HEADING)
-    intensity = image.reflectivity[kept] * (
-        0.55 + 0.45 * np.sqrt(np.clip(image.cosine[kept], 0, 1))
-    )
+    intensity = image.reflectivity[kept] * (0.55 + 0.45 * np.sqrt(np.clip(image.cosine[kept], 0, 1)))
     intensity = intensity * (1 + rng.normal(0, 0.12, len(distance)))
     intensity = np.round(np.clip(intensity, 0, 0.99), 2)
     points = np.stack([cos * x - sin * y, sin * x + cos * y, z, intensity], 1).astype(np.float32)

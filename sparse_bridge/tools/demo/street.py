@@ -58,9 +58,7 @@ def street(rng: np.random.Generator) -> Iterator[tuple[str, Box | Cylinder | Ell
             yield kind, solid
 
 
-def _standing(
-    x: float, y: float, size: tuple[float, float, float], surface: Surface, bottom: float = 0.0
-) -> Box:
+def _standing(x: float, y: float, size: tuple[float, float, float], surface: Surface, bottom: float = 0.0) -> Box:
     """A box whose underside is `bottom` metres above the road."""
     return Box((x, y, GROUND + bottom + size[2] / 2), size, surface)
 
@@ -94,9 +92,7 @@ def _houses(rng: np.random.Generator) -> Solids:
     yield from _row(rng, "y", (left + SQUARE_DEPTH + 8, left + 80), far, 1)
 
 
-def _row(
-    rng: np.random.Generator, axis: str, span: tuple[float, float], front: float, away: int
-) -> Solids:
+def _row(rng: np.random.Generator, axis: str, span: tuple[float, float], front: float, away: int) -> Solids:
     """Terraced houses over `span` of `axis`, facing `front`, with bays that stand out."""
     at, end = span
     while end - at > 4:
@@ -127,9 +123,7 @@ def _car(rng: np.random.Generator, x: float, y: float, yaw: float) -> Solids:
     paint = Surface(float(rng.choice([0.08, 0.2, 0.35, 0.6, 0.8])), dropout=0.06)
     cos, sin = float(np.cos(yaw)), float(np.sin(yaw))
 
-    def part(
-        ahead: float, left: float, low: float, size: tuple[float, float, float], surface: Surface
-    ) -> Box:
+    def part(ahead: float, left: float, low: float, size: tuple[float, float, float], surface: Surface) -> Box:
         center = (x + cos * ahead - sin * left, y + sin * ahead + cos * left)
         return Box((*center, GROUND + low + size[2] / 2), size, surface, yaw)
 
@@ -234,9 +228,7 @@ def _street_furniture(rng: np.random.Generator, side: int) -> Solids:
 
 def _people(rng: np.random.Generator) -> Solids:
     """Pedestrians on both pavements, on the zebra crossing and in the square."""
-    spots: list[tuple[float, float]] = [
-        (float(rng.uniform(-35, 50)), s * rng.uniform(8.4, 11.6)) for s in (-1, 1) * 12
-    ]
+    spots: list[tuple[float, float]] = [(float(rng.uniform(-35, 50)), s * rng.uniform(8.4, 11.6)) for s in (-1, 1) * 12]
     spots += [(SIDE[0] - 3.2 + float(rng.normal(0, 0.5)), y) for y in (-2.9, 0.9, 4.4)]
     spots += [(rng.uniform(28, 50), WALK + rng.uniform(3, 25)) for _ in range(6)]
     for x, y in spots:

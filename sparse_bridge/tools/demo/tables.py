@@ -15,18 +15,13 @@ from ...errors import SettingError, ShapeError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of editors that save text as UTF-8
 _INTENSITY = ("intensity", "scalar_intensity", "reflectance", "reflectivity", "i", "remission")
-_COLOUR = (
-    ("red", "green", "blue"),
-    ("r", "g", "b"),
-    ("diffuse_red", "diffuse_green", "diffuse_blue"),
-)
+_COLOUR = (("red", "green", "blue"), ("r", "g", "b"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
 
 # Not-a-number and infinity as C libraries write them: nan(ind), 1.#QNAN0, -1.#INF. Microsoft's
 # rounds its words where few digits are asked for: 1.#R is 1.#QNAN in two.
 _ROUNDED = rb"\$|#(?:J|R|T|[IQS]O|[QS]NB)"
 _NOT_A_NUMBER = re.compile(
-    rb"[-+]?(?:nan\([^()\s]*\)|1\.(?:#(?:IND|[QS]NAN)\d*|(?:" + _ROUNDED + rb")(?!\S)))",
-    re.IGNORECASE,
+    rb"[-+]?(?:nan\([^()\s]*\)|1\.(?:#(?:IND|[QS]NAN)\d*|(?:" + _ROUNDED + rb")(?!\S)))", re.IGNORECASE
 )
 _INFINITY = re.compile(rb"([-+]?)1\.#INF\d*", re.IGNORECASE)
 
@@ -39,8 +34,7 @@ def pick_columns(path: Path, table: Mapping[str, npt.NDArray]) -> tuple[Floats, 
     missing = [axis for axis in "xyz" if axis not in lower]
     if missing:
         raise ShapeError(
-            f"{path}: field {', '.join(missing)} is missing; got {', '.join(table) or 'none'}, "
-            "expected x, y and z."
+            f"{path}: field {', '.join(missing)} is missing; got {', '.join(table) or 'none'}, expected x, y and z."
         )
     xyz = np.column_stack([table[lower[axis]] for axis in "xyz"]).astype(np.float64)
     for name in _INTENSITY:
@@ -79,8 +73,7 @@ def unreadable(path: Path, error: Exception) -> ShapeError:
     """The error for a file that its reader gives up on; `error` says why."""
     why = " ".join(str(error).split()) or type(error).__name__
     return ShapeError(
-        f"{path}: not a readable {path.suffix} file ({why}); "
-        "expected a complete file. Download or export it again."
+        f"{path}: not a readable {path.suffix} file ({why}); expected a complete file. Download or export it again."
     )
 
 

@@ -68,9 +68,7 @@ def crop_of(cloud: PointCloud, voxel_size: float) -> tuple[float, ...]:
 def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]:
     """Cells in z, y, x of the crop, rounded up to what the networks' strides need."""
     if len(crop) != 6 or any(crop[i] >= crop[i + 3] for i in range(3)):
-        raise SettingError(
-            f"range is {list(crop)}; expected x, y, z lowest, then x, y, z highest, in metres."
-        )
+        raise SettingError(f"range is {list(crop)}; expected x, y, z lowest, then x, y, z highest, in metres.")
     edges = [round((crop[i + 3] - crop[i]) / voxel_size) for i in (2, 1, 0)]
     z, y, x = (-(-max(edge, 1) // _MULTIPLE) * _MULTIPLE for edge in edges)
     z = max(z, _LOWEST)
@@ -91,10 +89,7 @@ def _readable(value: float, form: str) -> str:
 
 
 def voxelize(
-    cloud: PointCloud,
-    voxel_size: float,
-    device: torch.device,
-    crop: Sequence[float] | None = None,
+    cloud: PointCloud, voxel_size: float, device: torch.device, crop: Sequence[float] | None = None
 ) -> VoxelGrid:
     """Voxelise with `spconv.pytorch.utils.PointToVoxel`, as projects do.
 

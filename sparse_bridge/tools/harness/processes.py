@@ -45,9 +45,12 @@ class Child:
     """
 
     def __init__(
-        self, module: str, arguments: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None, log: pathlib.Path | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        log: pathlib.Path | None = None,
+    ) -> None:
         variables = dict(os.environ if environment is None else environment)
         folders = [str(_ROOT), *filter(None, [variables.get("PYTHONPATH")])]
         variables["PYTHONPATH"] = os.pathsep.join(folders)
@@ -55,9 +58,14 @@ class Child:
         self._log = tempfile.TemporaryFile("w+") if log is None else log.open("a+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", module, *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-            cwd=_ROOT, env=variables, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=_ROOT,
+            env=variables,
+            start_new_session=True,
+        )
         self._messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 

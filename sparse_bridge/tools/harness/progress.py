@@ -17,9 +17,7 @@ class Progress:
     terminal and rich is installed.  transient: the bar goes away at the end.
     """
 
-    def __init__(
-        self, total: int, what: str = "", console: Console | None = None, transient: bool = False
-    ) -> None:
+    def __init__(self, total: int, what: str = "", console: Console | None = None, transient: bool = False) -> None:
         self._total, self._count = total, 0
         self._bar: Any = None
         if console is None and not sys.stderr.isatty():
@@ -30,11 +28,15 @@ class Progress:
         except ImportError:  # a bare GPU machine
             return
         self._bar = progress.Progress(
-            progress.SpinnerColumn(), progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(), console=console or Console(stderr=True),
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console or Console(stderr=True),
             transient=transient,
-        )  # fmt: skip
+        )
         self._task = self._bar.add_task(what, total=total)
 
     def __enter__(self) -> Progress:
@@ -43,10 +45,7 @@ class Progress:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -72,6 +71,4 @@ class Progress:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
         else:
-            self._bar.console.print(
-                line, style=style, markup=False, highlight=False, soft_wrap=True
-            )
+            self._bar.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

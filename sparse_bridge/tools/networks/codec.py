@@ -72,9 +72,7 @@ def child_of(coords: torch.Tensor) -> torch.Tensor:
     return x + 2 * y + 4 * z
 
 
-def occupied_children(
-    coords: torch.Tensor, codes: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def occupied_children(coords: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(the occupied children int32 [M, 4] of cells, the cell of each), by z, then y, then x."""
     cells, children = (codes[:, None] >> torch.arange(8, device=codes.device) & 1).nonzero().t()
     steps = torch.tensor(_CHILDREN, dtype=torch.int32, device=coords.device)

@@ -9,13 +9,16 @@ from torch import nn
 
 
 def basic_block(
-    ME: Any, inplanes: int, planes: int, stride: int = 1, dimension: int = 3,
-    momentum: float = 0.1, make: Callable[[int, int, int, int], nn.Module] | None = None,
-) -> nn.Module:  # fmt: skip
+    ME: Any,
+    inplanes: int,
+    planes: int,
+    stride: int = 1,
+    dimension: int = 3,
+    momentum: float = 0.1,
+    make: Callable[[int, int, int, int], nn.Module] | None = None,
+) -> nn.Module:
     """conv k3, BN, relu, conv k3, BN, plus the input (1x1 conv, BN if widths differ), relu."""
-    conv = make or (lambda i, o, k, s: ME.MinkowskiConvolution(
-        i, o, kernel_size=k, stride=s, dimension=dimension
-    ))  # fmt: skip
+    conv = make or (lambda i, o, k, s: ME.MinkowskiConvolution(i, o, kernel_size=k, stride=s, dimension=dimension))
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -28,8 +31,7 @@ def basic_block(
             self.downsample = None
             if stride != 1 or inplanes != planes:
                 self.downsample = nn.Sequential(
-                    conv(inplanes, planes, 1, stride),
-                    ME.MinkowskiBatchNorm(planes, momentum=momentum),
+                    conv(inplanes, planes, 1, stride), ME.MinkowskiBatchNorm(planes, momentum=momentum)
                 )
 
         def forward(self, x: Any) -> Any:
@@ -51,30 +53,39 @@ class MinkUNet(nn.Module):
     """
 
     def __init__(
-        self, ME: Any, in_channels: int = 3, out_channels: int = 20, dimension: int = 3,
+        self,
+        ME: Any,
+        in_channels: int = 3,
+        out_channels: int = 20,
+        dimension: int = 3,
         layers: Sequence[int] = (2, 3, 4, 6, 2, 2, 2, 2),
-        planes: Sequence[int] = (32, 64, 128, 256, 256, 128, 96, 96), init: int = 32,
-        stem: Any = 5, step: Any = 2, momentum: float = 0.1, through_generator: bool = False,
+        planes: Sequence[int] = (32, 64, 128, 256, 256, 128, 96, 96),
+        init: int = 32,
+        stem: Any = 5,
+        step: Any = 2,
+        momentum: float = 0.1,
+        through_generator: bool = False,
         levels: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._cat, self._levels = ME.cat, levels
 
-        def conv(
-            i: int, o: int, k: Any, s: Any, kind: str = "MinkowskiConvolution", bias: bool = False
-        ) -> nn.Module:
+        def conv(i: int, o: int, k: Any, s: Any, kind: str = "MinkowskiConvolution", bias: bool = False) -> nn.Module:
             if not through_generator:
-                return getattr(ME, kind)(
-                    i, o, kernel_size=k, stride=s, bias=bias, dimension=dimension
-                )
+                return getattr(ME, kind)(i, o, kernel_size=k, stride=s, bias=bias, dimension=dimension)
             generator = ME.KernelGenerator(
-                k, s, dilation=1, region_type=ME.RegionType.HYPER_CUBE, axis_types=None,
-                dimension=dimension,
-            )  # fmt: skip
+                k, s, dilation=1, region_type=ME.RegionType.HYPER_CUBE, axis_types=None, dimension=dimension
+            )
             return getattr(ME, kind)(
-                in_channels=i, out_channels=o, kernel_size=k, stride=s, dilation=1, bias=bias,
-                kernel_generator=generator, dimension=dimension,
-            )  # fmt: skip
+                in_channels=i,
+                out_channels=o,
+                kernel_size=k,
+                stride=s,
+                dilation=1,
+                bias=bias,
+                kernel_generator=generator,
+                dimension=dimension,
+            )
 
         def stage(i: int, o: int, n: int) -> nn.Module:
             blocks = [basic_block(ME, i, o, 1, dimension, momentum, conv)]

@@ -30,9 +30,13 @@ class Second(nn.Module):
     """
 
     def __init__(
-        self, sp: Any, in_channels: int = 4, widths: Sequence[int] = (16, 32, 64, 64),
-        out_channels: int = 128, momentum: float = 0.01,
-    ) -> None:  # fmt: skip
+        self,
+        sp: Any,
+        in_channels: int = 4,
+        widths: Sequence[int] = (16, 32, 64, 64),
+        out_channels: int = 128,
+        momentum: float = 0.01,
+    ) -> None:
         super().__init__()
 
         def same(c_in: int, c_out: int, level: int) -> Any:
@@ -41,9 +45,7 @@ class Second(nn.Module):
             return _unit(sp, conv, momentum)
 
         def stage(c_in: int, c_out: int, level: int, padding: int | tuple[int, ...] = 1) -> Any:
-            conv = sp.SparseConv3d(
-                c_in, c_out, 3, stride=2, padding=padding, bias=False, indice_key=f"spconv{level}"
-            )
+            conv = sp.SparseConv3d(c_in, c_out, 3, stride=2, padding=padding, bias=False, indice_key=f"spconv{level}")
             down, a, b = _unit(sp, conv, momentum), *(same(c_out, c_out, level) for _ in "ab")
             return sp.SparseSequential(OrderedDict(down=down, subm_a=a, subm_b=b))
 
@@ -53,9 +55,8 @@ class Second(nn.Module):
         self.conv3 = stage(widths[1], widths[2], 3)
         self.conv4 = stage(widths[2], widths[3], 4, padding=(0, 1, 1))
         out = sp.SparseConv3d(
-            widths[3], out_channels, (3, 1, 1), stride=(2, 1, 1), bias=False,
-            indice_key="spconv_down2",
-        )  # fmt: skip
+            widths[3], out_channels, (3, 1, 1), stride=(2, 1, 1), bias=False, indice_key="spconv_down2"
+        )
         self.conv_out = _unit(sp, out, momentum)
 
     def forward(self, x: Any) -> Any:
@@ -93,8 +94,7 @@ class EncoderStage(nn.Module):
         super().__init__()
         conv = sp.SparseConv3d(c_in, c_out, 2, stride=2, bias=False, indice_key=f"spconv{level}")
         self.down = _unit(sp, conv)
-        blocks = [(f"{i + 1}", ResidualBlock(sp, c_out, c_out, f"subm{level}"))
-                  for i in range(count)]  # fmt: skip
+        blocks = [(f"{i + 1}", ResidualBlock(sp, c_out, c_out, f"subm{level}")) for i in range(count)]
         self.blocks = nn.Sequential(OrderedDict(blocks))
 
     def forward(self, x: Any) -> Any:
@@ -125,10 +125,15 @@ class ResidualUNet(nn.Module):
     """
 
     def __init__(
-        self, sp: Any, in_channels: int = 4, classes: int = 20,
-        encoder: Sequence[int] = (32, 64, 128, 256), decoder: Sequence[int] = (256, 128, 96, 96),
-        blocks: Sequence[int] = (2, 3, 4, 6), stem: int = 32,
-    ) -> None:  # fmt: skip
+        self,
+        sp: Any,
+        in_channels: int = 4,
+        classes: int = 20,
+        encoder: Sequence[int] = (32, 64, 128, 256),
+        decoder: Sequence[int] = (256, 128, 96, 96),
+        blocks: Sequence[int] = (2, 3, 4, 6),
+        stem: int = 32,
+    ) -> None:
         super().__init__()
         conv = sp.SubMConv3d(in_channels, stem, 5, padding=2, bias=False, indice_key="stem")
         self.stem = _unit(sp, conv)

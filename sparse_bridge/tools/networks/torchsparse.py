@@ -37,10 +37,15 @@ class ResidualUNet(nn.Module):
     ones, a head. Takes [N, in_channels] features and returns [N, classes] on the same voxels."""
 
     def __init__(
-        self, ts: Any, in_channels: int = 4, classes: int = 20,
-        encoder: Sequence[int] = (32, 64, 128, 256), decoder: Sequence[int] = (256, 128, 96, 96),
-        blocks: Sequence[int] = (2, 3, 4, 6, 2, 2, 2, 2), stem: int = 32,
-    ) -> None:  # fmt: skip
+        self,
+        ts: Any,
+        in_channels: int = 4,
+        classes: int = 20,
+        encoder: Sequence[int] = (32, 64, 128, 256),
+        decoder: Sequence[int] = (256, 128, 96, 96),
+        blocks: Sequence[int] = (2, 3, 4, 6, 2, 2, 2, 2),
+        stem: int = 32,
+    ) -> None:
         super().__init__()
         self._cat = ts.cat
 
@@ -76,9 +81,7 @@ class ResidualUNet(nn.Module):
 # (blocks, C_out, kernel size, stride) of every stage: those of torchsparse's SparseResNet21D with
 # 5x5x5 kernels for 3x3x3. The paper that made 5x5x5 kernels a benchmark (Spira, MLSys 2026,
 # arXiv 2511.20834) was not at hand with its own list of layers, so times are not its times.
-LARGE_STAGES = (
-    (3, 16, 5, 1), (3, 32, 5, 2), (3, 64, 5, 2), (3, 128, 5, 2), (1, 128, (1, 3, 1), (1, 2, 1))
-)  # fmt: skip
+LARGE_STAGES = ((3, 16, 5, 1), (3, 32, 5, 2), (3, 64, 5, 2), (3, 128, 5, 2), (1, 128, (1, 3, 1), (1, 2, 1)))
 BACKBONES = ("resnet21d", "unet42", "resnet_large")
 
 

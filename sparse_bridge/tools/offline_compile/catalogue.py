@@ -11,19 +11,10 @@ import dataclasses
 import functools
 
 from ...kernels.runtime.target import Target
-from . import (
-    forms_gemm,
-    forms_grouped,
-    forms_maps,
-    forms_narrow,
-    forms_norms,
-    forms_pools,
-)
+from . import forms_gemm, forms_grouped, forms_maps, forms_narrow, forms_norms, forms_pools
 from .forms import Form, Space
 
-DECLARATIONS = (
-    forms_maps, forms_gemm, forms_grouped, forms_narrow, forms_pools, forms_norms,
-)  # fmt: skip
+DECLARATIONS = (forms_maps, forms_gemm, forms_grouped, forms_narrow, forms_pools, forms_norms)
 
 
 @functools.lru_cache(maxsize=32)

@@ -80,7 +80,5 @@ def problems(form: Form, target: Target, code: Code) -> list[str]:
     if code.serialized:
         found.append("wgmma runs one after another (ptxas C75..)")
     if target.backend == "hip" and code.wide_loops:
-        found.append(
-            "a loop between 64-bit bounds carries integers; Triton 3.8 and 3.9 fold their values"
-        )
+        found.append("a loop between 64-bit bounds carries integers; Triton 3.8 and 3.9 fold their values")
     return found

@@ -26,18 +26,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "compile check", "compile the kernels for GPUs that need not be there and check the code"
     )
-    group.add_argument(
-        "--targets", nargs="*", metavar="ARCH", help=f"which (default: {' '.join(compiled())})"
-    )
+    group.add_argument("--targets", nargs="*", metavar="ARCH", help=f"which (default: {' '.join(compiled())})")
     group.add_argument(
         "--full",
         action="store_true",
         help="every form that ships; some hundred per target (default: a few of each kind)",
     )
     group.add_argument(
-        "--kernel", action="append", default=[], metavar="NAME",
-        help="only this one; may be repeated (default: all)",
-    )  # fmt: skip
+        "--kernel", action="append", default=[], metavar="NAME", help="only this one; may be repeated (default: all)"
+    )
     group.add_argument("--write", metavar="PATH", help="also write the tables there, as Markdown")
     group.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
 
@@ -100,18 +97,22 @@ def _show(results: Sequence[Result], console: Console) -> None:
         cells = [s.target.arch, s.target.family, *s.products.values(), s.forms, s.registers]
         rows.append([*map(str, cells), shared, str(s.failed)])
     columns = (
-        Column("target", True), Column("family", True, 3),
-        *(Column(name, True, 4) for name in found[0].products), Column("variants"),
-        Column("registers", spare=2), Column("shared KiB", spare=1), Column("failed"),
-    )  # fmt: skip
+        Column("target", True),
+        Column("family", True, 3),
+        *(Column(name, True, 4) for name in found[0].products),
+        Column("variants"),
+        Column("registers", spare=2),
+        Column("shared KiB", spare=1),
+        Column("failed"),
+    )
     console.print(Table("Compiled for", columns, rows).plain(), soft_wrap=True)
     failed = list(failures(results))
     for result in failed[:_SHOWN]:
         form = result.form
         console.print(
-            f"{result.arch} {form.kernel}{form.named} {dict(form.options)}: "
-            f"{'; '.join(result.problems)}",
-            style="red", soft_wrap=True,
-        )  # fmt: skip
+            f"{result.arch} {form.kernel}{form.named} {dict(form.options)}: {'; '.join(result.problems)}",
+            style="red",
+            soft_wrap=True,
+        )
     if len(failed) > _SHOWN:
         console.print(f"... and {len(failed) - _SHOWN} more; --json lists all.", style="red")

@@ -20,10 +20,11 @@ from .forms import Form
 _MATRIX = {
     "hip": (("MFMA", r"\bv_s?mfmac?_\w+"), ("WMMA", r"\bv_s?wmmac?_\w+")),
     "cuda": (
-        ("TCGEN05", r"\btcgen05\.mma\b[\w.:]*"), ("WGMMA", r"\bwgmma\.mma_async[\w.]*"),
+        ("TCGEN05", r"\btcgen05\.mma\b[\w.:]*"),
+        ("WGMMA", r"\bwgmma\.mma_async[\w.]*"),
         ("MMA", r"\bmma\.sync[\w.]*"),
     ),
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +82,7 @@ def compile_form(form: Form, target: Target) -> Code:
     from triton.backends.compiler import GPUTarget
 
     described = GPUTarget(target.backend, _arch(target), target.warp_size)
-    made = triton.compile(
-        source(form, target), target=described, options={**OPTIONS, **dict(form.options)}
-    )
+    made = triton.compile(source(form, target), target=described, options={**OPTIONS, **dict(form.options)})
     metadata, serialized = made.metadata, False
     if target.backend == "hip":
         text = made.asm["amdgcn"]
@@ -95,9 +94,16 @@ def compile_form(form: Form, target: Target) -> Code:
         warp_size = metadata.warp_size
     matrix, instruction = _matrix(target.backend, text)
     return Code(
-        matrix, instruction, registers, spilled, parked, metadata.shared, warp_size,
-        wide_loops(made.asm["ttir"]) + wide_loops(made.asm["ttgir"]), serialized,
-    )  # fmt: skip
+        matrix,
+        instruction,
+        registers,
+        spilled,
+        parked,
+        metadata.shared,
+        warp_size,
+        wide_loops(made.asm["ttir"]) + wide_loops(made.asm["ttgir"]),
+        serialized,
+    )
 
 
 def _arch(target: Target) -> int | str:
@@ -121,9 +127,7 @@ def wide_loops(ttir: str) -> int:
 def _last(pattern: str, text: str) -> str:
     found = re.findall(pattern, text)
     if not found:
-        raise UnsupportedError(
-            f"Triton's AMD assembly no longer says {pattern!r}; the compile check cannot read it."
-        )
+        raise UnsupportedError(f"Triton's AMD assembly no longer says {pattern!r}; the compile check cannot read it.")
     return found[-1]
 
 
@@ -131,10 +135,8 @@ def _amd_registers(text: str) -> tuple[int, int, int]:
     """(vector registers, bytes of scratch or of spilled vector registers, spilled scalar ones)."""
     counts = [
         int(_last(rf"\.{name}:\s*(\d+)", text))
-        for name in (
-            "vgpr_count", "vgpr_spill_count", "private_segment_fixed_size", "sgpr_spill_count"
-        )
-    ]  # fmt: skip
+        for name in ("vgpr_count", "vgpr_spill_count", "private_segment_fixed_size", "sgpr_spill_count")
+    ]
     return counts[0], max(4 * counts[1], counts[2]), counts[3]
 
 

@@ -21,9 +21,15 @@ from ...kernels.runtime.parts import Part
 
 # Triton's names of what a tensor holds.
 POINTED = {
-    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
-    torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-}  # fmt: skip
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
 # Where tensors lie: aligned to 16 bytes and within 2 GiB of memory, anywhere, aligned beyond 2 GiB.
 PLACES = ("small", "odd", "large")
 # Vectors of any float, read once per program.
@@ -58,10 +64,7 @@ class Form:
         """Without what `as_launched` cannot tell, and without the dtype of vectors that are
         converted where they are read."""
         names = self.jit.fn.arg_names
-        types = tuple(
-            "*" if name in CONVERTED else kind
-            for name, kind in zip(names, self.types, strict=False)
-        )
+        types = tuple("*" if name in CONVERTED else kind for name, kind in zip(names, self.types, strict=False))
         return Form(self.kernel, types, self.constants, self.options)
 
     @property
@@ -104,9 +107,8 @@ class Space:
         if self.main:
             first = {name: side[0] for name, side in sides.items()}
             sides[self.main] = [
-                case for case in sides[self.main]
-                if self.build(**{**first, self.main: case}).tile == form.tile
-            ]  # fmt: skip
+                case for case in sides[self.main] if self.build(**{**first, self.main: case}).tile == form.tile
+            ]
         return any(one.launched == form for one in self._product(sides))
 
     def _product(self, sides: Mapping[str, Sequence[Any]]) -> Iterator[Form]:
@@ -118,11 +120,7 @@ class Space:
         flags = {name: len(levels) for name, levels in self.factors.items() if name != self.main}
         cases: Sequence[Any] = self.factors[self.main] if self.main else (None,)
         turns = self.rows if self.main else max(flags.values())
-        rows = [
-            (case, _turn(flags, place, turn))
-            for place, case in enumerate(cases)
-            for turn in range(turns)
-        ]
+        rows = [(case, _turn(flags, place, turn)) for place, case in enumerate(cases) for turn in range(turns)]
         seen = {level for _, row in rows for level in row.items()}
         if self.lone:
             for turn in range(max(flags.values())):
@@ -147,9 +145,14 @@ def _turn(flags: Mapping[str, int], place: int, turn: int) -> dict[str, int]:
 
 
 def make(
-    kernel: Kernel, constants: tuple[Any, ...], options: Mapping[str, int],
-    divisible: Sequence[str] = (), ones: Sequence[str] = (), place: str = "", **types: str,
-) -> Form:  # fmt: skip
+    kernel: Kernel,
+    constants: tuple[Any, ...],
+    options: Mapping[str, int],
+    divisible: Sequence[str] = (),
+    ones: Sequence[str] = (),
+    place: str = "",
+    **types: str,
+) -> Form:
     """A form. types: by argument name without `_ptr`; those not named are int32, or pointers to
     it.  place: one of `PLACES`, of all tensors; else `divisible` names what is aligned."""
     names = kernel.fn.arg_names[: len(kernel.fn.arg_names) - len(kernel.constants)]
@@ -158,22 +161,22 @@ def make(
         pointer = name.endswith("_ptr")
         given.append("*" * pointer + types.pop(name.removesuffix("_ptr"), "i32"))
     if types or len(constants) != len(kernel.constants):
-        raise TypeError(
-            f"{kernel.name} takes {names} and {kernel.constants}; declared are {types} and "
-            f"{constants}."
-        )
+        raise TypeError(f"{kernel.name} takes {names} and {kernel.constants}; declared are {types} and {constants}.")
     if place in ("small", "large"):
         general = {p.name for p in getattr(kernel.fn, "params", ()) if p.do_not_specialize}
         divisible = [name for name in names if name.endswith("_ptr") and name not in general]
     return Form(
-        kernel.name, tuple(given), constants, tuple(sorted(options.items())), frozenset(divisible),
-        frozenset(ones), place == "large",
-    )  # fmt: skip
+        kernel.name,
+        tuple(given),
+        constants,
+        tuple(sorted(options.items())),
+        frozenset(divisible),
+        frozenset(ones),
+        place == "large",
+    )
 
 
-def as_launched(
-    kernel: Kernel, args: Sequence[Any], constants: tuple[Any, ...], options: Mapping[str, int]
-) -> Form:
+def as_launched(kernel: Kernel, args: Sequence[Any], constants: tuple[Any, ...], options: Mapping[str, int]) -> Form:
     """What `Kernel.launch` was called with, for `catalogue.launchable`."""
     types = []
     for arg in args:

@@ -26,9 +26,7 @@ from .forms import PLACES, POINTED, Form, Space, make
 
 # One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
 # a smaller power, beyond the largest tile.
-CHANNELS = (
-    1, 16, 17, 32, 33, 48, 64, 65, 80, 96, 112, 128, 129, 160, 192, 256, 288, 320, 384, 512, 1024,
-)  # fmt: skip
+CHANNELS = (1, 16, 17, 32, 33, 48, 64, 65, 80, 96, 112, 128, 129, 160, 192, 256, 288, 320, 384, 512, 1024)
 OFFSET_BLOCKS = (32, 16, 64, 128, 256, 512, 1024)  # powers of two that hold the kernel volume
 PARTS = (2, 3, 4)  # of a row's sum, where mask splits are asked for
 # Bits of what follows a sum, see `EpilogueForm`.
@@ -103,9 +101,12 @@ def wgrad_tiles(target: Target) -> tuple[list[Case], list[Case]]:
 
 # (EVEN_K, ONE_K, whether c_in is a multiple of 16, or 1)
 DEPTHS = {
-    "even": (True, False, 16), "ragged": (False, False, 3), "exact": (True, True, 16),
-    "narrow": (False, True, 3), "point": (False, True, 1),
-}  # fmt: skip
+    "even": (True, False, 16),
+    "ragged": (False, False, 3),
+    "exact": (True, True, 16),
+    "narrow": (False, True, 3),
+    "point": (False, True, 1),
+}
 # Which stride of the weight is 1: that of output channels, of input channels (as dgrad reads it),
 # or none, with nothing aligned.
 LAYOUTS = ("rows", "swapped", "loose")
@@ -123,9 +124,13 @@ def strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tuple
 
 
 def product_form(
-    kernel: Kernel, constants: tuple[Any, ...], options: Mapping[str, int],
-    lies: tuple[str, int, int], held: tuple[int, str, str], **types: str,
-) -> Form:  # fmt: skip
+    kernel: Kernel,
+    constants: tuple[Any, ...],
+    options: Mapping[str, int],
+    lies: tuple[str, int, int],
+    held: tuple[int, str, str],
+    **types: str,
+) -> Form:
     """A form of a gather-GEMM.  lies: the weight's layout, c_in and the columns of y by what of
     them Triton tells apart.  held: bits of the epilogue, what its vectors hold, and what x, w and y
     do.  types: of other arguments."""
@@ -135,15 +140,20 @@ def product_form(
         divisible += names if channels == 16 else ()
         ones += names if channels == 1 else ()
     types = {"x": kind, "w": kind, "y": kind, "alpha": "fp32", "eps": "fp32", **types}
-    return make(
-        kernel, constants, options, divisible, ones, **types, **vectors_of(bits, vector, kind)
-    )
+    return make(kernel, constants, options, divisible, ones, **types, **vectors_of(bits, vector, kind))
 
 
 def _gather(
-    target: Target, case: Case, layout: str, depth: str, columns: int, packed: bool, size: str,
-    epilogue: tuple[int, int, bool], vector: str,
-) -> Form:  # fmt: skip
+    target: Target,
+    case: Case,
+    layout: str,
+    depth: str,
+    columns: int,
+    packed: bool,
+    size: str,
+    epilogue: tuple[int, int, bool],
+    vector: str,
+) -> Form:
     """epilogue: (bits, activation, whether the sum is over all offsets, not a range of them).
     vector: what bias and norm hold.  size: of offsets, "int32" or "wide"."""
     held, (bits, act, all_offsets) = case.holds, epilogue
@@ -151,17 +161,28 @@ def _gather(
     wide, whole = size != "int32", case.tile.block_k
     tile = case.tile if all_offsets else clamp_for_splits(case.tile)
     tile = tile if packed else tile.over_table()
-    tile = clamp_for_problem(
-        tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
-    )
+    tile = clamp_for_problem(tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits)
     constants = (
-        packed, bits, act, case.precision, even, one, wide,
-        shared_by(tile.block_m) if packed else 1, tile.block_m, tile.block_n, tile.block_k,
-    )  # fmt: skip
+        packed,
+        bits,
+        act,
+        case.precision,
+        even,
+        one,
+        wide,
+        shared_by(tile.block_m) if packed else 1,
+        tile.block_m,
+        tile.block_n,
+        tile.block_k,
+    )
     found = product_form(
-        gather_gemm_kernel, constants, tile.options(target), (layout, c_in, columns),
-        (bits, vector, held), y=held if all_offsets else "fp32",
-    )  # fmt: skip
+        gather_gemm_kernel,
+        constants,
+        tile.options(target),
+        (layout, c_in, columns),
+        (bits, vector, held),
+        y=held if all_offsets else "fp32",
+    )
     return dataclasses.replace(found, large=wide)
 
 
@@ -172,20 +193,24 @@ def vectors_of(bits: int, vector: str, held: str) -> dict[str, str]:
     return {"residual": held} | {n: vector if bits & one else held for n, one in read.items()}
 
 
-def _sum_partials(
-    held: str, vector: str, bits: int, act: int, parts: int, far: bool, place: str
-) -> Form:
+def _sum_partials(held: str, vector: str, bits: int, act: int, parts: int, far: bool, place: str) -> Form:
     return make(
-        sum_partials_kernel, (bits, act, parts, 1024), {"num_warps": 4}, place=place,
-        partial="fp32", y=held, alpha="fp32", eps="fp32", n_values="i64" if far else "i32",
+        sum_partials_kernel,
+        (bits, act, parts, 1024),
+        {"num_warps": 4},
+        place=place,
+        partial="fp32",
+        y=held,
+        alpha="fp32",
+        eps="fp32",
+        n_values="i64" if far else "i32",
         **vectors_of(bits, vector, held),
-    )  # fmt: skip
+    )
 
 
 def _wgrad(
-    target: Target, case: Case, even: bool, mirrored: bool, v_block: int, size: str,
-    out: tuple[str, str, bool],
-) -> Form:  # fmt: skip
+    target: Target, case: Case, even: bool, mirrored: bool, v_block: int, size: str, out: tuple[str, str, bool]
+) -> Form:
     """out: (what the result holds, its layout, whether it is written directly, not as partial
     sums)."""
     held, tile, (dw, layout, direct) = case.holds, case.tile, out
@@ -193,23 +218,24 @@ def _wgrad(
     if even:
         divisible += ["c_in", "c_out", "stride_xn", "stride_dyn"]
     constants = (
-        mirrored, direct, case.precision, even, size != "int32", v_block, tile.block_m,
-        tile.block_n, tile.block_k,
-    )  # fmt: skip
-    found = make(
-        wgrad_kernel, constants, tile.options(target), divisible, ones,
-        x=held, dy=held, dw=dw, starts="i64",
-    )  # fmt: skip
+        mirrored,
+        direct,
+        case.precision,
+        even,
+        size != "int32",
+        v_block,
+        tile.block_m,
+        tile.block_n,
+        tile.block_k,
+    )
+    found = make(wgrad_kernel, constants, tile.options(target), divisible, ones, x=held, dy=held, dw=dw, starts="i64")
     return dataclasses.replace(found, large=size != "int32")
 
 
 def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Form:
     constants = (mirrored, v_block, wgrad_gemm.SUM_LOADS // block, block)
     marks = strides(sum_shares_kernel, layout, "stride_di", "stride_do")
-    return make(
-        sum_shares_kernel, constants, {"num_warps": 4}, *marks,
-        partial="fp32", dw=held, starts="i64",
-    )  # fmt: skip
+    return make(sum_shares_kernel, constants, {"num_warps": 4}, *marks, partial="fp32", dw=held, starts="i64")
 
 
 class GatherSpace(Space):
@@ -220,10 +246,11 @@ class GatherSpace(Space):
         """As `Space.holds`."""
         named = form.named
         told: dict[str, Any] = {
-            "depth": [name for name, (even, one, _) in DEPTHS.items()
-                      if (even, one) == (named["EVEN_K"], named["ONE_K"])],
+            "depth": [
+                name for name, (even, one, _) in DEPTHS.items() if (even, one) == (named["EVEN_K"], named["ONE_K"])
+            ],
             "size": ("wide",) if named["WIDE"] else ("int32",),
-        }  # fmt: skip
+        }
         if "PACKED" in named:
             told["packed"] = (named["PACKED"],)
         if "EPILOGUE" in named:
@@ -247,15 +274,18 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     acts = tuple(ACTIVATIONS.values())
     epilogues = [(bits, act, True) for bits in EPILOGUES for act in acts]
     gather = functools.partial(
-        GatherSpace, build=functools.partial(_gather, target), main="case",
-        silent=("layout", "columns", "vector"),
-    )  # fmt: skip
+        GatherSpace, build=functools.partial(_gather, target), main="case", silent=("layout", "columns", "vector")
+    )
     default, tuned = gather_tiles(target)
     flags: dict[str, Any] = {
-        "layout": LAYOUTS, "depth": tuple(DEPTHS), "columns": (16, 3, 1),
-        "packed": (True, False), "size": ("int32", "wide"), "epilogue": epilogues,
+        "layout": LAYOUTS,
+        "depth": tuple(DEPTHS),
+        "columns": (16, 3, 1),
+        "packed": (True, False),
+        "size": ("int32", "wide"),
+        "epilogue": epilogues,
         "vector": VECTORS,
-    }  # fmt: skip
+    }
     # Partial sums by ranges of the offsets (mask splits), which leave the epilogue to the kernel
     # that adds them up; in fp32 they are results like others.
     halves = [case for case in (*default, *tuned) if case.dtype != torch.float32]
@@ -280,18 +310,12 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     results = ("fp32", "fp16", "bf16")
     outs = [("fp32", "swapped", False), *((h, i, True) for h in results for i in LAYOUTS)]
     flags = {
-        "even": (True, False), "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
-        "size": ("int32", "wide"), "out": outs,
-    }  # fmt: skip
-    yield (
-        wgrad_kernel,
-        [
-            wgrad({"case": default, **flags}),
-            wgrad({"case": tuned, **flags}, rows=1, lone=False),
-        ],
-    )
-    flags = {
-        "held": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
-        "block": wgrad_gemm.SUM_BLOCKS,
-    }  # fmt: skip
+        "even": (True, False),
+        "mirrored": (True, False),
+        "v_block": OFFSET_BLOCKS,
+        "size": ("int32", "wide"),
+        "out": outs,
+    }
+    yield (wgrad_kernel, [wgrad({"case": default, **flags}), wgrad({"case": tuned, **flags}, rows=1, lone=False)])
+    flags = {"held": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS, "block": wgrad_gemm.SUM_BLOCKS}
     yield sum_shares_kernel, [Space({**flags, "layout": LAYOUTS}, _sum_shares, silent=("layout",))]

@@ -10,12 +10,7 @@ from typing import Any
 import torch
 
 from ...kernels.gemm.gather_spec import ACTIVATIONS
-from ...kernels.gemm.grouped_gemm import (
-    SUM_LANES,
-    SUM_ROWS,
-    grouped_gemm_kernel,
-    sum_products_kernel,
-)
+from ...kernels.gemm.grouped_gemm import SUM_LANES, SUM_ROWS, grouped_gemm_kernel, sum_products_kernel
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
 from ...kernels.tiles.clamps import clamp_for_grouped
@@ -45,21 +40,22 @@ def _grouped(target: Target, case: Case, layout: str, depth: str, columns: int, 
         divisible += names if n == 16 else ()
         ones += names if n == 1 else ()
     constants = (case.precision, even, one, wide, tile.block_m, tile.block_n, tile.block_k)
-    found = make(
-        grouped_gemm_kernel, constants, tile.options(target), divisible, ones,
-        x=held, w=held, out="fp32",
-    )  # fmt: skip
+    found = make(grouped_gemm_kernel, constants, tile.options(target), divisible, ones, x=held, w=held, out="fp32")
     return dataclasses.replace(found, large=wide)
 
 
-def _sum_products(
-    held: str, vector: str, bits: int, act: int, listed: bool, block: int, place: str
-) -> Form:
+def _sum_products(held: str, vector: str, bits: int, act: int, listed: bool, block: int, place: str) -> Form:
     return make(
-        sum_products_kernel, (bits, act, listed, SUM_ROWS, SUM_LANES, block), {"num_warps": 4},
-        place=place, product="fp32", y=held, alpha="fp32", eps="fp32",
+        sum_products_kernel,
+        (bits, act, listed, SUM_ROWS, SUM_LANES, block),
+        {"num_warps": 4},
+        place=place,
+        product="fp32",
+        y=held,
+        alpha="fp32",
+        eps="fp32",
         **vectors_of(bits, vector, held),
-    )  # fmt: skip
+    )
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
@@ -67,25 +63,31 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     held = sorted({POINTED[dtype] for dtype, _ in products(target)})
     acts = tuple(ACTIVATIONS.values())
     grouped = functools.partial(
-        GatherSpace, build=functools.partial(_grouped, target), main="case", rows=1,
-        silent=("layout", "columns"),
-    )  # fmt: skip
+        GatherSpace, build=functools.partial(_grouped, target), main="case", rows=1, silent=("layout", "columns")
+    )
     flags: dict[str, Any] = {
-        "layout": LAYOUTS, "depth": tuple(DEPTHS), "columns": (16, 3, 1),
+        "layout": LAYOUTS,
+        "depth": tuple(DEPTHS),
+        "columns": (16, 3, 1),
         "size": ("int32", "wide"),
-    }  # fmt: skip
+    }
     default, tuned = gather_tiles(target)
-    wide = [dataclasses.replace(c, tile=grouped_tile(target, c.dtype, 1 << 20, 1024, 1024, 27))
-            for c in default if c.dtype != torch.float32]  # fmt: skip
+    wide = [
+        dataclasses.replace(c, tile=grouped_tile(target, c.dtype, 1 << 20, 1024, 1024, 27))
+        for c in default
+        if c.dtype != torch.float32
+    ]
     default = list(dict.fromkeys([*default, *wide]))
     tuned = [case for case in tuned if case not in default]
-    spaces: list[Space] = [
-        grouped({"case": default, **flags}),
-        grouped({"case": tuned, **flags}, lone=False),
-    ]
+    spaces: list[Space] = [grouped({"case": default, **flags}), grouped({"case": tuned, **flags}, lone=False)]
     yield grouped_gemm_kernel, spaces
     flags = {
-        "held": held, "vector": VECTORS, "bits": EPILOGUES, "act": acts, "listed": (True, False),
-        "block": (128, 64, 32, 16), "place": PLACES,
-    }  # fmt: skip
+        "held": held,
+        "vector": VECTORS,
+        "bits": EPILOGUES,
+        "act": acts,
+        "listed": (True, False),
+        "block": (128, 64, 32, 16),
+        "place": PLACES,
+    }
     yield sum_products_kernel, [Space(flags, _sum_products, silent=("place", "vector"))]

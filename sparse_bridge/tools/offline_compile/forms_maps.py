@@ -39,9 +39,8 @@ _LARGEST = {"i64": (1 << 63) - 1, "i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u
 
 
 def _insert(
-    target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool,
-    divided: _Divided, place: str,
-) -> Form:  # fmt: skip
+    target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool, divided: _Divided, place: str
+) -> Form:
     division, _, block_v = divided
     rows, warps = hash_table.insert_shape(block_v, target)
     shape = (dimension, key64, wide, *divided, rows)
@@ -53,10 +52,7 @@ def _key(key64: bool) -> str:
     return "i64" if key64 else "i32"
 
 
-def _lookup(
-    alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool,
-    division: int, place: str,
-) -> Form:  # fmt: skip
+def _lookup(alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool, division: int, place: str) -> Form:
     rows = neighbor_table._LOOKUP_ROWS
     constants = (alive, reversed, dimension, key64, wide, division, rows)
     kernel = neighbor_table.lookup_kernel
@@ -109,9 +105,7 @@ def _bounds(dimension: int, place: str) -> Form:
     return make(kernel, constants, options, place=place, record="i64")
 
 
-def _fixed(
-    kernel: Kernel, *constants: int, num_warps: int = 4, **types: str
-) -> tuple[Kernel, list[Space]]:
+def _fixed(kernel: Kernel, *constants: int, num_warps: int = 4, **types: str) -> tuple[Kernel, list[Space]]:
     """A kernel whose constexprs never change."""
 
     def build(place: str) -> Form:
@@ -159,13 +153,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
         insert = functools.partial(_insert, target, kernel)
         yield kernel, [Space(factors, insert, silent=_SILENT)]
-    factors = {
-        **_KEYS,
-        "reversed": (True, False),
-        "wide": _FLAG,
-        "division": _DIVISION,
-        **places,
-    }
+    factors = {**_KEYS, "reversed": (True, False), "wide": _FLAG, "division": _DIVISION, **places}
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, "wide": _FLAG, "divided": _DIVIDED[:5], **places}
     yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]

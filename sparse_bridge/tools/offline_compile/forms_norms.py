@@ -16,9 +16,7 @@ _WIDTHS = ((32, 16), (16, 16), (32, 3), (16, 3), (16, 1))
 _SILENT = ("place",)
 
 
-def _rows(
-    kernel: Kernel, widths: tuple[int, int], place: str, whole: bool, **types: str
-) -> Form:  # fmt: skip
+def _rows(kernel: Kernel, widths: tuple[int, int], place: str, whole: bool, **types: str) -> Form:
     """whole: the kernel merges parts."""
     width, columns = widths
     tile = norm_spec.tile_of(width, columns == 16 and place != "odd")
@@ -27,9 +25,14 @@ def _rows(
     even = [name for name in names if name not in general] if place != "odd" else ["memory_ptr"]
     even += ["n_channels"] if columns == 16 else []
     made = make(
-        kernel, (norm_spec.PARTS, *tile) if whole else tile, batch_norm.OPTIONS, even,
-        ["n_channels"] if columns == 1 else [], memory="fp32", **types,
-    )  # fmt: skip
+        kernel,
+        (norm_spec.PARTS, *tile) if whole else tile,
+        batch_norm.OPTIONS,
+        even,
+        ["n_channels"] if columns == 1 else [],
+        memory="fp32",
+        **types,
+    )
     return dataclasses.replace(made, large=place == "large")
 
 
@@ -39,20 +42,27 @@ def _partials(rows: tuple[str, tuple[int, int]], place: str) -> Form:
     return _rows(batch_norm.partials_kernel, widths, place, False, x=held)
 
 
-def _apply(
-    rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], batches: str, place: str
-) -> Form:
+def _apply(rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], batches: str, place: str) -> Form:
     """vectors: what (weight and bias, running statistics) hold."""
     (held, widths), (of_layer, running) = rows, vectors
     return _rows(
-        batch_norm.apply_kernel, widths, place, True, x=held, y=held, gain=of_layer, beta=of_layer,
-        mean=running, var=running, batches=batches, momentum="fp32", eps="fp32",
-    )  # fmt: skip
+        batch_norm.apply_kernel,
+        widths,
+        place,
+        True,
+        x=held,
+        y=held,
+        gain=of_layer,
+        beta=of_layer,
+        mean=running,
+        var=running,
+        batches=batches,
+        momentum="fp32",
+        eps="fp32",
+    )
 
 
-def _backward(
-    kernel: Kernel, rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], place: str
-) -> Form:
+def _backward(kernel: Kernel, rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], place: str) -> Form:
     """vectors: what (weight and bias, their gradients) hold."""
     (held, widths), whole = rows, kernel is batch_norm_grad.dx_kernel
     types = dict.fromkeys(("x", "dy"), held) | dict.fromkeys(("gain", "beta"), vectors[0])
@@ -64,25 +74,18 @@ def _backward(
 def _column_partials(rows: tuple[str, tuple[int, int]], place: str) -> Form:
     held, (width, columns) = rows
     return _columns(
-        column_sum.partials_kernel, (column_sum.TILE // width, width), columns, place,
-        x=held, partial="fp32",
-    )  # fmt: skip
+        column_sum.partials_kernel, (column_sum.TILE // width, width), columns, place, x=held, partial="fp32"
+    )
 
 
 def _column_totals(held: str, columns: int, place: str) -> Form:
     constants = (column_sum.PARTS, column_sum.WIDTHS[0])
-    return _columns(
-        column_sum.totals_kernel, constants, columns, place, partial="fp32", y=held
-    )  # fmt: skip
+    return _columns(column_sum.totals_kernel, constants, columns, place, partial="fp32", y=held)
 
 
-def _columns(
-    kernel: Kernel, constants: tuple[int, int], columns: int, place: str, **types: str
-) -> Form:
+def _columns(kernel: Kernel, constants: tuple[int, int], columns: int, place: str, **types: str) -> Form:
     """columns: see `_WIDTHS`."""
-    made = make(
-        kernel, constants, column_sum.OPTIONS, ["partial_ptr"], place=place, **types
-    )  # fmt: skip
+    made = make(kernel, constants, column_sum.OPTIONS, ["partial_ptr"], place=place, **types)
     divisible, ones = made.divisible, made.ones
     if columns == 16:
         divisible |= {"n_channels"}
@@ -94,9 +97,7 @@ def _columns(
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel of batch norms and column sums."""
     floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
-    rows: dict[str, tuple] = {
-        "rows": tuple((held, widths) for held in floats for widths in _WIDTHS), "place": PLACES
-    }  # fmt: skip
+    rows: dict[str, tuple] = {"rows": tuple((held, widths) for held in floats for widths in _WIDTHS), "place": PLACES}
     # Whoever has no vector gives fp32 memory in its place.
     vectors = {"vectors": [(a, b) for a in floats for b in floats]}
     batches = {"batches": ("i64", "fp32")}

@@ -51,18 +51,15 @@ def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Form:
 
 
 def _segment_sum(
-    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, cut: bool,
-    index: str, place: str,
-) -> Form:  # fmt: skip
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, cut: bool, index: str, place: str
+) -> Form:
     """rows: what they hold, and channels of a program."""
     held, channels = rows
     wide = "fp64" if held == "fp64" else "fp32"
     types = {"x": held, "order": index, "starts": index, "y": wide if cut else held}
     count = None if cut else count
     types |= {"weight": weight or held, "count": count or index}
-    constants = (
-        per_row, weight is not None, count is not None, held == "fp64", cut, *_SUMS, channels
-    )  # fmt: skip
+    constants = (per_row, weight is not None, count is not None, held == "fp64", cut, *_SUMS, channels)
     return make(voxel_ops.segment_sum_kernel, constants, _OPTIONS, place=place, **types)
 
 
@@ -76,16 +73,13 @@ def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, place: str)
 
 
 def _gather_sum(
-    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str,
-    place: str,
-) -> Form:  # fmt: skip
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str, place: str
+) -> Form:
     """rows: as for `_segment_sum`."""
     held, channels = rows
     types = {"x": held, "index": index, "weight": weight or held, "count": count or index}
     types["y"] = held
-    constants = (
-        per_row, weight is not None, count is not None, held == "fp64", voxel_ops._ROWS, channels
-    )  # fmt: skip
+    constants = (per_row, weight is not None, count is not None, held == "fp64", voxel_ops._ROWS, channels)
     return make(voxel_ops.gather_sum_kernel, constants, _OPTIONS, place=place, **types)
 
 
@@ -123,9 +117,11 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     segments = {**rows, "shares": _SHARES}
     yield pooling.first_largest_kernel, [Space(segments, _first_largest, silent=_SILENT)]
     for kernel in (
-        depthwise.gather_kernel, depthwise.wgrad_kernel, window_max.forward_kernel,
+        depthwise.gather_kernel,
+        depthwise.wgrad_kernel,
+        window_max.forward_kernel,
         window_max.backward_kernel,
-    ):  # fmt: skip
+    ):
         build = functools.partial(_by_channel, kernel)
         yield kernel, [Space(rows, build, silent=_SILENT)]
     voxels = {

@@ -23,6 +23,8 @@ def resident(target: Target, code: Code, warps: int) -> int | None:
     reserved = _RESERVED if target.capability >= 80 else 0
     shared = max(code.shared + reserved, 1)
     return min(
-        _REGISTERS // (per_warp * warps), (chip.unit_shared << 10) // shared,
-        chip.unit_threads // (warps * target.warp_size), _MOST,
-    )  # fmt: skip
+        _REGISTERS // (per_warp * warps),
+        (chip.unit_shared << 10) // shared,
+        chip.unit_threads // (warps * target.warp_size),
+        _MOST,
+    )

@@ -64,9 +64,7 @@ def processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def jobs_for(
-    archs: Sequence[str], full: bool, kernels: Sequence[str] = ()
-) -> list[tuple[str, Form]]:
+def jobs_for(archs: Sequence[str], full: bool, kernels: Sequence[str] = ()) -> list[tuple[str, Form]]:
     """(architecture, form) of a whole run. kernels: only those with these names; (): all.
 
     Raises: DeviceError for a name that is no architecture, UnsupportedError for one that is no
@@ -78,9 +76,7 @@ def jobs_for(
     known = set().union(*map(spaces, targets))
     unknown = sorted(set(kernels) - known)
     if unknown:
-        raise UnsupportedError(
-            f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(known))}."
-        )
+        raise UnsupportedError(f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(known))}.")
     jobs = [
         (target.arch, form)
         for index, target in enumerate(targets)

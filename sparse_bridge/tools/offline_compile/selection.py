@@ -27,11 +27,7 @@ def representative(target: Target, index: int) -> list[Form]:
     for turn, (dtype, precision) in enumerate(products(target)):
         name = product_name(dtype, precision)
         kernels = [k for k in multiply if any(product_of(form) == name for form in forms[k])]
-        of_kind = [
-            form
-            for form in forms[kernels[(turn + index) % len(kernels)]]
-            if product_of(form) == name
-        ]
+        of_kind = [form for form in forms[kernels[(turn + index) % len(kernels)]] if product_of(form) == name]
         found.append(max(of_kind, key=_size))
     others = sorted(set(forms) - set(multiply))
     return found + [forms[name][0] for name in others[index % _TURNS :: _TURNS]]

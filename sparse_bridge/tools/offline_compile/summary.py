@@ -157,22 +157,39 @@ _PART = "A representative part of it (`--full` compiles all): the largest defaul
 def markdown(results: Sequence[Result], full: bool) -> str:
     """The page `docs/targets.md`."""
     targets = _table(
-        ("target", "GPUs", "family", "lanes", "fp16", "bf16", "fp32", "TF32", "3 x TF32",
-         "variants", "most registers", "shared memory", "parked", "failed"),
+        (
+            "target",
+            "GPUs",
+            "family",
+            "lanes",
+            "fp16",
+            "bf16",
+            "fp32",
+            "TF32",
+            "3 x TF32",
+            "variants",
+            "most registers",
+            "shared memory",
+            "parked",
+            "failed",
+        ),
         [
             (
-                s.target.arch, s.target.generation.chip(s.target.arch).gpus, s.target.family,
+                s.target.arch,
+                s.target.generation.chip(s.target.arch).gpus,
+                s.target.family,
                 s.target.warp_size,
-                *s.products.values(), s.forms, s.registers,
-                f"{s.shared / 1024:.0f} of {s.target.shared_memory >> 10} KiB", s.parked, s.failed,
+                *s.products.values(),
+                s.forms,
+                s.registers,
+                f"{s.shared / 1024:.0f} of {s.target.shared_memory >> 10} KiB",
+                s.parked,
+                s.failed,
             )
             for s in summaries(results)
         ],
-    )  # fmt: skip
-    kernels = _table(
-        ("kernel", "variants", "most registers", "most shared bytes", "failed"),
-        kernel_rows(results),
     )
+    kernels = _table(("kernel", "variants", "most registers", "most shared bytes", "failed"), kernel_rows(results))
     facts = as_json([])
     return _PAGE.format(
         scope=_FULL if full else _PART,

@@ -160,15 +160,21 @@ def _sizes(call: Call) -> dict[str, int | None]:
     if call.events:
         first, last = call.events[0], call.events[-1]
         return {
-            "rows_in": first.n_in, "rows_out": last.n_out,
-            "channels_in": first.c_in, "channels_out": last.c_out, "offsets": first.n_offsets,
-        }  # fmt: skip
+            "rows_in": first.n_in,
+            "rows_out": last.n_out,
+            "channels_in": first.c_in,
+            "channels_out": last.c_out,
+            "offsets": first.n_offsets,
+        }
     rows_in, channels_in = _matrix(call.shape_in)
     rows_out, channels_out = _matrix(call.shape_out)
     return {
-        "rows_in": rows_in, "rows_out": rows_out,
-        "channels_in": channels_in, "channels_out": channels_out, "offsets": None,
-    }  # fmt: skip
+        "rows_in": rows_in,
+        "rows_out": rows_out,
+        "channels_in": channels_in,
+        "channels_out": channels_out,
+        "offsets": None,
+    }
 
 
 def _matrix(shape: tuple[int, ...] | None) -> tuple[int | None, int | None]:

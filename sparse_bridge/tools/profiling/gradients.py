@@ -24,18 +24,15 @@ class Gradients:
         self._running = True
 
     def watch(
-        self, owner: Any, began: int, outputs: Iterable[torch.Tensor], stops: Iterable[Any],
-        device: torch.device | None,
-    ) -> None:  # fmt: skip
+        self, owner: Any, began: int, outputs: Iterable[torch.Tensor], stops: Iterable[Any], device: torch.device | None
+    ) -> None:
         """Time the nodes between `outputs` and `stops`, the nodes that made the inputs, but those
         of calls inside.  began: `now` when the call began."""
         self.now += 1
         for node in self._made(began, outputs, list(stops)):
             self._hook(owner, node, device)
 
-    def _made(
-        self, began: int, outputs: Iterable[torch.Tensor], stops: list[Any]
-    ) -> Iterator[Any]:  # fmt: skip
+    def _made(self, began: int, outputs: Iterable[torch.Tensor], stops: list[Any]) -> Iterator[Any]:
         """Nodes that nobody has claimed, back to the parameters, the stops, and what others had
         claimed before."""
         waiting, passed = [tensor.grad_fn for tensor in outputs], set(stops)

@@ -42,9 +42,7 @@ class ModelProfile:
         DataTypeError: `model` is no torch module.
     """
 
-    def __init__(
-        self, model: nn.Module | None = None, *, memory: bool = True, calls: int | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module | None = None, *, memory: bool = True, calls: int | None = None) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise DataTypeError(
                 f"profile() got {type(model).__name__}; expected a torch.nn.Module, or nothing to "
@@ -118,9 +116,7 @@ class ModelProfile:
 
     def _ended(self) -> tuple[tuple[results.LayerProfile, ...], results.Totals]:
         if self._found is None:
-            raise LifecycleError(
-                "this profile has not ended; read it after its `with` block, or call stop()."
-            )
+            raise LifecycleError("this profile has not ended; read it after its `with` block, or call stop().")
         return self._found
 
     @property
@@ -152,9 +148,7 @@ class ModelProfile:
     def __repr__(self) -> str:
         if self._found is not None:
             return str(self)  # what a terminal shows
-        state = (
-            "running" if self._stack is not None else "not started: use it as `with profile(...)`"
-        )
+        state = "running" if self._stack is not None else "not started: use it as `with profile(...)`"
         return f"<sparse_bridge.profile of {self._title}, {state}>"
 
     def _repr_html_(self) -> str | None:
@@ -233,9 +227,7 @@ class ModelProfile:
         self._open.append(call)
         call.interval = Interval(device).start()
 
-    def _after(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> None:
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if self._elsewhere() or not any(call.layer.module() is module for call in self._open):
             return
         self._open[-1].interval.stop()

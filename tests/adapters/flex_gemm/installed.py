@@ -45,10 +45,7 @@ def first(monkeypatch):
     """1.x: functions that go through `apply`."""
     triton = ".kernels.triton.spconv.config"
     folders = [triton.rsplit(".", n)[0] for n in (3, 2, 1)]
-    made = package(
-        monkeypatch,
-        [".ops", ".ops.spconv", ".ops.grid_sample", ".ops.serialize", *folders, triton],
-    )
+    made = package(monkeypatch, [".ops", ".ops.spconv", ".ops.grid_sample", ".ops.serialize", *folders, triton])
     spconv, grid = made[".ops.spconv"], made[".ops.grid_sample"]
     spconv.SubMConv3dFunction = type("SubMConv3dFunction", (Refuses,), {})
     spconv.SparseConv3dFunction = type("SparseConv3dFunction", (Refuses,), {})
@@ -56,9 +53,7 @@ def first(monkeypatch):
     made[".ops.serialize"].encode_seq = made[".ops.serialize"].decode_seq = refuses
     made[triton].allow_tf32 = True
 
-    def sparse_submanifold_conv3d(
-        feats, coords, shape, weight, bias=None, neighbor_cache=None, dilation=(1, 1, 1)
-    ):
+    def sparse_submanifold_conv3d(feats, coords, shape, weight, bias=None, neighbor_cache=None, dilation=(1, 1, 1)):
         apply = spconv.SubMConv3dFunction.apply
         return apply(feats, coords, shape, neighbor_cache, weight, bias, dilation)
 

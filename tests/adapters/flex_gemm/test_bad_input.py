@@ -62,24 +62,28 @@ def first():
         "ops.spconv.sparse_conv3d": {**conv, **layer, "out_coords": coords},
         "ops.spconv.SubMConv3dFunction._compute_neighbor_cache": {**place, "dilation": (1, 1, 1)},
         "ops.spconv.SparseConv3dFunction._get_output_coords": {**place, **layer},
-        "ops.spconv.SparseConv3dFunction._compute_neighbor_cache": {
-            **place, **layer, "out_coords": coords
-        },
+        "ops.spconv.SparseConv3dFunction._compute_neighbor_cache": {**place, **layer, "out_coords": coords},
         "ops.grid_sample.grid_sample_3d": {
-            "feats": feats, "coords": coords, "shape": tuple(shape), "grid": torch.rand(2, 9, 3),
+            "feats": feats,
+            "coords": coords,
+            "shape": tuple(shape),
+            "grid": torch.rand(2, 9, 3),
             "mode": "nearest",
         },
         "ops.serialize.encode_seq": {"coords": coords, "shape": tuple(shape), "mode": "z_order"},
         "ops.serialize.decode_seq": codes,
         "sparse_submanifold_conv": {**conv, "dilation": (1, 1, 1)},
         "sparse_submanifold_conv_any_offset": {
-            "feats": feats, "coords": coords, "offsets": torch.zeros(1, 3).int(),
-            "weight": weight[:, 0, 0, :1], "bias": bias,
+            "feats": feats,
+            "coords": coords,
+            "offsets": torch.zeros(1, 3).int(),
+            "weight": weight[:, 0, 0, :1],
+            "bias": bias,
         },
         "kernels.triton.indice_weighed_sum_fwd": sums,
         "kernels.cuda.hashmap_insert": {**table, "k": wanted, "v": wanted},
         "kernels.cuda.hashmap_lookup": {**table, "k": wanted},
-    }  # fmt: skip
+    }
 
 
 def second():
@@ -95,26 +99,30 @@ def second():
     size, kernel = "ops.compute_strided_kernel_size", {"kernel_size": (3, 3, 3)}
     wide = {**rows, "feats": feats.repeat(1, 2)}
     return {
-        "ops.submanifold_conv3d": {
-            **rows, "weight": weight, "bias": bias, "dilation": (1, 1, 1)
-        },
-        "ops.sparse_conv3d": {**conv, **given}, "ops.sparse_conv_transpose3d": {**conv, **given},
+        "ops.submanifold_conv3d": {**rows, "weight": weight, "bias": bias, "dilation": (1, 1, 1)},
+        "ops.sparse_conv3d": {**conv, **given},
+        "ops.sparse_conv_transpose3d": {**conv, **given},
         "ops.submanifold_pool3d": {**rows, **kernel, "reduce": "max"},
         "ops.sparse_pool3d": {**rows, **kernel, "reduce": "mean"},
         "ops.sparse_upsample3d": {**rows, "scale_factor": (2, 2, 2), "mode": "nearest"},
         "ops.sparse_pixel_shuffle3d": {**wide, "upscale_factor": (2, 2, 2)},
         "ops.sparse_pixel_unshuffle3d": {**rows, "downscale_factor": (2, 2, 2)},
-        "ops.sparse_grid_sample": {"feats": feats, "coords": coords, "grid": torch.rand(7, 4),
-                                   "mode": "linear", "padding_mode": "zeros"},
-        "ops.sparse_to_dense": rows, "ops.sort_coords": {"coords": coords},
-        "ops.coalesce_coords": {"coords": coords},
-        "ops.build_neighbor_cache": {
-            "coords": coords, "shape": LAST, **kernel, **layer, "padding": (1, 1, 1)
+        "ops.sparse_grid_sample": {
+            "feats": feats,
+            "coords": coords,
+            "grid": torch.rand(7, 4),
+            "mode": "linear",
+            "padding_mode": "zeros",
         },
-        f"{size}_output_shape": box, f"{size}_transpose_output_shape": box,
+        "ops.sparse_to_dense": rows,
+        "ops.sort_coords": {"coords": coords},
+        "ops.coalesce_coords": {"coords": coords},
+        "ops.build_neighbor_cache": {"coords": coords, "shape": LAST, **kernel, **layer, "padding": (1, 1, 1)},
+        f"{size}_output_shape": box,
+        f"{size}_transpose_output_shape": box,
         f"{size.replace('size', 'delta')}_output_shape": delta,
         f"{size.replace('size', 'delta')}_transpose_output_shape": delta,
-    }  # fmt: skip
+    }
 
 
 def call(package, path, arguments):
@@ -156,14 +164,15 @@ def test_second_generation(flex_gemm):
         found = served(importlib.import_module("flex_gemm"), second())
     shapes = [path.rpartition(".")[2] for path in second() if "_output_shape" in path]
     assert found == {
-        ("submanifold_conv3d", "shape", "None"), ("submanifold_pool3d", "shape", "None"),
+        ("submanifold_conv3d", "shape", "None"),
+        ("submanifold_pool3d", "shape", "None"),
         ("sparse_conv3d", "output_shape", "None"),
         ("sparse_conv_transpose3d", "output_shape", "None"),
         ("sparse_grid_sample", "grid", "one more axis"),  # points come in any form
         ("build_neighbor_cache", "padding", "negative"),
         *((name, "shape", f"one entry {more}") for name in shapes for more in ("less", "more")),
         *((name, "kernel_delta", kind) for name in shapes if "delta" in name for kind in OFFSETS),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("given", ["x", 3, {}, torch.zeros(40, 27).int()])
@@ -175,9 +184,11 @@ def test_what_is_no_cache(flex_gemm, given):
             getattr(flex_gemm.ops.spconv, name)(feats, coords, shape, weight, None, given)
 
 
-@pytest.mark.parametrize("array", [
-    torch.rand(40, 27), [1], torch.zeros(1, 40, 27).int(), torch.full((40, 27), 40).int(), None,
-], ids=["fp32", "list", "3-d", "beyond the rows", "none"])  # fmt: skip
+@pytest.mark.parametrize(
+    "array",
+    [torch.rand(40, 27), [1], torch.zeros(1, 40, 27).int(), torch.full((40, 27), 40).int(), None],
+    ids=["fp32", "list", "3-d", "beyond the rows", "none"],
+)
 def test_caches_that_hold_no_map(flex_gemm, array):
     feats, coords, shape = voxels(40, 4, dtype=F32)
     weight = weights(4, 6, (3, 3, 3), dtype=F32)

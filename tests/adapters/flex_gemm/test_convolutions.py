@@ -46,10 +46,7 @@ def by_loop(feats, coords, weight, bias, out_coords, stride, origin, dilation, s
     offsets = list(itertools.product(*(range(k) for k in weight.shape[1:4])))
     for q, (b, *place) in enumerate(out_coords.tolist()):
         for t in offsets:
-            site = tuple(
-                c * s + i * d - o
-                for c, s, i, d, o in zip(place, stride, t, dilation, origin, strict=True)
-            )
+            site = tuple(c * s + i * d - o for c, s, i, d, o in zip(place, stride, t, dilation, origin, strict=True))
             row = first.get((b, *site))
             if row is not None:
                 out[q] += weight[(slice(None), *t)].double() @ feats[row].double()
@@ -65,13 +62,9 @@ def test_submanifold_with_every_gradient(flex_gemm, kernel, device):
     dilation = (1, 2, 1)
     origin = tuple(k // 2 * d for k, d in zip(kernel, dilation, strict=True))
     spconv = flex_gemm.ops.spconv
-    out, cache = spconv.sparse_submanifold_conv3d(
-        feats, coords, shape, weight, bias, None, dilation
-    )
+    out, cache = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight, bias, None, dilation)
     cpu = [one.detach().cpu().requires_grad_() for one in leaves]
-    want = by_loop(
-        cpu[0], coords.cpu(), cpu[1], cpu[2], coords.cpu(), (1, 1, 1), origin, dilation, shape
-    )
+    want = by_loop(cpu[0], coords.cpu(), cpu[1], cpu[2], coords.cpu(), (1, 1, 1), origin, dilation, shape)
     torch.testing.assert_close(out.cpu(), want)
     grad = torch.randn(out.shape).double()
     got = torch.autograd.grad(out, leaves, grad.to(device))
@@ -82,35 +75,28 @@ def test_submanifold_with_every_gradient(flex_gemm, kernel, device):
 
 
 @devices
-@pytest.mark.parametrize("kernel, stride, padding", [
-    ((3, 3, 3), (2, 2, 2), (1, 1, 1)), ((2, 2, 2), (2, 2, 2), (0, 0, 0)),
-    ((2, 3, 1), (1, 2, 3), (0, 1, 0)), ((4, 4, 4), (2, 2, 2), (1, 1, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kernel, stride, padding",
+    [
+        ((3, 3, 3), (2, 2, 2), (1, 1, 1)),
+        ((2, 2, 2), (2, 2, 2), (0, 0, 0)),
+        ((2, 3, 1), (1, 2, 3), (0, 1, 0)),
+        ((4, 4, 4), (2, 2, 2), (1, 1, 1)),
+    ],
+)
 def test_strided_rows_ascend(flex_gemm, kernel, stride, padding, device):
     feats, coords, shape = voxels(70, 3, device=device)
     weight = weights(3, 6, kernel, device=device)
-    out, places, _ = flex_gemm.ops.spconv.sparse_conv3d(
-        feats, coords, shape, weight, None, None, None, stride, padding
-    )
+    out, places, _ = flex_gemm.ops.spconv.sparse_conv3d(feats, coords, shape, weight, None, None, None, stride, padding)
     found = [tuple(row) for row in places.tolist()]
     assert found == sorted(set(found))
     arguments = (stride, padding, (1, 1, 1), shape)
     want = by_loop(feats.cpu(), coords.cpu(), weight.cpu(), None, places.cpu(), *arguments)
     torch.testing.assert_close(out.cpu(), want)
-    extents = [
-        (s + 2 * p - k) // step + 1
-        for s, k, step, p in zip(shape[2:], kernel, stride, padding, strict=True)
-    ]
-    every = torch.tensor(
-        [(b, *q) for b in range(2) for q in itertools.product(*map(range, extents))]
-    )
+    extents = [(s + 2 * p - k) // step + 1 for s, k, step, p in zip(shape[2:], kernel, stride, padding, strict=True)]
+    every = torch.tensor([(b, *q) for b in range(2) for q in itertools.product(*map(range, extents))])
     ones = torch.ones_like(feats.cpu())
-    touched = (
-        by_loop(ones, coords.cpu(), torch.ones_like(weight.cpu()), None, every, *arguments)
-        .abs()
-        .sum(1)
-        > 0
-    )
+    touched = by_loop(ones, coords.cpu(), torch.ones_like(weight.cpu()), None, every, *arguments).abs().sum(1) > 0
     assert len(found) == int(touched.sum())
 
 
@@ -184,9 +170,7 @@ def test_any_channels_and_dtypes(flex_gemm, dtype, channels):
     for got, reference in zip(grads, wants, strict=True):
         assert got.dtype == dtype
         scale = reference.abs().max()
-        torch.testing.assert_close(
-            got.double() / scale, reference / scale, rtol=0, atol=tolerance * 3
-        )
+        torch.testing.assert_close(got.double() / scale, reference / scale, rtol=0, atol=tolerance * 3)
 
 
 def test_inputs_need_not_be_contiguous(flex_gemm):
@@ -209,9 +193,7 @@ def test_autocast_changes_nothing_but_lets_the_weight_follow(flex_gemm):
     out.sum().backward()
     assert weight.grad.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):  # features that a linear layer made
-        out, _ = flex_gemm.ops.spconv.sparse_submanifold_conv3d(
-            feats.bfloat16(), coords, shape, weight
-        )
+        out, _ = flex_gemm.ops.spconv.sparse_submanifold_conv3d(feats.bfloat16(), coords, shape, weight)
     assert out.dtype == torch.bfloat16
     out.float().sum().backward()
     assert weight.grad.dtype == torch.float32
@@ -220,9 +202,7 @@ def test_autocast_changes_nothing_but_lets_the_weight_follow(flex_gemm):
 class TestCaches:
     def test_arrays_of_the_contract(self, flex_gemm):
         _, coords, shape = voxels(40, 2)
-        cache = flex_gemm.ops.spconv.SubMConv3dFunction._compute_neighbor_cache(
-            coords, shape, (3, 3, 3), (1, 1, 1)
-        )
+        cache = flex_gemm.ops.spconv.SubMConv3dFunction._compute_neighbor_cache(coords, shape, (3, 3, 3), (1, 1, 1))
         table = cache["neighbor_map"]
         assert table.dtype == torch.uint32 and table.shape == (40, 27) and table.is_contiguous()
         signed = table.view(torch.int32)
@@ -289,9 +269,7 @@ class TestCaches:
             small = weights(3, 3, (1, 1, 3))
             spconv.sparse_submanifold_conv3d(feats, coords, shape, small, None, cache)
         with pytest.raises(ArgumentShapeError, match="12 rows"):
-            spconv.sparse_submanifold_conv3d(
-                feats[:12], coords[:12], shape, weights(3, 3, (3, 3, 3)), None, cache
-            )
+            spconv.sparse_submanifold_conv3d(feats[:12], coords[:12], shape, weights(3, 3, (3, 3, 3)), None, cache)
 
 
 def test_parts_that_are_replaced_are_called(flex_gemm, monkeypatch):
@@ -328,16 +306,19 @@ def test_a_second_derivative_is_refused(flex_gemm):
         grad.sum().backward()
 
 
-@pytest.mark.parametrize("change, kind, words", [
-    ({"weight": (3, 2, 3, 3, 3)}, ArgumentValueError, "odd"),
-    ({"weight": (3, 27, 3)}, ArgumentValueError, "C_out, k1"),
-    ({"feats": torch.int32}, DataTypeError, "torch.int32"),
-    ({"feats": torch.float16}, DataTypeError, "torch.float16"),
-    ({"rows": 9}, ArgumentShapeError, "9 coordinates"),
-    ({"algorithm": "magic"}, ArgumentValueError, "magic"),
-    ({"dilation": (1, 1)}, ArgumentValueError, "dilation"),
-    ({"dilation": (0, 1, 1)}, ArgumentValueError, "dilation"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, kind, words",
+    [
+        ({"weight": (3, 2, 3, 3, 3)}, ArgumentValueError, "odd"),
+        ({"weight": (3, 27, 3)}, ArgumentValueError, "C_out, k1"),
+        ({"feats": torch.int32}, DataTypeError, "torch.int32"),
+        ({"feats": torch.float16}, DataTypeError, "torch.float16"),
+        ({"rows": 9}, ArgumentShapeError, "9 coordinates"),
+        ({"algorithm": "magic"}, ArgumentValueError, "magic"),
+        ({"dilation": (1, 1)}, ArgumentValueError, "dilation"),
+        ({"dilation": (0, 1, 1)}, ArgumentValueError, "dilation"),
+    ],
+)
 def test_bad_input_has_one_clear_error(flex_gemm, change, kind, words):
     feats, coords, shape = voxels(10, 3, dtype=torch.float32)
     weight = torch.randn(change.get("weight", (3, 3, 3, 3, 3)))

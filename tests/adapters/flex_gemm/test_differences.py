@@ -7,8 +7,13 @@ import torch
 
 from .test_convolutions import voxels, weights
 
-ALGORITHMS = ("explicit_gemm", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm",
-              "masked_implicit_gemm_splitk")  # fmt: skip
+ALGORITHMS = (
+    "explicit_gemm",
+    "implicit_gemm",
+    "implicit_gemm_splitk",
+    "masked_implicit_gemm",
+    "masked_implicit_gemm_splitk",
+)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -20,16 +25,13 @@ def test_caches_made_without_gradients_or_by_another_algorithm(flex_gemm, algori
     with torch.no_grad():
         want, cache = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
     spconv.set_algorithm(algorithm)
-    got, same = spconv.sparse_submanifold_conv3d(
-        feats.requires_grad_(), coords, shape, weight, None, cache
-    )
+    got, same = spconv.sparse_submanifold_conv3d(feats.requires_grad_(), coords, shape, weight, None, cache)
     assert same is cache
     torch.testing.assert_close(got, want)
     fresh, _ = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
     for one, other in zip(
-        torch.autograd.grad(got.sum(), (feats, weight)),
-        torch.autograd.grad(fresh.sum(), (feats, weight)), strict=True,
-    ):  # fmt: skip
+        torch.autograd.grad(got.sum(), (feats, weight)), torch.autograd.grad(fresh.sum(), (feats, weight)), strict=True
+    ):
         torch.testing.assert_close(one, other)
 
 

@@ -18,9 +18,12 @@ from . import installed
 
 KERNEL, STRIDE, ONE = (3, 3, 3), (2, 2, 2), (1, 1, 1)
 ALGORITHMS = (
-    "EXPLICIT_GEMM", "IMPLICIT_GEMM", "IMPLICIT_GEMM_SPLITK", "MASKED_IMPLICIT_GEMM",
+    "EXPLICIT_GEMM",
+    "IMPLICIT_GEMM",
+    "IMPLICIT_GEMM_SPLITK",
+    "MASKED_IMPLICIT_GEMM",
     "MASKED_IMPLICIT_GEMM_SPLITK",
-)  # fmt: skip
+)
 
 
 def shell(resolution, channels, dtype=torch.float32):
@@ -83,12 +86,8 @@ def test_functions_by_apply(ops):
     _, again = ops.spconv.SubMConv3dFunction.apply(feats, None, None, cache, weight, None, ONE)
     assert again is cache
     layer = (STRIDE, ONE, ONE)
-    z, places, known = ops.spconv.SparseConv3dFunction.apply(
-        feats, coords, shape, None, weight, None, None, *layer
-    )
-    zz, given, kept = ops.spconv.SparseConv3dFunction.apply(
-        feats, coords, shape, known, weight, None, places, *layer
-    )
+    z, places, known = ops.spconv.SparseConv3dFunction.apply(feats, coords, shape, None, weight, None, None, *layer)
+    zz, given, kept = ops.spconv.SparseConv3dFunction.apply(feats, coords, shape, known, weight, None, places, *layer)
     assert kept is known and torch.equal(z, zz) and torch.equal(places, given)
 
 
@@ -96,9 +95,7 @@ def test_maps_of_the_extension_and_of_caches(flex_gemm):
     _, coords, shape = shell(10, 8)
     cuda, spconv = flex_gemm.kernels.cuda, flex_gemm.ops.spconv
     table = flex_gemm.ops.utils.init_hashmap(shape, int(spconv.HASHMAP_RATIO * len(coords)), "cpu")
-    built = cuda.hashmap_build_submanifold_conv_neighbour_map(
-        *table, coords, 10, 10, 10, *KERNEL, *ONE
-    )
+    built = cuda.hashmap_build_submanifold_conv_neighbour_map(*table, coords, 10, 10, 10, *KERNEL, *ONE)
     cache = spconv.SubMConv3dFunction._compute_neighbor_cache(coords, shape, KERNEL, ONE, True)
     spconv.set_algorithm(spconv.Algorithm.EXPLICIT_GEMM)
     by_torch = spconv.SubMConv3dFunction._compute_neighbor_cache_torch(coords, shape, KERNEL, ONE)
@@ -134,9 +131,7 @@ def test_output_coordinates_all_ways(flex_gemm):
         expanded = cuda.expand_unique_build_sparse_conv_out_coords(coords, mode, *numbers)
         assert torch.equal(found, expanded)
     cache = function._compute_neighbor_cache(coords, places, shape, *layer, True, False)
-    forward, back = cuda.hashmap_build_sparse_conv_neighbour_map(
-        coords, places, 2.0, True, *numbers
-    )
+    forward, back = cuda.hashmap_build_sparse_conv_neighbour_map(coords, places, 2.0, True, *numbers)
     assert same(cache["neighbor_map"], forward) and same(cache["neighbor_map_bwd"], back)
     assert cache["nothing"] is None
 
@@ -146,18 +141,14 @@ def test_sampling_by_rows_and_weights(flex_gemm):
     cuda, triton = flex_gemm.kernels.cuda, flex_gemm.kernels.triton
     points = 10 * torch.rand(1, 50, 3)
     table = flex_gemm.ops.utils.init_hashmap(shape, 2 * len(coords), "cpu")
-    rows, shares = cuda.hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
-        *table, coords, points, 10, 10, 10
-    )
+    rows, shares = cuda.hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(*table, coords, points, 10, 10, 10)
     rows, shares, leaf = rows.view(-1, 8), shares.view(-1, 8), feats.clone().requires_grad_()
     want = flex_gemm.ops.grid_sample.grid_sample_3d_torch(leaf, coords, shape, points)[0]
     torch.testing.assert_close(triton.indice_weighed_sum_fwd(feats, rows, shares), want)
     grad = torch.randn(want.shape)
     back = triton.indice_weighed_sum_bwd_input(grad, rows, shares, len(feats))
     torch.testing.assert_close(back, torch.autograd.grad(want, leaf, grad)[0])
-    near = cuda.hashmap_build_grid_sample_3d_nearest_neighbor_map(
-        *table, coords, points, 10, 10, 10
-    )
+    near = cuda.hashmap_build_grid_sample_3d_nearest_neighbor_map(*table, coords, points, 10, 10, 10)
     found = near.view(torch.int32).view(-1) >= 0
     nearest = flex_gemm.ops.grid_sample.grid_sample_3d(feats, coords, shape, points, "nearest")[0]
     assert torch.equal(nearest.any(1), found)
@@ -173,9 +164,7 @@ def test_caches_are_copied_and_pickled(flex_gemm):
         assert type(twin) is type(cache) and same(twin.neighbor_map, cache.neighbor_map)
         again, _ = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight, None, twin)
         torch.testing.assert_close(again, out, rtol=1e-4, atol=1e-4)
-        again, _, _ = spconv.sparse_conv3d(
-            feats, coords, shape, weight, None, copied(strided), places, STRIDE
-        )
+        again, _, _ = spconv.sparse_conv3d(feats, coords, shape, weight, None, copied(strided), places, STRIDE)
         torch.testing.assert_close(again, z, rtol=1e-4, atol=1e-4)
 
 
@@ -199,10 +188,7 @@ def test_channels_dtypes_and_frozen_parts(ops, dtype, c_in, c_out):
     want = torch.autograd.grad(function(wide[0], coords, shape, wide[1])[0].sum(), wide)
     near = {"rtol": 3 * torch.finfo(dtype).eps, "atol": 30 * torch.finfo(dtype).eps}
     for learns in ((True, True), (True, False), (False, True)):
-        leaves = [
-            one.clone().requires_grad_(wanted)
-            for one, wanted in zip((feats, weight), learns, strict=True)
-        ]
+        leaves = [one.clone().requires_grad_(wanted) for one, wanted in zip((feats, weight), learns, strict=True)]
         out, _ = function(leaves[0], coords, shape, leaves[1])
         assert out.dtype == dtype
         out.sum().backward()

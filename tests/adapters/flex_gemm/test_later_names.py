@@ -49,39 +49,33 @@ def compared(call, want_of, leaves, device):
 
 
 @devices
-@pytest.mark.parametrize("n_batch, kernel, dilation, shaped", [
-    (1, (3,), 1, True), (0, (3, 3), 1, True), (1, (3, 5), (2, 1), False), (2, (3, 1, 3), 1, True),
-    (1, (3, 3, 3, 1), 1, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "n_batch, kernel, dilation, shaped",
+    [
+        (1, (3,), 1, True),
+        (0, (3, 3), 1, True),
+        (1, (3, 5), (2, 1), False),
+        (2, (3, 1, 3), 1, True),
+        (1, (3, 3, 3, 1), 1, True),
+    ],
+)
 def test_any_dimension(flex_gemm, n_batch, kernel, dilation, shaped, device):
     dimension = len(kernel)
     sizes = (2,) * n_batch + (6, 5, 3, 3)[:dimension]
     coords = distinct(min(40, torch.tensor(sizes).prod() * 2 // 3), sizes)
     steps = (dilation,) * dimension if isinstance(dilation, int) else dilation
-    offsets = itertools.product(
-        *([(t - k // 2) * d for t in range(k)] for k, d in zip(kernel, steps, strict=True))
-    )
-    leaves = [
-        torch.randn(len(coords), 3).double(), torch.randn(4, *kernel, 3).double(),
-        torch.randn(4).double(),
-    ]  # fmt: skip
+    offsets = itertools.product(*([(t - k // 2) * d for t in range(k)] for k, d in zip(kernel, steps, strict=True)))
+    leaves = [torch.randn(len(coords), 3).double(), torch.randn(4, *kernel, 3).double(), torch.randn(4).double()]
     shape = (*sizes[:n_batch], 3, *sizes[n_batch:]) if shaped else None
     places, caches = coords.to(device), []
 
     def call(feats, weight, bias):
-        out, cache = flex_gemm.sparse_submanifold_conv(
-            feats, places, shape, weight, bias, dilation=dilation
-        )
+        out, cache = flex_gemm.sparse_submanifold_conv(feats, places, shape, weight, bias, dilation=dilation)
         caches.append(cache)
         return out
 
     offsets = list(offsets)
-    out = compared(
-        call,
-        lambda x, w, b: by_loop(x, coords, w.flatten(1, -2), b, offsets, n_batch),
-        leaves,
-        device,
-    )
+    out = compared(call, lambda x, w, b: by_loop(x, coords, w.flatten(1, -2), b, offsets, n_batch), leaves, device)
     (cache,) = caches
     again, same = flex_gemm.sparse_submanifold_conv(
         leaves[0].to(device), None, None, leaves[1].to(device), leaves[2].to(device), cache
@@ -100,14 +94,14 @@ def test_any_dimension(flex_gemm, n_batch, kernel, dilation, shaped, device):
 def test_any_offset(flex_gemm, device):
     offsets = torch.tensor([[-2, 1], [0, -1], [0, 0], [0, 1], [2, -1]])
     coords = distinct(30, (2, 7, 6)) - torch.tensor([0, 3, 2], dtype=torch.int32)
-    leaves = [
-        torch.randn(30, 3).double(), torch.randn(4, 5, 3).double(), torch.randn(4).double(),
-    ]  # fmt: skip
+    leaves = [torch.randn(30, 3).double(), torch.randn(4, 5, 3).double(), torch.randn(4).double()]
     places = coords.to(device)
     compared(
         lambda x, w, b: flex_gemm.sparse_submanifold_conv_any_offset(x, places, offsets, w, b)[0],
-        lambda x, w, b: by_loop(x, coords, w, b, offsets.tolist(), 1), leaves, device,
-    )  # fmt: skip
+        lambda x, w, b: by_loop(x, coords, w, b, offsets.tolist(), 1),
+        leaves,
+        device,
+    )
     with pytest.raises(AssertionError, match="negated flip"):
         flex_gemm.sparse_submanifold_conv_any_offset(
             leaves[0].to(device), places, offsets[:4], leaves[1][:, :4].to(device)
@@ -117,12 +111,8 @@ def test_any_offset(flex_gemm, device):
 def test_three_dimensions_without_a_shape(flex_gemm):
     feats, coords, shape = voxels(60, 3)
     weight = weights(3, 4, (3, 3, 3))
-    want, _ = flex_gemm.ops.spconv.sparse_submanifold_conv3d(
-        feats, coords, shape, weight, None, None, (2, 2, 2)
-    )
-    got, _ = flex_gemm.sparse_submanifold_conv3d(
-        feats, coords, None, weight, dilation=2, algorithm="explicit_gemm"
-    )
+    want, _ = flex_gemm.ops.spconv.sparse_submanifold_conv3d(feats, coords, shape, weight, None, None, (2, 2, 2))
+    got, _ = flex_gemm.sparse_submanifold_conv3d(feats, coords, None, weight, dilation=2, algorithm="explicit_gemm")
     torch.testing.assert_close(got, want)
     for call in (flex_gemm.sparse_submanifold_conv3d, flex_gemm.sparse_submanifold_conv):
         with pytest.raises(ArgumentValueError, match="algorithm is 'fast'"):

@@ -37,9 +37,7 @@ def test_a_strided_layer_by_its_parts(flex_gemm, with_bias, device):
     leaves = [one for one in (feats, weight, bias) if one is not None]
     for leaf in leaves:
         leaf.requires_grad_()
-    want, want_places, _ = spconv.sparse_conv3d(
-        feats, coords, shape, weight, bias, None, None, *LAYER[1:]
-    )
+    want, want_places, _ = spconv.sparse_conv3d(feats, coords, shape, weight, bias, None, None, *LAYER[1:])
     out, places, cache = strided(function, feats, coords, shape, weight, bias)
     assert torch.equal(out, want) and torch.equal(places, want_places) and not out.requires_grad
     grad = torch.randn_like(want)
@@ -58,9 +56,7 @@ def test_the_torch_variants_want_the_explicit_algorithm(flex_gemm):
     kernel, dilation = (3, 3, 3), (1, 1, 1)
     for call in (
         lambda: function._compute_neighbor_cache_torch(coords, places, shape, *LAYER),
-        lambda: spconv.SubMConv3dFunction._compute_neighbor_cache_torch(
-            coords, shape, kernel, dilation
-        ),
+        lambda: spconv.SubMConv3dFunction._compute_neighbor_cache_torch(coords, shape, kernel, dilation),
     ):
         with pytest.raises(AssertionError, match="explicit_gemm"):
             call()
@@ -101,9 +97,7 @@ def test_parts_of_the_strided_function_that_are_replaced(flex_gemm, monkeypatch)
 def test_parts_of_an_installed_build_are_bridged(flex_gemm, monkeypatch):
     feats, coords, shape = voxels(30, 3)
     weight = weights(3, 4, LAYER[0])
-    want, *_ = flex_gemm.ops.spconv.sparse_conv3d(
-        feats, coords, shape, weight, None, None, None, *LAYER[1:]
-    )
+    want, *_ = flex_gemm.ops.spconv.sparse_conv3d(feats, coords, shape, weight, None, None, None, *LAYER[1:])
     real = installed.first(monkeypatch)
     function = real.ops.spconv.SparseConv3dFunction
     with sparse_bridge.enable("flex_gemm", mode="patch"):
@@ -120,9 +114,7 @@ def test_modules_by_their_paths(flex_gemm):
     grid = flex_gemm.ops.grid_sample
     assert grid.grid_sample is sampling and sampling.grid_sample_3d is grid.grid_sample_3d
     assert by_torch.grid_sample_3d_torch is grid.grid_sample_3d_torch
-    assert flex_gemm.kernels.triton.utils is importlib.import_module(
-        "flex_gemm.kernels.triton.utils"
-    )
+    assert flex_gemm.kernels.triton.utils is importlib.import_module("flex_gemm.kernels.triton.utils")
 
 
 def test_what_kernels_ask_of_the_device(flex_gemm, monkeypatch):

@@ -16,10 +16,7 @@ from tests.conftest import EMULATED, INTERPRETED
 
 pytest.importorskip("triton")
 counting = pytest.importorskip("benchmarks.cold.counting", reason="needs the emulator")
-pytestmark = [
-    pytest.mark.emulated,
-    pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own"),
-]
+pytestmark = [pytest.mark.emulated, pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own")]
 
 
 def _launches(arch: str, step, x: torch.Tensor, dataflow: str) -> list[Any]:
@@ -28,10 +25,7 @@ def _launches(arch: str, step, x: torch.Tensor, dataflow: str) -> list[Any]:
     run = counting.Counted.run
 
     def record(form, *given):
-        sizes = [
-            (tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one
-            for one in given[9:]
-        ]
+        sizes = [(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else one for one in given[9:]]
         found.append((form.name, given[:3], form.source.constants, form.options, sizes))
         run(form, *given)
 

@@ -72,9 +72,7 @@ def test_points_that_are_no_points(flex_gemm):
 def test_nothing_to_sample(flex_gemm, mode, rows, points):
     feats, coords, shape = voxels(rows, 3, dtype=torch.float16)
     feats.requires_grad_()
-    out = flex_gemm.ops.grid_sample.grid_sample_3d(
-        feats, coords, shape, torch.rand(2, points, 3), mode
-    )
+    out = flex_gemm.ops.grid_sample.grid_sample_3d(feats, coords, shape, torch.rand(2, points, 3), mode)
     assert out.shape == (2, points, 3) and out.dtype == torch.float16
     out.sum().backward()
 
@@ -96,10 +94,15 @@ def interleaved(batch, axes, bits):
 
 
 HILBERT = [
-    (2, (0, 3, 0, 0), 63), (2, (0, 0, 3, 0), 29), (2, (0, 0, 0, 3), 9), (2, (0, 1, 2, 3), 22),
-    (3, (1, 5, 2, 7), 918), (6, (2, 63, 0, 63), 748982), (10, (0, 1000, 3, 77), 1073473918),
+    (2, (0, 3, 0, 0), 63),
+    (2, (0, 0, 3, 0), 29),
+    (2, (0, 0, 0, 3), 9),
+    (2, (0, 1, 2, 3), 22),
+    (3, (1, 5, 2, 7), 918),
+    (6, (2, 63, 0, 63), 748982),
+    (10, (0, 1000, 3, 77), 1073473918),
     (11, (0, 2000, 17, 5), 8589888962),
-]  # fmt: skip
+]
 
 
 @pytest.mark.interpreted
@@ -110,10 +113,10 @@ class TestCodes:
         coords = torch.tensor([site], dtype=torch.int32, device=map_lane.device)
         assert encode(coords, bits, "hilbert", torch.int64).tolist() == [code]
 
-    @pytest.mark.parametrize("bits, dtype", [
-        (0, torch.int32), (1, torch.int32), (5, torch.int32), (10, torch.int32), (10, torch.int64),
-        (21, torch.int64),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "bits, dtype",
+        [(0, torch.int32), (1, torch.int32), (5, torch.int32), (10, torch.int32), (10, torch.int64), (21, torch.int64)],
+    )
     @pytest.mark.parametrize("curve", ["z_order", "hilbert"])
     @pytest.mark.parametrize("n", [1, 255, 257])
     def test_there_and_back(self, map_lane, n, curve, bits, dtype):
@@ -163,9 +166,7 @@ def test_rows_along_curves(flex_gemm):
     want = None
     for mode, name in ((0, None), (1, "z_order"), (2, "hilbert")):
         spconv.SERIALIZATION_MODE = mode
-        out, places, _ = spconv.sparse_conv3d(
-            feats, coords, shape, weight, stride=(2, 2, 2), padding=(1, 1, 1)
-        )
+        out, places, _ = spconv.sparse_conv3d(feats, coords, shape, weight, stride=(2, 2, 2), padding=(1, 1, 1))
         rows = dict(zip(map(tuple, places.tolist()), out, strict=True))
         want = rows if want is None else want
         assert rows.keys() == want.keys()
@@ -195,12 +196,8 @@ class TestExtension:
         spconv, cuda = flex_gemm.ops.spconv, flex_gemm.kernels.cuda
         _, coords, shape = voxels(50, 2)
         keys, vals = flex_gemm.ops.utils.init_hashmap(shape, 120, "cpu")
-        table = cuda.hashmap_build_submanifold_conv_neighbour_map(
-            keys, vals, coords, *shape[2:], 3, 3, 3, 1, 1, 1
-        )
-        cache = spconv.SubMConv3dFunction._compute_neighbor_cache(
-            coords, shape, (3, 3, 3), (1, 1, 1)
-        )
+        table = cuda.hashmap_build_submanifold_conv_neighbour_map(keys, vals, coords, *shape[2:], 3, 3, 3, 1, 1, 1)
+        cache = spconv.SubMConv3dFunction._compute_neighbor_cache(coords, shape, (3, 3, 3), (1, 1, 1))
         assert torch.equal(table.view(torch.int32), cache.neighbor_map.view(torch.int32))
         masks, order, *_ = cuda.neighbor_map_post_process_for_masked_implicit_gemm_1(table)
         live, starts = cuda.neighbor_map_post_process_for_masked_implicit_gemm_2(masks, order, 16)
@@ -215,9 +212,7 @@ class TestExtension:
         rows, weight = cuda.hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
             keys, vals, coords, grid, *shape[2:]
         )
-        out = flex_gemm.kernels.triton.indice_weighed_sum_fwd(
-            feats, rows.view(-1, 8), weight.view(-1, 8)
-        )
+        out = flex_gemm.kernels.triton.indice_weighed_sum_fwd(feats, rows.view(-1, 8), weight.view(-1, 8))
         want = flex_gemm.ops.grid_sample.grid_sample_3d(feats, coords, shape, grid)
         torch.testing.assert_close(out.view(2, 9, 3), want)
 

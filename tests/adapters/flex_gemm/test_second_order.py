@@ -23,20 +23,14 @@ def spconv():
 
 def functions(ops):
     feats, coords, shape = voxels(60, 4, dtype=F32)
-    weight, bias = (
-        made.requires_grad_() for made in (weights(4, 8, (3, 3, 3), F32), torch.rand(8))
-    )
+    weight, bias = (made.requires_grad_() for made in (weights(4, 8, (3, 3, 3), F32), torch.rand(8)))
     grid, conv = torch.rand(2, 9, 3) * 5, ops.spconv
     layer = coords, shape
     return feats.requires_grad_(), {
         "submanifold": lambda x: conv.sparse_submanifold_conv3d(x, *layer, weight, bias)[0],
         "strided": lambda x: conv.sparse_conv3d(x, *layer, weight, bias)[0],
-        "SubMConv3dFunction": lambda x: conv.SubMConv3dFunction.apply(
-            x, *layer, None, weight, bias, (1, 1, 1)
-        )[0],
-        "SparseConv3dFunction": lambda x: conv.SparseConv3dFunction.apply(
-            x, *layer, None, weight, bias
-        )[0],
+        "SubMConv3dFunction": lambda x: conv.SubMConv3dFunction.apply(x, *layer, None, weight, bias, (1, 1, 1))[0],
+        "SparseConv3dFunction": lambda x: conv.SparseConv3dFunction.apply(x, *layer, None, weight, bias)[0],
         "grid sample": lambda x: ops.grid_sample.grid_sample_3d(x, *layer, grid),
     }
 

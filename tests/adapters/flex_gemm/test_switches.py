@@ -26,11 +26,17 @@ PAGE = Path(__file__).parents[3] / "docs" / "flex_gemm.md"
 ROOT = PAGE.parents[1]
 # Environment variables of FlexGEMM's releases, and of their builds.
 VARIABLES = (
-    "FLEX_GEMM_USE_AUTOTUNE_CACHE", "FLEX_GEMM_AUTOSAVE_AUTOTUNE_CACHE",
-    "FLEX_GEMM_AUTOTUNE_CACHE_PATH", "FLEX_GEMM_AUTOTUNER_VERBOSE", "FLEX_GEMM_BUILD_CUDA",
-    "FLEX_GEMM_USE_AUTOTUNE_RUNTIME", "FLEX_GEMM_AUTOTUNE_MODE", "FLEX_GEMM_AUTOTUNE_STORE_META",
-    "BUILD_TARGET", "GPU_ARCHS",
-)  # fmt: skip
+    "FLEX_GEMM_USE_AUTOTUNE_CACHE",
+    "FLEX_GEMM_AUTOSAVE_AUTOTUNE_CACHE",
+    "FLEX_GEMM_AUTOTUNE_CACHE_PATH",
+    "FLEX_GEMM_AUTOTUNER_VERBOSE",
+    "FLEX_GEMM_BUILD_CUDA",
+    "FLEX_GEMM_USE_AUTOTUNE_RUNTIME",
+    "FLEX_GEMM_AUTOTUNE_MODE",
+    "FLEX_GEMM_AUTOTUNE_STORE_META",
+    "BUILD_TARGET",
+    "GPU_ARCHS",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -132,9 +138,12 @@ def test_what_has_no_meaning_changes_nothing(profile, monkeypatch):
                 continue
             now = getattr(module, name)
             others = {
-                "ALGORITHM": options.ALGORITHMS, "OUT_COORD_ALGO": (0, 1, 1.0),
-                "allow_tf32": (None,), "SPCONV_ALLOW_TF32": (None,), "AUTOTUNE_MODE": ("never", 3),
-            }.get(name, (not now, 0, 1e-9, "any", None, [3]))  # fmt: skip
+                "ALGORITHM": options.ALGORITHMS,
+                "OUT_COORD_ALGO": (0, 1, 1.0),
+                "allow_tf32": (None,),
+                "SPCONV_ALLOW_TF32": (None,),
+                "AUTOTUNE_MODE": ("never", 3),
+            }.get(name, (not now, 0, 1e-9, "any", None, [3]))
             for value in others:
                 monkeypatch.setattr(module, name, value)
                 for got, expected in zip(answers(), want, strict=True):
@@ -170,10 +179,10 @@ def test_what_is_checked_is_refused(profile, monkeypatch):
         answers()
 
 
-@pytest.mark.parametrize("profile, module, name", [
-    ("1", "flex_gemm.kernels.triton.spconv.config", "allow_tf32"),
-    ("2.0", "flex_gemm.config", "SPCONV_ALLOW_TF32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "profile, module, name",
+    [("1", "flex_gemm.kernels.triton.spconv.config", "allow_tf32"), ("2.0", "flex_gemm.config", "SPCONV_ALLOW_TF32")],
+)
 def test_tf32_is_obeyed_at_every_call(profile, module, name, monkeypatch):
     """On a CPU nothing is rounded: what products are asked for is looked at."""
     with sparse_bridge.enable("flex_gemm", mode="standin", profile=profile):
@@ -243,9 +252,8 @@ def test_the_file_of_the_autotune_cache(profile, by, tmp_path):
         elif name:
             words = [f"{name}={json.dumps(bool(value) if value in (0, 1) else value)}"]
         done = subprocess.run(
-            [sys.executable, "-c", code, profile, *words],
-            capture_output=True, text=True, env=environment,
-        )  # fmt: skip
+            [sys.executable, "-c", code, profile, *words], capture_output=True, text=True, env=environment
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

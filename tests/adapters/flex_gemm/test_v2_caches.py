@@ -57,15 +57,18 @@ def test_turning_makes_no_circle(layers):
         gc.enable()
 
 
-@pytest.mark.parametrize("options, text", [
-    ({"stride": 1}, r"has stride \(1, 1, 1\).* of stride \(2, 2, 2\)"),
-    ({"stride": (2, 2, 1)}, r"has stride \(2, 2, 1\)"),
-    ({"padding": 0}, "padding"),
-    ({"padding": (1, 1, 0)}, "padding"),
-    ({"dilation": 2}, "dilation"),
-    ({"kernel_size": (3, 3, 1)}, "kernel size"),
-    ({"kernel_size": (1, 9, 3)}, "kernel size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"stride": 1}, r"has stride \(1, 1, 1\).* of stride \(2, 2, 2\)"),
+        ({"stride": (2, 2, 1)}, r"has stride \(2, 2, 1\)"),
+        ({"padding": 0}, "padding"),
+        ({"padding": (1, 1, 0)}, "padding"),
+        ({"dilation": 2}, "dilation"),
+        ({"kernel_size": (3, 3, 1)}, "kernel size"),
+        ({"kernel_size": (1, 9, 3)}, "kernel size"),
+    ],
+)
 @pytest.mark.parametrize("way", ("down", "up"))
 def test_caches_of_other_layers(layers, way, options, text):
     x = down(layers)
@@ -87,9 +90,10 @@ def test_submanifold_layers_and_pools(layers):
     layers.SubmanifoldConv3d(2, 5, 3)(feats, COORDS, SHAPE, cache)  # any channels
     layers.SubmanifoldPool3d(3)(feats, COORDS, SHAPE, cache)  # the same window
     for layer in (
-        layers.SubmanifoldConv3d(2, 2, 3, dilation=2), layers.SubmanifoldConv3d(2, 2, (1, 9, 3)),
+        layers.SubmanifoldConv3d(2, 2, 3, dilation=2),
+        layers.SubmanifoldConv3d(2, 2, (1, 9, 3)),
         layers.SubmanifoldPool3d(5),
-    ):  # fmt: skip
+    ):
         with pytest.raises(AssertionError, match="kernel size, dilation"):
             layer(feats, COORDS, SHAPE, cache)
     with pytest.raises(AssertionError, match="kernel size, dilation"):

@@ -61,17 +61,12 @@ def test_submanifold(flex_gemm, dimension, kernel, dilation, n_batch, device):
     padding = tuple(k // 2 * d for k, d in zip(kernel, steps, strict=True))
 
     def dense(x, w, b):
-        y = DENSE[dimension](
-            grid_of(x, coords, sizes, n_batch), w.movedim(-1, 1), b, 1, padding, steps
-        )
+        y = DENSE[dimension](grid_of(x, coords, sizes, n_batch), w.movedim(-1, 1), b, 1, padding, steps)
         return read(y, coords, sizes, n_batch)
 
     name = f"submanifold_conv{dimension}d"
     call = getattr(flex_gemm.ops, name)
-    out = compared(
-        lambda x, w, b: call(x, places, (*sizes, 3), w, b, dilation=dilation)[0], dense, leaves,
-        device,
-    )  # fmt: skip
+    out = compared(lambda x, w, b: call(x, places, (*sizes, 3), w, b, dilation=dilation)[0], dense, leaves, device)
     again, cache = layer(leaves[0].to(device), places, (*sizes, 3))
     torch.testing.assert_close(again, out)
     third, same = layer(leaves[0].to(device), places, None, cache)
@@ -79,9 +74,7 @@ def test_submanifold(flex_gemm, dimension, kernel, dilation, n_batch, device):
     assert getattr(flex_gemm, name) is call and cache.neighbor_map.shape == (40, math.prod(kernel))
 
 
-STRIDED = [
-    (2, (3, 3), 2, 1, 1), (3, (2, 2, 2), 2, 0, 1), (3, (3, 2, 1), (1, 2, 3), (1, 0, 0), (2, 1, 1)),
-]  # fmt: skip
+STRIDED = [(2, (3, 3), 2, 1, 1), (3, (2, 2, 2), 2, 0, 1), (3, (3, 2, 1), (1, 2, 3), (1, 0, 0), (2, 1, 1))]
 
 
 @devices
@@ -137,9 +130,8 @@ def test_transposed(flex_gemm, dimension, kernel, stride, padding, dilation, dev
 
     def dense(x, w, b):
         y = TRANSPOSED[dimension](
-            grid_of(x, coords, sizes), w.movedim(-1, 0).movedim(1, 1), b, stride, padding, 0, 1,
-            dilation,
-        )  # fmt: skip
+            grid_of(x, coords, sizes), w.movedim(-1, 0).movedim(1, 1), b, stride, padding, 0, 1, dilation
+        )
         rows, shape, _ = found["rest"]
         assert tuple(shape) == (2, *y.shape[2:], 4) and ascending(rows)
         return read(y, rows.cpu(), shape)
@@ -161,9 +153,7 @@ def test_down_and_up_again_by_one_cache(flex_gemm, device):
     assert back is coords and tuple(full) == (*sizes, 3)
     want, *_ = up(y, rows, shape, coords, (*sizes, 3))
     torch.testing.assert_close(z, want)
-    dense = functional.conv_transpose3d(
-        grid_of(y, rows, shape[:-1]), up.weight.movedim(-1, 0), up.bias, 2, 1, 1
-    )
+    dense = functional.conv_transpose3d(grid_of(y, rows, shape[:-1]), up.weight.movedim(-1, 0), up.bias, 2, 1, 1)
     torch.testing.assert_close(z, read(dense, coords, sizes))
     with pytest.raises(TypeError, match=r"cache\.T"):
         up(y, rows, shape, coords, None, cache)

@@ -20,12 +20,10 @@ LAYERS = {
     "SparseConvTranspose3d": ((4, 8, (2, 2, 2)), {"stride": 2, "padding": 0, "dilation": 1}),
     "SubmanifoldPool3d": ((), {"kernel_size": 3, "reduce": "max"}),
     "SparsePool3d": ((), {"kernel_size": 2, "stride": None, "padding": 0, "reduce": "mean"}),
-    "SparseUpsample3d": (
-        (), {"scale_factor": 2, "mode": "nearest", "padding_mode": "normalize"}
-    ),
+    "SparseUpsample3d": ((), {"scale_factor": 2, "mode": "nearest", "padding_mode": "normalize"}),
     "SparsePixelUnshuffle3d": ((), {"downscale_factor": 2}),
     "SparsePixelShuffle": ((), {"upscale_factor": (2, 1, 1)}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

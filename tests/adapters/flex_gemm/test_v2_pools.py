@@ -14,9 +14,12 @@ from .test_v2_layers import ascending, devices, flex_gemm, grid_of, read
 
 __all__ = ["flex_gemm"]  # the fixture
 REDUCE = {
-    "sum": lambda x: x.sum(0), "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0),
-    "min": lambda x: x.amin(0), "prod": lambda x: x.prod(0),
-}  # fmt: skip
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(0),
+    "max": lambda x: x.amax(0),
+    "min": lambda x: x.amin(0),
+    "prod": lambda x: x.prod(0),
+}
 
 
 def by_loop(x, coords, targets, windows, stride, reduce):
@@ -61,8 +64,10 @@ def test_pools(flex_gemm, reduce, device):
     windows = list(itertools.product((-1, 0, 1), repeat=3))
     compared(
         lambda x: around(x, places, (*sizes, 3))[0],
-        lambda x: by_loop(x, coords, coords, windows, (1, 1, 1), reduce), leaves, device,
-    )  # fmt: skip
+        lambda x: by_loop(x, coords, coords, windows, (1, 1, 1), reduce),
+        leaves,
+        device,
+    )
 
 
 @devices
@@ -120,9 +125,7 @@ def test_pixel_unshuffle_and_shuffle(flex_gemm, dimension, device):
 
 def test_blocks_that_are_cut(flex_gemm):
     coords = torch.tensor([[0, 4, 4]], dtype=torch.int32)
-    y, rows, shape, _ = flex_gemm.ops.sparse_pixel_unshuffle2d(
-        torch.ones(1, 2), coords, (1, 5, 5, 2), 2
-    )
+    y, rows, shape, _ = flex_gemm.ops.sparse_pixel_unshuffle2d(torch.ones(1, 2), coords, (1, 5, 5, 2), 2)
     assert rows.tolist() == [[0, 2, 2]] and tuple(shape) == (1, 3, 3, 8)
     assert y.tolist() == [[1.0, 1.0, 0, 0, 0, 0, 0, 0]]
     with pytest.raises(AssertionError, match="multiple of 4"):
@@ -154,13 +157,9 @@ def test_upsample_equals_interpolate(flex_gemm, device):
         compared(call, dense, [feats], device)
     some = places[::3].contiguous()
     cut = flex_gemm.ops.sparse_upsample3d(feats[::3].to(device), some, (*sizes, 3), 2, "linear")
-    zeros = flex_gemm.ops.sparse_upsample3d(
-        feats[::3].to(device), some, (*sizes, 3), 2, "linear", "zeros"
-    )
+    zeros = flex_gemm.ops.sparse_upsample3d(feats[::3].to(device), some, (*sizes, 3), 2, "linear", "zeros")
     assert cut[0].isfinite().all() and not torch.equal(cut[0], zeros[0])
-    ones, *_ = flex_gemm.ops.sparse_upsample3d(
-        torch.ones(len(some), 1, device=device), some, (*sizes, 1), 2, "linear"
-    )
+    ones, *_ = flex_gemm.ops.sparse_upsample3d(torch.ones(len(some), 1, device=device), some, (*sizes, 1), 2, "linear")
     torch.testing.assert_close(ones, torch.ones_like(ones))
 
 
@@ -169,9 +168,7 @@ def test_pool_and_back(flex_gemm, device):
     sizes = (2, 5, 5, 5)
     coords = distinct(60, sizes).to(device)
     feats = torch.randn(60, 4, device=device)
-    y, rows, shape, cache = flex_gemm.nn.SparsePool3d(2, padding=(1, 1, 1))(
-        feats, coords, (*sizes, 4)
-    )
+    y, rows, shape, cache = flex_gemm.nn.SparsePool3d(2, padding=(1, 1, 1))(feats, coords, (*sizes, 4))
     y, rows, shape, cache = flex_gemm.nn.SparsePool3d(2)(feats, coords, (2, 6, 6, 6, 4))
     up = flex_gemm.nn.SparseUpsample3d(2)
     z, back, full, _ = up(y, rows, shape, coords, None, cache)
@@ -210,9 +207,7 @@ def test_grid_sample(flex_gemm, padding_mode, device):
         return torch.stack(out).view(2, 20, 3).float()
 
     def call(x):
-        y, found["mask"] = flex_gemm.ops.sparse_grid_sample(
-            x, places, at, padding_mode=padding_mode, return_mask=True
-        )
+        y, found["mask"] = flex_gemm.ops.sparse_grid_sample(x, places, at, padding_mode=padding_mode, return_mask=True)
         return y.float()
 
     compared(call, loop, [torch.randn(50, 3)], device)
@@ -251,10 +246,13 @@ def test_nothing(flex_gemm):
     coords, feats = torch.zeros(0, 4, dtype=torch.int32), torch.zeros(0, 8, requires_grad=True)
     shape = (2, 4, 4, 4, 8)
     for layer, channels in (
-        (flex_gemm.nn.SparsePool3d(2), 8), (flex_gemm.nn.SparsePool3d(2, reduce="prod"), 8),
-        (flex_gemm.nn.SparseUpsample3d(2), 8), (flex_gemm.nn.SparseUpsample3d(2, "linear"), 8),
-        (flex_gemm.nn.SparsePixelShuffle3d(2), 1), (flex_gemm.nn.SparsePixelUnshuffle3d(2), 64),
-    ):  # fmt: skip
+        (flex_gemm.nn.SparsePool3d(2), 8),
+        (flex_gemm.nn.SparsePool3d(2, reduce="prod"), 8),
+        (flex_gemm.nn.SparseUpsample3d(2), 8),
+        (flex_gemm.nn.SparseUpsample3d(2, "linear"), 8),
+        (flex_gemm.nn.SparsePixelShuffle3d(2), 1),
+        (flex_gemm.nn.SparsePixelUnshuffle3d(2), 64),
+    ):
         y, rows, _, _ = layer(feats, coords, shape)
         assert y.shape == (0, channels) and rows.shape == (0, 4)
         y.sum().backward()

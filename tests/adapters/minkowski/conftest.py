@@ -15,9 +15,7 @@ def ME():
     with sparse_bridge.enable("minkowski"):
         module = importlib.import_module("MinkowskiEngine")
         yield module
-        module.set_sparse_tensor_operation_mode(
-            module.SparseTensorOperationMode.SEPARATE_COORDINATE_MANAGER
-        )
+        module.set_sparse_tensor_operation_mode(module.SparseTensorOperationMode.SEPARATE_COORDINATE_MANAGER)
         module.clear_global_coordinate_manager()
 
 

@@ -16,9 +16,16 @@ class FCAF3D(nn.Module):
     """Backbone, neck and head; `keep` voxels per item survive each pruning."""
 
     def __init__(
-        self, ME, in_channels=3, widths=(64, 64, 128, 256, 512), counts=(3, 4, 6, 3), out=128,
-        classes=18, n_reg=6, keep=200,
-    ):  # fmt: skip
+        self,
+        ME,
+        in_channels=3,
+        widths=(64, 64, 128, 256, 512),
+        counts=(3, 4, 6, 3),
+        out=128,
+        classes=18,
+        n_reg=6,
+        keep=200,
+    ):
         super().__init__()
         self.ME, self.keep = ME, keep
         conv, norm, elu = ME.MinkowskiConvolution, ME.MinkowskiBatchNorm, ME.MinkowskiELU
@@ -36,16 +43,22 @@ class FCAF3D(nn.Module):
             before = width
         for i, width in enumerate(widths[1:]):
             if i > 0:
-                self.add_module(f"up_block_{i}", nn.Sequential(
-                    ME.MinkowskiGenerativeConvolutionTranspose(
-                        width, widths[i], kernel_size=2, stride=2, dimension=3
+                self.add_module(
+                    f"up_block_{i}",
+                    nn.Sequential(
+                        ME.MinkowskiGenerativeConvolutionTranspose(
+                            width, widths[i], kernel_size=2, stride=2, dimension=3
+                        ),
+                        norm(widths[i]),
+                        elu(),
+                        conv(widths[i], widths[i], kernel_size=3, dimension=3),
+                        norm(widths[i]),
+                        elu(),
                     ),
-                    norm(widths[i]), elu(),
-                    conv(widths[i], widths[i], kernel_size=3, dimension=3), norm(widths[i]), elu(),
-                ))  # fmt: skip
-            self.add_module(f"out_block_{i}", nn.Sequential(
-                conv(width, out, kernel_size=3, dimension=3), norm(out), elu()
-            ))  # fmt: skip
+                )
+            self.add_module(
+                f"out_block_{i}", nn.Sequential(conv(width, out, kernel_size=3, dimension=3), norm(out), elu())
+            )
         self.centerness_conv = conv(out, 1, kernel_size=1, dimension=3)
         self.reg_conv = conv(out, n_reg, kernel_size=1, dimension=3)
         self.cls_conv = conv(out, classes, kernel_size=1, bias=True, dimension=3)
@@ -104,9 +117,7 @@ class Completion(nn.Module):
         self.dec, self.cls = nn.ModuleList(), nn.ModuleList()
         for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True):
             k = 4 if a == widths[-1] else 2
-            up = ME.MinkowskiGenerativeConvolutionTranspose(
-                a, b, kernel_size=k, stride=2, dimension=3
-            )
+            up = ME.MinkowskiGenerativeConvolutionTranspose(a, b, kernel_size=k, stride=2, dimension=3)
             self.dec.append(nn.Sequential(up, *norm_elu(b), conv(b, b, 3), *norm_elu(b)))
             self.cls.append(conv(b, 1, 1, bias=True))
         self.pruning = ME.MinkowskiPruning()
@@ -167,10 +178,12 @@ class PCGC(nn.Module):
 
         a, b, c, d, e = widths
         self.encoder = nn.ModuleList(
-            [nn.ModuleList([conv(1, a), conv(a, b, 2, 2), inceptions(b)]),
-             nn.ModuleList([conv(b, b), conv(b, c, 2, 2), inceptions(c)]),
-             nn.ModuleList([conv(c, c), conv(c, d, 2, 2), inceptions(d)])]
-        )  # fmt: skip
+            [
+                nn.ModuleList([conv(1, a), conv(a, b, 2, 2), inceptions(b)]),
+                nn.ModuleList([conv(b, b), conv(b, c, 2, 2), inceptions(c)]),
+                nn.ModuleList([conv(c, c), conv(c, d, 2, 2), inceptions(d)]),
+            ]
+        )
         self.bottleneck = conv(d, e)
         self.decoder = nn.ModuleList()
         before = e

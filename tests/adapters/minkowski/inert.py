@@ -26,9 +26,7 @@ def _only_refuses(node, name):
             continue
         if isinstance(statement, ast.Expr) and _is_check(statement.value):
             continue
-        if isinstance(statement, ast.Assign) and [ast.unparse(t) for t in statement.targets] == [
-            name
-        ]:
+        if isinstance(statement, ast.Assign) and [ast.unparse(t) for t in statement.targets] == [name]:
             continue
         return False
     return not node.orelse
@@ -48,10 +46,9 @@ class _Uses(ast.NodeVisitor):
         value = node.value
         mine = isinstance(value, ast.Name) and value.id == self.name
         stored = all(
-            isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
-            and target.attr not in self.read
+            isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self" and target.attr not in self.read
             for target in node.targets
-        )  # fmt: skip
+        )
         if not (stored and (mine or _is_check(value))):
             self.generic_visit(node)
 
@@ -67,8 +64,7 @@ def _does_something(function):
     """Whether a function does more than refuse."""
     body = function.body[1:] if ast.get_docstring(function) else function.body
     return any(
-        not isinstance(statement, ast.Raise)
-        and not (isinstance(statement, ast.If) and _only_refuses(statement, ""))
+        not isinstance(statement, ast.Raise) and not (isinstance(statement, ast.If) and _only_refuses(statement, ""))
         for statement in body
     )
 

@@ -27,9 +27,7 @@ def mask_decoder_levels(ME, x, coordinates, steps=4):
     """Mask3D: raw positions as features on the finest map, averaged down the levels."""
     pool = ME.MinkowskiAvgPooling(kernel_size=2, stride=2, dimension=3)
     position = ME.SparseTensor(
-        features=coordinates,
-        coordinate_map_key=x.coordinate_map_key,
-        coordinate_manager=x.coordinate_manager,
+        features=coordinates, coordinate_map_key=x.coordinate_map_key, coordinate_manager=x.coordinate_manager
     )
     found = [position]
     for _ in range(steps):
@@ -42,17 +40,22 @@ class ResUNetBN2C(nn.Module):
     """FCGF: k3 s2 encoder, k3 s2 transposed decoder, row-normalised features."""
 
     def __init__(
-        self, ME, in_channels=1, out_channels=32, widths=(32, 64, 128, 256),
-        up_widths=(64, 64, 64, 128), conv1_kernel_size=7, dimension=3,
-    ):  # fmt: skip
+        self,
+        ME,
+        in_channels=1,
+        out_channels=32,
+        widths=(32, 64, 128, 256),
+        up_widths=(64, 64, 64, 128),
+        conv1_kernel_size=7,
+        dimension=3,
+    ):
         super().__init__()
         self.ME = ME
 
         def conv(i, o, k, s, kind="MinkowskiConvolution", bias=False):
             return getattr(ME, kind)(
-                in_channels=i, out_channels=o, kernel_size=k, stride=s, dilation=1, bias=bias,
-                dimension=dimension,
-            )  # fmt: skip
+                in_channels=i, out_channels=o, kernel_size=k, stride=s, dilation=1, bias=bias, dimension=dimension
+            )
 
         def block(width):
             return basic_block(ME, width, width, 1, dimension, 0.05)

@@ -46,10 +46,7 @@ class Manager:
         coarse = tuple(t * s for t, s in zip(stride, steps, strict=True))
         found = self.coarser.get((key, coarse), (coarse, name))
         if found not in self.maps or found in self.pruned:
-            cells = [
-                (b, *(c // t * t for c, t in zip(u, coarse, strict=True)))
-                for b, *u in self.maps[key]
-            ]
+            cells = [(b, *(c // t * t for c, t in zip(u, coarse, strict=True))) for b, *u in self.maps[key]]
             found = self.add(coarse, cells, name)
         self.coarser[key, coarse] = found
         return found
@@ -68,9 +65,7 @@ class Manager:
 
 
 class SparseTensor:
-    def __init__(
-        self, features, coordinates=None, coordinate_map_key=None, coordinate_manager=None
-    ):
+    def __init__(self, features, coordinates=None, coordinate_map_key=None, coordinate_manager=None):
         self.coordinate_manager = coordinate_manager or Manager()
         if coordinates is not None:
             sites = [tuple(site) for site in coordinates.tolist()]
@@ -81,9 +76,7 @@ class SparseTensor:
 
     def new(self, features, key=None):
         return SparseTensor(
-            features,
-            coordinate_map_key=key or self.coordinate_map_key,
-            coordinate_manager=self.coordinate_manager,
+            features, coordinate_map_key=key or self.coordinate_map_key, coordinate_manager=self.coordinate_manager
         )
 
     @property
@@ -146,9 +139,17 @@ class _Conv(nn.Module):
     transposed = generative = False
 
     def __init__(
-        self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
-        kernel_generator=None, dimension=None, expand_coordinates=False,
-    ):  # fmt: skip
+        self,
+        in_channels,
+        out_channels,
+        kernel_size=-1,
+        stride=1,
+        dilation=1,
+        bias=False,
+        kernel_generator=None,
+        dimension=None,
+        expand_coordinates=False,
+    ):
         super().__init__()
         if kernel_generator is not None:
             kernel_size, stride, dilation = kernel_generator
@@ -161,9 +162,7 @@ class _Conv(nn.Module):
         if not self.plain:
             shape = (len(self.offsets), *shape)
         self.kernel = nn.Parameter(torch.empty(shape, dtype=torch.float64))
-        self.bias = (
-            nn.Parameter(torch.empty(1, out_channels, dtype=torch.float64)) if bias else None
-        )
+        self.bias = nn.Parameter(torch.empty(1, out_channels, dtype=torch.float64)) if bias else None
 
     def forward(self, x):
         out, key = (x.F @ self.kernel, None) if self.plain else self.run(x)
@@ -175,9 +174,7 @@ class _Conv(nn.Module):
         fine, coarse = (out_key, key) if self.transposed else (key, out_key)
         step = [t * d for t, d in zip(fine[0], self.dilation, strict=True)]
         out = x.F.new_zeros(len(manager.maps[out_key]), self.kernel.shape[2])
-        for rows, w in zip(
-            manager.pairs(fine, coarse, self.offsets, step), self.kernel, strict=True
-        ):
+        for rows, w in zip(manager.pairs(fine, coarse, self.offsets, step), self.kernel, strict=True):
             there, here = rows.t() if not self.transposed else rows.flip(1).t()
             out = out.index_add(0, here, x.F[there] @ w)
         return out, out_key

@@ -104,9 +104,13 @@ def quantisation(ME):
         except ValueError:  # refuses points that share a voxel
             found[mode.name] = None
     assert found == {
-        "RANDOM_SUBSAMPLE": [1, 9], "UNWEIGHTED_AVERAGE": [2, 9], "UNWEIGHTED_SUM": [4, 9],
-        "MAX_POOL": [3, 9], "NO_QUANTIZATION": None, "SPLAT_LINEAR_INTERPOLATION": None,
-    }  # fmt: skip
+        "RANDOM_SUBSAMPLE": [1, 9],
+        "UNWEIGHTED_AVERAGE": [2, 9],
+        "UNWEIGHTED_SUM": [4, 9],
+        "MAX_POOL": [3, 9],
+        "NO_QUANTIZATION": None,
+        "SPLAT_LINEAR_INTERPOLATION": None,
+    }
     with pytest.raises(ContractError, match="quantization_mode"):
         tensor(ME, quantization_mode=1)
 
@@ -214,7 +218,7 @@ REFUSALS = {
         0, 1, 3, 1, 1, None, None, 2, center=value
     ),
     "slicing_mode=": lambda ME, value: tensor(ME).slice(tensor(ME), slicing_mode=value),
-    "mode= of quantization_average_features": lambda ME, value: (
-        backend().quantization_average_features(FEATS, torch.arange(4), torch.arange(4), 4, value)
+    "mode= of quantization_average_features": lambda ME, value: backend().quantization_average_features(
+        FEATS, torch.arange(4), torch.arange(4), 4, value
     ),
 }

@@ -26,9 +26,7 @@ def allocators(ME):
         with pytest.warns(DeprecationWarning):
             ME.set_memory_manager_backend(kind)
         yield convolved(ME, tensor(ME, allocator_type=kind))
-        assert type(ME.CoordinateManager(D=2, allocator_type=kind)._manager) is type(
-            ME.CoordinateManager(D=2)._manager
-        )
+        assert type(ME.CoordinateManager(D=2, allocator_type=kind)._manager) is type(ME.CoordinateManager(D=2)._manager)
     for kind in old:
         ME.set_memory_manager_backend(kind)
         yield convolved(ME, tensor(ME, memory_manager_backend=kind))
@@ -74,9 +72,7 @@ def ways_to_average(ME):
         yield pooled(ME, ME.MinkowskiGlobalAvgPooling(mode=mode))
     norms = [pooled(ME, ME.MinkowskiInstanceNorm(2, mode=mode)) for mode in ME.GlobalPoolingMode]
     norms += [
-        ME.MinkowskiInstanceNormFunction.apply(
-            FEATS, x.coordinate_map_key, None, x.coordinate_manager, mode
-        )
+        ME.MinkowskiInstanceNormFunction.apply(FEATS, x.coordinate_map_key, None, x.coordinate_manager, mode)
         for mode in ME.PoolingMode
     ]
     for norm in norms:
@@ -99,9 +95,7 @@ def products(ME):
             yield ME.spmm(*given, is_sorted=is_sorted, cuda_spmm_alg=algorithm)
             yield ME.MinkowskiSPMMFunction.apply(*given, algorithm)
             yield ME.MinkowskiSPMMAverageFunction.apply(*entries, [3, 4], FEATS, algorithm)
-        yield ME.MinkowskiDirectMaxPoolingFunction.apply(
-            entries[1], entries[0], FEATS, 3, is_sorted
-        )
+        yield ME.MinkowskiDirectMaxPoolingFunction.apply(entries[1], entries[0], FEATS, 3, is_sorted)
 
 
 def coordinates(ME):
@@ -141,8 +135,9 @@ def dimensions(ME):
     senet = importlib.import_module("MinkowskiEngine.modules.senet_block")
     assert senet.SELayer(16, D=2).fc[0].linear.out_features == 1
     for options in ({}, {"dimension": 2}, {"D": 7}):
-        assert torch.equal(pooled(ME, ME.MinkowskiBatchNorm(2, **options)).detach(), pooled(
-            ME, ME.MinkowskiBatchNorm(2)).detach())  # fmt: skip
+        assert torch.equal(
+            pooled(ME, ME.MinkowskiBatchNorm(2, **options)).detach(), pooled(ME, ME.MinkowskiBatchNorm(2)).detach()
+        )
         norm = pooled(ME, ME.MinkowskiInstanceNorm(2, **options))
         assert torch.equal(norm, pooled(ME, ME.MinkowskiInstanceNorm(2)))
         x = tensor(ME)
@@ -173,9 +168,7 @@ def inverses(ME):
     ME.CoordsKey(1)  # 0.4
     points, labels = np.array([[0, 0], [0, 1]]), np.array([3, 3], np.int32)
     for value in (False, True):
-        found = ME.utils.sparse_quantize(
-            points, labels=labels, return_index=True, return_inverse=value
-        )
+        found = ME.utils.sparse_quantize(points, labels=labels, return_index=True, return_inverse=value)
         yield torch.from_numpy(np.concatenate(found))
 
 

@@ -36,10 +36,11 @@ def functions(ME):
     low = torch.randn(n_coarse, 2, dtype=torch.float64, requires_grad=True)
     grow = ME.KernelGenerator(3, 2, expand_coordinates=True, dimension=2)
     fine = ME.SparseTensor(
-        low.detach(), torch.cat([torch.arange(n_coarse)[:, None] % 2,
-                                 2 * torch.arange(n_coarse)[:, None].expand(-1, 2)], 1).int(),
-        tensor_stride=2, coordinate_manager=manager,
-    )  # fmt: skip
+        low.detach(),
+        torch.cat([torch.arange(n_coarse)[:, None] % 2, 2 * torch.arange(n_coarse)[:, None].expand(-1, 2)], 1).int(),
+        tensor_stride=2,
+        coordinate_manager=manager,
+    )
     mask = torch.arange(len(leaf)) % 3 > 0
     new = ME.CoordinateMapKey
     glob = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
@@ -51,9 +52,7 @@ def functions(ME):
     )
     yield (
         "transpose",
-        lambda f, k: ME.MinkowskiConvolutionTransposeFunction.apply(
-            f, k, down, None, coarse, key, manager
-        ),
+        lambda f, k: ME.MinkowskiConvolutionTransposeFunction.apply(f, k, down, None, coarse, key, manager),
         (low, kernel),
     )
     yield (
@@ -94,26 +93,17 @@ def functions(ME):
         )
     yield "norm", lambda f: ME.MinkowskiInstanceNormFunction.apply(f, key, None, manager), (leaf,)
     for keep in (mask, torch.zeros_like(mask)):
-        yield (
-            "prune",
-            lambda f, m=keep: ME.MinkowskiPruningFunction.apply(f, m, key, new(3), manager),
-            (leaf,),
-        )
-    yield (
-        "union",
-        lambda f, g: ME.MinkowskiUnionFunction.apply([key, coarse], new(3), manager, f, g),
-        (leaf, low),
-    )
+        yield ("prune", lambda f, m=keep: ME.MinkowskiPruningFunction.apply(f, m, key, new(3), manager), (leaf,))
+    yield ("union", lambda f, g: ME.MinkowskiUnionFunction.apply([key, coarse], new(3), manager, f, g), (leaf, low))
     query = torch.rand(9, 3, dtype=torch.float64) * 3
     query[:, 0] = torch.arange(9) % 2
+    yield ("interpolate", lambda f: ME.MinkowskiInterpolationFunction.apply(f, query, key, manager)[0], (leaf,))
+    rows = torch.arange(len(leaf)) // 3
     yield (
-        "interpolate",
-        lambda f: ME.MinkowskiInterpolationFunction.apply(f, query, key, manager)[0],
+        "direct max",
+        lambda f: ME.MinkowskiDirectMaxPoolingFunction.apply(torch.arange(len(leaf)).int(), rows.int(), f, 6),
         (leaf,),
     )
-    rows = torch.arange(len(leaf)) // 3
-    yield "direct max", lambda f: ME.MinkowskiDirectMaxPoolingFunction.apply(
-        torch.arange(len(leaf)).int(), rows.int(), f, 6), (leaf,)  # fmt: skip
 
 
 def test_gradients_of_every_function(ME):
@@ -128,17 +118,20 @@ def test_gradients_of_every_function(ME):
 def small_net(ME, device):
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        ME.MinkowskiConvolution(4, 16, kernel_size=3, dimension=3), ME.MinkowskiBatchNorm(16),
+        ME.MinkowskiConvolution(4, 16, kernel_size=3, dimension=3),
+        ME.MinkowskiBatchNorm(16),
         ME.MinkowskiReLU(inplace=True),
         ME.MinkowskiChannelwiseConvolution(16, kernel_size=3, bias=True, dimension=3),
         ME.MinkowskiConvolution(16, 32, kernel_size=2, stride=2, bias=True, dimension=3),
-        ME.MinkowskiInstanceNorm(32), ME.MinkowskiELU(),
-        ME.MinkowskiMaxPooling(3, 2, dimension=3), ME.MinkowskiConvolution(
-            32, 16, kernel_size=1, dimension=3),
+        ME.MinkowskiInstanceNorm(32),
+        ME.MinkowskiELU(),
+        ME.MinkowskiMaxPooling(3, 2, dimension=3),
+        ME.MinkowskiConvolution(32, 16, kernel_size=1, dimension=3),
         ME.MinkowskiConvolutionTranspose(16, 8, kernel_size=2, stride=2, dimension=3),
-        ME.MinkowskiLinear(8, 8), ME.MinkowskiAvgPooling(2, 2, dimension=3),
+        ME.MinkowskiLinear(8, 8),
+        ME.MinkowskiAvgPooling(2, 2, dimension=3),
         ME.MinkowskiGenerativeConvolutionTranspose(8, 4, kernel_size=2, stride=2, dimension=3),
-    ).to(device)  # fmt: skip
+    ).to(device)
 
 
 def cloud_tensor(ME, device, seed=0):
@@ -193,8 +186,7 @@ def test_results_repeat_bit_by_bit(ME, device):
         query[:, 0] = torch.arange(200) % 2
         sampled = union.features_at_coordinates(query.to(device))
         (union.F.sum() + sampled.square().sum()).backward()
-        results.append((y.C, union.C, y.F, union.F, sampled, leaf.grad,
-                        *(p.grad for p in net.parameters())))  # fmt: skip
+        results.append((y.C, union.C, y.F, union.F, sampled, leaf.grad, *(p.grad for p in net.parameters())))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -216,9 +208,7 @@ def test_rows_are_the_same_on_the_gpu(ME):
         x, _ = cloud_tensor(ME, device, 4)
         y = net(x)
         prune = ME.MinkowskiPruning()(y, y.C[:, 1] % 2 == 0)
-        found.append(
-            [t.C.cpu() for t in (y, prune, y + prune, x + y, ME.MinkowskiGlobalPooling()(y))]
-        )
+        found.append([t.C.cpu() for t in (y, prune, y + prune, x + y, ME.MinkowskiGlobalPooling()(y))])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

@@ -23,9 +23,12 @@ def test_convolution(ME, dimension, kind):
         pytest.skip("the geometry is that of fewer axes")
     size, steps = axes(dimension)
     kernel, stride, dilation = {
-        "k3": (3, 1, 1), "k2s2": (2, 2, 1), "k3s2": (3, 2, 1), "dilated": (3, 1, 2),
+        "k3": (3, 1, 1),
+        "k2s2": (2, 2, 1),
+        "k3s2": (3, 2, 1),
+        "dilated": (3, 1, 2),
         "lists": (size, steps, 1),
-    }[kind]  # fmt: skip
+    }[kind]
     coords, feats = scene(dimension, seed=dimension)
     conv = ME.MinkowskiConvolution(
         3, 4, kernel_size=kernel, stride=stride, dilation=dilation, bias=True, dimension=dimension
@@ -72,13 +75,15 @@ def test_transposed_convolution(ME, dimension, kind):
         manager.maps = {((2,) * dimension, ""): ref.sites}
         ref.coordinate_map_key = ((2,) * dimension, "")
         nets = [
-            torch.nn.ModuleList([torch.nn.Identity(), space.MinkowskiConvolutionTranspose(
-                2, 2, kernel_size=k, stride=s, dimension=dimension)]).double()
+            torch.nn.ModuleList(
+                [
+                    torch.nn.Identity(),
+                    space.MinkowskiConvolutionTranspose(2, 2, kernel_size=k, stride=s, dimension=dimension),
+                ]
+            ).double()
             for space in (ME, reference.namespace())
-        ]  # fmt: skip
-    weights = {
-        n: torch.randn(v.shape, dtype=torch.float64) for n, v in nets[0].state_dict().items()
-    }
+        ]
+    weights = {n: torch.randn(v.shape, dtype=torch.float64) for n, v in nets[0].state_dict().items()}
     results = []
     for net, start in zip(nets, (x, ref), strict=True):
         net.load_state_dict(weights)
@@ -88,9 +93,7 @@ def test_transposed_convolution(ME, dimension, kind):
     mine, theirs = by_site(got), dict(zip(want.sites, want.F, strict=True))
     assert mine.keys() == theirs.keys()
     keys = list(mine)
-    checks.assert_close(
-        torch.stack([mine[k] for k in keys]), torch.stack([theirs[k] for k in keys]), torch.float64
-    )
+    checks.assert_close(torch.stack([mine[k] for k in keys]), torch.stack([theirs[k] for k in keys]), torch.float64)
     if kind == "back":
         assert got.coordinate_map_key == x.coordinate_map_key
 
@@ -100,21 +103,16 @@ def test_custom_and_cross_regions(ME):
     offsets = [[0, 0], [2, -1], [-3, 0]]
     for region, given, values in (
         (ME.RegionType.CUSTOM, torch.tensor(offsets), offsets),
-        (ME.RegionType.HYPER_CROSS, None,
-         [[0, 0], [1, 0], [-1, 0], [0, 1], [0, 2], [0, -2], [0, -1]]),
-    ):  # fmt: skip
-        generator = ME.KernelGenerator(
-            kernel_size=[3, 5], region_type=region, region_offsets=given, dimension=2
-        )
+        (ME.RegionType.HYPER_CROSS, None, [[0, 0], [1, 0], [-1, 0], [0, 1], [0, 2], [0, -2], [0, -1]]),
+    ):
+        generator = ME.KernelGenerator(kernel_size=[3, 5], region_type=region, region_offsets=given, dimension=2)
         conv = ME.MinkowskiConvolution(3, 4, kernel_generator=generator, dimension=2).double()
         assert conv.kernel.shape == (len(values), 3, 4)
         y = conv(ME.SparseTensor(feats, coords))
         want = lookup_conv(coords, feats, conv.kernel.detach(), values, coords.tolist())
         checks.assert_close(y.F, want, torch.float64)
     # On a strided map a custom offset counts tensor strides, and down and up share the map.
-    generator = ME.KernelGenerator(
-        stride=2, region_type=ME.RegionType.CUSTOM, region_offsets=offsets, dimension=2
-    )
+    generator = ME.KernelGenerator(stride=2, region_type=ME.RegionType.CUSTOM, region_offsets=offsets, dimension=2)
     down = ME.MinkowskiConvolution(3, 4, kernel_generator=generator, dimension=2).double()
     up = ME.MinkowskiConvolutionTranspose(4, 3, kernel_generator=generator, dimension=2).double()
     x = ME.SparseTensor(feats.clone().requires_grad_(), coords)
@@ -131,19 +129,16 @@ def test_custom_and_cross_regions(ME):
 
 def test_expanded_coordinates(ME):
     coords, feats = scene(2, 2, seed=4)
-    conv = ME.MinkowskiConvolution(
-        2, 3, kernel_size=3, stride=2, expand_coordinates=True, dimension=2
-    ).double()
+    conv = ME.MinkowskiConvolution(2, 3, kernel_size=3, stride=2, expand_coordinates=True, dimension=2).double()
     y = conv(ME.SparseTensor(feats, coords))
     sites = {
         (b, *(c + o for c, o in zip(u, offset, strict=True)))
-        for b, *u in coords.tolist() for offset in reference.offsets_of((3, 3))
-    }  # fmt: skip
+        for b, *u in coords.tolist()
+        for offset in reference.offsets_of((3, 3))
+    }
     sites = {site for site in sites if all(c % 2 == 0 for c in site[1:])}
     assert {tuple(site) for site in y.C.tolist()} == sites and y.tensor_stride == [2, 2]
-    want = lookup_conv(
-        coords, feats, conv.kernel.detach(), reference.offsets_of((3, 3)), y.C.tolist()
-    )
+    want = lookup_conv(coords, feats, conv.kernel.detach(), reference.offsets_of((3, 3)), y.C.tolist())
     checks.assert_close(y.F, want, torch.float64)
 
 
@@ -152,12 +147,8 @@ def test_output_coordinates_of_every_kind(ME):
     conv = ME.MinkowskiConvolution(2, 3, kernel_size=3, dimension=3).double()
     x = ME.SparseTensor(feats, coords)
     given = torch.cat([coords[5:40] + torch.tensor([0, 1, 0, -1]), coords[:3]]).int().contiguous()
-    other = ME.SparseTensor(
-        torch.zeros(len(given), 1), given, coordinate_manager=x.coordinate_manager
-    )
-    want = lookup_conv(
-        coords, feats, conv.kernel.detach(), reference.offsets_of((3,) * 3), other.C.tolist()
-    )
+    other = ME.SparseTensor(torch.zeros(len(given), 1), given, coordinate_manager=x.coordinate_manager)
+    want = lookup_conv(coords, feats, conv.kernel.detach(), reference.offsets_of((3,) * 3), other.C.tolist())
     for where in (given, other.coordinate_map_key, other):
         y = conv(x, where)
         assert y.tensor_stride == [1, 1, 1] and torch.equal(y.C, other.C)
@@ -175,10 +166,7 @@ def test_a_transpose_onto_a_tensor_of_coordinates_reads_one_place(ME):
     assert y.tensor_stride == [1, 1]
     rows = by_site(d)
     zero = torch.zeros(2, dtype=torch.float64)
-    want = [
-        rows[tuple(site)] @ up.kernel.sum(0) if tuple(site) in rows else zero
-        for site in y.C.tolist()
-    ]
+    want = [rows[tuple(site)] @ up.kernel.sum(0) if tuple(site) in rows else zero for site in y.C.tolist()]
     checks.assert_close(y.F, torch.stack(want), torch.float64)
 
 
@@ -186,14 +174,10 @@ def test_a_transpose_onto_a_tensor_of_coordinates_reads_one_place(ME):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_channelwise_convolution(ME, dimension, stride):
     coords, feats = scene(dimension, 5, seed=9)
-    conv = ME.MinkowskiChannelwiseConvolution(
-        5, kernel_size=3, stride=stride, bias=True, dimension=dimension
-    ).double()
+    conv = ME.MinkowskiChannelwiseConvolution(5, kernel_size=3, stride=stride, bias=True, dimension=dimension).double()
     y = conv(ME.SparseTensor(feats, coords))
     diagonal = torch.diag_embed(conv.kernel.detach())
-    want = lookup_conv(
-        coords, feats, diagonal, reference.offsets_of((3,) * dimension), y.C.tolist()
-    )
+    want = lookup_conv(coords, feats, diagonal, reference.offsets_of((3,) * dimension), y.C.tolist())
     checks.assert_close(y.F, want + conv.bias.detach(), torch.float64)
 
 
@@ -225,8 +209,9 @@ def test_a_tensor_stride_that_is_only_a_label(ME):
     up = ME.MinkowskiGenerativeConvolutionTranspose(3, 4, kernel_size=2, stride=2, dimension=2)
     sites = {
         (b, *(c + o for c, o in zip(u, offset, strict=True)))
-        for b, *u in coords.tolist() for offset in reference.offsets_of((2, 2))
-    }  # fmt: skip
+        for b, *u in coords.tolist()
+        for offset in reference.offsets_of((2, 2))
+    }
     z = up.double()(x)
     assert {tuple(site) for site in z.C.tolist()} == sites and z.tensor_stride == [1, 1]
     cells = {(b, *(c // 4 * 4 for c in u)) for b, *u in coords.tolist()}

@@ -105,13 +105,10 @@ def test_points_of_voxels_of_their_own(ME):
 
 
 def test_points_that_join_the_manager_of_a_tensor(ME):
-    x = ME.SparseTensor(
-        torch.tensor([[1.0], [2], [4]]), torch.tensor([[0, 0], [0, 1], [0, 4]], dtype=torch.int32)
-    )
+    x = ME.SparseTensor(torch.tensor([[1.0], [2], [4]]), torch.tensor([[0, 0], [0, 1], [0, 4]], dtype=torch.int32))
     field, _ = field_of(
-        ME, points=[[0, 4.5], [0, 0.5], [0, 0.25]], values=VALUES[:3],
-        coordinate_manager=x.coordinate_manager,
-    )  # fmt: skip
+        ME, points=[[0, 4.5], [0, 0.5], [0, 0.25]], values=VALUES[:3], coordinate_manager=x.coordinate_manager
+    )
     assert field.coordinate_manager is x.coordinate_manager
     assert x.slice(field).F[:, 0].tolist() == [4, 1, 1]
     assert x.interpolate(field).F[:, 0].tolist() == [2, 1.5, 1.25]
@@ -126,9 +123,7 @@ def test_points_that_join_the_manager_of_a_tensor(ME):
 def test_splatting_and_interpolating_are_each_others_transpose(ME):
     field, features = field_of(ME, points=[[0, 0.25], [0, 1.5], [1, 2.0]], values=[4.0, 2, 8])
     x = field.splat()
-    sites = {
-        tuple(site): value for site, value in zip(x.C.tolist(), x.F[:, 0].tolist(), strict=True)
-    }
+    sites = {tuple(site): value for site, value in zip(x.C.tolist(), x.F[:, 0].tolist(), strict=True)}
     assert sites == {(0, 0): 3, (0, 1): 1 + 1, (0, 2): 1, (1, 2): 8, (1, 3): 0}
     back = x.interpolate(field)
     assert back.F[:, 0].tolist() == [2.75, 1.5, 8] and torch.equal(back.C, field.C)
@@ -161,17 +156,16 @@ def test_coordinates_of_any_layout(ME):
 def test_a_field_by_its_key(ME):
     field, features = field_of(ME)
     other = ME.TensorField(
-        2 * features, coordinate_field_map_key=field.coordinate_field_map_key,
+        2 * features,
+        coordinate_field_map_key=field.coordinate_field_map_key,
         coordinate_manager=field.coordinate_manager,
-    )  # fmt: skip
+    )
     assert torch.equal(other.C, field.C) and other.coordinate_key == field.coordinate_key
     assert (field + other).F[:, 0].tolist() == [3 * value for value in VALUES]
     assert ME.cat(field, other).F.shape == (7, 2)
     x = field.sparse()
     assert x.slice(other).F[:, 0].tolist() == x.slice(field).F[:, 0].tolist()
-    rows, points = field.coordinate_manager.field_to_sparse_map(
-        field.coordinate_field_map_key, x.coordinate_map_key
-    )
+    rows, points = field.coordinate_manager.field_to_sparse_map(field.coordinate_field_map_key, x.coordinate_map_key)
     assert rows.tolist() == [0, 1, 0, 2, 1, 3, 3] and points.tolist() == list(range(7))
     (known,) = field.coordinate_manager.field_to_sparse_keys(field.coordinate_key)
     assert known == x.coordinate_map_key
@@ -184,10 +178,12 @@ def test_networks_from_points_to_points(ME):
     points[:, 0] = (points[:, 0] > 3).float()
     field = ME.TensorField(torch.rand(60, 3, generator=generator), points)
     network = torch.nn.Sequential(
-        ME.MinkowskiLinear(3, 8), ME.MinkowskiBatchNorm(8), ME.MinkowskiReLU(),
+        ME.MinkowskiLinear(3, 8),
+        ME.MinkowskiBatchNorm(8),
+        ME.MinkowskiReLU(),
         ME.MinkowskiToSparseTensor(),
         ME.MinkowskiConvolution(8, 5, kernel_size=3, stride=2, dimension=3),
-    )  # fmt: skip
+    )
     for _ in range(3):
         x = network(field)
         rows = {tuple(site): row for site, row in zip(x.C.tolist(), x.F, strict=True)}

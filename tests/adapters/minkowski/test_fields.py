@@ -14,9 +14,7 @@ def make(ME, seed=0, n=80, dimension=2, mode="UNWEIGHTED_AVERAGE", channels=3, s
     coords[:, 0] = torch.randint(0, 2, (n,), generator=generator)
     feats = torch.randn(n, channels, generator=generator)
     feats.requires_grad_()
-    field = ME.TensorField(
-        feats, coords, quantization_mode=getattr(ME.SparseTensorQuantizationMode, mode)
-    )
+    field = ME.TensorField(feats, coords, quantization_mode=getattr(ME.SparseTensorQuantizationMode, mode))
     return field, feats, coords
 
 
@@ -24,9 +22,7 @@ def cells(coords, step=1):
     return torch.cat([coords[:, :1], (coords[:, 1:] / step).floor() * step], 1).int()
 
 
-@pytest.mark.parametrize(
-    "mode", ["UNWEIGHTED_AVERAGE", "UNWEIGHTED_SUM", "RANDOM_SUBSAMPLE", "MAX_POOL"]
-)
+@pytest.mark.parametrize("mode", ["UNWEIGHTED_AVERAGE", "UNWEIGHTED_SUM", "RANDOM_SUBSAMPLE", "MAX_POOL"])
 @pytest.mark.parametrize("stride", [1, 2, [1, 3]])
 def test_voxels(ME, mode, stride):
     field, feats, coords = make(ME, mode=mode)
@@ -39,9 +35,11 @@ def test_voxels(ME, mode, stride):
     assert [tuple(site) for site in x.C.tolist()] == list(members)
     assert x.tensor_stride == step.expand(2).tolist()
     reduce = {
-        "UNWEIGHTED_AVERAGE": lambda p: p.mean(0), "UNWEIGHTED_SUM": lambda p: p.sum(0),
-        "RANDOM_SUBSAMPLE": lambda p: p[0], "MAX_POOL": lambda p: p.max(0).values,
-    }[mode]  # fmt: skip
+        "UNWEIGHTED_AVERAGE": lambda p: p.mean(0),
+        "UNWEIGHTED_SUM": lambda p: p.sum(0),
+        "RANDOM_SUBSAMPLE": lambda p: p[0],
+        "MAX_POOL": lambda p: p.max(0).values,
+    }[mode]
     other = feats.detach().clone().requires_grad_()
     want = torch.stack([reduce(other[part]) for part in members.values()])
     torch.testing.assert_close(x.F, want)
@@ -119,14 +117,10 @@ def test_interpolation_beyond_the_voxels_is_zero(ME):
 def test_merging_onto_a_known_map(ME):
     field, _, coords = make(ME, 3)
     x = field.sparse()
-    other = ME.TensorField(
-        torch.ones(len(coords), 1), coords, coordinate_manager=field.coordinate_manager
-    )
+    other = ME.TensorField(torch.ones(len(coords), 1), coords, coordinate_manager=field.coordinate_manager)
     y = other.sparse(coordinate_map_key=x.coordinate_map_key)
     assert y.coordinate_map_key == x.coordinate_map_key and (y.F == 1).all()
-    far = ME.TensorField(
-        torch.ones(1, 1), torch.tensor([[0, 99.0, 0]]), coordinate_manager=field.coordinate_manager
-    )
+    far = ME.TensorField(torch.ones(1, 1), torch.tensor([[0, 99.0, 0]]), coordinate_manager=field.coordinate_manager)
     with pytest.raises(AssertionError, match="no voxel"):
         far.sparse(coordinate_map_key=x.coordinate_map_key)
 
@@ -134,9 +128,12 @@ def test_merging_onto_a_known_map(ME):
 def test_layers_on_fields(ME):
     field, feats, coords = make(ME, 4)
     net = torch.nn.Sequential(
-        ME.MinkowskiLinear(3, 4), ME.MinkowskiBatchNorm(4), ME.MinkowskiLeakyReLU(),
-        ME.MinkowskiSinusoidal(4, 4), ME.MinkowskiInstanceNorm(4),
-    )  # fmt: skip
+        ME.MinkowskiLinear(3, 4),
+        ME.MinkowskiBatchNorm(4),
+        ME.MinkowskiLeakyReLU(),
+        ME.MinkowskiSinusoidal(4, 4),
+        ME.MinkowskiInstanceNorm(4),
+    )
     y = net(field)
     assert type(y) is ME.TensorField and y.C is coords and len(y) == len(feats)
     assert y.quantization_mode is field.quantization_mode
@@ -158,9 +155,7 @@ def test_integer_coordinates_keep_every_digit(ME):
     coords = torch.tensor([[0, big, -big], [0, big + 1, -big], [0, big + 3, -big]])
     x = ME.TensorField(torch.ones(3, 1), coords).sparse()
     assert x.C.tolist() == coords.tolist()
-    assert ME.TensorField(torch.ones(3, 1), coords).sparse(2).C.tolist() == [
-        [0, big, -big], [0, big + 2, -big]
-    ]  # fmt: skip
+    assert ME.TensorField(torch.ones(3, 1), coords).sparse(2).C.tolist() == [[0, big, -big], [0, big + 2, -big]]
 
 
 def test_a_pruned_voxel_cannot_be_sliced(ME):
@@ -181,8 +176,6 @@ def test_modes_that_undo_nothing(ME):
     with pytest.raises(ValueError, match="merge"):
         field.sparse(quantization_mode=ME.SparseTensorQuantizationMode.NO_QUANTIZATION)
     with pytest.raises(AssertionError):
-        ME.TensorField(
-            field.F, field.C, quantization_mode=ME.SparseTensorQuantizationMode.NO_QUANTIZATION
-        )
+        ME.TensorField(field.F, field.C, quantization_mode=ME.SparseTensorQuantizationMode.NO_QUANTIZATION)
     with pytest.raises(AttributeError):
         _ = field.tensor_stride

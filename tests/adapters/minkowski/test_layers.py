@@ -14,9 +14,7 @@ from .scenes import by_site, scene
 
 
 @pytest.mark.parametrize("mode", ["Sum", "Avg", "Max"])
-@pytest.mark.parametrize(
-    ("kernel", "stride"), [(2, 2), (3, 3), (3, 2), (3, 1), (2, 3), ([1, 3], [2, 3])]
-)
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 3), (3, 2), (3, 1), (2, 3), ([1, 3], [2, 3])])
 def test_local_pools(ME, mode, kernel, stride):
     coords, feats = scene(2, 3, seed=7)
     pool = getattr(ME, f"Minkowski{mode}Pooling")(kernel, stride, dimension=2)
@@ -56,10 +54,7 @@ def test_unpooling(ME):
         assert u.coordinate_map_key == x.coordinate_map_key
         parents, offsets = by_site(d), reference.offsets_of((k, k))
         for site, got, average in zip(coords.tolist(), u.F, mean.F, strict=True):
-            near = [
-                (site[0], *(c - o for c, o in zip(site[1:], offset, strict=True)))
-                for offset in offsets
-            ]
+            near = [(site[0], *(c - o for c, o in zip(site[1:], offset, strict=True))) for offset in offsets]
             if k == s:
                 near = [(site[0], *(c // s * s for c in site[1:]))]
             found = [parents[p] for p in near if p in parents]
@@ -89,10 +84,7 @@ def test_global_pools_and_broadcasts_with_gaps(ME):
 
 def test_max_gradient_goes_to_one_row(ME):
     coords = torch.tensor([[0, 0], [0, 1], [0, 2], [1, 5]], dtype=torch.int32)
-    for pool in (
-        ME.MinkowskiMaxPooling(2, 2, dimension=1),
-        ME.MinkowskiMaxPooling(3, 2, dimension=1),
-    ):
+    for pool in (ME.MinkowskiMaxPooling(2, 2, dimension=1), ME.MinkowskiMaxPooling(3, 2, dimension=1)):
         leaf = torch.zeros(4, 1, requires_grad=True)
         pool(ME.SparseTensor(leaf, coords)).F.sum().backward()
         assert leaf.grad.sum() == len(pool(ME.SparseTensor(leaf.detach(), coords)))
@@ -103,18 +95,10 @@ EVERY_LAYER = {
     "conv k3": lambda ME: ME.MinkowskiConvolution(3, 4, kernel_size=3, dimension=2),
     "conv k2 s2": lambda ME: ME.MinkowskiConvolution(3, 4, kernel_size=2, stride=2, dimension=2),
     "conv k1": lambda ME: ME.MinkowskiConvolution(3, 4, kernel_size=1, bias=True, dimension=2),
-    "expand": lambda ME: ME.MinkowskiConvolution(
-        3, 4, kernel_size=3, expand_coordinates=True, dimension=2
-    ),
-    "generative": lambda ME: ME.MinkowskiGenerativeConvolutionTranspose(
-        3, 4, kernel_size=3, stride=2, dimension=2
-    ),
-    "transpose": lambda ME: ME.MinkowskiConvolutionTranspose(
-        3, 4, kernel_size=2, stride=2, dimension=2
-    ),
-    "channelwise": lambda ME: ME.MinkowskiChannelwiseConvolution(
-        3, kernel_size=3, stride=2, dimension=2
-    ),
+    "expand": lambda ME: ME.MinkowskiConvolution(3, 4, kernel_size=3, expand_coordinates=True, dimension=2),
+    "generative": lambda ME: ME.MinkowskiGenerativeConvolutionTranspose(3, 4, kernel_size=3, stride=2, dimension=2),
+    "transpose": lambda ME: ME.MinkowskiConvolutionTranspose(3, 4, kernel_size=2, stride=2, dimension=2),
+    "channelwise": lambda ME: ME.MinkowskiChannelwiseConvolution(3, kernel_size=3, stride=2, dimension=2),
     "max": lambda ME: ME.MinkowskiMaxPooling(2, 2, dimension=2),
     "max window": lambda ME: ME.MinkowskiMaxPooling(3, 2, dimension=2),
     "avg": lambda ME: ME.MinkowskiAvgPooling(3, 2, dimension=2),
@@ -155,8 +139,10 @@ def test_a_pruned_item_keeps_its_place(ME):
     x = ME.SparseTensor(feats, coords)
     y = ME.MinkowskiPruning()(x, coords[:, 0] != 1)
     assert [len(part) for part in y.decomposed_features] == [
-        int((coords[:, 0] == 0).sum()), 0, int((coords[:, 0] == 2).sum())
-    ]  # fmt: skip
+        int((coords[:, 0] == 0).sum()),
+        0,
+        int((coords[:, 0] == 2).sum()),
+    ]
     norm = ME.MinkowskiInstanceNorm(3).double()
     g = ME.MinkowskiGlobalAvgPooling()(y)
     assert g.C[:, 0].tolist() == [0, 1, 2] and not g.F[1].any()
@@ -203,10 +189,7 @@ def test_the_global_pooling_function_of_a_field(ME, mode, merged):
         assert len(field.sparse()) < 40
     mode = getattr(ME.PoolingMode, f"GLOBAL_{mode}_POOLING_PYTORCH_INDEX")
     pooled = ME.MinkowskiGlobalPooling(mode)(field)
-    arguments = (
-        feats, mode, field.coordinate_field_map_key, pooled.coordinate_map_key,
-        field.coordinate_manager,
-    )  # fmt: skip
+    arguments = (feats, mode, field.coordinate_field_map_key, pooled.coordinate_map_key, field.coordinate_manager)
     assert torch.equal(ME.MinkowskiGlobalPoolingFunction().apply(*arguments), pooled.F)
     items = [feats[coords[:, 0] == b] for b in range(3)]
     reduce = {"SUM": lambda f: f.sum(0), "AVG": lambda f: f.mean(0), "MAX": lambda f: f.amax(0)}

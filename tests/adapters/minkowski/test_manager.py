@@ -62,9 +62,7 @@ def test_strides(ME):
     named = manager.stride(key, 2, "mine")
     assert named.get_key() == ([2, 2], "mine")
     cells = [(b, u // 2 * 2, v // 2 * 2) for b, u, v in coords.tolist()]
-    assert [tuple(s) for s in manager.get_coordinates(strided).tolist()] == list(
-        dict.fromkeys(cells)
-    )
+    assert [tuple(s) for s in manager.get_coordinates(strided).tolist()] == list(dict.fromkeys(cells))
     in_rows, out_rows = manager.stride_map(key, strided)
     assert in_rows.tolist() == list(range(len(coords)))
     assert [tuple(s) for s in manager.get_coordinates(strided)[out_rows].tolist()] == cells
@@ -83,13 +81,17 @@ def test_kernel_maps(ME, region, dilation):
     if region == "HYPER_CROSS":
         offsets = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)]
     found = manager.kernel_map(
-        key, strided, stride=2, kernel_size=3, dilation=dilation,
-        region_type=getattr(ME.RegionType, region),
-    )  # fmt: skip
+        key, strided, stride=2, kernel_size=3, dilation=dilation, region_type=getattr(ME.RegionType, region)
+    )
     turned = manager.kernel_map(
-        strided, key, stride=2, kernel_size=3, dilation=dilation, is_transpose=True,
+        strided,
+        key,
+        stride=2,
+        kernel_size=3,
+        dilation=dilation,
+        is_transpose=True,
         region_type=getattr(ME.RegionType, region),
-    )  # fmt: skip
+    )
     for k, (a, b) in enumerate(offsets):
         want = []
         for row, (batch, u, v) in enumerate(coarse):
@@ -176,9 +178,7 @@ def test_interpolation_weights(ME):
     query = torch.tensor([[0, 0.25, 0.5], [9, 0.0, 0.0]])
     in_rows, samples, weights = manager.interpolation_map_weight(key, query)
     sites = manager.get_coordinates(key)[in_rows.long()]
-    for site, sample, weight in zip(
-        sites.tolist(), samples.tolist(), weights.tolist(), strict=True
-    ):
+    for site, sample, weight in zip(sites.tolist(), samples.tolist(), weights.tolist(), strict=True):
         assert sample == 0 and site[0] == 0
         assert weight == pytest.approx((1 - abs(0.25 - site[1])) * (1 - abs(0.5 - site[2])))
 
@@ -186,8 +186,7 @@ def test_interpolation_weights(ME):
 def test_completion_networks_ask_the_manager_which_voxels_stay(ME):
     """Generative reconstruction: rows of an output whose cell is in a target."""
     target = cloud((8, 8, 8), 2, 0.1, 1)
-    x = ME.SparseTensor(torch.ones(2, 1), torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0]]).int(),
-                        tensor_stride=8)  # fmt: skip
+    x = ME.SparseTensor(torch.ones(2, 1), torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0]]).int(), tensor_stride=8)
     manager = x.coordinate_manager
     key, _ = manager.insert_and_map(target, string_id="target")
     up = ME.MinkowskiGenerativeConvolutionTranspose(1, 1, kernel_size=2, stride=2, dimension=3)
@@ -209,9 +208,10 @@ def test_everything_goes_with_the_last_tensor(ME):
     net = torch.nn.Sequential(
         ME.MinkowskiConvolution(1, 4, kernel_size=3, stride=2, dimension=3),
         ME.MinkowskiConvolution(4, 4, kernel_size=3, dimension=3),
-        ME.MinkowskiInstanceNorm(4), ME.MinkowskiMaxPooling(2, 2, dimension=3),
+        ME.MinkowskiInstanceNorm(4),
+        ME.MinkowskiMaxPooling(2, 2, dimension=3),
         ME.MinkowskiConvolutionTranspose(4, 1, kernel_size=2, stride=2, dimension=3),
-    )  # fmt: skip
+    )
     gc.collect()
     gc.disable()
     try:
@@ -233,9 +233,10 @@ def test_everything_goes_with_the_last_tensor(ME):
 def test_gpu_memory_does_not_grow(ME):
     net = torch.nn.Sequential(
         ME.MinkowskiConvolution(1, 8, kernel_size=3, stride=2, dimension=3),
-        ME.MinkowskiConvolution(8, 8, kernel_size=3, dimension=3), ME.MinkowskiBatchNorm(8),
+        ME.MinkowskiConvolution(8, 8, kernel_size=3, dimension=3),
+        ME.MinkowskiBatchNorm(8),
         ME.MinkowskiGenerativeConvolutionTranspose(8, 1, kernel_size=2, stride=2, dimension=3),
-    ).cuda()  # fmt: skip
+    ).cuda()
     seen = []
     for step in range(30):
         coords = cloud((20, 20, 20), 1, 0.2, seed=step % 3, device="cuda")

@@ -67,15 +67,7 @@ def test_numbers_per_axis(ME):
     for value in (2, 2.0, torch.tensor(2), torch.tensor(2.0)):
         assert as_list(value, 3) == [2, 2, 2]
     assert as_list(torch.tensor([1, 2]), 2) == [1, 2] == as_list((1, 2.0), 2)
-    for value in (
-        2.5,
-        [1, 0.5],
-        float("nan"),
-        [1, float("inf")],
-        torch.tensor(1.5),
-        [1, "a"],
-        [1, "2"],
-    ):
+    for value in (2.5, [1, 0.5], float("nan"), [1, float("inf")], torch.tensor(1.5), [1, "a"], [1, "2"]):
         with pytest.raises(ArgumentValueError, match="whole number"):
             geometry.int_list(value, 2)
     with pytest.raises(ArgumentValueError, match="whole number"):
@@ -213,9 +205,8 @@ def test_pruned_weights_are_counted(ME, field):
 def test_a_summary_of_dense_layers(ME, capsys):
     module = importlib.import_module("MinkowskiEngine.utils.torchsummary")
     net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(),
-        torch.nn.Linear(4 * 6 * 4, 5),
-    )  # fmt: skip
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(4 * 6 * 4, 5)
+    )
     net[1].eval(), net[3].requires_grad_(False)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     text, counts = module.summary_string(net, (3, 8, 6))

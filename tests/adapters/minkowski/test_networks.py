@@ -99,9 +99,8 @@ def test_res16unet34c_with_pooled_positions(ME):
 
 def test_fcgf(ME):
     nets = build(
-        pair(networks.ResUNetBN2C, ME, 1, 6, widths=(4, 6, 8, 10), up_widths=(6, 5, 6, 8),
-             conv1_kernel_size=5)
-    )  # fmt: skip
+        pair(networks.ResUNetBN2C, ME, 1, 6, widths=(4, 6, 8, 10), up_widths=(6, 5, 6, 8), conv1_kernel_size=5)
+    )
     coords, feats = scene(seed=2, channels=1)
     (out,) = compare(ME, nets, coords, feats, lambda net, x: [net(x)])
     assert torch.allclose(out.F.norm(dim=1), torch.ones((), dtype=torch.float64))
@@ -109,9 +108,8 @@ def test_fcgf(ME):
 
 def test_fcaf3d(ME):
     nets = build(
-        pair(generative_networks.FCAF3D, ME, 3, widths=(4, 4, 6, 8, 10), counts=(1, 1, 1, 1), out=6,
-             classes=3, keep=9)
-    )  # fmt: skip
+        pair(generative_networks.FCAF3D, ME, 3, widths=(4, 4, 6, 8, 10), counts=(1, 1, 1, 1), out=6, classes=3, keep=9)
+    )
     coords, feats = scene((40, 36, 30), seed=3, share=0.03)
 
     def run(net, x):
@@ -124,9 +122,19 @@ def test_fcaf3d(ME):
 def test_4dmos(ME):
     step, stem = [2, 2, 2, 1], [5, 5, 5, 1]
     nets = build(
-        pair(networks.MinkUNet, ME, 1, 3, dimension=4, layers=(1,) * 8, init=2, stem=stem,
-             step=step, planes=(2, 3, 4, 5, 5, 4, 3, 2))
-    )  # fmt: skip
+        pair(
+            networks.MinkUNet,
+            ME,
+            1,
+            3,
+            dimension=4,
+            layers=(1,) * 8,
+            init=2,
+            stem=stem,
+            step=step,
+            planes=(2, 3, 4, 5, 5, 4, 3, 2),
+        )
+    )
     coords, feats = scene((6, 5, 4, 3), 4, 1, seed=4, share=0.15)
     compare(ME, nets, coords, feats, lambda net, x: [net(x)])
 
@@ -161,29 +169,54 @@ def test_completion(ME):
 
 # Names and shapes of published checkpoints: (name, shape) of the convolutions of one stage each.
 MINKUNET34C = {
-    "conv0p1s1.kernel": (125, 3, 32), "bn0.bn.weight": (32,), "bn0.bn.running_mean": (32,),
-    "bn0.bn.num_batches_tracked": (), "conv1p1s2.kernel": (8, 32, 32), "bn1.bn.bias": (32,),
-    "block1.0.conv1.kernel": (27, 32, 32), "block1.0.norm1.bn.weight": (32,),
-    "block2.0.downsample.0.kernel": (32, 64), "block2.0.downsample.1.bn.weight": (64,),
-    "block4.5.conv2.kernel": (27, 256, 256), "convtr4p16s2.kernel": (8, 256, 256),
-    "bntr4.bn.weight": (256,), "block5.0.conv1.kernel": (27, 384, 256),
-    "convtr7p2s2.kernel": (8, 96, 96), "block8.0.conv1.kernel": (27, 128, 96),
-    "block8.0.downsample.0.kernel": (128, 96), "final.kernel": (96, 20), "final.bias": (1, 20),
-}  # fmt: skip
+    "conv0p1s1.kernel": (125, 3, 32),
+    "bn0.bn.weight": (32,),
+    "bn0.bn.running_mean": (32,),
+    "bn0.bn.num_batches_tracked": (),
+    "conv1p1s2.kernel": (8, 32, 32),
+    "bn1.bn.bias": (32,),
+    "block1.0.conv1.kernel": (27, 32, 32),
+    "block1.0.norm1.bn.weight": (32,),
+    "block2.0.downsample.0.kernel": (32, 64),
+    "block2.0.downsample.1.bn.weight": (64,),
+    "block4.5.conv2.kernel": (27, 256, 256),
+    "convtr4p16s2.kernel": (8, 256, 256),
+    "bntr4.bn.weight": (256,),
+    "block5.0.conv1.kernel": (27, 384, 256),
+    "convtr7p2s2.kernel": (8, 96, 96),
+    "block8.0.conv1.kernel": (27, 128, 96),
+    "block8.0.downsample.0.kernel": (128, 96),
+    "final.kernel": (96, 20),
+    "final.bias": (1, 20),
+}
 FCGF = {
-    "conv1.kernel": (343, 1, 32), "norm1.bn.weight": (32,), "block1.conv1.kernel": (27, 32, 32),
-    "block1.norm2.bn.running_var": (32,), "conv4.kernel": (27, 128, 256),
-    "conv4_tr.kernel": (27, 256, 128), "block4_tr.conv2.kernel": (27, 128, 128),
-    "conv3_tr.kernel": (27, 256, 64), "conv2_tr.kernel": (27, 128, 64),
-    "conv1_tr.kernel": (96, 64), "final.kernel": (64, 32), "final.bias": (1, 32),
-}  # fmt: skip
+    "conv1.kernel": (343, 1, 32),
+    "norm1.bn.weight": (32,),
+    "block1.conv1.kernel": (27, 32, 32),
+    "block1.norm2.bn.running_var": (32,),
+    "conv4.kernel": (27, 128, 256),
+    "conv4_tr.kernel": (27, 256, 128),
+    "block4_tr.conv2.kernel": (27, 128, 128),
+    "conv3_tr.kernel": (27, 256, 64),
+    "conv2_tr.kernel": (27, 128, 64),
+    "conv1_tr.kernel": (96, 64),
+    "final.kernel": (64, 32),
+    "final.bias": (1, 32),
+}
 FCAF = {
-    "conv1.0.kernel": (27, 3, 64), "conv1.1.weight": (1, 64), "conv1.1.bias": (1, 64),
-    "layer1.0.downsample.0.kernel": (1, 64, 64), "layer2.0.conv1.kernel": (27, 64, 128),
-    "layer4.2.norm2.bn.weight": (512,), "up_block_3.0.kernel": (8, 512, 256),
-    "up_block_3.3.kernel": (27, 256, 256), "out_block_0.0.kernel": (27, 64, 128),
-    "centerness_conv.kernel": (128, 1), "reg_conv.kernel": (128, 6), "cls_conv.bias": (1, 18),
-}  # fmt: skip
+    "conv1.0.kernel": (27, 3, 64),
+    "conv1.1.weight": (1, 64),
+    "conv1.1.bias": (1, 64),
+    "layer1.0.downsample.0.kernel": (1, 64, 64),
+    "layer2.0.conv1.kernel": (27, 64, 128),
+    "layer4.2.norm2.bn.weight": (512,),
+    "up_block_3.0.kernel": (8, 512, 256),
+    "up_block_3.3.kernel": (27, 256, 256),
+    "out_block_0.0.kernel": (27, 64, 128),
+    "centerness_conv.kernel": (128, 1),
+    "reg_conv.kernel": (128, 6),
+    "cls_conv.bias": (1, 18),
+}
 
 
 def minkunet18(ME):

@@ -29,9 +29,7 @@ def test_decomposed_lists_name_the_items_that_exist(ME4):
     assert [f.flatten().tolist() for f in x.decomposed_features] == [[0, 1], [2, 3]]
     coords, feats = x.decomposed_coordinates_and_features
     assert len(coords) == len(feats) == len(x.decomposition_permutations) == 2
-    assert [r.tolist() for r in x.coords_man.get_row_indices_per_batch(x.coords_key)] == [
-        [0, 1], [2, 3]
-    ]  # fmt: skip
+    assert [r.tolist() for r in x.coords_man.get_row_indices_per_batch(x.coords_key)] == [[0, 1], [2, 3]]
     # One that lost its rows is still an item of the manager.
     kept = ME4.MinkowskiPruning()(x, torch.tensor([True, True, False, False]))
     assert [len(f) for f in kept.decomposed_features] == [2, 0]
@@ -84,9 +82,7 @@ def test_backend_functions(ME4):
     for found in (
         backend.quantize_label_np(coords, labels, 255),
         backend.quantize_label_th(torch.from_numpy(coords), torch.from_numpy(labels), 255),
-        importlib.import_module("MinkowskiEngine.utils.quantization").quantize_label(
-            coords, labels, 255
-        ),
+        importlib.import_module("MinkowskiEngine.utils.quantization").quantize_label(coords, labels, 255),
     ):
         index, voted = found
         assert index.tolist() == [0, 2] and voted.tolist() == [2, 1]
@@ -163,9 +159,7 @@ def test_coarser_maps_that_are_forced(ME4):
         made = x.coords_man.stride(x.coords_key, factor, force_creation=True)
         coords = x.coords_man.get_coords(made)
         assert made not in (known, x.coords_key) and made.getTensorStride() == [factor] * 2
-        assert torch.equal(
-            coords, x.coords_man.get_coords(x.coords_man.stride(x.coords_key, factor))
-        )
+        assert torch.equal(coords, x.coords_man.get_coords(x.coords_man.stride(x.coords_key, factor)))
 
 
 def test_labels_of_coarser_maps(ME4):
@@ -245,8 +239,9 @@ def test_0_5_keeps_its_answers(ME):
     assert coords.tolist() == [[0, -1, 1]]
     x = ME.SparseTensor(torch.arange(4.0)[:, None], GAPS)
     assert [len(part) for part in x.decomposed_features] == [2, 0, 2]
-    assert not hasattr(x, "cpu") and len(ME.utils.quantization.quantize_label(
-        POINTS.astype(np.int32), LABELS, 255)) == 3  # fmt: skip
+    assert (
+        not hasattr(x, "cpu") and len(ME.utils.quantization.quantize_label(POINTS.astype(np.int32), LABELS, 255)) == 3
+    )
     y = ME.MinkowskiSumPooling(2, 2, dimension=1)(x)
     with pytest.raises(AssertionError, match="same key"):
         y.slice(x)

@@ -36,27 +36,21 @@ POOL = ((3, 2, 2, None, 2), SIZE)
 # Layers: arguments in 0.4's order, and the same by 0.5's names.
 BY_POSITION = {
     "MinkowskiConvolution": ((2, 3, 3, 2, 2, True, None, 2), CONV),
-    "MinkowskiConvolutionBase": (
-        (2, 3, 3, 2, 2, True, None, True, 2), {**CONV, "is_transpose": True},
-    ),
-    "MinkowskiConvolutionTranspose": (
-        (2, 3, 3, 2, 2, True, None, True, 2), {**CONV, "expand_coordinates": True},
-    ),
+    "MinkowskiConvolutionBase": ((2, 3, 3, 2, 2, True, None, True, 2), {**CONV, "is_transpose": True}),
+    "MinkowskiConvolutionTranspose": ((2, 3, 3, 2, 2, True, None, True, 2), {**CONV, "expand_coordinates": True}),
     "MinkowskiPoolingTranspose": POOL,
     "MinkowskiAvgUnpooling": POOL,
     "KernelGenerator": (
         (3, 2, 2, True, 3, None, (0, 1), 2),
         {**SIZE, "is_transpose": True, "region_type": 3, "axis_types": (0, 1)},
     ),
-}  # fmt: skip
+}
 ALIKE = {  # in both releases
-    "MinkowskiChannelwiseConvolution": (
-        (2, 3, 2, 2, True, None, 2), {"in_channels": 2, "bias": True, **SIZE},
-    ),
+    "MinkowskiChannelwiseConvolution": ((2, 3, 2, 2, True, None, 2), {"in_channels": 2, "bias": True, **SIZE}),
     "MinkowskiMaxPooling": POOL,
     "MinkowskiSumPooling": POOL,
     "MinkowskiAvgPooling": POOL,
-}  # fmt: skip
+}
 
 
 def found(ME, name):
@@ -138,9 +132,16 @@ def test_tensors_by_position(ME4):
     ME, modes = ME4, ME4.SparseTensorQuantizationMode
     coords, feats = torch.tensor([*COORDS, COORDS[0]]).int(), torch.arange(4.0)[:, None]
     x = ME.SparseTensor(
-        feats, coords * torch.tensor([1, 4, 4]).int(), None, None, True, True, modes.UNWEIGHTED_SUM,
-        ME.MemoryManagerBackend.PYTORCH, 4,
-    )  # fmt: skip
+        feats,
+        coords * torch.tensor([1, 4, 4]).int(),
+        None,
+        None,
+        True,
+        True,
+        modes.UNWEIGHTED_SUM,
+        ME.MemoryManagerBackend.PYTORCH,
+        4,
+    )
     assert x.F.flatten().tolist() == [3.0, 1.0, 2.0] and x.tensor_stride == [4, 4]
     y = ME.SparseTensor(x.F, None, x.coords_key, x.coords_man)
     assert y.coords_key == x.coords_key

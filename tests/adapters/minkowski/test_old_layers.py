@@ -41,32 +41,43 @@ def test_convolution_functions(ME4):
         generator = ME.KernelGenerator(size, 2, 1, dimension=2, **options)
         conv = ME.MinkowskiConvolution(
             3, 2, kernel_size=size, stride=2, kernel_generator=generator, dimension=2
-        ).double()  # fmt: skip
+        ).double()
         y = conv(x)
         arguments = (
-            x.F, conv.kernel, x.tensor_stride, conv.stride, conv.kernel_size, conv.dilation,
-            conv.region_type_, conv.region_offset_, x.coords_key, None, x.coords_man,
-        )  # fmt: skip
+            x.F,
+            conv.kernel,
+            x.tensor_stride,
+            conv.stride,
+            conv.kernel_size,
+            conv.dilation,
+            conv.region_type_,
+            conv.region_offset_,
+            x.coords_key,
+            None,
+            x.coords_man,
+        )
         out = ME.MinkowskiConvolutionFunction().apply(*arguments)
         checks.assert_close(out.detach(), y.F.detach(), torch.float64)
         up = ME.MinkowskiConvolutionTranspose(
             2, 3, kernel_size=size, stride=2, kernel_generator=generator, dimension=2
-        ).double()  # fmt: skip
+        ).double()
         key = ME.CoordsKey(2)
         arguments = (
-            y.F, up.kernel, y.tensor_stride, up.stride, up.kernel_size, up.dilation,
-            up.region_type_, up.region_offset_,
-        )  # fmt: skip
+            y.F,
+            up.kernel,
+            y.tensor_stride,
+            up.stride,
+            up.kernel_size,
+            up.dilation,
+            up.region_type_,
+            up.region_offset_,
+        )
         for switch in ((), (False,)):
-            out = ME.MinkowskiConvolutionTransposeFunction().apply(
-                *arguments, *switch, y.coords_key, key, y.coords_man
-            )  # fmt: skip
+            out = ME.MinkowskiConvolutionTransposeFunction().apply(*arguments, *switch, y.coords_key, key, y.coords_man)
             assert key == x.coords_key
             checks.assert_close(out.detach(), up(y).F.detach(), torch.float64)
         fresh = ME.CoordsKey(2)
-        ME.MinkowskiConvolutionTransposeFunction().apply(
-            *arguments, True, y.coords_key, fresh, y.coords_man
-        )
+        ME.MinkowskiConvolutionTransposeFunction().apply(*arguments, True, y.coords_key, fresh, y.coords_man)
         assert fresh != x.coords_key
 
 
@@ -74,14 +85,21 @@ def test_listed_offsets_are_absolute(ME4):
     ME = ME4
     x = tensor(ME)
     kinds = [ME.RegionType.HYPERCUBE, ME.RegionType.HYPERCROSS]
-    generator = ME.KernelGenerator(
-        3, region_type=ME.RegionType.HYBRID, axis_types=kinds, dimension=2
-    )
+    generator = ME.KernelGenerator(3, region_type=ME.RegionType.HYBRID, axis_types=kinds, dimension=2)
     conv = ME.MinkowskiConvolution(3, 2, kernel_generator=generator, dimension=2).double()
     arguments = (
-        x.F, conv.kernel, x.tensor_stride, conv.stride, conv.kernel_size, conv.dilation,
-        conv.region_type_, conv.region_offset_, x.coords_key, None, x.coords_man,
-    )  # fmt: skip
+        x.F,
+        conv.kernel,
+        x.tensor_stride,
+        conv.stride,
+        conv.kernel_size,
+        conv.dilation,
+        conv.region_type_,
+        conv.region_offset_,
+        x.coords_key,
+        None,
+        x.coords_man,
+    )
     out = ME.MinkowskiConvolutionFunction.apply(*arguments)
     checks.assert_close(out.detach(), conv(x).F.detach(), torch.float64)
     offsets = [[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]]
@@ -90,9 +108,8 @@ def test_listed_offsets_are_absolute(ME4):
     wide = ME.SparseTensor(x.F, coords=x.C * torch.tensor([1, 2, 2]).int(), tensor_stride=2)
     with pytest.raises(AssertionError, match="absolute"):
         ME.MinkowskiConvolutionFunction.apply(
-            wide.F, conv.kernel, wide.tensor_stride, *arguments[3:8], wide.coords_key, None,
-            wide.coords_man,
-        )  # fmt: skip
+            wide.F, conv.kernel, wide.tensor_stride, *arguments[3:8], wide.coords_key, None, wide.coords_man
+        )
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -105,9 +122,14 @@ def test_pooling_functions(ME4, size):
 
     def kernel(x, pool):
         return (
-            x.F, x.tensor_stride, pool.stride, pool.kernel_size, pool.dilation, pool.region_type_,
+            x.F,
+            x.tensor_stride,
+            pool.stride,
+            pool.kernel_size,
+            pool.dilation,
+            pool.region_type_,
             pool.region_offset_,
-        )  # fmt: skip
+        )
 
     keys = x.coords_key, None, x.coords_man
     gradcheck = ME.utils.gradcheck.gradcheck
@@ -121,9 +143,7 @@ def test_pooling_functions(ME4, size):
         assert gradcheck(function, arguments)
     y = total(x)
     back = ME.MinkowskiPoolingTranspose(kernel_size=size, stride=2, dimension=2)
-    out = ME.MinkowskiPoolingTransposeFunction().apply(
-        *kernel(y, back), False, y.coords_key, None, y.coords_man
-    )
+    out = ME.MinkowskiPoolingTransposeFunction().apply(*kernel(y, back), False, y.coords_key, None, y.coords_man)
     checks.assert_close(out.detach(), back(y).F.detach(), torch.float64)
 
 
@@ -147,9 +167,7 @@ def test_global_layers(ME4):
     add, scale = ME.MinkowskiBroadcastAddition(), ME.MinkowskiBroadcastMultiplication()
     for layer, kind in ((add, ME.OperationType.ADDITION), (scale, ME.OperationType.MULTIPLICATION)):
         assert layer.operation_type == kind
-        out = ME.MinkowskiBroadcastFunction().apply(
-            x.F, mean.F, kind, x.coords_key, mean.coords_key, x.coords_man
-        )
+        out = ME.MinkowskiBroadcastFunction().apply(x.F, mean.F, kind, x.coords_key, mean.coords_key, x.coords_man)
         assert torch.equal(out, layer(x, mean).F)
     back = ME.MinkowskiConvolution(3, 2, kernel_size=3, dimension=2).double()
     at = torch.tensor([[0, 1, 1], [1, 0, 0]]).int()
@@ -186,9 +204,10 @@ def test_quantisation(ME4):
     rng = np.random.default_rng(0)
     coords = (rng.random((2000, 3)) * 9).astype(np.int32)
     for unique, inverse in (
-        backend.quantize_np(coords), backend.quantize_th(torch.from_numpy(coords)),
+        backend.quantize_np(coords),
+        backend.quantize_th(torch.from_numpy(coords)),
         ME.utils.sparse_quantize(coords, return_index=True, return_inverse=True),
-    ):  # fmt: skip
+    ):
         assert (coords[np.asarray(unique)][np.asarray(inverse)] == coords).all()
     labels = rng.integers(0, 3, 2000).astype(np.int32)
     unique, voted = backend.quantize_label_np(coords, labels, 255)

@@ -21,14 +21,10 @@ def module(name):
 
 
 def test_names_of_modules(ME4):
-    coords, pools, tensors = (
-        module(n) for n in ("MinkowskiCoords", "MinkowskiPooling", "SparseTensor")
-    )
+    coords, pools, tensors = (module(n) for n in ("MinkowskiCoords", "MinkowskiPooling", "SparseTensor"))
     assert os.cpu_count() == coords.CPU_COUNT and coords.save_ctx is module("Common").save_ctx
     for name in ("Avg", "Max", "GlobalMax"):
-        assert getattr(pools, f"Minkowski{name}PoolingFunction") is getattr(
-            ME4, f"Minkowski{name}PoolingFunction"
-        )
+        assert getattr(pools, f"Minkowski{name}PoolingFunction") is getattr(ME4, f"Minkowski{name}PoolingFunction")
     assert pools.MinkowskiPoolingTransposeFunction is ME4.MinkowskiPoolingTransposeFunction
     assert ME4.utils.get_coords_map is module("utils.coords").get_coords_map
     backend = importlib.import_module("MinkowskiEngineBackend")
@@ -63,9 +59,7 @@ def test_names_of_broadcasts(ME4):
     x = tensor(ME4)
     glob = ME4.MinkowskiGlobalPooling()(x)
     for kind, layer in zip(
-        kinds,
-        (ME4.MinkowskiBroadcastAddition(), ME4.MinkowskiBroadcastMultiplication()),
-        strict=True,
+        kinds, (ME4.MinkowskiBroadcastAddition(), ME4.MinkowskiBroadcastMultiplication()), strict=True
     ):
         made = broadcasts.AbstractMinkowskiBroadcast(kind)
         assert isinstance(layer, broadcasts.AbstractMinkowskiBroadcast)

@@ -95,9 +95,12 @@ def test_tensors_by_position_and_by_keyword(ME4):
     checks.assert_close((y + z).feats.detach(), 3 * x.F.detach(), torch.float64)
     coords = torch.tensor([[0, 1, 1], [0, 1, 1], [1, 2, 2]]).int()
     mean = ME.SparseTensor(
-        torch.tensor([[1.0], [3.0], [5.0]]), coords, allow_duplicate_coords=True,
-        force_creation=True, quantization_mode=ME.SparseTensorQuantizationMode.UNWEIGHTED_AVERAGE,
-    )  # fmt: skip
+        torch.tensor([[1.0], [3.0], [5.0]]),
+        coords,
+        allow_duplicate_coords=True,
+        force_creation=True,
+        quantization_mode=ME.SparseTensorQuantizationMode.UNWEIGHTED_AVERAGE,
+    )
     assert mean.F.tolist() == [[2.0], [5.0]]
     sliced = mean.slice(mean)
     assert isinstance(sliced, torch.Tensor) and sliced.tolist() == [[2.0], [2.0], [5.0]]

@@ -33,10 +33,7 @@ def step(rng, dimension, stride):
     kind = rng.choice(kinds)
     if kind in ("skip", "prune"):
         return kind, {}
-    name = {
-        "up": "MinkowskiConvolutionTranspose",
-        "grow": "MinkowskiGenerativeConvolutionTranspose",
-    }
+    name = {"up": "MinkowskiConvolutionTranspose", "grow": "MinkowskiGenerativeConvolutionTranspose"}
     options = {"kernel_size": kernel(rng, dimension), "dimension": dimension}
     if kind == "down" and max(stride) < 8:
         options["stride"] = steps(rng, dimension)

@@ -113,6 +113,4 @@ def test_a_convolution_of_a_globally_pooled_tensor(ME):
     conv = ME.MinkowskiConvolution(3, 4, kernel_size=3, bias=True, dimension=2).double()
     y = conv(pooled)
     assert y.coordinate_map_key == pooled.coordinate_map_key
-    checks.assert_close(
-        y.F.detach(), (pooled.F @ conv.kernel.sum(0) + conv.bias).detach(), torch.float64
-    )
+    checks.assert_close(y.F.detach(), (pooled.F @ conv.kernel.sum(0) + conv.bias).detach(), torch.float64)

@@ -78,9 +78,7 @@ def test_both_import_spellings_give_one_module(ME):
     assert importlib.import_module("MinkowskiEngine.MinkowskiConvolution").MinkowskiConvolution is (
         ME.MinkowskiConvolution
     )
-    assert importlib.import_module("utils.gradcheck") is importlib.import_module(
-        "MinkowskiEngine.utils.gradcheck"
-    )
+    assert importlib.import_module("utils.gradcheck") is importlib.import_module("MinkowskiEngine.utils.gradcheck")
     assert ME.SparseTensor.__module__ == "MinkowskiEngine.MinkowskiSparseTensor"
     assert importlib.util.find_spec("MinkowskiEngine") is not None
     with pytest.raises(ModuleNotFoundError):
@@ -90,9 +88,8 @@ def test_both_import_spellings_give_one_module(ME):
 def python(code, *path, **environment):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)]), **environment}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True,
-        timeout=PATIENCE,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -116,9 +113,7 @@ sparse_bridge.enable("minkowski")
 import MinkowskiEngine
 print(MinkowskiEngine is ME)
 """
-    assert python(code, tmp_path).splitlines() == [
-        "not before", "True True sparse_quantize", "[]", "True True", "True"
-    ]  # fmt: skip
+    assert python(code, tmp_path).splitlines() == ["not before", "True True sparse_quantize", "[]", "True True", "True"]
 
 
 def test_importing_costs_no_cuda_and_needs_no_triton():
@@ -165,9 +160,11 @@ def test_report_counts_layers(ME):
     x = ME.SparseTensor(torch.ones(1, 2), torch.zeros(1, 3, dtype=torch.int32))
     with sparse_bridge.enable("minkowski") as handle:
         net = torch.nn.Sequential(
-            ME.MinkowskiConvolution(2, 3, kernel_size=3, dimension=2), ME.MinkowskiBatchNorm(3),
-            ME.MinkowskiReLU(), ME.MinkowskiConvolution(3, 3, kernel_size=1, dimension=2),
-        ).eval()  # fmt: skip
+            ME.MinkowskiConvolution(2, 3, kernel_size=3, dimension=2),
+            ME.MinkowskiBatchNorm(3),
+            ME.MinkowskiReLU(),
+            ME.MinkowskiConvolution(3, 3, kernel_size=1, dimension=2),
+        ).eval()
         net(x)
         layers = handle.report().layers["minkowski"]
     assert layers["MinkowskiConvolution"].bridged == 2 and not layers["MinkowskiReLU"].original
@@ -186,17 +183,13 @@ def test_switches_and_diagnostics(ME, capsys):
     for algorithm in ME.MinkowskiAlgorithm:
         made = ME.CoordinateManager(D=1, minkowski_algorithm=algorithm)
         assert made.minkowski_algorithm is algorithm
-    region, offsets, volume = ME.convert_region_type(
-        ME.RegionType.HYPER_CROSS, [2, 2], 3, 1, 1, None, None, 2
-    )
+    region, offsets, volume = ME.convert_region_type(ME.RegionType.HYPER_CROSS, [2, 2], 3, 1, 1, None, None, 2)
     assert volume == 5 and offsets[1].tolist() == [2, 0] and region == 1
     assert ME.convert_to_int_tensor(3, 2).tolist() == [3, 3]
 
 
 def test_summary(ME, capsys):
-    net = torch.nn.Sequential(
-        ME.MinkowskiConvolution(2, 3, kernel_size=3, dimension=2), ME.MinkowskiReLU()
-    )
+    net = torch.nn.Sequential(ME.MinkowskiConvolution(2, 3, kernel_size=3, dimension=2), ME.MinkowskiReLU())
     net[0].kernel.requires_grad_(False)
     x = ME.SparseTensor(torch.ones(1, 2), torch.zeros(1, 3, dtype=torch.int32))
     assert ME.utils.summary(net, x) == (9 * 6, 0)
@@ -219,22 +212,15 @@ def test_initialisation(ME):
 
 def test_repr(ME):
     conv = ME.MinkowskiConvolution(3, 4, kernel_size=3, dimension=2)
-    assert repr(conv) == (
-        "MinkowskiConvolution(in=3, out=4, kernel_size=[3, 3], stride=[1, 1], dilation=[1, 1])"
-    )
+    assert repr(conv) == ("MinkowskiConvolution(in=3, out=4, kernel_size=[3, 3], stride=[1, 1], dilation=[1, 1])")
     assert repr(ME.MinkowskiReLU(inplace=True)) == "MinkowskiReLU()"
-    generator = ME.KernelGenerator(
-        region_type=ME.RegionType.CUSTOM, region_offsets=[[0, 0], [3, 1]], dimension=2
-    )
-    assert "kernel_volume=2" in repr(
-        ME.MinkowskiConvolution(1, 1, kernel_generator=generator, dimension=2)
-    )
+    generator = ME.KernelGenerator(region_type=ME.RegionType.CUSTOM, region_offsets=[[0, 0], [3, 1]], dimension=2)
+    assert "kernel_volume=2" in repr(ME.MinkowskiConvolution(1, 1, kernel_generator=generator, dimension=2))
 
 
 def test_sync_batch_norm_conversion(ME):
     net = torch.nn.Sequential(
-        ME.MinkowskiBatchNorm(3, eps=1e-3, momentum=0.2),
-        torch.nn.Sequential(ME.MinkowskiBatchNorm(4, affine=False)),
+        ME.MinkowskiBatchNorm(3, eps=1e-3, momentum=0.2), torch.nn.Sequential(ME.MinkowskiBatchNorm(4, affine=False))
     )
     converted = ME.MinkowskiSyncBatchNorm.convert_sync_batchnorm(net)
     assert converted is net
@@ -266,9 +252,7 @@ def test_nonlinearities_and_functions(ME):
     torch.testing.assert_close(MF.leaky_relu(x, 0.3).F, torch.nn.functional.leaky_relu(x.F, 0.3))
     torch.testing.assert_close(MF.tanh(x).F, x.F.tanh())
     target = torch.randint(0, 4, (6,))
-    torch.testing.assert_close(
-        MF.cross_entropy(x, target), torch.nn.functional.cross_entropy(x.F, target)
-    )
+    torch.testing.assert_close(MF.cross_entropy(x, target), torch.nn.functional.cross_entropy(x.F, target))
     torch.manual_seed(0)
     assert (MF.dropout(x).F == 0).any()
 
@@ -298,18 +282,12 @@ def test_autograd_functions_fill_in_keys(ME):
     up = ME.MinkowskiLocalPoolingTransposeFunction.apply(p, mode, generator, pool_key, key, manager)
     torch.testing.assert_close(up, p[[0, 0, 1]])
     glob_key = ME.CoordinateMapKey(2)
-    g = ME.MinkowskiGlobalPoolingFunction.apply(
-        x.F, ME.PoolingMode.GLOBAL_SUM_POOLING_KERNEL, key, glob_key, manager
-    )
+    g = ME.MinkowskiGlobalPoolingFunction.apply(x.F, ME.PoolingMode.GLOBAL_SUM_POOLING_KERNEL, key, glob_key, manager)
     assert glob_key == manager.origin() and g.shape == (2, 2)
-    b = ME.MinkowskiBroadcastFunction.apply(
-        x.F, g, ME.BroadcastMode.ELEMENTWISE_ADDITON, key, glob_key, manager
-    )
+    b = ME.MinkowskiBroadcastFunction.apply(x.F, g, ME.BroadcastMode.ELEMENTWISE_ADDITON, key, glob_key, manager)
     torch.testing.assert_close(b, x.F + g[[0, 0, 1]])
     pruned, union = ME.CoordinateMapKey(2), ME.CoordinateMapKey(2)
-    q = ME.MinkowskiPruningFunction.apply(
-        x.F, torch.tensor([True, False, True]), key, pruned, manager
-    )
+    q = ME.MinkowskiPruningFunction.apply(x.F, torch.tensor([True, False, True]), key, pruned, manager)
     u = ME.MinkowskiUnionFunction.apply([key, pruned], union, manager, x.F, q)
     assert torch.equal(u, x.F + torch.stack([q[0], torch.zeros(2), q[1]]))
     n = ME.MinkowskiInstanceNormFunction.apply(x.F, key, None, manager)

@@ -81,8 +81,10 @@ def test_every_name_of_the_list_exists(ME):
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names |= {f"{word.partition('=')[0]}=" for word in node.value.split()}
     assert {name for name in LISTED if name not in names and not hasattr(ME, name)} <= {
-        "DEFAULT", "KERNEL", "PYTORCH_INDEX"
-    }  # fmt: skip
+        "DEFAULT",
+        "KERNEL",
+        "PYTORCH_INDEX",
+    }
 
 
 def test_what_is_unused_is_found():
@@ -139,8 +141,7 @@ def test_what_has_no_meaning_changes_nothing(ME, case):
 
 
 @pytest.mark.parametrize(
-    ("kind", "cases"),
-    [("effect", EFFECTS), ("refused", REFUSALS), ("no meaning", WITHOUT_MEANING)],
+    ("kind", "cases"), [("effect", EFFECTS), ("refused", REFUSALS), ("no meaning", WITHOUT_MEANING)]
 )
 def test_every_row_has_its_case(kind, cases):
     assert [key(cell) for cell, here in rows() if here == kind] == list(cases)

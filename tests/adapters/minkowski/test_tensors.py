@@ -35,9 +35,7 @@ def test_rows_keep_their_order_and_nothing_is_shared_with_the_caller(ME):
     feats.zero_()
     assert torch.equal(x.C, kept) and x.F.any()
     x.C[:, 0] = 9
-    fresh = ME.SparseTensor(
-        x.F, coordinate_map_key=x.coordinate_map_key, coordinate_manager=x.coordinate_manager
-    )
+    fresh = ME.SparseTensor(x.F, coordinate_map_key=x.coordinate_map_key, coordinate_manager=x.coordinate_manager)
     assert torch.equal(fresh.C, kept)
 
 
@@ -51,9 +49,7 @@ def test_duplicates(ME, mode, dtype):
     coords = torch.randint(-2, 2, (60, 3), generator=generator).int()
     coords[:, 0] = torch.randint(0, 2, (60,), generator=generator)
     feats = torch.randn(60, 4, generator=generator).to(dtype).requires_grad_()
-    x = ME.SparseTensor(
-        feats, coords, quantization_mode=getattr(ME.SparseTensorQuantizationMode, mode)
-    )
+    x = ME.SparseTensor(feats, coords, quantization_mode=getattr(ME.SparseTensorQuantizationMode, mode))
     first = {}
     for row, site in enumerate(coords.tolist()):
         first.setdefault(tuple(site), []).append(row)
@@ -61,9 +57,11 @@ def test_duplicates(ME, mode, dtype):
     assert torch.equal(x.C[x.inverse_mapping], coords)
     assert x.unique_index.tolist() == [members[0] for members in first.values()]
     reduce = {
-        "RANDOM_SUBSAMPLE": lambda part: part[0], "UNWEIGHTED_AVERAGE": lambda part: part.mean(0),
-        "UNWEIGHTED_SUM": lambda part: part.sum(0), "MAX_POOL": lambda part: part.max(0).values,
-    }[mode]  # fmt: skip
+        "RANDOM_SUBSAMPLE": lambda part: part[0],
+        "UNWEIGHTED_AVERAGE": lambda part: part.mean(0),
+        "UNWEIGHTED_SUM": lambda part: part.sum(0),
+        "MAX_POOL": lambda part: part.max(0).values,
+    }[mode]
     other = feats.detach().double().requires_grad_()
     want = torch.stack([reduce(other[members]) for members in first.values()])
     tolerance = {"rtol": 2e-3, "atol": 2e-3} if dtype == torch.float16 else {}
@@ -79,9 +77,7 @@ def test_any_dtype_can_be_subsampled(ME):
     flags = torch.tensor([[True], [False], [True]])
     assert ME.SparseTensor(flags, coords).F.tolist() == [[True], [True]]
     with pytest.raises(RuntimeError, match=r"torch\.bool"):
-        ME.SparseTensor(
-            flags, coords, quantization_mode=ME.SparseTensorQuantizationMode.UNWEIGHTED_SUM
-        )
+        ME.SparseTensor(flags, coords, quantization_mode=ME.SparseTensorQuantizationMode.UNWEIGHTED_SUM)
 
 
 def test_other_coordinate_dtypes_are_floored_with_a_warning(ME):
@@ -124,9 +120,7 @@ def test_names_of_0_4(ME):
     assert y.coords_man is x.coordinate_manager and torch.equal(y.coords, coords)
     assert y.feats is feats and x.to("cpu") is x
     assert ME.RegionType.HYPERCUBE is ME.RegionType.HYPER_CUBE
-    assert {m.value: m for m, _ in getattr(ME.RegionType, "__entries").values()}[
-        1
-    ].name == "HYPER_CROSS"
+    assert {m.value: m for m, _ in getattr(ME.RegionType, "__entries").values()}[1].name == "HYPER_CROSS"
     conv = ME.MinkowskiConvolution(3, 4, kernel_size=3, has_bias=True, dimension=2)
     assert conv.bias is not None
     grow = ME.MinkowskiConvolutionTranspose(
@@ -137,15 +131,15 @@ def test_names_of_0_4(ME):
     assert len(grow(coarse)) == 4 * len(coarse)
     with pytest.raises(TypeError, match="generate_new_coords"):
         ME.MinkowskiConvolution(3, 4, kernel_size=2, generate_new_coords=True, dimension=2)
-    sites, kept = ME.utils.sparse_quantize(
-        coords=coords[:, 1:], feats=feats, quantization_size=1, hash_type="fnv"
-    )
+    sites, kept = ME.utils.sparse_quantize(coords=coords[:, 1:], feats=feats, quantization_size=1, hash_type="fnv")
     assert len(sites) == len(kept) == len(coords[:, 1:].unique(dim=0))
     for layer in (
-        ME.MinkowskiInstanceNorm(3, dimension=2), ME.MinkowskiGlobalPooling(dimension=2),
-        ME.MinkowskiBroadcastAddition(dimension=2), ME.MinkowskiPruning(D=2),
+        ME.MinkowskiInstanceNorm(3, dimension=2),
+        ME.MinkowskiGlobalPooling(dimension=2),
+        ME.MinkowskiBroadcastAddition(dimension=2),
+        ME.MinkowskiPruning(D=2),
         ME.MinkowskiBatchNorm(3, D=2),
-    ):  # fmt: skip
+    ):
         assert isinstance(layer, ME.MinkowskiModuleBase)
 
 
@@ -231,9 +225,7 @@ def test_dense(ME):
     torch.testing.assert_close(feats.grad, 2 * feats.detach())
     shifted, low, _ = x.dense(min_coordinate=torch.IntTensor([-1, -2]))
     assert low.tolist() == [[-1, -2]]
-    assert torch.equal(
-        shifted[:, :, 1:, 2:], want[:2, :, : shifted.shape[2] - 1, : shifted.shape[3] - 2]
-    )
+    assert torch.equal(shifted[:, :, 1:, 2:], want[:2, :, : shifted.shape[2] - 1, : shifted.shape[3] - 2])
     down = ME.MinkowskiSumPooling(2, 2, dimension=2)(x)
     assert down.dense()[0].shape[2:] == (2, 3)
     assert down.dense(contract_stride=False)[0].shape[2:] == (3, 5)
@@ -285,24 +277,29 @@ def test_tensors_and_modules_copy_and_pickle(ME):
     x, feats, coords = make(ME)
     net = torch.nn.Sequential(
         ME.MinkowskiConvolution(3, 4, kernel_size=3, stride=2, dimension=2),
-        ME.MinkowskiBatchNorm(4), ME.MinkowskiReLU(), ME.MinkowskiInstanceNorm(4),
+        ME.MinkowskiBatchNorm(4),
+        ME.MinkowskiReLU(),
+        ME.MinkowskiInstanceNorm(4),
         ME.MinkowskiMaxPooling(2, 2, dimension=2),
-        ME.MinkowskiChannelwiseConvolution(4, kernel_size=3, dimension=2), ME.MinkowskiGELU(),
+        ME.MinkowskiChannelwiseConvolution(4, kernel_size=3, dimension=2),
+        ME.MinkowskiGELU(),
         ME.MinkowskiConvolutionTranspose(4, 2, kernel_size=2, stride=2, dimension=2),
-        ME.MinkowskiGlobalPooling(), ME.MinkowskiLinear(2, 3),
-    ).eval()  # fmt: skip
+        ME.MinkowskiGlobalPooling(),
+        ME.MinkowskiLinear(2, 3),
+    ).eval()
     want = net(x)
     buffer = io.BytesIO()
     torch.save(net, buffer)
     buffer.seek(0)
-    for other in (
-        copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(buffer, weights_only=False)
-    ):  # fmt: skip
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(buffer, weights_only=False)):
         assert torch.equal(other(x).F, want.F) and repr(other) == repr(net)
     for layer in (
-        ME.MinkowskiPruning(), ME.MinkowskiUnion(), ME.MinkowskiBroadcast(),
-        ME.MinkowskiInterpolation(), ME.MinkowskiToFeature(),
-    ):  # fmt: skip
+        ME.MinkowskiPruning(),
+        ME.MinkowskiUnion(),
+        ME.MinkowskiBroadcast(),
+        ME.MinkowskiInterpolation(),
+        ME.MinkowskiToFeature(),
+    ):
         assert type(pickle.loads(pickle.dumps(layer))) is type(copy.deepcopy(layer)) is type(layer)
     down = ME.MinkowskiSumPooling(2, 2, dimension=2)(x)
     for duplicate in (copy.deepcopy((x, down)), pickle.loads(pickle.dumps((x, down)))):
@@ -312,16 +309,12 @@ def test_tensors_and_modules_copy_and_pickle(ME):
         assert a.coordinate_map_key == x.coordinate_map_key
         up = ME.MinkowskiPoolingTranspose(2, 2, dimension=2)(b)
         assert up.coordinate_map_key == a.coordinate_map_key
-        assert torch.equal(
-            (up + a).F, (ME.MinkowskiPoolingTranspose(2, 2, dimension=2)(down) + x).F
-        )
+        assert torch.equal((up + a).F, (ME.MinkowskiPoolingTranspose(2, 2, dimension=2)(down) + x).F)
 
 
 def test_keys(ME):
     key = ME.CoordinateMapKey([2, 1], "x")
-    assert key == ME.CoordinateMapKey([2, 1], "x") and hash(key) == hash(
-        ME.CoordinateMapKey([2, 1], "x")
-    )
+    assert key == ME.CoordinateMapKey([2, 1], "x") and hash(key) == hash(ME.CoordinateMapKey([2, 1], "x"))
     assert key != ME.CoordinateMapKey([2, 1], "") and key in {ME.CoordinateMapKey([2, 1], "x"): 1}
     unset = ME.CoordinateMapKey(3)
     assert not unset.is_key_set() and unset != ME.CoordinateMapKey(3)

@@ -40,9 +40,7 @@ def test_voxels(ME, points, kind, size):
     assert isinstance(values, np.ndarray if kind == "numpy" else torch.Tensor)
     assert np.array_equal(np.asarray(values), feats[first])
     assert index.tolist() == first and index.dtype == inverse.dtype == torch.int64
-    assert all(
-        inverse[row] == number for number, rows in enumerate(voxels.values()) for row in rows
-    )
+    assert all(inverse[row] == number for number, rows in enumerate(voxels.values()) for row in rows)
     alone = ME.utils.sparse_quantize(given[0], quantization_size=size)
     assert torch.equal(alone, found)
     only = ME.utils.sparse_quantize(given[0], quantization_size=size, return_maps_only=True)
@@ -63,9 +61,8 @@ def test_labels(ME, points, kind):
     if kind == "torch":
         given = torch.tensor(coords), torch.tensor(feats), torch.tensor(labels).int()
     found, _, voted, index, inverse = ME.utils.sparse_quantize(
-        given[0], given[1], labels=given[2], ignore_label=255, return_index=True,
-        return_inverse=True,
-    )  # fmt: skip
+        given[0], given[1], labels=given[2], ignore_label=255, return_index=True, return_inverse=True
+    )
     assert [tuple(site) for site in found.tolist()] == list(voxels)
     assert voted.tolist() == want
     kinds = [type(v) for v in (found, voted, index, inverse)]
@@ -97,9 +94,21 @@ def test_sizes_without_axes_are_numbers(ME, points, kind):
     for size in ([np.array(0.5)] * 3, torch.full((3,), 0.5), [torch.tensor(0.5)] * 3):
         assert torch.equal(ME.utils.sparse_quantize(given, quantization_size=size), want)
     wrong = (
-        0, -1.0, np.nan, np.inf, "0.5", np.array("0.5"), [0.5, 0, 0.5], np.full((3, 2), 0.5),
-        torch.full((3, 2), 0.5), {0.5}, object(), np.array(1j), torch.tensor(0.0), ["a", "b", "c"],
-    )  # fmt: skip
+        0,
+        -1.0,
+        np.nan,
+        np.inf,
+        "0.5",
+        np.array("0.5"),
+        [0.5, 0, 0.5],
+        np.full((3, 2), 0.5),
+        torch.full((3, 2), 0.5),
+        {0.5},
+        object(),
+        np.array(1j),
+        torch.tensor(0.0),
+        ["a", "b", "c"],
+    )
     for size in wrong:
         with pytest.raises(ArgumentValueError, match="quantization_size"):
             ME.utils.sparse_quantize(given, quantization_size=size)
@@ -157,9 +166,8 @@ def test_collation(ME, points):
     parts = [(coords[:5], feats[:5], labels[:5]), (coords[5:9], feats[5:9], labels[5:9])]
     joined, values, tags = ME.utils.batch_sparse_collate(parts)
     assert joined.tolist() == [
-        [b, *np.floor(site).astype(int).tolist()]
-        for b, (sites, _, _) in enumerate(parts) for site in sites
-    ]  # fmt: skip
+        [b, *np.floor(site).astype(int).tolist()] for b, (sites, _, _) in enumerate(parts) for site in sites
+    ]
     assert np.array_equal(values.numpy(), feats[:9]) and tags.tolist() == labels[:9].tolist()
     floats, _ = ME.utils.batch_sparse_collate([p[:2] for p in parts], dtype=torch.float32)
     assert floats.dtype == torch.float32

@@ -23,11 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 @contextlib.contextmanager
 def without_wheel() -> Iterator[None]:
     """The wheel's modules, if imported, step aside."""
-    real = {
-        name: sys.modules.pop(name)
-        for name in list(sys.modules)
-        if name.partition(".")[0] in ("spconv", "cumm")
-    }
+    real = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in ("spconv", "cumm")}
     try:
         yield
     finally:

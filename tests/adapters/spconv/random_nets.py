@@ -105,9 +105,7 @@ def _size_after(layer: nn.Module, grid: list[int], saved: dict[Any, list[int]]) 
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes]
 
 
-def _layer(
-    sp: Any, rng: random.Random, kind: str, dims: int, channels: int, made: list[Any]
-) -> tuple[nn.Module, int]:
+def _layer(sp: Any, rng: random.Random, kind: str, dims: int, channels: int, made: list[Any]) -> tuple[nn.Module, int]:
     """A layer and its output channels. made: (key, kernel size) of layers that can be inverted."""
     after, bias = rng.choice(CHANNELS), rng.random() < 0.6
     key = rng.choice([None, "key", f"key{len(made)}", f"key{rng.randrange(1 << 20)}"])
@@ -115,9 +113,7 @@ def _layer(
     if kind == "inverse" and not made and rng.random() < 0.9:
         kind = "conv"
     if kind == "dense layer":
-        options = [nn.Tanh(), nn.Linear(channels, after), nn.LayerNorm(channels)][
-            : 3 if channels > 1 else 2
-        ]
+        options = [nn.Tanh(), nn.Linear(channels, after), nn.LayerNorm(channels)][: 3 if channels > 1 else 2]
         layer = rng.choice(options)
         return layer, after if isinstance(layer, nn.Linear) else channels
     if kind == "subm":
@@ -131,9 +127,7 @@ def _layer(
         wanted, kernel = rng.choice(made) if made else ("missing", 3)
         if rng.random() < 0.08:
             kernel = 2
-        return getattr(sp, "SparseInverseConv" + cls)(
-            channels, after, kernel, wanted, bias=bias, **native
-        ), after
+        return getattr(sp, "SparseInverseConv" + cls)(channels, after, kernel, wanted, bias=bias, **native), after
     kernel = _per_axis(rng, dims, (1, 2, 3, 3, 4) if dims < 4 else (1, 2, 3))
     stride, padding = _per_axis(rng, dims, (1, 2, 2, 3)), _per_axis(rng, dims, (0, 0, 1, 2))
     dilation = _per_axis(rng, dims, (1, 1, 1, 2, 3))
@@ -146,9 +140,8 @@ def _layer(
         name = "SparseConv" if kind == "conv" else "SparseConvTranspose"
         unit = torch.tensor(kernel).prod() == 1 and torch.tensor(stride).prod() == 1
         layer = getattr(sp, name + cls)(
-            channels, after, kernel, stride, 0 if unit else padding, dilation, bias=bias,
-            indice_key=key, **native,
-        )  # fmt: skip
+            channels, after, kernel, stride, 0 if unit else padding, dilation, bias=bias, indice_key=key, **native
+        )
     if key is not None:
         made.append((key, kernel))
     return layer, after

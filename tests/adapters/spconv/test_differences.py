@@ -89,9 +89,7 @@ def _(sp):
 @TABLE.row("fp16 and bf16 accumulate in fp32")
 def _(sp):
     for dtype in (torch.float16, torch.bfloat16):
-        x = sp.SparseConvTensor(
-            torch.ones(1, 4096, dtype=dtype), torch.zeros(1, 4).int(), [4] * 3, 1
-        )
+        x = sp.SparseConvTensor(torch.ones(1, 4096, dtype=dtype), torch.zeros(1, 4).int(), [4] * 3, 1)
         y = ones(sp.SubMConv3d(4096, 1, 3, bias=False)).to(dtype)(x)
         assert float(y.features.detach()) == 4096, "in fp16 the sum stops at 2048, in bf16 at 256"
 
@@ -100,10 +98,13 @@ def _(sp):
 def _(sp):
     x = empty(sp)
     for layer, channels in (
-        (sp.SubMConv3d(4, 6, 3), 6), (sp.SubMConv3d(4, 6, 1), 6), (sp.SparseConv3d(4, 6, 2, 2), 6),
-        (sp.SparseConvTranspose3d(4, 6, 2, 2), 6), (sp.SparseMaxPool3d(2, 2), 4),
+        (sp.SubMConv3d(4, 6, 3), 6),
+        (sp.SubMConv3d(4, 6, 1), 6),
+        (sp.SparseConv3d(4, 6, 2, 2), 6),
+        (sp.SparseConvTranspose3d(4, 6, 2, 2), 6),
+        (sp.SparseMaxPool3d(2, 2), 4),
         (sp.SparseAvgPool3d(2, 2), 4),
-    ):  # fmt: skip
+    ):
         y = layer(x)
         assert y.features.shape == (0, channels) and y.indices.shape == (0, 4)
     assert sp.SparseGlobalMaxPool()(x).shape == (2, 4)
@@ -162,9 +163,8 @@ def _(sp):
     far = (1 << 20) - 2
     near = tensor(sp, [[0, 0, 0, 0], [0, 0, 0, 1], [1, 1, 1, 1]], (2, 2, 2), batch_size=2)
     away = tensor(
-        sp, [[0, far, far, far], [0, far, far, far + 1], [1, far + 1, far + 1, far + 1]],
-        (1 << 20,) * 3, batch_size=3,
-    )  # fmt: skip
+        sp, [[0, far, far, far], [0, far, far, far + 1], [1, far + 1, far + 1, far + 1]], (1 << 20,) * 3, batch_size=3
+    )
     for layer in (sp.SubMConv3d(1, 3, 3), sp.SparseConv3d(1, 3, 2, 2)):
         y, z = layer(near), layer(away)
         torch.testing.assert_close(y.features, z.features)

@@ -79,9 +79,7 @@ LAYERS = {
     "even submanifold kernel": ("SubMConv3d", (4, 4, 2), None, RuntimeError, "odd"),
     "even axis": ("SubMConv3d", (4, 4, (3, 2, 3)), None, RuntimeError, "odd"),
     "grid vanishes": ("SparseConv3d", (4, 4, 12), None, RuntimeError, "at least one cell"),
-    "transposed grid vanishes": (
-        "SparseConvTranspose3d", (4, 4, 1, 2, 30), None, RuntimeError, "at least one cell",
-    ),
+    "transposed grid vanishes": ("SparseConvTranspose3d", (4, 4, 1, 2, 30), None, RuntimeError, "at least one cell"),
     "pool's grid vanishes": ("SparseMaxPool3d", (12,), None, RuntimeError, "at least one cell"),
     "stride 0": ("SparseConv3d", (4, 4, 3, 0), None, ZeroDivisionError, "stride"),
     "dilation 0": ("SparseConv3d", (4, 4, 3, 1, 1, 0), None, ValueError, "dilation"),
@@ -90,35 +88,17 @@ LAYERS = {
     "4-d pool": ("SparseMaxPool4d", (2,), None, RuntimeError, "4-dimensional"),
     "unknown key": ("SparseInverseConv3d", (4, 4, 3, "nope"), None, AssertionError, "'nope'"),
     "no key": ("SparseInverseConv3d", (4, 4, 3, None), None, AssertionError, "indice_key"),
-    "integer features": (
-        "SubMConv3d", (4, 4, 3), lambda f: f.int(), RuntimeError, "torch.int32",
-    ),
-    "integer features, pool": (
-        "SparseMaxPool3d", (2,), lambda f: f.int(), RuntimeError, "torch.int32",
-    ),
-    "complex features": (
-        "SubMConv3d", (4, 4, 1), lambda f: f.cfloat(), RuntimeError, "complex64",
-    ),
-    "float64 features, float32 weight": (
-        "SubMConv3d", (4, 4, 3), lambda f: f.double(), RuntimeError, "autocast",
-    ),
-    "float16 features, float32 weight": (
-        "SparseConv3d", (4, 4, 3), lambda f: f.half(), RuntimeError, "autocast",
-    ),
-    "mixed types, unit": (
-        "SubMConv3d", (4, 4, 1), lambda f: f.bfloat16(), RuntimeError, "autocast",
-    ),
-    "fewer rows, submanifold": (
-        "SubMConv3d", (4, 4, 3), lambda f: f[:9], ValueError, "9 rows",
-    ),
-    "more rows, strided": (
-        "SparseConv3d", (4, 4, 3), lambda f: f.repeat(2, 1), ValueError, "20 rows",
-    ),
+    "integer features": ("SubMConv3d", (4, 4, 3), lambda f: f.int(), RuntimeError, "torch.int32"),
+    "integer features, pool": ("SparseMaxPool3d", (2,), lambda f: f.int(), RuntimeError, "torch.int32"),
+    "complex features": ("SubMConv3d", (4, 4, 1), lambda f: f.cfloat(), RuntimeError, "complex64"),
+    "float64 features, float32 weight": ("SubMConv3d", (4, 4, 3), lambda f: f.double(), RuntimeError, "autocast"),
+    "float16 features, float32 weight": ("SparseConv3d", (4, 4, 3), lambda f: f.half(), RuntimeError, "autocast"),
+    "mixed types, unit": ("SubMConv3d", (4, 4, 1), lambda f: f.bfloat16(), RuntimeError, "autocast"),
+    "fewer rows, submanifold": ("SubMConv3d", (4, 4, 3), lambda f: f[:9], ValueError, "9 rows"),
+    "more rows, strided": ("SparseConv3d", (4, 4, 3), lambda f: f.repeat(2, 1), ValueError, "20 rows"),
     "fewer rows, pool": ("SparseMaxPool3d", (2,), lambda f: f[:9], ValueError, "10 rows"),
-    "other device": (
-        "SubMConv3d", (4, 4, 3), lambda f: f.to("meta"), RuntimeError, "one device",
-    ),
-}  # fmt: skip
+    "other device": ("SubMConv3d", (4, 4, 3), lambda f: f.to("meta"), RuntimeError, "one device"),
+}
 
 
 @pytest.mark.parametrize("case", LAYERS)
@@ -156,9 +136,7 @@ def test_layer_constructors(standin, name, arguments, kind):
 def test_groups_must_divide(standin):
     from sparse_bridge import settings
 
-    refused(
-        lambda: standin.SubMConv3d(4, 4, 3, groups=2), AssertionError, "SPARSE_BRIDGE_RULES=groups"
-    )
+    refused(lambda: standin.SubMConv3d(4, 4, 3, groups=2), AssertionError, "SPARSE_BRIDGE_RULES=groups")
     with settings.override(groups=True):
         refused(lambda: standin.SubMConv3d(4, 6, 3, groups=4), AssertionError, "do not divide")
 
@@ -175,10 +153,7 @@ def test_fused_activations(standin):
     assert torch.equal(fused.eval()(x).features, plain(x).features.relu())
     added = fused(x, x).features
     assert torch.equal(added, (plain(x).features.relu() + x.features).relu())
-    refused(
-        lambda: standin.conv.SparseConvolution(3, 4, 4, 1, subm=True, act_type=relu),
-        AssertionError, "activation",
-    )  # fmt: skip
+    refused(lambda: standin.conv.SparseConvolution(3, 4, 4, 1, subm=True, act_type=relu), AssertionError, "activation")
 
 
 def test_batch_indices_outside_the_batch(sp):
@@ -236,17 +211,14 @@ def test_functional_sums_and_pairs(standin):
     refused(lambda: standin.functional.sparse_add(x, other), AssertionError, "spatial_shape")
     pairs, counts = torch.zeros(2, 27, 10, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
     weight = torch.zeros(4, 3, 3, 3, 4)
-    refused(
-        lambda: standin.ops.indice_conv(x.features, weight, pairs, counts, 10),
-        ValueError, r"\[2, V, N\]",
-    )  # fmt: skip
+    refused(lambda: standin.ops.indice_conv(x.features, weight, pairs, counts, 10), ValueError, r"\[2, V, N\]")
     refused(
         lambda: standin.ops.get_indice_pairs(
-            x.indices, 1, SHAPE, None, [3] * 3, [1] * 3, [0] * 3, [1] * 3, [0] * 3,
-            num_out_act_bound=9,
+            x.indices, 1, SHAPE, None, [3] * 3, [1] * 3, [0] * 3, [1] * 3, [0] * 3, num_out_act_bound=9
         ),
-        NotImplementedError, "num_out_act_bound",
-    )  # fmt: skip
+        NotImplementedError,
+        "num_out_act_bound",
+    )
     with pytest.raises(ValueError, match="-1"):
         standin.ops.get_deconv_output_size([9], [-1], [1], [0], [1], [0])
 
@@ -281,9 +253,12 @@ def test_environment_values(tmp_path):
         ("SPCONV_FILTER_HWIO", "1", "UnsupportedError"),
     ):
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=doors.ROOT,
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=doors.ROOT,
             env={"PYTHONPATH": str(doors.ROOT), variable: value, "PATH": ""},
-        )  # fmt: skip
+        )
         assert done.returncode == 1 and kind in done.stderr and variable in done.stderr
 
 
@@ -301,9 +276,7 @@ def test_checkpoints_of_older_versions(sp, layout, monkeypatch, caplog):
 
     def net():
         return sp.SparseSequential(
-            sp.SubMConv3d(4, 6, 3),
-            sp.SparseConv3d(6, 4, (1, 3, 2), stride=2),
-            sp.SubMConv3d(4, 7, 1),
+            sp.SubMConv3d(4, 6, 3), sp.SparseConv3d(6, 4, (1, 3, 2), stride=2), sp.SubMConv3d(4, 7, 1)
         )
 
     saved = net()
@@ -324,9 +297,7 @@ def test_checkpoints_of_older_versions(sp, layout, monkeypatch, caplog):
     assert f"layout {layout} is converted to KRSC" in caplog.text
     x = doors.tensor(sp)
     assert torch.equal(loaded(x).features, saved(x).features)
-    refused(
-        lambda: sp.SubMConv3d(4, 6, 3).load_state_dict({}, strict=False), AssertionError, "'weight'"
-    )
+    refused(lambda: sp.SubMConv3d(4, 6, 3).load_state_dict({}, strict=False), AssertionError, "'weight'")
 
 
 def test_voxel_counters_missing_from_a_checkpoint(sp):

@@ -40,10 +40,16 @@ def test_benchmark_mode_writes_rows_and_seconds(sp):
     assert 0 < record["down"]["indice_gen_time"][0] <= record["down"]["time"][0]
     assert record["down"]["type"] == "SparseConvolution"
     assert record["down"]["params"] == {
-        "kernel_size": [3, 3, 3], "stride": [2, 2, 2], "padding": [1, 1, 1],
-        "dilation": [1, 1, 1], "output_padding": [0, 0, 0], "subm": False, "transposed": False,
-        "input_channels": 5, "out_channels": 5,
-    }  # fmt: skip
+        "kernel_size": [3, 3, 3],
+        "stride": [2, 2, 2],
+        "padding": [1, 1, 1],
+        "dilation": [1, 1, 1],
+        "output_padding": [0, 0, 0],
+        "subm": False,
+        "transposed": False,
+        "input_channels": 5,
+        "out_channels": 5,
+    }
     assert record["pool"]["type"] == "SparseMaxPool" and record["pool"]["params"]["channels"] == 4
 
 
@@ -73,9 +79,7 @@ def test_timers_do_nothing_without_a_gpu(standin):
         pass
     if not torch.cuda.is_available():
         assert timer.get_all_pair_time() == {}
-    assert CUDAKernelTimer.collect_by_name("conv", {"net.conv": 1.0, "net.pool": 2.0}) == {
-        "net.conv": 1.0
-    }
+    assert CUDAKernelTimer.collect_by_name("conv", {"net.conv": 1.0, "net.pool": 2.0}) == {"net.conv": 1.0}
 
 
 @pytest.mark.parametrize("arguments", [(3,), (1,), (3, 2, 1), (1, 2)])
@@ -272,9 +276,7 @@ def test_subclasses_of_the_tensor(sp):
 
 def test_standin_models_outlive_the_standin():
     with doors.standin() as sp:
-        net = sp.SparseSequential(
-            sp.SparseConv3d(4, 4, 2, 2, indice_key="d"), sp.SparseInverseConv3d(4, 4, 2, "d")
-        )
+        net = sp.SparseSequential(sp.SparseConv3d(4, 4, 2, 2, indice_key="d"), sp.SparseInverseConv3d(4, 4, 2, "d"))
         x = doors.tensor(sp)
         want = net(x)
     doors.wheel()  # another spconv under the same name

@@ -41,8 +41,7 @@ def test_who_takes_the_leave():
     )
     assert asked("sm_89", torch.float16) == asked("sm_90", torch.float16) == "half"
     assert asked("sm_90", torch.float16, wgrad=True) == "ieee"
-    for arch, dtype in (("gfx942", torch.float16), ("sm_75", torch.float16),
-                        ("sm_90", torch.bfloat16)):  # fmt: skip
+    for arch, dtype in (("gfx942", torch.float16), ("sm_75", torch.float16), ("sm_90", torch.bfloat16)):
         assert asked(arch, dtype) == "ieee"
 
 

@@ -48,9 +48,7 @@ def test_convolution_from_pair_lists_and_tables(standin, kind):
     assert torch.equal(out, by_layer.indices) and pairs.shape[0] == 2
     subm, n_out = bool(g.get("subm")), len(out)
     entry = sp.functional.indice_subm_conv if subm else sp.functional.indice_conv
-    y, got = gradients(
-        lambda f, w: entry(f, w, pairs, counts, n_out, sp.ConvAlgo.Native, None), features, weight
-    )
+    y, got = gradients(lambda f, w: entry(f, w, pairs, counts, n_out, sp.ConvAlgo.Native, None), features, weight)
     torch.testing.assert_close((y, *got), (wanted, *want))
     assert torch.equal(sp.ops.indice_conv(features, weight, pairs, counts, n_out, subm=subm), y)
     dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)
@@ -62,16 +60,15 @@ def test_convolution_from_pair_lists_and_tables(standin, kind):
     assert torch.equal((fwd >= 0).sum(1).int(), per_offset)
     y, got = gradients(
         lambda f, w: sp.functional.implicit_gemm(
-            f, w, fwd, bwd, masks_fwd, masks_bwd, order_fwd, order_bwd, n_out, masks, True, subm,
-            None,
+            f, w, fwd, bwd, masks_fwd, masks_bwd, order_fwd, order_bwd, n_out, masks, True, subm, None
         ),
-        features, weight,
-    )  # fmt: skip
+        features,
+        weight,
+    )
     torch.testing.assert_close((y, *got), (wanted, *want))
     raw = sp.ops.implicit_gemm_backward(
-        features, weight, dy, fwd, bwd, masks_fwd, masks_bwd, order_fwd, order_bwd, None, masks, -1,
-        subm,
-    )  # fmt: skip
+        features, weight, dy, fwd, bwd, masks_fwd, masks_bwd, order_fwd, order_bwd, None, masks, -1, subm
+    )
     torch.testing.assert_close(raw, want)
 
 
@@ -81,9 +78,7 @@ def test_tables_agree_with_pair_lists_and_masks(standin, kind):
     x = doors.tensor(sp)
     place = [x.indices, 2, [7, 8, 9], sp.ConvAlgo.MaskImplicitGemm]
     _, pairs, _ = sp.ops.get_indice_pairs(*place, **g)
-    _, _, fwd, bwd, masks_fwd, _, order_fwd, _, _ = sp.ops.get_indice_pairs_implicit_gemm(
-        *place, **g
-    )
+    _, _, fwd, bwd, masks_fwd, _, order_fwd, _, _ = sp.ops.get_indice_pairs_implicit_gemm(*place, **g)
     for v in range(fwd.shape[0]):
         valid = pairs[0, v] >= 0
         ins, outs = pairs[0, v][valid].long(), pairs[1, v][valid].long()
@@ -102,13 +97,10 @@ def test_inverse_from_pair_lists(standin):
     y = down(x)
     record = y.indice_dict["d"]
     got = sp.functional.indice_inverse_conv(
-        y.features, up.weight, record.indice_pairs, record.indice_pair_num, 60,
-        sp.ConvAlgo.Native, None,
-    )  # fmt: skip
-    torch.testing.assert_close(got, up(y).features)
-    also = sp.ops.indice_conv(
-        y.features, up.weight, record.indice_pairs, record.indice_pair_num, 60, inverse=True
+        y.features, up.weight, record.indice_pairs, record.indice_pair_num, 60, sp.ConvAlgo.Native, None
     )
+    torch.testing.assert_close(got, up(y).features)
+    also = sp.ops.indice_conv(y.features, up.weight, record.indice_pairs, record.indice_pair_num, 60, inverse=True)
     assert torch.equal(also, got)
 
 
@@ -129,9 +121,8 @@ def test_bias_and_activations(standin):
     ):
         with torch.no_grad():
             got = sp.ops.indice_conv(
-                x.features, layer.weight, pairs, counts, 60, subm=True, bias=layer.bias,
-                act_alpha=0.3, act_type=act,
-            )  # fmt: skip
+                x.features, layer.weight, pairs, counts, 60, subm=True, bias=layer.bias, act_alpha=0.3, act_type=act
+            )
         torch.testing.assert_close(got, function(want))
 
 
@@ -159,9 +150,7 @@ def test_pools(standin, mode):
         assert torch.equal(sp.ops.indice_maxpool(features, pairs, counts, n_out), wanted)
         assert torch.equal(sp.ops.indice_maxpool_implicit_gemm(features, fwd, n_out), wanted)
     else:
-        runs = [
-            lambda f: sp.functional.indice_avgpool_implicit_gemm(f, fwd, bwd, n_out, True),
-        ]
+        runs = [lambda f: sp.functional.indice_avgpool_implicit_gemm(f, fwd, bwd, n_out, True)]
         y, count = sp.ops.indice_avgpool_implicit_gemm(features, fwd, n_out, True)
         assert torch.equal(y, wanted) and torch.equal(count, (fwd >= 0).sum(0).int())
         raw = [sp.ops.indice_avgpool_implicit_gemm_backward(dy, bwd, count)]
@@ -182,9 +171,7 @@ def test_small_operations(standin):
     assert rows[0].tolist() == [1, -1, -1, -1, -1] and rows[1].tolist() == [0, 3, -1, -1, -1]
     assert sp.ops.get_conv_output_size([9, 7], [3, -1], [2, 1], [1, 0], [1, 1]) == [5, 1]
     assert sp.ops.get_deconv_output_size([5], [3], [2], [1], [4], [1]) == [10]
-    written = sp.core.scatter_nd(
-        torch.tensor([[0, 1], [2, 0]]), torch.tensor([[1.0], [2.0]]), [3, 2, 1]
-    )
+    written = sp.core.scatter_nd(torch.tensor([[0, 1], [2, 0]]), torch.tensor([[1.0], [2.0]]), [3, 2, 1])
     assert written.flatten().tolist() == [0, 1, 0, 0, 2, 0]
     assert sp.core.expand_nd(3, True) == [1, 1, 1]
     scratch = sp.core.ThrustSortAllocator(torch.device("cpu"))

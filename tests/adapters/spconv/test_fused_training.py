@@ -41,9 +41,14 @@ def stack(sp, map_lane, **options):
     """Norms without a convolution: what is compared is the norms' own arithmetic."""
     torch.manual_seed(0)
     net = sp.SparseSequential(
-        nn.BatchNorm1d(6, **options), nn.ReLU(inplace=True), nn.Linear(6, 9),
-        nn.BatchNorm1d(9), nn.Sigmoid(), nn.BatchNorm1d(9), nn.ReLU(),
-    )  # fmt: skip
+        nn.BatchNorm1d(6, **options),
+        nn.ReLU(inplace=True),
+        nn.Linear(6, 9),
+        nn.BatchNorm1d(9),
+        nn.Sigmoid(),
+        nn.BatchNorm1d(9),
+        nn.ReLU(),
+    )
     return net.to(map_lane.device)
 
 
@@ -54,9 +59,9 @@ def one_by_one(net, x):
     return x
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"momentum": 0.7},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"momentum": 0.7}], ids=str
+)
 def test_three_steps(sp, map_lane, fused, options):
     net = stack(sp, map_lane, **options)
     want = copy.deepcopy(net).cpu().double()
@@ -75,9 +80,7 @@ def test_three_steps(sp, map_lane, fused, options):
         assert_close(leaf.grad, wide.grad, "tf32")
     assert fused == [True, False, True] * 3
     for name, value in want.state_dict().items():
-        torch.testing.assert_close(
-            net.state_dict()[name].cpu().double(), value.double(), rtol=1e-3, atol=1e-4
-        )
+        torch.testing.assert_close(net.state_dict()[name].cpu().double(), value.double(), rtol=1e-3, atol=1e-4)
     if want[0].num_batches_tracked is not None:
         assert net[0].num_batches_tracked == want[0].num_batches_tracked == 3
 
@@ -201,9 +204,13 @@ def test_autocast(sp, map_lane, fused):
     """Halves between convolution and norm, statistics and parameters in fp32."""
     torch.manual_seed(0)
     net = sp.SparseSequential(
-        sp.SubMConv3d(6, 16, 3, bias=False), nn.BatchNorm1d(16), nn.ReLU(),
-        sp.SubMConv3d(16, 8, 3, bias=False), nn.BatchNorm1d(8), nn.ReLU(),
-    ).to(map_lane.device)  # fmt: skip
+        sp.SubMConv3d(6, 16, 3, bias=False),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        sp.SubMConv3d(16, 8, 3, bias=False),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+    ).to(map_lane.device)
     want, x = copy.deepcopy(net), scene(sp, map_lane)
     results = []
     for one, watched in ((net, False), (want, True)):

@@ -26,11 +26,16 @@ def scene(sp, device="cpu"):
 def network(sp, activation=nn.ReLU, bias=True, **norm):
     torch.manual_seed(0)
     net = sp.SparseSequential(
-        sp.SubMConv3d(5, 16, 3, bias=bias, indice_key="a"), nn.BatchNorm1d(16, **norm),
+        sp.SubMConv3d(5, 16, 3, bias=bias, indice_key="a"),
+        nn.BatchNorm1d(16, **norm),
         activation(),
-        sp.SparseConv3d(16, 24, 3, stride=2, bias=False), nn.BatchNorm1d(24), nn.Dropout(0.5),
-        sp.SubMConv3d(24, 7, 1), nn.BatchNorm1d(7), nn.ReLU(),
-    )  # fmt: skip
+        sp.SparseConv3d(16, 24, 3, stride=2, bias=False),
+        nn.BatchNorm1d(24),
+        nn.Dropout(0.5),
+        sp.SubMConv3d(24, 7, 1),
+        nn.BatchNorm1d(7),
+        nn.ReLU(),
+    )
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d):
             module.running_mean.normal_() if module.running_mean is not None else None
@@ -72,10 +77,10 @@ def fused(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("activation, name", [
-    (nn.ReLU, "relu"), (lambda: nn.LeakyReLU(0.2), "leaky_relu"), (nn.Sigmoid, "sigmoid"),
-    (nn.GELU, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "activation, name",
+    [(nn.ReLU, "relu"), (lambda: nn.LeakyReLU(0.2), "leaky_relu"), (nn.Sigmoid, "sigmoid"), (nn.GELU, None)],
+)
 @pytest.mark.parametrize("norm", [{}, {"affine": False}, {"eps": 0.5}])
 def test_fused_equals_one_by_one(sp, lane, fused, activation, name, norm):
     net = network(sp, activation, **norm).to(lane.device)
@@ -101,8 +106,9 @@ def test_changes_of_the_norm_are_seen(sp, fused):
     assert_close(found.features, one_by_one(net, x).features.detach().double())
 
 
-@pytest.mark.parametrize("how", ["hook", "pre-hook", "conv hook", "train", "statistics", "forward",
-                                 "subclass", "global"])  # fmt: skip
+@pytest.mark.parametrize(
+    "how", ["hook", "pre-hook", "conv hook", "train", "statistics", "forward", "subclass", "global"]
+)
 def test_whoever_looks_sees_every_layer(sp, fused, how):
     net, x = network(sp, track_running_stats=how != "statistics"), scene(sp)
     seen = []

@@ -25,9 +25,18 @@ def replay(tmp_path, mode, *options, first="", **environment):
     code = first + "import torch; torch.backends.cudnn.allow_tf32 = False; "
     code += f"import sparse_bridge; sparse_bridge.enable('spconv', mode={mode!r})"
     doors.python(
-        RUN, str(FOLDER / "run_golden.py"), "--cases", str(FOLDER / "public"), "--quiet",
-        "--json", str(result), "--enable", code, *options, **environment,
-    )  # fmt: skip
+        RUN,
+        str(FOLDER / "run_golden.py"),
+        "--cases",
+        str(FOLDER / "public"),
+        "--quiet",
+        "--json",
+        str(result),
+        "--enable",
+        code,
+        *options,
+        **environment,
+    )
     return json.loads(result.read_text())["cases"]
 
 
@@ -44,10 +53,7 @@ def test_every_public_case(tmp_path, mode):
 @pytest.mark.parametrize("dataflow", ["masked", "unmasked", "per_offset"])
 def test_every_public_case_on_the_gpu(tmp_path, dataflow):
     """Cases that keep tensors on the CPU stay there, so kernel dataflows are chosen, not forced."""
-    chosen = (
-        "from sparse_bridge.core.conv import registry; "
-        f"registry.preferred({dataflow!r}).__enter__(); "
-    )
+    chosen = f"from sparse_bridge.core.conv import registry; registry.preferred({dataflow!r}).__enter__(); "
     forced = "per_offset" if dataflow == "per_offset" else "auto"
     options = ("--device", "cuda")
     cases = replay(tmp_path, "standin", *options, first=chosen, SPARSE_BRIDGE_DATAFLOW=forced)

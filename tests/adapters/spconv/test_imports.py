@@ -78,12 +78,10 @@ NAMES = {
     " get_default_spconv_trt_ptq_qconfig get_default_spconv_trt_qat_qconfig"
     " get_default_spconv_qconfig_mapping get_spconv_fmod_to_qat_mapping"
     " get_spconv_qat_to_static_mapping quantize_per_tensor remove_conv_add_dq transform_qdq",
-    "spconv.pytorch.quantization.intrinsic": "SpconvReLUNd SpconvBnNd SpconvBnReLUNd"
-    " SpconvBnAddReLUNd SpconvAddReLUNd",
+    "spconv.pytorch.quantization.intrinsic": "SpconvReLUNd SpconvBnNd SpconvBnReLUNd SpconvBnAddReLUNd SpconvAddReLUNd",
     "spconv.pytorch.quantization.intrinsic.qat": "SparseConv SparseConvReLU SparseConvAddReLU"
     " SparseConvBn SparseConvBnReLU SparseConvBnAddReLU",
-    "spconv.pytorch.quantization.intrinsic.quantized": "SparseConvReLU SparseConvAddReLU"
-    " LinearPerChannelWeightReLU",
+    "spconv.pytorch.quantization.intrinsic.quantized": "SparseConvReLU SparseConvAddReLU LinearPerChannelWeightReLU",
     "spconv.pytorch.quantization.quantized": "SparseConv LinearPerChannelWeight",
     "spconv.pytorch.quantization.quantized.reference": "SpConv",
     "spconv.pytorch.quantization.core": "quantize_per_tensor quantized_add",
@@ -93,11 +91,9 @@ NAMES = {
     " get_default_spconv_qconfig_mapping",
     "spconv.pytorch.quantization.backend_cfg": "get_spconv_backend_config"
     " non_weighted_op_qint8_dtype_config weighted_op_qint8_dtype_config",
-    "spconv.pytorch.quantization.fuse_mapping": "fuse_conv_bn fuse_conv_bn_relu"
-    " fuse_conv_bn_add_relu",
+    "spconv.pytorch.quantization.fuse_mapping": "fuse_conv_bn fuse_conv_bn_relu fuse_conv_bn_add_relu",
     "spconv.pytorch.quantization.graph": "remove_conv_add_dq transform_qdq",
-    "spconv.pytorch.quantization.qmapping": "SPCONV_QAT_MODULE_MAPPINGS"
-    " STATIC_SPCONV_QUANT_MODULE_MAPPINGS",
+    "spconv.pytorch.quantization.qmapping": "SPCONV_QAT_MODULE_MAPPINGS STATIC_SPCONV_QUANT_MODULE_MAPPINGS",
     "spconv.pytorch.quantization.modules": "ConvBatchNormAddAct",
     "spconv.pytorch.quantization.interpreter": "NetworkInterpreter register_node_handler"
     " register_method_handler get_node_handler",
@@ -106,24 +102,20 @@ NAMES = {
     "spconv.pytorch.quantization.intrinsic.qat.modules": "SparseConvBn",
     "spconv.pytorch.quantization.intrinsic.quantized.conv_relu": "SparseConvReLU",
     "spconv.pytorch.quantization.quantized.conv": "SparseConv",
-    "spconv.pytorch.quantization.utils": "fuse_spconv_bn_weights fuse_spconv_bn_eval"
-    " fuse_spconv_act_eval",
+    "spconv.pytorch.quantization.utils": "fuse_spconv_bn_weights fuse_spconv_bn_eval fuse_spconv_act_eval",
     "cumm": "__version__",
-    "cumm.tensorview": "from_numpy Tensor zeros empty full gemm measure_and_print CUDAKernelTimer"
-    " float32 int32",
+    "cumm.tensorview": "from_numpy Tensor zeros empty full gemm measure_and_print CUDAKernelTimer float32 int32",
     "cumm.tensorview.gemm": "Activation ConvAlgoDesp ConvIterAlgo ConvLayoutType ConvMode"
     " ConvOpType ConvParams GemmAlgoDesp GemmParams NVRTCParams ShuffleStrideType"
     " run_nvrtc_conv_kernel run_nvrtc_gemm_kernel",
     "cumm.tensorview.utils": "div_up align_up",
-    "cumm.core_cc.tensorview_bind": "Activation ConvIterAlgo ConvLayoutType ConvMode ConvOpType"
-    " ShuffleStrideType",
+    "cumm.core_cc.tensorview_bind": "Activation ConvIterAlgo ConvLayoutType ConvMode ConvOpType ShuffleStrideType",
     "cumm.constants": "PACKAGE_NAME PACKAGE_ROOT CUMM_CPU_ONLY_BUILD CUMM_CUDA_VERSION"
     " CUMM_DISABLE_JIT CUMM_MAXIMUM_NVRTC_CONV_NDIM",
     "cumm.gemm.codeops": "div_up align_up",
     "cumm.gemm.constants": "NVRTCMode",
     "cumm.gemm.algospec.core": "GemmAlgo ShuffleStrideType",
-    "cumm.conv.bases": "ConvOpType ConvIterAlgo ConvLayoutType ConvMode ConvLayout KRSC NHWC NCHW"
-    " RSKC",
+    "cumm.conv.bases": "ConvOpType ConvIterAlgo ConvLayoutType ConvMode ConvLayout KRSC NHWC NCHW RSKC",
     "spconv.__version__": "__version__",
     "spconv.core_cc.csrc.sparse.all": "SpconvOps ThrustCustomAllocatorV2 ops3d ops_cpu3d",
     "spconv.core_cc.csrc.sparse.all.ops_cpu1d": "Point2VoxelCPU",
@@ -149,8 +141,7 @@ SIGNATURES = {
     "SparseConv": f"{CONV} {USUAL} record_voxel_count=False {LAST}",
     "SparseConvTranspose": f"{CONV} {USUAL} record_voxel_count=False {LAST}",
     "SubMConv": f"{CONV} {USUAL} {LAST}",
-    "SparseInverseConv": "in_channels out_channels kernel_size indice_key bias=True algo=None"
-    f" fp32_accum=None {LAST}",
+    "SparseInverseConv": f"in_channels out_channels kernel_size indice_key bias=True algo=None fp32_accum=None {LAST}",
     "SparseMaxPool": "kernel_size stride=None padding=0 dilation=1 indice_key=None algo=None"
     " record_voxel_count=False name=None",
     "SparseAvgPool": "kernel_size stride=None padding=0 dilation=1 indice_key=None algo=None"
@@ -214,15 +205,10 @@ def test_signatures_equal_the_wheels():
     theirs = {name: parameters(getattr(wheel, name)) for name in names}
     functions = [name for name in NAMES["spconv.pytorch.ops"].split() if name.islower()]
     functions.remove("nms")  # of 1.x
-    plain = {
-        name: list(inspect.signature(getattr(wheel.ops, name)).parameters) for name in functions
-    }
+    plain = {name: list(inspect.signature(getattr(wheel.ops, name)).parameters) for name in functions}
     with doors.standin() as standin:
         assert {name: parameters(getattr(standin, name)) for name in names} == theirs
-        assert plain == {
-            name: list(inspect.signature(getattr(standin.ops, name)).parameters)
-            for name in functions
-        }
+        assert plain == {name: list(inspect.signature(getattr(standin.ops, name)).parameters) for name in functions}
 
 
 def test_modules_share_their_classes_as_upstream():
@@ -238,9 +224,7 @@ for n in (1, 2, 3, 4):
 with tv.nullcontext(4) as four, utils.nullcontext() as none:
     print(four, none, tv.tensorview_bind.__name__)
 """
-    ours = doors.python(
-        f"import sparse_bridge; sparse_bridge.enable('spconv', mode='standin'){code}"
-    )
+    ours = doors.python(f"import sparse_bridge; sparse_bridge.enable('spconv', mode='standin'){code}")
     doors.wheel()
     assert ours == doors.python(code) and "False" not in ours
 

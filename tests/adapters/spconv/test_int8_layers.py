@@ -106,9 +106,7 @@ def test_eager_mode_makes_layers_on_int8_values(standin, kind, kernel):
     zeros = torch.zeros(6, dtype=torch.int32)
     rounded = torch.fake_quantize_per_channel_affine(plain.weight, steps, zeros, 0, -128, 127)
     torch.testing.assert_close(weight.dequantize(), rounded)
-    torch.testing.assert_close(
-        rounded, plain.weight, atol=0.1 * float(plain.weight.abs().max()), rtol=0
-    )
+    torch.testing.assert_close(rounded, plain.weight, atol=0.1 * float(plain.weight.abs().max()), rtol=0)
     assert torch.equal(made.bias(), plain.bias)
     plain.weight = nn.Parameter(weight.dequantize())
     want = plain(x).features
@@ -170,9 +168,10 @@ def test_what_was_not_observed_is_refused(standin):
     conv.activation_post_process = conv.qconfig.activation()
     fused = intrinsic.SpconvBnNd(conv, nn.BatchNorm1d(4))  # not folded
     for layer, given in (
-        (quantized.SparseConv, fused), (intrinsic.quantized.SparseConvReLU, conv),
+        (quantized.SparseConv, fused),
+        (intrinsic.quantized.SparseConvReLU, conv),
         (quantized.LinearPerChannelWeight, conv),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ContractError, match=f"{layer.__name__} is made of"):
             layer.from_float(given)
     with pytest.raises(ContractError, match="qconfig"):

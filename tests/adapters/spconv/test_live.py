@@ -84,11 +84,7 @@ def single(sp, name, ndim):
 @pytest.mark.parametrize("name", SINGLE)
 def test_every_layer_alternates(native, name, ndim):
     shape = {1: (60,), 2: (11, 12), 3: (7, 8, 9), 4: (4, 5, 4, 5)}[ndim]
-    runs, report = both(
-        native,
-        lambda: doors.tensor(native, shape=shape, rows=30),
-        lambda: single(native, name, ndim),
-    )
+    runs, report = both(native, lambda: doors.tensor(native, shape=shape, rows=30), lambda: single(native, name, ndim))
     assert_alike(runs)
     counts = report.layers["spconv"]
     assert sum(count.bridged for count in counts.values()) >= 1
@@ -180,10 +176,20 @@ def test_disabling_restores_every_attribute(native):
     assert after.keys() == before.keys()
     assert [key for key in before if after[key] is not before[key]] == []
     assert {key[-1] for key in changed} == {
-        "__call__", "__iadd__", "__init__", "_conv_forward", "_load_weight_different_layout",
-        "dense", "features", "forward", "generate_voxel_with_id", "point_to_voxel_empty_mean",
-        "select_by_index", "sparse_add", "sparse_add_hash_based",
-    }  # fmt: skip
+        "__call__",
+        "__iadd__",
+        "__init__",
+        "_conv_forward",
+        "_load_weight_different_layout",
+        "dense",
+        "features",
+        "forward",
+        "generate_voxel_with_id",
+        "point_to_voxel_empty_mean",
+        "select_by_index",
+        "sparse_add",
+        "sparse_add_hash_based",
+    }
 
 
 def test_live_objects_keep_their_classes(native):

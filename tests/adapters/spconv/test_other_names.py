@@ -15,8 +15,16 @@ from sparse_bridge.errors import LifecycleError, SettingError
 
 from . import doors
 
-BELOW = ("pytorch", "pytorch.utils", "pytorch.functional", "pytorch.quantization", "core", "utils",
-         "constants", "tools")  # fmt: skip
+BELOW = (
+    "pytorch",
+    "pytorch.utils",
+    "pytorch.functional",
+    "pytorch.quantization",
+    "core",
+    "utils",
+    "constants",
+    "tools",
+)
 
 
 @pytest.fixture

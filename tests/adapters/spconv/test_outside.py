@@ -79,9 +79,7 @@ def test_rows_that_are_dead_on_purpose(sp):
 def test_padded_scenes_are_looked_at_a_few_times(sp, monkeypatch):
     looks = []
     own = OutsideLook.__init__
-    monkeypatch.setattr(
-        OutsideLook, "__init__", lambda self, *given: (looks.append(1), own(self, *given))[1]
-    )
+    monkeypatch.setattr(OutsideLook, "__init__", lambda self, *given: (looks.append(1), own(self, *given))[1])
     for _ in range(20):
         counts(sp, tensor(sp, [[-1, 0, 0, 0], [0, 1, 1, 1]]))
     assert len(looks) == 8

@@ -95,10 +95,12 @@ def prepared(net, is_qat, change=lambda mapping: None):
     change(mapping)
     prepare = qfx.prepare_qat_fx if is_qat else qfx.prepare_fx
     graph = prepare(
-        copy.deepcopy(net).train(is_qat), mapping, (),
+        copy.deepcopy(net).train(is_qat),
+        mapping,
+        (),
         backend_config=spconvq.get_spconv_backend_config(),
         prepare_custom_config=spconvq.get_spconv_prepare_custom_config(),
-    )  # fmt: skip
+    )
     return graph, mapping
 
 
@@ -120,9 +122,7 @@ def converted(graph, mapping):
     import torch.ao.quantization.quantize_fx as qfx
 
     spconvq.prepare_spconv_torch_inference(True)
-    model = qfx.convert_fx(
-        graph.eval(), qconfig_mapping=mapping, backend_config=spconvq.get_spconv_backend_config()
-    )
+    model = qfx.convert_fx(graph.eval(), qconfig_mapping=mapping, backend_config=spconvq.get_spconv_backend_config())
     return spconvq.remove_conv_add_dq(spconvq.transform_qdq(model))
 
 
@@ -308,9 +308,7 @@ def test_a_batch_without_rows_passes_observers(standin):
     from spconv.pytorch.quantization import fake_q
 
     empty = standin.SparseConvTensor(torch.zeros(0, 4), torch.zeros(0, 3).int(), SHAPE, 1)
-    for qconfig in (
-        fake_q.default_symmetric_spconv_ptq_qconfig, fake_q.default_symmetric_spconv_qat_qconfig
-    ):  # fmt: skip
+    for qconfig in (fake_q.default_symmetric_spconv_ptq_qconfig, fake_q.default_symmetric_spconv_qat_qconfig):
         observer = qconfig.activation()
         assert observer(empty).features.shape == (0, 4)
         x = doors.tensor(standin)
@@ -340,9 +338,7 @@ def test_sums_of_quantised_tensors(standin):
     assert q.is_quantized and q.q_scale() == pytest.approx(0.05)
     assert (q.dequantize().features - x.features.clamp(-6.4, 6.35)).abs().max() <= 0.0251
     total = quantized_add(q, q, 0.1, 0)
-    torch.testing.assert_close(
-        total.dequantize().features, 2 * q.dequantize().features, atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(total.dequantize().features, 2 * q.dequantize().features, atol=1e-6, rtol=0)
     both = quantize_per_tensor([x, x.features], 0.05, 0, torch.qint8)
     assert both[1].is_quantized and both[0].is_quantized
 

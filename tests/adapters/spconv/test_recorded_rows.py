@@ -54,9 +54,7 @@ def test_rows_that_were_recorded(standin, device, table, name):
     layer = layer_of(standin, name).to(device)
     answers = []
     for training in (True, False):
-        x = standin.SparseConvTensor(
-            features, indices, RECORD["spatial_shape"], RECORD["batch_size"]
-        )
+        x = standin.SparseConvTensor(features, indices, RECORD["spatial_shape"], RECORD["batch_size"])
         with direct_table(table), torch.set_grad_enabled(training):
             answers.append(layer.train(training)(x).indices)
     rows = answers[0]

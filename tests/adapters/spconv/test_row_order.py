@@ -31,20 +31,29 @@ def makers(sp):
         "native": (lambda **k: conv(4, 4, 3, 2, 1, algo=native, **k), True),
         "split": (lambda **k: conv(4, 4, 3, 2, 1, algo=split, **k), False),
         "125 offsets": (lambda **k: conv(4, 4, 5, 2, 2, **k), True),
-        "125 offsets, fast": (
-            lambda **k: conv(4, 4, 5, 2, 2, large_kernel_fast_algo=True, **k), False),
+        "125 offsets, fast": (lambda **k: conv(4, 4, 5, 2, 2, large_kernel_fast_algo=True, **k), False),
         "transposed": (lambda **k: up(4, 4, 3, 2, 1, **k), False),
         "transposed native": (lambda **k: up(4, 4, 2, 2, algo=native, **k), True),
         "pool": (lambda **k: sp.SparseMaxPool3d(3, 2, 1, **k), False),
         "native pool": (lambda **k: sp.SparseMaxPool3d(3, 2, 1, algo=native, **k), True),
         "average": (lambda **k: sp.SparseAvgPool3d(2, 2, **k), False),
-    }  # fmt: skip
+    }
 
 
 NAMES = [
-    "conv", "conv of 2 x 2 x 2", "dilated", "native", "split", "125 offsets", "125 offsets, fast",
-    "transposed", "transposed native", "pool", "native pool", "average",
-]  # fmt: skip
+    "conv",
+    "conv of 2 x 2 x 2",
+    "dilated",
+    "native",
+    "split",
+    "125 offsets",
+    "125 offsets, fast",
+    "transposed",
+    "transposed native",
+    "pool",
+    "native pool",
+    "average",
+]
 
 
 @contextlib.contextmanager
@@ -68,10 +77,7 @@ def first_seen(x, y):
     """Whether rows of y, which a layer of 2 x 2 x 2 made, come by the first row of x that reaches
     them."""
     want = dict.fromkeys((b, *(c // 2 for c in site)) for b, *site in x.indices.tolist())
-    inside = [
-        row for row in want
-        if all(c < size for c, size in zip(row[1:], y.spatial_shape, strict=True))
-    ]  # fmt: skip
+    inside = [row for row in want if all(c < size for c, size in zip(row[1:], y.spatial_shape, strict=True))]
     return [tuple(row) for row in y.indices.tolist()] == inside
 
 
@@ -95,9 +101,7 @@ def test_every_layer_in_the_order_that_is_asked_for(standin, lane, name):
     answers = {}
     for on in (True, False):
         x = doors.tensor(standin, SHAPE, rows=90)
-        x = standin.SparseConvTensor(
-            x.features.to(lane.device), x.indices.to(lane.device), list(SHAPE), 2
-        )
+        x = standin.SparseConvTensor(x.features.to(lane.device), x.indices.to(lane.device), list(SHAPE), 2)
         for training in (True, False):
             with direct_table(on), torch.set_grad_enabled(training):
                 y, again = layer.train(training)(x), layer(x)
@@ -172,9 +176,7 @@ def test_scenes_whose_maps_are_prepared_together(standin, lane):
             assert torch.equal(got["out"].indices, x.indices)
             with direct_table(True):
                 want = net(on(doors.tensor(standin, SHAPE, rows=100 + 7 * seed, seed=seed), lane))
-            torch.testing.assert_close(
-                got["out"].features, want["out"].features, atol=1e-4, rtol=1e-4
-            )
+            torch.testing.assert_close(got["out"].features, want["out"].features, atol=1e-4, rtol=1e-4)
     state.reset()
 
 
@@ -228,9 +230,7 @@ def test_functions_say_by_argument(standin):
     assert rows == sorted(rows)
     for argument, switch in itertools.product((None, True, False), (True, False)):
         with direct_table(switch):
-            tables = standin.ops.get_indice_pairs_implicit_gemm(
-                *place, *rule, direct_table=argument
-            )
+            tables = standin.ops.get_indice_pairs_implicit_gemm(*place, *rule, direct_table=argument)
         found = tables[0].tolist()
         assert sorted(found) == rows
         assert (found == rows) is not (switch if argument is None else argument)
@@ -258,10 +258,14 @@ print(spconv.constants.SPCONV_USE_DIRECT_TABLE, y.indices[0].tolist())
         ("", "", "0", "False [0, 0, 0, 0]"),
         ("", "", "1", "True [0, 3, 3, 3]"),
         # spconv has read it by then
-        ("spconv.constants.SPCONV_USE_DIRECT_TABLE = False",
-         "spconv.constants.SPCONV_USE_DIRECT_TABLE = True", "", "True [0, 0, 0, 0]"),
+        (
+            "spconv.constants.SPCONV_USE_DIRECT_TABLE = False",
+            "spconv.constants.SPCONV_USE_DIRECT_TABLE = True",
+            "",
+            "True [0, 0, 0, 0]",
+        ),
     ],
-)  # fmt: skip
+)
 def test_when_the_switch_is_read(before, after, variable, want):
     environment = {"SPCONV_USE_DIRECT_TABLE": variable} if variable else {}
     code = BEFORE_THE_IMPORT.format(before=before, after=after)

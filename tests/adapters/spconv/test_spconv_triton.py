@@ -124,9 +124,16 @@ def test_modules_hold_what_they_import_from_one_another(sp, module, names):
 
 
 WITH_FACTS = (
-    "constants", "core", "tools", "pytorch.constants", "pytorch.conv", "pytorch.core",
-    "pytorch.functional", "pytorch.ops", "pytorch.pool",
-)  # fmt: skip
+    "constants",
+    "core",
+    "tools",
+    "pytorch.constants",
+    "pytorch.conv",
+    "pytorch.core",
+    "pytorch.functional",
+    "pytorch.ops",
+    "pytorch.pool",
+)
 
 
 def test_switches_and_facts_have_the_values_of_spconv():
@@ -150,10 +157,18 @@ def test_switches_and_facts_have_the_values_of_spconv():
 @pytest.mark.parametrize(
     ("ndim", "value"),
     [
-        (2, 3), (3, [1, 2, 3]), (3, (1, 2, 3)), (2, torch.tensor([4, 5])), (2, np.array([4, 5])),
-        (3, torch.Size([1, 2, 3])), (2, range(2)), (2, [1]), (2, None), (2, 1.5),
+        (2, 3),
+        (3, [1, 2, 3]),
+        (3, (1, 2, 3)),
+        (2, torch.tensor([4, 5])),
+        (2, np.array([4, 5])),
+        (3, torch.Size([1, 2, 3])),
+        (2, range(2)),
+        (2, [1]),
+        (2, None),
+        (2, 1.5),
     ],
-)  # fmt: skip
+)
 def test_sizes_may_come_as_any_sequence(ndim, value):
     def expanded(sp):
         try:
@@ -186,9 +201,7 @@ class Constructs(nn.Module):
         elif self.how == "sizes in a list":
             y = make(self.features, sites, [x.shape[0], x.shape[1], x.shape[2]], 2)
         elif self.how == "by name":
-            y = make(
-                features=self.features, indices=sites, spatial_shape=[7, 8, 9], batch_size=x.size(3)
-            )
+            y = make(features=self.features, indices=sites, spatial_shape=[7, 8, 9], batch_size=x.size(3))
         else:
             y = make(self.features, sites, [7, 8, 9], 2, indice_dict={"seen": x})
         return self.layer(y).dense()
@@ -222,11 +235,17 @@ def test_the_class_of_the_class_is_torchs(sp):
 # data for tests
 
 DATA = [
-    ([6, 7, 8], [5, 9], {}), ([5, 6], [3], {}), ([10], [4, 4, 2], {}), ([4, 5, 6, 4], [7, 3], {}),
-    ([6, 7, 8], [5, 9], {"integer": True, "data_range": (-5, 6)}), ([5, 5], [25], {}),
-    ([6, 7, 8], [5, 9], {"shape_scale": 2}), ([5, 6], [4], {"with_dense": False}),
-    ([5, 6], [0, 4], {"dtype": np.float16}), ([9, 6], [6], {"shape_scale": 3}),
-]  # fmt: skip
+    ([6, 7, 8], [5, 9], {}),
+    ([5, 6], [3], {}),
+    ([10], [4, 4, 2], {}),
+    ([4, 5, 6, 4], [7, 3], {}),
+    ([6, 7, 8], [5, 9], {"integer": True, "data_range": (-5, 6)}),
+    ([5, 5], [25], {}),
+    ([6, 7, 8], [5, 9], {"shape_scale": 2}),
+    ([5, 6], [4], {"with_dense": False}),
+    ([5, 6], [0, 4], {"dtype": np.float16}),
+    ([9, 6], [6], {"shape_scale": 3}),
+]
 
 
 @pytest.mark.parametrize(("shape", "counts", "more"), DATA)
@@ -269,9 +288,7 @@ def test_points_that_vanish_leave_no_rows(ndim):
     """As the real spconv on a CPU; on GPUs it raises, as spconv-triton does."""
 
     def answers(sp):
-        x = sp.SparseConvTensor(
-            torch.ones(1, 2), torch.tensor([[0, *[3] * ndim]], dtype=torch.int32), [9] * ndim, 1
-        )
+        x = sp.SparseConvTensor(torch.ones(1, 2), torch.tensor([[0, *[3] * ndim]], dtype=torch.int32), [9] * ndim, 1)
         made = [layer.train(mode)(x) for layer in layers(sp, ndim) for mode in (True, False)]
         return [(tuple(y.features.shape), tuple(y.indices.shape), y.spatial_shape) for y in made]
 

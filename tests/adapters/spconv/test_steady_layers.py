@@ -204,8 +204,13 @@ def test_a_fused_activation_may_be_assigned(standin):
 
 def test_shapes_are_numbers_whatever_holds_them(sp):
     x = doors.tensor(sp)
-    for shape in ([7, 8, 9], (7, 8, 9), np.array([7, 8, 9]), torch.tensor([7, 8, 9]),
-                  [np.int64(7), torch.tensor(8), 9]):  # fmt: skip
+    for shape in (
+        [7, 8, 9],
+        (7, 8, 9),
+        np.array([7, 8, 9]),
+        torch.tensor([7, 8, 9]),
+        [np.int64(7), torch.tensor(8), 9],
+    ):
         x.spatial_shape = shape
         found = tensors.shape_of(x)
         assert found == [7, 8, 9] and all(type(size) is int for size in found)

@@ -84,8 +84,7 @@ def test_those_with_an_effect_are_all_tried():
 
 
 def rows_of_new_coordinates(sp):
-    algo = getattr(sp.ConvAlgo, "MaskImplicitGemm" if hasattr(sp.SparseConvTensor, "_switches")
-                   else "Native")  # fmt: skip
+    algo = getattr(sp.ConvAlgo, "MaskImplicitGemm" if hasattr(sp.SparseConvTensor, "_switches") else "Native")
     return sp.SparseConv3d(4, 4, 2, 2, algo=algo)(doors.tensor(sp)).indices.tolist()
 
 
@@ -173,9 +172,7 @@ def test_what_switches_change_is_right(standin, own_constants):
     place = x.indices, 2, [7, 8, 9], standin.ConvAlgo.MaskImplicitGemm
     for argument, switch in ((True, False), (False, True), (None, True), (None, False)):
         own_constants.SPCONV_DO_SORT = switch
-        tables = standin.ops.get_indice_pairs_implicit_gemm(
-            *place, *rule, subm=True, do_sort=argument
-        )
+        tables = standin.ops.get_indice_pairs_implicit_gemm(*place, *rule, subm=True, do_sort=argument)
         plain = tables[6][0].tolist() == list(range(60))
         assert plain is not (switch if argument is None else argument)
 
@@ -213,9 +210,8 @@ def test_the_others_change_nothing(standin, own_constants, name):
     def state():
         torch.manual_seed(0)
         net = standin.SparseSequential(
-            standin.SubMConv3d(4, 4, 3, indice_key="a"), standin.SparseConv3d(4, 4, 2, 2),
-            standin.SparseMaxPool3d(2, 2),
-        )  # fmt: skip
+            standin.SubMConv3d(4, 4, 3, indice_key="a"), standin.SparseConv3d(4, 4, 2, 2), standin.SparseMaxPool3d(2, 2)
+        )
         y = net(doors.tensor(standin))
         return y.features, y.indices, order_of_masks(standin), precision(standin)
 
@@ -243,7 +239,7 @@ NAMES = {
     "spconv.utils": "CPU_ONLY_BUILD tv",
     "spconv.debug_utils": "SPCONV_DEBUG_SAVE_PATH",
     "spconv.build": "PACKAGE_NAME DISABLE_JIT",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("module", NAMES)

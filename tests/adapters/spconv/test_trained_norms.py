@@ -84,8 +84,7 @@ def step(net, x, optimiser=None):
     return y.detach()
 
 
-@pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}, {"eps": 0.1}],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}, {"eps": 0.1}], ids=str)
 def test_steps(sp, kernel_lane, torchs, options):
     """As a twin whose norms are torch's: results, gradients, statistics."""
     net = block(sp, kernel_lane, **options)

@@ -154,10 +154,17 @@ def test_forward_can_be_replaced_and_hooks_run(sp, monkeypatch):
     def forward(self, input, add_input=None):
         seen.append(type(self).__name__)
         return self._conv_forward(
-            self.training, input, self.weight, self.bias, add_input, name=self.name,
-            sparse_unique_name=self._sparse_unique_name, act_type=self.act_type,
-            act_alpha=self.act_alpha, act_beta=self.act_beta,
-        )  # fmt: skip
+            self.training,
+            input,
+            self.weight,
+            self.bias,
+            add_input,
+            name=self.name,
+            sparse_unique_name=self._sparse_unique_name,
+            act_type=self.act_type,
+            act_alpha=self.act_alpha,
+            act_beta=self.act_beta,
+        )
 
     net = sp.SparseSequential(sp.SubMConv3d(4, 4, 3), sp.SparseSequential(sp.SparseConv3d(4, 5, 2)))
     x = doors.tensor(sp)
@@ -180,10 +187,14 @@ def test_import_inside_a_method(standin):
 
 def test_environment_switches_of_projects_are_accepted():
     environment = {
-        "SPCONV_ALGO": "native", "SPARSE_BACKEND": "spconv", "SPARSE_CONV_BACKEND": "spconv",
-        "ATTN_BACKEND": "sdpa", "SPCONV_DEBUG_SAVE_PATH": "somewhere", "SPCONV_DO_SORT": "0",
+        "SPCONV_ALGO": "native",
+        "SPARSE_BACKEND": "spconv",
+        "SPARSE_CONV_BACKEND": "spconv",
+        "ATTN_BACKEND": "sdpa",
+        "SPCONV_DEBUG_SAVE_PATH": "somewhere",
+        "SPCONV_DO_SORT": "0",
         "SPCONV_SAVED_WEIGHT_LAYOUT": "KRSC",
-    }  # fmt: skip
+    }
     code = ENABLE + (
         "import spconv.pytorch as sp, spconv.constants as c\n"
         "print(c.SPCONV_DO_SORT, c.SAVED_WEIGHT_LAYOUT, c.SPCONV_DEBUG_SAVE_PATH)"

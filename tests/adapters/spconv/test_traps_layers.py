@@ -89,37 +89,19 @@ def other_grid(x):
 
 
 KEY_ERRORS = {
-    "submanifold: kernel": (
-        ("SubMConv3d", 3, {}), ("SubMConv3d", 5, {}), None, ValueError,
-    ),
-    "submanifold: dilation": (
-        ("SubMConv3d", 3, {}), ("SubMConv3d", 3, {"dilation": 2}), None, ValueError,
-    ),
+    "submanifold: kernel": (("SubMConv3d", 3, {}), ("SubMConv3d", 5, {}), None, ValueError),
+    "submanifold: dilation": (("SubMConv3d", 3, {}), ("SubMConv3d", 3, {"dilation": 2}), None, ValueError),
     "submanifold: grid": (("SubMConv3d", 3, {}), ("SubMConv3d", 3, {}), other_grid, ValueError),
     "submanifold: rows": (("SubMConv3d", 3, {}), ("SubMConv3d", 3, {}), shrink, ValueError),
-    "submanifold after a strided layer": (
-        ("SparseConv3d", 3, {}), ("SubMConv3d", 3, {}), None, AssertionError,
-    ),
-    "strided after submanifold": (
-        ("SubMConv3d", 3, {}), ("SparseConv3d", 3, {}), None, AssertionError,
-    ),
-    "strided after strided": (
-        ("SparseConv3d", 3, {}), ("SparseConv3d", 3, {}), None, AssertionError,
-    ),
-    "inverse of submanifold": (
-        ("SubMConv3d", 3, {}), ("SparseInverseConv3d", 3, {}), None, AssertionError,
-    ),
-    "inverse: kernel": (
-        ("SparseConv3d", 3, {}), ("SparseInverseConv3d", 2, {}), None, ValueError,
-    ),
-    "inverse: grid": (
-        ("SparseConv3d", 3, {}), ("SparseInverseConv3d", 3, {}), other_grid, ValueError,
-    ),
-    "inverse: rows": (
-        ("SparseConv3d", 3, {}), ("SparseInverseConv3d", 3, {}), shrink, ValueError,
-    ),
+    "submanifold after a strided layer": (("SparseConv3d", 3, {}), ("SubMConv3d", 3, {}), None, AssertionError),
+    "strided after submanifold": (("SubMConv3d", 3, {}), ("SparseConv3d", 3, {}), None, AssertionError),
+    "strided after strided": (("SparseConv3d", 3, {}), ("SparseConv3d", 3, {}), None, AssertionError),
+    "inverse of submanifold": (("SubMConv3d", 3, {}), ("SparseInverseConv3d", 3, {}), None, AssertionError),
+    "inverse: kernel": (("SparseConv3d", 3, {}), ("SparseInverseConv3d", 2, {}), None, ValueError),
+    "inverse: grid": (("SparseConv3d", 3, {}), ("SparseInverseConv3d", 3, {}), other_grid, ValueError),
+    "inverse: rows": (("SparseConv3d", 3, {}), ("SparseInverseConv3d", 3, {}), shrink, ValueError),
     "pool: key taken": (("SubMConv3d", 3, {}), ("SparseMaxPool3d", 2, {}), None, ValueError),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", KEY_ERRORS)

@@ -134,11 +134,21 @@ def test_containers_pass_dense_tensors_on(sp):
 def test_which_modules_take_the_sparse_tensor(sp):
     takes = sp.modules.is_spconv_module
     inside = [
-        sp.SubMConv3d(2, 2, 3), sp.SparseConv2d(2, 2, 3), sp.SparseInverseConv3d(2, 2, 3, "k"),
-        sp.SparseMaxPool3d(2), sp.SparseGlobalMaxPool(), sp.ToDense(), sp.RemoveGrid(),
-        sp.SparseSequential(), sp.SparseModule(), sp.JoinTable(), sp.AddTable(), sp.ConcatTable(),
-        sp.SparseBatchNorm(2), sp.SparseReLU(),
-    ]  # fmt: skip
+        sp.SubMConv3d(2, 2, 3),
+        sp.SparseConv2d(2, 2, 3),
+        sp.SparseInverseConv3d(2, 2, 3, "k"),
+        sp.SparseMaxPool3d(2),
+        sp.SparseGlobalMaxPool(),
+        sp.ToDense(),
+        sp.RemoveGrid(),
+        sp.SparseSequential(),
+        sp.SparseModule(),
+        sp.JoinTable(),
+        sp.AddTable(),
+        sp.ConcatTable(),
+        sp.SparseBatchNorm(2),
+        sp.SparseReLU(),
+    ]
     outside = [nn.ReLU(), nn.BatchNorm1d(2), nn.Linear(2, 2), sp.Identity(), sp.SparseIdentity()]
     assert all(map(takes, inside)) and not any(map(takes, outside))
     assert sp.modules.is_sparse_conv(inside[0]) and not sp.modules.is_sparse_conv(inside[3])
@@ -150,9 +160,8 @@ def test_private_attributes_that_wrappers_copy(sp):
     x.grid, x.voxel_num = torch.ones(2), torch.tensor([3])
     y = sp.SubMConv3d(4, 4, 3, indice_key="res")(x)
     new = sp.SparseConvTensor(
-        torch.zeros(60, 1), y.indices, y.spatial_shape, y.batch_size, y.grid, y.voxel_num,
-        y.indice_dict,
-    )  # fmt: skip
+        torch.zeros(60, 1), y.indices, y.spatial_shape, y.batch_size, y.grid, y.voxel_num, y.indice_dict
+    )
     new._features = torch.randn(60, 2, 4)
     for name in ("benchmark", "benchmark_record", "thrust_allocator", "_timer", "force_algo"):
         setattr(new, name, getattr(y, name))
@@ -182,8 +191,7 @@ def first_row_convolution(x, layer):
     """Submanifold convolution by dictionary; of rows at one site, neighbours see the first."""
     weight, rows = layer.weight.detach().double(), {}
     inside = [
-        0 <= site[0] < x.batch_size
-        and all(0 <= c < size for c, size in zip(site[1:], x.spatial_shape, strict=True))
+        0 <= site[0] < x.batch_size and all(0 <= c < size for c, size in zip(site[1:], x.spatial_shape, strict=True))
         for site in x.indices.tolist()
     ]
     for row, site in enumerate(x.indices.tolist()):
@@ -214,8 +222,7 @@ def test_duplicate_and_outlying_sites_keep_their_rows(sp):
     layer = sp.SubMConv3d(4, 5, 3)
     got = layer(y)
     assert torch.equal(got.indices, y.indices)
-    torch.testing.assert_close(got.features.double(), first_row_convolution(y, layer), rtol=1e-4,
-                               atol=1e-5)  # fmt: skip
+    torch.testing.assert_close(got.features.double(), first_row_convolution(y, layer), rtol=1e-4, atol=1e-5)
 
 
 def test_strided_layers_sum_duplicates(sp):
@@ -244,9 +251,7 @@ def test_dense_is_channels_first_and_differentiable(sp, shape):
 
 def test_copies_and_pickles(sp):
     net = sp.SparseSequential(
-        sp.SubMConv3d(4, 6, 3, indice_key="a"),
-        nn.ReLU(),
-        sp.SparseConv3d(6, 5, 2, 2, indice_key="d"),
+        sp.SubMConv3d(4, 6, 3, indice_key="a"), nn.ReLU(), sp.SparseConv3d(6, 5, 2, 2, indice_key="d")
     ).requires_grad_(False)  # torch copies no tensor with a history
     x = doors.tensor(sp)
     y = net(x)

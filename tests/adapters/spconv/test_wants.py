@@ -93,9 +93,7 @@ def every_layer(sp):
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["submanifold", "strided", "transposed", "unit", "max pool", "average pool"]
-)
+@pytest.mark.parametrize("name", ["submanifold", "strided", "transposed", "unit", "max pool", "average pool"])
 @pytest.mark.parametrize("training", [True, False])
 def test_no_rows(standin, name, training):
     layer = every_layer(standin)[name].train(training)
@@ -158,10 +156,7 @@ def windows(y, x, kernel, stride):
     rows = {tuple(site): row for row, site in enumerate(x.indices.tolist())}
     for site in y.indices.tolist():
         cells = torch.cartesian_prod(*[torch.arange(kernel)] * 3).tolist()
-        places = [
-            (site[0], *(c * stride + o for c, o in zip(site[1:], cell, strict=True)))
-            for cell in cells
-        ]
+        places = [(site[0], *(c * stride + o for c, o in zip(site[1:], cell, strict=True))) for cell in cells]
         yield [rows[place] for place in places if place in rows]
 
 
@@ -189,8 +184,11 @@ def test_submanifold_pools(standin):
     rows = doors.by_site(x)
     assert y.spatial_shape == x.spatial_shape and torch.equal(y.indices, x.indices)
     for site, row in doors.by_site(y).items():
-        near = [r for other, r in rows.items() if other[0] == site[0] and
-                all(abs(a - b) <= 1 for a, b in zip(other[1:], site[1:], strict=True))]  # fmt: skip
+        near = [
+            r
+            for other, r in rows.items()
+            if other[0] == site[0] and all(abs(a - b) <= 1 for a, b in zip(other[1:], site[1:], strict=True))
+        ]
         assert torch.equal(row, torch.stack(near).amax(0).clamp(min=0))
 
 
@@ -264,8 +262,5 @@ def test_a_torchscript_trace_is_refused(sp):
     def network(features, indices):
         return layer(sp.SparseConvTensor(features, indices, [8, 8, 8], 1)).features
 
-    with (
-        pytest.warns(torch.jit.TracerWarning),
-        pytest.raises(errors.UnsupportedError, match="Use torch"),
-    ):
+    with pytest.warns(torch.jit.TracerWarning), pytest.raises(errors.UnsupportedError, match="Use torch"):
         torch.jit.trace(network, (torch.randn(2, 4), indices))

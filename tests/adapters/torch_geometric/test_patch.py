@@ -15,10 +15,16 @@ from tests.checks import assert_close, assert_error
 
 pyg = pytest.importorskip("torch_geometric.nn")
 FORMS = [
-    {}, {"num_bases": 2}, {"num_blocks": 4}, {"aggr": "add"}, {"aggr": "sum", "num_bases": 3},
-    {"root_weight": False}, {"bias": False}, {"root_weight": False, "bias": False},
+    {},
+    {"num_bases": 2},
+    {"num_blocks": 4},
+    {"aggr": "add"},
+    {"aggr": "sum", "num_bases": 3},
+    {"root_weight": False},
+    {"bias": False},
+    {"root_weight": False, "bias": False},
     {"flow": "target_to_source"},
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -62,11 +68,7 @@ def test_features(kind, form):
 def test_the_layer_without_pyg(form):
     """The same state dict, the same results."""
     torch.manual_seed(0)
-    layer, ours, x = (
-        pyg.RGCNConv(8, 4, 3, **form),
-        RelationalConv(8, 4, 3, **form),
-        torch.randn(20, 8),
-    )
+    layer, ours, x = (pyg.RGCNConv(8, 4, 3, **form), RelationalConv(8, 4, 3, **form), torch.randn(20, 8))
     ours.load_state_dict(layer.state_dict())
     agree(run(ours, x, *graph()), run(layer, x, *graph()))
 
@@ -145,10 +147,7 @@ def test_disable_restores(patched):
 def test_it_is_bridged_only_where_it_is_named():
     with sparse_bridge.enable():
         assert "torch_geometric" not in sparse_bridge.status()
-    assert_error(
-        lambda: sparse_bridge.enable("torch_geometric", mode="standin"), LifecycleError,
-        ["torch_geometric"],
-    )  # fmt: skip
+    assert_error(lambda: sparse_bridge.enable("torch_geometric", mode="standin"), LifecycleError, ["torch_geometric"])
 
 
 def test_constructor_refusals():

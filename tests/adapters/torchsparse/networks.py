@@ -28,24 +28,18 @@ class Blocks:
     def conv(self, inc, outc, ks=3, stride=1, transposed=False):
         if self.positional:
             return self.spnn.Conv3d(inc, outc, ks, stride, 1, False, transposed)
-        return self.spnn.Conv3d(
-            inc, outc, kernel_size=ks, dilation=1, stride=stride, transposed=transposed
-        )
+        return self.spnn.Conv3d(inc, outc, kernel_size=ks, dilation=1, stride=stride, transposed=transposed)
 
     def basic(self, inc, outc, ks=3, stride=1, transposed=False):
         return nn.Sequential(
-            self.conv(inc, outc, ks, stride, transposed),
-            self.spnn.BatchNorm(outc),
-            self.spnn.ReLU(True),
+            self.conv(inc, outc, ks, stride, transposed), self.spnn.BatchNorm(outc), self.spnn.ReLU(True)
         )
 
     def residual(self, inc, outc):
         return Residual(self, inc, outc)
 
     def encoder(self, inc, outc):
-        return nn.Sequential(
-            self.basic(inc, inc, 2, 2), self.residual(inc, outc), self.residual(outc, outc)
-        )
+        return nn.Sequential(self.basic(inc, inc, 2, 2), self.residual(inc, outc), self.residual(outc, outc))
 
     def decoder(self, inc, skip, outc):
         return nn.ModuleList(
@@ -60,9 +54,12 @@ class Residual(nn.Module):
     def __init__(self, blocks, inc, outc):
         super().__init__()
         self.net = nn.Sequential(
-            blocks.conv(inc, outc), blocks.spnn.BatchNorm(outc), blocks.spnn.ReLU(True),
-            blocks.conv(outc, outc), blocks.spnn.BatchNorm(outc),
-        )  # fmt: skip
+            blocks.conv(inc, outc),
+            blocks.spnn.BatchNorm(outc),
+            blocks.spnn.ReLU(True),
+            blocks.conv(outc, outc),
+            blocks.spnn.BatchNorm(outc),
+        )
         if inc == outc:
             self.downsample = nn.Identity()
         else:
@@ -79,9 +76,7 @@ class MinkUNet(nn.Module):
         self.ts, cs, blocks = ts, WIDTHS, Blocks(ts, positional)
         self.stem = nn.Sequential(blocks.basic(4, cs[0]), blocks.basic(cs[0], cs[0]))
         self.stages = nn.ModuleList([blocks.encoder(cs[i], cs[i + 1]) for i in range(4)])
-        self.ups = nn.ModuleList(
-            [blocks.decoder(cs[4 + i], cs[3 - i], cs[5 + i]) for i in range(4)]
-        )
+        self.ups = nn.ModuleList([blocks.decoder(cs[4 + i], cs[3 - i], cs[5 + i]) for i in range(4)])
         self.classifier = nn.Linear(cs[8], classes)
 
     def forward(self, x):
@@ -263,9 +258,8 @@ class Wrapped:
     def replace(self, feats):
         kind = type(self.data)
         data = kind(
-            feats=feats, coords=self.data.coords, stride=self.data.stride,
-            spatial_range=self.data.spatial_range,
-        )  # fmt: skip
+            feats=feats, coords=self.data.coords, stride=self.data.stride, spatial_range=self.data.spatial_range
+        )
         data._caches = self.data._caches
         return Wrapped(data)
 
@@ -310,9 +304,7 @@ class Subdivide(nn.Module):
 class Decoder(nn.Module):
     def __init__(self, ts, width=16):
         super().__init__()
-        self.blocks = nn.ModuleList(
-            [Subdivide(ts, width, width // 4), Subdivide(ts, width // 4, width // 4)]
-        )
+        self.blocks = nn.ModuleList([Subdivide(ts, width, width // 4), Subdivide(ts, width // 4, width // 4)])
         self.out = nn.Linear(width // 4, 3)
 
     def forward(self, x):

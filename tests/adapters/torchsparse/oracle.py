@@ -106,9 +106,7 @@ def layer(sites, kernel, stride, pad, ts, release, extent=None, mode="otf", rule
     triples = []
     for j, (b, *q) in enumerate(out):
         for v, t in enumerate(offsets_of(kernel)):
-            p = (
-                c * m + (i - o) * w for c, m, i, o, w in zip(q, mult, t, start, scale, strict=True)
-            )
+            p = (c * m + (i - o) * w for c, m, i, o, w in zip(q, mult, t, start, scale, strict=True))
             row = first.get((b, *p))
             if halved and v == math.prod(kernel) // 2:
                 row = j
@@ -141,9 +139,20 @@ class Convolution:
         self.calls = 0
 
     def __call__(
-        self, x, weight, kernel_size, bias=None, stride=1, padding=0, dilation=1, config=None,
-        transposed=False, generative=False, training=False, **unused,
-    ):  # fmt: skip
+        self,
+        x,
+        weight,
+        kernel_size,
+        bias=None,
+        stride=1,
+        padding=0,
+        dilation=1,
+        config=None,
+        transposed=False,
+        generative=False,
+        training=False,
+        **unused,
+    ):
         self.calls += 1
         triple = lambda n: n if isinstance(n, tuple) else (n,) * 3  # noqa: E731
         kernel, step, pad = triple(kernel_size), triple(stride), triple(padding)

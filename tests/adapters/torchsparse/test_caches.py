@@ -37,9 +37,7 @@ def test_layers_register_their_sites_once(ts):
     assert x.cmaps[TWO] is coarse and z._caches is other._caches is x._caches
     with_dilation = nn.Conv3d(4, 4, 3, dilation=2)(x)
     assert (ONE, (3, 3, 3), ONE, (2, 2, 2)) in x.kmaps
-    assert (
-        torch.equal(with_dilation.F, nn.functional.conv3d(x, x.F.new_zeros(27, 4, 4), 3).F) is False
-    )
+    assert torch.equal(with_dilation.F, nn.functional.conv3d(x, x.F.new_zeros(27, 4, 4), 3).F) is False
 
 
 def test_layers_of_one_geometry_share_a_map(ts):
@@ -105,10 +103,7 @@ def test_equal_coordinates_in_another_tensor_use_the_cached_map(ts):
 
 def test_transposed_without_an_earlier_layer(ts):
     nn, x = ts.nn, tensor(ts, stride=2)
-    for layer in (
-        nn.Conv3d(4, 4, 2, stride=2, transposed=True),
-        nn.Conv3d(4, 4, 3, transposed=True),
-    ):
+    for layer in (nn.Conv3d(4, 4, 2, stride=2, transposed=True), nn.Conv3d(4, 4, 3, transposed=True)):
         with pytest.raises(SparseBridgeError, match=r"needs the map of an earlier layer"):
             layer(x)
         with pytest.raises(KeyError):
@@ -194,10 +189,7 @@ def test_entries_in_full(ts):
         assert sorted(map(tuple, found)) == sorted(triples)
         if new:
             table = entry["out_in_map"]
-            assert table.dtype == torch.int32 and table.shape == (
-                -(-len(out) // 128) * 128,
-                kernel**3,
-            )
+            assert table.dtype == torch.int32 and table.shape == (-(-len(out) // 128) * 128, kernel**3)
             want = torch.full_like(table, -1)
             back = torch.full((-(-len(sites) // 128) * 128, kernel**3), -1, dtype=torch.int32)
             for v, i, j in triples:
@@ -245,9 +237,11 @@ def test_maps_live_as_long_as_the_caches(ts):
 def test_without_gradients_and_in_inference_mode(ts):
     nn, x = ts.nn, tensor(ts)
     net = torch.nn.Sequential(
-        nn.Conv3d(4, 4, 3), nn.Conv3d(4, 4, 2, stride=2), nn.Conv3d(4, 4, 3),
+        nn.Conv3d(4, 4, 3),
+        nn.Conv3d(4, 4, 2, stride=2),
+        nn.Conv3d(4, 4, 3),
         nn.Conv3d(4, 4, 2, stride=2, transposed=True),
-    ).eval()  # fmt: skip
+    ).eval()
     want = net(x).F
     with torch.no_grad():
         assert torch.equal(net(tensor_like(ts, x)).F, want)

@@ -32,16 +32,28 @@ def weights(kernel, c_in, c_out, dtype=torch.float64):
     return torch.randn(volume, c_in, c_out, dtype=dtype) / (volume * c_in) ** 0.5
 
 
-def check(ts, coords, kernel, stride=1, padding=0, c_in=3, c_out=5, tensor_stride=ONE, extent=None,
-          batch=2, device="cpu", config=None, mode="otf", rule="spconv",
-          dtype=torch.float64):  # fmt: skip
+def check(
+    ts,
+    coords,
+    kernel,
+    stride=1,
+    padding=0,
+    c_in=3,
+    c_out=5,
+    tensor_stride=ONE,
+    extent=None,
+    batch=2,
+    device="cpu",
+    config=None,
+    mode="otf",
+    rule="spconv",
+    dtype=torch.float64,
+):
     """A convolution and its transposed twin, forward and backward, beside fp64."""
     F = ts.nn.functional
     kernel, stride, padding = triple(kernel), triple(stride), triple(padding)
     sites = oracle.to_sites(coords, ts.release)
-    want_sites, triples = oracle.layer(
-        sites, kernel, stride, padding, tensor_stride, ts.release, extent, mode, rule
-    )
+    want_sites, triples = oracle.layer(sites, kernel, stride, padding, tensor_stride, ts.release, extent, mode, rule)
     feats, weight = torch.randn(len(coords), c_in).to(dtype), weights(kernel, c_in, c_out).to(dtype)
     bias = torch.randn(c_out).to(dtype)
     leaves = [t.double().clone().requires_grad_() for t in (feats, weight, bias)]
@@ -78,19 +90,7 @@ def _detached(ts, y):
     return twin
 
 
-SUBMANIFOLD = [
-    3,
-    2,
-    5,
-    4,
-    (3, 1, 3),
-    (1, 3, 1),
-    (3, 1, 2),
-    (2, 1, 1),
-    (1, 1, 3),
-    (2, 3, 5),
-    (4, 1, 3),
-]
+SUBMANIFOLD = [3, 2, 5, 4, (3, 1, 3), (1, 3, 1), (3, 1, 2), (2, 1, 1), (1, 1, 3), (2, 3, 5), (4, 1, 3)]
 
 
 @pytest.mark.parametrize("kernel", SUBMANIFOLD, ids=str)
@@ -100,11 +100,25 @@ def test_stride_one(ts, kernel):
 
 STRIDED = [
     # kernel, stride, padding
-    (2, 2, 0), (3, 2, 1), (3, 2, 0), (3, 3, 0), (2, 1, 0), (1, 2, 0), (5, 2, 2), (4, 2, 1),
-    (2, 3, 0), (3, 4, 2), ((3, 1, 1), (2, 1, 1), 0), ((1, 3, 1), (1, 2, 1), 0),
-    (3, (1, 2, 2), (0, 1, 1)), ((2, 2, 1), (2, 2, 1), 0), ((3, 2, 1), (2, 2, 3), (1, 0, 0)),
-    (2, (2, 1, 2), 1), ((4, 2, 3), (3, 1, 2), (2, 1, 0)), (7, 3, 3),
-]  # fmt: skip
+    (2, 2, 0),
+    (3, 2, 1),
+    (3, 2, 0),
+    (3, 3, 0),
+    (2, 1, 0),
+    (1, 2, 0),
+    (5, 2, 2),
+    (4, 2, 1),
+    (2, 3, 0),
+    (3, 4, 2),
+    ((3, 1, 1), (2, 1, 1), 0),
+    ((1, 3, 1), (1, 2, 1), 0),
+    (3, (1, 2, 2), (0, 1, 1)),
+    ((2, 2, 1), (2, 2, 1), 0),
+    ((3, 2, 1), (2, 2, 3), (1, 0, 0)),
+    (2, (2, 1, 2), 1),
+    ((4, 2, 3), (3, 1, 2), (2, 1, 0)),
+    (7, 3, 3),
+]
 
 
 @pytest.mark.parametrize("geometry", STRIDED, ids=str)
@@ -119,10 +133,7 @@ def test_spatial_range(ts21, geometry, extent):
     ts21.release = "2.1"
     kernel, stride, padding = (triple(n) for n in geometry)
     y = check(ts21, points("2.1", seed=3), kernel, stride, padding, extent=extent)
-    grid = [
-        (e + 2 * p - (k - 1) - 1) // s + 1
-        for e, k, s, p in zip(extent, kernel, stride, padding, strict=True)
-    ]
+    grid = [(e + 2 * p - (k - 1) - 1) // s + 1 for e, k, s, p in zip(extent, kernel, stride, padding, strict=True)]
     assert y.spatial_range == (2, *grid)
 
 
@@ -169,8 +180,7 @@ def test_negative_coordinates_with_stride(ts21, geometry):
     feats, weight = torch.randn(len(coords), 3), weights(kernel, 3, 4, torch.float32)
     moved = coords - torch.tensor([0, *(8 * s for s in stride)], dtype=torch.int32)
     one, other = (
-        F.conv3d(ts21.SparseTensor(feats, c), weight, kernel, stride=stride, padding=padding)
-        for c in (coords, moved)
+        F.conv3d(ts21.SparseTensor(feats, c), weight, kernel, stride=stride, padding=padding) for c in (coords, moved)
     )
     shift = torch.tensor([0, 8, 8, 8], dtype=torch.int32)
     found = {tuple(r): f for r, f in zip((other.C + shift).tolist(), other.F, strict=True)}
@@ -192,10 +202,16 @@ def test_coarse_tensors_of_old_releases(geometry, tensor_stride, release):
 
 
 @pytest.mark.parametrize("low", [0, -9])
-@pytest.mark.parametrize("layers", [
-    [(2, 2), (2, 2), (2, 2)], [(3, 3), (2, 2), (3, 2)], [(2, (2, 1, 2)), ((1, 2, 1), (1, 2, 1))],
-    [(3, 2), (2, 2), (2, 2)],
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [(2, 2), (2, 2), (2, 2)],
+        [(3, 3), (2, 2), (3, 2)],
+        [(2, (2, 1, 2)), ((1, 2, 1), (1, 2, 1))],
+        [(3, 2), (2, 2), (2, 2)],
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("release", ["1.4", "2.0"])
 def test_levels_of_old_releases_do_not_need_their_history(release, layers, low):
     """Coordinates of our own making are known to be multiples of the tensor stride; a copy's are
@@ -275,10 +291,7 @@ def test_the_tail_can_be_kept(ts21):
 
 def test_dropped_inputs_come_back_as_bias(ts21):
     coords = torch.tensor([[0, 0, 0, 0], [0, 4, 1, 1]], dtype=torch.int32)
-    down, up = (
-        ts21.nn.Conv3d(2, 3, 2, stride=2),
-        ts21.nn.Conv3d(3, 2, 2, 2, bias=True, transposed=True),
-    )
+    down, up = (ts21.nn.Conv3d(2, 3, 2, stride=2), ts21.nn.Conv3d(3, 2, 2, 2, bias=True, transposed=True))
     z = up(down(ts21.SparseTensor(torch.randn(2, 2), coords)))
     assert torch.equal(z.C, coords) and torch.equal(z.F[1], up.bias.detach())
 
@@ -286,14 +299,7 @@ def test_dropped_inputs_come_back_as_bias(ts21):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (2, 2), (3, 2), (2, 1)])
 def test_on_devices(ts, kernel, stride, device):
-    check(
-        ts,
-        points(ts.release, shape=(9, 8, 10), seed=18),
-        kernel,
-        stride,
-        kernel // 2,
-        device=device,
-    )
+    check(ts, points(ts.release, shape=(9, 8, 10), seed=18), kernel, stride, kernel // 2, device=device)
 
 
 @pytest.mark.gpu

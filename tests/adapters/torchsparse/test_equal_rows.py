@@ -14,10 +14,22 @@ from .test_generative import generated
 
 LAYERS = [
     # kernel, stride, padding
-    (3, 1, 0), (2, 1, 0), (5, 1, 0), (4, 1, 0), ((3, 1, 3), 1, 0), ((1, 2, 3), 1, 0),
-    (1, 2, 0), (2, 2, 0), (3, 2, 0), (3, 2, 1), (5, 2, 2), (4, 2, 1), (2, 3, 0),
-    ((3, 1, 1), (2, 1, 1), 0), (3, (1, 2, 2), (0, 1, 1)),
-]  # fmt: skip
+    (3, 1, 0),
+    (2, 1, 0),
+    (5, 1, 0),
+    (4, 1, 0),
+    ((3, 1, 3), 1, 0),
+    ((1, 2, 3), 1, 0),
+    (1, 2, 0),
+    (2, 2, 0),
+    (3, 2, 0),
+    (3, 2, 1),
+    (5, 2, 2),
+    (4, 2, 1),
+    (2, 3, 0),
+    ((3, 1, 1), (2, 1, 1), 0),
+    (3, (1, 2, 2), (0, 1, 1)),
+]
 MODES = {
     "2.1": [("otf", "spconv"), ("hashmap", "spconv"), ("hashmap", "minkowski")],
     "2.0": [("hashmap", "spconv")],
@@ -118,9 +130,7 @@ def test_generative(ts21, kernel, stride):
         theirs = [t.clone().requires_grad_() for t in ours]
         ours = [t.requires_grad_() for t in ours]
         x = ts21.SparseTensor(ours[0], coords, 4, given)
-        y = ts21.nn.functional.conv3d(
-            x, ours[1], kernel, stride=stride, transposed=True, generative=True
-        )
+        y = ts21.nn.functional.conv3d(x, ours[1], kernel, stride=stride, transposed=True, generative=True)
         sites = oracle.to_sites(coords, "2.1")
         first = {}
         for row, site in enumerate(sites):
@@ -179,9 +189,11 @@ def test_rows_that_are_never_found_have_no_gradient(ts):
 def test_compiled(ts):
     """A graph finds the same rows."""
     net = torch.nn.Sequential(
-        ts.nn.Conv3d(3, 4, 3), ts.nn.Conv3d(4, 5, 2, stride=2), ts.nn.Conv3d(5, 4, 3),
+        ts.nn.Conv3d(3, 4, 3),
+        ts.nn.Conv3d(4, 5, 2, stride=2),
+        ts.nn.Conv3d(5, 4, 3),
         ts.nn.Conv3d(4, 3, 2, stride=2, transposed=True),
-    )  # fmt: skip
+    )
     coords = repeated(ts.release, 9)
     feats = torch.randn(len(coords), 3)
     run = torch.compile(lambda x: net(ts.SparseTensor(x, coords)).feats, backend="aot_eager")
@@ -203,9 +215,7 @@ def test_by_kernels(lane, case, geometry):
         ts.release = release
         given = {"mode": mode, "rule": rule, "config": config_of(ts, mode, rule)}
         coords = repeated(release, 10, shape=(4, 3, 5))
-        check(
-            ts, coords, *geometry, c_in=2, c_out=3, device=lane.device, dtype=torch.float32, **given
-        )
+        check(ts, coords, *geometry, c_in=2, c_out=3, device=lane.device, dtype=torch.float32, **given)
 
 
 @pytest.mark.emulated
@@ -220,18 +230,14 @@ def test_scenes_with_prefetched_maps(kernel_lane, mode):
             make = repeated if turn in (2, 4) else points
             coords = make("2.1", seed=turn, shape=(5, 6, 5))
             sites = oracle.to_sites(coords, "2.1")
-            x = ts.SparseTensor(torch.randn(len(coords), 4).to(kernel_lane.device),
-                                coords.to(kernel_lane.device))  # fmt: skip
+            x = ts.SparseTensor(torch.randn(len(coords), 4).to(kernel_lane.device), coords.to(kernel_lane.device))
             want, levels = x.feats.cpu().double(), [sites]
             for kernel, stride in ((3, 1), (2, 2), (3, 1)):
                 weight = weights(triple(kernel), 4, 4, torch.float32)
-                x = ts.nn.functional.conv3d(
-                    x, weight.to(kernel_lane.device), kernel, stride=stride, config=config
-                )
+                x = ts.nn.functional.conv3d(x, weight.to(kernel_lane.device), kernel, stride=stride, config=config)
                 sites, triples = oracle.layer(
-                    levels[-1], triple(kernel), triple(stride), (0, 0, 0), (1, 1, 1), "2.1",
-                    mode=mode,
-                )  # fmt: skip
+                    levels[-1], triple(kernel), triple(stride), (0, 0, 0), (1, 1, 1), "2.1", mode=mode
+                )
                 levels.append(sites)
                 want = oracle.product(want, weight, None, triples, len(sites))
                 assert oracle.to_sites(x.coords, "2.1") == sites
@@ -252,12 +258,16 @@ def test_entries_of_kmaps(case, kernel, stride):
         ts.nn.functional.conv3d(x, weight, kernel, stride=stride, **options)
         (entry,) = x.kmaps.values()
         _, triples = oracle.layer(
-            oracle.to_sites(coords, release), triple(kernel), triple(stride), (0, 0, 0), (1, 1, 1),
-            release, mode=mode, rule=rule,
-        )  # fmt: skip
-        nbmaps, nbsizes = (
-            (entry["nbmaps"], entry["nbsizes"]) if release == "2.1" else (entry[0], entry[1])
+            oracle.to_sites(coords, release),
+            triple(kernel),
+            triple(stride),
+            (0, 0, 0),
+            (1, 1, 1),
+            release,
+            mode=mode,
+            rule=rule,
         )
+        nbmaps, nbsizes = (entry["nbmaps"], entry["nbsizes"]) if release == "2.1" else (entry[0], entry[1])
         offsets = torch.arange(len(nbsizes)).repeat_interleave(nbsizes.long())
         found = zip(offsets.tolist(), *nbmaps.t().tolist(), strict=True)
         assert sorted(found) == sorted(triples)
@@ -276,10 +286,7 @@ def test_reversed_tables_hold_the_first(ts21, device):
     for mode in ("hashmap", "hashmap_on_the_fly"):
         kmap = F.build_kernel_map(coords, len(coords), 3, 1, mode=mode)
         table = kmap["out_in_map"].tolist()
-        for found in (
-            kmap["out_in_map_t"],
-            F.convert_transposed_out_in_map(kmap["out_in_map"], len(coords)),
-        ):
+        for found in (kmap["out_in_map_t"], F.convert_transposed_out_in_map(kmap["out_in_map"], len(coords))):
             want = torch.full_like(found, -1, device="cpu")
             for j in reversed(range(len(coords))):
                 for v, row in enumerate(table[j]):

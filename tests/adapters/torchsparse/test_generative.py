@@ -25,9 +25,7 @@ def generated(sites, kernel, stride, grid):
     out = set()
     for b, *p in sites:
         for t in itertools.product(*(range(k) for k in kernel)):
-            moved = (
-                c * s + i - (k - 1) // 2 for c, s, i, k in zip(p, stride, t, kernel, strict=True)
-            )
+            moved = (c * s + i - (k - 1) // 2 for c, s, i, k in zip(p, stride, t, kernel, strict=True))
             out.add((b, *(min(max(c, 0), g - 1) for c, g in zip(moved, grid, strict=True))))
     out = sorted(out)
     row_of = {site: row for row, site in enumerate(sites)}

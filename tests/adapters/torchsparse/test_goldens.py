@@ -13,11 +13,7 @@ from .conftest import DEVICES, speaking
 
 pytestmark = RECORDED
 CASES = driver.public("torchsparse")
-NAMES = [
-    pytest.param(case, profile, id=f"{profile}-{case['id']}")
-    for case in CASES
-    for profile in case["profiles"]
-]
+NAMES = [pytest.param(case, profile, id=f"{profile}-{case['id']}") for case in CASES for profile in case["profiles"]]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -35,9 +35,7 @@ def test_scatter_sum(ts21, shape, dim, device):
     along = index.view([7 if axis == dim % len(shape) else 1 for axis in range(len(shape))])
     x = src.clone().to(device).requires_grad_()
     y = scatter_sum(x, index.to(device), dim)
-    torch.testing.assert_close(
-        y.cpu(), torch.from_numpy(summed(src.numpy(), along.numpy(), dim, 5))
-    )
+    torch.testing.assert_close(y.cpu(), torch.from_numpy(summed(src.numpy(), along.numpy(), dim, 5)))
     up = torch.randn_like(y)
     y.backward(up)
     wanted = up.cpu().index_select(dim, index)
@@ -64,9 +62,10 @@ def test_scatter_sum_at_its_edges(ts21):
     for index, more, error in (
         (torch.tensor([0, 3]), {"dim_size": 3}, ValueError),
         (torch.tensor([0, -1]), {}, ValueError),
-        (torch.tensor([0, 1, 2]), {}, ValueError), (torch.tensor([0.0, 1.0]), {}, TypeError),
+        (torch.tensor([0, 1, 2]), {}, ValueError),
+        (torch.tensor([0.0, 1.0]), {}, TypeError),
         (torch.tensor([0, 1]), {"out": torch.zeros(2, 3)}, ValueError),
-    ):  # fmt: skip
+    ):
         with pytest.raises(error):
             scatter_sum(torch.zeros(2, 2), index, 0, **more)
 
@@ -141,10 +140,7 @@ def test_coordinates_by_name(ts, name):
         given = {"kernel_size": 3, "spatial_range": (2, 40, 40, 40)}
         made = F.spupsample_generative(**{name: coords}, **given)
         assert torch.equal(made, F.spupsample_generative(coords, 2, 3, 0, (2, 40, 40, 40)))
-    for call in (
-        lambda: F.spdownsample(coords, **{name: coords}),
-        lambda: F.spdownsample(stride=2),
-    ):
+    for call in (lambda: F.spdownsample(coords, **{name: coords}), lambda: F.spdownsample(stride=2)):
         with pytest.raises(TypeError):
             call()
 

@@ -39,9 +39,7 @@ def test_values(lane, kernel, stride, dtype):
         feats = torch.randn(len(coords), 3).to(dtype)
         weight = weights(triple(kernel), 3, 17, torch.float32).to(dtype)
         sites = oracle.to_sites(coords, "2.1")
-        out, triples = oracle.layer(
-            sites, triple(kernel), triple(stride), (0, 0, 0), (1, 1, 1), "2.1"
-        )
+        out, triples = oracle.layer(sites, triple(kernel), triple(stride), (0, 0, 0), (1, 1, 1), "2.1")
         leaves = [t.clone().requires_grad_() for t in (feats, weight)]
         want = oracle.product(*leaves, None, triples, len(out))
         want.sum().backward()

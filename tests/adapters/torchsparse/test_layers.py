@@ -34,10 +34,10 @@ def test_attributes(ts):
     assert list(ts.nn.Conv3d(4, 6).state_dict()) == ["kernel"]
 
 
-@pytest.mark.parametrize("kernel, stride, shape", [
-    (3, 1, (27, 4, 6)), (1, 1, (4, 6)), (1, 2, None), ((3, 1, 2), (1, 2, 1), (6, 4, 6)),
-    (2, 2, (8, 4, 6)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kernel, stride, shape",
+    [(3, 1, (27, 4, 6)), (1, 1, (4, 6)), (1, 2, None), ((3, 1, 2), (1, 2, 1), (6, 4, 6)), (2, 2, (8, 4, 6))],
+)
 def test_kernel_shapes(ts, kernel, stride, shape):
     if shape is None:  # a strided layer of one offset is a matrix up to 2.0, a stack of one in 2.1
         shape = (1, 4, 6) if ts.release == "2.1" else (4, 6)
@@ -112,9 +112,7 @@ def test_initial_weights(ts):
 
 def test_text(ts):
     conv = ts.nn.Conv3d(4, 6, 3, stride=2, transposed=True)
-    assert repr(conv) == (
-        "Conv3d(4, 6, kernel_size=(3, 3, 3), stride=(2, 2, 2), bias=False, transposed=True)"
-    )
+    assert repr(conv) == ("Conv3d(4, 6, kernel_size=(3, 3, 3), stride=(2, 2, 2), bias=False, transposed=True)")
     assert repr(ts.nn.Conv3d(4, 6, 1, bias=True)) == "Conv3d(4, 6, kernel_size=(1, 1, 1))"
 
 
@@ -178,7 +176,7 @@ def test_bad_input(ts):
         (lambda: nn_.Conv3d(4, 6, (3, 3)), AssertionError, "3 numbers"),
         (lambda: nn_.functional.conv3d(x, conv.kernel, 3, torch.ones(5)), ValueError, "bias"),
         (lambda: nn_.Conv3d(4, 6, 41)(x), OverflowError, "68921 offsets"),
-    ]  # fmt: skip
+    ]
     for call, kind, text in wrong:
         with pytest.raises(kind, match=text) as caught:
             call()
@@ -211,18 +209,9 @@ def test_configuration_objects(ts21):
     from torchsparse.nn.functional.conv.utils.collections import AttributeDict
 
     default = F.conv_config.get_default_conv_config()
-    assert (
-        F.get_default_conv_config() is default
-        and default is F.conv_config.get_default_conv_config()
-    )
+    assert F.get_default_conv_config() is default and default is F.conv_config.get_default_conv_config()
     assert default.kmap_mode == default["kmap_mode"] == "hashmap_on_the_fly"
-    assert set(default) >= {
-        "dataflow",
-        "ifsort",
-        "split_mask_num",
-        "split_mask_num_bwd",
-        "FOD_fusion",
-    }
+    assert set(default) >= {"dataflow", "ifsort", "split_mask_num", "split_mask_num_bwd", "FOD_fusion"}
     copied = default.copy()
     copied.ifsort = True
     assert isinstance(copied, AttributeDict) and default.ifsort is False

@@ -18,9 +18,9 @@ def batch_of(ts, x):
     return x.C[:, 0 if ts.release == "2.1" else 3]
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"affine": False}, {"momentum": None, "eps": 1e-2}, {"track_running_stats": False},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{}, {"affine": False}, {"momentum": None, "eps": 1e-2}, {"track_running_stats": False}], ids=str
+)
 def test_batch_norm_is_torchs(ts, options):
     x, ours, theirs = tensor(ts), ts.nn.BatchNorm(6, **options), nn.BatchNorm1d(6, **options)
     assert isinstance(ours, nn.BatchNorm1d)
@@ -70,24 +70,18 @@ def test_group_norm(ts, groups, device):
     want = torch.zeros_like(twin)
     for item in range(4):
         rows = (batch_of(ts, x) == item).nonzero().squeeze(1)
-        part = nn.functional.group_norm(
-            twin[rows].t().unsqueeze(0), groups, layer.weight, layer.bias, layer.eps
-        )
+        part = nn.functional.group_norm(twin[rows].t().unsqueeze(0), groups, layer.weight, layer.bias, layer.eps)
         want = want.index_copy(0, rows, part[0].t())
     checks.assert_close(y.F, want, torch.float64)
     up = torch.randn_like(want)
     got = torch.autograd.grad(y.F, [x.F, layer.weight, layer.bias], up)
-    for one, other in zip(
-        got, torch.autograd.grad(want, [twin, layer.weight, layer.bias], up), strict=True
-    ):
+    for one, other in zip(got, torch.autograd.grad(want, [twin, layer.weight, layer.bias], up), strict=True):
         checks.assert_close(one, other, torch.float64)
 
 
 def test_norms_of_bad_tensors(ts):
     layer = ts.nn.GroupNorm(2, 6)
-    assert layer(
-        ts.SparseTensor(torch.zeros(0, 6), torch.zeros(0, 4, dtype=torch.int32))
-    ).F.shape == (0, 6)
+    assert layer(ts.SparseTensor(torch.zeros(0, 6), torch.zeros(0, 4, dtype=torch.int32))).F.shape == (0, 6)
     with pytest.raises(ValueError, match="channels"):
         layer(tensor(ts, 4))
     x = tensor(ts)
@@ -111,9 +105,7 @@ def test_instance_norm(ts21):
     x = tensor(ts21)
     with pytest.warns(UserWarning, match="num_features"):
         y = ts21.nn.InstanceNorm(6)(x)
-    want = (x.F - x.F.mean(1, keepdim=True)) / (
-        x.F.var(1, correction=0, keepdim=True) + 1e-5
-    ).sqrt()
+    want = (x.F - x.F.mean(1, keepdim=True)) / (x.F.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(y.F, want)
     with pytest.raises(ValueError, match=r"channels|num_features"):
         ts21.nn.InstanceNorm(6, affine=True)(x)
@@ -180,8 +172,11 @@ def test_dense_bev_convolution(ts, dim, stride):
     x = ts.SparseTensor(torch.randn(len(coords), 4), coords, stride)
     layer = ts.nn.ToDenseBEVConvolution(4, 3, shape, offset, dim, bias=True)
     assert {k: tuple(v.shape) for k, v in layer.state_dict().items()} == {
-        "kernel": (shape[dim], 4, 3), "bias": (1, 3), "offset": (1, 4), "shape": (3,),
-    }  # fmt: skip
+        "kernel": (shape[dim], 4, 3),
+        "bias": (1, 3),
+        "offset": (1, 4),
+        "shape": (3,),
+    }
     nn.init.normal_(layer.bias)
     u, v = (a for a in range(3) if a != dim)
     want = torch.zeros(2, 3, shape[u], shape[v])
@@ -215,9 +210,7 @@ def test_height_compression(ts, dim):
 def test_layers_that_never_worked(ts):
     x = tensor(ts, 4)
     reduction, convolution = ts.nn.ToBEVReduction(), ts.nn.ToBEVConvolution(4, 3, 5, bias=True)
-    assert {k: tuple(v.shape) for k, v in convolution.state_dict().items()} == {
-        "kernel": (5, 4, 3), "bias": (1, 3),
-    }  # fmt: skip
+    assert {k: tuple(v.shape) for k, v in convolution.state_dict().items()} == {"kernel": (5, 4, 3), "bias": (1, 3)}
     for layer in (reduction, convolution):
         assert repr(layer)
         with pytest.raises(UnsupportedError, match="every release of torchsparse"):

@@ -34,9 +34,8 @@ def run(module, release):
     torch.manual_seed(3)
     nn = module.nn
     net = torch.nn.Sequential(
-        nn.Conv3d(4, 4, 3), nn.BatchNorm(4), nn.Conv3d(4, 5, 2, stride=2),
-        nn.Conv3d(5, 4, 2, stride=2, transposed=True),
-    )  # fmt: skip
+        nn.Conv3d(4, 4, 3), nn.BatchNorm(4), nn.Conv3d(4, 5, 2, stride=2), nn.Conv3d(5, 4, 2, stride=2, transposed=True)
+    )
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     coords = points(release)
@@ -70,19 +69,12 @@ def test_an_installed_torchsparse_computes_as_the_stand_in_does(site, version):
     assert set(caches.cmaps) == {(1, 1, 1), (2, 2, 2)} and len(caches.kmaps) == 2
     F = torchsparse.nn.functional
     keys = F.sphash(points(release))
-    assert keys.dtype == torch.int64 and F.sphashquery(keys, keys).tolist() == list(
-        range(len(keys))
-    )
+    assert keys.dtype == torch.int64 and F.sphashquery(keys, keys).tolist() == list(range(len(keys)))
     assert F.spcount(torch.tensor([1], dtype=torch.int32), 2).tolist() == [0, 1]
     dense = release == "2.1"
     if dense:
-        x = torchsparse.SparseTensor(
-            torch.ones(1, 2), torch.zeros(1, 4, dtype=torch.int32), 1, (1, 1, 1, 2)
-        )
-        assert (
-            x.dense().tolist()
-            == torchsparse.utils.to_dense(x.feats, x.coords, (1, 1, 1, 2)).tolist()
-        )
+        x = torchsparse.SparseTensor(torch.ones(1, 2), torch.zeros(1, 4, dtype=torch.int32), 1, (1, 1, 1, 2))
+        assert x.dense().tolist() == torchsparse.utils.to_dense(x.feats, x.coords, (1, 1, 1, 2)).tolist()
         assert x.dense().tolist() == [[[[[1.0, 1.0], [0.0, 0.0]]]]]
     handle.disable()
     assert torchsparse.nn.functional.conv3d is untouched
@@ -104,10 +96,7 @@ def test_grid_mode_runs_in_the_original(site):
         assert F.conv3d(x, torch.zeros(27, 4, 4), 3, **options).feats.shape == (len(coords), 4)
         counted = handle.report().layers["torchsparse"]["Conv3d"]
         assert counted.bridged == 1 and sum(counted.original.values()) == 1
-    with (
-        sparse_bridge.enable("torchsparse", strict=True),
-        pytest.raises(UnsupportedError, match="grid"),
-    ):
+    with sparse_bridge.enable("torchsparse", strict=True), pytest.raises(UnsupportedError, match="grid"):
         options["kmap_mode"] = "grid"
         F.conv3d(x, torch.zeros(27, 4, 4), 3, **options)
 
@@ -117,10 +106,7 @@ def test_profiles_that_contradict_the_installation(site, monkeypatch):
     importlib.invalidate_caches()
     with pytest.raises(LifecycleError, match=r"profile '2.1' was asked for, but torchsparse 1.4.0"):
         sparse_bridge.enable("torchsparse", profile="2.1")
-    with (
-        settings.override(torchsparse_profile="2.0"),
-        pytest.raises(LifecycleError, match=r"'2.0' was asked for"),
-    ):
+    with settings.override(torchsparse_profile="2.0"), pytest.raises(LifecycleError, match=r"'2.0' was asked for"):
         sparse_bridge.enable("torchsparse")
     sparse_bridge.enable("torchsparse", profile="1.4").disable()
 

@@ -150,10 +150,7 @@ def test_hash_table_of_coordinates(ts21, device):
             want = torch.zeros(128, volume, dtype=torch.int32)
             for i, (b, *p) in enumerate(queries.tolist()):
                 for v, t in enumerate(oracle.offsets_of(kernel)):
-                    q = (
-                        c * s + o - (k - 1) // 2
-                        for c, s, o, k in zip(p, stride, t, kernel, strict=True)
-                    )
+                    q = (c * s + o - (k - 1) // 2 for c, s, o, k in zip(p, stride, t, kernel, strict=True))
                     want[i, v] = row_of.get((b, *q), -1) + 1
             assert torch.equal(found.cpu(), want)
     with pytest.raises(ValueError, match="27 offsets, not 8"):

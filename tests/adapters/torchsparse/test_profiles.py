@@ -104,10 +104,7 @@ def test_wrong_profiles():
     with pytest.raises(SettingError, match="spconv has no profiles"):
         sparse_bridge.enable("spconv", profile="2.1")
     with speaking("2.1"):
-        with (
-            sparse_bridge.enable("torchsparse"),
-            sparse_bridge.enable("torchsparse", profile="2.1"),
-        ):
+        with sparse_bridge.enable("torchsparse"), sparse_bridge.enable("torchsparse", profile="2.1"):
             pass
         with pytest.raises(LifecycleError, match=r"with profile '2\.1', not '1\.4'"):
             sparse_bridge.enable("torchsparse", profile="1.4")
@@ -133,15 +130,26 @@ def test_probing_for_the_package():
         assert spec is not None and spec.origin.endswith("__init__.py")
         assert ts.__spec__.name == "torchsparse"
         for name in (
-            "torchsparse.nn.functional.devoxelize", "torchsparse.nn.functional.conv.conv_config",
-            "torchsparse.nn.functional.conv.utils.collections", "torchsparse.utils.quantize",
-            "torchsparse.utils.collate", "torchsparse.utils.tensor_cache", "torchsparse.utils.tune",
-            "torchsparse.tensor", "torchsparse.operators", "torchsparse.backbones.resnet",
-            "torchsparse.backend", "torchsparse.backends", "torchsparse.nn.modules.conv",
-            "torchsparse.nn.functional.voxelize", "torchsparse.nn.functional.query",
-            "torchsparse.nn.functional.hash", "torchsparse.nn.functional.count",
-            "torchsparse.nn.functional.downsample", "torchsparse.nn.utils.kernel",
-        ):  # fmt: skip
+            "torchsparse.nn.functional.devoxelize",
+            "torchsparse.nn.functional.conv.conv_config",
+            "torchsparse.nn.functional.conv.utils.collections",
+            "torchsparse.utils.quantize",
+            "torchsparse.utils.collate",
+            "torchsparse.utils.tensor_cache",
+            "torchsparse.utils.tune",
+            "torchsparse.tensor",
+            "torchsparse.operators",
+            "torchsparse.backbones.resnet",
+            "torchsparse.backend",
+            "torchsparse.backends",
+            "torchsparse.nn.modules.conv",
+            "torchsparse.nn.functional.voxelize",
+            "torchsparse.nn.functional.query",
+            "torchsparse.nn.functional.hash",
+            "torchsparse.nn.functional.count",
+            "torchsparse.nn.functional.downsample",
+            "torchsparse.nn.utils.kernel",
+        ):
             module = importlib.import_module(name)
             assert all(hasattr(module, listed) for listed in getattr(module, "__all__", ()))
         with pytest.raises(ImportError, match="stand-in"):
@@ -195,9 +203,7 @@ def test_layers_are_counted():
     with speaking("2.1") as ts:
         before = sparse_bridge.report().layers.get("torchsparse", {})
         x = sample(ts, "2.1")
-        y = ts.nn.Conv3d(4, 4, 2, 2, transposed=True)(
-            ts.nn.Conv3d(4, 4, 2, 2)(ts.nn.Conv3d(4, 4, 1)(x))
-        )
+        y = ts.nn.Conv3d(4, 4, 2, 2, transposed=True)(ts.nn.Conv3d(4, 4, 2, 2)(ts.nn.Conv3d(4, 4, 1)(x)))
         ts.nn.GlobalAvgPool()(y)
         now = sparse_bridge.report().layers["torchsparse"]
         for layer in ("Conv3d", "Conv3d transposed", "Conv3d 1x1x1", "GlobalAvgPool"):

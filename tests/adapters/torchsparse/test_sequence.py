@@ -35,9 +35,16 @@ def network(ts):
     torch.manual_seed(0)
     L = ts.nn
     layers = [
-        L.Conv3d(6, 8, 3), L.BatchNorm(8), L.ReLU(True), L.Conv3d(8, 8, 1), L.BatchNorm(8),
-        L.LeakyReLU(0.1), L.Conv3d(8, 4, 2, 2, bias=True), L.BatchNorm(4), L.BatchNorm(4),
-    ]  # fmt: skip
+        L.Conv3d(6, 8, 3),
+        L.BatchNorm(8),
+        L.ReLU(True),
+        L.Conv3d(8, 8, 1),
+        L.BatchNorm(8),
+        L.LeakyReLU(0.1),
+        L.Conv3d(8, 4, 2, 2, bias=True),
+        L.BatchNorm(4),
+        L.BatchNorm(4),
+    ]
     net = nn.Sequential(*layers)
     for _ in range(3):  # statistics that mean something
         net(tensor(ts))
@@ -121,8 +128,7 @@ def _activation(net, ts):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [_hook, _replaced, _replaced_convolution, _subclass, _subclass_convolution, _activation],
+    "change", [_hook, _replaced, _replaced_convolution, _subclass, _subclass_convolution, _activation]
 )
 def test_whoever_watches_or_replaces_a_layer_sees_it_run(ts, change):
     net = network(ts)
@@ -159,10 +165,7 @@ def test_other_containers_are_as_ever():
     before = nn.Sequential.forward
     with speaking(None):
         assert nn.Sequential.forward is not before
-        net, x = (
-            nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()).eval(),
-            torch.ones(2, 3),
-        )
+        net, x = (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()).eval(), torch.ones(2, 3))
         want = before(net, x)
         with torch.no_grad():
             assert torch.equal(net(x), want)

@@ -22,9 +22,16 @@ from .test_conv import points
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "torchsparse.md"
 GEOMETRY = {
-    "bias", "transposed", "padding", "generative", "kernel_size", "stride", "spatial_range",
-    "tensor_stride", "kmap",
-}  # fmt: skip
+    "bias",
+    "transposed",
+    "padding",
+    "generative",
+    "kernel_size",
+    "stride",
+    "spatial_range",
+    "tensor_stride",
+    "kmap",
+}
 
 
 def listed():
@@ -49,8 +56,7 @@ def existing(ts):
         found |= {name for name in vars(module) if name.startswith("set_")}
     entries = [e for e in table.entries("torchsparse", "2.1") if e.module == "torchsparse.backends"]
     found |= {f"backends.{e.name}" for e in entries if e.name not in ("", "init")}
-    found |= {f"backends.{name}" for name, value in vars(ts.backends).items()
-              if isinstance(value, (bool, int, float))}  # fmt: skip
+    found |= {f"backends.{name}" for name, value in vars(ts.backends).items() if isinstance(value, (bool, int, float))}
     arguments = {
         "Conv3d": {name for names in signatures._LAYER.values() for name in names},
         "conv3d": {name for names in signatures._FUNCTION.values() for name in names},
@@ -59,9 +65,7 @@ def existing(ts):
         "GPUHashTable": set(inspect.signature(ts.backend.GPUHashTable).parameters),
     }
     for function, names in arguments.items():
-        chosen = names - GEOMETRY | (
-            {"generative"} & names if function.startswith("build") else set()
-        )
+        chosen = names - GEOMETRY | ({"generative"} & names if function.startswith("build") else set())
         found |= {f"{function}({name}=)" for name in chosen}
     return found | {"tune"}
 
@@ -102,18 +106,15 @@ def config_of(ts, **fields):
 
 # What has no meaning: other values than the defaults.
 FIELDS = {
-    "ifsort": [True], "split_mask_num": [3], "split_mask_num_bwd": [1], "epsilon": [0.5],
-    "mm_thresh": [1000], "FOD_fusion": [False],
-}  # fmt: skip
-SETTERS = {
-    "set_conv_mode": [1, 2],
-    "set_kmap_mode": ["hashmap"],
-    "set_downsample_mode": ["minkowski"],
+    "ifsort": [True],
+    "split_mask_num": [3],
+    "split_mask_num_bwd": [1],
+    "epsilon": [0.5],
+    "mm_thresh": [1000],
+    "FOD_fusion": [False],
 }
-BACKENDS = {
-    "hash_rsv_ratio": [2, 8], "benchmark": [True], "allow_fp16": [False, True],
-    "device_capability": [700],
-}  # fmt: skip
+SETTERS = {"set_conv_mode": [1, 2], "set_kmap_mode": ["hashmap"], "set_downsample_mode": ["minkowski"]}
+BACKENDS = {"hash_rsv_ratio": [2, 8], "benchmark": [True], "allow_fp16": [False, True], "device_capability": [700]}
 
 
 def neutral(ts, run, name):
@@ -135,8 +136,7 @@ def neutral(ts, run, name):
         yield run()
         ts.tensor.set_allow_negative_coordinates(False)
     elif name in SETTERS:
-        default = {"set_conv_mode": 0, "set_kmap_mode": "hashmap_on_the_fly",
-                   "set_downsample_mode": "spconv"}  # fmt: skip
+        default = {"set_conv_mode": 0, "set_kmap_mode": "hashmap_on_the_fly", "set_downsample_mode": "spconv"}
         for value in SETTERS[name]:
             getattr(F, name)(value)
             yield run()
@@ -203,8 +203,7 @@ def test_no_meaning_in_2_0(name):
         x, weight = torch.randn(len(coords), 2), torch.randn(27, 2, 2)
         assert listed()[name] == "no meaning"
         one, other = (
-            ts.nn.functional.conv3d(ts.SparseTensor(x, coords), weight, 3, **more).F
-            for more in ({}, {name[7:-2]: 1})
+            ts.nn.functional.conv3d(ts.SparseTensor(x, coords), weight, 3, **more).F for more in ({}, {name[7:-2]: 1})
         )
         assert torch.equal(one, other)
         config = ts.nn.Conv3d(2, 2, 3).config
@@ -230,9 +229,7 @@ def _global_config(ts, run):
 def _layer_config(ts, run):
     coords = points("2.1", seed=3)
     x = [ts.SparseTensor(torch.ones(len(coords), 1), coords) for _ in range(2)]
-    layers = [
-        ts.nn.Conv3d(1, 1, 3, 2, config=c) for c in (None, config_of(ts, kmap_mode="hashmap"))
-    ]
+    layers = [ts.nn.Conv3d(1, 1, 3, 2, config=c) for c in (None, config_of(ts, kmap_mode="hashmap"))]
     layers[1].load_state_dict(layers[0].state_dict())
     ys = [layer(one) for layer, one in zip(layers, x, strict=True)]
     assert not torch.equal(ys[0].F, ys[1].F)
@@ -290,15 +287,12 @@ def _map_rule(ts, run):
 def _generative_map(ts, run):
     F, coords = ts.nn.functional, points("2.1", seed=2)
     ranges, config = (2, 40, 40, 40), config_of(ts, kmap_mode="hashmap")
-    kmap = F.build_kernel_map(
-        coords, len(coords), 3, 2, spatial_range=ranges, mode="hashmap", generative=True
-    )
+    kmap = F.build_kernel_map(coords, len(coords), 3, 2, spatial_range=ranges, mode="hashmap", generative=True)
     x = torch.randn(len(coords), 2)
     weight = torch.randn(27, 2, 3)
     y = F.conv3d(
-        ts.SparseTensor(x, coords, 2, ranges), weight, 3, stride=2, config=config, transposed=True,
-        generative=True,
-    )  # fmt: skip
+        ts.SparseTensor(x, coords, 2, ranges), weight, 3, stride=2, config=config, transposed=True, generative=True
+    )
     assert torch.equal(kmap["coords"], y.C) and kmap["sizes"] == (len(coords), len(y.C))
     want = torch.zeros(len(y.C), 3)
     for v, column in enumerate(kmap["out_in_map"][: len(y.C)].t().long()):
@@ -330,17 +324,22 @@ def test_effects(ts21, run, name):
 def test_refusals(ts21, run):
     F, coords = ts21.nn.functional, points("2.1")
     for fields in (
-        {"kmap_mode": "grid"}, {"downsample_mode": "dense"}, {"dataflow": F.Dataflow.CodedCSR},
+        {"kmap_mode": "grid"},
+        {"downsample_mode": "dense"},
+        {"dataflow": F.Dataflow.CodedCSR},
         {"dataflow": "fast"},
-    ):  # fmt: skip
+    ):
         with pytest.raises((AssertionError, ValueError)) as caught:
             run(config=config_of(ts21, **fields))
         assert isinstance(caught.value, SparseBridgeError)
     for given in (
-        {"mode": "grid"}, {"mode": "tree"}, {"downsample_mode": "dense"},
-        {"dataflow": F.Dataflow.CodedCSR}, {"generative": True},
+        {"mode": "grid"},
+        {"mode": "tree"},
+        {"downsample_mode": "dense"},
+        {"dataflow": F.Dataflow.CodedCSR},
+        {"generative": True},
         {"generative": True, "mode": "hashmap_on_the_fly", "spatial_range": (2, 9, 9, 9)},
-    ):  # fmt: skip
+    ):
         with pytest.raises((AssertionError, ValueError, NotImplementedError)):
             F.build_kernel_map(coords, len(coords), 3, 2, **given)
     with pytest.raises(AssertionError, match="expected one of spconv, minkowski"):
@@ -353,9 +352,7 @@ def test_refusals(ts21, run):
         x = old.SparseTensor(torch.ones(2, 1), torch.tensor([[0, 0, 0, 0], [1, 1, 1, 0]]).int())
         with pytest.raises(NotImplementedError, match="grid"):
             old.nn.functional.conv3d(x, torch.ones(27, 1, 1), 3, kmap_mode="grid")
-    assert [name for name, state in listed().items() if state == "refused"] == [
-        "conv3d(kmap_mode=)"
-    ]
+    assert [name for name, state in listed().items() if state == "refused"] == ["conv3d(kmap_mode=)"]
 
 
 def test_setters_say_that_they_change_nothing(ts21, caplog):

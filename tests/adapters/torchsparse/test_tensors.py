@@ -117,10 +117,7 @@ def test_cat(ts):
 def test_generative_add(ts21):
     a, b = points("2.1", seed=1), points("2.1", seed=2, share=0.5)
     twice = torch.cat([a, a[:3]])
-    fa, fb = (
-        torch.randn(len(twice), 3, requires_grad=True),
-        torch.randn(len(b), 3, requires_grad=True),
-    )
+    fa, fb = (torch.randn(len(twice), 3, requires_grad=True), torch.randn(len(b), 3, requires_grad=True))
     x, y = ts21.SparseTensor(fa, twice), ts21.SparseTensor(fb, b, 2, (2, 6, 5, 7))
     assert len(b) > len(twice)
     out = ts21.generative_add(x, y)
@@ -129,9 +126,7 @@ def test_generative_add(ts21):
         want[tuple(row)] = want.get(tuple(row), 0) + feat
     assert [tuple(row) for row in out.C.tolist()] == sorted(want)
     torch.testing.assert_close(out.F, torch.stack([want[k] for k in sorted(want)]))
-    assert (
-        out.stride == (2, 2, 2) and out._caches is y._caches and out.spatial_range == (2, 6, 5, 7)
-    )
+    assert out.stride == (2, 2, 2) and out._caches is y._caches and out.spatial_range == (2, 6, 5, 7)
     out.F.sum().backward()
     assert torch.equal(fa.grad, torch.ones_like(fa)) and torch.equal(fb.grad, torch.ones_like(fb))
     assert ts21.operators.generative_add is ts21.generative_add
@@ -157,9 +152,7 @@ def test_dense(ts21, device):
     again = torch.cat([coords, coords[:2]])
     values = torch.cat([feats.detach(), torch.full((2, 3), 9.0, device=device)])
     twice = to_dense(values, again, (3, 7, 5, 8))
-    assert torch.equal(twice[b[:2], x[:2], y[:2], z[:2]], values[-2:]), (
-        "the last of equal rows stays"
-    )
+    assert torch.equal(twice[b[:2], x[:2], y[:2], z[:2]], values[-2:]), "the last of equal rows stays"
     assert not to_dense(feats[:0], coords[:0], (1, 2, 2, 2)).any()
 
 
@@ -207,9 +200,7 @@ def test_collate(ts, as_numpy):
     wide = [ts.SparseTensor(x.feats, x.coords.long(), 2) for x, _ in made]
     assert ts.utils.collate.sparse_collate(wide).C.dtype == torch.int64
     with pytest.raises(AssertionError, match="stride"):
-        ts.utils.collate.sparse_collate(
-            [made[0][0], ts.SparseTensor(torch.ones(1, 2), torch.zeros(1, 3))]
-        )
+        ts.utils.collate.sparse_collate([made[0][0], ts.SparseTensor(torch.ones(1, 2), torch.zeros(1, 3))])
     with pytest.raises(AssertionError, match="no samples"):
         ts.utils.collate.sparse_collate([])
     with pytest.raises(AssertionError, match="list coordinates"):
@@ -235,9 +226,7 @@ def test_quantize():
         with speaking(release) as ts:
             quantize = ts.utils.quantize.sparse_quantize
             for size in (1, 0.5, (0.5, 1, 0.25)):
-                coords, index, inverse = quantize(
-                    cloud, size, return_index=True, return_inverse=True
-                )
+                coords, index, inverse = quantize(cloud, size, return_index=True, return_inverse=True)
                 cells = np.floor(cloud / np.array(size)).astype(np.int32)
                 seen = {}
                 for i, cell in enumerate(cells.tolist()):
@@ -280,12 +269,7 @@ def test_kernel_offsets(ts):
     offsets = ts.nn.utils.get_kernel_offsets
     assert offsets(2).tolist() == [[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)]
     third = offsets(3)
-    assert third.dtype == torch.int32 and third[:4].tolist() == [
-        [-1, -1, -1],
-        [0, -1, -1],
-        [1, -1, -1],
-        [-1, 0, -1],
-    ]
+    assert third.dtype == torch.int32 and third[:4].tolist() == [[-1, -1, -1], [0, -1, -1], [1, -1, -1], [-1, 0, -1]]
     assert offsets((1, 1, 4)).tolist() == [[0, 0, n] for n in (-1, 0, 1, 2)]
     assert offsets(2, (2, 4, 8), 3)[-1].tolist() == [6, 12, 24]
     assert offsets((3, 1, 2))[:3].tolist() == [[-1, 0, 0], [-1, 0, 1], [0, 0, 0]]

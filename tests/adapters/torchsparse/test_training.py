@@ -21,10 +21,14 @@ from .test_conv import points
 def network(ts):
     spnn = ts.nn
     return nn.Sequential(
-        spnn.Conv3d(4, 6, 3, bias=True), spnn.BatchNorm(6), spnn.ReLU(True),
-        spnn.Conv3d(6, 6, 2, stride=2), spnn.BatchNorm(6),
-        spnn.Conv3d(6, 5, 2, stride=2, transposed=True), spnn.Conv3d(5, 3, 1, bias=True),
-    )  # fmt: skip
+        spnn.Conv3d(4, 6, 3, bias=True),
+        spnn.BatchNorm(6),
+        spnn.ReLU(True),
+        spnn.Conv3d(6, 6, 2, stride=2),
+        spnn.BatchNorm(6),
+        spnn.Conv3d(6, 5, 2, stride=2, transposed=True),
+        spnn.Conv3d(5, 3, 1, bias=True),
+    )
 
 
 def tensor(ts, dtype=torch.float32, device="cpu", channels=4, seed=0):
@@ -146,11 +150,7 @@ def test_autocast(ts, dtype, device):
     want = twin(ts.SparseTensor(want_leaf, x.C))
     want.F.square().sum().backward()
     limit = 0.05 if dtype == torch.float16 else 0.2
-    for got, other in (
-        (y.F, want.F),
-        (leaf.grad, want_leaf.grad),
-        (net[0].kernel.grad, twin[0].kernel.grad),
-    ):
+    for got, other in ((y.F, want.F), (leaf.grad, want_leaf.grad), (net[0].kernel.grad, twin[0].kernel.grad)):
         error = (got.float() - other).pow(2).mean().sqrt() / other.pow(2).mean().sqrt()
         assert error < limit
 
@@ -278,14 +278,10 @@ def test_collating_in_loader_workers(ts):
     from torch.utils.data import DataLoader
 
     coords = points(ts.release)[:, 1:] if ts.release == "2.1" else points(ts.release)[:, :3]
-    data = [
-        {"x": ts.SparseTensor(torch.randn(4, 2).numpy(), coords[i : i + 4].numpy())}
-        for i in range(4)
-    ]
+    data = [{"x": ts.SparseTensor(torch.randn(4, 2).numpy(), coords[i : i + 4].numpy())} for i in range(4)]
     loader = DataLoader(
-        data, batch_size=2, num_workers=1, collate_fn=ts.utils.collate.sparse_collate_fn,
-        multiprocessing_context="fork",
-    )  # fmt: skip
+        data, batch_size=2, num_workers=1, collate_fn=ts.utils.collate.sparse_collate_fn, multiprocessing_context="fork"
+    )
     batches = [batch["x"] for batch in loader]
     assert len(batches) == 2 and all(b.C.shape == (8, 4) for b in batches)
     column = batches[0].C[:, 0 if ts.release == "2.1" else 3]

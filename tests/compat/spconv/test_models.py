@@ -54,9 +54,7 @@ def test_second_halves_the_height_as_published(library):
     scene = blob((48, 40, 41), 4)
     _, network, result = run("second", scene, grid_size=(48, 40, 40))
     stages = result["multi_scale_3d_features"].values()
-    assert [x.spatial_shape for x in stages] == [
-        [41, 40, 48], [21, 20, 24], [11, 10, 12], [5, 5, 6],
-    ]  # fmt: skip
+    assert [x.spatial_shape for x in stages] == [[41, 40, 48], [21, 20, 24], [11, 10, 12], [5, 5, 6]]
     assert result["encoded_spconv_tensor"].spatial_shape == [2, 5, 6]
     assert result["spatial_features"].shape == (2, 256, 5, 6)
     result["spatial_features"].square().mean().backward()
@@ -93,9 +91,7 @@ def test_voxelnext_sums_three_strides_in_one_plane(library):
     module, _, result = run("voxelnext", scene, grid_size=(64, 64, 40), groups=(1, 2))
     x = result["encoded_spconv_tensor"]
     assert x.spatial_shape == [8, 8] and len(torch.unique(x.indices, dim=0)) == len(x.indices)
-    assert [sorted(task) for task in result["pred_dicts"]] == [
-        ["center", "center_z", "dim", "hm", "rot", "vel"]
-    ] * 2
+    assert [sorted(task) for task in result["pred_dicts"]] == [["center", "center_z", "dim", "hm", "rot", "vel"]] * 2
     assert all(len(one) == len(x.indices) for one in module.outputs(result))
 
 
@@ -139,9 +135,13 @@ def test_trellis2_grows_where_it_predicts(library):
 
 def test_a_step_of_the_flow_keeps_rows_and_the_decoder_splits_them(library):
     options = {
-        "model_channels": 128, "io_channels": 16, "cond_channels": 24, "num_blocks": 1,
-        "decoder_channels": 256, "decoder_blocks": 1,
-    }  # fmt: skip
+        "model_channels": 128,
+        "io_channels": 16,
+        "cond_channels": 24,
+        "num_blocks": 1,
+        "decoder_channels": 256,
+        "decoder_blocks": 1,
+    }
     scene = blob((16, 16, 16), 8, rows=40)
     torch.manual_seed(0)
     module = module_of("sam3d_objects")
@@ -155,10 +155,17 @@ def test_a_step_of_the_flow_keeps_rows_and_the_decoder_splits_them(library):
 
 def test_skinning_weights_of_every_vertex_sum_to_one(library):
     options = {
-        "enc_depths": (1, 2), "enc_channels": (8, 16), "enc_num_head": (2, 2), "feat_dim": 16,
-        "num_heads": 2, "mlp_dim": 8, "num_bone_attn": 1, "num_mesh_bone_attn": 1, "latents": 4,
+        "enc_depths": (1, 2),
+        "enc_channels": (8, 16),
+        "enc_num_head": (2, 2),
+        "feat_dim": 16,
+        "num_heads": 2,
+        "mlp_dim": 8,
+        "num_bone_attn": 1,
+        "num_mesh_bone_attn": 1,
+        "latents": 4,
         "patch_size": 16,
-    }  # fmt: skip
+    }
     scene = blob((16, 16, 16), 3)
     _, network, weights = run("unirig", scene, **options)
     assert weights.shape == (len(scene.coords), 12)
@@ -233,9 +240,7 @@ def test_cylinder3d_needs_first_generation_keys(library):
             layer.kernel_size = taken
             layer.weight.data = weight.reshape(len(weight), *taken, -1).contiguous()
     torch.testing.assert_close(twin(*arguments)["voxel_scores"], got)
-    other = module.build(
-        output_shape=(32, 32, 16), init_size=4, num_input_features=3, nclasses=5, modern=True
-    )
+    other = module.build(output_shape=(32, 32, 16), init_size=4, num_input_features=3, nclasses=5, modern=True)
     other.load_state_dict(network.state_dict())
     ported = other.double().eval()(*arguments)["voxel_scores"]
     assert not torch.allclose(ported, got)
@@ -248,18 +253,19 @@ COMPARED = {
     "voxelnext": ((64, 64, 41), 5, {"grid_size": (64, 64, 40), "groups": (1, 2)}),
     "lion": ((64, 64, 41), 5, {"sparse_shape": (41, 64, 64), "dim": 16, "layers": 2}),
     "sphereformer": ((64, 64, 32), 4, {"planes": (8, 12, 16)}),
-    "cylinder3d": ((64, 64, 32), 3, {
-        "modern": True, "output_shape": (480, 360, 32), "init_size": 4, "num_input_features": 3,
-    }),
+    "cylinder3d": (
+        (64, 64, 32),
+        3,
+        {"modern": True, "output_shape": (480, 360, 32), "init_size": 4, "num_input_features": 3},
+    ),
     "trellis2_vae": ((16, 16, 16), 6, {"model_channels": (16, 32), "num_blocks": (0, 1)}),
     "softgroup": ((64, 64, 64), 6, {"channels": 8, "num_blocks": 3}),
-}  # fmt: skip
+}
 QUICK = ("part_a2", "voxelnext", "sphereformer")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in COMPARED],
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in COMPARED]
 )
 def test_bridged_equals_native(loaded, one_thread, name):
     """Outputs and gradients in training mode, with the wheel's own kernels and with these."""
@@ -320,6 +326,4 @@ assert not any(count.original for count in layers.values())
 def test_models_run_on_the_standin():
     """Both generations' imports, an older key rule, and two frameworks in one model."""
     done = doors.python(STANDIN, SPARSE_BRIDGE_RULES="shared_keys")
-    assert done.split() == [
-        "second", "pointgroup", "neuralbody", "cylinder3d", "oneformer3d", "lidar_export",
-    ]  # fmt: skip
+    assert done.split() == ["second", "pointgroup", "neuralbody", "cylinder3d", "oneformer3d", "lidar_export"]

@@ -36,8 +36,7 @@ def answer(name, model):
 def stored(model, layout):
     """The state of a model as an older version would have saved it, without version notes."""
     return OrderedDict(
-        (key, SAVED[layout](value) if value.dim() == 5 else value.clone())
-        for key, value in model.state_dict().items()
+        (key, SAVED[layout](value) if value.dim() == 5 else value.clone()) for key, value in model.state_dict().items()
     )
 
 
@@ -142,7 +141,5 @@ def test_saving_can_be_taken_over(mmdet3d, library, monkeypatch):
     assert seen.count("SubMConv3d") == 8 and seen.count("SparseConv3d") == 4
     monkeypatch.undo()
     sst = module_of("sst")
-    monkeypatch.setattr(
-        library.SparseModule, "_save_to_state_dict", sst._save_to_state_dict, raising=False
-    )
+    monkeypatch.setattr(library.SparseModule, "_save_to_state_dict", sst._save_to_state_dict, raising=False)
     assert list(network("mmdet3d_encoder", 0).state_dict()) == list(plain)

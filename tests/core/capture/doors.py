@@ -90,9 +90,7 @@ class Network(nn.Module):
         torch.manual_seed(0)
         self.cat = layers.cat
         self.stem = layers.sequence(layers.conv(4, width, "a"), layers.norm(width), layers.relu())
-        self.down = layers.sequence(
-            layers.down(width, width, "d"), layers.norm(width), layers.relu()
-        )
+        self.down = layers.sequence(layers.down(width, width, "d"), layers.norm(width), layers.relu())
         self.deep = layers.conv(width, width, "b")
         self.up = layers.up(width, width, "d")
         self.head = layers.sequence(layers.norm(2 * width), layers.conv(2 * width, 4, "a"))

@@ -87,9 +87,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def doors(
-    voxels: Callable[[int], int] = lambda i: 80,
-) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
+def doors(voxels: Callable[[int], int] = lambda i: 80) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
     """(framework and network, the network, what makes a scene of number i).  voxels: of it."""
     every = cloud(_SHAPE, 1)
 
@@ -126,18 +124,14 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
     """Launches of maps do nothing but to be told of, and what the host reads says `rows`, or what
     the last scene had."""
 
-    def sizes(
-        self: Any, capacities: Any, read: Any, lengths: Any, own: Any = BatchedBuilder.sizes
-    ) -> Any:
+    def sizes(self: Any, capacities: Any, read: Any, lengths: Any, own: Any = BatchedBuilder.sizes) -> Any:
         counters: list[int] = []
         for place, length in zip(capacities, lengths, strict=True):
             found = self.last.rows[place] if rows is None else rows(self, place, capacities[place])
             counters += [-1, -1, -1, found - 1, *[-1] * (length - 4)]
         n, boxes = self.cmap.n_rows, boxes_of(self.cmap.box, self.steps)
         loose = [boxes[level] for level in loose_levels(self.steps)]
-        ends = [
-            [*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose
-        ]
+        ends = [[*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose]
         return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends], lengths)
 
     class Compiled(dict):  # type: ignore[type-arg]
@@ -182,9 +176,14 @@ _LAUNCH = launch.Kernel.launch
 
 
 def streamed(
-    net: nn.Module, scene: Callable[[int], Any], rounds: int, train: bool = False,
-    counting: Counting | None = None, told: Told | None = None, rows: Rows | None = None,
-) -> list[Scene]:  # fmt: skip
+    net: nn.Module,
+    scene: Callable[[int], Any],
+    rounds: int,
+    train: bool = False,
+    counting: Counting | None = None,
+    told: Told | None = None,
+    rows: Rows | None = None,
+) -> list[Scene]:
     """What the maps of every scene took, by `rounds` of them.
 
     told: of every launch: the kernel's name, its key, and what its launcher is called with.  rows:
@@ -261,8 +260,9 @@ def main() -> None:
         taken = [one.seconds * 1e3 for one in streamed(net, scene, given.rounds, given.train)]
         print(
             f"{name}: {last.operations} operations, {last.launches} launches, "
-            f"{min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True,
-        )  # fmt: skip
+            f"{min(taken):.2f} ms, median {statistics.median(taken):.2f}",
+            flush=True,
+        )
         if given.names:
             names = counting.names[-last.operations :]
             print(sorted(((names.count(one), one) for one in set(names)), reverse=True))

@@ -13,14 +13,7 @@ import contextlib
 import pytest
 import torch
 
-from sparse_bridge.core.capture import (
-    captured_maps,
-    captured_model,
-    kinds,
-    padded,
-    replay,
-    replay_training,
-)
+from sparse_bridge.core.capture import captured_maps, captured_model, kinds, padded, replay, replay_training
 from sparse_bridge.core.capture.captured_model import Captured
 from sparse_bridge.core.capture.replay_trial import leaves_of
 from sparse_bridge.core.device import self_check, stream_order
@@ -129,9 +122,7 @@ def graphs_on_the_cpu(monkeypatch):
     }
     for name, value in pretended.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(
-        torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs)
-    )
+    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
     monkeypatch.setattr(captured_maps, "_own_random_numbers", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(captured_maps, "captured", capture)
     monkeypatch.setattr(captured_maps, "Streams", lambda _: streams)

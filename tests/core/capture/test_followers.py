@@ -55,12 +55,8 @@ def door(kernel_lane, monkeypatch, told):
         replays_on_the_cpu(monkeypatch)
     monkeypatch.setattr(padded, "_LEAST", 512)
     own_start, own_maps = captured_maps.CapturedMaps.start, prefetch.announced
-    monkeypatch.setattr(
-        captured_maps.CapturedMaps, "start", lambda *given: told.append("maps") or own_start(*given)
-    )
-    monkeypatch.setattr(
-        prefetch, "announced", lambda *given: told.append("own") or own_maps(*given)
-    )
+    monkeypatch.setattr(captured_maps.CapturedMaps, "start", lambda *given: told.append("maps") or own_start(*given))
+    monkeypatch.setattr(prefetch, "announced", lambda *given: told.append("own") or own_maps(*given))
     with doors.standin("minkowski") as module, torch.no_grad():
         made = Door(module, kernel_lane)
         for seed in range(6):

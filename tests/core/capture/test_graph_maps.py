@@ -89,12 +89,9 @@ def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, monkeyp
 
         monkeypatch.setattr(mode, "hurried", hurried)
         monkeypatch.setattr(
-            captured_maps.CapturedMaps, "start",
-            lambda *given: told.append("maps") or own_start(*given),
-        )  # fmt: skip
-        monkeypatch.setattr(
-            mode, "possible", lambda one: told.append("modules") or own_possible(one)
+            captured_maps.CapturedMaps, "start", lambda *given: told.append("maps") or own_start(*given)
         )
+        monkeypatch.setattr(mode, "possible", lambda one: told.append("modules") or own_possible(one))
         for seed in range(10):
             told.clear()
             if seed == 5:  # another thread's step begins between two questions
@@ -108,9 +105,8 @@ def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, monkeyp
                 found, expected = model(x), plain(x)
             for key in ("out", "deep"):
                 torch.testing.assert_close(
-                    protocol.features_of(found[key]), protocol.features_of(expected[key]),
-                    rtol=2e-3, atol=1e-3,
-                )  # fmt: skip
+                    protocol.features_of(found[key]), protocol.features_of(expected[key]), rtol=2e-3, atol=1e-3
+                )
             if trains:
                 protocol.features_of(found["out"]).sum().backward()
             assert seed != 4 or told == [*early, "modules"]

@@ -38,9 +38,20 @@ def repeated(work, *numbers):
 
 def sizes(trace, a, b):
     found = (
-        a + b, a - b, 3 * a, -a, cdiv(a, 7), a % b, 1 << (b % 5), power_of_2(a), octave_step(a, 4),
-        largest([a, b, 12]), max(a, b), a.bit_length() if type(a) is Sym else 0, a << 2,
-    )  # fmt: skip
+        a + b,
+        a - b,
+        3 * a,
+        -a,
+        cdiv(a, 7),
+        a % b,
+        1 << (b % 5),
+        power_of_2(a),
+        octave_step(a, 4),
+        largest([a, b, 12]),
+        max(a, b),
+        a.bit_length() if type(a) is Sym else 0,
+        a << 2,
+    )
     return found, ()
 
 

@@ -30,9 +30,11 @@ def streamed(door, chosen, rounds):
     torch.manual_seed(1)
     with anew(), way(chosen), recorder.recording(map_time), contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (pointwise, "DEVICES", ("cpu",)), (rocm, "linear", _product), (rocm, "mm", _product),
+            (pointwise, "DEVICES", ("cpu",)),
+            (rocm, "linear", _product),
+            (rocm, "mm", _product),
             (map_time, "_numbers", itertools.count()),
-        ):  # fmt: skip
+        ):
             stack.enter_context(mock.patch.object(owner, name, value))
         for name, net, scene in map_time.doors(lambda i: 80 + 8 * (i % 3)):
             if name == door:

@@ -50,12 +50,14 @@ class Spconv:
         with doors.standin() as module:
             self.sp = module
         layers = self.sp
-        self.net = nn.ModuleList([
-            layers.SubMConv3d(4, 8, 3, indice_key="a"),
-            layers.SparseConv3d(8, 8, 3, 2, padding=1, indice_key="d"),
-            layers.SubMConv3d(8, 8, 3, indice_key="b"),
-            layers.SparseConvTranspose3d(8, 4, 3, 2, padding=1),
-        ])  # fmt: skip
+        self.net = nn.ModuleList(
+            [
+                layers.SubMConv3d(4, 8, 3, indice_key="a"),
+                layers.SparseConv3d(8, 8, 3, 2, padding=1, indice_key="d"),
+                layers.SubMConv3d(8, 8, 3, indice_key="b"),
+                layers.SparseConvTranspose3d(8, 4, 3, 2, padding=1),
+            ]
+        )
         self.maps = 4
 
     def __call__(self, x, coords, shape):
@@ -73,10 +75,12 @@ class Torchsparse:
         self.ts = torchsparse
         self.net = nn.ModuleList(
             [
-                spnn.Conv3d(4, 8, 3), spnn.Conv3d(8, 8, 2, 2), spnn.Conv3d(8, 8, 3),
+                spnn.Conv3d(4, 8, 3),
+                spnn.Conv3d(8, 8, 2, 2),
+                spnn.Conv3d(8, 8, 3),
                 spnn.Conv3d(8, 4, 2, 2, transposed=True),
             ]
-        )  # fmt: skip
+        )
         self.maps = 3
 
     def __call__(self, x, coords, shape):

@@ -122,10 +122,7 @@ def test_rows_are_those_of_the_scene(sp, kernel_lane, pooled):
     coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
     expected = network(tensor(sp, coords))
     found, scene, rows = over_padded(sp, network, coords, record, len(coords) + 200)
-    assert (
-        rows is not None
-        and len(set(scene.capacities.values())) == len(scene.capacities) == 2 + pooled
-    )
+    assert rows is not None and len(set(scene.capacities.values())) == len(scene.capacities) == 2 + pooled
     levels = (*sorted(rows), -1)[:3]
     for level, one, other in zip(levels, found, expected, strict=True):
         if other is None:
@@ -222,8 +219,7 @@ def test_rooms_come_in_few_sizes():
     sizes = [capacity_of(rows) for rows in range(1, 100_000, 7)]
     assert all(size >= rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True))
     assert sizes == sorted(sizes) and len(set(sizes)) < 40
-    assert all(size <= 1.26 * rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True)
-               if rows > 5000)  # fmt: skip
+    assert all(size <= 1.26 * rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True) if rows > 5000)
 
 
 class Block(torch.nn.Module):
@@ -280,9 +276,7 @@ class Recording(Block):
 
     def __init__(self, sp):
         super().__init__(sp)
-        self.body.down = sp.SparseConv3d(
-            8, 8, 3, 2, padding=1, bias=False, indice_key="d", record_voxel_count=True
-        )
+        self.body.down = sp.SparseConv3d(8, 8, 3, 2, padding=1, bias=False, indice_key="d", record_voxel_count=True)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +306,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         expected = pytest.raises(UnpaddedError, match=words)
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
-        PaddedModel(model, call, coords, Place(PROTOCOL, BOX, set(), model, str)).try_out(
-            scene, rows
-        )
+        PaddedModel(model, call, coords, Place(PROTOCOL, BOX, set(), model, str)).try_out(scene, rows)
 
 
 @pytest.mark.parametrize("trains", [False, True])

@@ -109,10 +109,7 @@ def same(found, expected, both):
     # Whole numbers, so that sums are exact in any order: equal rows go through atomics on a GPU.
     weight = features(n_offsets * 8, 16, seed=3).mul(4).round().view(n_offsets, 8, 16).to(device)
     back = weight.transpose(1, 2).contiguous()
-    for kmap, other, w in (
-        (found, expected, weight),
-        (found.transposed(), expected.transposed(), back),
-    )[: 1 + both]:
+    for kmap, other, w in ((found, expected, weight), (found.transposed(), expected.transposed(), back))[: 1 + both]:
         x = features(kmap.n_in, w.shape[1], seed=kmap.n_in).mul(4).round().to(device)
         mine, theirs = (functional.conv(x, w, None, one) for one in (kmap, other))
         assert torch.equal(mine, theirs)

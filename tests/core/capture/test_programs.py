@@ -71,9 +71,7 @@ def detector_given(seed, device):
     points = values.unsqueeze(1).expand(-1, 3, -1).contiguous()
     counts = torch.full((len(coords),), 3, dtype=torch.int32, device=device)
     frames = {"frame_id": [f"{seed}"], "batch_size": 2, "gt_boxes": torch.ones(2, 1 + seed, 7)}
-    return ({
-        "voxels": points, "voxel_coords": coords.float(), "voxel_num_points": counts, **frames
-    },)  # fmt: skip
+    return ({"voxels": points, "voxel_coords": coords.float(), "voxel_num_points": counts, **frames},)
 
 
 def detector_found(out, given):
@@ -87,9 +85,13 @@ def detector_found(out, given):
 def encoder(models):
     """mmdetection3d: features, coordinates and batch size in, a dense view and stages out."""
     return models("mmdet3d_encoder").SparseEncoder(
-        4, list(SHAPE), encoder_channels=((8,), (8, 8, 8), (8, 8, 8), (8, 8, 8)), base_channels=8,
-        output_channels=8, return_middle_feats=True,
-    )  # fmt: skip
+        4,
+        list(SHAPE),
+        encoder_channels=((8,), (8, 8, 8), (8, 8, 8), (8, 8, 8)),
+        base_channels=8,
+        output_channels=8,
+        return_middle_feats=True,
+    )
 
 
 def encoder_given(seed, device):
@@ -110,10 +112,15 @@ def unet_given(seed, device):
     shape = (20, 16, 16) if seed < 5 else (20, 17, 14 + seed)
     coords, values = voxels(seed, device, shape)
     ends = torch.bincount(coords[:, 0].long(), minlength=2).cumsum(0)
-    return ({
-        "coord": coords[:, 1:] * 0.1, "grid_coord": coords[:, 1:].long(), "feat": values,
-        "offset": ends, "name": f"scene{seed}",
-    },)  # fmt: skip
+    return (
+        {
+            "coord": coords[:, 1:] * 0.1,
+            "grid_coord": coords[:, 1:].long(),
+            "feat": values,
+            "offset": ends,
+            "name": f"scene{seed}",
+        },
+    )
 
 
 PROGRAMS = {
@@ -124,9 +131,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("case", PROGRAMS)
-@pytest.mark.parametrize(
-    "trains", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"]
-)
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"])
 def test_a_whole_program(models, kernel_lane, case, trains):
     make, given_by, found_in, name = PROGRAMS[case]
     torch.manual_seed(0)
@@ -159,11 +164,7 @@ def test_what_is_not_replayed_of_trellis(models, kernel_lane):
     model = copy.deepcopy(plain)
     for seed in range(6):
         coords, values = voxels(seed, kernel_lane.device, (12, 12, 12))
-        given = (
-            torch.cat([values, values], 1),
-            coords,
-            torch.tensor([100.0, 900.0], device=kernel_lane.device),
-        )
+        given = (torch.cat([values, values], 1), coords, torch.tensor([100.0, 900.0], device=kernel_lane.device))
         found = model(*given)
         with settings.override(optimize="off"):
             expected = plain(*given)

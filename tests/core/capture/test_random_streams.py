@@ -52,13 +52,17 @@ class Change:
 
 
 scenes = st.builds(
-    Scene, st.integers(0, 99), st.sampled_from([0, 0, 0, 1, 2]), st.sampled_from([2, 2, 1, 3]),
-    st.sampled_from([False] * 5 + [True]), st.sampled_from([False, False, True]),
-    st.sampled_from([False] * 5 + [True]), st.sampled_from([False] * 9 + [True]),
-)  # fmt: skip
+    Scene,
+    st.integers(0, 99),
+    st.sampled_from([0, 0, 0, 1, 2]),
+    st.sampled_from([2, 2, 1, 3]),
+    st.sampled_from([False] * 5 + [True]),
+    st.sampled_from([False, False, True]),
+    st.sampled_from([False] * 5 + [True]),
+    st.sampled_from([False] * 9 + [True]),
+)
 alike = st.builds(
-    lambda trains: [Scene(seed, 0, 2, False, trains, False, False) for seed in range(7)],
-    st.booleans(),
+    lambda trains: [Scene(seed, 0, 2, False, trains, False, False) for seed in range(7)], st.booleans()
 )  # after which maps, or the whole network, are prepared
 changes = st.builds(Change, st.sampled_from(["scaled", "loaded", "replaced", "frozen", "moved"]))
 events = st.lists(st.one_of(scenes, scenes, scenes, scenes, changes), min_size=4, max_size=16)
@@ -143,8 +147,7 @@ def change(model, kind, saved):
             weights[1].data = weights[1].data.flip(0).clone()
         elif kind == "moved":
             model.stem[0].register_parameter(
-                next(iter(dict(model.stem[0].named_parameters()))),
-                torch.nn.Parameter(weights[0].clone()),
+                next(iter(dict(model.stem[0].named_parameters()))), torch.nn.Parameter(weights[0].clone())
             )
         elif kind == "frozen":
             weights[-1].requires_grad_(not weights[-1].requires_grad)
@@ -185,9 +188,12 @@ def test_streams_are_what_their_scenes_are(map_lane, monkeypatch, untaught, buil
 
     @given(alike, events)
     @examples(
-        max_examples=number, derandomize=not STREAMS, database=None,
-        suppress_health_check=list(HealthCheck), phases=[Phase.generate],
-    )  # fmt: skip
+        max_examples=number,
+        derandomize=not STREAMS,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
     def check(start, rest):
         untaught()
         plain = doors.network(module, name, device)

@@ -46,9 +46,7 @@ def network(sp, more=None, width=32):
             )
             self.down = sp.SparseConv3d(16, width, 3, 2, padding=1, bias=False, indice_key="d")
             self.block = Block(width, "b")
-            self.last = sp.SparseConv3d(
-                width, width, (3, 1, 1), (2, 1, 1), bias=False, indice_key="e"
-            )
+            self.last = sp.SparseConv3d(width, width, (3, 1, 1), (2, 1, 1), bias=False, indice_key="e")
             self.up = sp.SparseInverseConv3d(width, 16, 3, indice_key="d")
             self.head = sp.SubMConv3d(32, 8, 1)
             self.mix = nn.Linear(8, 8)  # whose weight autocast keeps a copy of
@@ -80,10 +78,7 @@ def scene(sp, seed, share=0.1, dtype=torch.float16, batch_size=2):
 
 def compare(found, expected):
     assert list(found) == ["out", "levels"]
-    for one, other in (
-        (found["out"], expected["out"]),
-        (found["levels"][0], expected["levels"][0]),
-    ):
+    for one, other in ((found["out"], expected["out"]), (found["levels"][0], expected["levels"][0])):
         assert torch.equal(one.indices, other.indices)
         assert one.spatial_shape == other.spatial_shape and one.batch_size == other.batch_size
         assert_close(one.features, other.features, torch.float16)
@@ -198,10 +193,7 @@ class TestOnAGpu:
             with torch.autocast("cuda", dtype, enabled=dtype is not None):
                 self.warm(model, sp, dtype=torch.float32)
             with torch.autocast("cuda", dtype, enabled=dtype is not None):
-                compare(
-                    model(scene(sp, 70, dtype=torch.float32)),
-                    plain(scene(sp, 70, dtype=torch.float32)),
-                )
+                compare(model(scene(sp, 70, dtype=torch.float32)), plain(scene(sp, 70, dtype=torch.float32)))
         assert len(replayer(model).graphs) == 2
 
     def test_restore(self, sp, pair):

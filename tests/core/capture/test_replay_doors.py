@@ -100,10 +100,7 @@ def test_a_program_that_is_not_changed(kernel_lane, monkeypatch, name, trains, k
         assert [one.name for one in units.summary() if one.hits] == [type(part).__name__]
         assert not any(map(hooks.replaced, copy.deepcopy(model).modules()))
         text = str(sparse_bridge.report())
-        assert (
-            f"{type(part).__name__}: {unit.replayer.summary().hits} calls replayed from 1 graphs"
-            in text
-        )
+        assert f"{type(part).__name__}: {unit.replayer.summary().hits} calls replayed from 1 graphs" in text
     assert not any(map(hooks.replaced, model.modules()))
 
 
@@ -144,17 +141,20 @@ def test_functions_among_the_arguments(kernel_lane, monkeypatch, name):
         assert part.name == "Told" and part.graphs == 2 and part.hits >= 6
 
 
-@pytest.mark.parametrize(("value", "told"), [
-    pytest.param(torch.relu, True, id="of torch"),
-    pytest.param(torch.nn.ReLU, True, id="a class"),
-    pytest.param(copy.copy, True, id="of Python"),
-    pytest.param(math.sqrt, True, id="built in"),
-    pytest.param(lambda x: x, True, id="without a name"),
-    pytest.param([].append, False, id="a method"),
-    pytest.param(torch.nn.ReLU(), False, id="a module"),
-    pytest.param(functools.partial(torch.relu), False, id="partial"),
-    pytest.param((lambda own: lambda: own)(1), False, id="a closure"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        pytest.param(torch.relu, True, id="of torch"),
+        pytest.param(torch.nn.ReLU, True, id="a class"),
+        pytest.param(copy.copy, True, id="of Python"),
+        pytest.param(math.sqrt, True, id="built in"),
+        pytest.param(lambda x: x, True, id="without a name"),
+        pytest.param([].append, False, id="a method"),
+        pytest.param(torch.nn.ReLU(), False, id="a module"),
+        pytest.param(functools.partial(torch.relu), False, id="partial"),
+        pytest.param((lambda own: lambda: own)(1), False, id="a closure"),
+    ],
+)
 def test_which_functions_tell_calls_apart(value, told):
     if told:
         assert constant(value) == constant(value) != constant(torch.tanh)

@@ -83,9 +83,7 @@ FIRM, LOOSE = 2e-3, 5e-2
 
 def same(model, plain, limit=FIRM):
     """Gradients and buffers."""
-    for (name, one), (_, other) in zip(
-        model.named_parameters(), plain.named_parameters(), strict=True
-    ):
+    for (name, one), (_, other) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None), name
         if one.grad is not None:
             near(one.grad, other.grad, name, limit)

@@ -13,9 +13,7 @@ from sparse_bridge.core.capture import kinds
 
 
 @pytest.mark.parametrize("capture, replayed", [("prefetch", False), ("always", True)])
-def test_models_are_replayed_on_rocm_only_if_the_settings_say_so(
-    monkeypatch, caplog, capture, replayed
-):
+def test_models_are_replayed_on_rocm_only_if_the_settings_say_so(monkeypatch, caplog, capture, replayed):
     features = types.SimpleNamespace(is_cuda=True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     log.reset()

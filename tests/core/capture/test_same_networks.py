@@ -59,9 +59,7 @@ class Door:
         """{(output, site): row} of all outputs."""
         found = {}
         for name, one in out.items():
-            coords = getattr(
-                one, {"spconv": "indices", "torchsparse": "coords"}.get(self.name, "C")
-            )
+            coords = getattr(one, {"spconv": "indices", "torchsparse": "coords"}.get(self.name, "C"))
             features = one.features if self.name == "spconv" else one.F
             sites = map(tuple, coords.tolist())
             found |= {(name, *site): row for site, row in zip(sites, features.cpu(), strict=True)}
@@ -89,9 +87,7 @@ def scene(seed):
 
 
 def batch(*scenes):
-    return torch.cat(
-        [one + torch.tensor([item, 0, 0, 0], dtype=torch.int32) for item, one in enumerate(scenes)]
-    )
+    return torch.cat([one + torch.tensor([item, 0, 0, 0], dtype=torch.int32) for item, one in enumerate(scenes)])
 
 
 def shuffled(coords):
@@ -100,9 +96,7 @@ def shuffled(coords):
 
 def item(rows, number, at):
     """Those of an item of a batch, as if it were alone; at: of its number in the sites."""
-    return {
-        (*site[:at], 0, *site[at + 1 :]): row for site, row in rows.items() if site[at] == number
-    }
+    return {(*site[:at], 0, *site[at + 1 :]): row for site, row in rows.items() if site[at] == number}
 
 
 def assert_same(found, expected):

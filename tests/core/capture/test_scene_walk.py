@@ -11,9 +11,11 @@ from .scene_walk import walks
 
 # The most frames of this package: what it takes today, and a few per cent.
 MOST = {
-    "spconv, SECOND": (1400, 1750), "spconv, U-Net": (2500, 4600),
-    "torchsparse, U-Net": (5100, 6350), "MinkowskiEngine, U-Net": (3400, 4950),
-}  # fmt: skip
+    "spconv, SECOND": (1400, 1750),
+    "spconv, U-Net": (2500, 4600),
+    "torchsparse, U-Net": (5100, 6350),
+    "MinkowskiEngine, U-Net": (3400, 4950),
+}
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ _LAYERS = {
     "broadcast": lambda me, x: me.MinkowskiBroadcast()(x, me.MinkowskiGlobalAvgPooling()(x)).F,
     "union": lambda me, x: (x + me.MinkowskiPruning()(x, torch.arange(len(x)) % 2 == 0)).F,
     "queries": lambda me, x: x.features_at_coordinates(x.C.float()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", _LAYERS)
@@ -148,23 +148,19 @@ def reader_of(streams, keep, read):
 def test_a_store(ordered):
     store = MapStore(device=torch.device("cpu"))
     made = reader_of(
-        ordered, lambda: store.get("rows", lambda: torch.arange(4) * 2),
-        lambda: store.get("rows", lambda: None).sum(),
-    )  # fmt: skip
+        ordered, lambda: store.get("rows", lambda: torch.arange(4) * 2), lambda: store.get("rows", lambda: None).sum()
+    )
     assert int(made) == 12
     with pytest.raises(Race):
         alone = MapStore()
-        reader_of(
-            ordered, lambda: alone.put("rows", torch.arange(4)), lambda: alone.peek("rows").sum()
-        )
+        reader_of(ordered, lambda: alone.put("rows", torch.arange(4)), lambda: alone.peek("rows").sum())
 
 
 def test_kept_values(ordered):
     kept = stream_order.Kept()
     reader_of(
-        ordered, lambda: kept.put("rows", torch.arange(4) * 2, torch.device("cpu")),
-        lambda: kept.get("rows").sum(),
-    )  # fmt: skip
+        ordered, lambda: kept.put("rows", torch.arange(4) * 2, torch.device("cpu")), lambda: kept.get("rows").sum()
+    )
     assert kept.get("columns") is None
 
 
@@ -180,9 +176,7 @@ def test_a_matrix(ordered):
 def test_memory_that_another_stream_reads(streams, monkeypatch, name):
     """A stream that waits for maps tells the allocator: an input may go before it is through."""
     used = []
-    monkeypatch.setattr(
-        stream_order, "note_use", lambda tensor, stream: used.append((tensor, stream.number))
-    )
+    monkeypatch.setattr(stream_order, "note_use", lambda tensor, stream: used.append((tensor, stream.number)))
     with doors.standin(name) as module, watched(streams, monkeypatch):
         model = doors.network(module, name, "cpu").eval()
         x = doors.scene(module, name, 0, "cpu", 0.3)

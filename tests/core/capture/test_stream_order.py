@@ -77,9 +77,8 @@ def test_what_one_stream_made_others_wait_for_once(monkeypatch):
     """And no capture begins meanwhile."""
     streams, held, own = Streams(), [], stream_order.captures_on
     monkeypatch.setattr(
-        stream_order, "captures_on",
-        lambda there: held.append(stream_order.waiting.locked()) or own(there),
-    )  # fmt: skip
+        stream_order, "captures_on", lambda there: held.append(stream_order.waiting.locked()) or own(there)
+    )
     monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: streams.current().number)
     monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)
     monkeypatch.setattr(torch.cuda, "current_stream", streams.current)
@@ -240,10 +239,7 @@ class TestOnAGpu:
 
     def expected(self, module, name, plain, trains, seeds):
         with settings.override(optimize="off", capture="off"):
-            found = [
-                results(plain, doors.scene(module, name, seed, "cuda", 0.3), trains)
-                for seed in seeds
-            ]
+            found = [results(plain, doors.scene(module, name, seed, "cuda", 0.3), trains) for seed in seeds]
         torch.cuda.synchronize()
         return found
 

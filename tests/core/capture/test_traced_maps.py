@@ -72,9 +72,7 @@ class Compared:
         self.launches: list[Any] = []
         self.made: list[Any] = []
         self.traced = 0
-        own, assembled, repeated = (
-            BatchedBuilder.answers, BatchedBuilder.assembled, traced_maps.Traces.repeated,
-        )  # fmt: skip
+        own, assembled, repeated = (BatchedBuilder.answers, BatchedBuilder.assembled, traced_maps.Traces.repeated)
         tensor = torch.tensor
 
         def answers(builder: Any) -> Any:
@@ -113,9 +111,11 @@ class Compared:
 
         self.memory = Memory()
         for owner, name, value in (
-            (BatchedBuilder, "answers", answers), (BatchedBuilder, "assembled", noted),
-            (traced_maps.Traces, "repeated", counted), (torch, "tensor", sent),
-        ):  # fmt: skip
+            (BatchedBuilder, "answers", answers),
+            (BatchedBuilder, "assembled", noted),
+            (traced_maps.Traces, "repeated", counted),
+            (torch, "tensor", sent),
+        ):
             monkeypatch.setattr(owner, name, value)
 
     def _noted(self, own: Any, builder: Any) -> tuple[Any, Any]:
@@ -133,9 +133,12 @@ class Compared:
 def few(monkeypatch):
     """All that depends on sizes changes within a few hundred rows."""
     for owner, name, value in (
-        (parts, "_MOST", 4_000), (parts, "_LARGE", 4_000), (scene_memory, "BATCH", 16_000),
-        (mask_order, "FEW_ROWS", 150), (row_ranks, "FEW_ROWS", 150),
-    ):  # fmt: skip
+        (parts, "_MOST", 4_000),
+        (parts, "_LARGE", 4_000),
+        (scene_memory, "BATCH", 16_000),
+        (mask_order, "FEW_ROWS", 150),
+        (row_ranks, "FEW_ROWS", 150),
+    ):
         monkeypatch.setattr(owner, name, value)
 
 

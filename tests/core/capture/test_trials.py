@@ -35,20 +35,22 @@ def rows(*, at=None, value=0.0, scale=1.0, dtype=torch.float16):
 
 NAN, INF = math.nan, math.inf
 TRIALS = {
-    "rounding": (
-        rows(), rows() * (1 + 2**-9), MixedRowsError, r"1.9e-03 of its size .* is rounding"
-    ),
+    "rounding": (rows(), rows() * (1 + 2**-9), MixedRowsError, r"1.9e-03 of its size .* is rounding"),
     "one bit": (rows(at=3, value=1), rows(at=3, value=1 + 2**-10), MixedRowsError, "in 1 rows"),
     "zeros of two signs": (rows() * 0, -(rows() * 0), None, None),
     "infinite": (rows(at=3, value=INF), rows(at=3, value=INF), None, None),
     "empty": (rows()[:0], rows()[:0], None, None),
     "zero": (rows() * 0, rows() * 0, None, None),
     "mixed": (
-        rows(), rows(at=slice(3, 8), value=NAN), MixedRowsError,
+        rows(),
+        rows(at=slice(3, 8), value=NAN),
+        MixedRowsError,
         r"mixes rows outside its sparse layers: a, float16 \[40, 3\], is NaN in 5 rows",
     ),
     "scaled": (
-        rows(), rows(scale=1.1), MixedRowsError,
+        rows(),
+        rows(scale=1.1),
+        MixedRowsError,
         r"^it computes something else over a padded input: a, float16 \[40, 3\], is off by "
         r"1\.0e-01 of its size in 40 rows\. Where that is rounding, .* of torch in fp32 do\.$",
     ),
@@ -56,17 +58,21 @@ TRIALS = {
     "longer": (rows(), rows()[:39], MixedRowsError, r"a, float16 \[40, 3\], is float16 \[39, 3\]"),
     "wider": (rows(), rows().float(), MixedRowsError, r"is float32 \[40, 3\] over a padded input"),
     "numbers": (
-        torch.arange(9), torch.arange(9).clamp(max=6), MixedRowsError,
+        torch.arange(9),
+        torch.arange(9).clamp(max=6),
+        MixedRowsError,
         r"a, int64 \[9\], differs in 2 rows over a padded input\.$",
     ),
     "NaN in both": (
-        rows(at=3, value=NAN), rows(at=3, value=NAN), UndecidedError,
+        rows(at=3, value=NAN),
+        rows(at=3, value=NAN),
+        UndecidedError,
         r"^a, float16 \[40, 3\], is NaN in 1 rows, .* nothing: .* ends at 6\.55e\+04\.$",
     ),
     "NaN hides NaN": (rows(at=3, value=NAN), rows(value=NAN, at=...), UndecidedError, "in 1 rows"),
     "overflow there": (rows(at=3, value=INF), rows(at=3, value=6e4), MixedRowsError, "off by inf"),
     "overflow here": (rows(at=3, value=6e4), rows(at=3, value=INF), MixedRowsError, "off by inf"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", TRIALS)

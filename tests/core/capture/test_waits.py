@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparse_bridge
-from sparse_bridge.adapters.torchsparse.geometry import (
-    Sites,
-    box_bounds,
-    core_box,
-    output_rule,
-    reach_bounds,
-)
+from sparse_bridge.adapters.torchsparse.geometry import Sites, box_bounds, core_box, output_rule, reach_bounds
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.capture.history import Step, boxes_of, loose_levels
@@ -189,9 +183,7 @@ def test_a_herald_that_hears_of_other_tensors(kernel_lane, monkeypatch):
 
 def _axis():
     numbers = st.integers(-9, 9)
-    return st.builds(
-        AxisReach, st.integers(1, 4), st.integers(1, 5), numbers, numbers, st.booleans()
-    )
+    return st.builds(AxisReach, st.integers(1, 4), st.integers(1, 5), numbers, numbers, st.booleans())
 
 
 def _rule():
@@ -240,9 +232,15 @@ _PAD = st.tuples(*[st.integers(0, 3)] * 3)
 
 
 @given(
-    st.sampled_from(["dense", "floor", "cells", "reached"]), _SIDE, _SIDE, _PAD, st.booleans(),
-    _LOW, _SIZE, st.lists(_PAD, min_size=1, max_size=3),
-)  # fmt: skip
+    st.sampled_from(["dense", "floor", "cells", "reached"]),
+    _SIDE,
+    _SIDE,
+    _PAD,
+    st.booleans(),
+    _LOW,
+    _SIZE,
+    st.lists(_PAD, min_size=1, max_size=3),
+)
 def test_rules_of_torchsparse(kind, kernel, stride, padding, keep_tail, low, size, shifts):
     sites = Sites(kind, kernel, stride, padding, stride, tuple(shifts), keep_tail=keep_tail)
     box = Box.spanning((0, *low), (2, *size))

@@ -124,8 +124,7 @@ def test_a_program_that_makes_them(device, name, trains, kind):
     """What looks into the layout stays outside."""
     with doors.standin(name) as module:
         plain = kind(
-            wrapped.stack(module, name, device),
-            lambda coords, values: doors.tensor(module, name, coords, values),
+            wrapped.stack(module, name, device), lambda coords, values: doors.tensor(module, name, coords, values)
         )
         plain = plain.to(device).train(trains)
         model = copy.deepcopy(plain)
@@ -222,7 +221,7 @@ REFUSED = {
     "rows": (measured, r"rows is \d+, and \d+ over a padded input"),
     "the class": (classed, r"writes to a Grid|last"),
     "another layout": (found_again, r"output holds a slice"),
-}  # fmt: skip
+}
 
 
 @torch.no_grad()

@@ -10,32 +10,34 @@ from hypothesis import strategies as st
 
 from sparse_bridge.core.conv import chunks
 from sparse_bridge.core.conv.batches import rule
-from sparse_bridge.core.conv.batches.rule import (
-    Limits,
-    groups_of,
-    limits_of,
-)
+from sparse_bridge.core.conv.batches.rule import Limits, groups_of, limits_of
 
 LIMITS = Limits(epsilon=0.4, longest=100, room=1000)
 
 
-@pytest.mark.parametrize("sizes, limits, groups", [
-    # By size 2, 3, 9, 10, 10: 3 pads one of 6 rows, 9 would pad 13 of 27 (10.8 are allowed). The
-    # first two are too few for a group; the others pad one of 30.
-    ([0, 10, 3, 9, 500, 10, 2], LIMITS, [[1, 3, 5]]),
-    ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(fewest=2), [[2, 6], [1, 3, 5]]),
-    ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(epsilon=0.5), [[1, 2, 3, 5, 6]]),  # 13 of 27
-    ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(epsilon=0.0), []),
-    ([7] * 5, LIMITS._replace(epsilon=0.0), [[0, 1, 2, 3, 4]]),
-    ([6, 10, 10], LIMITS, [[0, 1, 2]]),
-    ([10, 3, 5], LIMITS, [[0, 1, 2]]),  # 12 of 30: just allowed
-    ([10, 3, 4], LIMITS, []),  # 13 of 30, and two of them are too few
-    ([100, 100, 100], LIMITS, [[0, 1, 2]]),
-    ([101, 101, 101], LIMITS, []),
-    ([50] * 8, LIMITS._replace(room=200), [[0, 1, 2, 3], [4, 5, 6, 7]]),
-    ([50] * 8, LIMITS._replace(room=199), [[0, 1, 2], [3, 4, 5]]),
-    ([], LIMITS, []), ([0, 0, 0], LIMITS, []), ([1], LIMITS, []), ([1, 1, 1], LIMITS, [[0, 1, 2]]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes, limits, groups",
+    [
+        # By size 2, 3, 9, 10, 10: 3 pads one of 6 rows, 9 would pad 13 of 27 (10.8 are allowed). The
+        # first two are too few for a group; the others pad one of 30.
+        ([0, 10, 3, 9, 500, 10, 2], LIMITS, [[1, 3, 5]]),
+        ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(fewest=2), [[2, 6], [1, 3, 5]]),
+        ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(epsilon=0.5), [[1, 2, 3, 5, 6]]),  # 13 of 27
+        ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(epsilon=0.0), []),
+        ([7] * 5, LIMITS._replace(epsilon=0.0), [[0, 1, 2, 3, 4]]),
+        ([6, 10, 10], LIMITS, [[0, 1, 2]]),
+        ([10, 3, 5], LIMITS, [[0, 1, 2]]),  # 12 of 30: just allowed
+        ([10, 3, 4], LIMITS, []),  # 13 of 30, and two of them are too few
+        ([100, 100, 100], LIMITS, [[0, 1, 2]]),
+        ([101, 101, 101], LIMITS, []),
+        ([50] * 8, LIMITS._replace(room=200), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ([50] * 8, LIMITS._replace(room=199), [[0, 1, 2], [3, 4, 5]]),
+        ([], LIMITS, []),
+        ([0, 0, 0], LIMITS, []),
+        ([1], LIMITS, []),
+        ([1, 1, 1], LIMITS, [[0, 1, 2]]),
+    ],
+)
 def test_groups_by_hand(sizes, limits, groups):
     assert groups_of(sizes, limits) == groups
 

@@ -60,8 +60,7 @@ def by_hand(sizes, n_x=40, n_y=30, seed=0):
     """(a map of lists of these sizes, whose rows are distinct within a list; its lists)."""
     generator = torch.Generator().manual_seed(seed)
     pairs = [
-        (torch.randperm(n_x, generator=generator)[:n], torch.randperm(n_y, generator=generator)[:n])
-        for n in sizes
+        (torch.randperm(n_x, generator=generator)[:n], torch.randperm(n_y, generator=generator)[:n]) for n in sizes
     ]
     starts = [0, *torch.tensor(sizes).cumsum(0).tolist()]
     given = PairLists(*(torch.cat(rows) for rows in zip(*pairs, strict=True)), starts, False)
@@ -106,10 +105,15 @@ def test_lists_of_any_size(sizes, dtype, limits, sums, monkeypatch):
         assert_close(got, exact, dtype)
 
 
-@pytest.mark.parametrize("sizes, batches, alone", [
-    ([5, 0, 5, 5], [[3, 5]], []), ([9, 1, 8, 20, 7], [[3, 9]], [1, 20]),
-    ([20, 20, 20], [[3, 20]], []), ([1, 2, 4, 8], [], [1, 2, 4, 8]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes, batches, alone",
+    [
+        ([5, 0, 5, 5], [[3, 5]], []),
+        ([9, 1, 8, 20, 7], [[3, 9]], [1, 20]),
+        ([20, 20, 20], [[3, 20]], []),
+        ([1, 2, 4, 8], [], [1, 2, 4, 8]),
+    ],
+)
 def test_what_is_multiplied(as_on_a_gpu, sizes, batches, alone, monkeypatch):
     limits = Limits(0.3, 20, 1 << 20, 3)
     limited(monkeypatch, limits)
@@ -130,8 +134,11 @@ def test_what_is_multiplied(as_on_a_gpu, sizes, batches, alone, monkeypatch):
         owners = rows.repeat_interleave(starts.diff())
         assert torch.equal(batch.y_rows[order.long()], owners)
     per_offset.gather_matmul(
-        kmap, features(40, 4), features(len(sizes) * 4, 6).view(-1, 4, 6), layout_of(
-            torch.empty(len(sizes), 4, 6), "vio"))  # fmt: skip
+        kmap,
+        features(40, 4),
+        features(len(sizes) * 4, 6).view(-1, 4, 6),
+        layout_of(torch.empty(len(sizes), 4, 6), "vio"),
+    )
     assert as_on_a_gpu == [((n, height, 4), (n, 4, 6)) for n, height in batches]
 
 
@@ -254,9 +261,7 @@ def test_rows_that_repeat_within_a_list(monkeypatch):
     limited(monkeypatch, ALL)
     generator = torch.Generator().manual_seed(0)
     pairs = [tuple(torch.randint(0, 6, (20,), generator=generator) for _ in "xy") for _ in range(4)]
-    given = PairLists(
-        *(torch.cat(rows) for rows in zip(*pairs, strict=True)), list(range(0, 81, 20)), False
-    )
+    given = PairLists(*(torch.cat(rows) for rows in zip(*pairs, strict=True)), list(range(0, 81, 20)), False)
     kmap = KernelMap(Rulebook(6, 6, 4, torch.device("cpu"), lists=given, regular=False))
     x, dy, weight = features(6, 4), features(6, 5, 1), features(16, 5, 2).view(4, 4, 5)
     together, apart = computed(kmap, x, weight, dy)

@@ -35,34 +35,37 @@ def chosen(arch="sm_90", n_rows=20_000, n_offsets=8, c_in=32, c_out=32, **option
     return flow_of(book, 0, product)
 
 
-@pytest.mark.parametrize("options, flow", [
-    ({}, "unmasked"),
-    ({"padded": True}, "unmasked"),
-    ({"c_in": 64, "c_out": 64}, "unmasked"),
-    ({"tiled": 0}, "masked"),  # no table has to be made of its tiles
-    ({"tiled": 1}, "unmasked"),
-    ({"c_in": 256, "c_out": 256, "n_rows": 60_000}, "masked"),
-    ({"c_in": 256, "c_out": 256, "n_rows": 500}, "unmasked"),
-    ({"trained": True}, "masked"),
-    ({"n_offsets": 27}, "unmasked"),
-    ({"n_offsets": 27, "n_rows": 55_000}, "unmasked"),
-    ({"n_offsets": 27, "n_rows": 55_000, "c_in": 64, "c_out": 64}, "masked"),
-    ({"n_offsets": 27, "c_in": 160, "c_out": 160}, "masked"),
-    ({"n_offsets": 27, "trained": True}, "masked"),
-    ({"n_offsets": 27, "symmetric": True}, "masked"),
-    ({"n_offsets": 64}, "masked"),
-    ({"n_offsets": 3, "symmetric": True}, "masked"),
-    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "n_rows": 90_000}, "unmasked"),
-    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "tiled": 0}, "unmasked"),  # as built alone
-    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "trained": True}, "masked"),
-    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "precision": "half"}, "masked"),
-    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "n_rows": 4_000_000}, "masked"),
-    ({"n_offsets": 125, "symmetric": True, "c_in": 16}, "masked"),
-    ({"n_offsets": 27, "symmetric": True, "c_in": 4}, "masked"),  # others order it
-    ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32}, "masked"),
-    ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32, "precision": "tf32"},
-     "unmasked"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options, flow",
+    [
+        ({}, "unmasked"),
+        ({"padded": True}, "unmasked"),
+        ({"c_in": 64, "c_out": 64}, "unmasked"),
+        ({"tiled": 0}, "masked"),  # no table has to be made of its tiles
+        ({"tiled": 1}, "unmasked"),
+        ({"c_in": 256, "c_out": 256, "n_rows": 60_000}, "masked"),
+        ({"c_in": 256, "c_out": 256, "n_rows": 500}, "unmasked"),
+        ({"trained": True}, "masked"),
+        ({"n_offsets": 27}, "unmasked"),
+        ({"n_offsets": 27, "n_rows": 55_000}, "unmasked"),
+        ({"n_offsets": 27, "n_rows": 55_000, "c_in": 64, "c_out": 64}, "masked"),
+        ({"n_offsets": 27, "c_in": 160, "c_out": 160}, "masked"),
+        ({"n_offsets": 27, "trained": True}, "masked"),
+        ({"n_offsets": 27, "symmetric": True}, "masked"),
+        ({"n_offsets": 64}, "masked"),
+        ({"n_offsets": 3, "symmetric": True}, "masked"),
+        ({"n_offsets": 125, "symmetric": True, "c_in": 4, "n_rows": 90_000}, "unmasked"),
+        ({"n_offsets": 125, "symmetric": True, "c_in": 4, "tiled": 0}, "unmasked"),  # as built alone
+        ({"n_offsets": 125, "symmetric": True, "c_in": 4, "trained": True}, "masked"),
+        ({"n_offsets": 125, "symmetric": True, "c_in": 4, "precision": "half"}, "masked"),
+        ({"n_offsets": 125, "symmetric": True, "c_in": 4, "n_rows": 4_000_000}, "masked"),
+        ({"n_offsets": 125, "symmetric": True, "c_in": 16}, "masked"),
+        ({"n_offsets": 27, "symmetric": True, "c_in": 4}, "masked"),  # others order it
+        ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32}, "masked"),
+        ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32, "precision": "tf32"}, "unmasked"),
+    ],
+    ids=str,
+)
 def test_tables_in_the_order_of_rows(options, flow):
     assert chosen(**options) == flow
 

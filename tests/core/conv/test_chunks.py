@@ -28,11 +28,7 @@ def rows_per_block(monkeypatch, n):
 
 
 def pairs_of(kmap):
-    return {
-        (v, int(i), int(j))
-        for v in range(kmap.n_offsets)
-        for i, j in zip(*kmap.pair_list(v), strict=True)
-    }
+    return {(v, int(i), int(j)) for v in range(kmap.n_offsets) for i, j in zip(*kmap.pair_list(v), strict=True)}
 
 
 def check_slots(part):
@@ -151,9 +147,7 @@ def test_integers_as_torch_has_them(n, bound):
     keys[:1] = bound - 1
     values, order = (part.numpy() for part in torch.sort(keys, stable=True))
     assert np.array_equal(host_integers.stable_order(keys.numpy(), bound), order)
-    for got, want in zip(
-        host_integers.sort_keys(keys.numpy(), bound), (values, order), strict=True
-    ):
+    for got, want in zip(host_integers.sort_keys(keys.numpy(), bound), (values, order), strict=True):
         assert np.array_equal(got, want) and got.dtype == np.int64
     first = [keys.tolist().index(key) for key in keys.tolist()]
     for as_table in (False, True)[: 1 + (bound <= 1 << 16)]:

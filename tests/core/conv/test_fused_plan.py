@@ -276,9 +276,7 @@ class Whole(Unit):
             return self.conv_with(epilogue)
 
     def conv_with(self, epilogue):
-        return layers.convolve_layer(
-            self, self.x, self.weight, self.made.kmap, epilogue, ConvForm()
-        )
+        return layers.convolve_layer(self, self.x, self.weight, self.made.kmap, epilogue, ConvForm())
 
     def want(self):
         if self.activation == "relu":
@@ -316,9 +314,7 @@ def test_what_a_container_changes_is_seen():
 
 
 @pytest.mark.parametrize("kind", [Unit, Whole])
-@pytest.mark.parametrize(
-    "name", ["weight's strides", "features' strides", "all dtypes", "memory", "columns"]
-)
+@pytest.mark.parametrize("name", ["weight's strides", "features' strides", "all dtypes", "memory", "columns"])
 def test_other_operands(name, kind):
     unit = kind().known()
     replaced(unit, name)

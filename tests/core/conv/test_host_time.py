@@ -17,11 +17,7 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(("worth", "norms"), [(1 << 62, 3), (0, 0)])
 def test_norms_run_apart_or_in_the_launch(worth, norms):
     seen = {}
-    with (
-        torch.no_grad(),
-        pretended_gpu(),
-        mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2),
-    ):
+    with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2):
         for name, run in layers():
             for _ in range(3):
                 assert run().shape == (24, 32)
@@ -34,11 +30,7 @@ def test_norms_run_apart_or_in_the_launch(worth, norms):
 @pytest.mark.parametrize(("worth", "norms"), [(1 << 62, 2), (0, 0)])
 def test_sums_run_apart_or_in_the_launch(worth, norms):
     alone = []
-    with (
-        torch.no_grad(),
-        pretended_gpu(),
-        mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2),
-    ):
+    with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2):
         for _, run in sums():
             for _ in range(3):
                 run()
@@ -65,9 +57,7 @@ THIN = {"encoder": (8, 8, 16, 16), "decoder": (16, 16, 8, 8), "stem": 8}
 def test_scenes_of_a_stream_wait_in_turns(monkeypatch):
     original, seen = torch.batch_norm, []
     monkeypatch.setattr(
-        torch,
-        "batch_norm",
-        lambda *args: seen.append(convolution.MIN_DEFERRED_ELEMENTS[0]) or original(*args),
+        torch, "batch_norm", lambda *args: seen.append(convolution.MIN_DEFERRED_ELEMENTS[0]) or original(*args)
     )
     alone = {}
     for name, net, scene in stream(**THIN):
@@ -87,9 +77,7 @@ def test_steps_are_of_whole_networks(monkeypatch):
     reached = []
     backward = torch.autograd.backward
     monkeypatch.setattr(
-        torch.autograd,
-        "backward",
-        lambda y, *args, **more: reached.append(y.shape[0]) or backward(y, *args, **more),
+        torch.autograd, "backward", lambda y, *args, **more: reached.append(y.shape[0]) or backward(y, *args, **more)
     )
     found = steps(2, **THIN)
     assert list(found) == ["spconv", "torchsparse", "MinkowskiEngine"]

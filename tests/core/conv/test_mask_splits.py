@@ -110,6 +110,5 @@ def test_what_a_module_may_be_given():
     assert override.of(module) == "masked:3" and registry.entry("masked:3").splits == 3
     for name, splits in (("masked", 5), ("masked", -1), ("masked", 2.0), ("grouped", 2), (None, 1)):
         call = [f"splits={splits!r}", "masked", "0 to 4"]
-        assert_error(lambda n=name, s=splits: sparse_bridge.dataflow(module, n, s), SettingError,
-                     call)  # fmt: skip
+        assert_error(lambda n=name, s=splits: sparse_bridge.dataflow(module, n, s), SettingError, call)
     sparse_bridge.dataflow(module, None)

@@ -241,9 +241,7 @@ def test_a_kernel_without_a_table(kernel_lane, tight):
 def test_maps_are_dropped_and_built_again(monkeypatch):
     scene, builds = Scene("submanifold", torch.float32, "cpu"), []
     build = map_builder.submanifold
-    monkeypatch.setattr(
-        map_builder, "submanifold", lambda *given: builds.append(1) or build(*given)
-    )
+    monkeypatch.setattr(map_builder, "submanifold", lambda *given: builds.append(1) or build(*given))
     with sparse_bridge.memory_limit("1GiB"):
         first, second = scene.map(), scene.map()
         want = scene.run("1GiB", first)
@@ -312,16 +310,13 @@ def test_copies_for_autocast_are_counted():
 
 @pytest.mark.parametrize(
     ("given", "size"),
-    [("8GiB", 8 << 30), ("512MB", 512 * 10**6), ("1.5 kib", 1536), (" 7 ", 7), (9, 9),
-     ("2b", 2), ("1TB", 10**12)],
-)  # fmt: skip
+    [("8GiB", 8 << 30), ("512MB", 512 * 10**6), ("1.5 kib", 1536), (" 7 ", 7), (9, 9), ("2b", 2), ("1TB", 10**12)],
+)
 def test_sizes(given, size):
     assert sparse_bridge.memory_limit(given).limit == size
 
 
-@pytest.mark.parametrize(
-    "given", ["", "many", "-1GiB", 0, -5, "0MB", "3 furlongs", None, 2.5, True]
-)
+@pytest.mark.parametrize("given", ["", "many", "-1GiB", 0, -5, "0MB", "3 furlongs", None, 2.5, True])
 def test_no_sizes(given):
     with pytest.raises(SettingError, match=r"expected a size such as '8GiB'"):
         sparse_bridge.memory_limit(given)

@@ -33,9 +33,7 @@ class Layer:
     def __call__(self):
         """Features as whoever takes them out of a sparse tensor has them."""
         with torch.no_grad():
-            y = layers.convolve_layer(
-                self.weight, self.x, self.weight, self.made.kmap, Epilogue(), ConvForm()
-            )
+            y = layers.convolve_layer(self.weight, self.x, self.weight, self.made.kmap, Epilogue(), ConvForm())
         return waiting.features_of(y)
 
     def normed(self, y):
@@ -178,9 +176,7 @@ def test_changes_of_the_result_count(conv):
         if known == 2:
             assert type(y) is torch.Tensor, "somebody else writes into it"
         y.add_(1)
-        assert_close(
-            conv.normed(y), F.batch_norm(conv.want() + 1, *(v.double() for v in conv.norm))
-        )
+        assert_close(conv.normed(y), F.batch_norm(conv.want() + 1, *(v.double() for v in conv.norm)))
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
@@ -192,9 +188,7 @@ def test_other_modes(conv, mode):
         found = F.batch_norm(y, *conv.norm)
     assert found.is_inference() == (mode is torch.inference_mode) and not y.is_inference()
     with mode():
-        y = layers.convolve_layer(
-            conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm()
-        )
+        y = layers.convolve_layer(conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm())
     assert type(y) is torch.Tensor
 
 
@@ -207,9 +201,7 @@ class Unseen(TorchDispatchMode):
 
 def test_compiled_layers_take_them(conv):
     norm = torch.nn.BatchNorm1d(10).eval()
-    tail = torch.compile(
-        torch.nn.Sequential(norm, torch.nn.ReLU()), backend="eager", fullgraph=True
-    )
+    tail = torch.compile(torch.nn.Sequential(norm, torch.nn.ReLU()), backend="eager", fullgraph=True)
     want = F.relu(F.batch_norm(conv.want(), *(v.double() for v in norm.buffers() if v.ndim)))
     with torch.no_grad():
         for _ in range(3):
@@ -222,9 +214,7 @@ def test_calls_of_which_nothing_is_learnt(conv, mode):
     for known in range(3):
         for _ in range(6):
             with mode():
-                y = layers.convolve_layer(
-                    conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm()
-                )
+                y = layers.convolve_layer(conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm())
             assert type(y) is torch.Tensor
         kind = type(conv())
         assert kind is (waiting.Waiting if known else waiting.Watched)

@@ -17,9 +17,12 @@ from tests.walk_doors import LAUNCHER, doors
 pytest.importorskip("triton")
 
 STEADY = [
-    "core/conv/convolution.py", "core/conv/plan.py", "core/conv/kernel_products.py",
-    "kernels/gemm/gather_gemm.py", "kernels/runtime/launch.py",
-]  # fmt: skip
+    "core/conv/convolution.py",
+    "core/conv/plan.py",
+    "core/conv/kernel_products.py",
+    "kernels/gemm/gather_gemm.py",
+    "kernels/runtime/launch.py",
+]
 
 
 @pytest.fixture

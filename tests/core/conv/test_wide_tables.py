@@ -24,8 +24,7 @@ def wide(device, kind="strided", room=37):
     memory, count = memory.to(device), torch.tensor([n_rows - 1], dtype=torch.int32, device=device)
     views = NeighborTable(memory, None, count), None
     symmetric = {"symmetric": book.symmetric, "center": book.center}
-    return made, KernelMap(Rulebook(n_in, n_rows, book.n_offsets, memory.device, views=views,
-                                    **symmetric)), memory  # fmt: skip
+    return made, KernelMap(Rulebook(n_in, n_rows, book.n_offsets, memory.device, views=views, **symmetric)), memory
 
 
 @pytest.mark.interpreted
@@ -34,9 +33,7 @@ def wide(device, kind="strided", room=37):
 def test_products_read_the_table_where_it_is(kernel_lane, kind):
     made, kmap, memory = wide(kernel_lane.device, kind)
     x, weight, bias, _ = tensors(made, 6, 10)
-    with torch.no_grad(), kernel_lane.serving(torch.float32), settings.override(
-        dataflow="unmasked"
-    ):  # fmt: skip
+    with torch.no_grad(), kernel_lane.serving(torch.float32), settings.override(dataflow="unmasked"):
         y = functional.conv(*(t.to(kernel_lane.device) for t in (x, weight, bias)), kmap)
     assert_close(y, made.truth(x, weight, bias))
     found, backwards = kmap.rulebook.neighbors(0)

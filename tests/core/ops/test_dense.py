@@ -35,9 +35,7 @@ def test_rows_stand_at_their_coordinates(rows, last_wins, channels_first):
 
 def test_negative_coordinates_count_from_the_end():
     coords, features = scene(20, distinct=True)
-    assert torch.equal(
-        to_dense(features, coords - SIZES.int(), SHAPE), to_dense(features, coords, SHAPE)
-    )
+    assert torch.equal(to_dense(features, coords - SIZES.int(), SHAPE), to_dense(features, coords, SHAPE))
 
 
 def test_gradients():

@@ -49,23 +49,16 @@ def truth(x, weight, edge_index, edge_type, n_out, aggr="mean"):
 
 def compare(lane, edges, x, weight, n_out, *, aggr="mean", dtype=torch.float32, residual=None):
     """Forward and all gradients; rows repeat bit by bit."""
-    relations = functional.relation_map(
-        edges[0].to(lane.device), edges[1].to(lane.device), len(weight), n_out, len(x)
-    )
+    relations = functional.relation_map(edges[0].to(lane.device), edges[1].to(lane.device), len(weight), n_out, len(x))
     wanted = [x, weight] if x.is_floating_point() else [weight]
     dy = features(n_out, weight.shape[-1] * (weight.shape[1] if weight.ndim == 4 else 1), 9, dtype)
     added = [] if residual is None else [residual]
     runs = []
     for _ in range(2):
-        leaves = [
-            t.detach().clone().to(lane.device).requires_grad_(t.is_floating_point())
-            for t in (x, weight)
-        ]
+        leaves = [t.detach().clone().to(lane.device).requires_grad_(t.is_floating_point()) for t in (x, weight)]
         more = [t.detach().clone().to(lane.device).requires_grad_() for t in added]
         with lane.serving(dtype):
-            y = functional.relational_conv(
-                *leaves, relations, aggr=aggr, residual=more[0] if more else None
-            )
+            y = functional.relational_conv(*leaves, relations, aggr=aggr, residual=more[0] if more else None)
             y.backward(dy.to(lane.device))
         runs.append([y.detach(), *(t.grad for t in (*leaves, *more) if t.requires_grad)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
@@ -183,31 +176,42 @@ def test_sums_without_entries_are_zero(map_lane):
     assert sums.transposed().transposed() is sums
 
 
-@pytest.mark.parametrize("change, kind, words", [
-    ({'edge_index': torch.zeros(3, 4, dtype=torch.int64)}, errors.ShapeError, ["[3, 4]", "[2, E]"]),
-    ({'edge_type': torch.zeros(5, dtype=torch.int64)}, errors.ShapeError, ["[5]", "[4]"]),
-    ({'edge_type': torch.zeros(4)}, errors.DataTypeError, ["edge_type", "float32", "int32"]),
-    ({'edge_index': torch.full((2, 4), 9)}, errors.CoordinateError, ["source node 9", "< 6"]),
-    ({'edge_index': torch.tensor([[0] * 4, [-1] * 4])}, errors.CoordinateError, ["target node -1"]),
-    ({'edge_type': torch.full((4,), 2)}, errors.CoordinateError, ["relation 2", "< 2"]),
-    ({'n_relations': 0}, errors.ShapeError, ["0 relations", "at least one"]),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "change, kind, words",
+    [
+        ({"edge_index": torch.zeros(3, 4, dtype=torch.int64)}, errors.ShapeError, ["[3, 4]", "[2, E]"]),
+        ({"edge_type": torch.zeros(5, dtype=torch.int64)}, errors.ShapeError, ["[5]", "[4]"]),
+        ({"edge_type": torch.zeros(4)}, errors.DataTypeError, ["edge_type", "float32", "int32"]),
+        ({"edge_index": torch.full((2, 4), 9)}, errors.CoordinateError, ["source node 9", "< 6"]),
+        ({"edge_index": torch.tensor([[0] * 4, [-1] * 4])}, errors.CoordinateError, ["target node -1"]),
+        ({"edge_type": torch.full((4,), 2)}, errors.CoordinateError, ["relation 2", "< 2"]),
+        ({"n_relations": 0}, errors.ShapeError, ["0 relations", "at least one"]),
+    ],
+    ids=str,
+)
 def test_bad_edges(change, kind, words):
     given = {
-        "edge_index": torch.zeros(2, 4, dtype=torch.int64), "edge_type": torch.zeros(4).long(),
-        "n_relations": 2, "n_out": 5, "n_in": 6,
-    }  # fmt: skip
+        "edge_index": torch.zeros(2, 4, dtype=torch.int64),
+        "edge_type": torch.zeros(4).long(),
+        "n_relations": 2,
+        "n_out": 5,
+        "n_in": 6,
+    }
     assert_error(lambda: functional.relation_map(**{**given, **change}), kind, words)
 
 
-@pytest.mark.parametrize("x, weight, options, kind, words", [
-    (torch.ones(6, 3), torch.ones(2, 4, 4), {}, errors.ShapeError, ["3 channels", "expects 4"]),
-    (torch.ones(5, 4), torch.ones(2, 4, 4), {}, errors.ShapeError, ["[5, 4]", "[6, C_in]"]),
-    (torch.ones(6, 4), torch.ones(3, 4, 4), {}, errors.ShapeError, ["[3, 4, 4]", "[2, C_in"]),
-    (torch.ones(6, 4), torch.ones(2, 4, 4), {"aggr": "max"}, errors.UnsupportedError, ["'max'"]),
-    (torch.full((6,), 4), torch.ones(2, 4, 4), {}, errors.CoordinateError, ["node 4", "< 4"]),
-    (torch.zeros(6).long(), torch.ones(2, 2, 2, 2), {}, errors.UnsupportedError, ["block"]),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "x, weight, options, kind, words",
+    [
+        (torch.ones(6, 3), torch.ones(2, 4, 4), {}, errors.ShapeError, ["3 channels", "expects 4"]),
+        (torch.ones(5, 4), torch.ones(2, 4, 4), {}, errors.ShapeError, ["[5, 4]", "[6, C_in]"]),
+        (torch.ones(6, 4), torch.ones(3, 4, 4), {}, errors.ShapeError, ["[3, 4, 4]", "[2, C_in"]),
+        (torch.ones(6, 4), torch.ones(2, 4, 4), {"aggr": "max"}, errors.UnsupportedError, ["'max'"]),
+        (torch.full((6,), 4), torch.ones(2, 4, 4), {}, errors.CoordinateError, ["node 4", "< 4"]),
+        (torch.zeros(6).long(), torch.ones(2, 2, 2, 2), {}, errors.UnsupportedError, ["block"]),
+    ],
+    ids=str,
+)
 def test_bad_features(x, weight, options, kind, words):
     relations = functional.relation_map(torch.zeros(2, 4).long(), torch.zeros(4).long(), 2, 5, 6)
     assert_error(lambda: functional.relational_conv(x, weight, relations, **options), kind, words)

@@ -13,11 +13,7 @@ from sparse_bridge.errors import ShapeError
 DEVICES = [
     "cpu",
     pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-        ],
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
     ),
 ]
 
@@ -99,9 +95,7 @@ def test_half_types_accumulate_in_float32(device, dtype, extent):
     got = union_rows([indices], [features], (extent,), 1)[1]
     _, expected = by_dictionary([indices.cpu()], [features.cpu()])
     assert got.dtype == dtype
-    torch.testing.assert_close(
-        got.double().cpu(), expected, rtol=torch.finfo(dtype).eps + 2e-6, atol=0
-    )
+    torch.testing.assert_close(got.double().cpu(), expected, rtol=torch.finfo(dtype).eps + 2e-6, atol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -119,9 +113,7 @@ def test_repeats_bit_for_bit(device):
 
 def test_dtypes_are_promoted():
     first, second = operand(0, 5, (3,), 1, 2), operand(1, 5, (3,), 1, 2, torch.float32)
-    assert (
-        union_rows([first[0], second[0]], [first[1], second[1]], (3,), 1)[1].dtype == torch.float64
-    )
+    assert union_rows([first[0], second[0]], [first[1], second[1]], (3,), 1)[1].dtype == torch.float64
 
 
 def test_bad_operands():

@@ -53,9 +53,11 @@ def encoder():
         def __init__(self):
             super().__init__()
             self.net = spconv.SparseSequential(
-                block(4, 48, indice_key="a"), block(48, 48, indice_key="a"),
-                block(48, 80, stride=2), block(80, 80, indice_key="b"),
-            )  # fmt: skip
+                block(4, 48, indice_key="a"),
+                block(48, 48, indice_key="a"),
+                block(48, 80, stride=2),
+                block(80, 80, indice_key="b"),
+            )
             self.point = spconv.SubMConv3d(80, 8, 1, bias=True)
 
         def forward(self, x):
@@ -80,9 +82,11 @@ class TestProducts:
             found = products()
             assert products(pointwise=True) == {(80, 8, HALF, None, False, False)}
         assert found == {
-            (4, 48, HALF, "relu", True, False), (48, 48, HALF, "relu", True, False),
-            (48, 80, HALF, "relu", True, False), (80, 80, HALF, "relu", True, False),
-        }  # fmt: skip
+            (4, 48, HALF, "relu", True, False),
+            (48, 48, HALF, "relu", True, False),
+            (48, 80, HALF, "relu", True, False),
+            (80, 80, HALF, "relu", True, False),
+        }
 
     def test_training_asks_for_gradients_in_the_dtype_of_autocast(self, spconv, monkeypatch):
         network = encoder().train()
@@ -107,9 +111,10 @@ class TestProducts:
             import torchsparse.nn as spnn
 
             layers = [
-                spnn.Conv3d(4, 24, 3), spnn.Conv3d(24, 8, 1),
+                spnn.Conv3d(4, 24, 3),
+                spnn.Conv3d(24, 8, 1),
                 ME.MinkowskiConvolution(6, 40, kernel_size=3, dimension=3, bias=True),
-            ]  # fmt: skip
+            ]
             found = compilation._products(CPU)
         own = {tuple(one.weight.shape): one for one, _ in found if one.layer is not None}
         assert set(own) == {(27, 4, 24), (1, 24, 8), (27, 6, 40)} and len(layers) == 3
@@ -129,9 +134,7 @@ class TestProducts:
         (True, True, 848, ["masked", "masked"], []),
     ],
 )
-def test_the_dataflow_of_the_rule_is_compiled(
-    monkeypatch, symmetric, trains, rows, expected, ordered
-):
+def test_the_dataflow_of_the_rule_is_compiled(monkeypatch, symmetric, trains, rows, expected, ordered):
     """Rows decide between two of them; they are guessed where nobody knows them yet."""
     flows, target = [], Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
     real = product_kernels.launch_over
@@ -143,9 +146,7 @@ def test_the_dataflow_of_the_rule_is_compiled(
     monkeypatch.setattr(product_kernels, "launch_over", noting)
     weight = torch.empty(80, 27, 48, dtype=HALF)
     sizes = None if rows is None else product_kernels.Sizes(rows, rows)
-    one = product_kernels.Expected(
-        None, weight, "ovi", Epilogue(), 1, symmetric, trains, sizes=sizes
-    )  # fmt: skip
+    one = product_kernels.Expected(None, weight, "ovi", Epilogue(), 1, symmetric, trains, sizes=sizes)
     given = CPU, dataclasses.replace(target, raw=False), one, HALF, product_kernels.likely(one)
     with precompile.dry_run():
         product_kernels.compile_product(*given)
@@ -190,13 +191,8 @@ def forms():
     def told(key):
         return tuple(map(told, key)) if isinstance(key, tuple) else meaning.get(key, key)
 
-    compiled = (
-        (kernel.name, key) for kernel in launch.REGISTRY.values() for key in kernel._compiled
-    )
-    return {
-        (name, device, *(map(told, key) if isinstance(key, tuple) else (key,)))
-        for name, (device, key) in compiled
-    }
+    compiled = ((kernel.name, key) for kernel in launch.REGISTRY.values() for key in kernel._compiled)
+    return {(name, device, *(map(told, key) if isinstance(key, tuple) else (key,))) for name, (device, key) in compiled}
 
 
 @pytest.mark.gpu

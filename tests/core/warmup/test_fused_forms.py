@@ -30,9 +30,7 @@ BLOCK = END._replace(residual=VECTOR)
 
 def product_of(epilogue, target=HOPPER, flow=None, device=CPU):
     weight = torch.empty(64, 27, 64, dtype=HALF)
-    layer = LayerProduct(
-        target, device, HALF, "ieee", layout_of(weight, "ovi", 1), epilogue.form
-    )  # fmt: skip
+    layer = LayerProduct(target, device, HALF, "ieee", layout_of(weight, "ovi", 1), epilogue.form)
     return GatherProduct(flow or registry.entry("masked").by_rule(), layer)
 
 
@@ -128,9 +126,7 @@ class Nothing(KernelDataflow):
         return Launch()
 
 
-@pytest.mark.parametrize(
-    ("epilogue", "calls"), [(END, 1), (BLOCK, 1), (Epilogue(), 0), (Epilogue(VECTOR), 0)]
-)
+@pytest.mark.parametrize(("epilogue", "calls"), [(END, 1), (BLOCK, 1), (Epilogue(), 0), (Epilogue(VECTOR), 0)])
 def test_a_product_is_told_once(monkeypatch, epilogue, calls):
     told = []
     monkeypatch.setattr(kernel_products, "_listeners", [lambda *about: told.append(about)])
@@ -157,8 +153,7 @@ class TestGuesses:
         return Expected(self, weight, layout, **held)
 
     def forms(self, one):
-        return [(end.epilogue.form.parts, end.epilogue.activation)
-                for end in fused_forms.followed(one)]  # fmt: skip
+        return [(end.epilogue.form.parts, end.epilogue.activation) for end in fused_forms.followed(one)]
 
     def test_norm_sum_and_activation(self):
         assert self.forms(self.expected()) == [(6, "relu"), (14, "relu")]

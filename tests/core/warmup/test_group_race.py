@@ -53,13 +53,7 @@ def by_rule(kernel_lane, monkeypatch):
     def choose(case, wanted=""):
         return chosen(case, wanted) if wanted or not case.regular else ruled
 
-    monkeypatch.setattr(
-        plans,
-        "registry",
-        types.SimpleNamespace(
-            **vars(registry),
-        ),
-    )
+    monkeypatch.setattr(plans, "registry", types.SimpleNamespace(**vars(registry)))
     monkeypatch.setattr(plans.registry, "choose", choose)
     plans.reset()
     yield kernel_lane
@@ -79,9 +73,7 @@ def setup(lane, kind="submanifold", channels=16):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("kind, fast", [
-    ("submanifold", "unmasked"), ("strided", "masked"), ("inverse", "masked"),
-])  # fmt: skip
+@pytest.mark.parametrize("kind, fast", [("submanifold", "unmasked"), ("strided", "masked"), ("inverse", "masked")])
 def test_inference_takes_what_is_fastest(by_rule, tmp_path, kind, fast):
     made, x, weight, _, device = setup(by_rule, kind)
     clock = Clock({fast: 1e-4}, build=1e-6)

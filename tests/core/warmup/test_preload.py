@@ -36,13 +36,7 @@ def run(script, gpus=1, **environment):
     pytest.importorskip("triton")
     text = BUILD.format(gpus=gpus, patience=PATIENCE) + textwrap.dedent(script)
     variables = {**os.environ, "TRITON_INTERPRET": "0", **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -92,7 +86,4 @@ def test_an_empty_disk_cache_starts_the_compile_server(tmp_path, filled):
 
 def test_a_triton_that_is_broken_is_not_told_here(tmp_path):
     (tmp_path / "triton.py").write_text("raise RuntimeError('broken')")
-    run(
-        "assert preload._begun and preload._thread is None",
-        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
-    )
+    run("assert preload._begun and preload._thread is None", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))

@@ -59,9 +59,7 @@ def kernel_map_rows(cm, in_key, out_key, kmap):
             raise Mismatch(f"kernel map entry {k} has shape {pair.shape}, expected [2, n]")
         if pair.shape[1] == 0:
             raise Mismatch(f"kernel map lists offset {k} although it is empty")
-        rows.append(
-            np.concatenate([np.full((pair.shape[1], 1), k), ci[pair[0]], co[pair[1]]], axis=1)
-        )
+        rows.append(np.concatenate([np.full((pair.shape[1], 1), k), ci[pair[0]], co[pair[1]]], axis=1))
     width = 1 + ci.shape[1] + co.shape[1]
     return np.concatenate(rows) if rows else np.zeros((0, width), np.int64)
 
@@ -69,9 +67,7 @@ def kernel_map_rows(cm, in_key, out_key, kmap):
 def stride_map_rows(cm, in_key, out_key):
     i, o = cm.stride_map(in_key, out_key)
     ci, co = numpy_of(cm.get_coordinates(in_key)), numpy_of(cm.get_coordinates(out_key))
-    return np.concatenate(
-        [ci[numpy_of(i).astype(np.int64)], co[numpy_of(o).astype(np.int64)]], axis=1
-    )
+    return np.concatenate([ci[numpy_of(i).astype(np.int64)], co[numpy_of(o).astype(np.int64)]], axis=1)
 
 
 def origin_map_rows(cm, key):
@@ -82,21 +78,14 @@ def origin_map_rows(cm, key):
     out = []
     for b, r in enumerate(rows):
         r = numpy_of(r).astype(np.int64)
-        out.append(
-            np.concatenate(
-                [np.full((len(r), 1), b), np.full((len(r), 1), int(b in present)), c[r]], axis=1
-            )
-        )
+        out.append(np.concatenate([np.full((len(r), 1), b), np.full((len(r), 1), int(b in present)), c[r]], axis=1))
     return np.concatenate(out)
 
 
 def interp_entries(cm, key, q):
     i, s, w = cm.interpolation_map_weight(key, q)
     c = numpy_of(cm.get_coordinates(key))[numpy_of(i).astype(np.int64)]
-    return {
-        "C": np.concatenate([numpy_of(s).reshape(-1, 1), c], axis=1),
-        "F": numpy_of(w).reshape(-1, 1),
-    }
+    return {"C": np.concatenate([numpy_of(s).reshape(-1, 1), c], axis=1), "F": numpy_of(w).reshape(-1, 1)}
 
 
 def permutations_ok(x):
@@ -136,9 +125,7 @@ def field_inverse_ok(field, x, coords, stride=1):
 
 def by_batch(coords, feats):
     """Lists (one entry per batch index) -> {"C", "F"} with the batch index put back."""
-    c = [
-        np.concatenate([np.full((len(v), 1), b), numpy_of(v)], axis=1) for b, v in enumerate(coords)
-    ]
+    c = [np.concatenate([np.full((len(v), 1), b), numpy_of(v)], axis=1) for b, v in enumerate(coords)]
     f = torch.cat(list(feats))
     return {"C": np.concatenate(c), "F": f}
 
@@ -186,11 +173,7 @@ def dtype(x):
 
 
 def int_list(x):
-    return (
-        [int(v) for v in numpy_of(x).reshape(-1)]
-        if not isinstance(x, (list, tuple))
-        else [int(v) for v in x]
-    )
+    return [int(v) for v in numpy_of(x).reshape(-1)] if not isinstance(x, (list, tuple)) else [int(v) for v in x]
 
 
 def item(x, i):
@@ -239,6 +222,4 @@ def attribute(x, name):
 
 
 def set_features(ME, x, feats):
-    return ME.SparseTensor(
-        feats, coordinate_map_key=x.coordinate_map_key, coordinate_manager=x.coordinate_manager
-    )
+    return ME.SparseTensor(feats, coordinate_map_key=x.coordinate_map_key, coordinate_manager=x.coordinate_manager)

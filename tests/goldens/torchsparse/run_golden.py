@@ -117,9 +117,7 @@ class TorchSparse(Case):
         """[class, positional arguments?, keywords?]"""
         args = rest[0] if rest and isinstance(rest[0], list) else []
         kwargs = rest[-1] if rest and isinstance(rest[-1], dict) else {}
-        root, path = (
-            (torch, name[6:]) if name.startswith("torch.") else (self.library, "nn." + name)
-        )
+        root, path = (torch, name[6:]) if name.startswith("torch.") else (self.library, "nn." + name)
         return dotted(root, path)(*map(tupled, args), **{k: tupled(v) for k, v in kwargs.items()})
 
     def input(self, name, how):
@@ -178,10 +176,13 @@ class TorchSparse(Case):
             extent = None if extent is None else [int(i) for i in extent[:4]]
             self.report.same(f"{name} spatial_range", extent, output["spatial_range"])
         return self.compare_sparse(
-            name, numpy_of(got.coords).astype(np.int64), got.feats,
-            self.arrays[f"out/{name}/coords"].astype(np.int64), self.arrays[f"out/{name}/feats"],
+            name,
+            numpy_of(got.coords).astype(np.int64),
+            got.feats,
+            self.arrays[f"out/{name}/coords"].astype(np.int64),
+            self.arrays[f"out/{name}/feats"],
             output.get("ordered", False),
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

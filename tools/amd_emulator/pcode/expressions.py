@@ -42,9 +42,7 @@ class Expressions:
         self.pre, self.consts, self.wide, self.rtz = pre, dict(consts), wide, rtz
         self.lines, self.vars, self.fns, self.bound = [], {}, {}, {}
         self.d16 = self.d0_old = self.heavy = self.cb = self.d0 = False
-        self.dw = (
-            64 if re.search(r"\bD0\.[uifb]64(?!\[laneId)|\bD0\[63|\bD0\.u32\[63", text) else 32
-        )
+        self.dw = 64 if re.search(r"\bD0\.[uifb]64(?!\[laneId)|\bD0\[63|\bD0\.u32\[63", text) else 32
         self.wrote = set()
         self.ret = None
         self.ntmp = 0
@@ -112,9 +110,7 @@ class Expressions:
             if a.k not in "ui":
                 raise PcodeError("shift of a float")
             w = 32 if a.n <= 32 else 64 if a.n <= 64 else 128
-            safe = (b.lit is not None and b.lit < w) or 2 ** min(
-                b.n, b.inner.n if b.inner else 99
-            ) <= w
+            safe = (b.lit is not None and b.lit < w) or 2 ** min(b.n, b.inner.n if b.inner else 99) <= w
             r = (
                 f"({a.c} {op} {b.c})"
                 if safe
@@ -181,12 +177,7 @@ class Expressions:
             n = a.lit - z.lit + 1
             c = f"({b} >> {z.lit})" if z.lit else b
             lit = v.lit >> z.lit & (1 << n) - 1 if v.lit is not None else None
-            return Val(
-                c if n == v.n else mask(f"((u32)({c}))" if n <= 32 and v.n > 32 else c, n),
-                "u",
-                n,
-                lit,
-            )
+            return Val(c if n == v.n else mask(f"((u32)({c}))" if n <= 32 and v.n > 32 else c, n), "u", n, lit)
         if self.opt("+:"):
             n = self.binary(0).lit
             self.take("]")
@@ -241,9 +232,7 @@ class Expressions:
             if self.peek("."):
                 self.take()
                 n = typ(self.take())[1]
-            return Val(
-                {"INF": "INFINITY", "NAN": "NAN"}[x], "f", n, float("inf") if x == "INF" else None
-            )
+            return Val({"INF": "INFINITY", "NAN": "NAN"}[x], "f", n, float("inf") if x == "INF" else None)
         if x == "WAVE_MODE":
             self.take(".")
             self.take("IEEE")
@@ -253,8 +242,7 @@ class Expressions:
         if x == "PI":
             return Val("3.14159265358979323846", "f", 64)
         if x in ("VCC", "EXEC") and re.match(
-            r"\.u(64|32) \[ laneId \]",
-            " ".join(t[1] for t in self.t[self.p : self.p + 5]).replace(". u", ".u"),
+            r"\.u(64|32) \[ laneId \]", " ".join(t[1] for t in self.t[self.p : self.p + 5]).replace(". u", ".u")
         ):
             self.p += 5
             return Val(f"((u32)({'vcc' if x == 'VCC' else 'EXEC'} >> l) & 1)", "u", 1)
@@ -270,9 +258,7 @@ class Expressions:
                 32,
             )
         if x in ("S0", "S1", "S2", "SIMM32", "SIMM16"):
-            wide = re.search(
-                rf"\b{x}\.[uifb]64|\b{x}\[(3[2-9]|[456]\d)|\b{x}\.u32\[(3[2-9]|[456]\d)", self.text
-            )
+            wide = re.search(rf"\b{x}\.[uifb]64|\b{x}\[(3[2-9]|[456]\d)|\b{x}\.u32\[(3[2-9]|[456]\d)", self.text)
             return Val(self.pre + x, "u", 64 if wide else 32)
         if x == "D0":
             self.d0_old = self.d0_old or "D0" not in self.wrote

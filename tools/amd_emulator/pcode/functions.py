@@ -32,12 +32,7 @@ class Functions(Expressions):
         if x in self.fns:
             return self.inline(x, a)
         v = a[0]
-        v = (
-            v.inner
-            if x in ("isNAN", "isSignalNAN", "isQuietNAN", "cvtToQuietNAN", "sign", "isEven")
-            and v.inner
-            else v
-        )
+        v = v.inner if x in ("isNAN", "isSignalNAN", "isQuietNAN", "cvtToQuietNAN", "sign", "isEven") and v.inner else v
         n = v.n
         q = "f" if n != 64 else ""
         w = 64 if n == 64 else 32
@@ -51,11 +46,7 @@ class Functions(Expressions):
             return Val(f"rh({r})" if a[1].n == 16 else r, "f", a[1].n)
         if x == "fma":
             return Val(
-                f"fma16({a[0].c}, {a[1].c}, {a[2].c})"
-                if n == 16
-                else f"fma{q}({a[0].c}, {a[1].c}, {a[2].c})",
-                "f",
-                n,
+                f"fma16({a[0].c}, {a[1].c}, {a[2].c})" if n == 16 else f"fma{q}({a[0].c}, {a[1].c}, {a[2].c})", "f", n
             )
         if x in ("sin2pi", "cos2pi"):
             self.heavy = True
@@ -72,23 +63,13 @@ class Functions(Expressions):
             self.heavy = True
             return Val(f"frexp_mant{w}({v.c})", "f", n)
         if x == "exponent":
-            return Val(
-                {64: f"XP64({v.c})", 32: f"(XP32({v.c}))", 16: f"((i32)(f2h({v.c}) >> 10) & 31)"}[
-                    n
-                ],
-                "i",
-                32,
-            )
+            return Val({64: f"XP64({v.c})", 32: f"(XP32({v.c}))", 16: f"((i32)(f2h({v.c}) >> 10) & 31)"}[n], "i", 32)
         if x == "sign":
             return Val(f"({bits(v)} >> {n - 1})", "u", 1)
         if x in ("isNAN", "isSignalNAN", "isQuietNAN"):
             s = f"SNAN{w}({v.c})"
             return Val(
-                {
-                    "isNAN": f"({v.c} != {v.c})",
-                    "isSignalNAN": f"({s})",
-                    "isQuietNAN": f"({v.c} != {v.c} && !{s})",
-                }[x],
+                {"isNAN": f"({v.c} != {v.c})", "isSignalNAN": f"({s})", "isQuietNAN": f"({v.c} != {v.c} && !{s})"}[x],
                 "u",
                 1,
             )
@@ -98,21 +79,11 @@ class Functions(Expressions):
             self.heavy = True
             return Val(f"trig_preop64({v.c}, {a[1].c})", "f", 64)
         if x == "fclass":
-            return Val(
-                f"fclass16({bits(v)}, {a[1].c})" if n == 16 else f"fclass{n}({v.c}, {a[1].c})",
-                "u",
-                1,
-            )
+            return Val(f"fclass16({bits(v)}, {a[1].c})" if n == 16 else f"fclass{n}({v.c}, {a[1].c})", "u", 1)
         if x in ("clz", "ctz", "cls"):
             return Val(f"{x}32({v.c})", "i", 32)
         if x in ("popc", "bitCount"):
-            return Val(
-                f"popc32({v.c})"
-                if n <= 32
-                else f"(popc32((u32)({v.c})) + popc32((u32)({v.c} >> 32)))",
-                "u",
-                32,
-            )
+            return Val(f"popc32({v.c})" if n <= 32 else f"(popc32((u32)({v.c})) + popc32((u32)({v.c} >> 32)))", "u", 32)
         if x == "vperm":
             return Val(f"vperm({a[0].c}, {a[1].c}, {a[2].c})", "u", 32)
         if x == "signext":
@@ -133,19 +104,13 @@ class Functions(Expressions):
                         "f",
                         int(m[4]),
                     )
-                return Val(
-                    f"({p.c} {'<' if m[1] == 'min' else '>'} {q.c} ? {p.c} : {q.c})",
-                    m[3],
-                    int(m[4]),
-                )
+                return Val(f"({p.c} {'<' if m[1] == 'min' else '>'} {q.c} ? {p.c} : {q.c})", m[3], int(m[4]))
 
             r = two(a[0], a[1])
             return two(r, a[2]) if m[2] else r
         if m := re.fullmatch(r"v_cvt_([iu])16_f32", x):
             return Val(
-                f"f_int({v.c}, {'-32768' if m[1] == 'i' else '0'}.f, {'32767' if m[1] == 'i' else '65535'}.f)",
-                "i",
-                32,
+                f"f_int({v.c}, {'-32768' if m[1] == 'i' else '0'}.f, {'32767' if m[1] == 'i' else '65535'}.f)", "i", 32
             )
         if m := re.fullmatch(r"f(16|32)_to_([su])norm", x):
             return cast(

@@ -80,9 +80,7 @@ class Translator(Functions):
             self.take("do")
             self.bound[x] = Val(f"{self.pre}{x}_", "i", 32)
             self.heavy = True
-            self.lines.append(
-                f"for (int {self.pre}{x}_ = {a.c}; {self.pre}{x}_ <= (int){b.c}; {self.pre}{x}_++) {{"
-            )
+            self.lines.append(f"for (int {self.pre}{x}_ = {a.c}; {self.pre}{x}_ <= (int){b.c}; {self.pre}{x}_++) {{")
             self.stmts(("endfor",))
             self.take("endfor")
             self.lines.append("}")
@@ -191,9 +189,7 @@ class Translator(Functions):
             return
         if x in self.vars and self.vars[x][2] is not None:
             k, n, _ = self.vars[x]
-            L(
-                f"{self.pre}{x}_[{ix[0][1].c}] = {num(v, k, n).c if v.k not in 'ui' or k in 'ui' else bits(v)};"
-            )
+            L(f"{self.pre}{x}_[{ix[0][1].c}] = {num(v, k, n).c if v.k not in 'ui' or k in 'ui' else bits(v)};")
             return
         if x not in ("D0", "EXEC", "S0", "VCC") and x not in self.vars:
             cont = re.search(rf"(?:^|[;\n]|then|else|do)\s*{x}(\[|\.[a-z]+\d+\s*=)", self.text)
@@ -204,14 +200,7 @@ class Translator(Functions):
                 else (v.k, max(v.n, 32) if v.k == "u" and v.n < 16 else v.n, None)
             )
         k, n = (
-            (
-                "u",
-                self.dw
-                if x == "D0"
-                else 64
-                if x in ("EXEC", "VCC") or (x == "S0" and "S0.b64" in self.text)
-                else 32,
-            )
+            ("u", self.dw if x == "D0" else 64 if x in ("EXEC", "VCC") or (x == "S0" and "S0.b64" in self.text) else 32)
             if x in ("D0", "EXEC", "S0", "VCC")
             else self.vars[x][:2]
         )
@@ -242,11 +231,7 @@ class Translator(Functions):
                 self.d16 = True
                 L(f"{c} = {b};")
                 return
-            L(
-                f"{c} = ({c} & ~({T}){(1 << n2) - 1:#x}ull) | {b};"
-                if x not in ("EXEC",)
-                else f"{c} = {b};"
-            )
+            L(f"{c} = ({c} & ~({T}){(1 << n2) - 1:#x}ull) | {b};" if x not in ("EXEC",) else f"{c} = {b};")
             self.wrote.add(x)
             return
         a, z = ix[-1][1:]
@@ -275,11 +260,7 @@ class Translator(Functions):
     def coerce(self, v, k, n, T):
         """v as the raw bits of type (k, n) in C type T."""
         if k in "ui" and v.k in "ui":
-            return (
-                f"({T})" + mask(f"(({ctype('u', n)})({v.c}))", n)
-                if n != 1
-                else f"({T})(({v.c}) & 1)"
-            )
+            return f"({T})" + mask(f"(({ctype('u', n)})({v.c}))", n) if n != 1 else f"({T})(({v.c}) & 1)"
         if k in "ui":
             return f"({T})({bits(v)})"
         if v.k in "ui":

@@ -84,9 +84,7 @@ def from_bits(c, m, k, n):
         return Val(f"bf((u32)({c}))", "f", 32, raw=f"((u32)({c}))")
     q = f"((u32)({c}) & {'0xffff' if n == 16 else '255'})"
     return Val(
-        f"{'h2f' if k == 'f' else 'b2f'}({q})"
-        if n == 16
-        else f"((float)f8_({q}, {3 if k == 'fp8' else 2}, 0))",
+        f"{'h2f' if k == 'f' else 'b2f'}({q})" if n == 16 else f"((float)f8_({q}, {3 if k == 'fp8' else 2}, 0))",
         k,
         n,
         raw=q,
@@ -122,11 +120,7 @@ def cast(v, k, n):
 
 def num(v, k, n):
     """Arithmetic conversion to type (k, n): integers become floats by value."""
-    return (
-        Val(f"(({ctype(k, n)})({v.c}))", k, n, v.lit)
-        if v.k in "ui" and k not in "ui"
-        else cast(v, k, n)
-    )
+    return Val(f"(({ctype(k, n)})({v.c}))", k, n, v.lit) if v.k in "ui" and k not in "ui" else cast(v, k, n)
 
 
 def common(a, b):
@@ -150,9 +144,7 @@ def number(x):
         return Val(hex(i) if i > 9 else str(i), "u" if u else "i", n, i)
     if "." in x and not x.startswith("0x"):
         f = x.rstrip("F")
-        return Val(
-            f + ("f" if x.endswith("F") else ""), "f", 32 if x.endswith("F") else 64, float(f)
-        )
+        return Val(f + ("f" if x.endswith("F") else ""), "f", 32 if x.endswith("F") else 64, float(f))
     m = re.fullmatch(r"(0x[0-9a-fA-F]+|\d+)(U?)(LL)?", x)
     i = int(m[1], 0)
     n = 64 if m[3] or i >> 32 else 32

@@ -27,9 +27,16 @@ class PersistentCacheAutoTuner:
     """A function with the attributes of a tuned one; calls run it as it is."""
 
     def __init__(
-        self, kernel: Callable[..., Any], configs: Any = (), key: Any = (), config_fn: Any = None,
-        key_fn: Any = None, warmup: int = 3, runs: int = 10, verbose: bool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        kernel: Callable[..., Any],
+        configs: Any = (),
+        key: Any = (),
+        config_fn: Any = None,
+        key_fn: Any = None,
+        warmup: int = 3,
+        runs: int = 10,
+        verbose: bool | None = None,
+    ) -> None:
         self.kernel, self.configs, self.key = kernel, configs, key
         self.config_fn, self.key_fn, self.warmup, self.runs = config_fn, key_fn, warmup, runs
         loud = os.environ.get("FLEX_GEMM_AUTOTUNER_VERBOSE", "0") == "1"
@@ -103,10 +110,7 @@ def load_autotune_cache(path_or_cache: Any = None) -> None:
         _cache.update(path_or_cache)
         return
     if path_or_cache is not None and not isinstance(path_or_cache, (str, os.PathLike)):
-        raise CacheTypeError(
-            f"load_autotune_cache got a {type(path_or_cache).__name__}; expected a path or a "
-            "mapping."
-        )
+        raise CacheTypeError(f"load_autotune_cache got a {type(path_or_cache).__name__}; expected a path or a mapping.")
     path = _default_path() if path_or_cache is None else pathlib.Path(path_or_cache)
     _cache.update(_read(path))
 
@@ -127,9 +131,8 @@ def get_num_sm() -> int:
 
 
 def get_autotune_config(
-    default: Any = None, platform: Mapping[str, Any] | None = None,
-    device: Mapping[str, Any] | None = None,
-) -> Any:  # fmt: skip
+    default: Any = None, platform: Mapping[str, Any] | None = None, device: Mapping[str, Any] | None = None
+) -> Any:
     """The configurations of the current GPU: by a part of its name, else by its platform, "cuda" or
     "hip", else the default. Raises ArgumentValueError where there is none."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -56,9 +56,7 @@ def hashmap_build_submanifold_conv_neighbour_map(
 
 
 @between_graphs
-def hashmap_build_sparse_conv_out_coords(
-    coords: torch.Tensor, ratio: float, mode: int, *sizes: int
-) -> torch.Tensor:
+def hashmap_build_sparse_conv_out_coords(coords: torch.Tensor, ratio: float, mode: int, *sizes: int) -> torch.Tensor:
     """Output coordinates int32 [M, 4].  sizes: B, S1..3, k1..3, s1..3, p1..3, d1..3."""
     if mode not in (0, 1, 2):
         raise ArgumentValueError(f"the row order is {mode!r}; expected 0, 1 or 2.")
@@ -66,9 +64,7 @@ def hashmap_build_sparse_conv_out_coords(
     return output_coordinates(coords, shape, layer, mode)
 
 
-def expand_unique_build_sparse_conv_out_coords(
-    coords: torch.Tensor, mode: int, *sizes: int
-) -> torch.Tensor:
+def expand_unique_build_sparse_conv_out_coords(coords: torch.Tensor, mode: int, *sizes: int) -> torch.Tensor:
     """The same rows in the same order."""
     return hashmap_build_sparse_conv_out_coords(coords, 1.0, mode, *sizes)
 
@@ -115,15 +111,10 @@ def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
 
 
 @between_graphs
-def neighbor_map_post_process_for_masked_implicit_gemm_1(
-    neighbor_map: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
+def neighbor_map_post_process_for_masked_implicit_gemm_1(neighbor_map: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(masks, their order, input rows, output rows and starts of all pairs)."""
     cache = SubMConv3dNeighborCache(neighbor_map=neighbor_map)
-    return (
-        cache.gray_code, cache.sorted_idx, cache.valid_signal_i, cache.valid_signal_o,
-        cache.valid_signal_seg,
-    )  # fmt: skip
+    return (cache.gray_code, cache.sorted_idx, cache.valid_signal_i, cache.valid_signal_o, cache.valid_signal_seg)
 
 
 @between_graphs
@@ -150,9 +141,7 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
 
 
 @between_graphs
-def indice_weighed_sum_fwd(
-    input: torch.Tensor, indices: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
+def indice_weighed_sum_fwd(input: torch.Tensor, indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """out[m] = sum over k of weight[m, k] * input[indices[m, k]]; indices [M, K], any integers."""
     check_features("indice_weighed_sum_fwd", input)
     check_features("indice_weighed_sum_fwd", weight)
@@ -199,8 +188,7 @@ def _decode(curve: str) -> Callable[..., torch.Tensor]:
         check_tensors(f"{curve}_decode", codes=codes)
         if codes.ndim != 1 or codes.dtype not in INTEGERS:
             raise ArgumentShapeError(
-                f"{curve}_decode got codes {list(codes.shape)} of {codes.dtype}; expected [N], "
-                "int32 or int64."
+                f"{curve}_decode got codes {list(codes.shape)} of {codes.dtype}; expected [N], int32 or int64."
             )
         _check_bits(bits)
         return decode(codes, bits, curve)

@@ -20,9 +20,7 @@ _SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @between_graphs
-def init_hashmap(
-    spatial_size: Sequence[int], hashmap_size: int, device: Any, with_values: bool = True
-) -> Any:
+def init_hashmap(spatial_size: Sequence[int], hashmap_size: int, device: Any, with_values: bool = True) -> Any:
     """(keys filled with ones, uninitialised values uint32), or the keys alone.
 
     spatial_size: a five-entry shape; keys are uint32 while its cells fit, else uint64.
@@ -32,9 +30,7 @@ def init_hashmap(
     batch, _, extents = grid_shape(spatial_size)
     cells = batch * extents[0] * extents[1] * extents[2]
     if cells >= 1 << 64:
-        raise ArgumentValueError(
-            f"a grid of {tuple(spatial_size)} has {cells} cells; keys take 64 bits."
-        )
+        raise ArgumentValueError(f"a grid of {tuple(spatial_size)} has {cells} cells; keys take 64 bits.")
     dtype = torch.uint32 if cells < 1 << 32 else torch.uint64
     keys = torch.full((slots,), -1, dtype=_SIGNED[dtype], device=device).view(dtype)
     if not with_values:
@@ -47,9 +43,7 @@ def _signed(values: torch.Tensor) -> torch.Tensor:
 
 
 @between_graphs
-def hashmap_insert(
-    keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> None:
+def hashmap_insert(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Enter values under keys, in place; a key that is there gets the new value. Raises
     ArgumentValueError where the table is full."""
     _check("hashmap_insert", keys, vals, k)
@@ -65,9 +59,7 @@ def hashmap_insert(
     missing = (slots < 0).nonzero().squeeze(1)
     free = (held == -1).nonzero().squeeze(1)
     if len(free) < len(missing):
-        raise ArgumentValueError(
-            f"{len(missing)} new keys for {len(free)} free slots; make the table larger."
-        )
+        raise ArgumentValueError(f"{len(missing)} new keys for {len(free)} free slots; make the table larger.")
     slots[missing] = free[: len(missing)]
     held[slots], stored[slots] = new.to(held.dtype), value.to(stored.dtype)
 
@@ -105,9 +97,7 @@ def hashmap_lookup(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor) -> t
     return found.view(vals.dtype)
 
 
-def cell_keys(
-    coords: torch.Tensor, extents: Sequence[int], dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cell_keys(coords: torch.Tensor, extents: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(keys of coordinates [M, 4], which of them lie in the box). Raises ArgumentShapeError,
     ArgumentTypeError, ArgumentValueError."""
     check_coords(coords, "the hash table")
@@ -130,17 +120,13 @@ def hashmap_insert_3d(
     hashmap_insert(keys, vals, cell_keys(coords, extents, keys.dtype)[0], v)
 
 
-def hashmap_insert_3d_idx_as_val(
-    keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *extents: int
-) -> None:
+def hashmap_insert_3d_idx_as_val(keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *extents: int) -> None:
     """The row number under every coordinate."""
     rows = torch.arange(len(coords), dtype=torch.int32, device=coords.device)
     hashmap_insert_3d(keys, vals, coords, rows.view(torch.uint32), *extents)
 
 
-def hashmap_lookup_3d(
-    keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *extents: int
-) -> torch.Tensor:
+def hashmap_lookup_3d(keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *extents: int) -> torch.Tensor:
     """The value under every coordinate; all ones where there is none or outside of the box."""
     wanted, inside = cell_keys(coords, extents, keys.dtype)
     found = _signed(hashmap_lookup(keys, vals, wanted))

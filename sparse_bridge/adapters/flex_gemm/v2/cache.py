@@ -60,9 +60,7 @@ class NeighborCache:
             self._turned = weakref.ref(found)  # in a circle both would live on for a while
         return found  # type: ignore[no-any-return]
 
-    def assert_match(
-        self, input_coords: torch.Tensor | None, output_coords: torch.Tensor | None = None
-    ) -> None:
+    def assert_match(self, input_coords: torch.Tensor | None, output_coords: torch.Tensor | None = None) -> None:
         """ArgumentShapeError (an AssertionError) unless these are the coordinates of the cache, by
         memory address; None matches."""
         pairs = (("input", input_coords, self.source), ("output", output_coords, self.target))
@@ -101,8 +99,7 @@ class NeighborCache:
         check_features("the layer", feats)
         if feats.ndim != 2 or feats.shape[0] != self.kmap.n_in:
             raise ArgumentShapeError(
-                f"features have shape {list(feats.shape)}; expected [{self.kmap.n_in}, C], one row "
-                "per coordinate."
+                f"features have shape {list(feats.shape)}; expected [{self.kmap.n_in}, C], one row per coordinate."
             )
         if n_offsets != self.kmap.n_offsets:
             raise ArgumentShapeError(
@@ -123,9 +120,7 @@ class NeighborCacheT(NeighborCache):
 NeighborCache.__module__ = NeighborCacheT.__module__ = "flex_gemm.ops"
 
 
-def around(
-    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, cache: Any
-) -> NeighborCache:
+def around(what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, cache: Any) -> NeighborCache:
     """The cache that was given, checked, or the one of these coordinates."""
     if cache is not None:
         return _checked(what, cache, NeighborCache, window, (coords, None))
@@ -146,9 +141,7 @@ class Outputs:
     covering: bool = False
 
 
-def down(
-    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs
-) -> NeighborCache:
+def down(what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs) -> NeighborCache:
     """From fine to coarse: coarse[q] reads fine[q * stride + offset]."""
     if out.cache is not None:
         if isinstance(out.cache, NeighborCacheT):
@@ -165,9 +158,8 @@ def down(
 
 
 def up(
-    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs,
-    strict: bool = False,
-) -> NeighborCache:  # fmt: skip
+    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs, strict: bool = False
+) -> NeighborCache:
     """From coarse to fine: fine[q * stride + offset] reads coarse[q].
 
     strict: a cache must be transposed already; else that of the way down is turned.
@@ -185,18 +177,14 @@ def up(
     return NeighborCacheT(kmap, coarse, fine, window, out.coords is not None)
 
 
-def _input(
-    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window
-) -> tuple[Lattice, Ints]:
+def _input(what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window) -> tuple[Lattice, Ints]:
     """The input's coordinates and the extents of its axes."""
     n_batch = columns_of(coords, window.dimension, what) - window.dimension
     batch, extents = split(shape, n_batch, window.dimension, what)
     return lattice(coords, window.dimension, (*batch, *extents), what), extents
 
 
-def _output(
-    what: str, own: Lattice, kind: str, window: Window, extents: Ints, out: Outputs
-) -> Lattice:
+def _output(what: str, own: Lattice, kind: str, window: Window, extents: Ints, out: Outputs) -> Lattice:
     """The output's coordinates: given, or every one that the input reaches."""
     n_batch, batch = own.n_batch, own.sizes[: own.n_batch]
     if out.shape is not None:
@@ -213,9 +201,8 @@ def _output(
 
 
 def _checked(
-    what: str, cache: Any, kind: type, window: Window,
-    coords: tuple[torch.Tensor | None, torch.Tensor | None],
-) -> NeighborCache:  # fmt: skip
+    what: str, cache: Any, kind: type, window: Window, coords: tuple[torch.Tensor | None, torch.Tensor | None]
+) -> NeighborCache:
     """A cache that was given.  coords: of the input and the output."""
     if not isinstance(cache, kind):
         raise ArgumentTypeError(
@@ -230,11 +217,20 @@ def _checked(
 
 @between_graphs
 def build_neighbor_cache(
-    coords: torch.Tensor, shape: Sequence[int] | None, *, kernel_size: Any = None,
-    kernel_delta: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    offset: Any = 0, output_coords: torch.Tensor | None = None,
-    output_shape: Sequence[int] | None = None, submanifold: bool = False, transposed: bool = False,
-) -> NeighborCache:  # fmt: skip
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    *,
+    kernel_size: Any = None,
+    kernel_delta: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    offset: Any = 0,
+    output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None,
+    submanifold: bool = False,
+    transposed: bool = False,
+) -> NeighborCache:
     """The cache that a layer of this geometry would return.
 
     kernel_size: a tuple, with padding and dilation; or kernel_delta [V, D], with offset.

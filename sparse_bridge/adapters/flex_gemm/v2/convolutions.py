@@ -27,11 +27,19 @@ __all__ = ["sparse_conv", "sparse_conv_transpose", "submanifold_conv"]
 
 @between_graphs
 def submanifold_conv(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
-    bias: torch.Tensor | None = None, *, dilation: Any = 1, kernel_delta: Any = None,
-    neighbor_cache: Any = None, algorithm: Any = None, allow_tf32: bool | None = None,
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    dilation: Any = 1,
+    kernel_delta: Any = None,
+    neighbor_cache: Any = None,
+    algorithm: Any = None,
+    allow_tf32: bool | None = None,
     dimension: int | None = None,
-) -> tuple[torch.Tensor, NeighborCache]:  # fmt: skip
+) -> tuple[torch.Tensor, NeighborCache]:
     """out[n] = bias + sum of W[t] feats at coord_n + (t - (k - 1) // 2) * dilation.
 
     Args:
@@ -53,12 +61,24 @@ def submanifold_conv(
 
 @between_graphs
 def sparse_conv(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
-    bias: torch.Tensor | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    kernel_delta: Any = None, offset: Any = 0, output_coords: torch.Tensor | None = None,
-    output_shape: Sequence[int] | None = None, neighbor_cache: Any = None, algorithm: Any = None,
-    allow_tf32: bool | None = None, dimension: int | None = None,
-) -> Found:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    kernel_delta: Any = None,
+    offset: Any = 0,
+    output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None,
+    neighbor_cache: Any = None,
+    algorithm: Any = None,
+    allow_tf32: bool | None = None,
+    dimension: int | None = None,
+) -> Found:
     """out[q] = bias + sum of W[t] feats at q * stride - padding + t * dilation.
 
     Args:
@@ -81,12 +101,24 @@ def sparse_conv(
 
 @between_graphs
 def sparse_conv_transpose(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
-    bias: torch.Tensor | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    kernel_delta: Any = None, offset: Any = 0, output_coords: torch.Tensor | None = None,
-    output_shape: Sequence[int] | None = None, neighbor_cache: Any = None, algorithm: Any = None,
-    allow_tf32: bool | None = None, dimension: int | None = None,
-) -> Found:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    kernel_delta: Any = None,
+    offset: Any = 0,
+    output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None,
+    neighbor_cache: Any = None,
+    algorithm: Any = None,
+    allow_tf32: bool | None = None,
+    dimension: int | None = None,
+) -> Found:
     """out[p * stride - padding + t * dilation] = bias + sum of W[t] feats at p.
 
     Arguments and results as in `sparse_conv`; a cache must be transposed (`cache.T` of that of the
@@ -130,16 +162,16 @@ def _strided(kernel: Any, stride: Any, padding: Any, dilation: Any, offset: Any)
 
 
 def _product(
-    what: str, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
-    cache: NeighborCache, options: tuple[Any, bool | None],
-) -> torch.Tensor:  # fmt: skip
+    what: str,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    cache: NeighborCache,
+    options: tuple[Any, bool | None],
+) -> torch.Tensor:
     """tensors: features, weight, bias.  options: algorithm, allow_tf32."""
     feats, weight, bias = tensors
     check_operands(what, feats, weight, bias)
     if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
-        raise ArgumentShapeError(
-            f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."
-        )
+        raise ArgumentShapeError(f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}].")
     kmap = cache.kernel_map(feats, math.prod(weight.shape[1:-1]))
     y = convolve(feats, weight, kmap, Epilogue(bias), form(options[0], _tf32(options[1])))
     note("flex_gemm", what)

@@ -22,15 +22,28 @@ from .windows import (
 )
 
 LAYERS: tuple[Callable[..., Any], ...] = (
-    submanifold_conv, sparse_conv, sparse_conv_transpose, submanifold_pool, sparse_pool,
-    sparse_upsample, sparse_pixel_shuffle, sparse_pixel_unshuffle,
-)  # fmt: skip
+    submanifold_conv,
+    sparse_conv,
+    sparse_conv_transpose,
+    submanifold_pool,
+    sparse_pool,
+    sparse_upsample,
+    sparse_pixel_shuffle,
+    sparse_pixel_unshuffle,
+)
 _OTHERS: tuple[Any, ...] = (
-    sparse_grid_sample, sparse_to_dense, sort_coords, coalesce_coords, NeighborCache,
-    NeighborCacheT, build_neighbor_cache, compute_strided_kernel_size_output_shape,
-    compute_strided_kernel_delta_output_shape, compute_strided_kernel_size_transpose_output_shape,
+    sparse_grid_sample,
+    sparse_to_dense,
+    sort_coords,
+    coalesce_coords,
+    NeighborCache,
+    NeighborCacheT,
+    build_neighbor_cache,
+    compute_strided_kernel_size_output_shape,
+    compute_strided_kernel_delta_output_shape,
+    compute_strided_kernel_size_transpose_output_shape,
     compute_strided_kernel_delta_transpose_output_shape,
-)  # fmt: skip
+)
 
 
 def _numbered(function: Callable[..., Any], dimension: int) -> Callable[..., Any]:
@@ -45,9 +58,7 @@ def _numbered(function: Callable[..., Any], dimension: int) -> Callable[..., Any
 
 
 NAMES: dict[str, Any] = {one.__name__: one for one in (*LAYERS, *_OTHERS)}
-NAMES.update(
-    {f"{one.__name__}{n}d": _numbered(one, n) for one in LAYERS for n in (2, 3, 4)}
-)  # fmt: skip
+NAMES.update({f"{one.__name__}{n}d": _numbered(one, n) for one in LAYERS for n in (2, 3, 4)})
 
 
 def deprecated(name: str, instead: str) -> None:
@@ -56,12 +67,16 @@ def deprecated(name: str, instead: str) -> None:
 
 
 def sparse_submanifold_conv3d(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Any, weight: torch.Tensor,
-    bias: torch.Tensor | None = None, neighbor_cache: Any = None, dilation: Any = 1,
-) -> tuple[torch.Tensor, NeighborCache]:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Any,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    neighbor_cache: Any = None,
+    dilation: Any = 1,
+) -> tuple[torch.Tensor, NeighborCache]:
     """`submanifold_conv3d` in the argument order of 1.x; the shape has its channels last."""
     deprecated("sparse_submanifold_conv3d", "use flex_gemm.ops.submanifold_conv3d")
     return submanifold_conv(
-        feats, coords, shape, weight, bias, dilation=dilation, neighbor_cache=neighbor_cache,
-        dimension=3,
-    )  # fmt: skip
+        feats, coords, shape, weight, bias, dilation=dilation, neighbor_cache=neighbor_cache, dimension=3
+    )

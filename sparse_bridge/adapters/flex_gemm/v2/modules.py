@@ -18,9 +18,15 @@ from ..arguments import per_axis
 from . import convolutions, pools, resize
 
 __all__ = [
-    "SparseConv", "SparseConvTranspose", "SparsePixelShuffle", "SparsePixelUnshuffle", "SparsePool",
-    "SparseUpsample", "SubmanifoldConv", "SubmanifoldPool",
-]  # fmt: skip
+    "SparseConv",
+    "SparseConvTranspose",
+    "SparsePixelShuffle",
+    "SparsePixelUnshuffle",
+    "SparsePool",
+    "SparseUpsample",
+    "SubmanifoldConv",
+    "SubmanifoldPool",
+]
 
 _PARAMETERS = ("weight", "bias")
 _CHOICES = ("algorithm", "allow_tf32")  # of convolutions, where a layer has them
@@ -37,9 +43,7 @@ class _Kind(NamedTuple):
 _KINDS = {
     "SubmanifoldConv": _Kind(convolutions.submanifold_conv, (*_PARAMETERS, "dilation"), True),
     "SparseConv": _Kind(convolutions.sparse_conv, (*_PARAMETERS, "stride", "padding", "dilation")),
-    "SparseConvTranspose": _Kind(
-        convolutions.sparse_conv_transpose, (*_PARAMETERS, "stride", "padding", "dilation")
-    ),
+    "SparseConvTranspose": _Kind(convolutions.sparse_conv_transpose, (*_PARAMETERS, "stride", "padding", "dilation")),
     "SubmanifoldPool": _Kind(pools.submanifold_pool, ("kernel_size", "reduce"), True),
     "SparsePool": _Kind(pools.sparse_pool, ("kernel_size", "stride", "padding", "reduce")),
     "SparseUpsample": _Kind(resize.sparse_upsample, ("scale_factor", "mode", "padding_mode")),
@@ -66,19 +70,27 @@ def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
             found.update({choice: getattr(layer, choice, None) for choice in _CHOICES})
         return found
 
-    def submanifold(
-        self: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None
-    ) -> Any:
+    def submanifold(self: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None) -> Any:
         return kind.function(feats, coords, shape, neighbor_cache=neighbor_cache, **held(self))
 
     def forward(
-        self: Any, feats: Any, coords: Any, shape: Any, output_coords: Any = None,
-        output_shape: Any = None, neighbor_cache: Any = None,
-    ) -> Any:  # fmt: skip
+        self: Any,
+        feats: Any,
+        coords: Any,
+        shape: Any,
+        output_coords: Any = None,
+        output_shape: Any = None,
+        neighbor_cache: Any = None,
+    ) -> Any:
         return kind.function(
-            feats, coords, shape, output_coords=output_coords, output_shape=output_shape,
-            neighbor_cache=neighbor_cache, **held(self),
-        )  # fmt: skip
+            feats,
+            coords,
+            shape,
+            output_coords=output_coords,
+            output_shape=output_shape,
+            neighbor_cache=neighbor_cache,
+            **held(self),
+        )
 
     return submanifold if kind.same_coordinates else forward
 
@@ -100,9 +112,8 @@ class _Layer(torch.nn.Module):
 
 class _Conv(_Layer):
     def _make(
-        self, in_channels: int, out_channels: int, kernel_size: Any, bias: bool, algorithm: Any,
-        allow_tf32: bool | None,
-    ) -> None:  # fmt: skip
+        self, in_channels: int, out_channels: int, kernel_size: Any, bias: bool, algorithm: Any, allow_tf32: bool | None
+    ) -> None:
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size = self._sizes(kernel_size, "kernel_size")
         self.algorithm, self.allow_tf32 = algorithm, allow_tf32
@@ -128,9 +139,15 @@ class SubmanifoldConv(_Conv):
     _shown = ("in_channels", "out_channels", "kernel_size", "dilation")
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Any, dilation: Any = 1,
-        bias: bool = True, algorithm: Any = None, allow_tf32: bool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        dilation: Any = 1,
+        bias: bool = True,
+        algorithm: Any = None,
+        allow_tf32: bool | None = None,
+    ) -> None:
         super().__init__()
         self._make(in_channels, out_channels, kernel_size, bias, algorithm, allow_tf32)
         self.dilation = self._sizes(dilation, "dilation", self.kernel_size)
@@ -142,10 +159,17 @@ class SparseConv(_Conv):
     _shown = ("in_channels", "out_channels", "kernel_size", "stride", "dilation", "padding")
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1,
-        dilation: Any = 1, padding: Any = 0, bias: bool = True, algorithm: Any = None,
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        dilation: Any = 1,
+        padding: Any = 0,
+        bias: bool = True,
+        algorithm: Any = None,
         allow_tf32: bool | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._make(in_channels, out_channels, kernel_size, bias, algorithm, allow_tf32)
         self.stride = self._sizes(stride, "stride", self.kernel_size)
@@ -172,9 +196,7 @@ class SparsePool(_Layer):
 
     _shown = ("kernel_size", "stride", "padding", "reduce")
 
-    def __init__(
-        self, kernel_size: Any, stride: Any = None, padding: Any = 0, reduce: str = "mean"
-    ) -> None:
+    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, reduce: str = "mean") -> None:
         super().__init__()
         self.kernel_size = self._sizes(kernel_size, "kernel_size")
         stride = self.kernel_size if stride is None else stride
@@ -188,9 +210,7 @@ class SparseUpsample(_Layer):
 
     _shown = ("scale_factor", "mode", "padding_mode")
 
-    def __init__(
-        self, scale_factor: Any, mode: str = "nearest", padding_mode: str = "normalize"
-    ) -> None:
+    def __init__(self, scale_factor: Any, mode: str = "nearest", padding_mode: str = "normalize") -> None:
         super().__init__()
         self.scale_factor = self._sizes(scale_factor, "scale_factor")
         self.mode, self.padding_mode = mode, padding_mode
@@ -218,9 +238,15 @@ class SparsePixelUnshuffle(_Layer):
 
 NAMES: dict[str, type[_Layer]] = {}
 for _base in (
-    SubmanifoldConv, SparseConv, SparseConvTranspose, SubmanifoldPool, SparsePool, SparseUpsample,
-    SparsePixelShuffle, SparsePixelUnshuffle,
-):  # fmt: skip
+    SubmanifoldConv,
+    SparseConv,
+    SparseConvTranspose,
+    SubmanifoldPool,
+    SparsePool,
+    SparseUpsample,
+    SparsePixelShuffle,
+    SparsePixelUnshuffle,
+):
     _base.forward = forward_of(_base.__name__, None)  # type: ignore[method-assign]
     NAMES[_base.__name__] = _base
     for _n in (2, 3, 4):

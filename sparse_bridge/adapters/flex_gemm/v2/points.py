@@ -25,9 +25,15 @@ _FAR = float(1 << 30)  # beyond every grid, and exact in 32 bits
 
 @between_graphs
 def sparse_grid_sample(
-    feats: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, *, mode: str = "linear",
-    padding_mode: str = "normalize", n_spatial_dims: int | None = None, return_mask: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    grid: torch.Tensor,
+    *,
+    mode: str = "linear",
+    padding_mode: str = "normalize",
+    n_spatial_dims: int | None = None,
+    return_mask: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sample voxel features at points; the centre of voxel i is i.
 
     Args:
@@ -44,8 +50,7 @@ def sparse_grid_sample(
     what = "sparse_grid_sample"
     if mode not in ("linear", "nearest") or padding_mode not in PADDINGS:
         raise ArgumentValueError(
-            f"mode is {mode!r}, padding_mode {padding_mode!r}; expected 'linear' or 'nearest', and "
-            f"one of {PADDINGS}."
+            f"mode is {mode!r}, padding_mode {padding_mode!r}; expected 'linear' or 'nearest', and one of {PADDINGS}."
         )
     check_features(what, feats)
     check_tensors(what, coords=coords, grid=grid)
@@ -115,9 +120,7 @@ def _found(
 
 
 @between_graphs
-def sparse_to_dense(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]
-) -> torch.Tensor:
+def sparse_to_dense(feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Zeros of the batch sizes and extents of `shape`, channels of `feats` last, with the rows
     written in; of equal ones the last. Differentiable. ArgumentValueError for rows outside."""
     what = "sparse_to_dense"
@@ -131,18 +134,14 @@ def sparse_to_dense(
     sizes = sum(split(shape, 0, coords.shape[1], what), ())
     wrong = first_outside(coords, sizes)
     if wrong is not None:
-        raise ArgumentValueError(
-            f"{what}: row {wrong.row} leaves the shape {tuple(shape)} in column {wrong.column}."
-        )
+        raise ArgumentValueError(f"{what}: row {wrong.row} leaves the shape {tuple(shape)} in column {wrong.column}.")
     return to_dense(feats, coords, sizes, channels_first=False, last_wins=True)
 
 
 def _check_rows(what: str, coords: torch.Tensor) -> None:
     columns_of(coords, 1, what)
     if coords.dtype not in INTEGERS:
-        raise ArgumentTypeError(
-            f"{what} got coordinates of {coords.dtype}; expected int32 or int64."
-        )
+        raise ArgumentTypeError(f"{what} got coordinates of {coords.dtype}; expected int32 or int64.")
 
 
 @between_graphs

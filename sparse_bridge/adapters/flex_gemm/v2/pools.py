@@ -26,9 +26,15 @@ _REDUCES = {"sum": "sum", "mean": "avg", "max": "max", "min": "max", "prod": "pr
 
 @between_graphs
 def submanifold_pool(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, kernel_size: Any,
-    reduce: str = "mean", *, neighbor_cache: Any = None, dimension: int | None = None,
-) -> tuple[torch.Tensor, NeighborCache]:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    kernel_size: Any,
+    reduce: str = "mean",
+    *,
+    neighbor_cache: Any = None,
+    dimension: int | None = None,
+) -> tuple[torch.Tensor, NeighborCache]:
     """Each row from the rows in the window around it, of `kernel_size` cells per axis.
 
     reduce: "sum", "mean", "max", "min" or "prod" over the rows that exist.  Others, results and
@@ -44,11 +50,19 @@ def submanifold_pool(
 
 @between_graphs
 def sparse_pool(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, kernel_size: Any,
-    stride: Any = None, padding: Any = 0, reduce: str = "mean", *,
-    output_coords: torch.Tensor | None = None, output_shape: Sequence[int] | None = None,
-    neighbor_cache: Any = None, dimension: int | None = None,
-) -> Found:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    reduce: str = "mean",
+    *,
+    output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None,
+    neighbor_cache: Any = None,
+    dimension: int | None = None,
+) -> Found:
     """Each output from the inputs in its window.
 
     stride: None: the kernel size.  An output without inputs, among given ones, is 0 (1 for "prod").

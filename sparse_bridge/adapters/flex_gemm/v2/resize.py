@@ -28,11 +28,18 @@ __all__ = ["sparse_pixel_shuffle", "sparse_pixel_unshuffle", "sparse_upsample"]
 
 @between_graphs
 def sparse_upsample(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, scale_factor: Any,
-    mode: str = "nearest", padding_mode: str = "normalize", *,
-    output_coords: torch.Tensor | None = None, output_shape: Sequence[int] | None = None,
-    neighbor_cache: Any = None, dimension: int | None = None,
-) -> Found:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    scale_factor: Any,
+    mode: str = "nearest",
+    padding_mode: str = "normalize",
+    *,
+    output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None,
+    neighbor_cache: Any = None,
+    dimension: int | None = None,
+) -> Found:
     """Values on a grid that is finer by `scale_factor` per axis.
 
     mode: "nearest" copies the parent; "linear" interpolates between cell centres, as
@@ -46,12 +53,11 @@ def sparse_upsample(
     what = "sparse_upsample"
     if mode not in ("nearest", "linear") or padding_mode not in PADDINGS:
         raise ArgumentValueError(
-            f"mode is {mode!r}, padding_mode {padding_mode!r}; expected 'nearest' or 'linear', and "
-            f"one of {PADDINGS}."
+            f"mode is {mode!r}, padding_mode {padding_mode!r}; expected 'nearest' or 'linear', and one of {PADDINGS}."
         )
-    found, factor = _finer(what, coords, shape, scale_factor, dimension, Outputs(
-        output_coords, output_shape, neighbor_cache
-    ))  # fmt: skip
+    found, factor = _finer(
+        what, coords, shape, scale_factor, dimension, Outputs(output_coords, output_shape, neighbor_cache)
+    )
     kmap = found.kernel_map(feats, math.prod(factor))
     if mode == "nearest":
         y = gathered(feats, dense_table(kmap, 0).amax(0))
@@ -64,25 +70,29 @@ def sparse_upsample(
 
 @between_graphs
 def sparse_pixel_shuffle(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, upscale_factor: Any, *,
-    output_coords: torch.Tensor | None = None, output_shape: Sequence[int] | None = None,
-    neighbor_cache: Any = None, dimension: int | None = None,
-) -> Found:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    upscale_factor: Any,
+    *,
+    output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None,
+    neighbor_cache: Any = None,
+    dimension: int | None = None,
+) -> Found:
     """Channels [N, V * C] to the V = prod(factor) children of each row, [M, C].
 
     The child at row-major place v of its block gets `feats.view(N, V, C)[:, v]`. Others, results
     and errors as in `sparse_upsample`.
     """
     what = "sparse_pixel_shuffle"
-    found, factor = _finer(what, coords, shape, upscale_factor, dimension, Outputs(
-        output_coords, output_shape, neighbor_cache
-    ))  # fmt: skip
+    found, factor = _finer(
+        what, coords, shape, upscale_factor, dimension, Outputs(output_coords, output_shape, neighbor_cache)
+    )
     volume = math.prod(factor)
     kmap = found.kernel_map(feats, volume)
     if feats.shape[1] % volume:
-        raise ArgumentShapeError(
-            f"{what} got {feats.shape[1]} channels; expected a multiple of {volume}."
-        )
+        raise ArgumentShapeError(f"{what} got {feats.shape[1]} channels; expected a multiple of {volume}.")
     parents = dense_table(kmap, 0).long()
     slots = torch.arange(volume, device=parents.device).unsqueeze(1)
     index = torch.where(parents >= 0, parents * volume + slots, -1).amax(0)
@@ -94,10 +104,16 @@ def sparse_pixel_shuffle(
 
 @between_graphs
 def sparse_pixel_unshuffle(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, downscale_factor: Any,
-    *, output_coords: torch.Tensor | None = None, output_shape: Sequence[int] | None = None,
-    neighbor_cache: Any = None, dimension: int | None = None,
-) -> Found:  # fmt: skip
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int] | None,
+    downscale_factor: Any,
+    *,
+    output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None,
+    neighbor_cache: Any = None,
+    dimension: int | None = None,
+) -> Found:
     """Rows [N, C] to the channels of their block, [M, V * C]; zeros where a block has no row.
 
     Extents that the factor does not divide are rounded up. Others, results and errors as in
@@ -115,9 +131,8 @@ def sparse_pixel_unshuffle(
 
 
 def _finer(
-    what: str, coords: torch.Tensor, shape: Sequence[int] | None, factor: Any,
-    dimension: int | None, out: Outputs,
-) -> tuple[NeighborCache, Ints]:  # fmt: skip
+    what: str, coords: torch.Tensor, shape: Sequence[int] | None, factor: Any, dimension: int | None, out: Outputs
+) -> tuple[NeighborCache, Ints]:
     """(the cache from rows to children, the factor per axis)."""
     factors = kernel_sizes(factor, dimension, "the factor")
     return caches.up(what, coords, shape, box_window(factors, factors), out), factors

@@ -13,6 +13,17 @@ from .registered_maps import coords_of, inserted, known, known_all
 from .rows import broadcast, interpolated, merged, pruned
 
 __all__ = [
-    "broadcast", "convolved", "coords_of", "inserted", "interpolated", "known", "known_all",
-    "merged", "outside", "pooled", "pooled_globally", "pruned", "wanted",
-]  # fmt: skip
+    "broadcast",
+    "convolved",
+    "coords_of",
+    "inserted",
+    "interpolated",
+    "known",
+    "known_all",
+    "merged",
+    "outside",
+    "pooled",
+    "pooled_globally",
+    "pruned",
+    "wanted",
+]

@@ -23,17 +23,7 @@ from ..pool import cell_matrix
 from ..upstream.enums import RegionType
 from ..upstream.keys import CoordinateMapKey
 from ..weights import check_features, check_weight
-from .registered_maps import (
-    ASKED,
-    GraphMaps,
-    asked,
-    graph_of,
-    known,
-    made,
-    map_of_sites,
-    registered_map,
-    together,
-)
+from .registered_maps import ASKED, GraphMaps, asked, graph_of, known, made, map_of_sites, registered_map, together
 
 ops: Any = torch.ops.sparse_bridge
 _BUILDER = "minkowski"
@@ -49,9 +39,8 @@ class Kernel:
         self.expand = bool(generator.expand_coordinates)
         self.cells = pools and self.size == self.stride
         self.points = _points(
-            int(generator.region_type), self.size, tuple(generator.kernel_dilation),
-            generator._listed,
-        )  # fmt: skip
+            int(generator.region_type), self.size, tuple(generator.kernel_dilation), generator._listed
+        )
 
     @property
     def n_offsets(self) -> int:
@@ -64,9 +53,7 @@ class Kernel:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _points(
-    region: int, size: tuple[int, ...], dilation: tuple[int, ...], custom: Any
-) -> tuple[int, ...]:
+def _points(region: int, size: tuple[int, ...], dilation: tuple[int, ...], custom: Any) -> tuple[int, ...]:
     """The offsets of a kernel, one after the other."""
     found = kernel_region(RegionType(region), size, dilation, custom)
     return tuple(c for point in found.points for c in point)
@@ -106,10 +93,18 @@ coordinates.register(_BUILDER, _build)
 
 
 def _relation(
-    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int],
-    out_coords: torch.Tensor, out_handle: torch.Tensor, out_then: int, out_now: int,
-    out_stride: Sequence[int], numbers: Sequence[int],
-) -> torch.Tensor:  # fmt: skip
+    coords: torch.Tensor,
+    handle: torch.Tensor,
+    then: int,
+    now: int,
+    stride: Sequence[int],
+    out_coords: torch.Tensor,
+    out_handle: torch.Tensor,
+    out_then: int,
+    out_now: int,
+    out_stride: Sequence[int],
+    numbers: Sequence[int],
+) -> torch.Tensor:
     x = registered_map(coords, handle, then, now, stride)
     y = registered_map(out_coords, out_handle, out_then, out_now, out_stride)
     _, spec, cells = _asked_for(tuple(numbers))
@@ -120,8 +115,9 @@ define(
     "minkowski_relation",
     f"({ASKED}, Tensor out_coords, Tensor out_handle, SymInt out_then, SymInt out_now, "
     "int[] out_stride, int[] numbers) -> Tensor",
-    _relation, lambda *ignored: handles.like(),
-)  # fmt: skip
+    _relation,
+    lambda *ignored: handles.like(),
+)
 
 
 def _output_key(graph: GraphMaps, key: Key, kernel: Kernel) -> Key:
@@ -192,9 +188,7 @@ def layer_map(x: Any, kernel: Kernel, out_key: Key) -> tuple[torch.Tensor, Trace
     return graph.maps[memo], found
 
 
-def convolved(
-    module: Any, x: Any, kernel: torch.Tensor, bias: torch.Tensor | None, out_key: Key
-) -> torch.Tensor:
+def convolved(module: Any, x: Any, kernel: torch.Tensor, bias: torch.Tensor | None, out_key: Key) -> torch.Tensor:
     """The features of a convolution with a map, at the coordinates of `out_key` (of `wanted`)."""
     region, what = Kernel(module, False), type(module).__name__
     handle, out = layer_map(x, region, out_key)

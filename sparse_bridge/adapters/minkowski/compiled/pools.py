@@ -51,9 +51,7 @@ def _fake_origin(
 define("minkowski_origin", f"({ASKED}) -> (Tensor, Tensor)", _origin, _fake_origin)
 
 
-def pooled_globally(
-    registry: MapRegistry, features: torch.Tensor, mode: str, key: Key
-) -> tuple[torch.Tensor, Key]:
+def pooled_globally(registry: MapRegistry, features: torch.Tensor, mode: str, key: Key) -> tuple[torch.Tensor, Key]:
     """(features, key) of a pool over batch items: rows by ascending batch index."""
     graph = graph_of(registry)
     glob = graph.origin

@@ -158,17 +158,13 @@ def made(registered: RegisteredMap) -> Sites:
     return Sites(coords, MapStore(device=coords.device), registered)
 
 
-def given(
-    sites: Sites, least: int
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def given(sites: Sites, least: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(coordinates, handle) as operators return them. Raises ShapeError for fewer than `least`."""
     coordinates.check_least(sites, least)
     return sites.coords.clone(), handles.make(sites)
 
 
-def _insert(
-    coords: torch.Tensor, stride: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _insert(coords: torch.Tensor, stride: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     registry = MapRegistry(coords.shape[1] - 1)
     key, first, _ = registry.insert(coords, tuple(stride))
     if first is None:
@@ -181,23 +177,16 @@ def _insert(
     return first, *given(made(RegisteredMap(registry, key, own=True)), 2)
 
 
-def _fake_insert(
-    coords: torch.Tensor, stride: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake_insert(coords: torch.Tensor, stride: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n_rows = torch.library.get_ctx().new_dynamic_size(min=2)
     first = coords.new_empty(n_rows, dtype=torch.int64)
     return first, coords.new_empty((n_rows, coords.shape[1])), handles.like()
 
 
-define(
-    "minkowski_insert", "(Tensor coords, int[] stride) -> (Tensor, Tensor, Tensor)", _insert,
-    _fake_insert,
-)  # fmt: skip
+define("minkowski_insert", "(Tensor coords, int[] stride) -> (Tensor, Tensor, Tensor)", _insert, _fake_insert)
 
 
-def inserted(
-    x: Any, features: torch.Tensor, coords: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def inserted(x: Any, features: torch.Tensor, coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(features, coordinates) of a tensor made in a graph: of equal coordinates the first row.
 
     Raises UnsupportedError for other modes of quantisation, and for a second map.

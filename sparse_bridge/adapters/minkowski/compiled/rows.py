@@ -21,10 +21,17 @@ ops: Any = torch.ops.sparse_bridge
 
 
 def _items(
-    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int],
-    glob_coords: torch.Tensor, glob_handle: torch.Tensor, glob_then: int, glob_now: int,
+    coords: torch.Tensor,
+    handle: torch.Tensor,
+    then: int,
+    now: int,
+    stride: Sequence[int],
+    glob_coords: torch.Tensor,
+    glob_handle: torch.Tensor,
+    glob_then: int,
+    glob_now: int,
     glob_stride: Sequence[int],
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     x = registered_map(coords, handle, then, now, stride)
     glob = registered_map(glob_coords, glob_handle, glob_then, glob_now, glob_stride)
     return batch_rows(together([x, glob]), x.key, glob.key).clone()
@@ -34,8 +41,9 @@ define(
     "minkowski_items",
     f"({ASKED}, Tensor glob_coords, Tensor glob_handle, SymInt glob_then, SymInt glob_now, "
     "int[] glob_stride) -> Tensor",
-    _items, lambda coords, *ignored: coords.new_empty(coords.shape[0], dtype=torch.int64),
-)  # fmt: skip
+    _items,
+    lambda coords, *ignored: coords.new_empty(coords.shape[0], dtype=torch.int64),
+)
 
 
 def items(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:
@@ -52,9 +60,13 @@ def broadcast(registry: MapRegistry, glob: torch.Tensor, key: Key, glob_key: Key
 
 
 def _union(
-    coords: Sequence[torch.Tensor], handle: Sequence[torch.Tensor], then: Sequence[int],
-    now: Sequence[int], strides: Sequence[int], least: int,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    coords: Sequence[torch.Tensor],
+    handle: Sequence[torch.Tensor],
+    then: Sequence[int],
+    now: Sequence[int],
+    strides: Sequence[int],
+    least: int,
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     n_axes = len(strides) // len(coords)
     parts = [tuple(strides[i : i + n_axes]) for i in range(0, len(strides), n_axes)]
     maps = [registered_map(*one) for one in zip(coords, handle, then, now, parts, strict=True)]
@@ -64,9 +76,13 @@ def _union(
 
 
 def _fake_union(
-    coords: Sequence[torch.Tensor], handle: Sequence[torch.Tensor], then: Sequence[int],
-    now: Sequence[int], strides: Sequence[int], least: int,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    coords: Sequence[torch.Tensor],
+    handle: Sequence[torch.Tensor],
+    then: Sequence[int],
+    now: Sequence[int],
+    strides: Sequence[int],
+    least: int,
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     n_rows = torch.library.get_ctx().new_dynamic_size(min=least)
     rows = [part.new_empty(part.shape[0], dtype=torch.int64) for part in coords]
     return coords[0].new_empty((n_rows, coords[0].shape[1])), handles.like(), rows
@@ -76,8 +92,9 @@ define(
     "minkowski_union",
     "(Tensor[] coords, Tensor[] handle, SymInt[] then, SymInt[] now, int[] strides, int least) "
     "-> (Tensor, Tensor, Tensor[])",
-    _union, _fake_union,
-)  # fmt: skip
+    _union,
+    _fake_union,
+)
 
 
 def merged(registry: MapRegistry, keys: list[Key]) -> tuple[Key, list[torch.Tensor], int]:
@@ -95,38 +112,40 @@ def merged(registry: MapRegistry, keys: list[Key]) -> tuple[Key, list[torch.Tens
 
 
 def _prune(
-    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int],
-    mask: torch.Tensor, least: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    coords: torch.Tensor,
+    handle: torch.Tensor,
+    then: int,
+    now: int,
+    stride: Sequence[int],
+    mask: torch.Tensor,
+    least: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x = registered_map(coords, handle, then, now, stride)
     if mask.shape[0] != coords.shape[0]:
-        raise ShapeError(
-            f"MinkowskiPruning got a mask of shape {list(mask.shape)}; expected "
-            f"[{coords.shape[0]}]."
-        )
+        raise ShapeError(f"MinkowskiPruning got a mask of shape {list(mask.shape)}; expected [{coords.shape[0]}].")
     rows = mask.nonzero().squeeze(1)
     key = x.registry.pruned(x.key, rows)
     return rows, *given(made(x.with_key(key)), least)
 
 
 def _fake_prune(
-    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int],
-    mask: torch.Tensor, least: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    coords: torch.Tensor,
+    handle: torch.Tensor,
+    then: int,
+    now: int,
+    stride: Sequence[int],
+    mask: torch.Tensor,
+    least: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n_rows = torch.library.get_ctx().new_dynamic_size(min=least)
     rows = mask.new_empty(n_rows, dtype=torch.int64)
     return rows, coords.new_empty((n_rows, coords.shape[1])), handles.like()
 
 
-define(
-    "minkowski_prune", f"({ASKED}, Tensor mask, int least) -> (Tensor, Tensor, Tensor)", _prune,
-    _fake_prune,
-)  # fmt: skip
+define("minkowski_prune", f"({ASKED}, Tensor mask, int least) -> (Tensor, Tensor, Tensor)", _prune, _fake_prune)
 
 
-def pruned(
-    registry: MapRegistry, features: torch.Tensor, mask: torch.Tensor, key: Key
-) -> tuple[torch.Tensor, Key]:
+def pruned(registry: MapRegistry, features: torch.Tensor, mask: torch.Tensor, key: Key) -> tuple[torch.Tensor, Key]:
     """The rows where `mask` is set, and the key of their map."""
     graph, least = graph_of(registry), least_rows(torch.is_grad_enabled())
     rows, coords, handle = ops.minkowski_prune(*asked(graph.sites[key], key), mask, least)
@@ -136,22 +155,16 @@ def pruned(
 
 
 def _interpolation(
-    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int],
-    query: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int], query: torch.Tensor
+) -> torch.Tensor:
     x = registered_map(coords, handle, then, now, stride)
     return handles.make(interpolation_matrix(x.registry.grid(x.key), query))
 
 
-define(
-    "minkowski_interpolation", f"({ASKED}, Tensor query) -> Tensor", _interpolation,
-    lambda *ignored: handles.like(),
-)  # fmt: skip
+define("minkowski_interpolation", f"({ASKED}, Tensor query) -> Tensor", _interpolation, lambda *ignored: handles.like())
 
 
-def interpolated(
-    registry: MapRegistry, features: torch.Tensor, query: torch.Tensor, key: Key
-) -> torch.Tensor:
+def interpolated(registry: MapRegistry, features: torch.Tensor, query: torch.Tensor, key: Key) -> torch.Tensor:
     """Features [M, C] at float positions [M, D + 1]."""
     found = graph_of(registry).sites[key]
     matrix = ops.minkowski_interpolation(*asked(found, key), query)

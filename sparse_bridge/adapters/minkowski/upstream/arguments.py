@@ -60,8 +60,7 @@ def arguments_of_0_4(
                 return args, _by_new_names(what, list(kwargs.items()), old)
             if len(given) > len(names):
                 raise DataTypeError(
-                    f"{what} takes {len(names)} positional arguments in 0.4 ({', '.join(names)}), "
-                    f"got {len(given)}."
+                    f"{what} takes {len(names)} positional arguments in 0.4 ({', '.join(names)}), got {len(given)}."
                 )
             placed = list(zip(names[shared - bound :], args[shared:], strict=False))
             return args[:shared], _by_new_names(what, placed + list(kwargs.items()), old)
@@ -81,10 +80,12 @@ def arguments_of_0_4(
                 return inspect.Signature(parameters[bound:])
             sources = [signature.parameters.get(old.get(name, name) or "") for name in names]
             defaults = [None if source is None else source.default for source in sources]
-            return inspect.Signature([
-                _Parameter(name, _Parameter.POSITIONAL_OR_KEYWORD, default=default)
-                for name, default in zip(names, defaults, strict=True)
-            ])  # fmt: skip
+            return inspect.Signature(
+                [
+                    _Parameter(name, _Parameter.POSITIONAL_OR_KEYWORD, default=default)
+                    for name, default in zip(names, defaults, strict=True)
+                ]
+            )
 
         call.signature_in_force = in_force  # type: ignore[attr-defined]
         call.dropped = {name for name, new in old.items() if new is None}  # type: ignore[attr-defined]
@@ -93,9 +94,7 @@ def arguments_of_0_4(
     return decorate
 
 
-def _renamed(
-    texts: list[str], own: frozenset[str], known: frozenset[str]
-) -> dict[str, str | None]:  # fmt: skip
+def _renamed(texts: list[str], own: frozenset[str], known: frozenset[str]) -> dict[str, str | None]:
     """Name of 0.4 -> that of 0.5, None for one that means nothing; those that differ."""
     found: dict[str, str | None] = {}
     for text in texts:
@@ -115,9 +114,7 @@ def _common(mine: list[str], theirs: list[str]) -> int:
     return places
 
 
-def _check_names(
-    what: str, kwargs: dict[str, Any], own: frozenset[str], old: dict[str, str | None]
-) -> None:  # fmt: skip
+def _check_names(what: str, kwargs: dict[str, Any], own: frozenset[str], old: dict[str, str | None]) -> None:
     """Raises: DataTypeError for a keyword of neither release."""
     used = [name for name in kwargs if name not in own]
     for name in used:
@@ -127,9 +124,7 @@ def _check_names(
         profile.saw_old(f"{what}({', '.join(used)}=...)")
 
 
-def _is_old_by_type(
-    given: tuple[Any, ...], names: tuple[str, ...], shared: int, kwargs: dict[str, Any]
-) -> bool:  # fmt: skip
+def _is_old_by_type(given: tuple[Any, ...], names: tuple[str, ...], shared: int, kwargs: dict[str, Any]) -> bool:
     """Whether an argument stands where only 0.4 takes one like it."""
     for value in given[shared:]:
         if isinstance(value, _OLD_TYPES):
@@ -139,9 +134,7 @@ def _is_old_by_type(
     return type(given[-1]) is int and "dimension" not in kwargs
 
 
-def _by_new_names(
-    what: str, named: list[tuple[str, Any]], old: dict[str, str | None]
-) -> dict[str, Any]:  # fmt: skip
+def _by_new_names(what: str, named: list[tuple[str, Any]], old: dict[str, str | None]) -> dict[str, Any]:
     """Raises: DataTypeError for one that is given twice."""
     found: dict[str, Any] = {}
     for name, value in named:

@@ -117,9 +117,7 @@ for _enum in (
 ):
     _enum.__module__ = _BACKEND  # where pickles look for them
     # Upstream's are pybind11 enumerations, whose table of members some projects read.
-    setattr(
-        _enum, "__entries", {name: (member, None) for name, member in _enum.__members__.items()}
-    )
+    setattr(_enum, "__entries", {name: (member, None) for name, member in _enum.__members__.items()})
 SparseTensorOperationMode.__module__ = "MinkowskiEngine.MinkowskiTensor"
 SparseTensorQuantizationMode.__module__ = "MinkowskiEngine.MinkowskiTensor"
 
@@ -138,9 +136,7 @@ def member(name: str, value: Any, kind: type[enum.IntEnum]) -> Any:
         return kind(value)
     except ValueError:
         names = ", ".join(kind.__members__)
-        raise ContractError(
-            f"{name} is {value!r}; expected one of {names} ({kind.__name__})."
-        ) from None
+        raise ContractError(f"{name} is {value!r}; expected one of {names} ({kind.__name__}).") from None
 
 
 def base_mode(mode: PoolingMode) -> str:

@@ -30,8 +30,7 @@ class CoordinateMapKey:
             self.set_key(*args)
         else:
             raise DataTypeError(
-                f"CoordinateMapKey{args}; expected a coordinate size, or a tensor stride and a "
-                "string id."
+                f"CoordinateMapKey{args}; expected a coordinate size, or a tensor stride and a string id."
             )
 
     @classmethod
@@ -81,9 +80,7 @@ class CoordinateMapKey:
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CoordinateMapKey):
-            raise DataTypeError(
-                f"a coordinate map key compared with {type(other).__name__}; compare keys only."
-            )
+            raise DataTypeError(f"a coordinate map key compared with {type(other).__name__}; compare keys only.")
         return self._key is not None and self._key == other._key
 
     # Written out for torch.compile: strides may be symbols, and what Python would derive of

@@ -11,11 +11,7 @@ from ..errors import ArgumentValueError, FeatureShapeError
 
 
 def listed_matrix(
-    rows: torch.Tensor,
-    cols: torch.Tensor,
-    vals: torch.Tensor | None,
-    size: Sequence[int],
-    mat: torch.Tensor,
+    rows: torch.Tensor, cols: torch.Tensor, vals: torch.Tensor | None, size: Sequence[int], mat: torch.Tensor
 ) -> RowMatrix:
     """The matrix [size] of the entries (rows, cols): vals, 1 without them; `mat` [size[1], C] is
     what it will be multiplied with.
@@ -24,15 +20,12 @@ def listed_matrix(
     """
     if mat.ndim != 2 or rows.shape != cols.shape or rows.ndim != 1:
         raise FeatureShapeError(
-            f"rows {list(rows.shape)}, cols {list(cols.shape)} and mat {list(mat.shape)}; "
-            "expected [P], [P] and [M, C]."
+            f"rows {list(rows.shape)}, cols {list(cols.shape)} and mat {list(mat.shape)}; expected [P], [P] and [M, C]."
         )
     if not mat.is_floating_point():
         raise ArgumentValueError(f"mat is {mat.dtype}; expected floating point.")
     if vals is not None and (vals.dtype != mat.dtype or vals.shape != rows.shape):
-        raise ArgumentValueError(
-            f"vals are {vals.dtype} {list(vals.shape)}; expected {mat.dtype} {list(rows.shape)}."
-        )
+        raise ArgumentValueError(f"vals are {vals.dtype} {list(vals.shape)}; expected {mat.dtype} {list(rows.shape)}.")
     if mat.shape[0] != int(size[1]):
         raise FeatureShapeError(f"mat has {mat.shape[0]} rows for a matrix of size {list(size)}.")
     rows, cols = rows.long().to(mat.device), cols.long().to(mat.device)

@@ -14,11 +14,7 @@ _REDUCTIONS = (Mode.UNWEIGHTED_AVERAGE, Mode.UNWEIGHTED_SUM, Mode.MAX_POOL)
 
 
 def reduce_points(
-    features: torch.Tensor,
-    mode: Mode,
-    first: torch.Tensor | None,
-    inverse: torch.Tensor,
-    n_voxels: int,
+    features: torch.Tensor, mode: Mode, first: torch.Tensor | None, inverse: torch.Tensor, n_voxels: int
 ) -> torch.Tensor:
     """Features [N, C] of points -> [n_voxels, C], always a new tensor.
 
@@ -37,9 +33,7 @@ def reduce_points(
             "(TensorField.splat() spreads points)."
         )
     if not features.is_floating_point():
-        raise FeatureTypeError(
-            f"{mode.name} of {features.dtype} features; only RANDOM_SUBSAMPLE takes them."
-        )
+        raise FeatureTypeError(f"{mode.name} of {features.dtype} features; only RANDOM_SUBSAMPLE takes them.")
     points = torch.arange(inverse.shape[0], device=inverse.device)
     if mode is Mode.MAX_POOL:
         return list_max(features, points, inverse, n_voxels)
@@ -51,9 +45,7 @@ def reduce_points(
     return (total / matrix.counts().unsqueeze(1).to(total.dtype)).to(features.dtype)
 
 
-def reduce_onto(
-    features: torch.Tensor, mode: Mode, rows: torch.Tensor, n_voxels: int
-) -> torch.Tensor:
+def reduce_onto(features: torch.Tensor, mode: Mode, rows: torch.Tensor, n_voxels: int) -> torch.Tensor:
     """`reduce_points` onto voxels that exist: rows int64 [N]; a voxel without points gives 0."""
     points = torch.arange(rows.shape[0], device=rows.device)
     if mode is Mode.RANDOM_SUBSAMPLE:
@@ -70,9 +62,7 @@ def reduce_onto(
     return total / matrix.counts().clamp(min=1).unsqueeze(1).to(total.dtype)
 
 
-def vote_labels(
-    labels: torch.Tensor, first: torch.Tensor, inverse: torch.Tensor, ignore_label: int
-) -> torch.Tensor:
+def vote_labels(labels: torch.Tensor, first: torch.Tensor, inverse: torch.Tensor, ignore_label: int) -> torch.Tensor:
     """Label of every voxel: that of its points if they agree, otherwise `ignore_label`.
 
     labels: integers [N].  first, inverse: as in `reduce_points`.
@@ -105,8 +95,7 @@ def quantize_labels(
     """
     if labels.dtype != torch.int32 or labels.numel() != coords.shape[0]:
         raise CoordinateTypeError(
-            f"labels are {labels.dtype} of shape {list(labels.shape)}; "
-            f"expected int32 [{coords.shape[0]}]."
+            f"labels are {labels.dtype} of shape {list(labels.shape)}; expected int32 [{coords.shape[0]}]."
         )
     first, inverse = quantize_points(coords)
     return first, inverse, vote_labels(labels.reshape(-1), first, inverse, ignore_label)

@@ -66,9 +66,7 @@ def diagnostics(version: str) -> str:
     said = parse_nvidia_smi()
     if said:
         lines += ["==========NVIDIA driver=========="]
-        lines += [
-            f"{name}: {said[name]}" for name in ("Driver Version", "CUDA Version") if name in said
-        ]
+        lines += [f"{name}: {said[name]}" for name in ("Driver Version", "CUDA Version") if name in said]
     lines += [
         "==========MinkowskiEngine==========",
         f"{version}, answered by sparse_bridge; nothing is compiled at installation",

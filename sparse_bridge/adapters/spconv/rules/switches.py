@@ -43,9 +43,7 @@ def saved_layout() -> str:
     """The layout of weights in checkpoints, "" where nobody said. Raises ContractError."""
     layout = _value("SAVED_WEIGHT_LAYOUT", "")
     if layout not in _LAYOUTS:
-        raise ContractError(
-            f"SPCONV_SAVED_WEIGHT_LAYOUT is {layout!r}; expected {', '.join(_LAYOUTS[1:])}."
-        )
+        raise ContractError(f"SPCONV_SAVED_WEIGHT_LAYOUT is {layout!r}; expected {', '.join(_LAYOUTS[1:])}.")
     return str(layout)
 
 

@@ -65,9 +65,7 @@ def code_of(dtype: Any) -> int:
     if code is None and not isinstance(dtype, (int, torch.dtype)):
         code = FROM_NUMPY.get(np.dtype(dtype))
     if code is None:
-        raise TvDataTypeError(
-            f"unknown dtype {dtype!r}; a tv.Tensor holds {', '.join(_NAMES[c] for c in NUMPY)}"
-        )
+        raise TvDataTypeError(f"unknown dtype {dtype!r}; a tv.Tensor holds {', '.join(_NAMES[c] for c in NUMPY)}")
     return code
 
 

@@ -159,9 +159,7 @@ class Tensor:
             seen.flags.writeable = not self._fixed
             return seen
         if self.device >= 0:
-            raise DeviceError(
-                f"numpy_view of a tv.Tensor on device {self.device}; use .cpu().numpy_view()"
-            )
+            raise DeviceError(f"numpy_view of a tv.Tensor on device {self.device}; use .cpu().numpy_view()")
         raise TvDataTypeError("a bfloat16 tv.Tensor has no numpy view; use tv.to_torch")
 
     def cpu(self) -> Tensor:
@@ -208,9 +206,7 @@ class Tensor:
     def view(self, views: Sequence[int]) -> Tensor:
         """The same elements as [*views]; one size may be -1."""
         if not self.is_contiguous():
-            raise TvArgumentError(
-                f"view of a non-contiguous tv.Tensor {self.shape}; clone it first"
-            )
+            raise TvArgumentError(f"view of a non-contiguous tv.Tensor {self.shape}; clone it first")
         return self._view(self._array.reshape(tuple(views)))
 
     def type_view(self, dtype: Any, shape: Sequence[int] | None = None) -> Tensor:
@@ -314,9 +310,7 @@ def to_torch(tensor: Any) -> torch.Tensor:
     """
     if not isinstance(tensor, Tensor):
         if not all(hasattr(tensor, name) for name in ("numpy_view", "numpy", "byte_pointer")):
-            raise TvArgumentError(
-                f"expected a tv.Tensor, got {type(tensor).__name__}; wrap arrays with tv.from_numpy"
-            )
+            raise TvArgumentError(f"expected a tv.Tensor, got {type(tensor).__name__}; wrap arrays with tv.from_numpy")
         return torch.from_numpy(tensor.numpy())
     array = tensor._array
     if isinstance(array, torch.Tensor):

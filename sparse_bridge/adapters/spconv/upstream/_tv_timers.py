@@ -160,22 +160,14 @@ def _printed(name: str, out: list[float] | None, enable: bool, device: bool) -> 
 
 
 def measure_and_print(
-    name: str = "CUDATimer",
-    *,
-    stream: int = 0,
-    out: list[float] | None = None,
-    enable: bool = True,
+    name: str = "CUDATimer", *, stream: int = 0, out: list[float] | None = None, enable: bool = True
 ) -> contextlib.AbstractContextManager[_Duration]:
     """Write the milliseconds that the block takes on the GPU, and store them in `out[0]`."""
     return _printed(name, out, enable, True)
 
 
 def measure_and_print_cpu(
-    name: str = "CPUTimer",
-    *,
-    stream: int = 0,
-    out: list[float] | None = None,
-    enable: bool = True,
+    name: str = "CPUTimer", *, stream: int = 0, out: list[float] | None = None, enable: bool = True
 ) -> contextlib.AbstractContextManager[_Duration]:
     """Write the milliseconds that the block takes on the CPU, and store them in `out[0]`."""
     return _printed(name, out, enable, False)

@@ -135,16 +135,14 @@ class VoxelBuffers:
     def around(cls, voxelizer: Any) -> VoxelBuffers:
         """The buffers that a voxelizer of spconv holds itself, a `PointToVoxel`."""
         grid = VoxelGrid(
-            list(voxelizer.vsize), list(voxelizer.grid_size), list(voxelizer.grid_stride),
-            list(voxelizer.coors_range),
-        )  # fmt: skip
+            list(voxelizer.vsize), list(voxelizer.grid_size), list(voxelizer.grid_stride), list(voxelizer.coors_range)
+        )
         return cls.over(grid, voxelizer.voxels, voxelizer.indices, voxelizer.num_per_voxel)
 
     @classmethod
     def over(
-        cls, grid: VoxelGrid, voxels: torch.Tensor, indices: torch.Tensor,
-        num_per_voxel: torch.Tensor,
-    ) -> VoxelBuffers:  # fmt: skip
+        cls, grid: VoxelGrid, voxels: torch.Tensor, indices: torch.Tensor, num_per_voxel: torch.Tensor
+    ) -> VoxelBuffers:
         """Those of the caller's memory."""
         made = cls.__new__(cls)
         made.grid, made.voxels, made.indices = grid, voxels, indices
@@ -166,8 +164,7 @@ class VoxelBuffers:
             )
         if n_voxels == 0 or n_slots == 0:
             raise PointShapeError(
-                f"max_num_voxels={n_voxels} and max_num_points_per_voxel={n_slots} hold no "
-                "point; both must be positive"
+                f"max_num_voxels={n_voxels} and max_num_points_per_voxel={n_slots} hold no point; both must be positive"
             )
 
     def fill(
@@ -196,11 +193,7 @@ class VoxelBuffers:
 
     def copies(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Copies of the first `count` voxels, indices and counts."""
-        return (
-            self.voxels[:count].clone(),
-            self.indices[:count].clone(),
-            self.num_per_voxel[:count].clone(),
-        )
+        return (self.voxels[:count].clone(), self.indices[:count].clone(), self.num_per_voxel[:count].clone())
 
     def _store_cells(self, xp: Ops, found: _Groups, count: int) -> None:
         counts, indices = xp.array(self.num_per_voxel), xp.array(self.indices)

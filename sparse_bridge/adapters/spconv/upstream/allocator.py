@@ -66,30 +66,54 @@ class TorchAllocator(ExternalAllocator):
         return {"dtype": kind, "device": self.cpudevice if device == -1 else self.gpudevice}
 
     def zeros(
-        self, name: str, shape: list[int], dtype: int, device: int, stream: int = 0,
-        is_temp_memory: bool = False, scale: float = 1.0,
-    ) -> Tensor:  # fmt: skip
+        self,
+        name: str,
+        shape: list[int],
+        dtype: int,
+        device: int,
+        stream: int = 0,
+        is_temp_memory: bool = False,
+        scale: float = 1.0,
+    ) -> Tensor:
         made = torch.zeros(_sizes(shape), **self._where(dtype, device))
         return self._keep(made, name, dtype, is_temp_memory)
 
     def empty(
-        self, name: str, shape: list[int], dtype: int, device: int, stream: int = 0,
-        is_temp_memory: bool = False, scale: float = 1.0,
-    ) -> Tensor:  # fmt: skip
+        self,
+        name: str,
+        shape: list[int],
+        dtype: int,
+        device: int,
+        stream: int = 0,
+        is_temp_memory: bool = False,
+        scale: float = 1.0,
+    ) -> Tensor:
         made = torch.empty(_sizes(shape), **self._where(dtype, device))
         return self._keep(made, name, dtype, is_temp_memory)
 
     def full_int(
-        self, name: str, shape: list[int], value: int, dtype: int, device: int, stream: int = 0,
+        self,
+        name: str,
+        shape: list[int],
+        value: int,
+        dtype: int,
+        device: int,
+        stream: int = 0,
         is_temp_memory: bool = False,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         made = torch.full(_sizes(shape), value, **self._where(dtype, device))
         return self._keep(made, name, dtype, is_temp_memory)
 
     def full_float(
-        self, name: str, shape: list[int], value: float, dtype: int, device: int, stream: int = 0,
+        self,
+        name: str,
+        shape: list[int],
+        value: float,
+        dtype: int,
+        device: int,
+        stream: int = 0,
         is_temp_memory: bool = False,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         made = torch.full(_sizes(shape), value, **self._where(dtype, device))
         return self._keep(made, name, dtype, is_temp_memory)
 

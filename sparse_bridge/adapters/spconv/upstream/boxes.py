@@ -24,9 +24,7 @@ class BoxCountError(ShapeError, ContractError, RuntimeError):
     """Box arrays of unequal or wrong shape; a RuntimeError upstream."""
 
 
-def rbbox_iou(
-    box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float
-) -> Array:
+def rbbox_iou(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
     """Intersection over union of rotated boxes.
 
     Args:
@@ -40,9 +38,7 @@ def rbbox_iou(
     return _pairwise(box_corners, qbox_corners, standup_iou, standup_thresh, False)
 
 
-def rbbox_intersection(
-    box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float
-) -> Array:
+def rbbox_intersection(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
     """As `rbbox_iou`, but the area of the intersection."""
     return _pairwise(box_corners, qbox_corners, standup_iou, standup_thresh, True)
 
@@ -55,16 +51,12 @@ def rbbox_iou_loss(box_corners: Array, qbox_corners: Array) -> Array:
 def _aligned(box_corners: Array, qbox_corners: Array, area_only: bool) -> Array:
     boxes, others = _corners(box_corners), _corners(qbox_corners)
     if len(boxes) != len(others):
-        raise BoxCountError(
-            f"got {len(boxes)} and {len(others)} boxes; the aligned overlap pairs them one to one"
-        )
+        raise BoxCountError(f"got {len(boxes)} and {len(others)} boxes; the aligned overlap pairs them one to one")
     measure = _intersection if area_only else _iou
     return measure(boxes, others).astype(_result_dtype(box_corners))
 
 
-def non_max_suppression_cpu(
-    boxes: Array, order: Array, thresh: float, eps: float = 0.0
-) -> list[int]:
+def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: float = 0.0) -> list[int]:
     """Greedy suppression of upright boxes.
 
     Args:
@@ -91,9 +83,7 @@ def non_max_suppression_cpu(
     return _greedy(order, len(sides), thresh, overlap)
 
 
-def rotate_non_max_suppression_cpu(
-    boxes: Array, order: Array, standup_iou: Array, thresh: float
-) -> list[int]:
+def rotate_non_max_suppression_cpu(boxes: Array, order: Array, standup_iou: Array, thresh: float) -> list[int]:
     """Greedy suppression of rotated boxes.
 
     Args:
@@ -126,9 +116,7 @@ class BoxOps:
         return True
 
     @staticmethod
-    def non_max_suppression_cpu(
-        boxes: Tensor, order: Tensor, thresh: float, eps: float = 0
-    ) -> list[int]:
+    def non_max_suppression_cpu(boxes: Tensor, order: Tensor, thresh: float, eps: float = 0) -> list[int]:
         return non_max_suppression_cpu(np.asarray(boxes), np.asarray(order), thresh, eps)
 
     @staticmethod
@@ -141,17 +129,19 @@ class BoxOps:
 
     @staticmethod
     def rbbox_iou(
-        box_corners: Tensor, qbox_corners: Tensor, standup_iou: Tensor, overlaps: Tensor,
-        standup_thresh: float, inter_only: bool,
-    ) -> None:  # fmt: skip
+        box_corners: Tensor,
+        qbox_corners: Tensor,
+        standup_iou: Tensor,
+        overlaps: Tensor,
+        standup_thresh: float,
+        inter_only: bool,
+    ) -> None:
         """inter_only: areas shared in place of ratios."""
         boxes, others, near = map(np.asarray, (box_corners, qbox_corners, standup_iou))
         _put_overlaps(overlaps, _pairwise(boxes, others, near, standup_thresh, inter_only))
 
     @staticmethod
-    def rbbox_iou_aligned(
-        box_corners: Tensor, qbox_corners: Tensor, overlaps: Tensor, inter_only: bool
-    ) -> None:
+    def rbbox_iou_aligned(box_corners: Tensor, qbox_corners: Tensor, overlaps: Tensor, inter_only: bool) -> None:
         arrays = np.asarray(box_corners), np.asarray(qbox_corners)
         _put_overlaps(overlaps, _aligned(*arrays, inter_only))
 
@@ -163,12 +153,7 @@ def _put_overlaps(overlaps: Tensor, found: Array) -> None:
 
 
 def nms(
-    boxes: torch.Tensor,
-    scores: torch.Tensor,
-    pre_max_size: int,
-    post_max_size: int,
-    thresh: float,
-    eps: float,
+    boxes: torch.Tensor, scores: torch.Tensor, pre_max_size: int, post_max_size: int, thresh: float, eps: float
 ) -> torch.Tensor:
     """`spconv.ops.nms` of 1.x: suppression of upright boxes by score.
 
@@ -192,9 +177,7 @@ def nms(
 def _greedy(order: Array, count: int, thresh: float, overlap: Any) -> list[int]:
     others = np.asarray(order, dtype=np.int64).reshape(-1)
     if others.size and (others.min() < 0 or others.max() >= count):
-        raise BoxCountError(
-            f"order runs from {others.min()} to {others.max()}; there are {count} boxes"
-        )
+        raise BoxCountError(f"order runs from {others.min()} to {others.max()}; there are {count} boxes")
     kept = []
     while others.size:
         kept.append(int(others[0]))
@@ -205,9 +188,7 @@ def _greedy(order: Array, count: int, thresh: float, overlap: Any) -> list[int]:
     return kept
 
 
-def _pairwise(
-    box_corners: Array, qbox_corners: Array, standup_iou: Array, thresh: float, area_only: bool
-) -> Array:
+def _pairwise(box_corners: Array, qbox_corners: Array, standup_iou: Array, thresh: float, area_only: bool) -> Array:
     boxes, others = _corners(box_corners), _corners(qbox_corners)
     standup = _standup(standup_iou, len(boxes), len(others))
     result = np.zeros((len(boxes), len(others)), dtype=_result_dtype(box_corners))
@@ -228,9 +209,7 @@ def _corners(boxes: Array) -> Array:
 def _standup(standup_iou: Array, rows: int, columns: int) -> Array:
     found = np.asarray(standup_iou)
     if found.shape != (rows, columns):
-        raise BoxCountError(
-            f"standup_iou has shape {list(found.shape)}; expected [{rows}, {columns}]"
-        )
+        raise BoxCountError(f"standup_iou has shape {list(found.shape)}; expected [{rows}, {columns}]")
     return found
 
 

@@ -22,9 +22,15 @@ _INT32_MAX = (1 << 31) - 1
 
 
 def _map(
-    indices: Tensor, batch_size: int, input_dims: Sequence[int], rule: Any, subm: bool,
-    transposed: bool, algo: int, direct_table: bool,
-) -> Any:  # fmt: skip
+    indices: Tensor,
+    batch_size: int,
+    input_dims: Sequence[int],
+    rule: Any,
+    subm: bool,
+    transposed: bool,
+    algo: int,
+    direct_table: bool,
+) -> Any:
     kernel, stride, padding, dilation, out_padding = (tuple(map(int, part)) for part in rule)
     layer = geometry.LayerGeometry(kernel, stride, padding, dilation, out_padding, subm, transposed)
     rows = to_torch(indices).contiguous()
@@ -52,11 +58,22 @@ class SpconvOps(PoolOps, VoxelOps, metaclass=MissingParts):
 
     @staticmethod
     def get_indice_pairs(
-        allocator: Any, indices: Tensor, batch_size: int, input_dims: list[int], algo: int,
-        ksize: list[int], stride: list[int], padding: list[int], dilation: list[int],
-        out_padding: list[int], subm: bool, transposed: bool, stream_int: int = 0,
-        num_out_act_bound: int = -1, num_input_act_bound: int = -1,
-    ) -> int:  # fmt: skip
+        allocator: Any,
+        indices: Tensor,
+        batch_size: int,
+        input_dims: list[int],
+        algo: int,
+        ksize: list[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        out_padding: list[int],
+        subm: bool,
+        transposed: bool,
+        stream_int: int = 0,
+        num_out_act_bound: int = -1,
+        num_input_act_bound: int = -1,
+    ) -> int:
         """Pair lists; returns the number of output rows.
 
         Leaves PairFwd int32 [2, V, N], IndiceNumPerLoc int32 [V] and, if not subm, OutIndices.
@@ -74,12 +91,26 @@ class SpconvOps(PoolOps, VoxelOps, metaclass=MissingParts):
 
     @staticmethod
     def get_indice_pairs_implicit_gemm(
-        allocator: Any, indices: Tensor, batch_size: int, input_dims: list[int], algo: int,
-        ksize: list[int], stride: list[int], padding: list[int], dilation: list[int],
-        out_padding: list[int], subm: bool, transposed: bool, is_train: bool,
-        stream_int: int = 0, num_out_act_bound: int = -1, timer: Any = None,
-        direct_table: bool = False, do_sort: bool = True, preallocated: Any = None,
-    ) -> tuple[Tensor, int]:  # fmt: skip
+        allocator: Any,
+        indices: Tensor,
+        batch_size: int,
+        input_dims: list[int],
+        algo: int,
+        ksize: list[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        out_padding: list[int],
+        subm: bool,
+        transposed: bool,
+        is_train: bool,
+        stream_int: int = 0,
+        num_out_act_bound: int = -1,
+        timer: Any = None,
+        direct_table: bool = False,
+        do_sort: bool = True,
+        preallocated: Any = None,
+    ) -> tuple[Tensor, int]:
         """Tables; returns the masks of the splits, uint32 [1], and the number of output rows.
 
         Leaves PairFwd int32 [V, M], PairMask [1, M, words] (without the last axis up to 32
@@ -112,8 +143,7 @@ def _put_table(allocator: Any, suffix: str, table: torch.Tensor, do_sort: bool) 
 def _bounded(n_rows: int, bound: int) -> None:
     if 0 < bound < n_rows:
         raise UnsupportedError(
-            f"the layer makes {n_rows} rows, more than num_out_act_bound ({bound}); raise it, or "
-            "leave it at -1."
+            f"the layer makes {n_rows} rows, more than num_out_act_bound ({bound}); raise it, or leave it at -1."
         )
 
 
@@ -128,29 +158,55 @@ class ConvGemmOps(metaclass=MissingParts):
 
     @staticmethod
     def indice_conv(
-        allocator: Any, ext_mm: Any, gemm_tuner: Any, all_w_is_krsc: bool, filter_hwio: bool,
-        features: Tensor, filters: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor,
-        arch: tuple[int, int], num_activate_out: int, inverse: bool = False, subm: bool = False,
-        algo: int = 0, stream_int: int = 0, bias: Tensor | None = None, act_alpha: float = 0.0,
-        act_beta: float = 0.0, act_type: Any = Activation.None_, use_tf32: bool = True,
-    ) -> None:  # fmt: skip
+        allocator: Any,
+        ext_mm: Any,
+        gemm_tuner: Any,
+        all_w_is_krsc: bool,
+        filter_hwio: bool,
+        features: Tensor,
+        filters: Tensor,
+        indice_pairs: Tensor,
+        indice_pair_num: Tensor,
+        arch: tuple[int, int],
+        num_activate_out: int,
+        inverse: bool = False,
+        subm: bool = False,
+        algo: int = 0,
+        stream_int: int = 0,
+        bias: Tensor | None = None,
+        act_alpha: float = 0.0,
+        act_beta: float = 0.0,
+        act_type: Any = Activation.None_,
+        use_tf32: bool = True,
+    ) -> None:
         _krsc(all_w_is_krsc, filter_hwio)
         x = to_torch(features)
         kmap = pairs.map_from_pairs(
-            to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out, subm,
-            inverse,
-        )  # fmt: skip
+            to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out, subm, inverse
+        )
         end = _given(bias), act_alpha, act_type
         y = functional.convolution(x, to_torch(filters), kmap, *end)
         allocator.put("OutFeatures", y)
 
     @staticmethod
     def indice_conv_backward(
-        allocator: Any, ext_mm: Any, gemm_tuner: Any, all_w_is_krsc: bool, filter_hwio: bool,
-        features: Tensor, filters: Tensor, out_bp: Tensor, indice_pairs: Tensor,
-        indice_pair_num: Tensor, arch: tuple[int, int], inverse: bool = False, subm: bool = False,
-        algo: int = 0, stream_int: int = 0, use_tf32: bool = True,
-    ) -> None:  # fmt: skip
+        allocator: Any,
+        ext_mm: Any,
+        gemm_tuner: Any,
+        all_w_is_krsc: bool,
+        filter_hwio: bool,
+        features: Tensor,
+        filters: Tensor,
+        out_bp: Tensor,
+        indice_pairs: Tensor,
+        indice_pair_num: Tensor,
+        arch: tuple[int, int],
+        inverse: bool = False,
+        subm: bool = False,
+        algo: int = 0,
+        stream_int: int = 0,
+        use_tf32: bool = True,
+    ) -> None:
         _krsc(all_w_is_krsc, filter_hwio)
         x, dy = to_torch(features), to_torch(out_bp)
         counts = to_torch(indice_pair_num)
@@ -159,15 +215,33 @@ class ConvGemmOps(metaclass=MissingParts):
 
     @staticmethod
     def implicit_gemm(
-        allocator: Any, conv_tuner: Any, features: Tensor, filters: Tensor, pair_fwd: Tensor,
-        pair_mask_fwd_splits: list[Tensor], mask_argsort_fwd_splits: list[Tensor],
-        num_activate_out: int, masks: Tensor, arch: tuple[int, int], is_train: bool = False,
-        is_subm: bool = False, stream_int: int = 0, timer: Any = None,
-        auto_fp32_accum: bool = True, fp32_accum: bool = False, bias: Tensor | None = None,
-        act_alpha: float = 0.0, act_beta: float = 0.0, act_type: Any = Activation.None_,
-        use_tf32: bool = True, output_scale: float = 1.0, scale: Tensor | None = None,
-        output_add: Tensor | None = None, output_add_scale: float = 1.0, output_dtype: int = -1,
-    ) -> int:  # fmt: skip
+        allocator: Any,
+        conv_tuner: Any,
+        features: Tensor,
+        filters: Tensor,
+        pair_fwd: Tensor,
+        pair_mask_fwd_splits: list[Tensor],
+        mask_argsort_fwd_splits: list[Tensor],
+        num_activate_out: int,
+        masks: Tensor,
+        arch: tuple[int, int],
+        is_train: bool = False,
+        is_subm: bool = False,
+        stream_int: int = 0,
+        timer: Any = None,
+        auto_fp32_accum: bool = True,
+        fp32_accum: bool = False,
+        bias: Tensor | None = None,
+        act_alpha: float = 0.0,
+        act_beta: float = 0.0,
+        act_type: Any = Activation.None_,
+        use_tf32: bool = True,
+        output_scale: float = 1.0,
+        scale: Tensor | None = None,
+        output_add: Tensor | None = None,
+        output_add_scale: float = 1.0,
+        output_dtype: int = -1,
+    ) -> int:
         """Returns the mask width, which is -1: no mask is kept for the backward pass."""
         for given in (scale, output_add):
             if _given(given) is not None:
@@ -180,14 +254,28 @@ class ConvGemmOps(metaclass=MissingParts):
 
     @staticmethod
     def implicit_gemm_backward(
-        allocator: Any, conv_tuner: Any, features: Tensor, filters: Tensor, out_bp: Tensor,
-        pair_fwd: Tensor, pair_bwd: Tensor, pair_mask_fwd_splits: list[Tensor],
-        pair_mask_bwd_splits: list[Tensor], mask_argsort_fwd_splits: list[Tensor],
-        mask_argsort_bwd_splits: list[Tensor], mask_output_fwd: Tensor, masks: Tensor,
-        arch: tuple[int, int], mask_width: int, is_subm: bool, stream_int: int = 0,
-        timer: Any = None, auto_fp32_accum: bool = True, fp32_accum: bool = False,
+        allocator: Any,
+        conv_tuner: Any,
+        features: Tensor,
+        filters: Tensor,
+        out_bp: Tensor,
+        pair_fwd: Tensor,
+        pair_bwd: Tensor,
+        pair_mask_fwd_splits: list[Tensor],
+        pair_mask_bwd_splits: list[Tensor],
+        mask_argsort_fwd_splits: list[Tensor],
+        mask_argsort_bwd_splits: list[Tensor],
+        mask_output_fwd: Tensor,
+        masks: Tensor,
+        arch: tuple[int, int],
+        mask_width: int,
+        is_subm: bool,
+        stream_int: int = 0,
+        timer: Any = None,
+        auto_fp32_accum: bool = True,
+        fp32_accum: bool = False,
         use_tf32: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         x, dy = to_torch(features), to_torch(out_bp)
         kmap = pairs.map_from_table(to_torch(pair_fwd), len(x), len(dy))
         _put_gradients(allocator, functional.conv_backward(x, to_torch(filters), kmap, dy))
@@ -218,9 +306,7 @@ class InferenceOps(metaclass=MissingParts):
         output(out).add_(to_torch(bias))
 
     @staticmethod
-    def activation_inplace(
-        out: Tensor, act_type: Any, alpha: float, beta: float, stream: int = 0
-    ) -> None:
+    def activation_inplace(out: Tensor, act_type: Any, alpha: float, beta: float, stream: int = 0) -> None:
         values, kind = output(out), ACTIVATIONS[act_type.name]
         if kind == "relu":
             values.relu_()
@@ -231,9 +317,13 @@ class InferenceOps(metaclass=MissingParts):
 
     @staticmethod
     def bias_add_act_inplace(
-        out: Tensor, bias: Tensor, act_type: Any = Activation.None_, alpha: float = 0.0,
-        beta: float = 0.0, stream: int = 0,
-    ) -> None:  # fmt: skip
+        out: Tensor,
+        bias: Tensor,
+        act_type: Any = Activation.None_,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        stream: int = 0,
+    ) -> None:
         InferenceOps.bias_add_inplace(out, bias, stream)
         InferenceOps.activation_inplace(out, act_type, alpha, beta, stream)
 

@@ -13,33 +13,36 @@ class PoolOps:
 
     @staticmethod
     def indice_maxpool(
-        out_features: Tensor, features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor,
-        num_activate_out: int, stream: int = 0,
-    ) -> None:  # fmt: skip
+        out_features: Tensor,
+        features: Tensor,
+        indice_pairs: Tensor,
+        indice_pair_num: Tensor,
+        num_activate_out: int,
+        stream: int = 0,
+    ) -> None:
         """out = max(0, window)."""
         x = to_torch(features)
-        kmap = pairs.map_from_pairs(
-            to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out
-        )
+        kmap = pairs.map_from_pairs(to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out)
         output(out_features).copy_(functional.max_pool(x, kmap))
 
     @staticmethod
     def indice_maxpool_backward(
-        din: Tensor, features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor,
-        indice_pair_num: Tensor, stream: int = 0,
-    ) -> None:  # fmt: skip
+        din: Tensor,
+        features: Tensor,
+        out_features: Tensor,
+        out_bp: Tensor,
+        indice_pairs: Tensor,
+        indice_pair_num: Tensor,
+        stream: int = 0,
+    ) -> None:
         """Adds a window's gradient to every input that equals its result."""
         counts = to_torch(indice_pair_num).tolist()
-        for (given, made), count in zip(
-            to_torch(indice_pairs).transpose(0, 1), counts, strict=True
-        ):
+        for (given, made), count in zip(to_torch(indice_pairs).transpose(0, 1), counts, strict=True):
             rows = made[:count].long(), given[:count].long()
             _add_gradient(out_features, features, out_bp, din, *rows)
 
     @staticmethod
-    def maxpool_forward(
-        out: Tensor, inp: Tensor, out_inds: Tensor, in_inds: Tensor, stream: int = 0
-    ) -> None:
+    def maxpool_forward(out: Tensor, inp: Tensor, out_inds: Tensor, in_inds: Tensor, stream: int = 0) -> None:
         """One kernel offset: out[out_inds] = max(out[out_inds], inp[in_inds])."""
         made, given = to_torch(out_inds).long(), to_torch(in_inds).long()
         rows = to_torch(inp).index_select(0, given)
@@ -51,9 +54,8 @@ class PoolOps:
 
     @staticmethod
     def maxpool_backward(
-        out: Tensor, inp: Tensor, dout: Tensor, dinp: Tensor, out_inds: Tensor, in_inds: Tensor,
-        stream: int = 0,
-    ) -> None:  # fmt: skip
+        out: Tensor, inp: Tensor, dout: Tensor, dinp: Tensor, out_inds: Tensor, in_inds: Tensor, stream: int = 0
+    ) -> None:
         """One kernel offset: adds dout[out_inds] to dinp[in_inds] where input and output agree."""
         rows = to_torch(out_inds).long(), to_torch(in_inds).long()
         _add_gradient(out, inp, dout, dinp, *rows)
@@ -65,9 +67,7 @@ class PoolOps:
         PoolOps.maxpool_backward(out, inp, dout, dinp, out_inds, in_inds)
 
     @staticmethod
-    def maxpool_implicit_gemm_forward(
-        out: Tensor, inp: Tensor, inds: Tensor, stream: int = 0
-    ) -> None:
+    def maxpool_implicit_gemm_forward(out: Tensor, inp: Tensor, inds: Tensor, stream: int = 0) -> None:
         """out = max(0, window); inds [V, M]."""
         x = to_torch(inp)
         kmap = pairs.map_from_table(to_torch(inds), len(x), out.dim(0))
@@ -106,9 +106,7 @@ class PoolOps:
         output(data).clamp_(min=value)
 
     @staticmethod
-    def global_pool_rearrange(
-        out_indices: Tensor, coords: Tensor, counts: Tensor, stream: int = 0
-    ) -> None:
+    def global_pool_rearrange(out_indices: Tensor, coords: Tensor, counts: Tensor, stream: int = 0) -> None:
         """Rows by batch item into out_indices int32 [B, N], their numbers into counts [B]."""
         rows, found = pairs.global_pool_rearrange(to_torch(coords), counts.dim(0))
         output(out_indices).copy_(rows)

@@ -20,9 +20,7 @@ class MissingExtensionError(UnsupportedError, AttributeError):
         """The error for `owner.name`. instead: what to do."""
         if name.startswith("__"):  # the import system and inspection ask for many of these
             return AttributeError(f"{owner!r} has no attribute {name!r}")
-        return cls(
-            f"{owner}.{name} is part of spconv's compiled code, which is not used here; {instead}."
-        )
+        return cls(f"{owner}.{name} is part of spconv's compiled code, which is not used here; {instead}.")
 
 
 class MissingParts(type):
@@ -33,9 +31,7 @@ class MissingParts(type):
 
     def __getattr__(cls, name: str) -> Any:
         home = cls.__dict__.get("_home", cls.__module__)
-        raise MissingExtensionError.of(
-            f"{home}.{cls.__name__}", name, getattr(cls, "_instead", _INSTEAD)
-        )
+        raise MissingExtensionError.of(f"{home}.{cls.__name__}", name, getattr(cls, "_instead", _INSTEAD))
 
 
 def missing_class(module: str, name: str, instead: str = _INSTEAD) -> type:
@@ -44,10 +40,7 @@ def missing_class(module: str, name: str, instead: str = _INSTEAD) -> type:
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
         raise MissingExtensionError.of(module, name, instead)
 
-    body = {
-        "__module__": module, "__init__": refuse, "_instead": instead,
-        "__doc__": f"Not here: {instead}.",
-    }  # fmt: skip
+    body = {"__module__": module, "__init__": refuse, "_instead": instead, "__doc__": f"Not here: {instead}."}
     return MissingParts(name, (), body)
 
 
@@ -61,7 +54,9 @@ def tuner_class(module: str, name: str) -> type:
         """desps: kernels to choose from, which are not looked at."""
 
     body = {
-        "__module__": module, "__init__": init, "__getattr__": attribute,
+        "__module__": module,
+        "__init__": init,
+        "__getattr__": attribute,
         "__doc__": "sparse_bridge chooses tiles by itself.",
-    }  # fmt: skip
+    }
     return type(name, (), body)

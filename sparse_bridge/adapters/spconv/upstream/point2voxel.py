@@ -21,18 +21,21 @@ Voxels = tuple[tv.Tensor, tv.Tensor, tv.Tensor]
 MetaData = tuple[list[float], list[int], list[int], list[float]]
 
 
-def meta_data(
-    vsize_xyz: Sequence[float], coors_range_xyz: Sequence[float], ndim: int | None = None
-) -> MetaData:
+def meta_data(vsize_xyz: Sequence[float], coors_range_xyz: Sequence[float], ndim: int | None = None) -> MetaData:
     """(vsize, grid_size, grid_stride, coors_range) in z, y, x order, rounded to float32."""
     grid = VoxelGrid.from_xyz(vsize_xyz, coors_range_xyz, ndim)
     return grid.vsize, grid.grid_size, grid.grid_stride, grid.coors_range
 
 
 def voxelize_into(
-    points: tv.Tensor, buffers: Voxels, points_voxel_id: tv.Tensor, grid: MetaData,
-    clear_voxels: bool, empty_mean: bool, stream_int: int = 0,
-) -> Voxels:  # fmt: skip
+    points: tv.Tensor,
+    buffers: Voxels,
+    points_voxel_id: tv.Tensor,
+    grid: MetaData,
+    clear_voxels: bool,
+    empty_mean: bool,
+    stream_int: int = 0,
+) -> Voxels:
     """Voxelize `points` into buffers of the caller's; returns their used parts.
 
     Args:
@@ -108,9 +111,7 @@ class _Point2Voxel:
         self._store: VoxelBuffers | None = None
 
     @classmethod
-    def calc_meta_data(
-        cls, vsize_xyz: Sequence[float], coors_range_xyz: Sequence[float]
-    ) -> MetaData:
+    def calc_meta_data(cls, vsize_xyz: Sequence[float], coors_range_xyz: Sequence[float]) -> MetaData:
         """(vsize, grid_size, grid_stride, coors_range) in z, y, x order, rounded to float32."""
         return meta_data(vsize_xyz, coors_range_xyz, cls._NDIM)
 
@@ -171,30 +172,40 @@ class _Point2VoxelCPU(_Point2Voxel):
 
     @staticmethod
     def point_to_voxel_static(
-        points: Any, voxels: tv.Tensor, indices: tv.Tensor, num_per_voxel: tv.Tensor,
-        densehashdata: Any, points_voxel_id: tv.Tensor, vsize: list[float], grid_size: list[int],
-        grid_stride: list[int], coors_range: list[float], clear_voxels: bool = True,
-    ) -> Voxels:  # fmt: skip
+        points: Any,
+        voxels: tv.Tensor,
+        indices: tv.Tensor,
+        num_per_voxel: tv.Tensor,
+        densehashdata: Any,
+        points_voxel_id: tv.Tensor,
+        vsize: list[float],
+        grid_size: list[int],
+        grid_stride: list[int],
+        coors_range: list[float],
+        clear_voxels: bool = True,
+    ) -> Voxels:
         """`voxelize_into`; densehashdata is not looked at."""
         _cpu_points(points)
-        grid, buffers = (
-            (vsize, grid_size, grid_stride, coors_range),
-            (voxels, indices, num_per_voxel),
-        )
+        grid, buffers = ((vsize, grid_size, grid_stride, coors_range), (voxels, indices, num_per_voxel))
         return voxelize_into(points, buffers, points_voxel_id, grid, clear_voxels, False)
 
     @staticmethod
     def point_to_voxel_empty_mean_static(
-        points: Any, voxels: tv.Tensor, indices: tv.Tensor, num_per_voxel: tv.Tensor,
-        densehashdata: Any, points_voxel_id: tv.Tensor, vsize: list[float], grid_size: list[int],
-        grid_stride: list[int], coors_range: list[float], clear_voxels: bool = True,
-    ) -> Voxels:  # fmt: skip
+        points: Any,
+        voxels: tv.Tensor,
+        indices: tv.Tensor,
+        num_per_voxel: tv.Tensor,
+        densehashdata: Any,
+        points_voxel_id: tv.Tensor,
+        vsize: list[float],
+        grid_size: list[int],
+        grid_stride: list[int],
+        coors_range: list[float],
+        clear_voxels: bool = True,
+    ) -> Voxels:
         """As `point_to_voxel_static`; the unused slots hold the mean of the used ones."""
         _cpu_points(points)
-        grid, buffers = (
-            (vsize, grid_size, grid_stride, coors_range),
-            (voxels, indices, num_per_voxel),
-        )
+        grid, buffers = ((vsize, grid_size, grid_stride, coors_range), (voxels, indices, num_per_voxel))
         return voxelize_into(points, buffers, points_voxel_id, grid, clear_voxels, True)
 
 
@@ -220,11 +231,7 @@ class _Point2VoxelGPU(_Point2Voxel):
     point_indice_data = hashdata
 
     def point_to_voxel_hash(
-        self,
-        points: Any,
-        clear_voxels: bool = True,
-        empty_mean: bool = False,
-        stream_int: int = 0,
+        self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream_int: int = 0
     ) -> Voxels:
         """Voxelize `points`, a tv.Tensor [n, F] of float32 or float64, on the device it lies on.
 
@@ -238,16 +245,31 @@ class _Point2VoxelGPU(_Point2Voxel):
 
     @staticmethod
     def point_to_voxel_hash_static(
-        points: Any, voxels: tv.Tensor, indices: tv.Tensor, num_per_voxel: tv.Tensor,
-        hashdata: Any, point_indice_data: Any, points_voxel_id: tv.Tensor, vsize: list[float],
-        grid_size: list[int], grid_stride: list[int], coors_range: list[float],
-        clear_voxels: bool = True, empty_mean: bool = False, stream_int: int = 0,
-    ) -> Voxels:  # fmt: skip
+        points: Any,
+        voxels: tv.Tensor,
+        indices: tv.Tensor,
+        num_per_voxel: tv.Tensor,
+        hashdata: Any,
+        point_indice_data: Any,
+        points_voxel_id: tv.Tensor,
+        vsize: list[float],
+        grid_size: list[int],
+        grid_stride: list[int],
+        coors_range: list[float],
+        clear_voxels: bool = True,
+        empty_mean: bool = False,
+        stream_int: int = 0,
+    ) -> Voxels:
         """`voxelize_into`; hashdata and point_indice_data are not looked at."""
         return voxelize_into(
-            points, (voxels, indices, num_per_voxel), points_voxel_id,
-            (vsize, grid_size, grid_stride, coors_range), clear_voxels, empty_mean, stream_int,
-        )  # fmt: skip
+            points,
+            (voxels, indices, num_per_voxel),
+            points_voxel_id,
+            (vsize, grid_size, grid_stride, coors_range),
+            clear_voxels,
+            empty_mean,
+            stream_int,
+        )
 
 
 class Point2VoxelCPU1d(_Point2VoxelCPU):
@@ -286,31 +308,56 @@ class VoxelOps:
     """The voxelizers as functions of `SpconvOps`; hash tables and scratch are not looked at."""
 
     @staticmethod
-    def calc_point2voxel_meta_data(
-        vsize_xyz: Sequence[float], coors_range_xyz: Sequence[float]
-    ) -> MetaData:
+    def calc_point2voxel_meta_data(vsize_xyz: Sequence[float], coors_range_xyz: Sequence[float]) -> MetaData:
         return meta_data(vsize_xyz, coors_range_xyz)
 
     @staticmethod
     def point2voxel_cpu(
-        points: Any, voxels: tv.Tensor, indices: tv.Tensor, num_per_voxel: tv.Tensor,
-        densehashdata: Any, pc_voxel_id: tv.Tensor, vsize: list[float], grid_size: list[int],
-        grid_stride: list[int], coors_range: list[float], empty_mean: bool = False,
+        points: Any,
+        voxels: tv.Tensor,
+        indices: tv.Tensor,
+        num_per_voxel: tv.Tensor,
+        densehashdata: Any,
+        pc_voxel_id: tv.Tensor,
+        vsize: list[float],
+        grid_size: list[int],
+        grid_stride: list[int],
+        coors_range: list[float],
+        empty_mean: bool = False,
         clear_voxels: bool = True,
-    ) -> Voxels:  # fmt: skip
+    ) -> Voxels:
         return voxelize_into(
-            points, (voxels, indices, num_per_voxel), pc_voxel_id,
-            (vsize, grid_size, grid_stride, coors_range), clear_voxels, empty_mean,
-        )  # fmt: skip
+            points,
+            (voxels, indices, num_per_voxel),
+            pc_voxel_id,
+            (vsize, grid_size, grid_stride, coors_range),
+            clear_voxels,
+            empty_mean,
+        )
 
     @staticmethod
     def point2voxel_cuda(
-        points: Any, voxels: tv.Tensor, indices: tv.Tensor, num_per_voxel: tv.Tensor,
-        hashdata: Any, point_indice_data: Any, pc_voxel_id: tv.Tensor, vsize: list[float],
-        grid_size: list[int], grid_stride: list[int], coors_range: list[float],
-        empty_mean: bool = False, clear_voxels: bool = True, stream_int: int = 0,
-    ) -> Voxels:  # fmt: skip
+        points: Any,
+        voxels: tv.Tensor,
+        indices: tv.Tensor,
+        num_per_voxel: tv.Tensor,
+        hashdata: Any,
+        point_indice_data: Any,
+        pc_voxel_id: tv.Tensor,
+        vsize: list[float],
+        grid_size: list[int],
+        grid_stride: list[int],
+        coors_range: list[float],
+        empty_mean: bool = False,
+        clear_voxels: bool = True,
+        stream_int: int = 0,
+    ) -> Voxels:
         return voxelize_into(
-            points, (voxels, indices, num_per_voxel), pc_voxel_id,
-            (vsize, grid_size, grid_stride, coors_range), clear_voxels, empty_mean, stream_int,
-        )  # fmt: skip
+            points,
+            (voxels, indices, num_per_voxel),
+            pc_voxel_id,
+            (vsize, grid_size, grid_stride, coors_range),
+            clear_voxels,
+            empty_mean,
+            stream_int,
+        )

@@ -10,14 +10,7 @@ import torch
 
 from . import _tv_dtypes
 from ._tv_dtypes import CODES, TvDataTypeError, bitsize, itemsize, to_numpy_dtype
-from ._tv_tensor import (
-    Tensor,
-    TvArgumentError,
-    cat_first_axis,
-    from_numpy,
-    from_torch,
-    to_torch,
-)
+from ._tv_tensor import Tensor, TvArgumentError, cat_first_axis, from_numpy, from_torch, to_torch
 from ._tv_timers import (
     CUDAKernelTimer,
     KernelTimer,
@@ -167,21 +160,13 @@ _add_members(Activation)
 
 
 def empty(
-    shape: Sequence[int],
-    dtype: Any = np.float32,
-    device: int = -1,
-    pinned: bool = False,
-    managed: bool = False,
+    shape: Sequence[int], dtype: Any = np.float32, device: int = -1, pinned: bool = False, managed: bool = False
 ) -> Tensor:
     return Tensor(shape, dtype, device, pinned, managed)
 
 
 def zeros(
-    shape: Sequence[int],
-    dtype: Any = np.float32,
-    device: int = -1,
-    pinned: bool = False,
-    managed: bool = False,
+    shape: Sequence[int], dtype: Any = np.float32, device: int = -1, pinned: bool = False, managed: bool = False
 ) -> Tensor:
     return Tensor(shape, dtype, device, pinned, managed).zero_()
 

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ....errors import (
-    ContractError,
-    DataTypeError,
-    DeviceError,
-    OverflowLimitError,
-    ShapeError,
-    UnsupportedError,
-)
+from ....errors import ContractError, DataTypeError, DeviceError, OverflowLimitError, ShapeError, UnsupportedError
 
 
 class HashArgumentError(DataTypeError, AttributeError):
@@ -56,11 +49,7 @@ class HashTable:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        key_dtype: torch.dtype,
-        value_dtype: torch.dtype,
-        max_size: int = -1,
+        self, device: torch.device, key_dtype: torch.dtype, value_dtype: torch.dtype, max_size: int = -1
     ) -> None:
         if not isinstance(device, torch.device):
             raise HashArgumentError(f"device is {device!r}; pass a torch.device")
@@ -72,9 +61,7 @@ class HashTable:
         self.key_dtype, self.value_dtype = key_dtype, value_dtype
         self.key_itemsize, self.value_itemsize = key_dtype.itemsize, value_dtype.itemsize
         if not self.is_cpu and max_size <= 0:
-            raise ContractError(
-                "you must provide max_size for a table on a GPU, usually twice the number of keys"
-            )
+            raise ContractError("you must provide max_size for a table on a GPU, usually twice the number of keys")
         self._capacity = None if self.is_cpu else int(max_size)
         # Entries in the order of their first insertion; `_sorted[i]` is the key of `_entry[i]`.
         self._keys = torch.empty(0, dtype=key_dtype, device=device)
@@ -114,9 +101,7 @@ class HashTable:
         # All or nothing: memory may run out on the way.
         self._keys, self._values, self._sorted, self._entry = whole, added, found, entry
 
-    def query(
-        self, keys: torch.Tensor, values: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def query(self, keys: torch.Tensor, values: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """(values [n], is_empty bool [n]) of keys [n]; is_empty is True where a key is absent.
 
         `values` is an optional buffer [n] for the result. The value of an absent key is 0.
@@ -151,9 +136,7 @@ class HashTable:
     def assign_arange_(self) -> torch.Tensor:
         """Number the entries 0 .. n-1 in table order; returns n as an int64 tensor [1]."""
         if self.value_dtype.is_floating_point:
-            raise UnsupportedError(
-                f"assign_arange_ numbers entries and needs integer values, not {self.value_dtype}"
-            )
+            raise UnsupportedError(f"assign_arange_ numbers entries and needs integer values, not {self.value_dtype}")
         self._values = torch.arange(len(self), device=self._keys.device).to(self.value_dtype)
         return self._count()
 
@@ -177,9 +160,7 @@ class HashTable:
     def _find(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(entry of each key, whether it is absent); the entry of an absent key is arbitrary."""
         if not len(self):
-            return torch.zeros_like(keys, dtype=torch.int64), torch.ones_like(
-                keys, dtype=torch.bool
-            )
+            return torch.zeros_like(keys, dtype=torch.int64), torch.ones_like(keys, dtype=torch.bool)
         index = torch.searchsorted(self._sorted, keys.contiguous()).clamp_(max=len(self) - 1)
         absent = self._sorted.index_select(0, index) != keys
         return self._entry.index_select(0, index), absent
@@ -195,6 +176,4 @@ class HashTable:
     def _check_values(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._check(values, self.value_dtype, "values")
         if values.shape != keys.shape:
-            raise HashRowCountError(
-                f"got {values.shape[0]} values for {keys.shape[0]} keys; they must pair up"
-            )
+            raise HashRowCountError(f"got {values.shape[0]} values for {keys.shape[0]} keys; they must pair up")

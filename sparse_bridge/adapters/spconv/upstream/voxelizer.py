@@ -16,9 +16,13 @@ from ._voxel_fill import VoxelBuffers
 from ._voxel_grid import GridError, PointDataTypeError, PointShapeError, VoxelGrid
 
 __all__ = [
-    "GridError", "PointDataTypeError", "PointShapeError", "PointToVoxel",
-    "gather_features_by_pc_voxel_id", "voxelized",
-]  # fmt: skip
+    "GridError",
+    "PointDataTypeError",
+    "PointShapeError",
+    "PointToVoxel",
+    "gather_features_by_pc_voxel_id",
+    "voxelized",
+]
 
 
 class PointToVoxelArgumentError(DataTypeError, AttributeError):
@@ -61,9 +65,7 @@ class PointToVoxel:
         self.max_num_points_per_voxel = max_num_points_per_voxel
         self.vsize, self.grid_size = grid.vsize, grid.grid_size
         self.grid_stride, self.coors_range = grid.grid_stride, grid.coors_range
-        self._buffers = VoxelBuffers(
-            grid, num_point_features, max_num_voxels, max_num_points_per_voxel, device
-        )
+        self._buffers = VoxelBuffers(grid, num_point_features, max_num_voxels, max_num_points_per_voxel, device)
         # Upstream's hash table and scratch; nothing is looked up in them here.
         self.hashdata = torch.empty(0, dtype=torch.int32, device=device)
         self.point_indice_data = torch.empty(0, device=device)
@@ -116,9 +118,7 @@ def voxelized(
     """What `PointToVoxel` returns: copies of the buffers, and ids where they are wanted."""
     device = buffers.voxels.device
     if not isinstance(pc, torch.Tensor):
-        raise PointToVoxelArgumentError(
-            f"the points are a {type(pc).__name__}; pass a torch.Tensor on {device}"
-        )
+        raise PointToVoxelArgumentError(f"the points are a {type(pc).__name__}; pass a torch.Tensor on {device}")
     if pc.device != device:
         raise ContractError(
             f"your pc device is wrong: the points are on {pc.device}, this voxelizer works "

@@ -42,10 +42,7 @@ def _cells(
     n_items = 0
     if coords.shape[0]:
         columns = torch.stack([batch, moved[:, u], moved[:, v]])
-        (low, _, _), (n_items, most_u, most_v) = (
-            columns.amin(1).tolist(),
-            (columns.amax(1) + 1).tolist(),
-        )
+        (low, _, _), (n_items, most_u, most_v) = (columns.amin(1).tolist(), (columns.amax(1) + 1).tolist())
         least = int(moved[:, [u, v]].amin())
         if low < 0 or least < 0 or most_u > plane[0] or most_v > plane[1]:
             raise CoordinateError(
@@ -60,9 +57,8 @@ def _cells(
 
 @between_graphs
 def dense_convolution(
-    x: Any, kernel: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor,
-    shape: torch.Tensor, dim: int,
-) -> torch.Tensor:  # fmt: skip
+    x: Any, kernel: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor, shape: torch.Tensor, dim: int
+) -> torch.Tensor:
     """[B, C_out, S_u, S_v]: every site times the matrix of its height, summed over its column.
 
     kernel: [shape[dim], C_in, C_out].  bias: [1, C_out], added once per site.  shape: integers
@@ -108,9 +104,7 @@ def height_compression(x: Any, offset: torch.Tensor, shape: torch.Tensor, dim: i
 
 
 @between_graphs
-def to_dense(
-    feats: torch.Tensor, coords: torch.Tensor, spatial_range: Sequence[int]
-) -> torch.Tensor:
+def to_dense(feats: torch.Tensor, coords: torch.Tensor, spatial_range: Sequence[int]) -> torch.Tensor:
     """[B, X, Y, Z, C] with the features at their coordinates and zeros elsewhere; differentiable.
 
     feats: [N, C].  coords: int32 [N, 4] as [b, x, y, z]; of equal ones the last row stays.
@@ -125,7 +119,5 @@ def to_dense(
     for name, least, most, extent in zip("bxyz", low, high, shape, strict=True):
         if most >= least and (least < 0 or most >= extent):
             wrong = least if least < 0 else most
-            raise CoordinateError(
-                f"to_dense: column {name} holds {wrong}; the grid {shape} takes 0 <= c < {extent}."
-            )
+            raise CoordinateError(f"to_dense: column {name} holds {wrong}; the grid {shape} takes 0 <= c < {extent}.")
     return scattered(feats, coords, shape, channels_first=False, last_wins=True)

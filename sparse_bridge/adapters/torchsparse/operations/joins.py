@@ -20,8 +20,7 @@ def _check_rows(what: str, tensors: Sequence[Any]) -> None:
     rows = [x.feats.shape[0] for x in tensors]
     if any(n != rows[0] for n in rows):
         raise ShapeError(
-            f"{what} got tensors of {', '.join(map(str, rows))} rows; they must have the same "
-            "sites in the same order."
+            f"{what} got tensors of {', '.join(map(str, rows))} rows; they must have the same sites in the same order."
         )
 
 

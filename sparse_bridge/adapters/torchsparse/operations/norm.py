@@ -45,13 +45,7 @@ def _items(x: Any, coords: torch.Tensor, what: str) -> tuple[torch.Tensor, int]:
     return coords[:, release.batch_column], store.get("items", count)
 
 
-def group_norm(
-    x: Any,
-    groups: int,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-) -> Any:
+def group_norm(x: Any, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Any:
     """GroupNorm over each batch item: statistics of (rows of the item) x (channels of the group).
 
     Raises ShapeError, CoordinateError.
@@ -71,16 +65,12 @@ def group_norm(
     return make_like(x, y.to(feats.dtype), x.coords, x.stride, range_of(x))
 
 
-def instance_norm(
-    x: Any, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> Any:
+def instance_norm(x: Any, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Any:
     """InstanceNorm over each batch item: every channel on its own."""
     return group_norm(x, x.feats.shape[1], weight, bias, eps)
 
 
-def _normalise(
-    x: Any, feats: torch.Tensor, coords: torch.Tensor, groups: int, eps: float, what: str
-) -> torch.Tensor:
+def _normalise(x: Any, feats: torch.Tensor, coords: torch.Tensor, groups: int, eps: float, what: str) -> torch.Tensor:
     n, c = feats.shape
     work = feats if feats.dtype == torch.float64 else feats.float()
     if n == 0:

@@ -22,17 +22,13 @@ def broadcast(src: torch.Tensor, other: torch.Tensor, dim: int) -> torch.Tensor:
         view = view.view(tuple(view.shape) + (1,) * (other.dim() - view.dim()))
         if all(n in (1, m) for n, m in zip(view.shape, other.shape, strict=True)):
             return view.expand(other.shape)
-    raise ShapeError(
-        f"a tensor of shape {list(src.shape)} along axis {dim} does not broadcast to "
-        f"{list(other.shape)}."
-    )
+    raise ShapeError(f"a tensor of shape {list(src.shape)} along axis {dim} does not broadcast to {list(other.shape)}.")
 
 
 @between_graphs
 def scatter_sum(
-    src: torch.Tensor, index: torch.Tensor, dim: int = -1, out: torch.Tensor | None = None,
-    dim_size: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+    src: torch.Tensor, index: torch.Tensor, dim: int = -1, out: torch.Tensor | None = None, dim_size: int | None = None
+) -> torch.Tensor:
     """Sums of `src` over equal values of `index` along `dim`, differentiable, without atomics.
 
     index: int64, or int32, that `broadcast` brings to the shape of src.  out: is added to, in
@@ -46,9 +42,7 @@ def scatter_sum(
     size = dim_size if out is None else out.shape[dim]
     size = high + 1 if size is None else int(size)
     if low < 0 or high >= size:
-        raise CoordinateError(
-            f"scatter_sum got the index {low if low < 0 else high}; expected 0 <= index < {size}."
-        )
+        raise CoordinateError(f"scatter_sum got the index {low if low < 0 else high}; expected 0 <= index < {size}.")
     shape = list(src.shape)
     shape[dim] = size
     if out is not None and list(out.shape) != shape:

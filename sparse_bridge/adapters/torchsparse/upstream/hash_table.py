@@ -35,9 +35,7 @@ class CoordinateTable:
         store = map_cache.MapStore(device=rows.device)
         self._sites = coordinate_map(store, rows, profiles.PROFILES["2.0"])
 
-    def lookup_coords(
-        self, coords: torch.Tensor, kernel_size: Any, stride: Any, volume: int
-    ) -> torch.Tensor:
+    def lookup_coords(self, coords: torch.Tensor, kernel_size: Any, stride: Any, volume: int) -> torch.Tensor:
         """int32 [ceil(M / 128) * 128, volume]: row + 1 of xyz * stride + offset - (k - 1) // 2."""
         if self._sites is None:
             raise ContractError("lookup_coords before insert_coords: the table is empty.")

@@ -21,18 +21,13 @@ from ..maps import (
     generated_level,
     inside_range,
     strided_level,
-)  # fmt: skip
+)
 from ..profile import Profile
 from ..records import PAD, MapDict, Record, pair_tensors
 from ..spec import triple
 from ..tensors import check_coords
 
-__all__ = [
-    "build_kernel_map",
-    "downsample",
-    "generate",
-    "transposed_table",
-]
+__all__ = ["build_kernel_map", "downsample", "generate", "transposed_table"]
 
 
 def _layer(
@@ -47,9 +42,7 @@ def _layer(
         raise UnsupportedError("mode='grid' orders kernel offsets differently and is not bridged.")
     options.check_modes(mode, downsample_mode)
     release = profiles.current()
-    return geometry.layer_of(
-        release.name, kernel, stride, padding, tensor_stride, mode, downsample_mode, False
-    )
+    return geometry.layer_of(release.name, kernel, stride, padding, tensor_stride, mode, downsample_mode, False)
 
 
 def build_kernel_map(
@@ -85,9 +78,14 @@ def build_kernel_map(
 
 
 def _generated(
-    coords: torch.Tensor, release: Profile, mode: str, kernel: geometry.Triple,
-    stride: geometry.Triple, padding: geometry.Triple, spatial_range: tuple[int, ...] | None,
-) -> Record:  # fmt: skip
+    coords: torch.Tensor,
+    release: Profile,
+    mode: str,
+    kernel: geometry.Triple,
+    stride: geometry.Triple,
+    padding: geometry.Triple,
+    spatial_range: tuple[int, ...] | None,
+) -> Record:
     if mode != "hashmap":
         raise SettingError(f"generative maps exist with mode='hashmap' only, got {mode!r}.")
     level, out_range = _new_level(coords, release, kernel, stride, padding, spatial_range)
@@ -96,9 +94,13 @@ def _generated(
 
 
 def _new_level(
-    coords: torch.Tensor, release: Profile, kernel: geometry.Triple, stride: geometry.Triple,
-    padding: geometry.Triple, spatial_range: tuple[int, ...] | None,
-) -> tuple[Level, tuple[int, ...]]:  # fmt: skip
+    coords: torch.Tensor,
+    release: Profile,
+    kernel: geometry.Triple,
+    stride: geometry.Triple,
+    padding: geometry.Triple,
+    spatial_range: tuple[int, ...] | None,
+) -> tuple[Level, tuple[int, ...]]:
     """(every site around coords * stride, inside the range behind such a layer, that range)."""
     if spatial_range is None:
         raise ContractError("generated sites need a spatial_range (batch, x, y, z).")
@@ -138,9 +140,7 @@ def downsample(
     return as_tensor(level, release)
 
 
-def generate(
-    coords: torch.Tensor, stride: Any, kernel_size: Any, padding: Any, spatial_range: Any
-) -> torch.Tensor:
+def generate(coords: torch.Tensor, stride: Any, kernel_size: Any, padding: Any, spatial_range: Any) -> torch.Tensor:
     """Sites of a generative layer (2.1): every site around coords * stride, inside the range behind
     such a layer. Raises ContractError without a range."""
     release = profiles.current()

@@ -34,8 +34,7 @@ def sphash(coords: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.T
             continue
         if value.dtype != torch.int32 or value.ndim != 2 or value.shape[1] != width:
             raise HashInputError(
-                f"sphash got {name} of {value.dtype} {list(value.shape)}; "
-                f"expected torch.int32 [N, {width}]."
+                f"sphash got {name} of {value.dtype} {list(value.shape)}; expected torch.int32 [N, {width}]."
             )
     release = profiles.current()
     first, fold = release.first_axis, not release.batch_first
@@ -84,9 +83,7 @@ def spdevoxelize(feats: torch.Tensor, coords: torch.Tensor, weights: torch.Tenso
     return voxel.devoxelize(feats, coords, weights)
 
 
-def calc_ti_weights(
-    coords: torch.Tensor, idx_query: torch.Tensor, scale: float = 1
-) -> torch.Tensor:
+def calc_ti_weights(coords: torch.Tensor, idx_query: torch.Tensor, scale: float = 1) -> torch.Tensor:
     """Trilinear weights of points whose first columns are x, y, z.
 
     idx_query and the result: [8, N] up to 2.0, [N, 8] in 2.1. Raises ShapeError, DataTypeError.

@@ -63,14 +63,10 @@ def _is_code(value: Any) -> bool:
     forward that is given them."""
     if isinstance(value, (types.FunctionType, type)):
         return getattr(value, "__closure__", None) is None
-    return isinstance(value, types.BuiltinFunctionType) and isinstance(
-        value.__self__, (types.ModuleType, type(None))
-    )
+    return isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, (types.ModuleType, type(None)))
 
 
-def given_to(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[dict[Any, dict[Any, Any]], dict[Any, Any]]:
+def given_to(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[Any, dict[Any, Any]], dict[Any, Any]]:
     """(dictionaries, tensors) by place, of arguments without a sparse tensor."""
     seen = _Seen(lambda _: None)
     for name, one in (*enumerate(args), *kwargs.items()):
@@ -95,9 +91,12 @@ def _entry(own: dict[Any, Any], key: Any) -> Hashable:
 
 
 def call_of(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors_of: Callable[[Any], Any],
-    reads: set[Any], front: tuple[Any, ...] = (),
-) -> Call | None:  # fmt: skip
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tensors_of: Callable[[Any], Any],
+    reads: set[Any],
+    front: tuple[Any, ...] = (),
+) -> Call | None:
     """The call with these arguments, one of which is a sparse tensor, as it is, in a list, in a
     dictionary or in an object around it; None where there is none.
 
@@ -201,9 +200,7 @@ class _Seen:
             return type(value), bool(value)
         if type(value) is dict or self.is_tensor(value) or wraps(value, self.is_tensor):
             return self.shape(value, place)
-        raise UnpaddedError(
-            f"{place[-1]!r} of the {named(own)} that it is given is a {named(value)}."
-        )
+        raise UnpaddedError(f"{place[-1]!r} of the {named(own)} that it is given is a {named(value)}.")
 
     def alone(self) -> None:
         """Raise UnpaddedError where one object that can be written to stands in two places."""

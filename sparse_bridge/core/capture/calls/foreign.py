@@ -26,9 +26,7 @@ class ForeignReads(TorchDispatchMode):
         # Weak ones, which keep addresses from being used again.
         self.known = {one.untyped_storage()._cdata: _weak(one) for one in known}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         for one in _tensors((args, kwargs)):
             if one.untyped_storage()._cdata not in self.known and one.numel():
                 raise UnpaddedError(
@@ -49,16 +47,15 @@ class ForeignReads(TorchDispatchMode):
         places = enumerate(func._schema.arguments)
         written = [
             args[n] if n < len(args) else kwargs.get(one.name)
-            for n, one in places if one.alias_info is not None and one.alias_info.is_write
-        ]  # fmt: skip
+            for n, one in places
+            if one.alias_info is not None and one.alias_info.is_write
+        ]
         return any(one.untyped_storage()._cdata in self._before for one in _tensors(written))
 
     def check(self, tensor: torch.Tensor) -> None:
         """Raise UnpaddedError for a tensor of an outcome that was there before."""
         if tensor.untyped_storage()._cdata not in self.known and tensor.numel():
-            raise UnpaddedError(
-                f"it returns a tensor of shape {list(tensor.shape)} that it did not compute."
-            )
+            raise UnpaddedError(f"it returns a tensor of shape {list(tensor.shape)} that it did not compute.")
 
 
 def _weak(tensor: torch.Tensor) -> StorageWeakRef:

@@ -23,10 +23,7 @@ def names_after(code: types.CodeType, at: int) -> frozenset[str]:
     """Local variables that code may read after the instruction at byte `at`."""
     instructions = list(dis.get_instructions(code))
     if any(
-        one.offset > at
-        and "JUMP" in one.opname
-        and isinstance(one.argval, int)
-        and one.argval <= at
+        one.offset > at and "JUMP" in one.opname and isinstance(one.argval, int) and one.argval <= at
         for one in instructions
     ):  # a loop around it
         later = instructions
@@ -43,9 +40,7 @@ def names_after(code: types.CodeType, at: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def frames_between(
-    inner: types.FrameType | None, outer: types.CodeType
-) -> Iterator[types.FrameType]:
+def frames_between(inner: types.FrameType | None, outer: types.CodeType) -> Iterator[types.FrameType]:
     """The frames from `inner` to the first one that runs `outer`, without both ends and without
     torch's calls of modules."""
     frame = None if inner is None else inner.f_back
@@ -55,9 +50,7 @@ def frames_between(
         frame = frame.f_back
 
 
-def constants_alive(
-    inner: types.FrameType | None, outer: types.CodeType, known: Callable[[Any], bool]
-) -> Hashable:
+def constants_alive(inner: types.FrameType | None, outer: types.CodeType, known: Callable[[Any], bool]) -> Hashable:
     """The numbers and text, by name, that the frames between two still compute with.
 
     known: whether a value is looked at elsewhere.  Raises UnpaddedError for what is none.

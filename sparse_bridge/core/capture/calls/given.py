@@ -35,9 +35,7 @@ class Given:
     twins: by identity, everything that stands for something of the call, and its place there.
     """
 
-    def __init__(
-        self, reads: set[Any], start: Callable[[], Any], tensors_of: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, reads: set[Any], start: Callable[[], Any], tensors_of: Callable[[Any], Any]) -> None:
         """reads: (place, key) of what was read, which grows.  start: makes the sparse tensor, when
         the part of the call begins that counts.  tensors_of: the framework of one."""
         self.reads, self._start, self._tensors_of = reads, start, tensors_of
@@ -136,11 +134,7 @@ class Given:
         for place, copy in self.copies.items():
             if not copy.own.keys() <= set(dict.keys(copy)):
                 raise UnpaddedError("it takes entries out of a dictionary that it was given.")
-            new = {
-                key: value
-                for key, value in dict.items(copy)
-                if key not in copy.own or copy.own[key] is not value
-            }
+            new = {key: value for key, value in dict.items(copy) if key not in copy.own or copy.own[key] is not value}
             if new:
                 found[place] = new
         return found
@@ -237,9 +231,20 @@ def _whole(name: str) -> Any:
 
 
 for _name in (
-    "__iter__", "__len__", "__eq__", "__or__", "__ror__", "keys", "values", "items", "copy", "pop",
-    "popitem", "clear", "setdefault",
-):  # fmt: skip
+    "__iter__",
+    "__len__",
+    "__eq__",
+    "__or__",
+    "__ror__",
+    "keys",
+    "values",
+    "items",
+    "copy",
+    "pop",
+    "popitem",
+    "clear",
+    "setdefault",
+):
     setattr(Watched, _name, _whole(_name))
 
 
@@ -264,23 +269,52 @@ class _UnreadTuple(_Unseen, tuple[Any, ...]):
 
 def _looking(self: Any, *args: Any, **kwargs: Any) -> Any:
     self.given.refuse(
-        f"it looks into {self.place[-1]!r} of an object that it is given, which need not be the "
-        "same in the next call."
+        f"it looks into {self.place[-1]!r} of an object that it is given, which need not be the same in the next call."
     )
 
 
 for _kind, _names in (
-    (_UnreadList, (
-        "__delitem__", "__iadd__", "__imul__", "__reversed__", "__setitem__", "append", "clear",
-        "copy", "extend", "insert", "pop", "remove", "reverse", "sort",
-    )),
+    (
+        _UnreadList,
+        (
+            "__delitem__",
+            "__iadd__",
+            "__imul__",
+            "__reversed__",
+            "__setitem__",
+            "append",
+            "clear",
+            "copy",
+            "extend",
+            "insert",
+            "pop",
+            "remove",
+            "reverse",
+            "sort",
+        ),
+    ),
     (_UnreadTuple, ("__hash__",)),
-):  # fmt: skip
+):
     for _name in (
-        *_names, "__add__", "__contains__", "__eq__", "__ge__", "__getitem__", "__gt__", "__iter__",
-        "__le__", "__len__", "__lt__", "__mul__", "__ne__", "__reduce_ex__", "__repr__", "__rmul__",
-        "count", "index",
-    ):  # fmt: skip
+        *_names,
+        "__add__",
+        "__contains__",
+        "__eq__",
+        "__ge__",
+        "__getitem__",
+        "__gt__",
+        "__iter__",
+        "__le__",
+        "__len__",
+        "__lt__",
+        "__mul__",
+        "__ne__",
+        "__reduce_ex__",
+        "__repr__",
+        "__rmul__",
+        "count",
+        "index",
+    ):
         setattr(_kind, _name, _looking)
 
 

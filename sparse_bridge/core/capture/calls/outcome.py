@@ -47,9 +47,7 @@ class Outcome(NamedTuple):
     numbers: bool = False
 
     @staticmethod
-    def of(
-        call: Call, function: Callable[..., Any], start: Callable[[], Any], reads: set[Any]
-    ) -> Outcome:
+    def of(call: Call, function: Callable[..., Any], start: Callable[[], Any], reads: set[Any]) -> Outcome:
         """The call of `function` with another sparse tensor, that `start` makes."""
         given = Given(reads, start, call.tensors_of)
         value = call.over(function, given)
@@ -86,18 +84,13 @@ class Outcome(NamedTuple):
     def given_to(self, call: Call, made: Callable[[Any], Any]) -> Any:
         """What the call returns, with what `made` makes of these values, some of which it writes
         into dictionaries."""
-        new = {
-            place: {key: made(one) for key, one in found.items()}
-            for place, found in self.written.items()
-        }
+        new = {place: {key: made(one) for key, one in found.items()} for place, found in self.written.items()}
         result = made(self.value)
         for place, entries in new.items():
             call.dicts[place].update(entries)
         return result
 
-    def each(
-        self, tensors: Tensors, look: Callable[[torch.Tensor], Any], inside: Callable[[Any], Any]
-    ) -> None:
+    def each(self, tensors: Tensors, look: Callable[[torch.Tensor], Any], inside: Callable[[Any], Any]) -> None:
         """Show all tensors to `look` and all sparse ones to `inside`, but for what it was given."""
 
         def seen(tensor: Any) -> Any:
@@ -113,9 +106,13 @@ class Outcome(NamedTuple):
 
 
 def rebuilt(
-    tensors: Tensors, value: Any, cut: Callable[[torch.Tensor], Any], sparse: Callable[[Any], Any],
-    own: Own = _nothing, known: dict[int, Any] | None = None,
-) -> Any:  # fmt: skip
+    tensors: Tensors,
+    value: Any,
+    cut: Callable[[torch.Tensor], Any],
+    sparse: Callable[[Any], Any],
+    own: Own = _nothing,
+    known: dict[int, Any] | None = None,
+) -> Any:
     """A model's output with `cut` of every tensor and `sparse` of every sparse tensor, in its own
     structure: what is one object stays one.
 
@@ -195,9 +192,7 @@ class Alike:
             return
         if type(one) is not type(other):
             raise MixedRowsError(f"{name} is a {named(one)}, and a {named(other)}.")
-        if self._pairs.setdefault(id(one), other) is not other or (
-            self._back.setdefault(id(other), one) is not one
-        ):
+        if self._pairs.setdefault(id(one), other) is not other or (self._back.setdefault(id(other), one) is not one):
             raise MixedRowsError(f"{name} is one object in several places, or is not.")
         self._inside(name, *(self._parts(value) for value in (one, other)))
 
@@ -214,8 +209,6 @@ class Alike:
 
     def _inside(self, name: str, one: Mapping[Any, Any], other: Mapping[Any, Any]) -> None:
         if list(one) != list(other):
-            raise MixedRowsError(
-                f"{name} holds {sorted(map(str, one))}, and {sorted(map(str, other))}."
-            )
+            raise MixedRowsError(f"{name} holds {sorted(map(str, one))}, and {sorted(map(str, other))}.")
         for key, value in one.items():
             self.check(f"{name}, {key}", value, other[key])

@@ -29,9 +29,7 @@ def _plain_class(kind: Any) -> bool:
         slots = vars(one).get("__slots__", ())
         if not one.__flags__ & _HEAP_TYPE or not set(slots) <= _SLOTS:
             return False
-    return kind.__dictoffset__ != 0 and all(
-        getattr(kind, name, None) is getattr(object, name, None) for name in _OWN
-    )
+    return kind.__dictoffset__ != 0 and all(getattr(kind, name, None) is getattr(object, name, None) for name in _OWN)
 
 
 def attributes(value: Any) -> dict[str, Any] | None:

@@ -128,9 +128,7 @@ class Traces:
         levels = dict(zip([place + 1 for place in capacities], coords, strict=True))
         return Repeated(builder.assembled(list(sides), rows, levels))
 
-    def learn(
-        self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]
-    ) -> None:
+    def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
         """Trace a scene that has just been queued, where scenes like it keep coming: less and less
         often, as each time costs as much as the maps of several."""
         kind = self._kind(builder)
@@ -222,9 +220,7 @@ def _traced(builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int,
     at, n_rows = trace.number(next(numbers)), trace.number(next(numbers))
     coords = trace.tensor((n_rows, cmap.coords.shape[1]), torch.int32, at)
     room: dict[int, Any] = {place: trace.number(next(numbers)) for place in capacities}
-    layouts = {
-        level: _layout(trace, layout, numbers) for level, layout in builder.layouts.items()
-    }  # fmt: skip
+    layouts = {level: _layout(trace, layout, numbers) for level, layout in builder.layouts.items()}
     root: Any = _Root(coords)
     target = TracedTarget.of(builder.target, trace)
     twin = builder.over(root, target)

@@ -62,9 +62,12 @@ def _without_writes(graph: GraphModule, inputs: Sequence[Any]) -> Program:
 
     graph.recompile()
     made: Program = aot_autograd(
-        fw_compiler=_one_pass, bw_compiler=_one_pass, inference_compiler=_one_pass,
-        partition_fn=default_partition, keep_inference_input_mutations=True,
-    )(graph, inputs)  # fmt: skip
+        fw_compiler=_one_pass,
+        bw_compiler=_one_pass,
+        inference_compiler=_one_pass,
+        partition_fn=default_partition,
+        keep_inference_input_mutations=True,
+    )(graph, inputs)
     return made
 
 

@@ -61,9 +61,7 @@ def _chain(graph: Graph, group: list[Node]) -> None:
     dtype = _dtype(group[0])
     if dtype is None:
         return
-    args = list(dict.fromkeys(
-        one for node in group for one in node.all_input_nodes if one not in group
-    ))  # fmt: skip
+    args = list(dict.fromkeys(one for node in group for one in node.all_input_nodes if one not in group))
     place = {node: at for at, node in enumerate([*args, *group])}
     links = [_link(node, group, place) for node in group]
     step = ChainStep(links, len(args), dtype.itemsize)

@@ -33,19 +33,24 @@ class ConvStep:
 
     __name__ = __qualname__ = "conv"  # in the program that torch writes
 
-    def __init__(
-        self, form: ConvForm, transposed: bool, eps: float, activation: str | None, alpha: float
-    ) -> None:
+    def __init__(self, form: ConvForm, transposed: bool, eps: float, activation: str | None, alpha: float) -> None:
         self.transposed = transposed
         self._form, self._eps, self._activation, self._alpha = form, eps, activation, alpha
         self.plan: FusedPlan | None = None
         self._plans = 0
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: OptionalTensor, kmap: KernelMap | None,
-        mean: OptionalTensor = None, var: OptionalTensor = None, gain: OptionalTensor = None,
-        beta: OptionalTensor = None, residual: OptionalTensor = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: OptionalTensor,
+        kmap: KernelMap | None,
+        mean: OptionalTensor = None,
+        var: OptionalTensor = None,
+        gain: OptionalTensor = None,
+        beta: OptionalTensor = None,
+        residual: OptionalTensor = None,
+    ) -> torch.Tensor:
         if kmap is None:
             kmap = same_rows(x, False)
         elif self.transposed:
@@ -59,9 +64,7 @@ class ConvStep:
         epilogue = Epilogue(bias, self._activation, self._alpha, norm, residual)
         return self._by_python(x, weight, kmap, epilogue)
 
-    def _by_python(
-        self, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
-    ) -> torch.Tensor:
+    def _by_python(self, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue) -> torch.Tensor:
         with torch.no_grad():
             if kmap.x_fold is not None or kmap.y_fold is not None:
                 return convolve(x, weight, kmap, epilogue, self._form).contiguous()

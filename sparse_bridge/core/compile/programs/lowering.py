@@ -54,9 +54,7 @@ def _name(node: Node) -> str | None:
     target = node.target
     if node.op != "call_function" or not hasattr(target, "_schema"):
         packet = getattr(target, "_qualified_op_name", "")
-        return (
-            packet.removeprefix("sparse_bridge::") if packet.startswith("sparse_bridge") else None
-        )
+        return packet.removeprefix("sparse_bridge::") if packet.startswith("sparse_bridge") else None
     name = target._schema.name
     return name.removeprefix("sparse_bridge::") if name.startswith("sparse_bridge::") else None
 
@@ -134,17 +132,13 @@ def _conv(graph: Graph, node: Node, objects: set[Node]) -> None:
         with graph.inserting_before(node):
             given["kmap"] = graph.call_function(map_of, (given["kmap"], False))
     step = ConvStep(ConvForm(*read), given["transposed"], *end)
-    operands = [given.get(name) for name in (
-        "x", "weight", "bias", "kmap", "mean", "var", "gain", "beta", "residual"
-    )]  # fmt: skip
+    operands = [given.get(name) for name in ("x", "weight", "bias", "kmap", "mean", "var", "gain", "beta", "residual")]
     _replace(graph, node, step, operands)
 
 
 def _gradients(graph: Graph, node: Node) -> None:
     """A weight's gradient that is cast at once is made in that dtype: its sums are wider anyway."""
-    made = _replace(
-        graph, node, functions["conv_backward"], list(_arguments(node, "conv_backward").values())
-    )
+    made = _replace(graph, node, functions["conv_backward"], list(_arguments(node, "conv_backward").values()))
     for dw in [user for user in made.users if user.args[1] == 1]:
         casts = list(dw.users)
         if len(casts) != 1 or casts[0].target is not torch.ops.aten._to_copy.default:

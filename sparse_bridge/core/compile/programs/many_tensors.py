@@ -23,9 +23,7 @@ def join(graph: Graph) -> None:
 
 
 @has_side_effect
-def move_averages(
-    running: list[torch.Tensor], now: list[torch.Tensor], keep: float, take: float
-) -> None:
+def move_averages(running: list[torch.Tensor], now: list[torch.Tensor], keep: float, take: float) -> None:
     """running = running * keep + now * take, of many vectors."""
     torch._foreach_mul_(running, keep)
     torch._foreach_add_(running, now, alpha=take)

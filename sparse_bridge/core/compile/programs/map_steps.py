@@ -20,9 +20,14 @@ def join(graph: Graph) -> None:
 
 def _join(graph: Graph, root: Node) -> None:
     group = _group(graph, root)
-    numbers = list(dict.fromkeys(
-        one for node in group for one in node.args[5] if isinstance(one, Node)  # type: ignore[union-attr]
-    ))  # fmt: skip
+    numbers = list(
+        dict.fromkeys(
+            one
+            for node in group
+            for one in node.args[5]
+            if isinstance(one, Node)  # type: ignore[union-attr]
+        )
+    )
     after = _after(graph, group)
     if len(group) < 2 or not after.isdisjoint(numbers):
         return

@@ -37,9 +37,8 @@ def map_over(
 
 
 def new_map(
-    coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int],
-    least: int,
-) -> tuple[KernelMap | RowMatrix, torch.Tensor, Sites]:  # fmt: skip
+    coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int], least: int
+) -> tuple[KernelMap | RowMatrix, torch.Tensor, Sites]:
     """The map onto new coordinates, and those. Raises ShapeError for fewer than `least` rows."""
     kmap, made = build(known, builder, numbers)
     assert made is not None
@@ -55,9 +54,11 @@ def same_rows(x: torch.Tensor, listed: bool) -> KernelMap:
 
 # What runs an operator, and which of its results are objects: None: the only one.
 MAPS: dict[str, tuple[Any, tuple[int, ...] | None]] = {
-    "coordinates": (sites, None), "map": (map_over, None), "new_map": (new_map, (0, 2)),
+    "coordinates": (sites, None),
+    "map": (map_over, None),
+    "new_map": (new_map, (0, 2)),
     "same_rows": (same_rows, None),
-}  # fmt: skip
+}
 
 
 class Asked(NamedTuple):

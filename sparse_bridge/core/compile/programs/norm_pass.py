@@ -59,9 +59,7 @@ def _first(made: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 @torch.fx.node.has_side_effect  # type: ignore[untyped-decorator]
-def _moved(
-    running: torch.Tensor, made: tuple[torch.Tensor, ...], number: int, momentum: float
-) -> None:
+def _moved(running: torch.Tensor, made: tuple[torch.Tensor, ...], number: int, momentum: float) -> None:
     """Move a running statistic, as `norms.normalised` does."""
     with torch.no_grad():
         norms.move(running, made[1][number], momentum)

@@ -94,11 +94,7 @@ class Padded:
         slots = [0, *itertools.accumulate(heights)]
         self._slots = [slots[at] for at in (0, *itertools.accumulate(map(len, groups)))]
         self._pairs = [0, *itertools.accumulate(map(sum, sizes))]
-        facts = [
-            (pairs[place], part.sizes[place], number)
-            for number, group in enumerate(groups)
-            for place in group
-        ]
+        facts = [(pairs[place], part.sizes[place], number) for number, group in enumerate(groups) for place in group]
         columns = [*zip(*facts, strict=True), heights, slots[:-1]]
         begins, counts, numbers, high, low = torch.tensor(columns, device=device)
         place = torch.repeat_interleave(high, output_size=slots[-1])
@@ -109,8 +105,7 @@ class Padded:
         self.padding, self._numbers = lane > last, numbers[place]
         self._sums: list[Sums] | None = None
         self._lists = [
-            ([part.offsets[place] for place in group], own)
-            for group, own in zip(groups, sizes, strict=True)
+            ([part.offsets[place] for place in group], own) for group, own in zip(groups, sizes, strict=True)
         ]
 
     def batches(self) -> list[Batch]:

@@ -30,9 +30,7 @@ def matrices_of(stack: torch.Tensor, lists: Lists, reverse: bool) -> torch.Tenso
     return stack.index_select(0, lists.places(len(stack), reverse))
 
 
-def multiply(
-    rows: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def multiply(rows: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """rows [n, height, K] @ matrices [n, K, N]. A list is shorter than the products that ROCm
     releases get wrong, see `rocm.MOST_ROWS`."""
     return torch.bmm(rows, matrices) if out is None else torch.bmm(rows, matrices, out=out)
@@ -40,9 +38,7 @@ def multiply(
 
 def sums_of(products: torch.Tensor, order: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """[R, C]: row r is the sum of the products order[starts[r] : starts[r + 1]], one by one."""
-    found: torch.Tensor = torch.embedding_bag(
-        products, order, starts, mode=_SUM, include_last_offset=True
-    )[0]
+    found: torch.Tensor = torch.embedding_bag(products, order, starts, mode=_SUM, include_last_offset=True)[0]
     return found
 
 
@@ -58,9 +54,7 @@ def add_rows(y: torch.Tensor, products: torch.Tensor, batch: Batch) -> None:
         y.index_add_(0, rows[:size], own[:size])
 
 
-def add_matrices(
-    sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, batch: Batch, reverse: bool
-) -> None:
+def add_matrices(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, batch: Batch, reverse: bool) -> None:
     """sums [V, K, N] += left^T right of every list, [n, height, K] and [n, height, N], both with
     zeros in place of padding."""
     found = torch.bmm(left.transpose(1, 2), right)

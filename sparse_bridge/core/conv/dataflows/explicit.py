@@ -24,18 +24,13 @@ class Explicit(Dataflow):
     def gather(self, product: LayerProduct) -> Gather:
         w = product.w
 
-        def gather(
-            rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue
-        ) -> torch.Tensor:
+        def gather(rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue) -> torch.Tensor:
             table, backwards = rulebook.table(side)
             nbr, work = table.nbr, accumulator(x)
             layout = w.reversed() if backwards else w
             n_offsets, n_out = nbr.shape
             padded = torch.cat([x, x.new_zeros((1, x.shape[1]))]).to(work)
-            weights = [
-                torch.stack(layout.matrices(weight, group)).flatten(0, 1).to(work)
-                for group in range(w.groups)
-            ]
+            weights = [torch.stack(layout.matrices(weight, group)).flatten(0, 1).to(work) for group in range(w.groups)]
             y = padded.new_empty((n_out, w.columns_out))
             step = max(1, _BYTES // (n_offsets * x.shape[1] * padded.element_size()))
             for begin in range(0, n_out, step):
@@ -43,9 +38,7 @@ class Explicit(Dataflow):
                 gathered = padded[rows]  # row -1 is the row of zeros
                 for group in range(w.groups):
                     left = gathered[:, :, group * w.c_in : (group + 1) * w.c_in].flatten(1)
-                    columns(y[begin : begin + step], group, w.c_out).copy_(
-                        rocm.linear(left, weights[group])
-                    )
+                    columns(y[begin : begin + step], group, w.c_out).copy_(rocm.linear(left, weights[group]))
             return end.finish(y, x.dtype)
 
         return gather

@@ -52,14 +52,10 @@ class Masked(KernelDataflow):
 class _ByRule(Masked):
     """Kernels as nobody forces them: the dataflow that the rules name for each map."""
 
-    def serving(
-        self, rulebook: Rulebook, side: int, product: Product | LayerProduct
-    ) -> KernelDataflow:
+    def serving(self, rulebook: Rulebook, side: int, product: Product | LayerProduct) -> KernelDataflow:
         return _kernels(serving_flow(rulebook, side, product))
 
-    def possible(
-        self, rulebook: Rulebook, side: int, product: Product | LayerProduct
-    ) -> list[KernelDataflow]:
+    def possible(self, rulebook: Rulebook, side: int, product: Product | LayerProduct) -> list[KernelDataflow]:
         return list(map(_kernels, possible_flows(rulebook, side, product)))
 
     def by_helper(self, product: Product) -> tuple[int, int, int, int]:
@@ -76,9 +72,7 @@ def _kernels(name: str) -> KernelDataflow:
     return flow
 
 
-def split_tiles(
-    rulebook: Rulebook, side: int, target: Target, splits: int
-) -> tuple[TileList, bool]:
+def split_tiles(rulebook: Rulebook, side: int, target: Target, splits: int) -> tuple[TileList, bool]:
     """(tiles of `side` with `splits` orders, whether their offsets run backwards); made once, kept
     with the rulebook, without waiting for the device."""
     from ....kernels.maps.mask_order import mask_order, pack_tiles

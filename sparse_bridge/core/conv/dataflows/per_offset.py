@@ -33,9 +33,7 @@ def columns(x: torch.Tensor, group: int, width: int) -> torch.Tensor:
     return x if x.shape[1] == width else x.narrow(1, group * width, width)
 
 
-def gather_matmul(
-    kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout
-) -> torch.Tensor:
+def gather_matmul(kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout) -> torch.Tensor:
     """Gather, multiply, add up, one block of rows after another; [n_out, groups * c_out] in fp32
     (fp64 for fp64). On the CPU half precision computes in fp32."""
     n_out = kmap.rulebook.n_rows[kmap.side]
@@ -45,9 +43,7 @@ def gather_matmul(
     return sums_of(chunks_of(kmap, max(w.c_in, w.c_out)), n_out, x, weight, w)
 
 
-def sums_of(
-    chunks: Chunks, n_out: int, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout
-) -> torch.Tensor:
+def sums_of(chunks: Chunks, n_out: int, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout) -> torch.Tensor:
     """`gather_matmul` of tensors in the dtype of their products."""
     if w.strides[0] < 0:
         w, chunks = w.reversed(), chunks.backwards()
@@ -61,9 +57,8 @@ def sums_of(
 
 
 def _multiply(
-    chunks: Chunks, x: torch.Tensor, stack: torch.Tensor, width: int,
-    y: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    chunks: Chunks, x: torch.Tensor, stack: torch.Tensor, width: int, y: torch.Tensor | None = None
+) -> torch.Tensor:
     """y[j] = the sum of x[i] @ stack[v], of `width` columns; columns of x and y may be strided;
     y: new memory where none is given and there is one block."""
     matrices = _in_order(chunks, stack.unbind(0))
@@ -141,9 +136,13 @@ def _gathered(name: str, chunks: Chunks, x: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_products(
-    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], multiply: Multiply,
-    width: int, y: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
+    chunks: Chunks,
+    x: torch.Tensor,
+    matrices: Sequence[torch.Tensor],
+    multiply: Multiply,
+    width: int,
+    y: torch.Tensor | None,
+) -> torch.Tensor:
     """y = the products of x at the dense offset, and of every item, in the order of the offsets:
     whatever else a map holds, a row's sum has the same bits."""
     at_once = _adds_at_once(x)
@@ -172,9 +171,8 @@ def _sum_products(
 
 
 def _add_one_by_one(
-    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], multiply: Multiply,
-    width: int, y: torch.Tensor,
-) -> None:  # fmt: skip
+    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], multiply: Multiply, width: int, y: torch.Tensor
+) -> None:
     """y += the products of every item. fp64 keeps to the order of the offsets, too; halves and fp32
     of GPUs whose kernels do not serve multiply lists of alike lengths together, out of turn."""
     most = height_of(chunks.longest, matrices[0])
@@ -182,9 +180,7 @@ def _add_one_by_one(
     turns = on_cpu(x) or x.dtype == torch.float64
     alone, batches = steps_of(chunks, None if turns else multiply.limits)
     for item in alone:
-        multiply.one(
-            item, products[: height_of(item.n_pairs, matrices[0]) if turns else item.n_pairs]
-        )
+        multiply.one(item, products[: height_of(item.n_pairs, matrices[0]) if turns else item.n_pairs])
         y.index_add_(0, item.y_rows, products[: item.n_pairs].to(y.dtype))
     for batch in batches:
         batched.add_rows(y, multiply.batch(batch), batch)
@@ -213,9 +209,7 @@ def _block_sum(
     return total
 
 
-def weight_gradient(
-    kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor, w: WeightLayout
-) -> None:
+def weight_gradient(kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor, w: WeightLayout) -> None:
     """dw = the sum of x[i]^T dy[j] over the pairs of every offset."""
     x, dy = _working(x, dy)
     chunks = chunks_of(kmap, max(w.c_in, w.c_out))
@@ -248,9 +242,8 @@ def _summed(dw: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
 
 
 def gradients(
-    kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor,
-    w: WeightLayout,
-) -> torch.Tensor:  # fmt: skip
+    kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor, w: WeightLayout
+) -> torch.Tensor:
     """Both gradients on the per-offset dataflow: writes dw, returns dx [n_in, ...]. dy is gathered
     only once."""
     if x.shape[0] == 0 or dy.shape[0] == 0:
@@ -269,9 +262,8 @@ def gradients(
 
 
 def _both(
-    chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, turned: torch.Tensor, total: torch.Tensor,
-    dx: torch.Tensor,
-) -> None:  # fmt: skip
+    chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, turned: torch.Tensor, total: torch.Tensor, dx: torch.Tensor
+) -> None:
     """total[v] [C_in, C_out] += x[i]^T dy[j]; dx[i] = the sum of dy[j] @ turned[v]. Chunks read dy
     and write dx."""
     back, sums = (_in_order(chunks, stack.unbind(0)) for stack in (turned, total))
@@ -319,9 +311,7 @@ class PerOffset(Dataflow):
     def gather(self, product: LayerProduct) -> Gather:
         w = product.w
 
-        def gather(
-            rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue
-        ) -> torch.Tensor:
+        def gather(rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue) -> torch.Tensor:
             return end.finish(gather_matmul(KernelMap(rulebook, bool(side)), x, weight, w), x.dtype)
 
         return gather
@@ -329,17 +319,20 @@ class PerOffset(Dataflow):
     def wgrad(self, product: LayerProduct, dtype: torch.dtype) -> Wgrad:
         w = product.w
 
-        def wgrad(
-            rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
-        ) -> None:
+        def wgrad(rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> None:
             weight_gradient(KernelMap(rulebook, bool(side)), x, dy, dw, w)
 
         return wgrad
 
     def gradients(
-        self, product: LayerProduct, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor,
-        dy: torch.Tensor, dw: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        product: LayerProduct,
+        kmap: KernelMap,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        dy: torch.Tensor,
+        dw: torch.Tensor,
+    ) -> torch.Tensor:
         return gradients(kmap, x, weight, dy, dw, product.w)
 
 

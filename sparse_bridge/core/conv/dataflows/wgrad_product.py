@@ -32,9 +32,7 @@ class WgradProduct:
         self.product, self._key = Product(target, device, dtype, precision, w), new_key()
         self._specs: dict[tuple[Any, ...], WgradSpec] = {}
 
-    def __call__(
-        self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
-    ) -> None:
+    def __call__(self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> None:
         """x [n_rows[1 - side], C_in], dy [n_rows[side], C_out], neither empty; dw is written
         whole."""
         if x.stride()[1] != 1 or dy.stride()[1] != 1:
@@ -47,9 +45,7 @@ class WgradProduct:
             rulebook.order.wait()
         launch(x, dy, dw)
 
-    def _bind(
-        self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
-    ) -> WgradGemm:
+    def _bind(self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> WgradGemm:
         from ....kernels.gemm.wgrad_gemm import WgradGemm
 
         target, n_in, n_out = self.product.target, x.shape[0], dy.shape[0]
@@ -66,8 +62,9 @@ class WgradProduct:
                 lambda tile: WgradGemm(
                     self.spec(tile, pairs.mirrored), lists, n_in, n_out, pairs.likely, pairs.longest
                 ),
-                (x, dy), lambda: torch.empty_like(dw),
-            )  # fmt: skip
+                (x, dy),
+                lambda: torch.empty_like(dw),
+            )
             problem = wgrad_problem(self.product, n_out, n_in, n_pairs)
             spec = self.spec(tile_for(problem, trial), pairs.mirrored)
             if final():

@@ -45,9 +45,8 @@ class KernelJob(Job):
     the sums of their parts follow the order of all rows."""
 
     def __init__(
-        self, flow: KernelDataflow, product: LayerProduct, inner: GatherProduct | Finished,
-        call: Call,
-    ) -> None:  # fmt: skip
+        self, flow: KernelDataflow, product: LayerProduct, inner: GatherProduct | Finished, call: Call
+    ) -> None:
         super().__init__(product, inner, call)
         self._flow, self._inner = flow, inner
         self._splits = getattr(flow, "splits", 1)
@@ -127,9 +126,7 @@ class SearchJob(KernelJob):
     @staticmethod
     def serves(call: Call) -> bool:
         rebuild = call.rulebook.rebuild
-        return (
-            rebuild is not None and rebuild.by_rows and (call.side == 0 or call.rulebook.symmetric)
-        )
+        return rebuild is not None and rebuild.by_rows and (call.side == 0 or call.rulebook.symmetric)
 
     @property
     def _rebuild(self) -> Rebuild:

@@ -84,7 +84,4 @@ def _heights(n_rows: int) -> list[int]:
 
 def _named(call: Call, job: Job) -> str:
     columns, dtype = job.product.w.columns_in, str(call.x.dtype).removeprefix("torch.")
-    return (
-        f"a convolution of {call.x.shape[0]} x {columns} to {call.n_rows} x {job.columns} values "
-        f"in {dtype}"
-    )
+    return f"a convolution of {call.x.shape[0]} x {columns} to {call.n_rows} x {job.columns} values in {dtype}"

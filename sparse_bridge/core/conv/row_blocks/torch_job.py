@@ -106,9 +106,7 @@ class TorchJob(Job):
         y.copy_(self.call.end_of(block.begin, block.end).finish(sums, y.dtype))
 
 
-def _apart(
-    block: Block, chunks: Chunks, x: torch.Tensor, dtype: torch.dtype
-) -> tuple[Chunks, torch.Tensor]:
+def _apart(block: Block, chunks: Chunks, x: torch.Tensor, dtype: torch.dtype) -> tuple[Chunks, torch.Tensor]:
     """(chunks of one block that begins at row 0, the rows of x that it speaks of)."""
     begin, n_rows = block.begin, block.end - block.begin
     lists = [on_host(part.x_rows) for part in block.parts]
@@ -126,10 +124,7 @@ def _apart(
             return found
         return np.where((x_rows >= begin) & (x_rows < block.end), x_rows - begin, found)
 
-    parts = tuple(
-        _moved(part, place(x_rows), begin, x.device)
-        for part, x_rows in zip(block.parts, lists, strict=True)
-    )
+    parts = tuple(_moved(part, place(x_rows), begin, x.device) for part, x_rows in zip(block.parts, lists, strict=True))
     one = Block(0, n_rows, parts)
     longest = max((max(part.sizes) for part in parts), default=0)
     products = max((part.n_pairs for part in parts), default=0)

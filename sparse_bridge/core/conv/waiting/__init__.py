@@ -18,20 +18,10 @@ from ..pending import Following, PendingConv
 from .shortcuts import ProfiledFeatures, install_fast_forward, reset
 from .tensors import FOLLOWING, KINDS, Features, Waiting, Watched, features_of, materialize
 
-__all__ = [
-    "Features",
-    "ProfiledFeatures",
-    "Waiting",
-    "Watched",
-    "features_of",
-    "materialize",
-    "reset",
-]
+__all__ = ["Features", "ProfiledFeatures", "Waiting", "Watched", "features_of", "materialize", "reset"]
 
 
-def _then(
-    x: Any, inplace: bool, follow: Callable[[PendingConv], Following]
-) -> torch.Tensor:  # fmt: skip
+def _then(x: Any, inplace: bool, follow: Callable[[PendingConv], Following]) -> torch.Tensor:
     """Features behind one step more; in place, all who hold `x` see them."""
     made = follow(x.pending)
     if not inplace:
@@ -44,16 +34,24 @@ def _then(
 
 
 def _batch_norm(
-    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
-    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> torch.Tensor | None:  # fmt: skip
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor | None:
     if training or type(input) not in KINDS or running_mean is None or running_var is None:
         return None
     install_fast_forward(input)
-    return features_of(input.pending.normed(
-        Norm(running_mean, running_var, weight, bias, eps),
-        lambda y: F.batch_norm(y, running_mean, running_var, weight, bias, False, momentum, eps),
-    ))  # fmt: skip
+    return features_of(
+        input.pending.normed(
+            Norm(running_mean, running_var, weight, bias, eps),
+            lambda y: F.batch_norm(y, running_mean, running_var, weight, bias, False, momentum, eps),
+        )
+    )
 
 
 def _relu(input: Any, inplace: bool = False) -> torch.Tensor:
@@ -67,12 +65,14 @@ def _relu_(input: Any) -> torch.Tensor:
     return _relu(input, True)
 
 
-def _leaky_relu(
-    input: Any, negative_slope: float = 0.01, inplace: bool = False
-) -> torch.Tensor:  # fmt: skip
-    return _then(input, inplace, lambda conv: conv.activated(
-        "leaky_relu", float(negative_slope), lambda y: F.leaky_relu(y, negative_slope, inplace)
-    ))  # fmt: skip
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> torch.Tensor:
+    return _then(
+        input,
+        inplace,
+        lambda conv: conv.activated(
+            "leaky_relu", float(negative_slope), lambda y: F.leaky_relu(y, negative_slope, inplace)
+        ),
+    )
 
 
 def _sigmoid(input: Any) -> torch.Tensor:
@@ -99,13 +99,22 @@ def _add_(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
     return _then(input, True, lambda conv: conv.plus(rows, lambda y: y.add_(rows)))
 
 
-FOLLOWING.update({
-    F.batch_norm: _batch_norm,
-    F.relu: _relu, torch.relu: _relu, torch.Tensor.relu: _relu,
-    torch.relu_: _relu_, torch.Tensor.relu_: _relu_,
-    F.leaky_relu: _leaky_relu,
-    torch.sigmoid: _sigmoid, torch.Tensor.sigmoid: _sigmoid,
-    torch.add: _add, torch.Tensor.add: _add, torch.Tensor.__add__: _add,
-    torch.Tensor.__radd__: _add,
-    torch.Tensor.add_: _add_, torch.Tensor.__iadd__: _add_,
-})  # fmt: skip
+FOLLOWING.update(
+    {
+        F.batch_norm: _batch_norm,
+        F.relu: _relu,
+        torch.relu: _relu,
+        torch.Tensor.relu: _relu,
+        torch.relu_: _relu_,
+        torch.Tensor.relu_: _relu_,
+        F.leaky_relu: _leaky_relu,
+        torch.sigmoid: _sigmoid,
+        torch.Tensor.sigmoid: _sigmoid,
+        torch.add: _add,
+        torch.Tensor.add: _add,
+        torch.Tensor.__add__: _add,
+        torch.Tensor.__radd__: _add,
+        torch.Tensor.add_: _add_,
+        torch.Tensor.__iadd__: _add_,
+    }
+)

@@ -32,9 +32,7 @@ class ProfiledFeatures(torch.Tensor):
 
     @classmethod
     @eagerly
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _batch_norm_of_torch and not torch.compiler.is_compiling():
             install_on_frame(sys._getframe(3))  # behind torch's function and its detour
         named = {name: materialize(value) for name, value in (kwargs or {}).items()}

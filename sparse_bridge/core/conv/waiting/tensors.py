@@ -47,9 +47,7 @@ class Features:
 
     @classmethod
     @eagerly
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         follow = FOLLOWING.get(func)
         if follow is not None and not torch.compiler.is_compiling():
             found = follow(*args, **kwargs) if kwargs else follow(*args)
@@ -59,9 +57,7 @@ class Features:
         if func in _ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        return func(
-            *materialize(args), **{name: materialize(value) for name, value in kwargs.items()}
-        )
+        return func(*materialize(args), **{name: materialize(value) for name, value in kwargs.items()})
 
 
 class Waiting(Features, torch.Tensor):
@@ -89,11 +85,23 @@ _strided = torch.strided
 _T: Any = torch.Tensor
 # Of a tensor, without its values.
 _ABOUT = {
-    _T.__len__, _T.element_size, _T.get_device, _T.is_complex, _T.is_floating_point,
-    _T.is_inference, _T.nelement, _T.numel, _T.size, _T.grad_fn.__get__, _T.is_cpu.__get__,
-    _T.is_cuda.__get__, _T.is_leaf.__get__, _T.is_meta.__get__, _T.layout.__get__,
+    _T.__len__,
+    _T.element_size,
+    _T.get_device,
+    _T.is_complex,
+    _T.is_floating_point,
+    _T.is_inference,
+    _T.nelement,
+    _T.numel,
+    _T.size,
+    _T.grad_fn.__get__,
+    _T.is_cpu.__get__,
+    _T.is_cuda.__get__,
+    _T.is_leaf.__get__,
+    _T.is_meta.__get__,
+    _T.layout.__get__,
     _T.requires_grad.__get__,
-}  # fmt: skip
+}
 
 
 @eagerly

@@ -49,9 +49,7 @@ def clip_area(a, b):
             if s >= 0:
                 cut.append(here)
             if (s >= 0) != (t >= 0):
-                cut.append(
-                    tuple(c + s / (s - t) * (d - c) for c, d in zip(here, there, strict=True))
-                )
+                cut.append(tuple(c + s / (s - t) * (d - c) for c, d in zip(here, there, strict=True)))
         a = cut
         if len(a) < 3:
             return 0.0
@@ -77,9 +75,7 @@ def test_overlaps_match_scalar_clipping(dtype, offset, reverse):
     np.testing.assert_allclose(got, shared, rtol=1e-5, atol=1e-6)
     iou = boxes.rbbox_iou(a, b, standup, 0.0)
     np.testing.assert_allclose(iou, shared / union, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        boxes.rbbox_iou_loss(a[:18], b), np.diagonal(iou), rtol=1e-6, atol=1e-7
-    )
+    np.testing.assert_allclose(boxes.rbbox_iou_loss(a[:18], b), np.diagonal(iou), rtol=1e-6, atol=1e-7)
     skipped = boxes.rbbox_iou(a, b, standup, 0.2)
     np.testing.assert_array_equal(skipped, np.where(standup <= np.float32(0.2), 0, iou))
 
@@ -95,9 +91,7 @@ def test_touching_and_degenerate_boxes(numbers, turns):
     one = np.ones((1, 1))
     got = boxes.rbbox_intersection(a[None], b[None], one, 0.0)[0, 0]
     np.testing.assert_allclose(got, area_of(a, b), atol=1e-12)
-    np.testing.assert_allclose(
-        boxes.rbbox_intersection(b[None], a[None], one, 0.0)[0, 0], got, atol=1e-12
-    )
+    np.testing.assert_allclose(boxes.rbbox_intersection(b[None], a[None], one, 0.0)[0, 0], got, atol=1e-12)
     own = boxes.rbbox_iou(a[None], a[None], one, 0.0)[0, 0]
     assert own == (1 if area_of(a, a) else 0)
 
@@ -127,9 +121,7 @@ def test_rotated_boxes_match_the_wheel():
     for name in ("rbbox_iou", "rbbox_intersection"):
         got, expected = (getattr(m, name)(a, b, standup, 0.1) for m in (boxes, upstream))
         np.testing.assert_allclose(got, expected, atol=1e-5)
-    np.testing.assert_allclose(
-        boxes.rbbox_iou_loss(a[:50], b), upstream.rbbox_iou_loss(a[:50], b), atol=1e-5
-    )
+    np.testing.assert_allclose(boxes.rbbox_iou_loss(a[:50], b), upstream.rbbox_iou_loss(a[:50], b), atol=1e-5)
     order, standup = rng.permutation(60).astype(np.int32), upright_overlap(a, a).astype(np.float32)
     for thresh in (0.1, 0.5, 0.9):
         kept = boxes.rotate_non_max_suppression_cpu(a, order, standup, thresh)

@@ -89,9 +89,18 @@ def test_a_program_drives_implicit_gemm(standin, name, do_sort):
     made = standin.cppcore.TorchAllocator(torch.device("cpu"))
     with torch.no_grad():
         ConvGemmOps.implicit_gemm(
-            made, CONV_CPP, tv(x.features), tv(layer.weight), tv(table),
-            [tv(mask)], [tv(order)], n, masks, standin.cppcore.get_arch(), bias=tv(layer.bias),
-        )  # fmt: skip
+            made,
+            CONV_CPP,
+            tv(x.features),
+            tv(layer.weight),
+            tv(table),
+            [tv(mask)],
+            [tv(order)],
+            n,
+            masks,
+            standin.cppcore.get_arch(),
+            bias=tv(layer.bias),
+        )
     sites = x.indices if rule["subm"] else held[AllocKeys.OutIndices]
     got = standin.SparseConvTensor(made.allocated["OutFeatures"], sites, want.spatial_shape, 2)
     doors.assert_same(got, want)
@@ -113,13 +122,9 @@ def test_pair_list_products_and_gradients(standin):
     dy = torch.randn_like(want)
     dx, dw = torch.autograd.grad(want, [features, layer.weight], dy)
     multiply, common = core.TorchSpconvMatmul(memory), (GEMM_CPP, True, False, tv(x.features))
-    ConvGemmOps.indice_conv(
-        memory, multiply, *common, tv(layer.weight), *lists, (0, 0), len(dy), False, True
-    )
+    ConvGemmOps.indice_conv(memory, multiply, *common, tv(layer.weight), *lists, (0, 0), len(dy), False, True)
     torch.testing.assert_close(memory.allocated["OutFeatures"], want.detach())
-    ConvGemmOps.indice_conv_backward(
-        memory, multiply, *common, tv(layer.weight), tv(dy), *lists, (0, 0), False, True
-    )
+    ConvGemmOps.indice_conv_backward(memory, multiply, *common, tv(layer.weight), tv(dy), *lists, (0, 0), False, True)
     torch.testing.assert_close(memory.allocated["DIn"], dx)
     torch.testing.assert_close(memory.allocated["DFilters"], dw)
 
@@ -131,8 +136,7 @@ def rows_on_the_cpu(ops, tv):
     y = np.arange(12, dtype=np.float32).reshape(4, 3)
     out_rows, in_rows = (np.array(rows, np.int32) for rows in ([0, 1, 1, 2], [5, 4, 3, 1]))
     gathered, added, pooled, gradient = (
-        np.full(shape, value, np.float32)
-        for shape, value in (((5, 3), 9), ((6, 3), 1), ((4, 3), -1), ((6, 3), 1))
+        np.full(shape, value, np.float32) for shape, value in (((5, 3), 9), ((6, 3), 1), ((4, 3), -1), ((6, 3), 1))
     )
     as_tv = tv.from_numpy
     ops.gather_cpu(as_tv(gathered), as_tv(x), as_tv(in_rows))
@@ -183,9 +187,7 @@ def test_pools_in_place_are_those_of_layers(standin, name):
         for (given, made), count in zip(lists.transpose(0, 1), counts.tolist(), strict=True)
     ]
     if rule["subm"]:  # whose lists hold half of the offsets
-        offsets = [
-            (tv((table >= 0).nonzero().flatten().int()), tv(table[table >= 0])) for table in fwd
-        ]
+        offsets = [(tv((table >= 0).nonzero().flatten().int()), tv(table[table >= 0])) for table in fwd]
     else:
         pooled.append(torch.zeros_like(want))
         SpconvOps.indice_maxpool(tv(pooled[2]), tv(x), tv(lists), tv(counts), n)
@@ -228,11 +230,17 @@ def allocations(module):
     with pytest.raises(KeyError):
         memory.get_tensor_by_name("nothing")
     return (
-        names, len(memory.allocated), wide.dtype, memory.allocated["u"].dtype,
-        memory.get_tensor_by_name("y").numpy().tolist(), first.shape,
-        module.cppcore._TORCH_DTYPE_TO_TV, module.cppcore._TORCH_UINT_WORKAROUNDS,
-        module.cppcore._TV_DTYPE_TO_TORCH, module.cppcore._ALL_INTS,
-    )  # fmt: skip
+        names,
+        len(memory.allocated),
+        wide.dtype,
+        memory.allocated["u"].dtype,
+        memory.get_tensor_by_name("y").numpy().tolist(),
+        first.shape,
+        module.cppcore._TORCH_DTYPE_TO_TV,
+        module.cppcore._TORCH_UINT_WORKAROUNDS,
+        module.cppcore._TV_DTYPE_TO_TORCH,
+        module.cppcore._ALL_INTS,
+    )
 
 
 def test_allocator_equals_the_wheels():
@@ -276,13 +284,13 @@ def test_bias_and_activation_in_place(standin):
     x = torch.tensor([[-1.0, 2.0], [0.5, -3.0]])
     bias = tv.from_torch(torch.tensor([1.0, -1.0]))
     for kind, function in {
-        "None_": lambda t: t, "ReLU": torch.relu, "Sigmoid": torch.sigmoid,
+        "None_": lambda t: t,
+        "ReLU": torch.relu,
+        "Sigmoid": torch.sigmoid,
         "LeakyReLU": lambda t: torch.nn.functional.leaky_relu(t, 0.1),
-    }.items():  # fmt: skip
+    }.items():
         got = x.clone()
-        InferenceOps.bias_add_act_inplace(
-            tv.from_torch(got), bias, tv.gemm.Activation.__members__[kind], 0.1
-        )
+        InferenceOps.bias_add_act_inplace(tv.from_torch(got), bias, tv.gemm.Activation.__members__[kind], 0.1)
         torch.testing.assert_close(got, function(x + torch.tensor([1.0, -1.0])))
 
 

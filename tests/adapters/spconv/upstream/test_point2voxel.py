@@ -72,9 +72,7 @@ def test_low_level_hash_voxelizer(device):
 def buffers(module, grid, room, places, width, points):
     """voxels, indices, num_per_voxel, table of cells, ids: of `module`, a tensorview."""
     shapes = [room, places, width], [room, len(grid[0])], [room]
-    made = [
-        module.zeros(shape, kind) for shape, kind in zip(shapes, ("f4", "i4", "i4"), strict=True)
-    ]
+    made = [module.zeros(shape, kind) for shape, kind in zip(shapes, ("f4", "i4", "i4"), strict=True)]
     return [*made, module.full(grid[1], -1, np.int32), module.full([len(points)], 7, np.int64)]
 
 
@@ -114,17 +112,12 @@ def test_means_and_hash_voxels_in_the_callers_buffers(device):
         lambda p, v, i, n, table, ids: gpu.point_to_voxel_hash_static(
             p, v, i, n, table, None, ids, *grid, empty_mean=True
         ),
-        lambda p, v, i, n, table, ids: SpconvOps.point2voxel_cuda(
-            p, v, i, n, table, None, ids, *grid, empty_mean=True
-        ),
+        lambda p, v, i, n, table, ids: SpconvOps.point2voxel_cuda(p, v, i, n, table, None, ids, *grid, empty_mean=True),
     ]
     if device == "cpu":
         calls.append(lambda p, *held: cpu.point_to_voxel_empty_mean_static(p, *held, *grid))
     for call in calls:
-        held = [
-            tv.from_torch(tv.to_torch(ten).to(device))
-            for ten in buffers(tv, grid, 40, 3, 4, points)
-        ]
+        held = [tv.from_torch(tv.to_torch(ten).to(device)) for ten in buffers(tv, grid, 40, 3, 4, points)]
         made = call(tv.from_torch(points.to(device)), *held)
         for mine, other in zip((*made, held[-1]), want, strict=True):
             np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-6)

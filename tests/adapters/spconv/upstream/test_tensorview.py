@@ -29,9 +29,7 @@ def test_constants_and_members_match_cumm(real):
         if isinstance(getattr(tv, name), int):
             assert getattr(tv, name) == getattr(real, name), name
     members = real.gemm.Activation.__members__
-    assert {n: m.value for n, m in members.items()} == {
-        n: m.value for n, m in tv.Activation.__members__.items()
-    }
+    assert {n: m.value for n, m in members.items()} == {n: m.value for n, m in tv.Activation.__members__.items()}
     for name in NUMPY_DTYPES:
         array = np.zeros(2, name)
         assert tv.from_numpy(array).dtype == real.from_numpy(array).dtype
@@ -75,10 +73,7 @@ def frozen(module):
     fixed.flags.writeable = False
     seen = []
     for made in (held.get_readonly(), held.get_readonly()[1:], module.from_numpy(fixed)):
-        changes = (
-            lambda t: t.zero_(), lambda t: t.fill_float_(1), lambda t: t.fill_int_(1),
-            lambda t: t.copy_(t),
-        )  # fmt: skip
+        changes = (lambda t: t.zero_(), lambda t: t.fill_float_(1), lambda t: t.fill_int_(1), lambda t: t.copy_(t))
         for change in changes:
             with pytest.raises(RuntimeError):
                 change(made)

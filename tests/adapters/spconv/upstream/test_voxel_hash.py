@@ -13,11 +13,7 @@ from sparse_bridge.errors import SparseBridgeError
 DEVICES = [
     "cpu",
     pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-        ],
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
     ),
 ]
 
@@ -48,10 +44,7 @@ def test_insert_query_items(device, keys, values):
 @settings(max_examples=60)
 @given(
     calls=st.lists(
-        st.tuples(
-            st.booleans(), st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 99)), max_size=12)
-        ),
-        max_size=6,
+        st.tuples(st.booleans(), st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 99)), max_size=12)), max_size=6
     )
 )
 def test_behaves_like_a_dictionary(calls):
@@ -87,9 +80,7 @@ def test_arange_and_buffers(device):
     buffer = torch.full((3,), 7, dtype=torch.int32, device=device)
     keys = torch.tensor([2, 9, 1], dtype=torch.int32, device=device)
     found, empty = made.query(keys, buffer)
-    assert (
-        found is buffer and found.tolist() == [1, 0, 0] and empty.tolist() == [False, False, True]
-    )
+    assert found is buffer and found.tolist() == [1, 0, 0] and empty.tolist() == [False, False, True]
     assert made.items(max_size=5)[0].tolist() == [9, 2, 0, 0, 0]
     with pytest.raises(OverflowError):
         made.items(max_size=1)

@@ -13,20 +13,13 @@ from hypothesis import strategies as st
 from sparse_bridge.adapters.spconv.upstream import _voxel_fill, point2voxel
 from sparse_bridge.adapters.spconv.upstream import tensorview as tv
 from sparse_bridge.adapters.spconv.upstream._voxel_ops import NumpyOps, TorchOps
-from sparse_bridge.adapters.spconv.upstream.voxelizer import (
-    PointToVoxel,
-    gather_features_by_pc_voxel_id,
-)
+from sparse_bridge.adapters.spconv.upstream.voxelizer import PointToVoxel, gather_features_by_pc_voxel_id
 from sparse_bridge.errors import ContractError, SparseBridgeError
 
 DEVICES = [
     "cpu",
     pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-        ],
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
     ),
 ]
 UNIT = ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 4.0, 4.0, 4.0])
@@ -242,9 +235,7 @@ def test_gather_by_id(device):
     assert got.tolist() == [[0, 1], [9, 9], [4, 5], [4, 5]] and got.device == features.device
     got.sum().backward()
     assert features.grad.tolist() == [[1, 1], [0, 0], [2, 2]]
-    wide = gather_features_by_pc_voxel_id(
-        torch.ones(2, 3, 4, dtype=torch.int64), torch.tensor([-1])
-    )
+    wide = gather_features_by_pc_voxel_id(torch.ones(2, 3, 4, dtype=torch.int64), torch.tensor([-1]))
     assert wide.dtype == torch.int64 and wide.shape == (1, 3, 4) and not wide.any()
     nothing = gather_features_by_pc_voxel_id(torch.zeros(0, 2), torch.tensor([-1, -1]), 3)
     assert nothing.tolist() == [[3, 3], [3, 3]]

@@ -12,10 +12,18 @@ from .ops.spconv.submanifold_conv import (
 )
 
 __all__ = [
-    "AUTOSAVE_AUTOTUNE_CACHE", "AUTOTUNE_CACHE_PATH", "USE_AUTOTUNE_CACHE", "config",
-    "grid_sample_3d", "kernels", "ops", "sparse_submanifold_conv", "sparse_submanifold_conv3d",
-    "sparse_submanifold_conv_any_offset", "utils",
-]  # fmt: skip
+    "AUTOSAVE_AUTOTUNE_CACHE",
+    "AUTOTUNE_CACHE_PATH",
+    "USE_AUTOTUNE_CACHE",
+    "config",
+    "grid_sample_3d",
+    "kernels",
+    "ops",
+    "sparse_submanifold_conv",
+    "sparse_submanifold_conv3d",
+    "sparse_submanifold_conv_any_offset",
+    "utils",
+]
 
 
 def __getattr__(name):

@@ -6,9 +6,7 @@ The others have no meaning: nothing is tuned for FlexGEMM's kernels; the engine 
 
 import os as _os
 
-from sparse_bridge.adapters.flex_gemm.upstream.autotuner import (
-    path_of_environment as _path_of_environment,
-)
+from sparse_bridge.adapters.flex_gemm.upstream.autotuner import path_of_environment as _path_of_environment
 
 USE_AUTOTUNE_CACHE = _os.environ.get("FLEX_GEMM_USE_AUTOTUNE_CACHE", "1") == "1"
 AUTOSAVE_AUTOTUNE_CACHE = _os.environ.get("FLEX_GEMM_AUTOSAVE_AUTOTUNE_CACHE", "1") == "1"

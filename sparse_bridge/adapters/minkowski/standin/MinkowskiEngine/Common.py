@@ -20,9 +20,20 @@ from MinkowskiEngineBackend._C import GlobalPoolingMode, OperationType, RegionTy
 from sparse_bridge.adapters.minkowski import profile
 
 __all__ = [
-    "GlobalPoolingMode", "KernelGenerator", "KernelRegion", "MinkowskiModuleBase", "OperationType",
-    "RegionType", "convert_region_type", "convert_to_int_list", "convert_to_int_tensor",
-    "get_kernel_volume", "get_minkowski_function", "get_postfix", "prep_args", "save_ctx",
-]  # fmt: skip
+    "GlobalPoolingMode",
+    "KernelGenerator",
+    "KernelRegion",
+    "MinkowskiModuleBase",
+    "OperationType",
+    "RegionType",
+    "convert_region_type",
+    "convert_to_int_list",
+    "convert_to_int_tensor",
+    "get_kernel_volume",
+    "get_minkowski_function",
+    "get_postfix",
+    "prep_args",
+    "save_ctx",
+]
 
 profile.saw_old("import MinkowskiEngine.Common")

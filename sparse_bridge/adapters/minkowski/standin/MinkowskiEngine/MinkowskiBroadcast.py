@@ -14,20 +14,20 @@ from sparse_bridge.adapters.minkowski.upstream.enums import checked, member
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "MinkowskiBroadcast", "MinkowskiBroadcastAddition", "MinkowskiBroadcastBase",
-    "MinkowskiBroadcastConcatenation", "MinkowskiBroadcastFunction",
+    "MinkowskiBroadcast",
+    "MinkowskiBroadcastAddition",
+    "MinkowskiBroadcastBase",
+    "MinkowskiBroadcastConcatenation",
+    "MinkowskiBroadcastFunction",
     "MinkowskiBroadcastMultiplication",
-]  # fmt: skip
+]
 
 
 class MinkowskiBroadcastFunction(ComposedFunction):
     """apply(features, glob_features, broadcast_mode, in_key, glob_key, manager)."""
 
     @staticmethod
-    def compute(
-        input_features, input_features_global, operation_type, in_coords_key, glob_coords_key,
-        coords_manager,
-    ):  # fmt: skip
+    def compute(input_features, input_features_global, operation_type, in_coords_key, glob_coords_key, coords_manager):
         if input_features.shape[1] != input_features_global.shape[1]:
             raise FeatureShapeError(
                 f"a global tensor of {input_features_global.shape[1]} channels for one of "
@@ -37,12 +37,9 @@ class MinkowskiBroadcastFunction(ComposedFunction):
             input_features.device.type
         ):
             raise FeatureTypeError(
-                f"features are {input_features.dtype} and {input_features_global.dtype}; "
-                "both must agree."
+                f"features are {input_features.dtype} and {input_features_global.dtype}; both must agree."
             )
-        spread = broadcast(
-            coords_manager._manager, input_features_global, in_coords_key.key, glob_coords_key.key
-        )
+        spread = broadcast(coords_manager._manager, input_features_global, in_coords_key.key, glob_coords_key.key)
         mode = member("operation_type", operation_type, BroadcastMode)
         if mode is BroadcastMode.ELEMENTWISE_MULTIPLICATION:
             return input_features * spread
@@ -67,9 +64,7 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
     def forward(self, input, input_glob):
         for part in (input, input_glob):
             if not isinstance(part, SparseTensor):
-                raise ContractError(
-                    f"{type(self).__name__} takes SparseTensors, got {type(part).__name__}."
-                )
+                raise ContractError(f"{type(self).__name__} takes SparseTensors, got {type(part).__name__}.")
         if input._manager is not input_glob._manager:
             raise ContractError("both tensors must share one coordinate manager.")
         out = self._join(input, input_glob)
@@ -78,15 +73,18 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
 
     def _spread(self, input, input_glob):
         return broadcast(
-            input._manager._manager, input_glob._F, input.coordinate_map_key.key,
-            input_glob.coordinate_map_key.key,
-        )  # fmt: skip
+            input._manager._manager, input_glob._F, input.coordinate_map_key.key, input_glob.coordinate_map_key.key
+        )
 
     def _join(self, input, input_glob):
         return MinkowskiBroadcastFunction.compute(
-            input._F, input_glob._F, self.operation_type, input.coordinate_map_key,
-            input_glob.coordinate_map_key, input._manager,
-        )  # fmt: skip
+            input._F,
+            input_glob._F,
+            self.operation_type,
+            input.coordinate_map_key,
+            input_glob.coordinate_map_key,
+            input._manager,
+        )
 
     def __repr__(self):
         return self.__class__.__name__ + "()"

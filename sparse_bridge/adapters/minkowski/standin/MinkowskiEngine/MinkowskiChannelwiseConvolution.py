@@ -23,13 +23,10 @@ class MinkowskiChannelwiseConvolution(KernelLayer):
 
     use_mm = False  # of 0.4: whether it is a matrix product
 
-    @arguments_of_0_4(
-        "in_channels kernel_size stride dilation has_bias=bias kernel_generator dimension"
-    )
+    @arguments_of_0_4("in_channels kernel_size stride dilation has_bias=bias kernel_generator dimension")
     def __init__(
-        self, in_channels, kernel_size=-1, stride=1, dilation=1, bias=False, kernel_generator=None,
-        dimension=-1,
-    ):  # fmt: skip
+        self, in_channels, kernel_size=-1, stride=1, dilation=1, bias=False, kernel_generator=None, dimension=-1
+    ):
         super().__init__()
         kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
         self.in_channels = in_channels

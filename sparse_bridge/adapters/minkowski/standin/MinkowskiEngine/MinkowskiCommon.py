@@ -11,9 +11,15 @@ from sparse_bridge.core.traced.scripts import refuse_script
 from sparse_bridge.errors import UnsupportedError
 
 __all__ = [
-    "MinkowskiModuleBase", "StrideType", "convert_to_int_list", "convert_to_int_tensor",
-    "get_minkowski_function", "get_postfix", "int_dtypes", "prep_args",
-]  # fmt: skip
+    "MinkowskiModuleBase",
+    "StrideType",
+    "convert_to_int_list",
+    "convert_to_int_tensor",
+    "get_minkowski_function",
+    "get_postfix",
+    "int_dtypes",
+    "prep_args",
+]
 
 StrideType = int | Sequence | np.ndarray | torch.Tensor
 int_dtypes = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

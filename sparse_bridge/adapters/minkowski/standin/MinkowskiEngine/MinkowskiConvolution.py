@@ -4,11 +4,7 @@ import math
 
 import torch
 from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator, KernelLayer, generator_of
-from MinkowskiEngine.MinkowskiSparseTensor import (
-    SparseTensor,
-    _get_coordinate_map_key,
-    refuse_input,
-)
+from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key, refuse_input
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import ConvolutionMode
 from torch.nn import Parameter
@@ -24,10 +20,13 @@ from sparse_bridge.adapters.minkowski.weights import check_aligned, expected
 from sparse_bridge.adapters.warmup_registry import expect
 
 __all__ = [
-    "MinkowskiConvolution", "MinkowskiConvolutionBase", "MinkowskiConvolutionFunction",
-    "MinkowskiConvolutionTranspose", "MinkowskiConvolutionTransposeFunction",
+    "MinkowskiConvolution",
+    "MinkowskiConvolutionBase",
+    "MinkowskiConvolutionFunction",
+    "MinkowskiConvolutionTranspose",
+    "MinkowskiConvolutionTransposeFunction",
     "MinkowskiGenerativeConvolutionTranspose",
-]  # fmt: skip
+]
 
 _SHARED = "in_channels out_channels kernel_size stride dilation has_bias=bias kernel_generator"
 
@@ -36,14 +35,17 @@ def _function(transposed, what):
     """`compute` of an autograd function; fills in an unset output key."""
 
     def compute(
-        input_features, kernel_weights, kernel_generator, convolution_mode,
-        in_coordinate_map_key, out_coordinate_map_key=None, coordinate_manager=None,
-    ):  # fmt: skip
+        input_features,
+        kernel_weights,
+        kernel_generator,
+        convolution_mode,
+        in_coordinate_map_key,
+        out_coordinate_map_key=None,
+        coordinate_manager=None,
+    ):
         registry, in_key = coordinate_manager._manager, in_coordinate_map_key.key
         check_aligned(input_features, registry.grid(in_key), what)
-        found = registry.layer_map(
-            in_key, kernel_generator.spec(transposed), given_by(out_coordinate_map_key)
-        )
+        found = registry.layer_map(in_key, kernel_generator.spec(transposed), given_by(out_coordinate_map_key))
         out = convolve(input_features, kernel_weights, None, found.kmap, what)
         fill(out_coordinate_map_key, found.key)
         return out
@@ -103,10 +105,19 @@ class MinkowskiConvolutionBase(KernelLayer):
 
     @arguments_of_0_4(f"{_SHARED} is_transpose dimension")
     def __init__(
-        self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
-        kernel_generator=None, is_transpose=False, expand_coordinates=False,
-        convolution_mode=ConvolutionMode.DEFAULT, dimension=-1,
-    ):  # fmt: skip
+        self,
+        in_channels,
+        out_channels,
+        kernel_size=-1,
+        stride=1,
+        dilation=1,
+        bias=False,
+        kernel_generator=None,
+        is_transpose=False,
+        expand_coordinates=False,
+        convolution_mode=ConvolutionMode.DEFAULT,
+        dimension=-1,
+    ):
         super().__init__()
         checked("convolution_mode", convolution_mode, ConvolutionMode)
         if isinstance(kernel_generator, bool):  # releases before 0.4.3: generate_new_coords
@@ -119,10 +130,7 @@ class MinkowskiConvolutionBase(KernelLayer):
         self.kernel_generator = kernel_generator
         self.dimension = dimension
         self.convolution_mode = convolution_mode
-        self.use_mm = (
-            kernel_generator.kernel_volume == 1
-            and not kernel_generator.requires_strided_coordinates
-        )
+        self.use_mm = kernel_generator.kernel_volume == 1 and not kernel_generator.requires_strided_coordinates
         shape = (in_channels, out_channels)
         if kernel_generator.kernel_volume > 1 or (not self.use_mm and dimension > 1):
             shape = (kernel_generator.kernel_volume, *shape)
@@ -221,15 +229,31 @@ class MinkowskiConvolution(MinkowskiConvolutionBase):
 
     @arguments_of_0_4(f"{_SHARED} dimension")
     def __init__(
-        self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
-        kernel_generator=None, expand_coordinates=False,
-        convolution_mode=ConvolutionMode.DEFAULT, dimension=None,
-    ):  # fmt: skip
+        self,
+        in_channels,
+        out_channels,
+        kernel_size=-1,
+        stride=1,
+        dilation=1,
+        bias=False,
+        kernel_generator=None,
+        expand_coordinates=False,
+        convolution_mode=ConvolutionMode.DEFAULT,
+        dimension=None,
+    ):
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, dilation, bias, kernel_generator,
-            False, expand_coordinates=expand_coordinates, convolution_mode=convolution_mode,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            dilation,
+            bias,
+            kernel_generator,
+            False,
+            expand_coordinates=expand_coordinates,
+            convolution_mode=convolution_mode,
             dimension=dimension,
-        )  # fmt: skip
+        )
 
 
 class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
@@ -240,19 +264,33 @@ class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
 
     @arguments_of_0_4(f"{_SHARED} generate_new_coords=expand_coordinates dimension")
     def __init__(
-        self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
-        kernel_generator=None, expand_coordinates=False,
-        convolution_mode=ConvolutionMode.DEFAULT, dimension=None,
-    ):  # fmt: skip
+        self,
+        in_channels,
+        out_channels,
+        kernel_size=-1,
+        stride=1,
+        dilation=1,
+        bias=False,
+        kernel_generator=None,
+        expand_coordinates=False,
+        convolution_mode=ConvolutionMode.DEFAULT,
+        dimension=None,
+    ):
         if kernel_generator is None and dimension is not None:
-            kernel_generator = KernelGenerator(
-                kernel_size, stride, dilation, is_transpose=True, dimension=dimension
-            )
+            kernel_generator = KernelGenerator(kernel_size, stride, dilation, is_transpose=True, dimension=dimension)
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, dilation, bias, kernel_generator,
-            True, expand_coordinates=expand_coordinates, convolution_mode=convolution_mode,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            dilation,
+            bias,
+            kernel_generator,
+            True,
+            expand_coordinates=expand_coordinates,
+            convolution_mode=convolution_mode,
             dimension=dimension,
-        )  # fmt: skip
+        )
 
     @property
     def generate_new_coords(self):
@@ -265,15 +303,31 @@ class MinkowskiGenerativeConvolutionTranspose(MinkowskiConvolutionBase):
 
     @arguments_of_0_4(f"{_SHARED} dimension")
     def __init__(
-        self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
-        kernel_generator=None, convolution_mode=ConvolutionMode.DEFAULT, dimension=None,
-    ):  # fmt: skip
+        self,
+        in_channels,
+        out_channels,
+        kernel_size=-1,
+        stride=1,
+        dilation=1,
+        bias=False,
+        kernel_generator=None,
+        convolution_mode=ConvolutionMode.DEFAULT,
+        dimension=None,
+    ):
         if kernel_generator is None and dimension is not None:
             kernel_generator = KernelGenerator(
-                kernel_size, stride, dilation, is_transpose=True, expand_coordinates=True,
-                dimension=dimension,
-            )  # fmt: skip
+                kernel_size, stride, dilation, is_transpose=True, expand_coordinates=True, dimension=dimension
+            )
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, dilation, bias, kernel_generator,
-            True, expand_coordinates=True, convolution_mode=convolution_mode, dimension=dimension,
-        )  # fmt: skip
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            dilation,
+            bias,
+            kernel_generator,
+            True,
+            expand_coordinates=True,
+            convolution_mode=convolution_mode,
+            dimension=dimension,
+        )

@@ -17,18 +17,12 @@ from MinkowskiEngineBackend._C import (
 )
 
 from sparse_bridge.adapters.minkowski import batches, manager, profile
-from sparse_bridge.adapters.minkowski.errors import (
-    ArgumentValueError,
-    CoordinateTypeError,
-)
+from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, CoordinateTypeError
 from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.errors import ContractError
 
-__all__ = [
-    "CoordinateManager", "set_coordinate_map_type", "set_gpu_allocator",
-    "set_memory_manager_backend",
-]  # fmt: skip
+__all__ = ["CoordinateManager", "set_coordinate_map_type", "set_gpu_allocator", "set_memory_manager_backend"]
 
 _coordinate_map_type = None
 _REGISTRIES = {
@@ -63,11 +57,7 @@ def set_memory_manager_backend(backend):
     if isinstance(backend, MemoryManagerBackend):
         profile.saw_old("set_memory_manager_backend(MemoryManagerBackend)")
         return
-    warnings.warn(
-        "set_memory_manager_backend is deprecated; use set_gpu_allocator.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
+    warnings.warn("set_memory_manager_backend is deprecated; use set_gpu_allocator.", DeprecationWarning, stacklevel=2)
     set_gpu_allocator(backend)
 
 
@@ -83,10 +73,7 @@ class CoordinateManager:
         that is no member of its enumeration).
     """
 
-    def __init__(
-        self, D=0, num_threads=-1, coordinate_map_type=None, allocator_type=None,
-        minkowski_algorithm=None,
-    ):  # fmt: skip
+    def __init__(self, D=0, num_threads=-1, coordinate_map_type=None, allocator_type=None, minkowski_algorithm=None):
         if D < 1:
             raise ArgumentValueError(f"D={D}; a coordinate manager needs its number of axes.")
         if num_threads < 0:
@@ -105,9 +92,7 @@ class CoordinateManager:
         self.D = D
         self.num_threads = num_threads
         self.coordinate_map_type = kind
-        self.minkowski_algorithm = checked(
-            "minkowski_algorithm", minkowski_algorithm, MinkowskiAlgorithm
-        )
+        self.minkowski_algorithm = checked("minkowski_algorithm", minkowski_algorithm, MinkowskiAlgorithm)
         self._manager = _REGISTRIES[kind](D)
 
     # keys
@@ -138,9 +123,7 @@ class CoordinateManager:
         """
         self._check(coordinates)
         if coordinates.dtype != torch.int32:
-            raise CoordinateTypeError(
-                f"coordinates are {coordinates.dtype}; expected torch.int32 (use .int())."
-            )
+            raise CoordinateTypeError(f"coordinates are {coordinates.dtype}; expected torch.int32 (use .int()).")
         stride = tuple(convert_to_int_list(tensor_stride, self.D))
         key, first, inverse = self._manager.insert(coordinates, stride, string_id)
         if inverse is None:
@@ -160,18 +143,12 @@ class CoordinateManager:
         """Enter the float coordinates [N, D + 1] of points; returns a field key."""
         self._check(coordinates)
         stride = tuple(convert_to_int_list(tensor_stride, self.D))
-        return CoordinateMapKey.of(
-            manager.insert_field(self._manager, coordinates, stride, string_id)
-        )
+        return CoordinateMapKey.of(manager.insert_field(self._manager, coordinates, stride, string_id))
 
-    def field_to_sparse_insert_and_map(
-        self, field_map_key, sparse_tensor_stride, sparse_tensor_string_id=""
-    ):
+    def field_to_sparse_insert_and_map(self, field_map_key, sparse_tensor_stride, sparse_tensor_string_id=""):
         """Voxelise a field: (key, (unique map, inverse map)), int64."""
         stride = tuple(convert_to_int_list(sparse_tensor_stride, self.D))
-        key, first, inverse = manager.voxelize(
-            self._manager, field_map_key.key, stride, sparse_tensor_string_id
-        )
+        key, first, inverse = manager.voxelize(self._manager, field_map_key.key, stride, sparse_tensor_string_id)
         return CoordinateMapKey.of(key), (inverse if first is None else first, inverse)
 
     def exists_field_to_sparse(self, field_map_key, sparse_map_key):
@@ -221,18 +198,24 @@ class CoordinateManager:
     def stride(self, coordinate_map_key, stride, string_id=""):
         """Key of the map that is `stride` times coarser; made if there is none."""
         steps = tuple(convert_to_int_list(stride, self.D))
-        return CoordinateMapKey.of(
-            self._manager.strided(self._key(coordinate_map_key), steps, string_id)
-        )
+        return CoordinateMapKey.of(self._manager.strided(self._key(coordinate_map_key), steps, string_id))
 
     def stride_map(self, in_key, stride_key):
         """(rows of `in_key`, rows of `stride_key`), int64, one pair per row of `in_key`."""
         return manager.stride_pairs(self._manager, self._key(in_key), self._key(stride_key))
 
     def kernel_map(
-        self, in_key, out_key, stride=1, kernel_size=3, dilation=1,
-        region_type=RegionType.HYPER_CUBE, region_offset=None, is_transpose=False, is_pool=False,
-    ):  # fmt: skip
+        self,
+        in_key,
+        out_key,
+        stride=1,
+        kernel_size=3,
+        dilation=1,
+        region_type=RegionType.HYPER_CUBE,
+        region_offset=None,
+        is_transpose=False,
+        is_pool=False,
+    ):
         """{offset index: int32 [2, n]}, row 0 input and row 1 output rows; empty offsets absent.
 
         Rows are ascending in the output row; the cells of a pool whose kernel equals its stride
@@ -241,17 +224,14 @@ class CoordinateManager:
         from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator
 
         generator = KernelGenerator(
-            kernel_size, stride, dilation, is_transpose, region_type, region_offset,
-            dimension=self.D,
-        )  # fmt: skip
+            kernel_size, stride, dilation, is_transpose, region_type, region_offset, dimension=self.D
+        )
         keys = self._key(in_key), self._key(out_key)
         return manager.kernel_map_pairs(self._manager, *keys, generator.spec(is_transpose), is_pool)
 
     def get_kernel_map(self, *args, **kwargs):
         """The old name of `kernel_map`."""
-        warnings.warn(
-            "get_kernel_map is deprecated; use kernel_map.", DeprecationWarning, stacklevel=2
-        )
+        warnings.warn("get_kernel_map is deprecated; use kernel_map.", DeprecationWarning, stacklevel=2)
         return self.kernel_map(*args, **kwargs)
 
     def origin(self):
@@ -276,9 +256,7 @@ class CoordinateManager:
 
     def union_map(self, in_keys, out_key):
         """int64 [2, N_i] per input (its rows, their union rows); fills in the unset `out_key`."""
-        found, pairs = manager.union_pairs(
-            self._manager, [key.key for key in in_keys], out_key.is_key_set()
-        )
+        found, pairs = manager.union_pairs(self._manager, [key.key for key in in_keys], out_key.is_key_set())
         out_key.set_key(*found)
         return pairs
 
@@ -299,6 +277,5 @@ def new_manager(dimension, coordinates, allocator_type, minkowski_algorithm):
     """The manager of a tensor made from coordinates; `coords_man` gives it the methods of 0.4."""
     kind = _KINDS.get(coordinates.device.type)
     return CoordinateManager(
-        D=dimension, coordinate_map_type=kind, allocator_type=allocator_type,
-        minkowski_algorithm=minkowski_algorithm,
-    )  # fmt: skip
+        D=dimension, coordinate_map_type=kind, allocator_type=allocator_type, minkowski_algorithm=minkowski_algorithm
+    )

@@ -8,11 +8,7 @@ import math
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
-from MinkowskiEngine.MinkowskiCoordinateManager import (
-    CPU_COUNT,
-    CoordinateManager,
-    set_memory_manager_backend,
-)
+from MinkowskiEngine.MinkowskiCoordinateManager import CPU_COUNT, CoordinateManager, set_memory_manager_backend
 from MinkowskiEngineBackend._C import MemoryManagerBackend, RegionType
 
 from sparse_bridge.adapters.minkowski import batches, profile
@@ -20,24 +16,14 @@ from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey
 from sparse_bridge.errors import ContractError
 
-__all__ = [
-    "CPU_COUNT", "CoordsKey", "CoordsManager", "MemoryManagerBackend", "save_ctx",
-    "set_memory_manager_backend",
-]  # fmt: skip
+__all__ = ["CPU_COUNT", "CoordsKey", "CoordsManager", "MemoryManagerBackend", "save_ctx", "set_memory_manager_backend"]
 
 
-def save_ctx(
-    ctx, tensor_stride, stride, kernel_size, dilation, region_type, in_coords_key, out_coords_key,
-    coords_man,
-):  # fmt: skip
+def save_ctx(ctx, tensor_stride, stride, kernel_size, dilation, region_type, in_coords_key, out_coords_key, coords_man):
     """Keep what a backward pass of a custom autograd function needs."""
     ctx.tensor_stride, ctx.stride, ctx.kernel_size = tensor_stride, stride, kernel_size
     ctx.dilation, ctx.region_type = dilation, region_type
-    ctx.in_coords_key, ctx.out_coords_key, ctx.coords_man = (
-        in_coords_key,
-        out_coords_key,
-        coords_man,
-    )
+    ctx.in_coords_key, ctx.out_coords_key, ctx.coords_man = (in_coords_key, out_coords_key, coords_man)
     return ctx
 
 
@@ -65,22 +51,30 @@ class CoordsManager(CoordinateManager):
     # making maps
 
     def create_coords_key(
-        self, coords, tensor_stride=1, force_creation=False, force_remap=False,
-        allow_duplicate_coords=False, return_inverse=False,
-    ):  # fmt: skip
+        self,
+        coords,
+        tensor_stride=1,
+        force_creation=False,
+        force_remap=False,
+        allow_duplicate_coords=False,
+        return_inverse=False,
+    ):
         """CoordsKey of a new map of int32 coordinates [N, D + 1]; with `return_inverse`
         (key, (unique map, inverse map)). Rows that share a coordinate are merged."""
         key = CoordsKey(self.D)
         key.setTensorStride(tensor_stride)
-        maps = self.initialize(
-            coords, key, force_creation, force_remap, allow_duplicate_coords, return_inverse
-        )
+        maps = self.initialize(coords, key, force_creation, force_remap, allow_duplicate_coords, return_inverse)
         return (key, maps) if return_inverse else key
 
     def initialize(
-        self, coords, coords_key, force_creation=False, force_remap=False,
-        allow_duplicate_coords=False, return_inverse=False,
-    ):  # fmt: skip
+        self,
+        coords,
+        coords_key,
+        force_creation=False,
+        force_remap=False,
+        allow_duplicate_coords=False,
+        return_inverse=False,
+    ):
         """Enter coordinates under a key, which is set: (unique map, inverse map), int64; the second
         is empty without `return_inverse`. The other options change nothing: a map is always new,
         and rows that share a coordinate are always merged.
@@ -103,9 +97,8 @@ class CoordsManager(CoordinateManager):
         from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator
 
         generator = KernelGenerator(
-            kernel_size, stride, dilation, True, expand_coordinates=force_creation,
-            dimension=self.D,
-        )  # fmt: skip
+            kernel_size, stride, dilation, True, expand_coordinates=force_creation, dimension=self.D
+        )
         return CoordsKey.of(self._manager.output_key(self._key(coords_key), generator.spec(True)))
 
     def reduce(self):
@@ -148,18 +141,33 @@ class CoordsManager(CoordinateManager):
     # how maps relate
 
     def get_kernel_map(
-        self, in_key_or_tensor_strides, out_key_or_tensor_strides, stride=1, kernel_size=3,
-        dilation=1, region_type=RegionType.HYPERCUBE, region_offset=None, is_transpose=False,
-        is_pool=False, on_gpu=False,
-    ):  # fmt: skip
+        self,
+        in_key_or_tensor_strides,
+        out_key_or_tensor_strides,
+        stride=1,
+        kernel_size=3,
+        dilation=1,
+        region_type=RegionType.HYPERCUBE,
+        region_offset=None,
+        is_transpose=False,
+        is_pool=False,
+        on_gpu=False,
+    ):
         """(input rows, output rows): two lists of int32 tensors, one per kernel offset.
 
         on_gpu: leave them on the manager's device.
         """
         found = self.kernel_map(
-            in_key_or_tensor_strides, out_key_or_tensor_strides, stride, kernel_size, dilation,
-            region_type, region_offset, is_transpose, is_pool,
-        )  # fmt: skip
+            in_key_or_tensor_strides,
+            out_key_or_tensor_strides,
+            stride,
+            kernel_size,
+            dilation,
+            region_type,
+            region_offset,
+            is_transpose,
+            is_pool,
+        )
         size = convert_to_int_list(kernel_size, self.D)
         volume = math.prod(size) if region_offset is None else len(region_offset)
         if RegionType(region_type) is RegionType.HYPERCROSS:
@@ -200,9 +208,7 @@ class CoordsManager(CoordinateManager):
         label: integers, one per row of the map `label_tensor_stride`.
         Raises: ContractError, StrideError.
         """
-        source, target = (
-            self._get_coords_key(k) for k in (label_tensor_stride, target_tensor_stride)
-        )
+        source, target = (self._get_coords_key(k) for k in (label_tensor_stride, target_tensor_stride))
         if target == source:
             return label
         label = torch.as_tensor(label).long()

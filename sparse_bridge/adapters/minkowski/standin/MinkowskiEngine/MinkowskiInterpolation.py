@@ -24,9 +24,7 @@ def check_query(features, query):
     if not query.is_floating_point():
         raise FeatureTypeError(f"positions are {query.dtype}; expected floating point.")
     if query.dtype != features.dtype and features.dtype.itemsize > 2:
-        raise FeatureTypeError(
-            f"positions are {query.dtype}, features {features.dtype}; expected one dtype."
-        )
+        raise FeatureTypeError(f"positions are {query.dtype}, features {features.dtype}; expected one dtype.")
 
 
 class MinkowskiInterpolationFunction(ComposedFunction):

@@ -18,13 +18,10 @@ from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import member
 from sparse_bridge.errors import ContractError, UnsupportedError
 
-__all__ = [
-    "KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume", "save_ctx",
-]  # fmt: skip
+__all__ = ["KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume", "save_ctx"]
 
 KernelRegion = namedtuple(
-    "KernelRegion",
-    ("kernel_size", "kernel_stride", "kernel_dilation", "region_type", "offset", "dimension"),
+    "KernelRegion", ("kernel_size", "kernel_stride", "kernel_dilation", "region_type", "offset", "dimension")
 )
 
 
@@ -55,9 +52,8 @@ def get_kernel_volume(region_type, kernel_size, region_offset, axis_types, dimen
 
 
 def convert_region_type(
-    region_type, tensor_stride, kernel_size, up_stride, dilation, region_offset, axis_types,
-    dimension, center=True,
-):  # fmt: skip
+    region_type, tensor_stride, kernel_size, up_stride, dilation, region_offset, axis_types, dimension, center=True
+):
     """(region type, IntTensor [V, D] of absolute offsets, V) of a kernel on a tensor stride.
 
     Raises: ContractError, UnsupportedError (`center=False`: odd sizes are centred everywhere).
@@ -98,14 +94,19 @@ class KernelGenerator:
     Raises: ContractError (an AssertionError).
     """
 
-    @arguments_of_0_4(
-        "kernel_size stride dilation is_transpose region_type region_offsets axis_types dimension"
-    )
+    @arguments_of_0_4("kernel_size stride dilation is_transpose region_type region_offsets axis_types dimension")
     def __init__(
-        self, kernel_size=-1, stride=1, dilation=1, is_transpose=False,
-        region_type=RegionType.HYPER_CUBE, region_offsets=None, expand_coordinates=False,
-        axis_types=None, dimension=-1,
-    ):  # fmt: skip
+        self,
+        kernel_size=-1,
+        stride=1,
+        dilation=1,
+        is_transpose=False,
+        region_type=RegionType.HYPER_CUBE,
+        region_offsets=None,
+        expand_coordinates=False,
+        axis_types=None,
+        dimension=-1,
+    ):
         if dimension is None or dimension < 1:
             raise ContractError(f"dimension={dimension}; a kernel needs its number of axes.")
         self._specs, self.cache = {}, {}
@@ -120,14 +121,10 @@ class KernelGenerator:
         self.kernel_dilation = convert_to_int_list(dilation, dimension)
         for name in ("kernel_size", "kernel_stride", "kernel_dilation"):
             if min(getattr(self, name)) < 1:
-                raise ContractError(
-                    f"{name} is {getattr(self, name)}; every entry must be 1 or more."
-                )
+                raise ContractError(f"{name} is {getattr(self, name)}; every entry must be 1 or more.")
         if region_type is RegionType.HYPER_CROSS and max(self.kernel_size) == 1:
             region_type, axis_types = RegionType.HYPER_CUBE, None
-        region_type, self._listed = _resolved(
-            region_type, region_offsets, axis_types, self.kernel_size, dimension
-        )
+        region_type, self._listed = _resolved(region_type, region_offsets, axis_types, self.kernel_size, dimension)
         self.region_type = region_type
         self.region_offsets = region_offsets
         self.axis_types = axis_types
@@ -151,17 +148,12 @@ class KernelGenerator:
         return self.kernel_dilation
 
     def region(self):
-        return kernel_region(
-            self.region_type, tuple(self.kernel_size), tuple(self.kernel_dilation), self._listed
-        )
+        return kernel_region(self.region_type, tuple(self.kernel_size), tuple(self.kernel_dilation), self._listed)
 
     def spec(self, transposed=False):
         """The kernel as the adapter's layers take it, of a forward or a transposed layer."""
         size, stride = tuple(self.kernel_size), tuple(self.kernel_stride)
-        now = (
-            transposed, size, stride, tuple(self.kernel_dilation), self.region_type,
-            self.expand_coordinates,
-        )  # fmt: skip
+        now = (transposed, size, stride, tuple(self.kernel_dilation), self.region_type, self.expand_coordinates)
         found = self._specs.get(now)
         if found is None:
             expand = bool(self.expand_coordinates)
@@ -193,9 +185,15 @@ class KernelGenerator:
         found = self.cache.get(tuple(stride))
         if found is None:
             found = self.cache[tuple(stride)] = convert_region_type(
-                self.region_type, stride, self.kernel_size, 1, self.kernel_dilation,
-                self.region_offsets, self.axis_types, self.dimension,
-            )  # fmt: skip
+                self.region_type,
+                stride,
+                self.kernel_size,
+                1,
+                self.kernel_dilation,
+                self.region_offsets,
+                self.axis_types,
+                self.dimension,
+            )
         return found
 
     def __repr__(self):
@@ -209,10 +207,19 @@ class KernelGenerator:
 
 
 # What 0.4 kept on layers.
-_OLD_ATTRIBUTES = frozenset((
-    "axis_types", "dilation", "kernel_size", "kernel_volume", "region_offset", "region_offset_",
-    "region_type", "region_type_", "stride",
-))  # fmt: skip
+_OLD_ATTRIBUTES = frozenset(
+    (
+        "axis_types",
+        "dilation",
+        "kernel_size",
+        "kernel_volume",
+        "region_offset",
+        "region_offset_",
+        "region_type",
+        "region_type_",
+        "stride",
+    )
+)
 
 
 class KernelLayer(MinkowskiModuleBase):

@@ -11,11 +11,35 @@ from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski import profile
 
 _NAMES = (
-    "ELU", "Hardshrink", "Hardsigmoid", "Hardtanh", "Hardswish", "LeakyReLU", "LogSigmoid",
-    "PReLU", "ReLU", "ReLU6", "RReLU", "SELU", "CELU", "GELU", "Sigmoid", "SiLU", "Softplus",
-    "Softshrink", "Softsign", "Tanh", "Tanhshrink", "Threshold", "Softmin", "Softmax",
-    "LogSoftmax", "AdaptiveLogSoftmaxWithLoss", "Dropout", "AlphaDropout",
-)  # fmt: skip
+    "ELU",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardtanh",
+    "Hardswish",
+    "LeakyReLU",
+    "LogSigmoid",
+    "PReLU",
+    "ReLU",
+    "ReLU6",
+    "RReLU",
+    "SELU",
+    "CELU",
+    "GELU",
+    "Sigmoid",
+    "SiLU",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "Tanh",
+    "Tanhshrink",
+    "Threshold",
+    "Softmin",
+    "Softmax",
+    "LogSoftmax",
+    "AdaptiveLogSoftmaxWithLoss",
+    "Dropout",
+    "AlphaDropout",
+)
 
 
 class MinkowskiNonlinearityBase(_ModuleBase):

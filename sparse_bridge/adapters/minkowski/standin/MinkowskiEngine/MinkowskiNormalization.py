@@ -19,9 +19,12 @@ from sparse_bridge.adapters.minkowski.weights import check_aligned
 from sparse_bridge.core.traced import between_graphs
 
 __all__ = [
-    "MinkowskiBatchNorm", "MinkowskiInstanceNorm", "MinkowskiInstanceNormFunction",
-    "MinkowskiStableInstanceNorm", "MinkowskiSyncBatchNorm",
-]  # fmt: skip
+    "MinkowskiBatchNorm",
+    "MinkowskiInstanceNorm",
+    "MinkowskiInstanceNormFunction",
+    "MinkowskiStableInstanceNorm",
+    "MinkowskiSyncBatchNorm",
+]
 
 _BATCH_NORM = "num_features eps momentum affine track_running_stats"
 
@@ -33,14 +36,11 @@ class MinkowskiBatchNorm(MinkowskiModuleBase):
     """
 
     @arguments_of_0_4(_BATCH_NORM, also="dimension D")
-    def __init__(
-        self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True
-    ):  # fmt: skip
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
         super().__init__()
         self.bn = nn.BatchNorm1d(
-            num_features, eps=eps, momentum=momentum, affine=affine,
-            track_running_stats=track_running_stats,
-        )  # fmt: skip
+            num_features, eps=eps, momentum=momentum, affine=affine, track_running_stats=track_running_stats
+        )
 
     def forward(self, input):
         if not isinstance(input, Tensor):
@@ -65,15 +65,16 @@ class MinkowskiSyncBatchNorm(MinkowskiBatchNorm):
     """`MinkowskiBatchNorm` with statistics over all processes; `bn` is torch's SyncBatchNorm."""
 
     @arguments_of_0_4(f"{_BATCH_NORM} process_group", also="dimension D")
-    def __init__(
-        self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True,
-        process_group=None,
-    ):  # fmt: skip
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, process_group=None):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.bn = nn.SyncBatchNorm(
-            num_features, eps=eps, momentum=momentum, affine=affine,
-            track_running_stats=track_running_stats, process_group=process_group,
-        )  # fmt: skip
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            track_running_stats=track_running_stats,
+            process_group=process_group,
+        )
 
     def forward(self, input):
         if not isinstance(input, Tensor):
@@ -88,10 +89,7 @@ class MinkowskiSyncBatchNorm(MinkowskiBatchNorm):
         converted = module
         if isinstance(module, MinkowskiBatchNorm) and not isinstance(module, cls):
             bn = module.bn
-            converted = cls(
-                bn.num_features, bn.eps, bn.momentum, bn.affine, bn.track_running_stats,
-                process_group,
-            )  # fmt: skip
+            converted = cls(bn.num_features, bn.eps, bn.momentum, bn.affine, bn.track_running_stats, process_group)
             if bn.affine:
                 converted.bn.weight = bn.weight
                 converted.bn.bias = bn.bias
@@ -129,9 +127,12 @@ class MinkowskiInstanceNormFunction(ComposedFunction):
 
     @staticmethod
     def compute(
-        in_feat, in_coords_key, glob_coords_key=None, coords_manager=None,
+        in_feat,
+        in_coords_key,
+        glob_coords_key=None,
+        coords_manager=None,
         gpooling_mode=PoolingMode.GLOBAL_AVG_POOLING_KERNEL,
-    ):  # fmt: skip
+    ):
         out, glob = _normalized(in_feat, coords_manager._manager, in_coords_key.key, 1e-8)
         fill(glob_coords_key if isinstance(glob_coords_key, CoordinateMapKey) else None, glob)
         return out

@@ -20,11 +20,24 @@ from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "MinkowskiLinear", "MinkowskiStackCat", "MinkowskiStackMean", "MinkowskiStackSum",
-    "MinkowskiStackVar", "MinkowskiToDenseTensor", "MinkowskiToFeature",
-    "MinkowskiToSparseTensor", "SparseTensor", "TensorField", "_sum", "cat",
-    "dense_coordinates", "mean", "to_sparse", "to_sparse_all", "var",
-]  # fmt: skip
+    "MinkowskiLinear",
+    "MinkowskiStackCat",
+    "MinkowskiStackMean",
+    "MinkowskiStackSum",
+    "MinkowskiStackVar",
+    "MinkowskiToDenseTensor",
+    "MinkowskiToFeature",
+    "MinkowskiToSparseTensor",
+    "SparseTensor",
+    "TensorField",
+    "_sum",
+    "cat",
+    "dense_coordinates",
+    "mean",
+    "to_sparse",
+    "to_sparse_all",
+    "var",
+]
 
 
 class MinkowskiLinear(MinkowskiModuleBase):
@@ -61,17 +74,13 @@ def _joined(tensors):
     first = tensors[0]
     for tensor in tensors:
         if not isinstance(tensor, (SparseTensor, TensorField)):
-            raise ArgumentValueError(
-                f"expected SparseTensors or TensorFields, got {type(tensor).__name__}."
-            )
+            raise ArgumentValueError(f"expected SparseTensors or TensorFields, got {type(tensor).__name__}.")
         if type(tensor) is not type(first):
             raise ContractError("SparseTensors and TensorFields do not mix.")
         if tensor._manager is not first._manager:
             raise ContractError(COORDINATE_MANAGER_DIFFERENT_ERROR)
         if tensor._map_key != first._map_key:
-            raise ContractError(
-                f"{COORDINATE_KEY_DIFFERENT_ERROR} {first._map_key} != {tensor._map_key}"
-            )
+            raise ContractError(f"{COORDINATE_KEY_DIFFERENT_ERROR} {first._map_key} != {tensor._map_key}")
     return tensors
 
 
@@ -79,9 +88,8 @@ def _result(tensors, features):
     first = tensors[0]
     if isinstance(first, TensorField):
         made = TensorField(
-            features, coordinate_field_map_key=first.coordinate_field_map_key,
-            coordinate_manager=first._manager,
-        )  # fmt: skip
+            features, coordinate_field_map_key=first.coordinate_field_map_key, coordinate_manager=first._manager
+        )
         made._C = first._C
         return made
     return first._with(features)
@@ -156,9 +164,7 @@ class MinkowskiToSparseTensor(MinkowskiModuleBase):
         if isinstance(input, TensorField):
             return input.sparse()
         if not isinstance(input, torch.Tensor):
-            raise ArgumentValueError(
-                f"expected a dense tensor or a TensorField, got {type(input).__name__}."
-            )
+            raise ArgumentValueError(f"expected a dense tensor or a TensorField, got {type(input).__name__}.")
         if self.remove_zeros and self.coordinates is not None:
             return to_sparse(input)
         return to_sparse_all(input, self.coordinates)

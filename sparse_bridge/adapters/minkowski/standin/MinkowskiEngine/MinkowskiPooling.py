@@ -3,35 +3,33 @@
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiKernelGenerator import KernelLayer, generator_of
-from MinkowskiEngine.MinkowskiSparseTensor import (
-    SparseTensor,
-    _get_coordinate_map_key,
-    refuse_input,
-)
-from MinkowskiEngine.sparse_matrix_functions import (
-    ComposedFunction,
-    MinkowskiDirectMaxPoolingFunction,
-)
+from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key, refuse_input
+from MinkowskiEngine.sparse_matrix_functions import ComposedFunction, MinkowskiDirectMaxPoolingFunction
 from MinkowskiEngineBackend._C import GlobalPoolingMode, PoolingMode
 
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski.pool import (
-    global_pooling,
-    local_pooling,
-    transposed_pooling,
-)
+from sparse_bridge.adapters.minkowski.pool import global_pooling, local_pooling, transposed_pooling
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import base_mode, checked, member
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "MinkowskiAvgPooling", "MinkowskiAvgUnpooling", "MinkowskiDirectMaxPoolingFunction",
-    "MinkowskiGlobalAvgPooling", "MinkowskiGlobalMaxPooling", "MinkowskiGlobalPooling",
-    "MinkowskiGlobalPoolingFunction", "MinkowskiGlobalSumPooling", "MinkowskiLocalPoolingFunction",
-    "MinkowskiLocalPoolingTransposeFunction", "MinkowskiMaxPooling", "MinkowskiPoolingBase",
-    "MinkowskiPoolingTranspose", "MinkowskiSumPooling",
-]  # fmt: skip
+    "MinkowskiAvgPooling",
+    "MinkowskiAvgUnpooling",
+    "MinkowskiDirectMaxPoolingFunction",
+    "MinkowskiGlobalAvgPooling",
+    "MinkowskiGlobalMaxPooling",
+    "MinkowskiGlobalPooling",
+    "MinkowskiGlobalPoolingFunction",
+    "MinkowskiGlobalSumPooling",
+    "MinkowskiLocalPoolingFunction",
+    "MinkowskiLocalPoolingTransposeFunction",
+    "MinkowskiMaxPooling",
+    "MinkowskiPoolingBase",
+    "MinkowskiPoolingTranspose",
+    "MinkowskiSumPooling",
+]
 
 _LOCAL_AVG = PoolingMode.LOCAL_AVG_POOLING
 
@@ -49,13 +47,21 @@ class MinkowskiLocalPoolingFunction(ComposedFunction):
 
     @staticmethod
     def compute(
-        input_features, pooling_mode, kernel_generator, in_coordinate_map_key,
-        out_coordinate_map_key=None, coordinate_manager=None,
-    ):  # fmt: skip
+        input_features,
+        pooling_mode,
+        kernel_generator,
+        in_coordinate_map_key,
+        out_coordinate_map_key=None,
+        coordinate_manager=None,
+    ):
         out, found = local_pooling(
-            coordinate_manager._manager, input_features, _checked_mode(pooling_mode),
-            in_coordinate_map_key.key, kernel_generator.spec(), given_by(out_coordinate_map_key),
-        )  # fmt: skip
+            coordinate_manager._manager,
+            input_features,
+            _checked_mode(pooling_mode),
+            in_coordinate_map_key.key,
+            kernel_generator.spec(),
+            given_by(out_coordinate_map_key),
+        )
         fill(out_coordinate_map_key, found)
         return out
 
@@ -65,13 +71,21 @@ class MinkowskiLocalPoolingTransposeFunction(ComposedFunction):
 
     @staticmethod
     def compute(
-        input_features, pooling_mode, kernel_generator, in_coordinate_map_key,
-        out_coordinate_map_key=None, coordinate_manager=None,
-    ):  # fmt: skip
+        input_features,
+        pooling_mode,
+        kernel_generator,
+        in_coordinate_map_key,
+        out_coordinate_map_key=None,
+        coordinate_manager=None,
+    ):
         out, found = transposed_pooling(
-            coordinate_manager._manager, input_features, "sum", in_coordinate_map_key.key,
-            kernel_generator.spec(True), given_by(out_coordinate_map_key),
-        )  # fmt: skip
+            coordinate_manager._manager,
+            input_features,
+            "sum",
+            in_coordinate_map_key.key,
+            kernel_generator.spec(True),
+            given_by(out_coordinate_map_key),
+        )
         fill(out_coordinate_map_key, found)
         return out
 
@@ -92,13 +106,11 @@ class MinkowskiGlobalPoolingFunction(ComposedFunction):
 
     @staticmethod
     def compute(
-        input_features, pooling_mode, in_coordinate_map_key, out_coordinate_map_key=None,
-        coordinate_manager=None,
-    ):  # fmt: skip
+        input_features, pooling_mode, in_coordinate_map_key, out_coordinate_map_key=None, coordinate_manager=None
+    ):
         out, found = global_pooling(
-            coordinate_manager._manager, input_features, _checked_mode(pooling_mode),
-            in_coordinate_map_key.key,
-        )  # fmt: skip
+            coordinate_manager._manager, input_features, _checked_mode(pooling_mode), in_coordinate_map_key.key
+        )
         fill(out_coordinate_map_key, found)
         return out
 
@@ -111,13 +123,17 @@ class MinkowskiPoolingBase(KernelLayer):
     Raises: DimensionError, ContractError (both AssertionErrors).
     """
 
-    @arguments_of_0_4(
-        "kernel_size stride dilation kernel_generator is_transpose average=pooling_mode dimension"
-    )
+    @arguments_of_0_4("kernel_size stride dilation kernel_generator is_transpose average=pooling_mode dimension")
     def __init__(
-        self, kernel_size, stride=1, dilation=1, kernel_generator=None, is_transpose=False,
-        pooling_mode=PoolingMode.LOCAL_AVG_POOLING, dimension=-1,
-    ):  # fmt: skip
+        self,
+        kernel_size,
+        stride=1,
+        dilation=1,
+        kernel_generator=None,
+        is_transpose=False,
+        pooling_mode=PoolingMode.LOCAL_AVG_POOLING,
+        dimension=-1,
+    ):
         super().__init__()
         if isinstance(pooling_mode, bool):
             pooling_mode = _LOCAL_AVG if pooling_mode else PoolingMode.LOCAL_SUM_POOLING
@@ -145,9 +161,8 @@ class MinkowskiPoolingBase(KernelLayer):
             stride = spec.scaled(input.tensor_stride)
             wanted = _get_coordinate_map_key(input, coordinates, stride)
         out, key = self._pool(
-            input._manager._manager, input._F, self._mode(), input.coordinate_map_key.key, spec,
-            given_by(wanted),
-        )  # fmt: skip
+            input._manager._manager, input._F, self._mode(), input.coordinate_map_key.key, spec, given_by(wanted)
+        )
         fill(wanted, key)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
@@ -183,13 +198,10 @@ class MinkowskiPoolingBase(KernelLayer):
 class MinkowskiAvgPooling(MinkowskiPoolingBase):
     """Mean of the present inputs; 0 where there is none."""
 
-    def __init__(
-        self, kernel_size=-1, stride=1, dilation=1, kernel_generator=None, dimension=None
-    ):  # fmt: skip
+    def __init__(self, kernel_size=-1, stride=1, dilation=1, kernel_generator=None, dimension=None):
         super().__init__(
-            kernel_size, stride, dilation, kernel_generator, False, PoolingMode.LOCAL_AVG_POOLING,
-            dimension,
-        )  # fmt: skip
+            kernel_size, stride, dilation, kernel_generator, False, PoolingMode.LOCAL_AVG_POOLING, dimension
+        )
 
 
 class MinkowskiSumPooling(MinkowskiPoolingBase):
@@ -197,9 +209,8 @@ class MinkowskiSumPooling(MinkowskiPoolingBase):
 
     def __init__(self, kernel_size, stride=1, dilation=1, kernel_generator=None, dimension=None):
         super().__init__(
-            kernel_size, stride, dilation, kernel_generator, False, PoolingMode.LOCAL_SUM_POOLING,
-            dimension,
-        )  # fmt: skip
+            kernel_size, stride, dilation, kernel_generator, False, PoolingMode.LOCAL_SUM_POOLING, dimension
+        )
 
 
 class MinkowskiMaxPooling(MinkowskiPoolingBase):
@@ -208,9 +219,8 @@ class MinkowskiMaxPooling(MinkowskiPoolingBase):
 
     def __init__(self, kernel_size, stride=1, dilation=1, kernel_generator=None, dimension=None):
         super().__init__(
-            kernel_size, stride, dilation, kernel_generator, False, PoolingMode.LOCAL_MAX_POOLING,
-            dimension,
-        )  # fmt: skip
+            kernel_size, stride, dilation, kernel_generator, False, PoolingMode.LOCAL_MAX_POOLING, dimension
+        )
 
 
 class MinkowskiPoolingTranspose(MinkowskiPoolingBase):
@@ -219,13 +229,11 @@ class MinkowskiPoolingTranspose(MinkowskiPoolingBase):
 
     @arguments_of_0_4("kernel_size stride dilation kernel_generator dimension")
     def __init__(
-        self, kernel_size, stride, dilation=1, kernel_generator=None, expand_coordinates=False,
-        dimension=None,
-    ):  # fmt: skip
+        self, kernel_size, stride, dilation=1, kernel_generator=None, expand_coordinates=False, dimension=None
+    ):
         super().__init__(
-            kernel_size, stride, dilation, kernel_generator, True, PoolingMode.LOCAL_AVG_POOLING,
-            dimension,
-        )  # fmt: skip
+            kernel_size, stride, dilation, kernel_generator, True, PoolingMode.LOCAL_AVG_POOLING, dimension
+        )
         self.kernel_generator.expand_coordinates = expand_coordinates
 
     _pool = staticmethod(transposed_pooling)

@@ -37,9 +37,7 @@ class MinkowskiPruning(MinkowskiModuleBase):
 
     def forward(self, input, mask):
         if not isinstance(input, SparseTensor):
-            raise ContractError(
-                f"MinkowskiPruning takes a SparseTensor, got {type(input).__name__}."
-            )
+            raise ContractError(f"MinkowskiPruning takes a SparseTensor, got {type(input).__name__}.")
         out, key = prune(input._manager._manager, input._F, mask, input.coordinate_map_key.key)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)

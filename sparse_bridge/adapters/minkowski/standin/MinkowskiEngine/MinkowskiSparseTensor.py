@@ -24,12 +24,7 @@ from MinkowskiEngineBackend._C import CoordinateMapKey
 
 from sparse_bridge.adapters.lazy_features import keep
 from sparse_bridge.adapters.minkowski import batches, dense, profile, rows
-from sparse_bridge.adapters.minkowski.errors import (
-    AbsentError,
-    ArgumentValueError,
-    CoordinateTypeError,
-    ReadOnlyError,
-)
+from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueError, CoordinateTypeError, ReadOnlyError
 from sparse_bridge.adapters.minkowski.grid import integral
 from sparse_bridge.adapters.minkowski.tensors import check_features, check_pair, followed, moved
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
@@ -40,12 +35,18 @@ from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "COORDINATE_KEY_DIFFERENT_ERROR", "COORDINATE_MANAGER_DIFFERENT_ERROR", "SparseTensor",
-    "SparseTensorOperationMode", "SparseTensorQuantizationMode", "_get_coordinate_map_key",
-    "clear_global_coordinate_manager", "global_coordinate_manager",
-    "set_global_coordinate_manager", "set_sparse_tensor_operation_mode",
+    "COORDINATE_KEY_DIFFERENT_ERROR",
+    "COORDINATE_MANAGER_DIFFERENT_ERROR",
+    "SparseTensor",
+    "SparseTensorOperationMode",
+    "SparseTensorQuantizationMode",
+    "_get_coordinate_map_key",
+    "clear_global_coordinate_manager",
+    "global_coordinate_manager",
+    "set_global_coordinate_manager",
+    "set_sparse_tensor_operation_mode",
     "sparse_tensor_operation_mode",
-]  # fmt: skip
+]
 
 
 def _has_key(*given):
@@ -79,19 +80,25 @@ class SparseTensor(OldSparseTensor, Tensor):
         "feats=features coords=coordinates coords_key=coordinate_map_key "
         "coords_manager=coordinate_manager force_creation allow_duplicate_coords "
         "quantization_mode memory_manager_backend=allocator_type tensor_stride",
-        also="is_transpose", recognised=_has_key,
-    )  # fmt: skip
+        also="is_transpose",
+        recognised=_has_key,
+    )
     def __init__(
-        self, features, coordinates=None, tensor_stride=1, coordinate_map_key=None,
+        self,
+        features,
+        coordinates=None,
+        tensor_stride=1,
+        coordinate_map_key=None,
         coordinate_manager=None,
-        quantization_mode=SparseTensorQuantizationMode.RANDOM_SUBSAMPLE, allocator_type=None,
-        minkowski_algorithm=None, requires_grad=None, device=None,
-    ):  # fmt: skip
+        quantization_mode=SparseTensorQuantizationMode.RANDOM_SUBSAMPLE,
+        allocator_type=None,
+        minkowski_algorithm=None,
+        requires_grad=None,
+        device=None,
+    ):
         check_features(features)
         features, coordinates = moved(features, coordinates, device)
-        self.quantization_mode = checked(
-            "quantization_mode", quantization_mode, SparseTensorQuantizationMode
-        )
+        self.quantization_mode = checked("quantization_mode", quantization_mode, SparseTensorQuantizationMode)
         self._C = self._late = None
         if coordinates is None:
             self._share(features, coordinate_map_key, coordinate_manager)
@@ -108,9 +115,7 @@ class SparseTensor(OldSparseTensor, Tensor):
 
     def _share(self, features, key, manager):
         if key is None:
-            raise ArgumentValueError(
-                "SparseTensor needs coordinates, or a coordinate_map_key and coordinate_manager."
-            )
+            raise ArgumentValueError("SparseTensor needs coordinates, or a coordinate_map_key and coordinate_manager.")
         if manager is None and profile.is_old():
             manager = shared_manager()
         if manager is None:
@@ -123,17 +128,11 @@ class SparseTensor(OldSparseTensor, Tensor):
     def _create(self, features, coordinates, tensor_stride, manager, make):
         check_pair(features, coordinates := followed(features, coordinates))
         if coordinates.dtype != torch.int32:
-            warnings.warn(
-                f"{coordinates.dtype} coordinates are floored to torch.IntTensor.", stacklevel=4
-            )
+            warnings.warn(f"{coordinates.dtype} coordinates are floored to torch.IntTensor.", stacklevel=4)
             coordinates = integral(coordinates)
         self._D = coordinates.shape[1] - 1
-        self._manager = choose_manager(
-            manager, self._D, lambda: new_manager(self._D, coordinates, *make)
-        )
-        self.initialize_coordinates(
-            coordinates, features, convert_to_int_list(tensor_stride, self._D)
-        )
+        self._manager = choose_manager(manager, self._D, lambda: new_manager(self._D, coordinates, *make))
+        self.initialize_coordinates(coordinates, features, convert_to_int_list(tensor_stride, self._D))
 
     def initialize_coordinates(self, coordinates, features, coordinate_map_key):
         """Enter coordinates under a key (or tensor stride) and merge the features."""
@@ -186,9 +185,13 @@ class SparseTensor(OldSparseTensor, Tensor):
 
     def _combined(self, other, function):
         features, key = rows.combine(
-            self._manager._manager, self._F, other._F, self.coordinate_map_key.key,
-            other.coordinate_map_key.key, function,
-        )  # fmt: skip
+            self._manager._manager,
+            self._F,
+            other._F,
+            self.coordinate_map_key.key,
+            other.coordinate_map_key.key,
+            function,
+        )
         return SparseTensor._of(features, key, self._manager)
 
     @property
@@ -226,9 +229,7 @@ class SparseTensor(OldSparseTensor, Tensor):
 
     def _built(self, name):
         if not hasattr(self, "_inverse_mapping"):
-            raise AbsentError(
-                f"{name} exists on tensors made from coordinates, not on results of layers."
-            )
+            raise AbsentError(f"{name} exists on tensors made from coordinates, not on results of layers.")
         if self._inverse_mapping is None:  # every row was different
             rows = torch.arange(len(self), device=self.device)
             self._inverse_mapping = self._unique_index = rows
@@ -241,9 +242,15 @@ class SparseTensor(OldSparseTensor, Tensor):
 
     @arguments_of_0_4("min_coords max_coords contract_coords", recognised=_has_corner)
     def dense(
-        self, shape=None, min_coordinate=None, contract_stride=True, *, min_coords=None,
-        max_coords=None, contract_coords=None,
-    ):  # fmt: skip
+        self,
+        shape=None,
+        min_coordinate=None,
+        contract_stride=True,
+        *,
+        min_coords=None,
+        max_coords=None,
+        contract_coords=None,
+    ):
         """(dense [B, C, X_1 .. X_D], min_coordinate int32 [1, D], tensor_stride int32 [D]).
 
         Args:
@@ -296,14 +303,9 @@ class SparseTensor(OldSparseTensor, Tensor):
         from MinkowskiEngine.MinkowskiInterpolation import interpolate_at
 
         if query_coordinates.dtype != self.dtype and self.dtype.itemsize > 2:
-            raise ContractError(
-                f"positions are {query_coordinates.dtype}, features {self.dtype}; "
-                "expected one dtype."
-            )
+            raise ContractError(f"positions are {query_coordinates.dtype}, features {self.dtype}; expected one dtype.")
         if query_coordinates.device != self.device:
-            raise ContractError(
-                f"positions are on {query_coordinates.device}, features on {self.device}."
-            )
+            raise ContractError(f"positions are on {query_coordinates.device}, features on {self.device}.")
         return interpolate_at(self, query_coordinates)[0]
 
     def __repr__(self):
@@ -341,7 +343,5 @@ def _get_coordinate_map_key(input, coordinates=None, tensor_stride=1, expand_coo
             "CoordinateMapKey or a SparseTensor."
         )
     if coordinates.dtype != torch.int32:
-        raise CoordinateTypeError(
-            f"coordinates are {coordinates.dtype}; expected torch.int32 (use .int())."
-        )
+        raise CoordinateTypeError(f"coordinates are {coordinates.dtype}; expected torch.int32 (use .int()).")
     return input._manager.insert_and_map(coordinates, tensor_stride)[0]

@@ -10,19 +10,21 @@ from sparse_bridge.adapters import inference
 from sparse_bridge.adapters.lazy_features import LazyFeatures, pending_of
 from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.errors import AbsentError
-from sparse_bridge.adapters.minkowski.upstream.enums import (
-    SparseTensorOperationMode,
-    SparseTensorQuantizationMode,
-)
+from sparse_bridge.adapters.minkowski.upstream.enums import SparseTensorOperationMode, SparseTensorQuantizationMode
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "COORDINATE_KEY_DIFFERENT_ERROR", "COORDINATE_MANAGER_DIFFERENT_ERROR",
-    "SparseTensorOperationMode", "SparseTensorQuantizationMode", "Tensor",
-    "clear_global_coordinate_manager", "global_coordinate_manager",
-    "set_global_coordinate_manager", "set_sparse_tensor_operation_mode",
+    "COORDINATE_KEY_DIFFERENT_ERROR",
+    "COORDINATE_MANAGER_DIFFERENT_ERROR",
+    "SparseTensorOperationMode",
+    "SparseTensorQuantizationMode",
+    "Tensor",
+    "clear_global_coordinate_manager",
+    "global_coordinate_manager",
+    "set_global_coordinate_manager",
+    "set_sparse_tensor_operation_mode",
     "sparse_tensor_operation_mode",
-]  # fmt: skip
+]
 
 _operation_mode = SparseTensorOperationMode.SEPARATE_COORDINATE_MANAGER
 _global_manager = None
@@ -79,9 +81,7 @@ def choose_manager(manager, dimension, make):
     """The manager a new tensor joins: the given one, the shared one, or `make()`."""
     if manager is not None:
         if dimension != manager.D:
-            raise ContractError(
-                f"coordinates of {dimension} axes for a coordinate manager of D={manager.D}."
-            )
+            raise ContractError(f"coordinates of {dimension} axes for a coordinate manager of D={manager.D}.")
         return manager
     if _operation_mode is SparseTensorOperationMode.SEPARATE_COORDINATE_MANAGER:
         return make()
@@ -198,9 +198,7 @@ class Tensor(OldTensor, LazyFeatures):
 
     @property
     def _sorted_batchwise_row_indices(self):
-        raise AbsentError(
-            "_sorted_batchwise_row_indices does not exist; use decomposition_permutations."
-        )
+        raise AbsentError("_sorted_batchwise_row_indices does not exist; use decomposition_permutations.")
 
     @property
     def decomposed_coordinates(self):
@@ -238,9 +236,7 @@ class Tensor(OldTensor, LazyFeatures):
     # arithmetic
 
     def _is_alike(self, other):
-        return isinstance(other, type(self)) or (
-            isinstance(other, Tensor) and isinstance(self, type(other))
-        )
+        return isinstance(other, type(self)) or (isinstance(other, Tensor) and isinstance(self, type(other)))
 
     def _same_map(self, other):
         return self._map_key == other._map_key
@@ -275,9 +271,7 @@ class Tensor(OldTensor, LazyFeatures):
             )
         self._check_manager(other)
         if not self._same_map(other):
-            raise ContractError(
-                f"{COORDINATE_KEY_DIFFERENT_ERROR} {self._map_key} != {other._map_key}"
-            )
+            raise ContractError(f"{COORDINATE_KEY_DIFFERENT_ERROR} {self._map_key} != {other._map_key}")
         if function is operator.iadd and pending_of(self) is not None:
             inference.plus(self, other, inplace=True)
         else:
@@ -312,6 +306,4 @@ class Tensor(OldTensor, LazyFeatures):
 
 def refuse_kind(layer, input):
     """Raise the ContractError for what is neither SparseTensor nor TensorField."""
-    raise ContractError(
-        f"{type(layer).__name__} takes a SparseTensor or TensorField, got {type(input).__name__}."
-    )
+    raise ContractError(f"{type(layer).__name__} takes a SparseTensor or TensorField, got {type(input).__name__}.")

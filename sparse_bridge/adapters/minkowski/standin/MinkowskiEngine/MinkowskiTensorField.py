@@ -17,11 +17,7 @@ from sparse_bridge.adapters.minkowski import batches, manager, profile
 from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueError
 from sparse_bridge.adapters.minkowski.grid import integral
 from sparse_bridge.adapters.minkowski.points import splat_points
-from sparse_bridge.adapters.minkowski.tensors import (
-    check_features,
-    check_pair,
-    moved,
-)
+from sparse_bridge.adapters.minkowski.tensors import check_features, check_pair, moved
 from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_onto, reduce_points
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.core.traced import between_graphs
@@ -52,10 +48,18 @@ class TensorField(Tensor):
     __slots__ = ("coordinate_field_map_key",)
 
     def __init__(
-        self, features, coordinates=None, tensor_stride=1, coordinate_field_map_key=None,
-        coordinate_manager=None, quantization_mode=_Mode.UNWEIGHTED_AVERAGE, allocator_type=None,
-        minkowski_algorithm=None, requires_grad=None, device=None,
-    ):  # fmt: skip
+        self,
+        features,
+        coordinates=None,
+        tensor_stride=1,
+        coordinate_field_map_key=None,
+        coordinate_manager=None,
+        quantization_mode=_Mode.UNWEIGHTED_AVERAGE,
+        allocator_type=None,
+        minkowski_algorithm=None,
+        requires_grad=None,
+        device=None,
+    ):
         check_features(features)
         if quantization_mode not in _MODES:
             raise ContractError(
@@ -87,13 +91,10 @@ class TensorField(Tensor):
     def _share(self, key, manager):
         if key is None:
             raise ArgumentValueError(
-                "TensorField needs coordinates, or a coordinate_field_map_key and "
-                "coordinate_manager."
+                "TensorField needs coordinates, or a coordinate_field_map_key and coordinate_manager."
             )
         if manager is None or not key.is_key_set():
-            raise ContractError(
-                "a coordinate_field_map_key must be set and come with its coordinate_manager."
-            )
+            raise ContractError("a coordinate_field_map_key must be set and come with its coordinate_manager.")
         self._C, self._D, self._manager = None, key.get_coordinate_size() - 1, manager
         self.coordinate_field_map_key = key
 
@@ -103,10 +104,11 @@ class TensorField(Tensor):
 
     def _with(self, features, quantization_mode=None):
         made = TensorField(
-            features, coordinate_field_map_key=self.coordinate_field_map_key,
+            features,
+            coordinate_field_map_key=self.coordinate_field_map_key,
             coordinate_manager=self._manager,
             quantization_mode=quantization_mode or self.quantization_mode,
-        )  # fmt: skip
+        )
         made._C = self._C
         return made
 
@@ -135,9 +137,7 @@ class TensorField(Tensor):
         device = torch.device(device)
         if device.type == self.device.type and device.index in (None, self.device.index):
             return self
-        return TensorField(
-            self._F.to(device), self.C.to(device), quantization_mode=self.quantization_mode
-        )
+        return TensorField(self._F.to(device), self.C.to(device), quantization_mode=self.quantization_mode)
 
     def inverse_mapping(self, sparse_tensor_map_key):
         """int64 [N]: row of a sparse map that holds each point; on a coarser map, of its cell.
@@ -192,9 +192,8 @@ class TensorField(Tensor):
         samples = samples.repeat_interleave(2**self._D)
         matrix = RowMatrix(rows, samples, weights, registry.grid(key).n_rows, len(self._F))
         return SparseTensor(
-            matrix.multiply(self._F), coordinate_map_key=CoordinateMapKey.of(key),
-            coordinate_manager=self._manager,
-        )  # fmt: skip
+            matrix.multiply(self._F), coordinate_map_key=CoordinateMapKey.of(key), coordinate_manager=self._manager
+        )
 
     def __repr__(self):
         return (
@@ -216,9 +215,7 @@ def _cells(x, finer):
     found = x._manager._manager.parent_rows(*keys)
     missing = int((found < 0).sum())
     if missing:
-        raise CoordinateError(
-            f"{missing} of {len(found)} rows have no cell on the map {x.coordinate_map_key}."
-        )
+        raise CoordinateError(f"{missing} of {len(found)} rows have no cell on the map {x.coordinate_map_key}.")
     return found
 
 
@@ -236,9 +233,7 @@ def _of_points(x, points, slicing_mode):
         keys = points.coordinate_field_map_key.key, x.coordinate_map_key.key
         return manager.slice_matrix(x._manager._manager, *keys), points._with
     if not isinstance(points, SparseTensor):
-        raise ContractError(
-            f"slice() takes a TensorField or SparseTensor, got {type(points).__name__}."
-        )
+        raise ContractError(f"slice() takes a TensorField or SparseTensor, got {type(points).__name__}.")
     rows = points.inverse_mapping
     if x.coordinate_map_key != points.coordinate_map_key:
         if not profile.is_old():

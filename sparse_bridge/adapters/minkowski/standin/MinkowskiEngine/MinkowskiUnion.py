@@ -35,9 +35,7 @@ class MinkowskiUnion(MinkowskiModuleBase):
             raise ContractError(f"MinkowskiUnion takes two or more tensors, got {len(inputs)}.")
         for part in inputs:
             if not isinstance(part, SparseTensor):
-                raise ContractError(
-                    f"MinkowskiUnion takes SparseTensors, got {type(part).__name__}."
-                )
+                raise ContractError(f"MinkowskiUnion takes SparseTensors, got {type(part).__name__}.")
             if part._manager is not inputs[0]._manager:
                 raise ContractError("all tensors must share one coordinate manager.")
         manager = inputs[0]._manager

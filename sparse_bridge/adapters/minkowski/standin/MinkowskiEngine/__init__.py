@@ -21,50 +21,80 @@ _LAYERS = (
 )
 _NAMES = {
     "MinkowskiEngineBackend._C": (
-        "BroadcastMode", "CoordinateMapKey", "CoordinateMapType", "GPUMemoryAllocatorType",
-        "GlobalPoolingMode", "MinkowskiAlgorithm", "OperationType", "PoolingMode", "RegionType",
-        "cuda_version", "cudart_version", "get_gpu_memory_info", "is_cuda_available",
+        "BroadcastMode",
+        "CoordinateMapKey",
+        "CoordinateMapType",
+        "GPUMemoryAllocatorType",
+        "GlobalPoolingMode",
+        "MinkowskiAlgorithm",
+        "OperationType",
+        "PoolingMode",
+        "RegionType",
+        "cuda_version",
+        "cudart_version",
+        "get_gpu_memory_info",
+        "is_cuda_available",
     ),
-    "MinkowskiEngine.MinkowskiCommon": (
-        "MinkowskiModuleBase", "convert_to_int_list", "convert_to_int_tensor",
-    ),
+    "MinkowskiEngine.MinkowskiCommon": ("MinkowskiModuleBase", "convert_to_int_list", "convert_to_int_tensor"),
     "MinkowskiEngine.MinkowskiCoordinateManager": (
-        "CoordinateManager", "set_gpu_allocator", "set_memory_manager_backend",
+        "CoordinateManager",
+        "set_gpu_allocator",
+        "set_memory_manager_backend",
     ),
     "MinkowskiEngine.MinkowskiKernelGenerator": (
-        "KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume",
+        "KernelGenerator",
+        "KernelRegion",
+        "convert_region_type",
+        "get_kernel_volume",
     ),
     "MinkowskiEngine.MinkowskiTensor": (
-        "SparseTensorOperationMode", "SparseTensorQuantizationMode",
-        "clear_global_coordinate_manager", "global_coordinate_manager",
-        "set_global_coordinate_manager", "set_sparse_tensor_operation_mode",
+        "SparseTensorOperationMode",
+        "SparseTensorQuantizationMode",
+        "clear_global_coordinate_manager",
+        "global_coordinate_manager",
+        "set_global_coordinate_manager",
+        "set_sparse_tensor_operation_mode",
         "sparse_tensor_operation_mode",
     ),
     "MinkowskiEngine.MinkowskiSparseTensor": ("SparseTensor",),
     "MinkowskiEngine.MinkowskiTensorField": ("TensorField",),
     "MinkowskiEngine.MinkowskiOps": (
-        "MinkowskiLinear", "MinkowskiStackCat", "MinkowskiStackMean", "MinkowskiStackSum",
-        "MinkowskiStackVar", "MinkowskiToDenseTensor", "MinkowskiToFeature",
-        "MinkowskiToSparseTensor", "cat", "dense_coordinates", "mean", "to_sparse",
-        "to_sparse_all", "var",
+        "MinkowskiLinear",
+        "MinkowskiStackCat",
+        "MinkowskiStackMean",
+        "MinkowskiStackSum",
+        "MinkowskiStackVar",
+        "MinkowskiToDenseTensor",
+        "MinkowskiToFeature",
+        "MinkowskiToSparseTensor",
+        "cat",
+        "dense_coordinates",
+        "mean",
+        "to_sparse",
+        "to_sparse_all",
+        "var",
     ),
     "MinkowskiEngine.MinkowskiFunctional": (),
     # names of 0.4
     "MinkowskiEngine.MinkowskiCoords": ("CoordsKey", "CoordsManager", "MemoryManagerBackend"),
     "MinkowskiEngine.old_functions": (
-        "MinkowskiAvgPoolingFunction", "MinkowskiGlobalMaxPoolingFunction",
-        "MinkowskiMaxPoolingFunction", "MinkowskiPoolingTransposeFunction",
+        "MinkowskiAvgPoolingFunction",
+        "MinkowskiGlobalMaxPoolingFunction",
+        "MinkowskiMaxPoolingFunction",
+        "MinkowskiPoolingTransposeFunction",
     ),
     "MinkowskiEngine.diagnostics": ("print_diagnostics",),
-}  # fmt: skip
+}
 # Names that modules share, of modules that import them.
 _ALSO = {
     "MinkowskiCoordinateManager": ("CoordsManager",),
     "MinkowskiPooling": (
-        "MinkowskiAvgPoolingFunction", "MinkowskiGlobalMaxPoolingFunction",
-        "MinkowskiMaxPoolingFunction", "MinkowskiPoolingTransposeFunction",
+        "MinkowskiAvgPoolingFunction",
+        "MinkowskiGlobalMaxPoolingFunction",
+        "MinkowskiMaxPoolingFunction",
+        "MinkowskiPoolingTransposeFunction",
     ),
-}  # fmt: skip
+}
 
 
 def _fill():

@@ -18,14 +18,14 @@ from MinkowskiEngineBackend._C import PoolingMode, RegionType
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "MinkowskiAvgPoolingFunction", "MinkowskiGlobalMaxPoolingFunction",
-    "MinkowskiMaxPoolingFunction", "MinkowskiPoolingTransposeFunction",
-]  # fmt: skip
+    "MinkowskiAvgPoolingFunction",
+    "MinkowskiGlobalMaxPoolingFunction",
+    "MinkowskiMaxPoolingFunction",
+    "MinkowskiPoolingTransposeFunction",
+]
 
 
-def old_generator(
-    tensor_stride, stride, kernel_size, dilation, region_type, region_offset, in_key, finer=False
-):  # fmt: skip
+def old_generator(tensor_stride, stride, kernel_size, dilation, region_type, region_offset, in_key, finer=False):
     """The KernelGenerator of 0.4's arguments.  finer: offsets count on the output's tensor stride.
 
     Raises: ContractError (offsets between the coordinates of the tensor stride).
@@ -33,9 +33,7 @@ def old_generator(
     dimension = in_key.get_coordinate_size() - 1
     region_type = RegionType(int(region_type))
     if region_type not in (RegionType.CUSTOM, RegionType.HYBRID):
-        return KernelGenerator(
-            kernel_size, stride, dilation, region_type=region_type, dimension=dimension
-        )
+        return KernelGenerator(kernel_size, stride, dilation, region_type=region_type, dimension=dimension)
     scale = torch.tensor(convert_to_int_list(tensor_stride, dimension))
     if finer:
         scale = scale // torch.tensor(convert_to_int_list(stride, dimension))
@@ -46,9 +44,8 @@ def old_generator(
             "absolute and must be multiples of it."
         )
     return KernelGenerator(
-        -1, stride, region_type=RegionType.CUSTOM, region_offsets=offsets // scale,
-        dimension=dimension,
-    )  # fmt: skip
+        -1, stride, region_type=RegionType.CUSTOM, region_offsets=offsets // scale, dimension=dimension
+    )
 
 
 class _Pooling(ComposedFunction):
@@ -56,10 +53,7 @@ class _Pooling(ComposedFunction):
 
     @classmethod
     def pool(cls, mode, features, kernel, in_key, out_key, manager):
-        function = (
-            MinkowskiLocalPoolingTransposeFunction if cls._transposed
-            else MinkowskiLocalPoolingFunction
-        )  # fmt: skip
+        function = MinkowskiLocalPoolingTransposeFunction if cls._transposed else MinkowskiLocalPoolingFunction
         generator = old_generator(*kernel, in_key, cls._transposed)
         return function.compute(features, mode, generator, in_key, out_key, manager)
 
@@ -70,9 +64,18 @@ class MinkowskiMaxPoolingFunction(_Pooling):
 
     @classmethod
     def compute(
-        cls, input_features, tensor_stride=1, stride=1, kernel_size=-1, dilation=1, region_type=0,
-        region_offset=None, in_coords_key=None, out_coords_key=None, coords_manager=None,
-    ):  # fmt: skip
+        cls,
+        input_features,
+        tensor_stride=1,
+        stride=1,
+        kernel_size=-1,
+        dilation=1,
+        region_type=0,
+        region_offset=None,
+        in_coords_key=None,
+        out_coords_key=None,
+        coords_manager=None,
+    ):
         kernel = (tensor_stride, stride, kernel_size, dilation, region_type, region_offset)
         mode = PoolingMode.LOCAL_MAX_POOLING
         return cls.pool(mode, input_features, kernel, in_coords_key, out_coords_key, coords_manager)
@@ -84,10 +87,19 @@ class MinkowskiAvgPoolingFunction(_Pooling):
 
     @classmethod
     def compute(
-        cls, input_features, tensor_stride=1, stride=1, kernel_size=-1, dilation=1, region_type=0,
-        region_offset=None, average=True, in_coords_key=None, out_coords_key=None,
+        cls,
+        input_features,
+        tensor_stride=1,
+        stride=1,
+        kernel_size=-1,
+        dilation=1,
+        region_type=0,
+        region_offset=None,
+        average=True,
+        in_coords_key=None,
+        out_coords_key=None,
         coords_manager=None,
-    ):  # fmt: skip
+    ):
         kernel = (tensor_stride, stride, kernel_size, dilation, region_type, region_offset)
         mode = PoolingMode.LOCAL_AVG_POOLING if average else PoolingMode.LOCAL_SUM_POOLING
         return cls.pool(mode, input_features, kernel, in_coords_key, out_coords_key, coords_manager)
@@ -105,6 +117,5 @@ class MinkowskiGlobalMaxPoolingFunction(ComposedFunction):
     @staticmethod
     def compute(input_features, in_coords_key=None, out_coords_key=None, coords_manager=None):
         return MinkowskiGlobalPoolingFunction.compute(
-            input_features, PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX, in_coords_key,
-            out_coords_key, coords_manager,
-        )  # fmt: skip
+            input_features, PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX, in_coords_key, out_coords_key, coords_manager
+        )

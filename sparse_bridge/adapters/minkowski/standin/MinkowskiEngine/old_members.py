@@ -68,9 +68,7 @@ class OldSparseTensor(OldTensor):
             return self
         from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 
-        made = SparseTensor(
-            self._F.to(device), self._sites().to(device), tensor_stride=self.tensor_stride
-        )
+        made = SparseTensor(self._F.to(device), self._sites().to(device), tensor_stride=self.tensor_stride)
         if not profile.is_old():
             return made
         self._F, self._manager, self._C = made._F, made._manager, None

@@ -6,9 +6,13 @@ from sparse_bridge.adapters.minkowski.upstream.lists import listed_matrix, liste
 from sparse_bridge.core.ops.max_rows import list_max
 
 __all__ = [
-    "ComposedFunction", "MinkowskiDirectMaxPoolingFunction", "MinkowskiSPMMAverageFunction",
-    "MinkowskiSPMMFunction", "spmm", "spmm_average",
-]  # fmt: skip
+    "ComposedFunction",
+    "MinkowskiDirectMaxPoolingFunction",
+    "MinkowskiSPMMAverageFunction",
+    "MinkowskiSPMMFunction",
+    "spmm",
+    "spmm_average",
+]
 
 
 class ComposedFunction(torch.autograd.Function):

@@ -28,13 +28,30 @@ from sparse_bridge.adapters.minkowski.upstream.system import (
 )
 
 __all__ = [
-    "BroadcastMode", "ConvolutionMode", "CoordinateMapKey", "CoordinateMapManagerCPU",
-    "CoordinateMapManagerGPU_c10", "CoordinateMapManagerGPU_default", "CoordinateMapType",
-    "GPUMemoryAllocatorType", "GlobalPoolingMode", "MemoryManagerBackend", "MinkowskiAlgorithm",
-    "OperationType", "PoolingMode", "RegionType", "cuda_version", "cudart_version",
-    "get_gpu_memory_info", "is_cuda_available", "quantization_average_features",
-    "quantize_label_np", "quantize_label_th", "quantize_np", "quantize_th",
-]  # fmt: skip
+    "BroadcastMode",
+    "ConvolutionMode",
+    "CoordinateMapKey",
+    "CoordinateMapManagerCPU",
+    "CoordinateMapManagerGPU_c10",
+    "CoordinateMapManagerGPU_default",
+    "CoordinateMapType",
+    "GPUMemoryAllocatorType",
+    "GlobalPoolingMode",
+    "MemoryManagerBackend",
+    "MinkowskiAlgorithm",
+    "OperationType",
+    "PoolingMode",
+    "RegionType",
+    "cuda_version",
+    "cudart_version",
+    "get_gpu_memory_info",
+    "is_cuda_available",
+    "quantization_average_features",
+    "quantize_label_np",
+    "quantize_label_th",
+    "quantize_np",
+    "quantize_th",
+]
 
 # Members are constants of the module too; DEFAULT is that of the last one.
 for _enum in (
@@ -97,9 +114,7 @@ def quantize_label_th(coordinates, labels, invalid_label):
 
 def quantize_label_np(coordinates, labels, invalid_label):
     """`quantize_label_th` for int32 arrays."""
-    found = quantize_label_th(
-        torch.from_numpy(coordinates), torch.from_numpy(labels), invalid_label
-    )
+    found = quantize_label_th(torch.from_numpy(coordinates), torch.from_numpy(labels), invalid_label)
     return tuple(part.int().numpy() for part in found)
 
 

@@ -18,21 +18,15 @@ NDIM_DONT_CARE = 3
 ALL_WEIGHT_IS_KRSC = True
 FILTER_HWIO = False
 if os.getenv("SPCONV_FILTER_HWIO") is not None:
-    raise UnsupportedError(
-        "SPCONV_FILTER_HWIO is deprecated; use SPCONV_SAVED_WEIGHT_LAYOUT to load old weights."
-    )
+    raise UnsupportedError("SPCONV_FILTER_HWIO is deprecated; use SPCONV_SAVED_WEIGHT_LAYOUT to load old weights.")
 
 SAVED_WEIGHT_LAYOUT = os.getenv("SPCONV_SAVED_WEIGHT_LAYOUT", "")
 if SAVED_WEIGHT_LAYOUT not in ("", "KRSC", "RSKC", "RSCK"):
-    raise ContractError(
-        f"SPCONV_SAVED_WEIGHT_LAYOUT is {SAVED_WEIGHT_LAYOUT!r}; expected KRSC, RSKC or RSCK."
-    )
+    raise ContractError(f"SPCONV_SAVED_WEIGHT_LAYOUT is {SAVED_WEIGHT_LAYOUT!r}; expected KRSC, RSKC or RSCK.")
 
 BOOST_ROOT = os.getenv("BOOST_ROOT")
 SPCONV_DEBUG_SAVE_PATH = os.getenv("SPCONV_DEBUG_SAVE_PATH", "")
-SPCONV_BWD_SPLITK = [
-    int(part) for part in os.getenv("SPCONV_BWD_SPLITK", "1,2,4,8,16,32,64").split(",")
-]
+SPCONV_BWD_SPLITK = [int(part) for part in os.getenv("SPCONV_BWD_SPLITK", "1,2,4,8,16,32,64").split(",")]
 SPCONV_DO_SORT = os.getenv("SPCONV_DO_SORT", "1") == "1"
 SPCONV_FX_TRACE_MODE = os.getenv("SPCONV_FX_TRACE_MODE", "0") == "1"
 SPCONV_CPP_INDICE_PAIRS_IGEMM = os.getenv("SPCONV_CPP_INDICE_PAIRS_IGEMM", "0") == "1"

@@ -20,14 +20,7 @@ def params_grid(*params):
 
 
 def generate_sparse_data(
-    shape,
-    num_points,
-    num_channels,
-    integer=False,
-    data_range=(-1, 1),
-    with_dense=True,
-    dtype=np.float32,
-    shape_scale=1,
+    shape, num_points, num_channels, integer=False, data_range=(-1, 1), with_dense=True, dtype=np.float32, shape_scale=1
 ):
     """Random features at distinct coordinates, all multiples of `shape_scale`.
 
@@ -48,10 +41,7 @@ def generate_sparse_data(
         coords.append(np.concatenate([cells[:count], np.full((count, 1), batch)], 1))
     draw = np.random.randint if integer else np.random.uniform
     features = [draw(*data_range, size=(count, num_channels)).astype(dtype) for count in num_points]
-    result = {
-        "features": np.concatenate(features),
-        "indices": np.concatenate(coords).astype(np.int32),
-    }
+    result = {"features": np.concatenate(features), "indices": np.concatenate(coords).astype(np.int32)}
     if with_dense:
         dense = np.zeros((len(num_points), *shape, num_channels), dtype=dtype)
         index = result["indices"]

@@ -8,9 +8,19 @@ from .tensor import PointTensor, SparseTensor
 from .utils.tune import tune
 
 __all__ = [
-    "PointTensor", "SparseTensor", "backend", "backends", "cat", "generative_add", "nn",
-    "operators", "tensor", "tune", "utils", "version",
-]  # fmt: skip
+    "PointTensor",
+    "SparseTensor",
+    "backend",
+    "backends",
+    "cat",
+    "generative_add",
+    "nn",
+    "operators",
+    "tensor",
+    "tune",
+    "utils",
+    "version",
+]
 
 
 def __getattr__(name):

@@ -1,12 +1,7 @@
 """Sparse tensors and point tensors."""
 
 from torch import Tensor
-from torchsparse.utils.tensor_cache import (
-    TensorCache,
-    TensorCacheMode,
-    get_global_tensor_cache,
-    get_tensor_cache_mode,
-)
+from torchsparse.utils.tensor_cache import TensorCache, TensorCacheMode, get_global_tensor_cache, get_tensor_cache_mode
 from torchsparse.utils.utils import make_ntuple
 
 from sparse_bridge.adapters.lazy_features import LazyFeatures, brief_features, keep
@@ -81,17 +76,10 @@ class SparseTensor(LazyFeatures):
 
     def __repr__(self):
         within = "" if self.spatial_range is None else f", spatial_range={self.spatial_range}"
-        return (
-            f"SparseTensor(feats={brief_features(self)}, coords={brief(self.coords)}, "
-            f"stride={self.stride}{within})"
-        )
+        return f"SparseTensor(feats={brief_features(self)}, coords={brief(self.coords)}, stride={self.stride}{within})"
 
-    F = property(
-        lambda self: self.feats, lambda self, value: setattr(self, "feats", value), doc="`feats`"
-    )
-    C = property(
-        lambda self: self.coords, lambda self, value: setattr(self, "coords", value), doc="`coords`"
-    )
+    F = property(lambda self: self.feats, lambda self, value: setattr(self, "feats", value), doc="`feats`")
+    C = property(lambda self: self.coords, lambda self, value: setattr(self, "coords", value), doc="`coords`")
 
     @property
     def s(self):
@@ -135,10 +123,7 @@ class SparseTensor(LazyFeatures):
     def dense(self):
         """[B, X, Y, Z, C]; needs `spatial_range`."""
         if self.spatial_range is None:
-            raise ContractError(
-                "dense() needs the tensor's spatial_range (batch, x, y, z); give it to "
-                "SparseTensor."
-            )
+            raise ContractError("dense() needs the tensor's spatial_range (batch, x, y, z); give it to SparseTensor.")
         return dense.to_dense(self.feats, self.coords, self.spatial_range)
 
     def __add__(self, other):

@@ -12,6 +12,11 @@ from sparse_bridge.adapters.flex_gemm.upstream.autotuner import (
 )
 
 __all__ = [
-    "PersistentCacheAutoTuner", "TritonPersistentCacheAutotuner", "autotune", "get_autotune_cache",
-    "load_autotune_cache", "save_autotune_cache", "triton_autotune",
-]  # fmt: skip
+    "PersistentCacheAutoTuner",
+    "TritonPersistentCacheAutotuner",
+    "autotune",
+    "get_autotune_cache",
+    "load_autotune_cache",
+    "save_autotune_cache",
+    "triton_autotune",
+]

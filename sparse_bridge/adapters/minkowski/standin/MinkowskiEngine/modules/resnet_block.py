@@ -18,10 +18,7 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(
-        self, inplanes, planes, stride=1, dilation=1, downsample=None, bn_momentum=0.1,
-        dimension=-1,
-    ):  # fmt: skip
+    def __init__(self, inplanes, planes, stride=1, dilation=1, downsample=None, bn_momentum=0.1, dimension=-1):
         super().__init__()
         _check_dimension(dimension)
         self.conv1 = ME.MinkowskiConvolution(
@@ -48,10 +45,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(
-        self, inplanes, planes, stride=1, dilation=1, downsample=None, bn_momentum=0.1,
-        dimension=-1,
-    ):  # fmt: skip
+    def __init__(self, inplanes, planes, stride=1, dilation=1, downsample=None, bn_momentum=0.1, dimension=-1):
         super().__init__()
         _check_dimension(dimension)
         out_planes = planes * self.expansion

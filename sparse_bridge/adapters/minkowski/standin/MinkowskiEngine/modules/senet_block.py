@@ -28,10 +28,7 @@ class SELayer(nn.Module):
 class SEBasicBlock(BasicBlock):
     """`BasicBlock` with a gate before the sum."""
 
-    def __init__(
-        self, inplanes, planes, stride=1, dilation=1, downsample=None, reduction=16, D=-1,
-        bn_momentum=0.1,
-    ):  # fmt: skip
+    def __init__(self, inplanes, planes, stride=1, dilation=1, downsample=None, reduction=16, D=-1, bn_momentum=0.1):
         super().__init__(inplanes, planes, stride, dilation, downsample, bn_momentum, dimension=D)
         self.se = SELayer(planes, reduction=reduction, D=D)
 
@@ -46,10 +43,7 @@ class SEBasicBlock(BasicBlock):
 class SEBottleneck(Bottleneck):
     """`Bottleneck` with a gate before the sum."""
 
-    def __init__(
-        self, inplanes, planes, stride=1, dilation=1, downsample=None, D=3, reduction=16,
-        bn_momentum=0.1,
-    ):  # fmt: skip
+    def __init__(self, inplanes, planes, stride=1, dilation=1, downsample=None, D=3, reduction=16, bn_momentum=0.1):
         super().__init__(inplanes, planes, stride, dilation, downsample, bn_momentum, dimension=D)
         self.se = SELayer(planes * self.expansion, reduction=reduction, D=D)
 

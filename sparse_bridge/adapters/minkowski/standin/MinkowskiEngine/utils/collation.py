@@ -66,9 +66,7 @@ def _fourth_is_bool(*given):
 
 
 @arguments_of_0_4("coords feats labels is_double", recognised=_fourth_is_bool)
-def sparse_collate(
-    coords, feats, labels=None, dtype=torch.int32, device=None, *, is_double=False
-):  # fmt: skip
+def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None, *, is_double=False):
     """(coordinates [N, D + 1], features [N, C][, labels]) of several samples.
 
     Float coordinates are floored for int32; in 0.4 they are truncated.
@@ -110,9 +108,7 @@ def batch_sparse_collate(data, dtype=torch.int32, device=None, *, is_double=Fals
     """`sparse_collate` of a list of (coordinates, features[, labels])."""
     coords, feats, *labels = zip(*data, strict=True)
     if len(labels) > 1:
-        raise ContractError(
-            f"samples of {2 + len(labels)} parts; expected (coordinates, features[, labels])."
-        )
+        raise ContractError(f"samples of {2 + len(labels)} parts; expected (coordinates, features[, labels]).")
     return _collate(coords, feats, labels[0] if labels else None, dtype, device, is_double)
 
 
@@ -137,10 +133,11 @@ class SparseCollation:
             if 0 < self.limit_numpoints < total:
                 logging.getLogger(__name__).warning(
                     "a batch of %d points was cut to its first %d of %d samples (limit %d)",
-                    sum(len(p) for p in coords), kept, len(coords), self.limit_numpoints,
-                )  # fmt: skip
+                    sum(len(p) for p in coords),
+                    kept,
+                    len(coords),
+                    self.limit_numpoints,
+                )
                 break
             kept += 1
-        return _collate(
-            coords[:kept], feats[:kept], labels[:kept], self.dtype, self.device, self.is_double
-        )
+        return _collate(coords[:kept], feats[:kept], labels[:kept], self.dtype, self.device, self.is_double)

@@ -4,12 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from MinkowskiEngineBackend._C import (
-    quantize_label_np,
-    quantize_label_th,
-    quantize_np,
-    quantize_th,
-)
+from MinkowskiEngineBackend._C import quantize_label_np, quantize_label_th, quantize_np, quantize_th
 
 from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, CoordinateTypeError
@@ -18,10 +13,7 @@ from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.quantize import quantize_labels, quantize_points
 from sparse_bridge.errors import ContractError
 
-__all__ = [
-    "fnv_hash_vec", "quantize", "quantize_label", "ravel_hash_vec", "sparse_quantize",
-    "unique_coordinate_map",
-]  # fmt: skip
+__all__ = ["fnv_hash_vec", "quantize", "quantize_label", "ravel_hash_vec", "sparse_quantize", "unique_coordinate_map"]
 
 _FNV_START = np.uint64(14695981039346656037)
 _FNV_FACTOR = np.uint64(1099511628211)
@@ -66,9 +58,7 @@ def quantize_label(coords, labels, ignore_label):
     `sparse_quantize`."""
     if isinstance(coords, np.ndarray):
         return quantize_label_np(
-            np.ascontiguousarray(coords, dtype=np.int32),
-            np.ascontiguousarray(labels, dtype=np.int32),
-            ignore_label,
+            np.ascontiguousarray(coords, dtype=np.int32), np.ascontiguousarray(labels, dtype=np.int32), ignore_label
         )
     if not isinstance(coords, torch.Tensor):
         raise ContractError("coords must be an array or a tensor.")
@@ -84,9 +74,7 @@ def _sizes(size, dimension):
     """A number, or one per axis as a list; positive. Raises: ArgumentValueError, ContractError."""
     if isinstance(size, (np.ndarray, torch.Tensor)) and size.ndim == 0:
         size = size.item()
-    wrong = ArgumentValueError(
-        f"quantization_size is {size!r}; expected a positive number or one per axis."
-    )
+    wrong = ArgumentValueError(f"quantization_size is {size!r}; expected a positive number or one per axis.")
     if isinstance(size, (Sequence, np.ndarray, torch.Tensor)) and not isinstance(size, str):
         if len(size) != dimension:
             raise ContractError(f"quantization_size has {len(size)} entries for {dimension} axes.")
@@ -129,14 +117,21 @@ def _has_size(*given):
 
 
 @arguments_of_0_4(
-    "coords=coordinates feats=features labels ignore_label return_index return_inverse "
-    "quantization_size",
-    also="hash_type", recognised=_has_size,
-)  # fmt: skip
+    "coords=coordinates feats=features labels ignore_label return_index return_inverse quantization_size",
+    also="hash_type",
+    recognised=_has_size,
+)
 def sparse_quantize(
-    coordinates, features=None, labels=None, ignore_label=-100, return_index=False,
-    return_inverse=False, return_maps_only=False, quantization_size=None, device="cpu",
-):  # fmt: skip
+    coordinates,
+    features=None,
+    labels=None,
+    ignore_label=-100,
+    return_index=False,
+    return_inverse=False,
+    return_maps_only=False,
+    quantization_size=None,
+    device="cpu",
+):
     """Voxels of points [N, D] (no batch column): floor(coordinates / quantization_size), distinct.
 
     Args:
@@ -195,9 +190,7 @@ def _int_labels(coordinates, labels):
     if coordinates.is_cuda:
         raise ContractError("sparse_quantize with labels takes coordinates on the CPU.")
     if not isinstance(labels, torch.Tensor):
-        raise CoordinateTypeError(
-            f"labels are {type(labels).__name__}; expected a torch.IntTensor, like coordinates."
-        )
+        raise CoordinateTypeError(f"labels are {type(labels).__name__}; expected a torch.IntTensor, like coordinates.")
     return labels
 
 

@@ -8,9 +8,12 @@ from MinkowskiEngine.MinkowskiTensor import Tensor
 from sparse_bridge.errors import UnsupportedError
 
 __all__ = [
-    "get_hash_occupancy_ratio", "minkowski_summary_string", "pruned_weight_sparsity_string",
-    "size2list", "summary",
-]  # fmt: skip
+    "get_hash_occupancy_ratio",
+    "minkowski_summary_string",
+    "pruned_weight_sparsity_string",
+    "size2list",
+    "summary",
+]
 
 
 def summary(model, summary_input):
@@ -59,10 +62,7 @@ def table(model, inputs, shown):
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     rows = [("Layer", "Output shape", "Parameters"), *rows]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines += [f"Total parameters: {total:,}", f"Trainable parameters: {trainable:,}"]
     return "\n".join(lines), (total, trainable)
 
@@ -87,6 +87,5 @@ def pruned_weight_sparsity_string(module):
 def get_hash_occupancy_ratio(minkowski_tensor):
     """Refused: the share of used slots in a hash map of upstream's. Raises: UnsupportedError."""
     raise UnsupportedError(
-        "get_hash_occupancy_ratio: there is no hash map of upstream's here; len(x) is the number "
-        "of coordinates."
+        "get_hash_occupancy_ratio: there is no hash map of upstream's here; len(x) is the number of coordinates."
     )

@@ -31,10 +31,7 @@ def summary_string(model, input_size, batch_size=-1, device=None, dtypes=None):
     if device is None:
         device = next((p.device for p in model.parameters()), "cpu")
     kinds = [torch.float32] * len(sizes) if dtypes is None else dtypes
-    inputs = [
-        torch.rand(_ROWS, *size).type(kind).to(device)
-        for size, kind in zip(sizes, kinds, strict=True)
-    ]
+    inputs = [torch.rand(_ROWS, *size).type(kind).to(device) for size, kind in zip(sizes, kinds, strict=True)]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

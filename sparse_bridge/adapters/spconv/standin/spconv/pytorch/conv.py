@@ -43,11 +43,29 @@ class SparseConvolutionBase:
     """Geometry and forward logic, without parameters."""
 
     def __init__(
-        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1,
-        groups=1, bias=True, subm=False, output_padding=0, transposed=False, inverse=False,
-        indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
-        act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0, large_kernel_fast_algo=False,
-    ):  # fmt: skip
+        self,
+        ndim,
+        in_channels,
+        out_channels,
+        kernel_size=3,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        subm=False,
+        output_padding=0,
+        transposed=False,
+        inverse=False,
+        indice_key=None,
+        algo=None,
+        fp32_accum=None,
+        record_voxel_count=False,
+        act_type=tv.gemm.Activation.None_,
+        act_alpha=0,
+        act_beta=0,
+        large_kernel_fast_algo=False,
+    ):
         check_layout(constants)
         _check_groups(groups, in_channels, out_channels)
         self.ndim = ndim
@@ -63,9 +81,7 @@ class SparseConvolutionBase:
         # With one offset and no stride the layer is one matrix product, unless it is grouped.
         self.conv1x1 = kv == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         if self.conv1x1 and not subm and any(self.padding):
-            raise ContractError(
-                f"a convolution of kernel size 1 takes no padding, got {self.padding}."
-            )
+            raise ContractError(f"a convolution of kernel size 1 takes no padding, got {self.padding}.")
         self.transposed = transposed
         self.inverse = inverse
         self.groups = groups
@@ -76,10 +92,7 @@ class SparseConvolutionBase:
             limit = 128 if large_kernel_fast_algo else 32
             algo = ConvAlgo.MaskImplicitGemm if kv <= limit else ConvAlgo.Native
         if algo == ConvAlgo.MaskSplitImplicitGemm and kv > 32:
-            raise ContractError(
-                f"MaskSplitImplicitGemm takes kernels of at most 32 offsets, got {kv}; "
-                "leave algo out."
-            )
+            raise ContractError(f"MaskSplitImplicitGemm takes kernels of at most 32 offsets, got {kv}; leave algo out.")
         self.algo = algo
         self.fp32_accum = fp32_accum
         self.weight_shape = [out_channels, *self.kernel_size, in_channels // groups]
@@ -114,9 +127,7 @@ def _check_groups(groups, in_channels, out_channels):
             "grouped convolutions, which spconv itself cannot run."
         )
     if in_channels % groups or out_channels % groups:
-        raise ContractError(
-            f"{groups} groups do not divide {in_channels} input and {out_channels} output channels."
-        )
+        raise ContractError(f"{groups} groups do not divide {in_channels} input and {out_channels} output channels.")
 
 
 def _takes_use_hash(init):
@@ -137,18 +148,57 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
 
     @_takes_use_hash
     def __init__(
-        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1,
-        groups=1, bias=True, subm=False, output_padding=0, transposed=False, inverse=False,
-        indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
-        act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0, large_kernel_fast_algo=False,
-        name=None, device=None, dtype=None,
-    ):  # fmt: skip
+        self,
+        ndim,
+        in_channels,
+        out_channels,
+        kernel_size=3,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        subm=False,
+        output_padding=0,
+        transposed=False,
+        inverse=False,
+        indice_key=None,
+        algo=None,
+        fp32_accum=None,
+        record_voxel_count=False,
+        act_type=tv.gemm.Activation.None_,
+        act_alpha=0,
+        act_beta=0,
+        large_kernel_fast_algo=False,
+        name=None,
+        device=None,
+        dtype=None,
+    ):
         SparseModule.__init__(self, name=name)
         SparseConvolutionBase.__init__(
-            self, ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
-            bias, subm, output_padding, transposed, inverse, indice_key, algo, fp32_accum,
-            record_voxel_count, act_type, act_alpha, act_beta, large_kernel_fast_algo,
-        )  # fmt: skip
+            self,
+            ndim,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            subm,
+            output_padding,
+            transposed,
+            inverse,
+            indice_key,
+            algo,
+            fp32_accum,
+            record_voxel_count,
+            act_type,
+            act_alpha,
+            act_beta,
+            large_kernel_fast_algo,
+        )
         kwargs = {"device": device, "dtype": dtype}
         if record_voxel_count and not self.subm and not self.inverse:
             count = torch.zeros(1, dtype=torch.int32, device=device)
@@ -209,10 +259,17 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
         if getattr(self._conv_forward, "__func__", None) is conv_forward:
             return layer_forward(self, input, weight, bias, add_input)
         return self._conv_forward(
-            self.training, input, weight, bias, add_input, name=self.name,
-            sparse_unique_name=self._sparse_unique_name, act_type=self.act_type,
-            act_alpha=self.act_alpha, act_beta=self.act_beta,
-        )  # fmt: skip
+            self.training,
+            input,
+            weight,
+            bias,
+            add_input,
+            name=self.name,
+            sparse_unique_name=self._sparse_unique_name,
+            act_type=self.act_type,
+            act_alpha=self.act_alpha,
+            act_beta=self.act_beta,
+        )
 
 
 class _Regular(SparseConvolution):
@@ -223,16 +280,40 @@ class _Regular(SparseConvolution):
 
     @_takes_use_hash
     def __init__(
-        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
-        bias=True, indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
-        large_kernel_fast_algo=False, name=None,
-    ):  # fmt: skip
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        indice_key=None,
+        algo=None,
+        fp32_accum=None,
+        record_voxel_count=False,
+        large_kernel_fast_algo=False,
+        name=None,
+    ):
         super().__init__(
-            self._ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
-            bias, transposed=self._transposed, indice_key=indice_key, algo=algo,
-            fp32_accum=fp32_accum, record_voxel_count=record_voxel_count,
-            large_kernel_fast_algo=large_kernel_fast_algo, name=name,
-        )  # fmt: skip
+            self._ndim,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            transposed=self._transposed,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            record_voxel_count=record_voxel_count,
+            large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )
 
 
 class _Transposed(_Regular):
@@ -248,15 +329,38 @@ class _Submanifold(SparseConvolution):
 
     @_takes_use_hash
     def __init__(
-        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
-        bias=True, indice_key=None, algo=None, fp32_accum=None, large_kernel_fast_algo=False,
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        indice_key=None,
+        algo=None,
+        fp32_accum=None,
+        large_kernel_fast_algo=False,
         name=None,
-    ):  # fmt: skip
+    ):
         super().__init__(
-            self._ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
-            bias, subm=True, indice_key=indice_key, algo=algo, fp32_accum=fp32_accum,
-            large_kernel_fast_algo=large_kernel_fast_algo, name=name,
-        )  # fmt: skip
+            self._ndim,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            subm=True,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )
 
 
 class _Inverse(SparseConvolution):
@@ -266,14 +370,30 @@ class _Inverse(SparseConvolution):
 
     @_takes_use_hash
     def __init__(
-        self, in_channels, out_channels, kernel_size, indice_key, bias=True, algo=None,
-        fp32_accum=None, large_kernel_fast_algo=False, name=None,
-    ):  # fmt: skip
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        indice_key,
+        bias=True,
+        algo=None,
+        fp32_accum=None,
+        large_kernel_fast_algo=False,
+        name=None,
+    ):
         super().__init__(
-            self._ndim, in_channels, out_channels, kernel_size, bias=bias, inverse=True,
-            indice_key=indice_key, algo=algo, fp32_accum=fp32_accum,
-            large_kernel_fast_algo=large_kernel_fast_algo, name=name,
-        )  # fmt: skip
+            self._ndim,
+            in_channels,
+            out_channels,
+            kernel_size,
+            bias=bias,
+            inverse=True,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )
 
 
 class SparseConv1d(_Regular):
@@ -341,9 +461,22 @@ class SubMConv4d(_Submanifold):
 
 
 DEFAULT_SPARSE_CONV_TYPES = {
-    SparseConv1d, SparseConv2d, SparseConv3d, SparseConv4d, SubMConv1d, SubMConv2d, SubMConv3d,
-    SubMConv4d, SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d,
-    SparseConvTranspose1d, SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d,
-}  # fmt: skip
+    SparseConv1d,
+    SparseConv2d,
+    SparseConv3d,
+    SparseConv4d,
+    SubMConv1d,
+    SubMConv2d,
+    SubMConv3d,
+    SubMConv4d,
+    SparseInverseConv1d,
+    SparseInverseConv2d,
+    SparseInverseConv3d,
+    SparseInverseConv4d,
+    SparseConvTranspose1d,
+    SparseConvTranspose2d,
+    SparseConvTranspose3d,
+    SparseConvTranspose4d,
+}
 
 modules._convolution = SparseConvolution

@@ -10,12 +10,7 @@ from spconv.tools import CUDAKernelTimer
 from torch.fx import ProxyableClassMeta
 
 from sparse_bridge.adapters.spconv.dense import dense
-from sparse_bridge.adapters.spconv.tensors import (
-    add_in_place,
-    assign_features,
-    selected,
-    summed_features,
-)
+from sparse_bridge.adapters.spconv.tensors import add_in_place, assign_features, selected, summed_features
 from sparse_bridge.adapters.spconv.tracing import proxy_in
 from sparse_bridge.errors import ContractError, DataTypeError, ShapeError
 
@@ -40,9 +35,7 @@ class ThrustSortAllocator:
     def alloc(self, n):
         buffer = self.alloced_objs.get("buffer")
         if buffer is None or buffer.numel() < n:
-            buffer = self.alloced_objs["buffer"] = torch.empty(
-                n, dtype=torch.uint8, device=self.device
-            )
+            buffer = self.alloced_objs["buffer"] = torch.empty(n, dtype=torch.uint8, device=self.device)
         return buffer.data_ptr()
 
 
@@ -53,9 +46,21 @@ class IndiceData:
     """
 
     def __init__(
-        self, out_indices, indices, indice_pairs, indice_pair_num, spatial_shape, out_spatial_shape,
-        is_subm, algo, ksize, stride, dilation, padding, voxel_num=None,
-    ):  # fmt: skip
+        self,
+        out_indices,
+        indices,
+        indice_pairs,
+        indice_pair_num,
+        spatial_shape,
+        out_spatial_shape,
+        is_subm,
+        algo,
+        ksize,
+        stride,
+        dilation,
+        padding,
+        voxel_num=None,
+    ):
         self.out_indices = out_indices
         self.indices = indices
         self.indice_pairs = indice_pairs
@@ -78,10 +83,27 @@ class ImplicitGemmIndiceData:
     """
 
     def __init__(
-        self, out_indices, indices, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits,
-        mask_argsort_fwd_splits, mask_argsort_bwd_splits, masks, spatial_shape, out_spatial_shape,
-        is_subm, algo, ksize, stride, dilation, padding, in_voxel_num=None, out_voxel_num=None,
-    ):  # fmt: skip
+        self,
+        out_indices,
+        indices,
+        pair_fwd,
+        pair_bwd,
+        pair_mask_fwd_splits,
+        pair_mask_bwd_splits,
+        mask_argsort_fwd_splits,
+        mask_argsort_bwd_splits,
+        masks,
+        spatial_shape,
+        out_spatial_shape,
+        is_subm,
+        algo,
+        ksize,
+        stride,
+        dilation,
+        padding,
+        in_voxel_num=None,
+        out_voxel_num=None,
+    ):
         self.out_indices = out_indices
         self.indices = indices
         self.pair_fwd = pair_fwd
@@ -141,10 +163,19 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
     _switches = constants
 
     def __init__(
-        self, features, indices, spatial_shape, batch_size, grid=None, voxel_num=None,
-        indice_dict=None, benchmark=False, permanent_thrust_allocator=False, enable_timer=False,
+        self,
+        features,
+        indices,
+        spatial_shape,
+        batch_size,
+        grid=None,
+        voxel_num=None,
+        indice_dict=None,
+        benchmark=False,
+        permanent_thrust_allocator=False,
+        enable_timer=False,
         force_algo=None,
-    ):  # fmt: skip
+    ):
         spatial_shape = _spatial_list(spatial_shape)
         if not constants.SPCONV_FX_TRACE_MODE:
             _check(features, indices, spatial_shape, batch_size)
@@ -157,9 +188,7 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         self.voxel_num = voxel_num
         self.benchmark = benchmark
         self.benchmark_record = {}
-        self.thrust_allocator = (
-            ThrustSortAllocator(features.device) if permanent_thrust_allocator else None
-        )
+        self.thrust_allocator = ThrustSortAllocator(features.device) if permanent_thrust_allocator else None
         self._timer = CUDAKernelTimer(enable_timer)
         self.force_algo = force_algo
         self.int8_scale = None
@@ -270,18 +299,14 @@ SparseConvTensor._repeated = SparseConvTensor, 13, SparseConvTensor.replace_feat
 def _check(features, indices, spatial_shape, batch_size):
     if features.ndim != 2 or indices.ndim != 2:
         raise _ShapeContract(
-            f"features {list(features.shape)} and indices {list(indices.shape)}; "
-            "expected [N, C] and [N, 1 + nd]."
+            f"features {list(features.shape)} and indices {list(indices.shape)}; expected [N, C] and [N, 1 + nd]."
         )
     if len(spatial_shape) != indices.shape[1] - 1:
         raise _ShapeContract(
-            f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1] - 1} "
-            "spatial columns."
+            f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1] - 1} spatial columns."
         )
     if indices.dtype != torch.int32:
-        raise ContractError(
-            f"only int32 indices are supported, got {indices.dtype}; use indices.int()."
-        )
+        raise ContractError(f"only int32 indices are supported, got {indices.dtype}; use indices.int().")
     if not batch_size > 0:
         raise ContractError(f"batch_size is {batch_size}; expected at least 1.")
 

@@ -8,30 +8,29 @@ from spconv.core_cc.csrc.sparse.convops import ExternalSpconvMatmul as ExternalS
 from spconv.core_cc.cumm.common import CompileInfo as CompileInfo
 from spconv.cppconstants import COMPILED_CUDA_ARCHS as COMPILED_CUDA_ARCHS
 
-from sparse_bridge.adapters.spconv.upstream.allocator import (
-    TORCH_DTYPE_TO_TV as _TORCH_DTYPE_TO_TV,
-)
-from sparse_bridge.adapters.spconv.upstream.allocator import (
-    TORCH_UINT_WORKAROUNDS as _TORCH_UINT_WORKAROUNDS,
-)
-from sparse_bridge.adapters.spconv.upstream.allocator import (
-    TV_DTYPE_TO_TORCH as _TV_DTYPE_TO_TORCH,
-)
-from sparse_bridge.adapters.spconv.upstream.allocator import (
-    TorchAllocator as TorchAllocator,
-)
-from sparse_bridge.adapters.spconv.upstream.allocator import (
-    TorchSpconvMatmul as TorchSpconvMatmul,
-)
+from sparse_bridge.adapters.spconv.upstream.allocator import TORCH_DTYPE_TO_TV as _TORCH_DTYPE_TO_TV
+from sparse_bridge.adapters.spconv.upstream.allocator import TORCH_UINT_WORKAROUNDS as _TORCH_UINT_WORKAROUNDS
+from sparse_bridge.adapters.spconv.upstream.allocator import TV_DTYPE_TO_TORCH as _TV_DTYPE_TO_TORCH
+from sparse_bridge.adapters.spconv.upstream.allocator import TorchAllocator as TorchAllocator
+from sparse_bridge.adapters.spconv.upstream.allocator import TorchSpconvMatmul as TorchSpconvMatmul
 
 _TV_DTYPE_TO_TORCHQ = dict(_TV_DTYPE_TO_TORCH)
 _TH_QTYPES = {torch.qint8}
 _ALL_INTS = {code for code, kind in _TV_DTYPE_TO_TORCH.items() if not kind.is_floating_point}
 __all__ = [
-    "_ALL_INTS", "_TH_QTYPES", "_TORCH_DTYPE_TO_TV", "_TORCH_UINT_WORKAROUNDS",
-    "_TV_DTYPE_TO_TORCH", "_TV_DTYPE_TO_TORCHQ", "TorchAllocator", "TorchSpconvMatmul", "get_arch",
-    "get_current_stream", "torch_tensor_to_tv", "torch_tensors_to_tv",
-]  # fmt: skip
+    "_ALL_INTS",
+    "_TH_QTYPES",
+    "_TORCH_DTYPE_TO_TV",
+    "_TORCH_UINT_WORKAROUNDS",
+    "_TV_DTYPE_TO_TORCH",
+    "_TV_DTYPE_TO_TORCHQ",
+    "TorchAllocator",
+    "TorchSpconvMatmul",
+    "get_arch",
+    "get_current_stream",
+    "torch_tensor_to_tv",
+    "torch_tensors_to_tv",
+]
 
 
 def torch_tensor_to_tv(ten, dtype=None, shape=None, stride=None):

@@ -30,13 +30,22 @@ class SparseConvFunction(_Entry):
 
     @classmethod
     def forward(
-        cls, features, filters, indice_pairs, indice_pair_num, num_activate_out, algo=None,
-        timer=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
-    ):  # fmt: skip
+        cls,
+        features,
+        filters,
+        indice_pairs,
+        indice_pair_num,
+        num_activate_out,
+        algo=None,
+        timer=None,
+        bias=None,
+        act_alpha=0.0,
+        act_beta=0.0,
+        act_type=None,
+    ):
         kmap = pairs.map_from_pairs(
-            indice_pairs, indice_pair_num, features.shape[0], num_activate_out, cls._subm,
-            cls._inverse,
-        )  # fmt: skip
+            indice_pairs, indice_pair_num, features.shape[0], num_activate_out, cls._subm, cls._inverse
+        )
         return functional.convolution(features, filters, kmap, bias, act_alpha, act_type)
 
 
@@ -57,10 +66,25 @@ class SparseImplicitGemmFunction(_Entry):
 
     @staticmethod
     def forward(
-        features, filters, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits,
-        mask_argsort_fwd_splits, mask_argsort_bwd_splits, num_activate_out, masks, is_train,
-        is_subm, timer=None, fp32_accum=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
-    ):  # fmt: skip
+        features,
+        filters,
+        pair_fwd,
+        pair_bwd,
+        pair_mask_fwd_splits,
+        pair_mask_bwd_splits,
+        mask_argsort_fwd_splits,
+        mask_argsort_bwd_splits,
+        num_activate_out,
+        masks,
+        is_train,
+        is_subm,
+        timer=None,
+        fp32_accum=None,
+        bias=None,
+        act_alpha=0.0,
+        act_beta=0.0,
+        act_type=None,
+    ):
         kmap = pairs.map_from_table(pair_fwd, features.shape[0], num_activate_out)
         return functional.convolution(features, filters, kmap, bias, act_alpha, act_type)
 
@@ -70,9 +94,7 @@ class SparseMaxPoolFunction(_Entry):
 
     @staticmethod
     def forward(features, indice_pairs, indice_pair_num, num_activate_out):
-        kmap = pairs.map_from_pairs(
-            indice_pairs, indice_pair_num, features.shape[0], num_activate_out
-        )
+        kmap = pairs.map_from_pairs(indice_pairs, indice_pair_num, features.shape[0], num_activate_out)
         return functional.max_pool(features, kmap)
 
 

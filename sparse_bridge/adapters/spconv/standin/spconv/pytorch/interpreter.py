@@ -72,8 +72,6 @@ class NetworkInterpreter(Interpreter):
     def call_method(self, target, args, kwargs):
         run = super().call_method
         key = next(
-            (key for key in ((target, cls) for cls in type(args[0]).__mro__)
-             if get_node_handler(key) is not None),
-            None,
-        )  # fmt: skip
+            (key for key in ((target, cls) for cls in type(args[0]).__mro__) if get_node_handler(key) is not None), None
+        )
         return self._handled(key, target, args, kwargs, lambda: run(target, args, kwargs))

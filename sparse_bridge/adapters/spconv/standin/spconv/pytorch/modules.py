@@ -128,9 +128,7 @@ class PrintTensorMeta(nn.Module):
 
     def forward(self, x):
         features = x.features if isinstance(x, SparseConvTensor) else x
-        sys.stdout.write(
-            f"{tuple(features.shape)} {features.dtype} min {features.min()} max {features.max()}\n"
-        )
+        sys.stdout.write(f"{tuple(features.shape)} {features.dtype} min {features.min()} max {features.max()}\n")
         return x
 
 

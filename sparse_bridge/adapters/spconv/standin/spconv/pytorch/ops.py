@@ -25,13 +25,7 @@ from spconv.core_cc.csrc.sparse.convops.spops import ConvGemmOps
 from spconv.core_cc.csrc.sparse.inference import InferenceOps
 from spconv.cppconstants import CPU_ONLY_BUILD
 from spconv.pytorch.core import ThrustSortAllocator
-from spconv.pytorch.cppcore import (
-    TorchAllocator,
-    TorchSpconvMatmul,
-    get_arch,
-    get_current_stream,
-    torch_tensor_to_tv,
-)
+from spconv.pytorch.cppcore import TorchAllocator, TorchSpconvMatmul, get_arch, get_current_stream, torch_tensor_to_tv
 from spconv.tools import CUDAKernelTimer, nullcontext
 
 from sparse_bridge.adapters.spconv import functional, geometry, pairs
@@ -40,20 +34,64 @@ from sparse_bridge.errors import UnsupportedError
 
 # What upstream's module holds besides its functions; of switches, what they were at its import.
 __all__ = [
-    "ALL_WEIGHT_IS_KRSC", "CONV", "CONV_CPP", "CPU_ONLY_BUILD", "DEBUG", "DEBUG_INT64_HASH_K",
-    "FILTER_HWIO", "GEMM", "GEMM_CPP", "INT32_MAX", "KRSC", "NHWC", "SPCONV_ALLOW_TF32",
-    "SPCONV_CPP_GEMM", "SPCONV_CPP_INDICE_PAIRS", "SPCONV_CPP_INDICE_PAIRS_IGEMM",
-    "SPCONV_DIRECT_TABLE_HASH_SIZE_SCALE", "SPCONV_DO_SORT", "SPCONV_USE_DIRECT_TABLE", "AlgoHint",
-    "AllocKeys", "CUDAKernelTimer", "ConvAlgo", "ConvGemmOps", "ConvOpType", "ExternalAllocator",
-    "InferenceOps", "SpconvOps", "ThrustSortAllocator", "TorchAllocator", "TorchSpconvMatmul",
-    "constants", "fused_indice_conv", "get_arch", "get_conv_output_size", "get_current_stream",
-    "get_deconv_output_size", "get_indice_pairs", "get_indice_pairs_implicit_gemm",
-    "global_pool_rearrange", "implicit_gemm", "implicit_gemm_backward",
-    "indice_avgpool_implicit_gemm", "indice_avgpool_implicit_gemm_backward", "indice_conv",
-    "indice_conv_backward", "indice_maxpool", "indice_maxpool_backward",
-    "indice_maxpool_implicit_gemm", "indice_maxpool_implicit_gemm_backward", "maximum_value_int_",
-    "nms", "np", "nullcontext", "torch", "torch_tensor_to_tv", "tv",
-]  # fmt: skip
+    "ALL_WEIGHT_IS_KRSC",
+    "CONV",
+    "CONV_CPP",
+    "CPU_ONLY_BUILD",
+    "DEBUG",
+    "DEBUG_INT64_HASH_K",
+    "FILTER_HWIO",
+    "GEMM",
+    "GEMM_CPP",
+    "INT32_MAX",
+    "KRSC",
+    "NHWC",
+    "SPCONV_ALLOW_TF32",
+    "SPCONV_CPP_GEMM",
+    "SPCONV_CPP_INDICE_PAIRS",
+    "SPCONV_CPP_INDICE_PAIRS_IGEMM",
+    "SPCONV_DIRECT_TABLE_HASH_SIZE_SCALE",
+    "SPCONV_DO_SORT",
+    "SPCONV_USE_DIRECT_TABLE",
+    "AlgoHint",
+    "AllocKeys",
+    "CUDAKernelTimer",
+    "ConvAlgo",
+    "ConvGemmOps",
+    "ConvOpType",
+    "ExternalAllocator",
+    "InferenceOps",
+    "SpconvOps",
+    "ThrustSortAllocator",
+    "TorchAllocator",
+    "TorchSpconvMatmul",
+    "constants",
+    "fused_indice_conv",
+    "get_arch",
+    "get_conv_output_size",
+    "get_current_stream",
+    "get_deconv_output_size",
+    "get_indice_pairs",
+    "get_indice_pairs_implicit_gemm",
+    "global_pool_rearrange",
+    "implicit_gemm",
+    "implicit_gemm_backward",
+    "indice_avgpool_implicit_gemm",
+    "indice_avgpool_implicit_gemm_backward",
+    "indice_conv",
+    "indice_conv_backward",
+    "indice_maxpool",
+    "indice_maxpool_backward",
+    "indice_maxpool_implicit_gemm",
+    "indice_maxpool_implicit_gemm_backward",
+    "maximum_value_int_",
+    "nms",
+    "np",
+    "nullcontext",
+    "torch",
+    "torch_tensor_to_tv",
+    "tv",
+]
 
 DEBUG = False
 DEBUG_INT64_HASH_K = False
@@ -64,9 +102,19 @@ get_deconv_output_size = geometry.deconv_output_size
 
 
 def get_indice_pairs(
-    indices, batch_size, spatial_shape, algo, ksize, stride, padding, dilation, out_padding,
-    subm=False, transpose=False, num_out_act_bound=-1,
-):  # fmt: skip
+    indices,
+    batch_size,
+    spatial_shape,
+    algo,
+    ksize,
+    stride,
+    padding,
+    dilation,
+    out_padding,
+    subm=False,
+    transpose=False,
+    num_out_act_bound=-1,
+):
     """(out_inds int32 [M, nd + 1], pairs int32 [2, V, N], num_per_loc int32 [V])."""
     _no_bound(num_out_act_bound)
     rule = ksize, stride, padding, dilation, out_padding
@@ -75,10 +123,24 @@ def get_indice_pairs(
 
 
 def get_indice_pairs_implicit_gemm(
-    indices, batch_size, spatial_shape, algo, ksize, stride, padding, dilation, out_padding,
-    subm=False, transpose=False, is_train=True, alloc=None, timer=None, num_out_act_bound=-1,
-    direct_table=None, do_sort=None,
-):  # fmt: skip
+    indices,
+    batch_size,
+    spatial_shape,
+    algo,
+    ksize,
+    stride,
+    padding,
+    dilation,
+    out_padding,
+    subm=False,
+    transpose=False,
+    is_train=True,
+    alloc=None,
+    timer=None,
+    num_out_act_bound=-1,
+    direct_table=None,
+    do_sort=None,
+):
     """The kernel map as tables.
 
     direct_table: whether new rows may come in any order; None: `SPCONV_USE_DIRECT_TABLE`.
@@ -99,29 +161,33 @@ def get_indice_pairs_implicit_gemm(
     return out, counts, fwd, bwd, [mask_fwd], [mask_bwd], [order_fwd], [order_bwd], masks
 
 
-def _build(
-    indices, batch_size, spatial_shape, rule, subm, transpose, algo, direct_table=None
-):  # fmt: skip
+def _build(indices, batch_size, spatial_shape, rule, subm, transpose, algo, direct_table=None):
     layer = geometry.LayerGeometry(*map(tuple, rule), subm, transpose)
     return functional.build_map(indices, batch_size, spatial_shape, layer, algo, direct_table)
 
 
 def _no_bound(bound):
     if bound > 0:
-        raise UnsupportedError(
-            "num_out_act_bound limits the output of spconv's TensorRT build; leave it at -1."
-        )
+        raise UnsupportedError("num_out_act_bound limits the output of spconv's TensorRT build; leave it at -1.")
 
 
 def indice_conv(
-    features, filters, indice_pairs, indice_pair_num, num_activate_out, inverse=False, subm=False,
-    algo=ConvAlgo.Native, timer=None, bias=None, act_alpha=0.0, act_beta=0.0,
+    features,
+    filters,
+    indice_pairs,
+    indice_pair_num,
+    num_activate_out,
+    inverse=False,
+    subm=False,
+    algo=ConvAlgo.Native,
+    timer=None,
+    bias=None,
+    act_alpha=0.0,
+    act_beta=0.0,
     act_type=tv.gemm.Activation.None_,
-):  # fmt: skip
+):
     """features [N, C], filters KRSC -> [M, K]."""
-    kmap = pairs.map_from_pairs(
-        indice_pairs, indice_pair_num, features.shape[0], num_activate_out, subm, inverse
-    )
+    kmap = pairs.map_from_pairs(indice_pairs, indice_pair_num, features.shape[0], num_activate_out, subm, inverse)
     return functional.convolution(features, filters, kmap, bias, act_alpha, act_type)
 
 
@@ -137,37 +203,57 @@ def indice_conv_backward(
     timer=None,
 ):
     """(gradient of features, gradient of filters)."""
-    kmap = pairs.map_from_pairs(
-        indice_pairs, indice_pair_num, features.shape[0], out_bp.shape[0], subm, inverse
-    )
+    kmap = pairs.map_from_pairs(indice_pairs, indice_pair_num, features.shape[0], out_bp.shape[0], subm, inverse)
     return functional.conv_backward(features, filters, kmap, out_bp)
 
 
 def implicit_gemm(
-    features, filters, pair_fwd, pair_mask_fwd_splits, mask_argsort_fwd_splits, num_activate_out,
-    masks, is_train, is_subm, timer=None, fp32_accum=None, bias=None, act_alpha=0.0, act_beta=0.0,
-    act_type=tv.gemm.Activation.None_, output_scale=1.0, scale=None, output_add=None,
-    output_add_scale=0.0, output_dtype=None,
-):  # fmt: skip
+    features,
+    filters,
+    pair_fwd,
+    pair_mask_fwd_splits,
+    mask_argsort_fwd_splits,
+    num_activate_out,
+    masks,
+    is_train,
+    is_subm,
+    timer=None,
+    fp32_accum=None,
+    bias=None,
+    act_alpha=0.0,
+    act_beta=0.0,
+    act_type=tv.gemm.Activation.None_,
+    output_scale=1.0,
+    scale=None,
+    output_add=None,
+    output_add_scale=0.0,
+    output_dtype=None,
+):
     """([M, K], mask_out, mask_width)."""
     if scale is not None or output_add is not None:
-        raise UnsupportedError(
-            "quantisation scales are not supported; int8 inference is not bridged."
-        )
+        raise UnsupportedError("quantisation scales are not supported; int8 inference is not bridged.")
     kmap = pairs.map_from_table(pair_fwd, features.shape[0], num_activate_out)
     out = functional.convolution(features, filters, kmap, bias, act_alpha, act_type)
-    return (
-        out if output_dtype is None else out.to(output_dtype),
-        torch.empty(0, dtype=torch.int32),
-        -1,
-    )
+    return (out if output_dtype is None else out.to(output_dtype), torch.empty(0, dtype=torch.int32), -1)
 
 
 def implicit_gemm_backward(
-    features, filters, out_bp, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits,
-    mask_argsort_fwd_splits, mask_argsort_bwd_splits, mask_output_fwd, masks, mask_width, is_subm,
-    timer=None, fp32_accum=None,
-):  # fmt: skip
+    features,
+    filters,
+    out_bp,
+    pair_fwd,
+    pair_bwd,
+    pair_mask_fwd_splits,
+    pair_mask_bwd_splits,
+    mask_argsort_fwd_splits,
+    mask_argsort_bwd_splits,
+    mask_output_fwd,
+    masks,
+    mask_width,
+    is_subm,
+    timer=None,
+    fp32_accum=None,
+):
     """(gradient of features, gradient of filters)."""
     kmap = pairs.map_from_table(pair_fwd, features.shape[0], out_bp.shape[0])
     return functional.conv_backward(features, filters, kmap, out_bp)
@@ -186,9 +272,7 @@ def indice_maxpool_backward(features, out_features, out_bp, indice_pairs, indice
 
 
 def indice_maxpool_implicit_gemm(features, indice_pairs, num_activate_out):
-    return functional.max_pool(
-        features, pairs.map_from_table(indice_pairs, features.shape[0], num_activate_out)
-    )
+    return functional.max_pool(features, pairs.map_from_table(indice_pairs, features.shape[0], num_activate_out))
 
 
 def indice_maxpool_implicit_gemm_backward(features, out_features, out_bp, indice_pairs):
@@ -217,9 +301,5 @@ def global_pool_rearrange(coords, batch_size):
     return pairs.global_pool_rearrange(coords, batch_size)
 
 
-def fused_indice_conv(
-    features, filters, bias, indice_pairs, indice_pair_num, num_activate_out, inverse, subm
-):
-    raise UnsupportedError(
-        "fused_indice_conv does not exist in spconv 2.x either; use indice_conv."
-    )
+def fused_indice_conv(features, filters, bias, indice_pairs, indice_pair_num, num_activate_out, inverse, subm):
+    raise UnsupportedError("fused_indice_conv does not exist in spconv 2.x either; use indice_conv.")

@@ -14,11 +14,7 @@ from spconv.pytorch.core import expand_nd
 from spconv.pytorch.modules import SparseModule
 from spconv.tools import nullcontext as nullcontext
 
-from sparse_bridge.adapters.spconv.pool import (
-    avg_pool_forward,
-    global_pool_forward,
-    max_pool_forward,
-)
+from sparse_bridge.adapters.spconv.pool import avg_pool_forward, global_pool_forward, max_pool_forward
 from sparse_bridge.adapters.spconv.tracing import one_node
 
 _MAX_NUM_VOXELS_DURING_TRAINING = "max_num_voxels_during_training"
@@ -28,9 +24,18 @@ class _SparsePool(SparseModule):
     """Geometry of a local pool; outputs follow the rule of regular convolutions."""
 
     def __init__(
-        self, ndim, kernel_size=3, stride=1, padding=0, dilation=1, indice_key=None, subm=False,
-        algo=None, record_voxel_count=False, name=None,
-    ):  # fmt: skip
+        self,
+        ndim,
+        kernel_size=3,
+        stride=1,
+        padding=0,
+        dilation=1,
+        indice_key=None,
+        subm=False,
+        algo=None,
+        record_voxel_count=False,
+        name=None,
+    ):
         super().__init__(name=name)
         if algo is None:
             volume = kernel_size if isinstance(kernel_size, int) else math.prod(kernel_size)
@@ -63,13 +68,27 @@ class _OfDimension:
     _ndim: int
 
     def __init__(
-        self, kernel_size, stride=None, padding=0, dilation=1, indice_key=None, algo=None,
-        record_voxel_count=False, name=None,
-    ):  # fmt: skip
+        self,
+        kernel_size,
+        stride=None,
+        padding=0,
+        dilation=1,
+        indice_key=None,
+        algo=None,
+        record_voxel_count=False,
+        name=None,
+    ):
         super().__init__(
-            self._ndim, kernel_size, stride, padding, dilation, indice_key=indice_key, algo=algo,
-            record_voxel_count=record_voxel_count, name=name,
-        )  # fmt: skip
+            self._ndim,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            indice_key=indice_key,
+            algo=algo,
+            record_voxel_count=record_voxel_count,
+            name=name,
+        )
 
 
 class SparseMaxPool(_SparsePool):
@@ -139,6 +158,13 @@ class SparseAvgPool3d(_OfDimension, SparseAvgPool):
 
 
 ALL_POOL_LAYERS = {
-    SparseMaxPool, SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d,
-    SparseAvgPool, SparseAvgPool1d, SparseAvgPool2d, SparseAvgPool3d,
-}  # fmt: skip
+    SparseMaxPool,
+    SparseMaxPool1d,
+    SparseMaxPool2d,
+    SparseMaxPool3d,
+    SparseMaxPool4d,
+    SparseAvgPool,
+    SparseAvgPool1d,
+    SparseAvgPool2d,
+    SparseAvgPool3d,
+}

@@ -14,13 +14,9 @@ def _check(inputs):
     for other in inputs[1:]:
         for what in ("spatial_shape", "batch_size"):
             if getattr(first, what) != getattr(other, what):
-                raise ContractError(
-                    f"{what} differs: {getattr(first, what)} and {getattr(other, what)}."
-                )
+                raise ContractError(f"{what} differs: {getattr(first, what)} and {getattr(other, what)}.")
         if first.features.shape[1] != other.features.shape[1]:
-            raise ContractError(
-                f"channel counts differ: {first.features.shape[1]} and {other.features.shape[1]}."
-            )
+            raise ContractError(f"channel counts differ: {first.features.shape[1]} and {other.features.shape[1]}.")
         if first.features.shape[0] != other.features.shape[0]:
             raise ContractError(
                 "different indices: the tensors have "

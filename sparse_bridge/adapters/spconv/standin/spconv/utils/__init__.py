@@ -29,8 +29,20 @@ from sparse_bridge.adapters.spconv.upstream.point2voxel import (
 )
 
 __all__ = [
-    "Point2VoxelCPU1d", "Point2VoxelCPU2d", "Point2VoxelCPU3d", "Point2VoxelCPU4d",
-    "Point2VoxelGPU1d", "Point2VoxelGPU2d", "Point2VoxelGPU3d", "Point2VoxelGPU4d",
-    "non_max_suppression_cpu", "np", "nullcontext", "rbbox_intersection", "rbbox_iou",
-    "rbbox_iou_loss", "rotate_non_max_suppression_cpu", "tv",
-]  # fmt: skip
+    "Point2VoxelCPU1d",
+    "Point2VoxelCPU2d",
+    "Point2VoxelCPU3d",
+    "Point2VoxelCPU4d",
+    "Point2VoxelGPU1d",
+    "Point2VoxelGPU2d",
+    "Point2VoxelGPU3d",
+    "Point2VoxelGPU4d",
+    "non_max_suppression_cpu",
+    "np",
+    "nullcontext",
+    "rbbox_intersection",
+    "rbbox_iou",
+    "rbbox_iou_loss",
+    "rotate_non_max_suppression_cpu",
+    "tv",
+]

@@ -17,10 +17,7 @@ class SparseResNet(nn.ModuleList):
         for num_blocks, out_channels, kernel_size, stride in blocks:
             out_channels = int(out_channels * width_multiplier)
             stage = [SparseConvBlock(in_channels, out_channels, kernel_size, stride=stride)]
-            stage += [
-                SparseResBlock(out_channels, out_channels, kernel_size)
-                for _ in range(num_blocks - 1)
-            ]
+            stage += [SparseResBlock(out_channels, out_channels, kernel_size) for _ in range(num_blocks - 1)]
             self.append(nn.Sequential(*stage))
             in_channels = out_channels
 
@@ -37,12 +34,6 @@ class SparseResNet21D(SparseResNet):
 
     def __init__(self, **kwargs):
         super().__init__(
-            blocks=[
-                (3, 16, 3, 1),
-                (3, 32, 3, 2),
-                (3, 64, 3, 2),
-                (3, 128, 3, 2),
-                (1, 128, (1, 3, 1), (1, 2, 1)),
-            ],
+            blocks=[(3, 16, 3, 1), (3, 32, 3, 2), (3, 64, 3, 2), (3, 128, 3, 2), (1, 128, (1, 3, 1), (1, 2, 1))],
             **kwargs,
         )

@@ -2,11 +2,7 @@
 
 import torchsparse
 from torch import nn
-from torchsparse.backbones.modules import (
-    SparseConvBlock,
-    SparseConvTransposeBlock,
-    SparseResBlock,
-)
+from torchsparse.backbones.modules import SparseConvBlock, SparseConvTransposeBlock, SparseResBlock
 
 __all__ = ["SparseResUNet", "SparseResUNet42"]
 
@@ -16,15 +12,7 @@ class SparseResUNet(nn.Module):
     the encoders from fine to coarse, then the decoders from coarse to fine.
     """
 
-    def __init__(
-        self,
-        stem_channels,
-        encoder_channels,
-        decoder_channels,
-        *,
-        in_channels=4,
-        width_multiplier=1.0,
-    ):
+    def __init__(self, stem_channels, encoder_channels, decoder_channels, *, in_channels=4, width_multiplier=1.0):
         super().__init__()
         self.stem_channels = stem_channels
         self.encoder_channels = encoder_channels
@@ -32,13 +20,9 @@ class SparseResUNet(nn.Module):
         self.in_channels = in_channels
         self.width_multiplier = width_multiplier
         widths = [
-            int(channels * width_multiplier)
-            for channels in (stem_channels, *encoder_channels, *decoder_channels)
+            int(channels * width_multiplier) for channels in (stem_channels, *encoder_channels, *decoder_channels)
         ]
-        self.stem = nn.Sequential(
-            SparseConvBlock(in_channels, widths[0], 3),
-            SparseConvBlock(widths[0], widths[0], 3),
-        )
+        self.stem = nn.Sequential(SparseConvBlock(in_channels, widths[0], 3), SparseConvBlock(widths[0], widths[0], 3))
         n_levels = len(encoder_channels)
         self.encoders = nn.ModuleList()
         for level in range(n_levels):
@@ -57,10 +41,7 @@ class SparseResUNet(nn.Module):
                 nn.ModuleDict(
                     {
                         "upsample": SparseConvTransposeBlock(wide, out, 2, stride=2),
-                        "fuse": nn.Sequential(
-                            SparseResBlock(out + skip, out, 3),
-                            SparseResBlock(out, out, 3),
-                        ),
+                        "fuse": nn.Sequential(SparseResBlock(out + skip, out, 3), SparseResBlock(out, out, 3)),
                     }
                 )
             )
@@ -82,8 +63,5 @@ class SparseResUNet42(SparseResUNet):
 
     def __init__(self, **kwargs):
         super().__init__(
-            stem_channels=32,
-            encoder_channels=[32, 64, 128, 256],
-            decoder_channels=[256, 128, 96, 96],
-            **kwargs,
+            stem_channels=32, encoder_channels=[32, 64, 128, 256], decoder_channels=[256, 128, 96, 96], **kwargs
         )

@@ -19,7 +19,21 @@ from .modules import (
 )
 
 __all__ = [
-    "BatchNorm", "Conv3d", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm", "InstanceNorm",
-    "LeakyReLU", "ReLU", "SiLU", "SparseCrop", "ToBEVConvolution", "ToBEVHeightCompression",
-    "ToBEVReduction", "ToDenseBEVConvolution", "functional", "modules", "utils",
-]  # fmt: skip
+    "BatchNorm",
+    "Conv3d",
+    "GlobalAvgPool",
+    "GlobalMaxPool",
+    "GroupNorm",
+    "InstanceNorm",
+    "LeakyReLU",
+    "ReLU",
+    "SiLU",
+    "SparseCrop",
+    "ToBEVConvolution",
+    "ToBEVHeightCompression",
+    "ToBEVReduction",
+    "ToDenseBEVConvolution",
+    "functional",
+    "modules",
+    "utils",
+]

@@ -32,10 +32,7 @@ def sparse_collate(inputs):
                 f"{type(x.feats).__name__} features; expected arrays or tensors."
             )
         if x.stride != stride:
-            raise ContractError(
-                f"sample {item} has tensor stride {x.stride}, the first one {stride}; all must "
-                "agree."
-            )
+            raise ContractError(f"sample {item} has tensor stride {x.stride}, the first one {stride}; all must agree.")
         batch = torch.full((x.coords.shape[0], 1), item, dtype=torch.int32, device=x.coords.device)
         parts = [batch, x.coords] if release.batch_first else [x.coords, batch]
         coords.append(torch.cat(parts, 1))

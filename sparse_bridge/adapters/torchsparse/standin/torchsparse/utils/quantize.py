@@ -51,8 +51,7 @@ def sparse_quantize(coords, voxel_size=1, *, return_index=False, return_inverse=
         voxel_size = tuple(repeat(voxel_size, 3))
     if not isinstance(voxel_size, tuple) or len(voxel_size) != 3:
         raise ContractError(
-            f"voxel_size is {voxel_size!r} ({type(voxel_size).__name__}); expected an int, a float "
-            "or a tuple of three."
+            f"voxel_size is {voxel_size!r} ({type(voxel_size).__name__}); expected an int, a float or a tuple of three."
         )
     coords = np.asarray(coords)
     if coords.ndim != 2 or coords.shape[1] != 3:

@@ -5,9 +5,14 @@ from enum import Enum
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "TensorCache", "TensorCacheMode", "clear_global_tensor_cache", "get_global_tensor_cache",
-    "get_tensor_cache_mode", "set_global_tensor_cache", "set_tensor_cache_mode",
-]  # fmt: skip
+    "TensorCache",
+    "TensorCacheMode",
+    "clear_global_tensor_cache",
+    "get_global_tensor_cache",
+    "get_tensor_cache_mode",
+    "set_global_tensor_cache",
+    "set_tensor_cache_mode",
+]
 
 
 class TensorCacheMode(Enum):

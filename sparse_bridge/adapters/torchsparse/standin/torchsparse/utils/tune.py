@@ -14,10 +14,20 @@ __all__ = ["StableTimeAccumulator", "profile_model", "tune"]
 
 
 _NAMES = (
-    "n_samples", "collect_fn", "enable_fp16", "save_dir", "tune_tag", "force_retune",
-    "dataflow_range", "dataflow_prune", "tune_with_bwd", "verbose", "skip_warning", "kmap_mode",
+    "n_samples",
+    "collect_fn",
+    "enable_fp16",
+    "save_dir",
+    "tune_tag",
+    "force_retune",
+    "dataflow_range",
+    "dataflow_prune",
+    "tune_with_bwd",
+    "verbose",
+    "skip_warning",
+    "kmap_mode",
     "tune_id",
-)  # fmt: skip
+)
 """Of 2.1, and two more of 2.0."""
 
 
@@ -27,8 +37,7 @@ def tune(model, data_loader, *args, **kwargs):
     bind("tune", _NAMES, args, kwargs)
     once(
         ("torchsparse-tune",),
-        "torchsparse.tune was called; sparse_bridge has nothing to tune by it, the model is "
-        "unchanged.",
+        "torchsparse.tune was called; sparse_bridge has nothing to tune by it, the model is unchanged.",
     )
 
 
@@ -61,8 +70,7 @@ def profile_model(model, data_loader, n_samples=100, collect_fn=None, enable_fp1
     model's input of a batch.  enable_fp16: with the model and its inputs in half precision. The
     device is waited for around every layer.
     """
-    found = {name: StableTimeAccumulator() for name, m in model.named_modules()
-             if isinstance(m, Conv3d)}  # fmt: skip
+    found = {name: StableTimeAccumulator() for name, m in model.named_modules() if isinstance(m, Conv3d)}
     begins, handles = {}, []
 
     def wait(x):
@@ -80,9 +88,7 @@ def profile_model(model, data_loader, n_samples=100, collect_fn=None, enable_fp1
         model.half()
     for name in found:
         layer = model.get_submodule(name)
-        handles += [
-            layer.register_forward_pre_hook(before(name)), layer.register_forward_hook(after(name))
-        ]  # fmt: skip
+        handles += [layer.register_forward_pre_hook(before(name)), layer.register_forward_hook(after(name))]
     try:
         with torch.no_grad():
             for place, batch in enumerate(data_loader):

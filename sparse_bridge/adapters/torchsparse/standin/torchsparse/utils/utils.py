@@ -20,8 +20,7 @@ def make_ntuple(x, ndim):
         x = tuple(x.view(-1).cpu().numpy().tolist())
     if not isinstance(x, tuple) or len(x) != ndim:
         raise ContractError(
-            f"expected an int, or a list, tuple or tensor of {ndim} numbers; got {x!r} "
-            f"({type(x).__name__})."
+            f"expected an int, or a list, tuple or tensor of {ndim} numbers; got {x!r} ({type(x).__name__})."
         )
     return x
 

@@ -5,9 +5,13 @@ from .grid_sample import GridSample3dFunction, grid_sample_3d
 from .grid_sample_torch import grid_sample_3d_torch
 
 __all__ = [
-    "GridSample3dFunction", "grid_sample", "grid_sample_3d", "grid_sample_3d_torch",
-    "grid_sample_torch", "set_hashmap_ratio",
-]  # fmt: skip
+    "GridSample3dFunction",
+    "grid_sample",
+    "grid_sample_3d",
+    "grid_sample_3d_torch",
+    "grid_sample_torch",
+    "set_hashmap_ratio",
+]
 
 HASHMAP_RATIO = 2.0
 

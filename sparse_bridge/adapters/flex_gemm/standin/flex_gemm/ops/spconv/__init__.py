@@ -2,21 +2,26 @@
 
 from . import submanifold_conv, submanifold_conv3d
 from .sparse_conv3d import SparseConv3dFunction, SparseConv3dNeighborCache
-from .submanifold_conv3d import (
-    SubMConv3dFunction,
-    SubMConv3dNeighborCache,
-    sparse_submanifold_conv3d,
-)
+from .submanifold_conv3d import SubMConv3dFunction, SubMConv3dNeighborCache, sparse_submanifold_conv3d
 
 # The function hides the submodule of its name, as upstream; the module stays importable.
 from .sparse_conv3d import sparse_conv3d  # isort: skip
 
 __all__ = [
-    "Algorithm", "SerializationMode", "SparseConv3dFunction", "SparseConv3dNeighborCache",
-    "SparseConv3dOutCoordAlgorithm", "SubMConv3dFunction", "SubMConv3dNeighborCache",
-    "set_algorithm", "set_hashmap_ratio", "sparse_conv3d", "sparse_submanifold_conv3d",
-    "submanifold_conv", "submanifold_conv3d",
-]  # fmt: skip
+    "Algorithm",
+    "SerializationMode",
+    "SparseConv3dFunction",
+    "SparseConv3dNeighborCache",
+    "SparseConv3dOutCoordAlgorithm",
+    "SubMConv3dFunction",
+    "SubMConv3dNeighborCache",
+    "set_algorithm",
+    "set_hashmap_ratio",
+    "sparse_conv3d",
+    "sparse_submanifold_conv3d",
+    "submanifold_conv",
+    "submanifold_conv3d",
+]
 
 
 class Algorithm:

@@ -19,15 +19,19 @@ from spconv.pytorch.quantization.fake_q import (
     get_default_spconv_trt_qat_qconfig,
 )
 from spconv.pytorch.quantization.graph import remove_conv_add_dq, transform_qdq
-from spconv.pytorch.quantization.qmapping import (
-    get_spconv_fmod_to_qat_mapping,
-    get_spconv_qat_to_static_mapping,
-)
+from spconv.pytorch.quantization.qmapping import get_spconv_fmod_to_qat_mapping, get_spconv_qat_to_static_mapping
 
 __all__ = [
-    "get_default_spconv_qconfig_mapping", "get_default_spconv_trt_ptq_qconfig",
-    "get_default_spconv_trt_qat_qconfig", "get_spconv_backend_config",
-    "get_spconv_convert_custom_config", "get_spconv_fmod_to_qat_mapping",
-    "get_spconv_prepare_custom_config", "get_spconv_qat_to_static_mapping",
-    "prepare_spconv_torch_inference", "quantize_per_tensor", "remove_conv_add_dq", "transform_qdq",
-]  # fmt: skip
+    "get_default_spconv_qconfig_mapping",
+    "get_default_spconv_trt_ptq_qconfig",
+    "get_default_spconv_trt_qat_qconfig",
+    "get_spconv_backend_config",
+    "get_spconv_convert_custom_config",
+    "get_spconv_fmod_to_qat_mapping",
+    "get_spconv_prepare_custom_config",
+    "get_spconv_qat_to_static_mapping",
+    "prepare_spconv_torch_inference",
+    "quantize_per_tensor",
+    "remove_conv_add_dq",
+    "transform_qdq",
+]

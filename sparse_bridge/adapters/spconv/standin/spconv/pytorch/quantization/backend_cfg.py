@@ -46,9 +46,8 @@ from torch.ao.quantization.fx.custom_config import ConvertCustomConfig, PrepareC
 from torch.ao.quantization.utils import MatchAllNode
 
 weighted_op_qint8_dtype_config = DTypeConfig(
-    input_dtype=torch.qint8, output_dtype=torch.qint8, weight_dtype=torch.qint8,
-    bias_dtype=torch.float,
-)  # fmt: skip
+    input_dtype=torch.qint8, output_dtype=torch.qint8, weight_dtype=torch.qint8, bias_dtype=torch.float
+)
 conv_dtype_configs = [weighted_op_qint8_dtype_config]
 non_weighted_op_qint8_dtype_config = DTypeConfig(input_dtype=torch.qint8, output_dtype=torch.qint8)
 
@@ -105,12 +104,7 @@ def _other_summand(pattern):
 
 
 def _of_convolution(conv, norms):
-    yield (
-        _weighted(conv)
-        .set_root_module(conv)
-        .set_qat_module(qat.SparseConv)
-        .set_reference_quantized_module(SpConv)
-    )
+    yield (_weighted(conv).set_root_module(conv).set_qat_module(qat.SparseConv).set_reference_quantized_module(SpConv))
     for relu in _RELUS:
         yield _fusion((conv, relu), fuse_conv_relu, intrinsic.SpconvReLUNd)
     for add in (torch.add, operator.add):
@@ -157,9 +151,15 @@ def get_spconv_backend_config(additional_bns=None):
 def get_spconv_prepare_custom_config(additional_bns=None):
     """Which modules the trace shows as one node. additional_bns: more classes of norms."""
     leaves = [
-        *_CONVOLUTIONS, *ALL_POOL_LAYERS, SparseReLU, SparseBatchNorm, SparseSyncBatchNorm,
-        PrintTensorMeta, PrintCurrentTime, *(additional_bns or []),
-    ]  # fmt: skip
+        *_CONVOLUTIONS,
+        *ALL_POOL_LAYERS,
+        SparseReLU,
+        SparseBatchNorm,
+        SparseSyncBatchNorm,
+        PrintTensorMeta,
+        PrintCurrentTime,
+        *(additional_bns or []),
+    ]
     return PrepareCustomConfig().set_non_traceable_module_classes(leaves)
 
 
@@ -193,9 +193,14 @@ def prepare_spconv_torch_inference(with_linear):
 
 
 __all__ = [
-    "SPCONV_STATIC_LOWER_FUSED_MODULE_MAP", "SPCONV_STATIC_LOWER_MODULE_MAP", "conv_dtype_configs",
-    "get_spconv_backend_config", "get_spconv_convert_custom_config",
-    "get_spconv_prepare_custom_config", "get_spconv_qat_to_static_mapping",
-    "non_weighted_op_qint8_dtype_config", "prepare_spconv_torch_inference",
+    "SPCONV_STATIC_LOWER_FUSED_MODULE_MAP",
+    "SPCONV_STATIC_LOWER_MODULE_MAP",
+    "conv_dtype_configs",
+    "get_spconv_backend_config",
+    "get_spconv_convert_custom_config",
+    "get_spconv_prepare_custom_config",
+    "get_spconv_qat_to_static_mapping",
+    "non_weighted_op_qint8_dtype_config",
+    "prepare_spconv_torch_inference",
     "weighted_op_qint8_dtype_config",
-]  # fmt: skip
+]

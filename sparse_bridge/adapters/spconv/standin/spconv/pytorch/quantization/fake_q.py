@@ -45,19 +45,20 @@ class SparseFusedMovingAvgObsFakeQuantize(_OnFeatures, FusedMovingAvgObsFakeQuan
 
 
 _ACTIVATION = {
-    "quant_min": -128, "quant_max": 127, "dtype": torch.qint8, "reduce_range": False,
-    "qscheme": torch.per_tensor_symmetric, "eps": 2**-12,
-}  # fmt: skip
+    "quant_min": -128,
+    "quant_max": 127,
+    "dtype": torch.qint8,
+    "reduce_range": False,
+    "qscheme": torch.per_tensor_symmetric,
+    "eps": 2**-12,
+}
 _WEIGHT = {"dtype": torch.qint8, "qscheme": torch.per_channel_symmetric}
 
 default_symmetric_spconv_ptq_qconfig = QConfig(
-    activation=SparseHistogramObserver.with_args(**_ACTIVATION),
-    weight=PerChannelMinMaxObserver.with_args(**_WEIGHT),
+    activation=SparseHistogramObserver.with_args(**_ACTIVATION), weight=PerChannelMinMaxObserver.with_args(**_WEIGHT)
 )
 default_symmetric_spconv_qat_qconfig = QConfig(
-    activation=SparseFusedMovingAvgObsFakeQuantize.with_args(
-        observer=MovingAverageMinMaxObserver, **_ACTIVATION
-    ),
+    activation=SparseFusedMovingAvgObsFakeQuantize.with_args(observer=MovingAverageMinMaxObserver, **_ACTIVATION),
     weight=FusedMovingAvgObsFakeQuantize.with_args(
         observer=MovingAveragePerChannelMinMaxObserver, quant_min=-128, quant_max=127, **_WEIGHT
     ),
@@ -77,6 +78,4 @@ def get_default_spconv_trt_qat_qconfig(backend, version):
 def get_default_spconv_qconfig_mapping(is_qat, backend="fbgemm", version=0):
     """Which layers are quantised and how: all of them by the default configuration."""
     choose = get_default_spconv_trt_qat_qconfig if is_qat else get_default_spconv_trt_ptq_qconfig
-    return _get_default_qconfig_mapping_with_default_qconfig(
-        is_qat, backend, choose(backend, version)
-    )
+    return _get_default_qconfig_mapping_with_default_qconfig(is_qat, backend, choose(backend, version))

@@ -4,9 +4,7 @@ from spconv import pytorch as spconv  # noqa: F401 - the name is upstream's
 from spconv.pytorch.conv import DEFAULT_SPARSE_CONV_TYPES as DEFAULT_SPARSE_CONV_TYPES
 from spconv.pytorch.quantization import intrinsic
 from spconv.pytorch.quantization.intrinsic.qat.modules import SparseConvBn as SparseConvBn
-from spconv.pytorch.quantization.intrinsic.qat.modules import (
-    SparseConvBnAddReLU as SparseConvBnAddReLU,
-)
+from spconv.pytorch.quantization.intrinsic.qat.modules import SparseConvBnAddReLU as SparseConvBnAddReLU
 from spconv.pytorch.quantization.intrinsic.qat.modules import SparseConvBnReLU as SparseConvBnReLU
 from spconv.pytorch.quantization.utils import fuse_spconv_bn_eval
 

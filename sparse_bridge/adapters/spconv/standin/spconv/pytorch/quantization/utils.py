@@ -9,10 +9,27 @@ from torch import nn
 from sparse_bridge.errors import ContractError, UnsupportedError
 
 _ARGUMENTS = (
-    "ndim", "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation",
-    "groups", "subm", "output_padding", "transposed", "inverse", "indice_key", "algo",
-    "fp32_accum", "record_voxel_count", "act_type", "act_alpha", "act_beta", "name",
-)  # fmt: skip
+    "ndim",
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "subm",
+    "output_padding",
+    "transposed",
+    "inverse",
+    "indice_key",
+    "algo",
+    "fp32_accum",
+    "record_voxel_count",
+    "act_type",
+    "act_alpha",
+    "act_beta",
+    "name",
+)
 
 
 def constructor_arguments(conv):
@@ -50,10 +67,7 @@ def _folded(conv_w, conv_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b, pointwise):
 
 def norm_folded(conv, bn):
     """(weight, bias) of `conv` followed by `bn` in eval mode."""
-    return _folded(
-        conv.weight, conv.bias, bn.running_mean, bn.running_var, bn.eps, bn.weight, bn.bias,
-        conv.conv1x1,
-    )  # fmt: skip
+    return _folded(conv.weight, conv.bias, bn.running_mean, bn.running_var, bn.eps, bn.weight, bn.bias, conv.conv1x1)
 
 
 def fuse_spconv_bn_eval(conv, bn):
@@ -73,9 +87,7 @@ def fuse_spconv_act_eval(conv, act):
     kinds = {nn.ReLU: "ReLU", nn.LeakyReLU: "LeakyReLU", nn.Sigmoid: "Sigmoid"}
     found = [name for kind, name in kinds.items() if isinstance(act, kind)]
     if not found:
-        raise UnsupportedError(
-            f"{type(act).__name__} cannot be fused; expected ReLU, LeakyReLU or Sigmoid."
-        )
+        raise UnsupportedError(f"{type(act).__name__} cannot be fused; expected ReLU, LeakyReLU or Sigmoid.")
     if conv.conv1x1:
         raise ContractError("a convolution of kernel size 1 takes no fused activation.")
     fused = copy.deepcopy(conv)

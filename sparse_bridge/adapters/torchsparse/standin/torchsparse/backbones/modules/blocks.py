@@ -25,14 +25,7 @@ class SparseConvTransposeBlock(nn.Sequential):
 
     def __init__(self, in_channels, out_channels, kernel_size, stride=1, dilation=1):
         super().__init__(
-            spnn.Conv3d(
-                in_channels,
-                out_channels,
-                kernel_size,
-                stride=stride,
-                dilation=dilation,
-                transposed=True,
-            ),
+            spnn.Conv3d(in_channels, out_channels, kernel_size, stride=stride, dilation=dilation, transposed=True),
             spnn.BatchNorm(out_channels),
             spnn.ReLU(True),
         )
@@ -52,8 +45,7 @@ class SparseResBlock(nn.Module):
         )
         if in_channels != out_channels or math.prod(make_ntuple(stride, ndim=3)) != 1:
             self.shortcut = nn.Sequential(
-                spnn.Conv3d(in_channels, out_channels, 1, stride=stride),
-                spnn.BatchNorm(out_channels),
+                spnn.Conv3d(in_channels, out_channels, 1, stride=stride), spnn.BatchNorm(out_channels)
             )
         else:
             self.shortcut = nn.Identity()

@@ -42,12 +42,7 @@ class Conv3d(nn.Module):
             raise ContractError("generative=True is for transposed layers; set transposed=True.")
         self.padding = tuple(
             (k - 1) // 2 if k % 2 and s == 1 else p
-            for k, s, p in zip(
-                self.kernel_size,
-                self.stride,
-                make_ntuple(given.get("padding", 0), ndim=3),
-                strict=True,
-            )
+            for k, s, p in zip(self.kernel_size, self.stride, make_ntuple(given.get("padding", 0), ndim=3), strict=True)
         )
         self._config = given.get("config")
         if release.name == "2.0" and self._config is None:
@@ -55,9 +50,7 @@ class Conv3d(nn.Module):
         self.kernel_volume = math.prod(self.kernel_size)
         matrix = self.kernel_volume == 1 and (not release.divides or math.prod(self.stride) == 1)
         shape = (in_channels, out_channels)
-        self.kernel = nn.Parameter(
-            torch.zeros(*(shape if matrix else (self.kernel_volume, *shape)))
-        )
+        self.kernel = nn.Parameter(torch.zeros(*(shape if matrix else (self.kernel_volume, *shape))))
         if given.get("bias", False):
             self.bias = nn.Parameter(torch.zeros(out_channels))
         else:
@@ -109,9 +102,13 @@ class Conv3d(nn.Module):
         if kernel is None:  # parametrised, or a plain attribute
             kernel, bias = self.kernel, self.bias
         spec = spec_of(
-            self.kernel_size, self.stride, state.get("padding", 0), self.dilation, self.transposed,
+            self.kernel_size,
+            self.stride,
+            state.get("padding", 0),
+            self.dilation,
+            self.transposed,
             state.get("generative", False),
-        )  # fmt: skip
+        )
         return kernel, bias, spec, state.get("_config", state.get("config"))
 
     def forward(self, input):

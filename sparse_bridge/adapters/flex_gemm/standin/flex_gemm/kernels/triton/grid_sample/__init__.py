@@ -1,9 +1,6 @@
 """Weighted sums of rows."""
 
-from sparse_bridge.adapters.flex_gemm.upstream.extension import (
-    indice_weighed_sum_bwd_input,
-    indice_weighed_sum_fwd,
-)
+from sparse_bridge.adapters.flex_gemm.upstream.extension import indice_weighed_sum_bwd_input, indice_weighed_sum_fwd
 
 from . import config
 

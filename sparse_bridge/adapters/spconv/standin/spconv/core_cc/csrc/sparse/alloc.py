@@ -1,5 +1,3 @@
 """The base class of allocators."""
 
-from sparse_bridge.adapters.spconv.upstream.allocator import (
-    ExternalAllocator as ExternalAllocator,
-)
+from sparse_bridge.adapters.spconv.upstream.allocator import ExternalAllocator as ExternalAllocator

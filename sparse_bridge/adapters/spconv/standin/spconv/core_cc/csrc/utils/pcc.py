@@ -2,6 +2,4 @@
 
 from sparse_bridge.adapters.spconv.upstream.missing import missing_class
 
-PointCloudCompress = missing_class(
-    __name__, "PointCloudCompress", "compress with laspy (.laz) or DracoPy"
-)
+PointCloudCompress = missing_class(__name__, "PointCloudCompress", "compress with laspy (.laz) or DracoPy")

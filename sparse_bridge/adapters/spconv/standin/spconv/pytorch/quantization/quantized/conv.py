@@ -66,9 +66,7 @@ class _Quantised(WeightedQuantizedModule):
         """mod: a layer and what it is fused with, as torch's `prepare` or `prepare_qat` left it."""
         plain = mod.to_float() if hasattr(mod, "to_float") else mod
         if not isinstance(plain, cls._FLOAT_MODULE):
-            raise ContractError(
-                f"{cls.__name__} is made of {cls._FLOAT_MODULE.__name__}, got {type(mod).__name__}."
-            )
+            raise ContractError(f"{cls.__name__} is made of {cls._FLOAT_MODULE.__name__}, got {type(mod).__name__}.")
         if not hasattr(mod, "activation_post_process") or not getattr(mod, "qconfig", None):
             raise ContractError(
                 f"this {type(mod).__name__} has observed no data; call torch's prepare on the "
@@ -94,17 +92,54 @@ class SparseConv(SparseConvolutionBase, SparseModule, _Quantised):
     _FLOAT_MODULE = SparseConvolution
 
     def __init__(
-        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1,
-        groups=1, bias=True, subm=False, output_padding=0, transposed=False, inverse=False,
-        indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
-        act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0, device=None, dtype=None,
-    ):  # fmt: skip
+        self,
+        ndim,
+        in_channels,
+        out_channels,
+        kernel_size=3,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        subm=False,
+        output_padding=0,
+        transposed=False,
+        inverse=False,
+        indice_key=None,
+        algo=None,
+        fp32_accum=None,
+        record_voxel_count=False,
+        act_type=tv.gemm.Activation.None_,
+        act_alpha=0,
+        act_beta=0,
+        device=None,
+        dtype=None,
+    ):
         SparseModule.__init__(self)
         SparseConvolutionBase.__init__(
-            self, ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
-            bias, subm, output_padding, transposed, inverse, indice_key, algo, fp32_accum,
-            record_voxel_count, act_type, act_alpha, act_beta,
-        )  # fmt: skip
+            self,
+            ndim,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            subm,
+            output_padding,
+            transposed,
+            inverse,
+            indice_key,
+            algo,
+            fp32_accum,
+            record_voxel_count,
+            act_type,
+            act_alpha,
+            act_beta,
+        )
         del self.scale, self.zero_point  # plain numbers of every convolution
         self._hold(self.weight_shape, bias, device)
 

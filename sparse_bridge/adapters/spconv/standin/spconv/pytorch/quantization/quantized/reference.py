@@ -18,18 +18,57 @@ class SpConv(SparseConvolution, ReferenceQuantizedModule):
     _IS_REFERENCE = True
 
     def __init__(
-        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1,
-        groups=1, bias=True, subm=False, output_padding=0, transposed=False, inverse=False,
-        indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
-        act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0, name=None, device=None,
-        dtype=None, weight_qparams=None,
-    ):  # fmt: skip
+        self,
+        ndim,
+        in_channels,
+        out_channels,
+        kernel_size=3,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        subm=False,
+        output_padding=0,
+        transposed=False,
+        inverse=False,
+        indice_key=None,
+        algo=None,
+        fp32_accum=None,
+        record_voxel_count=False,
+        act_type=tv.gemm.Activation.None_,
+        act_alpha=0,
+        act_beta=0,
+        name=None,
+        device=None,
+        dtype=None,
+        weight_qparams=None,
+    ):
         super().__init__(
-            ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
-            subm, output_padding, transposed, inverse, indice_key, algo, fp32_accum,
-            record_voxel_count, act_type, act_alpha, act_beta, name=name, device=device,
+            ndim,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            subm,
+            output_padding,
+            transposed,
+            inverse,
+            indice_key,
+            algo,
+            fp32_accum,
+            record_voxel_count,
+            act_type,
+            act_alpha,
+            act_beta,
+            name=name,
+            device=device,
             dtype=dtype,
-        )  # fmt: skip
+        )
         self._init_weight_qparams(weight_qparams, device)
 
     def forward(self, x, add_input=None):
@@ -46,9 +85,11 @@ class SpConv(SparseConvolution, ReferenceQuantizedModule):
     @classmethod
     def from_float(cls, float_conv, weight_qparams):
         made = cls(
-            **constructor_arguments(float_conv), device=float_conv.weight.device,
-            dtype=float_conv.weight.dtype, weight_qparams=weight_qparams,
-        )  # fmt: skip
+            **constructor_arguments(float_conv),
+            device=float_conv.weight.device,
+            dtype=float_conv.weight.dtype,
+            weight_qparams=weight_qparams,
+        )
         made.weight = nn.Parameter(float_conv.weight.detach())
         if float_conv.bias is not None:
             made.bias = nn.Parameter(float_conv.bias.detach())

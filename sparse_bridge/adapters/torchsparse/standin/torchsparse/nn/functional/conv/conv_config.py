@@ -8,9 +8,13 @@ from .conv_mode import ConvMode
 from .utils.collections import AttributeDict
 
 __all__ = [
-    "Dataflow", "clear_global_conv_config", "get_default_conv_config", "get_global_conv_config",
-    "keys_check", "set_global_conv_config",
-]  # fmt: skip
+    "Dataflow",
+    "clear_global_conv_config",
+    "get_default_conv_config",
+    "get_global_conv_config",
+    "keys_check",
+    "set_global_conv_config",
+]
 
 
 class Dataflow(Enum):

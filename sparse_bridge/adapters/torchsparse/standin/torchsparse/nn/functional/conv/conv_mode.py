@@ -6,9 +6,14 @@ from sparse_bridge.errors import ContractError
 from sparse_bridge.log import once
 
 __all__ = [
-    "ConvMode", "get_conv_mode", "get_downsample_mode", "get_kmap_mode", "set_conv_mode",
-    "set_downsample_mode", "set_kmap_mode",
-]  # fmt: skip
+    "ConvMode",
+    "get_conv_mode",
+    "get_downsample_mode",
+    "get_kmap_mode",
+    "set_conv_mode",
+    "set_downsample_mode",
+    "set_kmap_mode",
+]
 
 
 class ConvMode(Enum):
@@ -27,8 +32,7 @@ _downsample_mode = "spconv"
 def _say_that_nothing_changes(field):
     once(
         ("torchsparse-setter", field),
-        f"torchsparse's set_{field} changes no layer, there or here: set the field {field} of a "
-        "conv config.",
+        f"torchsparse's set_{field} changes no layer, there or here: set the field {field} of a conv config.",
     )
 
 
@@ -56,9 +60,7 @@ def set_kmap_mode(kmap_mode):
     """Remembered only; the config's field `kmap_mode` is what counts."""
     global _kmap_mode
     if kmap_mode not in ("hashmap", "hashmap_on_the_fly"):
-        raise ContractError(
-            f"kmap mode is {kmap_mode!r}; expected 'hashmap' or 'hashmap_on_the_fly'."
-        )
+        raise ContractError(f"kmap mode is {kmap_mode!r}; expected 'hashmap' or 'hashmap_on_the_fly'.")
     _kmap_mode = kmap_mode
     _say_that_nothing_changes("kmap_mode")
 
@@ -72,8 +74,6 @@ def set_downsample_mode(downsample_mode):
     """Remembered only; the config's field `downsample_mode` is what counts."""
     global _downsample_mode
     if downsample_mode not in ("spconv", "minkowski"):
-        raise ContractError(
-            f"downsample mode is {downsample_mode!r}; expected 'spconv' or 'minkowski'."
-        )
+        raise ContractError(f"downsample mode is {downsample_mode!r}; expected 'spconv' or 'minkowski'.")
     _downsample_mode = downsample_mode
     _say_that_nothing_changes("downsample_mode")

@@ -10,6 +10,10 @@ from spconv.pytorch.quantization.intrinsic.qat.modules import (
 )
 
 __all__ = [
-    "SparseConv", "SparseConvAddReLU", "SparseConvBn", "SparseConvBnAddReLU", "SparseConvBnReLU",
+    "SparseConv",
+    "SparseConvAddReLU",
+    "SparseConvBn",
+    "SparseConvBnAddReLU",
+    "SparseConvBnReLU",
     "SparseConvReLU",
-]  # fmt: skip
+]

@@ -6,6 +6,12 @@ from .downsample import spdownsample
 from .upsample import spupsample_generative
 
 __all__ = [
-    "build_kernel_map", "build_kmap", "convert_transposed_out_in_map", "downsample",
-    "spdownsample", "spupsample_generative", "transpose_kernel_map", "upsample",
-]  # fmt: skip
+    "build_kernel_map",
+    "build_kmap",
+    "convert_transposed_out_in_map",
+    "downsample",
+    "spdownsample",
+    "spupsample_generative",
+    "transpose_kernel_map",
+    "upsample",
+]

@@ -25,9 +25,17 @@ _NEW = (
     "split_mask_num_bwd",
 )
 _USED = (
-    "coords", "kernel_size", "stride", "tensor_stride", "padding", "spatial_range", "mode",
-    "dataflow", "downsample_mode", "generative",
-)  # fmt: skip
+    "coords",
+    "kernel_size",
+    "stride",
+    "tensor_stride",
+    "padding",
+    "spatial_range",
+    "mode",
+    "dataflow",
+    "downsample_mode",
+    "generative",
+)
 
 
 def build_kernel_map(*args, **kwargs):
@@ -41,9 +49,7 @@ def build_kernel_map(*args, **kwargs):
     return kernel_maps.build_kernel_map(**used)
 
 
-def transpose_kernel_map(
-    kmap, ifsort=False, training=False, split_mask_num=1, split_mask_num_bwd=1
-):
+def transpose_kernel_map(kmap, ifsort=False, training=False, split_mask_num=1, split_mask_num_bwd=1):
     """The same dict with the fields of the transposed layer (`..._t`) filled in."""
     if "out_in_map_t" not in kmap:
         kmap["out_in_map_t"] = kernel_maps.transposed_table(kmap["out_in_map"], kmap["sizes"][0])
