@@ -119,7 +119,7 @@ def test_training_is_decided_apart_with_its_gradients(by_rule, tmp_path, kind):
         step()
     (winner,) = found.groups
     assert {name[:3] for name in winner.layers} == {"fwd", "dgr"}
-    assert set(winner.flows.values()) == {"unmasked"} and "/training/" in winner.place
+    assert set(winner.flows.values()) == {"unmasked"} and "/training/" in winner.map_class
     again = layer(kind, 1, device=device)
     with tuning("cached", tmp_path), tuner.use(Tuner(never)):
         got, names = flows(lambda: step(again))
