@@ -18,9 +18,9 @@ from ..maps.request import MapRequest
 from .history import RequestHistory, Step
 
 _BLANK = -1  # what tables hold before anything is scattered to them
-# Elements of tables that become tiles side by side, 48 MiB: a table goes when its tiles are there,
-# and every batch more takes the host some ten launches.
-BATCH = 12 << 20
+# Elements of tables that become tiles side by side, 96 MiB: a table goes when its tiles are there,
+# and every batch more takes the host some ten launches. SECOND at 93k rows then takes one batch.
+BATCH = 24 << 20
 
 
 @functools.lru_cache(maxsize=1024)
