@@ -18,6 +18,7 @@ from .adapters.fused_layers import Fused, Skipped
 from .adapters.protocol import features_of
 from .adapters.watch import watched
 from .errors import SparseBridgeError
+from .refusals import Why
 
 _MARK = "_sparse_bridge_optimized"
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that are optimised
@@ -152,8 +153,8 @@ class _Learner:
             _uninstall(self.model)
         log.once(
             ("optimize", type(self.model).__name__),
-            f"optimize() left {type(self.model).__name__} as it was: fused, its output differs. "
-            "Somebody reads features between a convolution and its norm.",
+            f"optimize() left {type(self.model).__name__} as it was: {Why.FUSION_OUTPUT.says()}; "
+            f"{Why.FUSION_OUTPUT.remedy}.",
             level=30,
         )
         return plain
@@ -168,7 +169,8 @@ class _Learner:
             )
             if level == 2 and expected:  # an extension that asks for memory before the sum, say
                 name = type(self.model).__name__
-                log.logger.warning("optimize() leaves the residual sums of %s unfused: %s", name, error)
+                reason = Why.FUSION_SUM.says(type(error).__name__, error)
+                log.logger.warning("optimize() leaves the residual sums of %s unfused: %s", name, reason)
                 return False
             _uninstall(self.model)
             raise

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import log, settings
+from ..refusals import Refusal, Why
 from . import build
 
 Listener = Callable[[Any], None]  # called with the module, or None where it is not to be used
@@ -25,7 +26,7 @@ _lock = threading.RLock()
 _thread: threading.Thread | None = None
 _until = 0.0  # when nobody waits for it any more
 _module: Any = None
-_reason = "not built yet"
+_reason = Why.HELPER_NOT_BUILT.says()
 _listeners: list[Listener] = []
 
 
@@ -62,8 +63,8 @@ def _build() -> None:
                 listener(made)
             _module = made
     except Exception as error:  # whatever it is, Python does all
-        known = isinstance(error, build.BuildError)
-        _reason = str(error) if known else f"{type(error).__name__}: {error}"
+        known = isinstance(error, Refusal)
+        _reason = str(error) if known else Why.HELPER_ERROR.says(type(error).__name__, error)
         level = log.logger.info if known else log.logger.warning
         level("the compiled helper is not used: %s", _reason)
 
@@ -90,13 +91,13 @@ def when_ready(listener: Listener) -> None:
 def reason() -> str | None:
     """Why the helper is not used in this process; None where it is."""
     if not settings.get().native:
-        return "turned off by SPARSE_BRIDGE_STARTUP=native=0"
+        return Why.HELPER_OFF.says()
     return None if _module is not None else _reason
 
 
 def described() -> str:
     """What a GPU of this machine would get, in words; builds nothing."""
     if not settings.get().native:
-        return "turned off by SPARSE_BRIDGE_STARTUP=native=0"
+        return Why.HELPER_OFF.says()
     problem = build.problem()
     return "can be compiled" if problem is None else f"not used: {problem}"

@@ -19,6 +19,7 @@ from typing import Any
 import filelock
 
 from .. import folders
+from ..refusals import Refusal, Why
 
 NAME = "sparse_bridge_native"
 SOURCE = pathlib.Path(__file__).with_name("native.c")
@@ -27,10 +28,6 @@ PARTS = (SOURCE, *map(SOURCE.with_name, ("map_side.c", "chain.c", "host_program.
 FLAGS = ("-O2", "-std=c11", "-shared", "-fPIC", "-fno-strict-aliasing")
 _LONGEST = 60.0  # seconds for the compiler, and for another process that compiles
 _PYTHONS = (3, 10), (3, 14)  # whose C API the source was compiled against
-
-
-class BuildError(Exception):
-    """Why there is no helper."""
 
 
 def compiler() -> list[str] | None:
@@ -46,39 +43,39 @@ def compiler() -> list[str] | None:
 
 
 def load() -> Any:
-    """The helper as a module, compiled unless the cache folder has it. Raises BuildError."""
+    """The helper as a module, compiled unless the cache folder has it. Raises Refusal."""
     unsupported = _unsupported()
     if unsupported is not None:
-        raise BuildError(unsupported)
+        raise unsupported
     try:
         return _loaded(_compiled())
     except (OSError, ImportError, subprocess.SubprocessError, filelock.Timeout) as error:
-        raise BuildError(f"{type(error).__name__}: {error}") from error
+        raise Refusal(Why.HELPER_NOT_LOADED, type(error).__name__, error) from error
 
 
-def problem() -> str | None:
+def problem() -> Refusal | None:
     """Why there can be no helper on this machine, as far as can be told without compiling."""
     headers = pathlib.Path(sysconfig.get_path("include"))
     if (unsupported := _unsupported()) is not None:
         return unsupported
     if compiler() is None:
-        return "no C compiler is installed (gcc, clang, cc, or the variable CC)"
+        return Refusal(Why.HELPER_NO_COMPILER)
     if not (headers / "Python.h").exists():
-        return f"the headers of Python are not in {headers} (package python3-dev)"
+        return Refusal(Why.HELPER_NO_HEADERS, headers)
     return None
 
 
-def _unsupported() -> str | None:
+def _unsupported() -> Refusal | None:
     """Why this Python does without."""
     if sys.implementation.name != "cpython" or os.name != "posix":
-        return f"it is for CPython on Linux, this is {platform.platform()}"
+        return Refusal(Why.HELPER_PLATFORM, platform.platform())
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "this Python runs without a global lock, on which the helper relies"
+        return Refusal(Why.HELPER_NO_LOCK)
     low, high = _PYTHONS
     if not low <= sys.version_info[:2] <= high:
-        return f"it is for Python {low[0]}.{low[1]} to {high[0]}.{high[1]}"
+        return Refusal(Why.HELPER_PYTHON, f"{low[0]}.{low[1]}", f"{high[0]}.{high[1]}")
     if sys.byteorder != "little":
-        return "it writes parameters of kernels in little-endian order"
+        return Refusal(Why.HELPER_BYTE_ORDER)
     return None
 
 
@@ -94,7 +91,7 @@ def _compiled() -> pathlib.Path:
         return made
     missing, command = problem(), compiler()
     if missing is not None or command is None:
-        raise BuildError(missing or "no C compiler")
+        raise missing or Refusal(Why.HELPER_NO_COMPILER)
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder / f"{source}.lock", timeout=_LONGEST):
         if (made := _whole(folder, source, suffix)) is None:
@@ -139,11 +136,10 @@ def _compile(command: list[str], folder: pathlib.Path, digest: str, suffix: str)
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            message = f"{command[0]} took longer than {_LONGEST:g} seconds"
-            raise BuildError(message) from None
+            raise Refusal(Why.HELPER_SLOW_COMPILER, command[0], _LONGEST) from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise BuildError(f"{command[0]} failed with code {done.returncode}: {last}")
+            raise Refusal(Why.HELPER_NOT_COMPILED, command[0], done.returncode, last)
         made = folder / _name(digest, library.read_bytes(), suffix)
         os.replace(library, made)  # readers see all of it or nothing
         return made

@@ -207,7 +207,7 @@ def test_every_dataflow_of_the_settings_has_a_file():
     for name, kernels in settings.DATAFLOWS.items():
         flow = registry.entry(name)
         assert (flow.name, flow.kernels) == (name, kernels)
-    assert registry.entry(registry.automatic()[-1]).unsupported_reasons(Case(CUDA, torch.float64, False)) == [], (
+    assert registry.entry(registry.automatic()[-1]).refusals(Case(CUDA, torch.float64, False)) == [], (
         "the last one serves everything"
     )
 

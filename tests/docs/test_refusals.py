@@ -1,56 +1,73 @@
-"""The page's reasons why a model is not replayed are those that the code gives, all of them; and
-the messages that the page of ways quotes from the log are in the code."""
+"""The page's reasons why a faster way declines are those of the table `Why`, all of them, and each is
+given somewhere; messages that the page of ways quotes from the log are in the code."""
 
 from __future__ import annotations
 
 import ast
+import copy
+import pickle
 import re
 from collections.abc import Iterator
+
+from sparse_bridge.refusals import Refusal, Why
 
 from .pages import ROOT, table
 
 PACKAGE = ROOT / "sparse_bridge"
-REASONS = "| reason | it means | do |"
-GIVE = {"UnpaddedError", "MixedRowsError", "UndecidedError", "UnknownRowsError", "refuse"}
+TABLE = PACKAGE / "refusals.py"
+FIELD = re.compile(r"{[^}]*}")
 
 
-def text_of(node: ast.expr) -> str:
-    """Of a string; {} for what is known later."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(map(text_of, node.values))
-    if isinstance(node, ast.BoolOp):
-        return text_of(node.values[-1])
-    return "{}"
+def member(node: ast.AST) -> str | None:
+    """The name where a node is `Why.NAME`."""
+    own = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "Why"
+    return node.attr if own else None  # type: ignore[attr-defined]
 
 
-def given(source: str) -> Iterator[str]:
-    """Texts of refusals, and what `given_up` returns."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and node.args:
-            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            if name in GIVE:
-                yield text_of(node.args[0])
-        if isinstance(node, ast.FunctionDef) and node.name == "given_up":
-            returned = [one.value for one in ast.walk(node) if isinstance(one, ast.Return)]
-            yield from (text_of(one) for one in returned if one is not None)
+def trees() -> Iterator[ast.AST]:
+    """All nodes of the package outside of the table."""
+    for path in PACKAGE.rglob("*.py"):
+        if path != TABLE:
+            yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
-def reasons() -> list[str]:
-    paths = [*sorted((PACKAGE / "core" / "capture").rglob("*.py")), PACKAGE / "core/maps/rows.py"]
-    texts = [one for path in paths for one in given(path.read_text(encoding="utf-8"))]
-    return sorted({one for one in texts if re.search("[a-z]", one)})
+def calls() -> Iterator[tuple[str, int]]:
+    """Calls that give a reason: its name, and how many details they give."""
+    for node in trees():
+        if isinstance(node, ast.Call):
+            if getattr(node.func, "attr", "") == "says" and (name := member(node.func.value)):  # type: ignore[attr-defined]
+                yield name, len(node.args)
+            elif node.args and (name := member(node.args[0])):
+                yield name, len(node.args) - 1
 
 
 def test_the_page_has_every_reason_and_no_other() -> None:
-    rows = table(ROOT / "docs" / "troubleshooting.md", REASONS)
-    phrases = [phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row[0])]
-    given_now = reasons()
-    assert len(given_now) > 35
-    missing = [one for one in given_now if not any(phrase in one for phrase in phrases)]
-    assert missing == [], "without a row"
-    assert [one for one in phrases if not any(one in text for text in given_now)] == []
+    shown = table(ROOT / "docs" / "troubleshooting.md", "| code | it says | do |")
+    expected = [[f"`{one.name}`", FIELD.sub("…", one.text), one.remedy or "nothing"] for one in Why]
+    assert shown == expected
+
+
+def test_the_page_explains_every_way() -> None:
+    rows = table(ROOT / "docs" / "troubleshooting.md", "| code begins with | what declined | where it says so |")
+    assert [row[0].strip("`") for row in rows] == list(dict.fromkeys(one.name.partition("_")[0] for one in Why))
+
+
+def test_every_reason_is_given_with_what_its_sentence_needs() -> None:
+    given = list(calls())
+    assert {name for name, _ in given} == {one.name for one in Why}
+    assert [one for one in given if one[1] != len(FIELD.findall(Why[one[0]].text))] == []
+
+
+def test_a_reason_is_one_sentence() -> None:
+    for why in Why:
+        assert why.text[-1] != "." and ". " not in why.text and "|" not in f"{why.text}{why.remedy}"
+        assert why.says(*[0.5] * len(FIELD.findall(why.text))).endswith(f" [{why.name}]")
+
+
+def test_a_refusal_can_be_copied_and_sent() -> None:
+    refusal = Refusal(Why.GRAPH_READS_OBJECT, "{key}", "Thing")
+    for one in (refusal, copy.copy(refusal), pickle.loads(pickle.dumps(refusal))):
+        assert (str(one), one.why) == ("it reads '{key}', a Thing [GRAPH_READS_OBJECT]", Why.GRAPH_READS_OBJECT)
 
 
 def test_messages_that_are_quoted_exist() -> None:

@@ -14,7 +14,7 @@ Graph = dict[str, set[str]]
 # From the lowest to the highest; what stands in one line may import each other, without a cycle.
 FLOORS = (
     (
-        *("_version", "errors", "folders", "hooks", "log", "memory", "native", "releases", "settings"),
+        *("_version", "errors", "folders", "hooks", "log", "memory", "native", "refusals", "releases", "settings"),
         *("state", "tables", "tolerances", "workers"),
     ),
     ("kernels.runtime",),

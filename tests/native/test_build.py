@@ -23,6 +23,7 @@ import rich.console
 
 from sparse_bridge import native, settings
 from sparse_bridge.native import build
+from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools import doctor
 from tests.patience import PATIENCE
 
@@ -75,7 +76,7 @@ def files(folder):
 
 def refused(match):
     """Neither a helper nor an exception, and why."""
-    with pytest.raises(build.BuildError, match=match):
+    with pytest.raises(Refusal, match=match):
         build.load()
     assert native.module() is None
     reason = native.reason()
@@ -105,7 +106,7 @@ def test_it_is_found_the_second_time(library, monkeypatch):
 def test_without_a_compiler(anew, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", "")
-    assert "no C compiler" in refused("no C compiler")
+    assert "HELPER_NO_COMPILER" in refused("no C compiler")
     assert native.described().startswith("not used: no C compiler is installed")
 
 
@@ -153,7 +154,7 @@ def test_a_read_only_folder(library, tmp_path, monkeypatch):
         monkeypatch.setattr(pathlib.Path, name, refuse)
     with settings.override(cache_dir=str(library)):
         assert build.load()
-    with settings.override(cache_dir=str(tmp_path)), pytest.raises(build.BuildError, match="read"):
+    with settings.override(cache_dir=str(tmp_path)), pytest.raises(Refusal, match="read"):
         build.load()
 
 
@@ -167,7 +168,7 @@ def test_a_library_that_was_changed_is_not_loaded(library, folder, monkeypatch, 
     there = files(folder)[0]
     there.write_bytes(change(there.read_bytes()))
     monkeypatch.setenv("CC", "/bin/false")
-    with pytest.raises(build.BuildError, match="/bin/false failed"):
+    with pytest.raises(Refusal, match="/bin/false failed"):
         build.load()
 
 
@@ -224,7 +225,7 @@ def test_another_process_that_compiles_for_ever(anew, monkeypatch):
 
     held.others = []
     monkeypatch.setattr(build.filelock, "FileLock", held)
-    with pytest.raises(build.BuildError, match="Timeout"):
+    with pytest.raises(Refusal, match="Timeout"):
         build.load()
     for other in held.others:
         other.release()
@@ -237,7 +238,7 @@ def test_launches_wait_for_it_once(anew, monkeypatch):
     for _ in range(5):
         assert native.module() is None
     assert time.monotonic() - start < 1.2
-    assert native.reason() == "not built yet"
+    assert native.reason() == Why.HELPER_NOT_BUILT.says()
 
 
 @pytest.mark.parametrize(
@@ -263,8 +264,7 @@ def test_another_python(anew, monkeypatch, changed, match):
 def test_it_can_be_turned_off(anew):
     with settings.override(native=False):
         assert native.module() is None and native._thread is None
-        why = "turned off by SPARSE_BRIDGE_STARTUP=native=0"
-        assert native.reason() == native.described() == why
+        assert native.reason() == native.described() == Why.HELPER_OFF.says()
 
 
 def test_what_doctor_says(anew):
@@ -285,7 +285,7 @@ def test_a_listener_that_fails(anew, library, caplog):
         native.when_ready(fails)
         native.when_ready(heard.append)
         assert native.module() is None
-    assert native.reason() == "TypeError: no slot of that name" and not heard
+    assert native.reason() == Why.HELPER_ERROR.says("TypeError", "no slot of that name") and not heard
     assert "no slot of that name" in caplog.text
 
 

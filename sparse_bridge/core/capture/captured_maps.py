@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...kernels.runtime import target as targets
+from ...refusals import Refusal, Why
 from ..device.stream_order import alone_on
 from ..geometry.boxes import Box, record_of
 from ..geometry.data_bounds import DataBounds, Root
@@ -122,10 +123,10 @@ class CapturedMaps:
         self._remains = Remains(self.host, self.inputs.host, self.event)
 
     def _laid_out(self) -> BatchedBuilder:
-        """A builder that has queued the coordinates of all levels. Raises RuntimeError."""
+        """A builder that has queued the coordinates of all levels. Raises Refusal."""
         builder = builder_over(self.scene, self.box, self.target, self.steps, self.inputs)
         if not builder.lay_out(self.scene):
-            raise RuntimeError("the last scene does not tell how large the levels get")
+            raise Refusal(Why.GRAPH_NO_SIZES)
         return builder
 
     def _coordinates(self) -> dict[int, torch.Tensor]:

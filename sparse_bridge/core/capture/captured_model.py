@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from ...refusals import Refusal, Why
 from ..conv.waiting import materialize
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import Root
@@ -21,7 +22,7 @@ from .batched_builder import boxes_of
 from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .calls.outcome import MISSING, Alike, Outcome, Own, holds_numbers, rebuilt
-from .padded import MixedRowsError, PaddedInput, UnpaddedError
+from .padded import PaddedInput
 
 ROWS = -1  # in the place of a column
 _TORCHS = ("_parameters", "_buffers", "_modules")
@@ -87,7 +88,7 @@ class Captured:
     ) -> None:
         """Run it.  around: what to enter when it begins with the sparse tensor.
 
-        Raises UnpaddedError where it does more to its input than to read it."""
+        Raises Refusal where it does more to its input than to read it."""
         self.tensors, self.scene = place.tensors, scene
         self.forward, self.place, self.features = forward, place, features
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
@@ -110,7 +111,7 @@ class Captured:
                 if isinstance(mode, ForeignReads):
                     shown(self.tensors, self.outcome, mode.check)
         if self.tensors.features_of(self.twin) is not features or features._version != version:
-            raise UnpaddedError("it changes the sparse tensor that it is given.")
+            raise Refusal(Why.GRAPH_WRITES_INPUT)
 
     def strange(self, root: Root) -> set[int]:
         """In what an input differs from the one of the capture so that a model may tell: columns
@@ -192,7 +193,7 @@ class Captured:
         return own
 
     def compare(self, call: Call, out: Any, made: list[Any]) -> None:
-        """Raise UnpaddedError unless `made`, the values of the outcome as those of `call`, are what
+        """Raise Refusal unless `made`, the values of the outcome as those of `call`, are what
         the model returned for it, `out`."""
         self.alike(call, out, made)
         owned = call.owned(self.tensors)
@@ -204,7 +205,7 @@ class Captured:
         found = _outputs(self.tensors, made, theirs)
         wide = _outputs(self.tensors, self.outcome.values(), self.outcome.kept)
         if not len(expected) == len(found) > 0:
-            raise MixedRowsError(f"it returns {len(expected)} tensors, and {len(found)} over a padded input.")
+            raise Refusal(Why.GRAPH_OUTPUT_COUNT, len(expected), len(found))
         for number, (one, other, whole) in enumerate(zip(expected, found, wide, strict=True)):
             level = self.scene.level_of(whole[0])
             name = f"output {number} ({'a grid' if level == padded.GRID else f'level {level}'})"
@@ -221,7 +222,7 @@ class Captured:
     def _with_maps(self, call: Call, root: Any) -> Any:
         """A sparse tensor of the call's outcome with its kernel maps, which somebody wants who is
         no part of the model: it computes once more, and is not replayed from now on."""
-        self.place.dropped("a layer outside of it uses its kernel maps.")
+        self.place.dropped(Why.GRAPH_MAPS_OUTSIDE.says())
         found: list[Any] = []
         features = self.tensors.features_of(call.x)
         assert features is not None
@@ -272,7 +273,7 @@ def _outputs(tensors: Tensors, values: list[Any], own: Own) -> list[tuple[torch.
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, tensors: Tensors) -> Iterator[None]:
-    """Raise UnpaddedError where the modules of a model come to hold other things in attributes,
+    """Raise Refusal where the modules of a model come to hold other things in attributes,
     which are put back: a graph could not repeat it. The frameworks' own layers may."""
     before = [
         (module, dict(module.__dict__), _contents(module)) for module in model.modules() if not tensors.is_own(module)
@@ -287,7 +288,7 @@ def untouched(model: nn.Module, tensors: Tensors) -> Iterator[None]:
                     module.__dict__[name] = held.get(name)
     if moved:
         module, name = moved[0]
-        raise UnpaddedError(f"{type(module).__name__} keeps something of a call in {name!r}.")
+        raise Refusal(Why.GRAPH_KEEPS_VALUES, type(module).__name__, name)
 
 
 def _contents(module: nn.Module) -> dict[str, Any]:

@@ -19,36 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...kernels.runtime.parts import octave_step
+from ...refusals import Refusal, Why
 from ..geometry.constants import constants
 from ..maps import rows as row_scopes
-from ..maps.rows import Rows, UnknownRowsError, UnpaddedError
+from ..maps.rows import Rows
 
 if TYPE_CHECKING:
     from .history import RequestHistory
 
-__all__ = [
-    "GRID",
-    "MixedRowsError",
-    "PaddedInput",
-    "UndecidedError",
-    "UnknownRowsError",
-    "UnpaddedError",
-    "capacity_of",
-    "compare",
-    "current",
-    "named",
-    "rows_found",
-    "using",
-]
-
-
-class MixedRowsError(UnpaddedError):
-    """A model computes something else over a padded input, if only other bits."""
-
-
-class UndecidedError(UnpaddedError):
-    """What a model makes of this input does not show whether it computes the same over a padded
-    one."""
+__all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "named", "rows_found", "using"]
 
 
 def named(value: Any) -> str:
@@ -101,16 +80,16 @@ class PaddedInput:
 
     def level_of(self, value: torch.Tensor) -> int:
         """The level whose rows `value` has, capacity included; GRID for a dense grid, or what was
-        computed of one. Raises UnknownRowsError."""
+        computed of one. Raises Refusal."""
         if value.ndim > 1 and value.shape[0] in self.grids:
             return GRID
         for level, capacity in self.capacities.items():
             if value.ndim and value.shape[0] == capacity:
                 return level
-        raise UnknownRowsError(f"a tensor of shape {list(value.shape)} has not a row for every site of a level.")
+        raise Refusal(Why.GRAPH_NO_LEVEL, list(value.shape))
 
     def used(self, value: torch.Tensor, rows: dict[int, int]) -> int:
-        """How many rows of a tensor count. Raises UnknownRowsError."""
+        """How many rows of a tensor count. Raises Refusal."""
         level = self.level_of(value)
         return len(value) if level == GRID else rows[level]
 
@@ -174,36 +153,26 @@ def capacity_of(rows: int) -> int:
 
 
 def compare(name: str, expected: torch.Tensor, found: torch.Tensor) -> None:
-    """Raise MixedRowsError unless a tensor that a model makes of an input, `expected`, and the one
-    of the same input with NaN behind its last row have the same bits; UndecidedError where NaN
-    that is there anyway would hide one from behind the last row."""
+    """Raise Refusal unless a tensor that a model makes of an input, `expected`, and the one of the
+    same input with NaN behind its last row have the same bits; undecided where NaN that is there
+    anyway would hide one from behind the last row."""
     own = f"{name}, {_described(expected)},"
     if expected.shape != found.shape or expected.dtype != found.dtype:
-        raise MixedRowsError(f"{own} is {_described(found)} over a padded input.")
+        raise Refusal(Why.GRAPH_OUTPUT_SHAPE, own, _described(found))
     differ = expected != found
     if not expected.is_floating_point():
         if differ.any():
-            raise MixedRowsError(f"{own} differs in {_rows(differ)} rows over a padded input.")
+            raise Refusal(Why.GRAPH_OUTPUT_ROWS, own, _rows(differ))
         return
     if expected.isnan().any():
-        raise UndecidedError(
-            f"{own} is NaN in {_rows(expected.isnan())} rows, so that a trial over a padded input "
-            f"shows nothing: {expected.dtype} ends at {torch.finfo(expected.dtype).max:.3g}."
-        )
+        most = torch.finfo(expected.dtype).max
+        raise Refusal(Why.GRAPH_NAN, own, _rows(expected.isnan()), expected.dtype, most)
     if found.isnan().any():
-        raise MixedRowsError(
-            f"it mixes rows outside its sparse layers: {own} is NaN in {_rows(found.isnan())} rows "
-            "where rows that do not exist are NaN."
-        )
+        raise Refusal(Why.GRAPH_MIXED_ROWS, own, _rows(found.isnan()))
     if differ.any():
         size = torch.where(expected.isfinite(), expected, 0.0).double().norm()
         error = torch.where(differ, expected.double() - found.double(), 0.0).norm()
-        raise MixedRowsError(
-            f"it computes something else over a padded input: {own} is off by "
-            f"{float(error / size):.1e} of its size in {_rows(differ)} rows. Where that is "
-            "rounding, an operation outside its sparse layers rounds by how many rows there are, "
-            "as matrix products of torch in fp32 do."
-        )
+        raise Refusal(Why.GRAPH_OTHER_BITS, own, float(error / size), _rows(differ))
 
 
 def _described(tensor: torch.Tensor) -> str:

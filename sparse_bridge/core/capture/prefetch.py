@@ -25,6 +25,7 @@ import torch
 from ... import log, memory, settings, state
 from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
+from ...refusals import Why
 from ..device.device_support import kernel_target
 from ..geometry.boxes import Box
 from ..maps import request as requests
@@ -263,9 +264,10 @@ def _answers(
     except KernelError:
         raise
     except SparseBridgeError as error:  # of a layer that this input may never reach: it will say so
-        log.logger.debug("no prefetch: %s", error)
+        log.logger.debug("no prefetch: %s", Why.PREFETCH_LAYER.says(error))
         return None
     except torch.cuda.OutOfMemoryError:  # map by map it takes less
+        log.logger.debug("no prefetch: %s", Why.PREFETCH_MEMORY.says())
         return None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ... import log
+from ...refusals import Refusal, Verdict, Why
 from ..conv import pending
 from ..geometry.boxes import Box
 from .calls import followers
@@ -20,7 +21,7 @@ from .calls.outcome import MISSING
 from .captured_model import ROWS, Place, Tensors, statistics_kept
 from .graph_maps import Early, smallest
 from .kinds import Kind, Root, addresses, kind_of, root_of
-from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
+from .padded import PaddedInput
 from .recording import EagerMemory, GraphMemory, empty_cache
 
 _EAGER_CALLS = 2  # of a size before it is captured
@@ -120,7 +121,7 @@ class Replays(abc.ABC):
             return None
         try:
             call = call_of(args, kwargs, self.tensors_of, self.reads)
-        except UnpaddedError as error:
+        except Refusal as error:
             self.failures += not self.graphs
             self.refuse(str(error))
             return None
@@ -178,9 +179,11 @@ class Replays(abc.ABC):
             try:
                 graph.made.compare(call, out, seen)
                 graph.proved |= strange
-            except UndecidedError:  # the next input may tell
-                return
-            except MixedRowsError as error:
+            except Refusal as error:
+                if error.verdict is Verdict.UNDECIDED:
+                    return
+                if error.verdict is Verdict.FINAL:
+                    raise
                 if strange == {ROWS}:
                     self.failures += 1
                     self.refuse(str(error))
@@ -276,15 +279,21 @@ class Replays(abc.ABC):
                     empty_cache()  # what the trial took on a stream of its own
                 elif (len(self.reads), self.by_box) == known:
                     self.barren += 1
-        except UndecidedError as error:
-            self.barren += 1
-            self.undecided = str(error)
-            self._say("undecided", self.undecided)
+        except Refusal as error:
+            self._failed(error)
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
-            final = isinstance(error, UnpaddedError) and not isinstance(error, MixedRowsError)
-            self.failures += _FAILURES if final else 1
-            self.refuse(str(error))
+            self._failed(Refusal(Why.GRAPH_ERROR, type(error).__name__, error))
+
+    def _failed(self, refusal: Refusal) -> None:
+        """A trial or a capture ended with it."""
+        if refusal.verdict is Verdict.UNDECIDED:
+            self.barren += 1
+            self.undecided = str(refusal)
+            self._say("undecided", self.undecided)
+        else:
+            self.failures += _FAILURES if refusal.verdict is Verdict.FINAL else 1
+            self.refuse(str(refusal))
 
     def told_apart(self, scene: PaddedInput, known: int) -> bool:
         """Whether a trial has shown that more tells calls apart than `known` entries of
@@ -316,9 +325,9 @@ class Replays(abc.ABC):
         if self.failures >= _FAILURES:
             return self.reason
         if self.barren >= _BARREN and not self.graphs:
-            return self.undecided or "the kernel maps that it asks for are not prefetched."
+            return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
         if len(self.calls) >= max(_KINDS, self.hits):
-            return f"its calls are of ever new kinds: {len(self.calls)}, {self.hits} were replayed."
+            return Why.GRAPH_NEW_KINDS.says(len(self.calls), self.hits)
         return None
 
     def place(self, kind: Kind, box: Box) -> Place:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ... import tolerances
+from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm
@@ -24,7 +25,7 @@ from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .calls.outcome import Outcome
 from .captured_model import Captured, Place, Tensors, shown
-from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
+from .padded import PaddedInput
 
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
 _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
@@ -66,7 +67,7 @@ class PaddedModel:
         out = torch.func.functional_call(self.model, held, args, kwargs, tie_weights=False)
         for name, one in given.items():  # torch tells in `held` what was put in their place
             if held[name] is not one:
-                raise UnpaddedError(f"it puts another tensor in the place of {name}.")
+                raise Refusal(Why.GRAPH_OTHER_PARAMETER, name)
         return out
 
     def over(self, scene: PaddedInput, features: torch.Tensor, around: Sequence[Any] = ()) -> Captured:
@@ -86,7 +87,7 @@ class PaddedModel:
         return _leaves(self.place.tensors, outcome), features
 
     def look(self, scene: PaddedInput) -> None:
-        """Raise UnpaddedError where the model computes with other tensors than its own."""
+        """Raise Refusal where the model computes with other tensors than its own."""
         features = self.capacity(scene)
         held = [*self.aliases.values(), *self.buffers.values()]
         with torch.no_grad():
@@ -101,7 +102,7 @@ class PaddedModel:
         return features.detach().requires_grad_(self.features.requires_grad)
 
     def try_out(self, scene: PaddedInput, rows: dict[int, int]) -> Captured:
-        """The model over the padded input. Raises UnpaddedError unless outputs, gradients and
+        """The model over the padded input. Raises Refusal unless outputs, gradients and
         buffers are those of x alone."""
         own = self.buffers
         try:
@@ -125,7 +126,7 @@ class PaddedModel:
             made = self.over(scene, features)
             wide = leaves_of(made)
             if len(wide) != len(leaves):
-                raise UnpaddedError("it returns less over a padded input.")
+                raise Refusal(Why.GRAPH_RETURNS_LESS)
             pairs = zip(cotangents, wide, strict=True)
             mine = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
             mine += [leaf[: scene.used(leaf, rows)] for leaf in wide]
@@ -134,7 +135,7 @@ class PaddedModel:
                 mine[0] = mine[0][: self.features.shape[0]]
             for name, one in self._numbers().items():
                 if not torch.equal(one, numbers[name]):
-                    raise UnpaddedError(f"{name} differs over a padded input.")
+                    raise Refusal(Why.GRAPH_BUFFER, name)
             names = self._names(features, len(wide))
             _compare(names, mine, theirs, nudged, self._precision())
             return made
@@ -182,7 +183,7 @@ def _leaves(tensors: Tensors, outcome: Outcome) -> list[torch.Tensor]:
 
     shown(tensors, outcome, look)
     if not found:
-        raise UnpaddedError("its output does not depend on what is trained.")
+        raise Refusal(Why.GRAPH_NO_GRADIENT)
     return list(found.values())
 
 
@@ -223,7 +224,7 @@ def _widened(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
 
 
 def _compare(names: list[str], mine: list[Any], theirs: list[Any], nudged: list[Any], dtype: torch.dtype) -> None:
-    """Raise UnpaddedError unless these tensors agree within rounding.
+    """Raise Refusal unless these tensors agree within rounding.
 
     nudged: theirs after a change of the features as small as rounding, which shows how much
     rounding moves each tensor. Gradients that are but rounding, as of a bias before a norm, are
@@ -238,10 +239,10 @@ def _compare(names: list[str], mine: list[Any], theirs: list[Any], nudged: list[
         sum(float(one.double().square().sum()) for one in present) / max(1, sum(one.numel() for one in present))
     )
     if not math.isfinite(scale):
-        raise UndecidedError("its outputs or gradients are not finite, which shows nothing.")
+        raise Refusal(Why.GRAPH_INFINITE)
     for name, one, other, moved in zip(names, mine, theirs, nudged, strict=True):
         if (one is None) != (other is None) or (one is not None and one.shape != other.shape):
-            raise UnpaddedError(f"{name} has another shape over a padded input.")
+            raise Refusal(Why.GRAPH_GRADIENT_SHAPE, name)
         if one is None or not one.numel():
             continue
         tolerance = tight if name.startswith("output") else loose  # no sums over rows
@@ -249,10 +250,7 @@ def _compare(names: list[str], mine: list[Any], theirs: list[Any], nudged: list[
         allowed += 3 * float((moved.double() - other.double()).norm())
         error = float((one.double() - other.double()).norm())
         if not error <= allowed:
-            raise MixedRowsError(
-                f"it mixes rows outside its sparse layers and batch norms: over a "
-                f"padded input, {name} is off by {error:.2e}; {allowed:.2e} would be rounding."
-            )
+            raise Refusal(Why.GRAPH_MIXED_GRADIENTS, name, error, allowed)
 
 
 @contextlib.contextmanager
@@ -289,7 +287,7 @@ def _normalise(module: Any, forward: Any, tensors: Tensors, x: Any) -> Any:
 def _counted(module: nn.BatchNorm1d, x: torch.Tensor, scene: PaddedInput) -> torch.Tensor:
     mean, var = module.running_mean, module.running_var
     if module.momentum is None:
-        raise UnpaddedError("momentum=None of a batch norm counts batches on the host.")
+        raise Refusal(Why.GRAPH_MOMENTUM)
     tracked = module.training and module.track_running_stats
     return batch_norm(
         x,

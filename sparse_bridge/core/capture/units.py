@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ... import hooks, memory, settings, state
+from ...refusals import Refusal, Why
 from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
@@ -36,7 +37,6 @@ from .calls.frames import constants_alive
 from .calls.given import ENTRANCE, Given, with_copies
 from .calls.wrappers import wraps
 from .captured_model import Tensors
-from .padded import UnpaddedError
 from .replay import Replayer, Summary
 from .replay_parts import MISSING, Served, trying
 from .replay_training import TrainingReplayer
@@ -246,7 +246,7 @@ class Unit:
             dicts, parts = {**visit.dicts, **call.dicts}, {**visit.parts, **call.parts}
             alive = constants_alive(sys._getframe(1), _THROUGH, lambda one: id(one) in known or _is_tensor(one))
             constants = call.constants, alive, read_constants(dicts, mode.reads)
-        except UnpaddedError as error:
+        except Refusal as error:
             mode.refuse(str(error))
             mode.failures += 1
             return
@@ -263,7 +263,7 @@ class Unit:
         with _visiting(again):
             out = function(*args, **kwargs)
         if not again.entered:
-            raise UnpaddedError("it does not always come to its sparse layers.")
+            raise Refusal(Why.GRAPH_BRANCH)
         return out
 
     def _settle(self) -> None:

@@ -7,6 +7,7 @@ distinct coordinates', channels are contiguous, accumulation is fp32 (fp64 for f
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import torch
 from ... import settings
 from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
+from ...refusals import Refusal
 from ..geometry.weights import WeightLayout
 from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import Rulebook
@@ -47,16 +49,8 @@ class Case(NamedTuple):
     regular: bool = True
 
 
-class Reason(NamedTuple):
-    """Why a dataflow does not serve.  device: because of the device; another one may do.  fault:
-    its kernels compute wrongly, which is worth a report."""
-
-    text: str
-    device: bool = False
-    fault: bool = False
-
-
-IRREGULAR = Reason("an offset of the kernel map meets a row more than once")
+# Cases are looked at again and again: the same refusal for the same case, made once.
+refusal = functools.lru_cache(maxsize=128)(Refusal)
 
 
 class LayerProduct(NamedTuple):
@@ -87,7 +81,7 @@ class Dataflow:
         """What "auto" takes in its place: itself, or one that looks at each map."""
         return self
 
-    def unsupported_reasons(self, case: Case) -> list[Reason]:
+    def refusals(self, case: Case) -> list[Refusal]:
         """Why it cannot serve; empty where it can."""
         return []
 

@@ -17,6 +17,7 @@ from ...kernels.gemm.narrow import packs_offsets, tile_of
 from ...kernels.gemm.product import Product
 from ...kernels.runtime.target import Target
 from ...kernels.tiles.epilogue_bits import BIAS
+from ...refusals import Refusal, Why
 from ..device import self_check
 from ..device.device_support import kernel_target
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
@@ -24,7 +25,7 @@ from ..device.selection import select
 from ..maps.rulebook import Rulebook
 from ..tuning.problem import gather_problem
 from ..tuning.tuner import Trial, current, final, tile_for
-from .dataflow import IRREGULAR, Case, Dataflow, Gather, LayerProduct, Reason, Wgrad, new_key, unit_channels
+from .dataflow import Case, Dataflow, Gather, LayerProduct, Wgrad, new_key, refusal, unit_channels
 from .epilogue import Epilogue
 from .torch_end import Finished, in_kernels
 
@@ -55,17 +56,17 @@ def on_first_fused(listener: FirstBind) -> None:
         _listeners.append(listener)
 
 
-def device_reasons(case: Case) -> list[Reason]:
+def _of_device(case: Case) -> list[Refusal]:
     """Why no kernels multiply `case.dtype` on its device. Raises DeviceError where the settings
     force kernels that the device does not have."""
     target, device, dtype = kernel_target(case.device), case.device, case.dtype
     if target is None:
         why = select(device).problem or "plain torch was asked for"
-        return [Reason(f"Triton kernels do not serve {device}: {why}", device=True)]
+        return [refusal(Why.FLOW_DEVICE, device, why)]
     if dtype == torch.bfloat16 and not target.has_bf16:
-        return [Reason(f"{target.arch} does not multiply {dtype}", device=True)]
+        return [refusal(Why.FLOW_DEVICE_DTYPE, target.arch, dtype)]
     problem = self_check.problem(device, target, self_check.NAMES[dtype])
-    return [] if problem is None else [Reason(f"({target.arch}) {problem}", True, fault=True)]
+    return [] if problem is None else [refusal(Why.FLOW_FAULT, target.arch, problem)]
 
 
 class KernelDataflow(Dataflow):
@@ -77,11 +78,11 @@ class KernelDataflow(Dataflow):
     irregular = False
     packing = False
 
-    def unsupported_reasons(self, case: Case) -> list[Reason]:
-        found = [] if case.regular or self.irregular else [IRREGULAR]
+    def refusals(self, case: Case) -> list[Refusal]:
+        found = [] if case.regular or self.irregular else [refusal(Why.FLOW_IRREGULAR)]
         if case.dtype not in KERNEL_DTYPES:
-            found.append(Reason(f"kernels do not multiply {case.dtype}"))
-        return found or device_reasons(case)
+            found.append(refusal(Why.FLOW_DTYPE, case.dtype))
+        return found or _of_device(case)
 
     def target(self, case: Case) -> Target | None:
         return kernel_target(case.device)

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from ... import log, settings
 from ...errors import DeviceError, UnsupportedError
 from ...kernels.runtime.target import Target
+from ...refusals import Why
 from .dataflow import Case, Dataflow
 
 _automatic: tuple[str, ...] = ("masked", "per_offset")
+_OF_DEVICE = {Why.FLOW_DEVICE, Why.FLOW_DEVICE_DTYPE, Why.FLOW_FAULT}  # another device may serve
 
 
 def automatic() -> tuple[str, ...]:
@@ -65,25 +67,25 @@ def choose(case: Case, wanted: str = "") -> Dataflow:
 
 
 def _forced(flow: Dataflow, case: Case, by: str = "") -> Dataflow:
-    reasons = flow.unsupported_reasons(case)
+    reasons = flow.refusals(case)
     if not reasons:
         return flow
-    kind = DeviceError if all(reason.device for reason in reasons) else UnsupportedError
+    kind = DeviceError if all(reason.why in _OF_DEVICE for reason in reasons) else UnsupportedError
     other = "auto or per_offset with it" if by else "SPARSE_BRIDGE_DATAFLOW=auto or per_offset"
     raise kind(
         f"{by or 'SPARSE_BRIDGE_DATAFLOW=' + flow.name} cannot serve {case.dtype} on "
-        f"{case.device}: {'; '.join(reason.text for reason in reasons)}. Use {other}, or another "
+        f"{case.device}: {'; '.join(map(str, reasons))}. Use {other}, or another "
         "dtype."
     )
 
 
 def _serves(flow: Dataflow, case: Case) -> bool:
-    reasons = flow.unsupported_reasons(case)
+    reasons = flow.refusals(case)
     for reason in reasons:
-        if reason.fault:
+        if reason.why is Why.FLOW_FAULT:
             log.once(
-                ("fault", str(case.device), reason.text),
-                f"On {case.device} {reason.text}. Layers in {case.dtype} use the per-offset "
+                ("fault", str(case.device), str(reason)),
+                f"On {case.device} {reason}. Layers in {case.dtype} use the per-offset "
                 "dataflow in torch. Please report this with the output of `python -m sparse_bridge "
                 "doctor --json`.",
                 level=30,
@@ -101,6 +103,6 @@ def row_kernels(case: Case) -> tuple[str, Target | None]:
     flow = entry(_automatic[0] if forced == "auto" else forced)
     if not flow.kernels:
         return flow.name, None
-    if forced != "auto" and any(reason.fault for reason in flow.unsupported_reasons(case)):
+    if forced != "auto" and any(reason.why is Why.FLOW_FAULT for reason in flow.refusals(case)):
         _forced(flow, case)
     return (flow.name, flow.target(case)) if _serves(flow, case) else ("per_offset", None)

@@ -8,6 +8,7 @@ import os
 import torch
 
 from ... import log, settings, state
+from ...refusals import Why
 
 # rocBLAS and hipBLASLt map the rows of a product to a grid axis that some GPUs (seen on gfx1201,
 # ROCm 7.1 and 7.2, fp32 and fp64) limit to 65536 blocks; rows beyond are wrong. No release with the
@@ -58,11 +59,7 @@ def replays_graphs() -> bool:
 
 def say_that_graphs_stay_off() -> None:
     """Log once why nothing is replayed on ROCm."""
-    log.once(
-        ("rocm-graphs",),
-        "Graphs are not replayed on ROCm, where they give wrong data now and then; "
-        "SPARSE_BRIDGE_CAPTURE=always replays them all the same.",
-    )
+    log.once(("rocm-graphs",), f"Graphs are not replayed: {Why.GRAPH_ROCM.says()}; {Why.GRAPH_ROCM.remedy}.")
 
 
 def allocator_warning() -> str | None:

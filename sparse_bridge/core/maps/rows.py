@@ -14,14 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...errors import UnsupportedError
-
-
-class UnknownRowsError(UnsupportedError):
-    """Something needs on the host a number of rows that only the device knows."""
-
-
-UnpaddedError = UnknownRowsError
+from ...refusals import Refusal, Why
 
 
 class Rows(NamedTuple):
@@ -48,10 +41,10 @@ class Rows(NamedTuple):
         return self.likely or self.capacity
 
     def number(self, what: str) -> int:
-        """The rows in use. Raises UnknownRowsError, which names `what` needs them, where only the
+        """The rows in use. Raises Refusal, which names `what` needs them, where only the
         device knows."""
         if self.host is None:
-            raise UnknownRowsError(f"{what} needs the number of rows on the host.")
+            raise Refusal(Why.GRAPH_ROWS_ON_HOST, what)
         return self.host
 
     def empty(self, columns: int, like: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import native
-from .symbolic import NUMBERS, Memory, NotTracedError, Sym
+from ...refusals import Refusal, Why
+from .symbolic import NUMBERS, Memory, Sym
 
 # In the order of the helper.
 KINDS = (
@@ -59,10 +60,10 @@ class Steps(NamedTuple):
         return len(self.objects) == len(other.objects) and all(map(_same, self.objects, other.objects))
 
     def loaded(self) -> Any:
-        """The program. Raises NotTracedError where there is no compiled helper."""
+        """The program. Raises Refusal where there is no compiled helper."""
         helper = native.module()
         if helper is None:
-            raise NotTracedError("there is no compiled helper")
+            raise Refusal(Why.TRACE_NO_HELPER)
         return helper.HostProgram(*self)
 
 
@@ -133,7 +134,7 @@ class Encoder:
     def known_number(self, name: str) -> int:
         if name not in self._numbers:
             if self._earlier is None:
-                raise NotTracedError(f"{name} is read before it is known")
+                raise Refusal(Why.TRACE_UNKNOWN, name)
             there = self._earlier.known_number(name)
             self._carried.extend((0, there, self._new_number(name)))
         return self._numbers[name]
@@ -152,7 +153,7 @@ class Encoder:
             made = [self.object(one) for one in args]
             return self._made("CALL", self._constant(function), *made)
         if not (value is None or kind in NUMBERS or kind in _PLAIN):
-            raise NotTracedError(f"{kind.__name__} in a step")
+            raise Refusal(Why.TRACE_VALUE, kind.__name__)
         return self._constant(value)
 
     def _memory(self, value: Memory) -> int:
@@ -182,7 +183,7 @@ class Encoder:
     def _known_object(self, name: str) -> int:
         if name not in self._places:
             if self._earlier is None:
-                raise NotTracedError(f"{name} is read before it is made")
+                raise Refusal(Why.TRACE_UNKNOWN, name)
             there = self._earlier._known_object(name)
             self._carried.extend((1, there, self._place(name)))
         return self._places[name]

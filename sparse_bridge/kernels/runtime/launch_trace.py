@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from ...refusals import Refusal, Why
 from .host_program import Encoder, Steps
-from .symbolic import NUMBERS, Memory, NotTracedError, Sym
+from .symbolic import NUMBERS, Memory, Sym
 from .target import Target, device_index
 
 
@@ -133,7 +134,7 @@ class Trace:
         """A launch of a kernel that is compiled. constants: that its launcher takes."""
         entry = kernel.compiled(device_index(self.device), _concrete(key))
         if entry is None:
-            raise NotTracedError(f"{kernel.name} is not compiled yet")
+            raise Refusal(Why.TRACE_NOT_COMPILED, kernel.name)
         call, before, between = entry
         values = [arg if type(arg) in NUMBERS or type(arg) is float else arg.data_ptr() for arg in args]
         self._kept |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}

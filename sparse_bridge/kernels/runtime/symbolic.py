@@ -9,9 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-
-class NotTracedError(Exception):
-    """Host code did what straight-line code could not repeat."""
+from ...refusals import Refusal, Why
 
 
 class StepRecorder(Protocol):
@@ -167,14 +165,14 @@ class Memory:
     def narrow(self, axis: int, start: Any, length: Any) -> Memory:
         """Of the first axis, from its start on."""
         if axis or type(start) is not int or start or self.length is not None:
-            raise NotTracedError("a slice that does not begin at the start")
+            raise Refusal(Why.TRACE_SLICE)
         return Memory(
             self.trace, self.name, (length, *self.shape[1:]), self.dtype, self.device, self.at, self.item, length
         )
 
     def __getitem__(self, place: slice) -> Memory:
         if place.start or place.step:
-            raise NotTracedError(f"a slice {place}")
+            raise Refusal(Why.TRACE_SLICE)
         return self.narrow(0, 0, place.stop)
 
 

@@ -13,7 +13,8 @@ from sparse_bridge.core.capture.traces.maps import NoOperations
 from sparse_bridge.kernels.runtime.launch import cdiv, power_of_2
 from sparse_bridge.kernels.runtime.launch_trace import Trace
 from sparse_bridge.kernels.runtime.parts import Part, memory_for, octave_step
-from sparse_bridge.kernels.runtime.symbolic import NotTracedError, Sym, largest
+from sparse_bridge.kernels.runtime.symbolic import Sym, largest
+from sparse_bridge.refusals import Refusal
 
 CPU = torch.device("cpu")
 
@@ -96,7 +97,7 @@ def test_what_is_asked_becomes_a_guard(work):
     ids=["an operation of torch", "a fraction", "another object", "a slice"],
 )
 def test_what_cannot_be_repeated(work):
-    with pytest.raises((NotTracedError, TypeError)):
+    with pytest.raises((Refusal, TypeError)):
         repeated(work, 7)
 
 

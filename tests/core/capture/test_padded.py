@@ -16,12 +16,13 @@ from sparse_bridge.core.capture import padded, prefetch
 from sparse_bridge.core.capture.calls.call import call_of
 from sparse_bridge.core.capture.captured_maps import builder_over
 from sparse_bridge.core.capture.captured_model import Place
-from sparse_bridge.core.capture.padded import PaddedInput, UnpaddedError, capacity_of
+from sparse_bridge.core.capture.padded import PaddedInput, capacity_of
 from sparse_bridge.core.capture.replay_trial import PaddedModel
 from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import rows
 from sparse_bridge.kernels.maps import mask_order
+from sparse_bridge.refusals import Refusal
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
 
@@ -181,7 +182,7 @@ def test_what_needs_the_rows_says_so(sp, kernel_lane):
     record = learnt(sp, network, kernel_lane)
     coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
     other = sp.SubMConv3d(4, 4, 5, indice_key="z").to(kernel_lane.device)
-    with pytest.raises(UnpaddedError, match="number of rows on the host"):
+    with pytest.raises(Refusal, match="number of rows on the host"):
         over_padded(sp, other, coords, record, len(coords) + 64)
     assert padded.current() is None and not rows.in_scope()
     other(tensor(sp, coords)).dense()
@@ -303,7 +304,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
     scene, rows = prepared(coords, record, len(coords) + 130)
     expected = contextlib.nullcontext()
     if words is not None:
-        expected = pytest.raises(UnpaddedError, match=words)
+        expected = pytest.raises(Refusal, match=words)
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
         PaddedModel(model, call, coords, Place(PROTOCOL, BOX, set(), model, str)).try_out(scene, rows)

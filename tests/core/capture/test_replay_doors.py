@@ -16,6 +16,7 @@ from sparse_bridge.core.capture import padded, replay, units
 from sparse_bridge.core.capture.calls.call import constant
 from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.conv.kernel_products import GatherProduct
+from sparse_bridge.refusals import Refusal
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -159,7 +160,7 @@ def test_which_functions_tell_calls_apart(value, told):
     if told:
         assert constant(value) == constant(value) != constant(torch.tanh)
     else:
-        with pytest.raises(padded.UnpaddedError, match="it is given a"):
+        with pytest.raises(Refusal, match="it is given a"):
             constant(value)
 
 

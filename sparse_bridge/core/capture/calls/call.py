@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..padded import UnpaddedError, named
+from ....refusals import Refusal, Why
+from ..padded import named
 from .given import PLAIN, Given, is_plain, role_of, with_copies
 from .wrappers import attributes, sparse_in, wraps
 
@@ -33,12 +34,12 @@ class Call(NamedTuple):
     tensors_of: Callable[[Any], Any]
 
     def at(self, place: Any) -> Any:
-        """What was given in a place; () for x. Raises UnpaddedError."""
+        """What was given in a place; () for x. Raises Refusal."""
         if place == ():
             return self.x
         found = self.dicts.get(place, self.parts.get(place))
         if found is None:
-            raise UnpaddedError(f"it returns {place[-1]!r}, which it is not given.")
+            raise Refusal(Why.GRAPH_RETURNS_UNKNOWN, place[-1])
         return found
 
     def owned(self, tensors: Any) -> dict[int, Any]:
@@ -48,14 +49,14 @@ class Call(NamedTuple):
 
 
 def constant(value: Any) -> Hashable:
-    """A value by which calls are told apart. Raises UnpaddedError for objects that have none."""
+    """A value by which calls are told apart. Raises Refusal for objects that have none."""
     if isinstance(value, PLAIN) or _is_code(value):
         return type(value), value
     if isinstance(value, torch.Tensor):
         return torch.Tensor, value.ndim, value.dtype, value.requires_grad
     if isinstance(value, (list, tuple)):
         return type(value), tuple([constant(one) for one in value])
-    raise UnpaddedError(f"it is given a {named(value)}.")
+    raise Refusal(Why.GRAPH_OBJECT, named(value))
 
 
 def _is_code(value: Any) -> bool:
@@ -75,7 +76,7 @@ def given_to(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[Any
 
 
 def read_constants(dicts: Mapping[Any, dict[Any, Any]], reads: set[Any]) -> Hashable:
-    """What counts of dictionaries. Raises UnpaddedError."""
+    """What counts of dictionaries. Raises Refusal."""
     shown = []
     for place, key in sorted(reads, key=repr):
         own = dicts.get(place)
@@ -101,14 +102,14 @@ def call_of(
     dictionary or in an object around it; None where there is none.
 
     tensors_of: the framework of a sparse tensor.  reads: what models read of dictionaries.  front:
-    of all places.  Raises UnpaddedError.
+    of all places.  Raises Refusal.
     """
     seen = _Seen(tensors_of)
     parts: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
     shown = tuple([(name, seen.shape(one, (*front, name))) for name, one in parts])
     several = len({id(one) for one in seen.found})
     if several > 1:
-        raise UnpaddedError(f"it is given {several} sparse tensors; graphs are of one.")
+        raise Refusal(Why.GRAPH_SEVERAL, several)
     if not several:
         return None
     seen.alone()
@@ -143,7 +144,7 @@ class _Seen:
 
     def shape(self, value: Any, place: Any) -> Hashable:
         """What tells calls apart in a structure but for dictionaries, whose sparse tensors are
-        found as well. Raises UnpaddedError."""
+        found as well. Raises Refusal."""
         if self.is_tensor(value):
             self.found.append(value)
             return "x"
@@ -200,11 +201,11 @@ class _Seen:
             return type(value), bool(value)
         if type(value) is dict or self.is_tensor(value) or wraps(value, self.is_tensor):
             return self.shape(value, place)
-        raise UnpaddedError(f"{place[-1]!r} of the {named(own)} that it is given is a {named(value)}.")
+        raise Refusal(Why.GRAPH_ATTRIBUTE, place[-1], named(own), named(value))
 
     def alone(self) -> None:
-        """Raise UnpaddedError where one object that can be written to stands in two places."""
+        """Raise Refusal where one object that can be written to stands in two places."""
         places = [*self.dicts.values(), *self.objects.values()]
         lists = [one for one in self.parts.values() if type(one) in (list, tuple)]
         if len({id(one) for one in (*places, *lists)}) < len(places) + len(lists):
-            raise UnpaddedError("it is given one object in two places.")
+            raise Refusal(Why.GRAPH_TWO_PLACES)

@@ -9,11 +9,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..padded import UnpaddedError
+from ....refusals import Refusal, Why
 
 
 class ForeignReads(TorchDispatchMode):
-    """Raises UnpaddedError where torch computes with tensors that were there before, but for some
+    """Raises Refusal where torch computes with tensors that were there before, but for some
     that are `known`.
 
     alters: whether it wrote to one of those, or drew random numbers.
@@ -29,10 +29,7 @@ class ForeignReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         for one in _tensors((args, kwargs)):
             if one.untyped_storage()._cdata not in self.known and one.numel():
-                raise UnpaddedError(
-                    f"it computes with a tensor of shape {list(one.shape)} that is none of its "
-                    "own parameters and buffers, nor the features that it is given."
-                )
+                raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(one.shape))
         self.alters = self.alters or self._altering(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
         for one in _tensors(out):
@@ -53,9 +50,9 @@ class ForeignReads(TorchDispatchMode):
         return any(one.untyped_storage()._cdata in self._before for one in _tensors(written))
 
     def check(self, tensor: torch.Tensor) -> None:
-        """Raise UnpaddedError for a tensor of an outcome that was there before."""
+        """Raise Refusal for a tensor of an outcome that was there before."""
         if tensor.untyped_storage()._cdata not in self.known and tensor.numel():
-            raise UnpaddedError(f"it returns a tensor of shape {list(tensor.shape)} that it did not compute.")
+            raise Refusal(Why.GRAPH_RETURNS_FOREIGN, list(tensor.shape))
 
 
 def _weak(tensor: torch.Tensor) -> StorageWeakRef:

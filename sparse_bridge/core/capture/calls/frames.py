@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..padded import UnpaddedError, named
+from ....refusals import Refusal, Why
+from ..padded import named
 from .given import PLAIN
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
@@ -53,7 +54,7 @@ def frames_between(inner: types.FrameType | None, outer: types.CodeType) -> Iter
 def constants_alive(inner: types.FrameType | None, outer: types.CodeType, known: Callable[[Any], bool]) -> Hashable:
     """The numbers and text, by name, that the frames between two still compute with.
 
-    known: whether a value is looked at elsewhere.  Raises UnpaddedError for what is none.
+    known: whether a value is looked at elsewhere.  Raises Refusal for what is none.
     """
     found: list[Any] = []
     for frame in frames_between(inner, outer):
@@ -75,4 +76,4 @@ def _constant(name: str, value: Any, known: Callable[[Any], bool]) -> Hashable:
     if type(value) is dict:
         parts = [(str(key), _constant(name, one, known)) for key, one in value.items()]
         return dict, tuple(parts)
-    raise UnpaddedError(f"it goes on with {name!r}, a {named(value)}.")
+    raise Refusal(Why.GRAPH_LOCAL, name, named(value))

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..padded import UnpaddedError
+from ....refusals import Refusal, Why
 from .wrappers import anew, attributes, sparse_in, wraps
 
 ENTRANCE = ("its entrance",)  # in front of places of what it is given
@@ -45,15 +45,15 @@ class Given:
         self.watching = False
         self.twins: dict[int, tuple[Any, Any]] = {}
         self._objects: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
-        self._refusal: UnpaddedError | None = None
+        self._refusal: Refusal | None = None
 
     def is_tensor(self, value: Any) -> bool:
         tensors = self._tensors_of(value)
         return tensors is not None and tensors.is_tensor(value)
 
-    def refuse(self, reason: str) -> NoReturn:
-        """Raise UnpaddedError, now and at the end: models may catch it here."""
-        self._refusal = self._refusal or UnpaddedError(reason)
+    def refuse(self, why: Why, *details: Any) -> NoReturn:
+        """Raise Refusal, now and at the end: models may catch it here."""
+        self._refusal = self._refusal or Refusal(why, *details)
         raise self._refusal
 
     def copy(self, place: Any, own: dict[Any, Any]) -> Watched:
@@ -123,17 +123,17 @@ class Given:
         return twin
 
     def written(self) -> dict[Any, dict[Any, Any]]:
-        """New values by place and key. Raises UnpaddedError where entries are gone, attributes were
+        """New values by place and key. Raises Refusal where entries are gone, attributes were
         written, or something was refused before."""
         if self._refusal is not None:
             raise self._refusal
         for twin, held, shared in self._objects:
             if not _same_entries(vars(twin), held) or not _same_entries(vars(type(twin)), shared):
-                raise UnpaddedError(f"it writes to a {type(twin).__name__} that it is given.")
+                raise Refusal(Why.GRAPH_WRITES_OBJECT, type(twin).__name__)
         found = {}
         for place, copy in self.copies.items():
             if not copy.own.keys() <= set(dict.keys(copy)):
-                raise UnpaddedError("it takes entries out of a dictionary that it was given.")
+                raise Refusal(Why.GRAPH_TAKES_ENTRIES)
             new = {key: value for key, value in dict.items(copy) if key not in copy.own or copy.own[key] is not value}
             if new:
                 found[place] = new
@@ -203,7 +203,7 @@ class Watched(dict):  # type: ignore[type-arg]
             if value is self.given.x or self.given.made(value):
                 return
             if not isinstance(value, (*PLAIN, torch.Tensor, dict)):
-                self.given.refuse(f"it reads {key!r}, a {type(value).__name__}.")
+                self.given.refuse(Why.GRAPH_READS_OBJECT, key, type(value).__name__)
         self.given.reads.add((self.place, key))
 
     def __getitem__(self, key: Any) -> Any:
@@ -224,7 +224,7 @@ def _whole(name: str) -> Any:
 
     def method(self: Watched, *args: Any, **kwargs: Any) -> Any:
         if self.given.watching:
-            self.given.refuse("it looks at all of a dictionary that it was given.")
+            self.given.refuse(Why.GRAPH_READS_ALL)
         return own(self, *args, **kwargs)
 
     return method
@@ -268,9 +268,7 @@ class _UnreadTuple(_Unseen, tuple[Any, ...]):
 
 
 def _looking(self: Any, *args: Any, **kwargs: Any) -> Any:
-    self.given.refuse(
-        f"it looks into {self.place[-1]!r} of an object that it is given, which need not be the same in the next call."
-    )
+    self.given.refuse(Why.GRAPH_READS_LIST, self.place[-1])
 
 
 for _kind, _names in (
@@ -324,10 +322,7 @@ def _unread(given: Given, place: Any) -> torch.Tensor:
     class Unread(torch.Tensor):
         @classmethod
         def __torch_function__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-            given.refuse(
-                f"it looks at {place[-1]!r} of an object that it is given, a tensor that is not "
-                "its features or coordinates."
-            )
+            given.refuse(Why.GRAPH_READS_TENSOR, place[-1])
 
     made: torch.Tensor = torch.Tensor._make_subclass(Unread, torch.empty(0))
     return made

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..padded import MixedRowsError, UnpaddedError, named
+from ....refusals import Refusal, Why
+from ..padded import named
 from .call import Call
 from .given import PLAIN, SEVERAL, Given
 from .wrappers import anew, attributes, wraps
@@ -68,7 +69,7 @@ class Outcome(NamedTuple):
                 return MISSING
             place = () if value is self.x else self.twins[id(value)][1]
             if place is SEVERAL:
-                raise UnpaddedError("it returns what it is given in several places.")
+                raise Refusal(Why.GRAPH_RETURNS_SHARED)
             return call.at(place)
 
         return found
@@ -117,7 +118,7 @@ def rebuilt(
     structure: what is one object stays one.
 
     own: what becomes of a value without being looked at, or MISSING.  known: what was made of
-    values, by identity, if it is to go on.  Raises UnpaddedError.
+    values, by identity, if it is to go on.  Raises Refusal.
     """
     known = {} if known is None else known
     found = own(value)
@@ -144,10 +145,7 @@ def rebuilt(
     elif held is not None and wraps(value, tensors.is_tensor):
         made = anew(value, {name: inside(one) for name, one in held.items()})
     else:
-        raise UnpaddedError(
-            f"its output holds a {named(value)}; expected sparse tensors, their features, numbers "
-            "and text, in lists, tuples, dicts and objects of which each holds a sparse tensor."
-        )
+        raise Refusal(Why.GRAPH_RETURNS_OBJECT, named(value))
     known[id(value)] = made
     return made
 
@@ -178,22 +176,22 @@ class Alike:
         self._back: dict[int, Any] = {}
 
     def check(self, name: str, one: Any, other: Any) -> None:
-        """Raise MixedRowsError where `one`, of the call, is not like `other`."""
+        """Raise Refusal where `one`, of the call, is not like `other`."""
         tensor = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         if id(one) in self._owned or (id(other) in self._owned and not tensor):
             if one is not other:
-                raise MixedRowsError(f"{name} is what it was given, or over a padded input it is.")
+                raise Refusal(Why.GRAPH_OUTPUT_OWNER, name)
             return
         if isinstance(one, PLAIN):
             if type(one) is not type(other) or not (one == other or one != one != other != other):
-                raise MixedRowsError(f"{name} is {one!r}, and {other!r} over a padded input.")
+                raise Refusal(Why.GRAPH_OUTPUT_VALUE, name, one, other)
             return
         if tensor:  # compared elsewhere
             return
         if type(one) is not type(other):
-            raise MixedRowsError(f"{name} is a {named(one)}, and a {named(other)}.")
+            raise Refusal(Why.GRAPH_OUTPUT_CLASS, name, named(one), named(other))
         if self._pairs.setdefault(id(one), other) is not other or (self._back.setdefault(id(other), one) is not one):
-            raise MixedRowsError(f"{name} is one object in several places, or is not.")
+            raise Refusal(Why.GRAPH_OUTPUT_SHARED, name)
         self._inside(name, *(self._parts(value) for value in (one, other)))
 
     def _parts(self, value: Any) -> Mapping[Any, Any]:
@@ -209,6 +207,6 @@ class Alike:
 
     def _inside(self, name: str, one: Mapping[Any, Any], other: Mapping[Any, Any]) -> None:
         if list(one) != list(other):
-            raise MixedRowsError(f"{name} holds {sorted(map(str, one))}, and {sorted(map(str, other))}.")
+            raise Refusal(Why.GRAPH_OUTPUT_KEYS, name, sorted(map(str, one)), sorted(map(str, other)))
         for key, value in one.items():
             self.check(f"{name}, {key}", value, other[key])

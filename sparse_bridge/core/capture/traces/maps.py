@@ -22,7 +22,8 @@ from ....kernels.runtime import target as targets
 from ....kernels.runtime.fetched import Fetched
 from ....kernels.runtime.host_program import Steps
 from ....kernels.runtime.launch_trace import Trace, Traced, TracedTarget
-from ....kernels.runtime.symbolic import NotTracedError, Sym
+from ....kernels.runtime.symbolic import Sym
+from ....refusals import Refusal, Why
 from ...device.kernels import hash_table
 from ...geometry.boxes import Box, KeyLayout
 from ...maps.coordinate_map import table_of
@@ -46,7 +47,7 @@ class NoOperations(TorchDispatchMode):
     """Nothing of torch runs while symbols are at work: it would not be repeated."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotTracedError(f"{func} in a trace")
+        raise Refusal(Why.TRACE_OPERATION, func)
 
 
 class _Root:

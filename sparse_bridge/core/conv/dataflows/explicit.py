@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import torch
 
+from ....refusals import Refusal, Why
 from ...device import rocm
 from ...maps.rulebook import Rulebook
-from ..dataflow import IRREGULAR, Case, Dataflow, Gather, LayerProduct, Reason, Wgrad
+from ..dataflow import Case, Dataflow, Gather, LayerProduct, Wgrad, refusal
 from ..epilogue import Epilogue
 from . import per_offset
 from .per_offset import accumulator, columns
@@ -18,8 +19,8 @@ _BYTES = 64 << 20  # of a slice
 class Explicit(Dataflow):
     name = "explicit"
 
-    def unsupported_reasons(self, case: Case) -> list[Reason]:
-        return [] if case.regular else [IRREGULAR]
+    def refusals(self, case: Case) -> list[Refusal]:
+        return [] if case.regular else [refusal(Why.FLOW_IRREGULAR)]
 
     def gather(self, product: LayerProduct) -> Gather:
         w = product.w

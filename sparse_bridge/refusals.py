@@ -1,0 +1,220 @@
+"""Why a faster way declines a call, which the ordinary way then takes: one exception, one table.
+
+Each reason is a member of `Why`. Its name is the code that the log, `report()` and
+docs/troubleshooting.md show: searching the sources for it finds the place that gives it. The part
+before the first underscore says which way declined: GRAPH (models that graphs replay), TRACE and
+PREFETCH (maps), FUSION (`optimize`), HELPER (the helper in C), FLOW (a dataflow of kernels).
+
+What declines often in a steady program, as functions of the helper in C do, returns a value
+(NotImplemented, None) and makes no exception.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from .errors import UnsupportedError
+
+
+class Verdict(enum.Enum):
+    """What a reason says about the calls to come. Trials of graphs go by it."""
+
+    FINAL = "no other input changes it"
+    DIFFERENT = "something else was computed of this input; it counts once it happens again"
+    UNDECIDED = "this input shows nothing; the next one may"
+
+
+_FINAL, _DIFFERENT, _UNDECIDED = Verdict
+
+_ARGUMENTS = "hand over one sparse tensor, and numbers, text, tensors, lists and dictionaries of those"
+_READ_LESS = "read single entries of dictionaries; compute from features and coordinates"
+_WRITE_LESS = "return new objects; adding entries to a dictionary is allowed"
+_RETURN_IT = "return it instead"
+_RETURNS = "return sparse tensors, their features, numbers and text"
+_ROWS = "use the framework's pools and norms; run fp32 `nn.Linear` under autocast"
+_ONE_STRUCTURE = "return the same structure for every input, and no numbers that follow from how many rows there are"
+_OUTSIDE = "leave such operations to a part outside"
+_SCALE = "nothing: a later input is tried; if none shows more, scale the weights or use bf16"
+_REPORT = "report it, with the output of `python -m sparse_bridge doctor`"
+_COMPILER = "see that this compiler works, or name another one in the variable `CC`"
+
+
+@enum.unique
+class Why(enum.Enum):
+    """The reasons. text: one sentence, with fields for what is known at the call.  remedy: what a
+    user can do about it; None where there is nothing."""
+
+    # A model is not replayed: what it is given.
+    GRAPH_OBJECT = "it is given a {}", _ARGUMENTS
+    GRAPH_SEVERAL = "it is given {} sparse tensors; graphs are of one", _ARGUMENTS
+    GRAPH_ATTRIBUTE = "{!r} of the {} that it is given is a {}", _ARGUMENTS
+    GRAPH_TWO_PLACES = "it is given one object in two places", _ARGUMENTS
+    GRAPH_NEW_KINDS = (
+        "its calls are of ever new kinds: {}, {} were replayed",
+        "keep what changes from call to call in tensors, not in numbers, text or shapes",
+    )
+    # What it reads.
+    GRAPH_READS_OBJECT = "it reads {!r}, a {}", _READ_LESS
+    GRAPH_READS_ALL = "it looks at all of a dictionary that it was given", _READ_LESS
+    GRAPH_READS_LIST = (
+        "it looks into {!r} of an object that it is given, which need not be the same in the next call",
+        _READ_LESS,
+    )
+    GRAPH_READS_TENSOR = (
+        "it looks at {!r} of an object that it is given, a tensor that is not its features or coordinates",
+        _READ_LESS,
+    )
+    GRAPH_LOCAL = (
+        "it goes on with {!r}, a {}",
+        "behind the first sparse layer, read the object inside of the layers or from `self`",
+    )
+    GRAPH_FOREIGN_TENSOR = (
+        "it computes with a tensor of shape {} that is none of its own parameters and buffers, "
+        "nor the features that it is given",
+        "register the tensor as a buffer",
+    )
+    # What it writes.
+    GRAPH_WRITES_OBJECT = "it writes to a {} that it is given", _WRITE_LESS
+    GRAPH_WRITES_INPUT = "it changes the sparse tensor that it is given", _WRITE_LESS
+    GRAPH_TAKES_ENTRIES = "it takes entries out of a dictionary that it was given", _WRITE_LESS
+    GRAPH_KEEPS_VALUES = "{} keeps something of a call in {!r}", _RETURN_IT
+    GRAPH_OTHER_PARAMETER = "it puts another tensor in the place of {}", _RETURN_IT
+    # What it returns.
+    GRAPH_RETURNS_UNKNOWN = "it returns {!r}, which it is not given", _RETURNS
+    GRAPH_RETURNS_FOREIGN = "it returns a tensor of shape {} that it did not compute", _RETURNS
+    GRAPH_RETURNS_SHARED = "it returns what it is given in several places", _RETURNS
+    GRAPH_RETURNS_OBJECT = (
+        "its output holds a {}; expected sparse tensors, their features, numbers and text, in "
+        "lists, tuples, dicts and objects of which each holds a sparse tensor",
+        _RETURNS,
+    )
+    GRAPH_RETURNS_LESS = "it returns less over a padded input", _ONE_STRUCTURE
+    # Which way it takes.
+    GRAPH_BRANCH = "it does not always come to its sparse layers", "choose the branch outside"
+    GRAPH_NO_GRADIENT = (
+        "its output does not depend on what is trained",
+        "freeze the whole part, or call it under `torch.no_grad()`",
+    )
+    GRAPH_MOMENTUM = ("momentum=None of a batch norm counts batches on the host", "give the norm a momentum")
+    GRAPH_ROWS_ON_HOST = "{} needs the number of rows on the host", _OUTSIDE
+    GRAPH_NO_LEVEL = "a tensor of shape {} has not a row for every site of a level", _OUTSIDE
+    GRAPH_MAPS_OUTSIDE = ("a layer outside of it uses its kernel maps", "give `optimize` the module that holds both")
+    GRAPH_NOT_PREFETCHED = (
+        "the kernel maps that it asks for are not prefetched",
+        "nothing: too few maps are asked for, or inputs are too unlike each other",
+    )
+    # What the trial over a padded input shows.
+    GRAPH_BUFFER = "{} differs over a padded input", "keep no counts of rows in buffers"
+    GRAPH_GRADIENT_SHAPE = "{} has another shape over a padded input", _ROWS
+    GRAPH_MIXED_ROWS = (
+        "it mixes rows outside its sparse layers: {} is NaN in {} rows where rows that do not exist are NaN",
+        _ROWS,
+        _DIFFERENT,
+    )
+    GRAPH_MIXED_GRADIENTS = (
+        "it mixes rows outside its sparse layers and batch norms: over a padded input, {} is off "
+        "by {:.2e}; {:.2e} would be rounding",
+        _ROWS,
+        _DIFFERENT,
+    )
+    GRAPH_OTHER_BITS = (
+        "it computes something else over a padded input: {} is off by {:.1e} of its size in {} "
+        "rows; where that is rounding, an operation outside its sparse layers rounds by how many "
+        "rows there are, as matrix products of torch in fp32 do",
+        _ROWS,
+        _DIFFERENT,
+    )
+    GRAPH_OUTPUT_ROWS = "{} differs in {} rows over a padded input", _ROWS, _DIFFERENT
+    GRAPH_OUTPUT_SHAPE = "{} is {} over a padded input", _ONE_STRUCTURE, _DIFFERENT
+    GRAPH_OUTPUT_COUNT = "it returns {} tensors, and {} over a padded input", _ONE_STRUCTURE, _DIFFERENT
+    GRAPH_OUTPUT_OWNER = "{} is what it was given, or over a padded input it is", _ONE_STRUCTURE, _DIFFERENT
+    GRAPH_OUTPUT_VALUE = "{} is {!r}, and {!r} over a padded input", _ONE_STRUCTURE, _DIFFERENT
+    GRAPH_OUTPUT_CLASS = "{} is a {}, and a {} over a padded input", _ONE_STRUCTURE, _DIFFERENT
+    GRAPH_OUTPUT_SHARED = "{} is one object in several places, or is not", _ONE_STRUCTURE, _DIFFERENT
+    GRAPH_OUTPUT_KEYS = "{} holds {}, and {} over a padded input", _ONE_STRUCTURE, _DIFFERENT
+    GRAPH_NAN = (
+        "{} is NaN in {} rows, so that a trial over a padded input shows nothing: {} ends at {:.3g}",
+        _SCALE,
+        _UNDECIDED,
+    )
+    GRAPH_INFINITE = "its outputs or gradients are not finite, which shows nothing", _SCALE, _UNDECIDED
+    GRAPH_NO_SIZES = "the last input does not tell how large the levels get", None, _DIFFERENT
+    GRAPH_ERROR = "the trial raised {}: {}", "see what the model raises there: the trial calls it as you do", _DIFFERENT
+    GRAPH_ROCM = (
+        "ROCm gives wrong data in replayed graphs now and then",
+        "`SPARSE_BRIDGE_CAPTURE=always` replays them all the same",
+    )
+
+    # Launches of maps are not repeated from a trace.
+    TRACE_NO_HELPER = "there is no compiled helper", "`report()` has the reason, with a code of HELPER"
+    TRACE_NOT_COMPILED = "{} is not compiled yet"
+    TRACE_OPERATION = "{} in a trace"
+    TRACE_SLICE = "a slice that does not begin at the start"
+    TRACE_UNKNOWN = "{} is read before it is known"
+    TRACE_VALUE = "{} in a step"
+
+    # Maps are not queued together.
+    PREFETCH_LAYER = "a layer that the last inputs came to would raise: {}"
+    PREFETCH_MEMORY = "there is no memory for all maps at once", "see `out of memory` above"
+
+    # `optimize` leaves a model, or its sums, as they were.
+    FUSION_OUTPUT = (
+        "fused, its output differs",
+        "read features behind the norm, not between a convolution and its norm",
+    )
+    FUSION_SUM = "computing them with the layer raised {}: {}"
+
+    # There is no helper in C.
+    HELPER_OFF = "turned off by SPARSE_BRIDGE_STARTUP=native=0", "unset it"
+    HELPER_NOT_BUILT = "not built yet", "nothing: it is compiled in the background"
+    HELPER_PLATFORM = "it is for CPython on Linux, this is {}"
+    HELPER_NO_LOCK = "this Python runs without a global lock, on which the helper relies"
+    HELPER_PYTHON = "it is for Python {} to {}", "use one of these, or update the package"
+    HELPER_BYTE_ORDER = "it writes parameters of kernels in little-endian order"
+    HELPER_NO_COMPILER = "no C compiler is installed (gcc, clang, cc, or the variable CC)", "install one"
+    HELPER_NO_HEADERS = "the headers of Python are not in {} (package python3-dev)", "install that package"
+    HELPER_SLOW_COMPILER = "{} took longer than {:g} seconds", _COMPILER
+    HELPER_NOT_COMPILED = "{} failed with code {}: {}", _COMPILER
+    HELPER_NOT_LOADED = "compiling and loading it raised {}: {}", _COMPILER
+    HELPER_ERROR = "installing it raised {}: {}", _REPORT
+
+    # A dataflow of kernels does not serve, and plain torch does.
+    FLOW_IRREGULAR = "an offset of the kernel map meets a row more than once", "use the dataflow `auto` or `grouped`"
+    FLOW_DTYPE = "kernels do not multiply {}", "convert the layer to fp32, fp16 or bf16"
+    FLOW_DEVICE_DTYPE = "{} does not multiply {}", "convert the layer to fp32 or fp16"
+    FLOW_DEVICE = "Triton kernels do not serve {}: {}", "see `Triton kernels do not run on` above"
+    FLOW_FAULT = "({}) {}", "update driver and torch, then " + _REPORT
+
+    def __init__(self, text: str, remedy: str | None = None, verdict: Verdict = _FINAL) -> None:
+        self.text, self.remedy, self.verdict = text, remedy, verdict
+        self._shown = f"{text} [{self._name_}]"
+
+    def says(self, *details: Any) -> str:
+        """The sentence with these details, and the code."""
+        return self._shown.format(*details) if details else self._shown
+
+
+class Refusal(UnsupportedError):
+    """A faster way declines a call, for one of the reasons in the table.
+
+    why: which one. `details` go into its sentence, and are not kept.
+    """
+
+    def __init__(self, why: Why, *details: Any) -> None:
+        super().__init__(why.says(*details))
+        self.why = why
+
+    @property
+    def verdict(self) -> Verdict:
+        """What it says about the calls to come."""
+        return self.why.verdict
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.why, str(self))
+
+
+def _restored(why: Why, text: str) -> Refusal:
+    made = Refusal.__new__(Refusal, text)
+    made.why = why
+    return made
