@@ -24,8 +24,8 @@ def _join(graph: Graph, root: Node) -> None:
         dict.fromkeys(
             one
             for node in group
-            for one in node.args[5]
-            if isinstance(one, Node)  # type: ignore[union-attr]
+            for one in node.args[5]  # type: ignore[union-attr]
+            if isinstance(one, Node)
         )
     )
     after = _after(graph, group)
