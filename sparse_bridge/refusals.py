@@ -176,7 +176,10 @@ class Why(enum.Enum):
     HELPER_NO_HEADERS = "the headers of Python are not in {} (package python3-dev)", "install that package"
     HELPER_SLOW_COMPILER = "{} took longer than {:g} seconds", _COMPILER
     HELPER_NOT_COMPILED = "{} failed with code {}: {}", _COMPILER
-    HELPER_NOT_LOADED = "compiling and loading it raised {}: {}", _COMPILER
+    HELPER_NOT_LOADED = (
+        "compiling and loading it raised {}: {}",
+        "see that the compiler works and that `SPARSE_BRIDGE_CACHE_DIR` can be written",
+    )
     HELPER_ERROR = "installing it raised {}: {}", _REPORT
 
     # A dataflow of kernels does not serve, and plain torch does.

@@ -53,7 +53,7 @@ def anew(monkeypatch, folder):
     """A process that has not asked for the helper."""
     monkeypatch.setattr(native, "_thread", None)
     monkeypatch.setattr(native, "_module", None)
-    monkeypatch.setattr(native, "_reason", "not built yet")
+    monkeypatch.setattr(native, "_reason", Why.HELPER_NOT_BUILT.says())
     monkeypatch.setattr(native, "_listeners", [])
     monkeypatch.setattr(native.atexit, "register", lambda *args: None)
     monkeypatch.setattr(native.os, "register_at_fork", lambda **hooks: None)
