@@ -1,4 +1,5 @@
-"""`optimize(model)`: fused inference in models whose norms are not children of one container."""
+"""`optimize(model)`: what a program asks for one model: graphs, tuned dataflows, and the calls after
+which layers know what follows them."""
 
 from __future__ import annotations
 
@@ -6,37 +7,30 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import hooks, log, settings
+from . import hooks, settings
 from .adapters import base, protocol
-from .adapters.fused_layers import Fused, Skipped
-from .adapters.protocol import features_of
-from .adapters.watch import watched
-from .errors import SparseBridgeError
-from .refusals import Why
 
 _MARK = "_sparse_bridge_optimized"
+_EXAMPLES = 3  # calls until layers are launched together with what follows them
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that are optimised
 
 
 def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: Any) -> nn.Module:
-    """Fuse BatchNorm, sums of residual blocks and activations into the sparse convolutions of
-    `model`, in place.
+    """Prepare `model`, in place.
 
-    It works on models of any shape and framework. The first inference call (eval mode, no
-    gradients) watches which norm takes which convolution's features, what is added to them, and
-    which activation follows; then the model runs once more, fused, and the fusion stays only if the
-    outputs agree. With `example` that call is made at once.
-    Parameters, buffers and checkpoints stay as they are, and so do training and calls with
-    gradients. Later changes of the parameters count.
-
-    The model must treat its layers alike in every call: whoever reads a convolution's features
-    before the norm or activation in later calls alone gets them after it.
+    It works on models of any shape and framework. In inference without gradients, BatchNorm, sums
+    of residual blocks and activations behind sparse convolutions are applied by their kernels in
+    every model; a layer knows after two calls what follows it. With `example`, a model in eval mode
+    without `graphs` is called with it three times at once, so that the first scene of a program is
+    served as the later ones; others are called once. (In `torch.inference_mode` only containers
+    fuse: torch counts no changes there.)
+    Parameters, buffers and checkpoints stay as they are.
 
     graphs: on a GPU, also capture inference and training steps as graphs of launches and replay
     them, which takes Python out of the way. For models that take one sparse tensor and return such
@@ -65,32 +59,23 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
     training = None
     if graphs:
         training = base.capture("replay_training").TrainingReplayer(model, own, protocol.of)
-    model.__dict__[_MARK] = []
-    model.__dict__["forward"] = _Learner(model, own, training)
+    model.__dict__[_MARK] = True
+    model.__dict__["forward"] = _FirstCalls(model, own, training)
     _models.add(model)
     if example or keywords:
         with torch.no_grad():
-            model(*example, **keywords)
+            for _ in range(1 if graphs or model.training else _EXAMPLES):
+                model(*example, **keywords)
     return model
 
 
 def restore(model: nn.Module) -> nn.Module:
     """Undo `optimize`; returns `model`."""
     _models.discard(model)
-    for module in model.__dict__.pop(_MARK, ()):
-        module.__dict__.pop("forward", None)
+    model.__dict__.pop(_MARK, None)
     if getattr(model.__dict__.get("forward"), "is_optimized_forward", False):
         del model.__dict__["forward"]
     return model
-
-
-def fused() -> list[tuple[str, int]]:
-    """The models that are optimised: class, and convolutions that apply what follows them."""
-    return [
-        (type(model).__name__, sum(isinstance(one.__dict__.get("forward"), Fused) for one in held))
-        for model in list(_models)
-        if (held := model.__dict__.get(_MARK)) is not None
-    ]
 
 
 def replays() -> list[tuple[str, int, int, str | None]]:
@@ -99,7 +84,7 @@ def replays() -> list[tuple[str, int, int, str | None]]:
     found = []
     for model in list(_models):
         forward = model.__dict__.get("forward")
-        if isinstance(forward, _Learner):
+        if isinstance(forward, _FirstCalls):
             modes = [forward.training]
         else:
             modes = [forward, getattr(forward, "training", None)]
@@ -109,7 +94,7 @@ def replays() -> list[tuple[str, int, int, str | None]]:
 
 
 @dataclasses.dataclass(eq=False)
-class _Learner:
+class _FirstCalls:
     """The model's forward until its first inference call."""
 
     model: nn.Module
@@ -142,71 +127,8 @@ class _Learner:
                 return taken(*args, **kwargs)
         self.trained = False
         with self._groups():
-            found, plain = watched(self.model, forward, args, kwargs)
-        del self.model.__dict__["forward"]
+            out = forward(*args, **kwargs)
+        self.model.__dict__.pop("forward", None)
         if self.training is not None:
             self.model.__dict__["forward"] = base.capture("replay").Replayer(self.training)
-        for level in (2, 1, 0):
-            _install(self.model, [one for fused in found if (one := fused.at(level))])
-            if not found or self._agrees(plain, level, args, kwargs):
-                return plain
-            _uninstall(self.model)
-        log.once(
-            ("optimize", type(self.model).__name__),
-            f"optimize() left {type(self.model).__name__} as it was: {Why.FUSION_OUTPUT.says()}; "
-            f"{Why.FUSION_OUTPUT.remedy}.",
-            level=30,
-        )
-        return plain
-
-    def _agrees(self, plain: Any, level: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the model computes `plain` as it is fused now."""
-        try:
-            return _agree(plain, self.forward(*args, **kwargs))
-        except BaseException as error:
-            expected = isinstance(error, RuntimeError) and not isinstance(
-                error, (SparseBridgeError, torch.cuda.OutOfMemoryError)
-            )
-            if level == 2 and expected:  # an extension that asks for memory before the sum, say
-                name = type(self.model).__name__
-                reason = Why.FUSION_SUM.says(type(error).__name__, error)
-                log.logger.warning("optimize() leaves the residual sums of %s unfused: %s", name, reason)
-                return False
-            _uninstall(self.model)
-            raise
-
-
-def _install(model: nn.Module, found: list[Fused]) -> None:
-    touched = model.__dict__[_MARK]
-    for fused in found:
-        fused.module.__dict__["forward"] = fused
-        skipped = fused.skipped()
-        for module in skipped:
-            module.__dict__["forward"] = Skipped(module)
-        touched += [fused.module, *skipped]
-
-
-def _uninstall(model: nn.Module) -> None:
-    for module in model.__dict__[_MARK]:
-        module.__dict__.pop("forward", None)
-    model.__dict__[_MARK].clear()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    rows = features_of(value)
-    if rows is not None:
-        yield rows
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-
-
-def _agree(plain: Any, fused: Any) -> bool:
-    """Whether two outputs have the same bits."""
-    pairs = list(zip(_tensors(plain), _tensors(fused), strict=False))
-    return bool(pairs) and all(
-        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs
-    )
+        return out

@@ -3,7 +3,7 @@
 Each reason is a member of `Why`. Its name is the code that the log, `report()` and
 docs/troubleshooting.md show: searching the sources for it finds the place that gives it. The part
 before the first underscore says which way declined: GRAPH (models that graphs replay), TRACE and
-PREFETCH (maps), FUSION (`optimize`), HELPER (the helper in C), FLOW (a dataflow of kernels).
+PREFETCH (maps), HELPER (the helper in C), FLOW (a dataflow of kernels).
 
 What declines often in a steady program, as functions of the helper in C do, returns a value
 (NotImplemented, None) and makes no exception.
@@ -157,13 +157,6 @@ class Why(enum.Enum):
     # Maps are not queued together.
     PREFETCH_LAYER = "a layer that the last inputs came to would raise: {}"
     PREFETCH_MEMORY = "there is no memory for all maps at once", "see `out of memory` above"
-
-    # `optimize` leaves a model, or its sums, as they were.
-    FUSION_OUTPUT = (
-        "fused, its output differs",
-        "read features behind the norm, not between a convolution and its norm",
-    )
-    FUSION_SUM = "computing them with the layer raised {}: {}"
 
     # There is no helper in C.
     HELPER_OFF = "turned off by SPARSE_BRIDGE_STARTUP=native=0", "unset it"

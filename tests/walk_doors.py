@@ -17,7 +17,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.conv import convolution, fused_call
+from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from sparse_bridge.kernels.gemm.narrow_gemm import narrow_gemm_kernel
@@ -63,7 +63,6 @@ def pretended_gpu() -> Iterator[None]:
             (torch._C, "_cuda_getDevice", lambda: None),
             (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
             (convolution, "MIN_DEFERRED_ELEMENTS", [convolution.MIN_DEFERRED_ELEMENTS[1]] * 2),
-            (fused_call, "listening", False),  # whatever ran in this process before
             (targets, "unavailable", lambda device: None),
             (targets, "of", lambda device: _HOPPER),
             (launch.Kernel, "launch", lambda self, *args: None),

@@ -120,10 +120,6 @@ class TensorProtocol(abc.ABC):
         """Kind and sizes of a convolution or pool; None for other modules."""
         return None
 
-    def fused_inside(self, container: nn.Module) -> Iterable[nn.Module]:
-        """Convolutions whose norm a container of the framework fuses by itself."""
-        return ()
-
     def is_norm(self, module: nn.Module) -> bool:
         """Whether this is torch's BatchNorm1d, or the framework's over its own tensors."""
         return is_layer(module, nn.BatchNorm1d)

@@ -66,7 +66,7 @@ def tuned_groups() -> tuple[str, ...]:
 
 def open_ways() -> tuple[str, ...]:
     """See `Report.ways`: a line each, for those that are open in this process."""
-    return tuple(itertools.chain(_followed(), _optimised(), _programs(), _helped()))
+    return tuple(itertools.chain(_followed(), _programs(), _helped()))
 
 
 def replayed() -> list[tuple[str, int, int, str | None]]:
@@ -86,12 +86,6 @@ def _followed() -> Iterator[str]:
     plans = sum(one.plan is not None or one.whole is not None for _, one in held)
     if plans:
         yield f"layers that are launched together with what follows them: {plans}"
-
-
-def _optimised() -> Iterator[str]:
-    optimization = _loaded("optimization")
-    for name, count in [] if optimization is None else optimization.fused():
-        yield f"convolutions of {name} that optimize() fused with what follows them: {count}"
 
 
 def _programs() -> Iterator[str]:

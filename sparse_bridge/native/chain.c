@@ -266,8 +266,7 @@ static void undisturbed(Scope *s) {
   refuse_unless(s, unset(s, a__is_any_autocast_enabled) && unset(s, a__len_torch_function_stack) &&
                        unset(s, a__len_torch_dispatch_stack));
   refuse_unless(s, number(s, PyDict_GetItemWithError(g_forward_ad, s__current_level)) < 0);
-  refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders) &&
-                       idle(s, g_fused_call, s_listening));
+  refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders));
 }
 
 /* chain(values): None; the results that others read are in their places of the list */

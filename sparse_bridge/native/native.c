@@ -24,12 +24,12 @@
 
 /* clang-format off */
 #define NAMES(X)                                                                                   \
-  X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers) X(busy)    \
+  X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)    \
   X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(conv1x1) X(_current_level)    \
   X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
   X(flipped) X(forward) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
   X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
-  X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook) X(listening)     \
+  X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook)     \
   X(_make) X(_map) X(memory) X(MIN_DEFERRED_ELEMENTS) X(n_offsets) X(n_pairs) X(n_rows)            \
   X(__name__) X(native) X(nbytes)                                                                  \
   X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
@@ -46,7 +46,7 @@ NAMES(DECLARE)
 
 /* Modules whose state is read at every call, as their dictionaries; classes and functions. */
 #define HANDED(X)                                                                                  \
-  X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(fused_call) X(FusedPlan)       \
+  X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(FusedPlan)       \
   X(GatherGemm) X(NarrowGemm) X(Part) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
   X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \
   X(precompile) X(settings) X(StreamOrder) X(strided) X(Tensor) X(torch_c) X(trace) X(Waiting)
@@ -798,10 +798,6 @@ static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObje
   refuse_unless(s, unset(s, a__is_any_autocast_enabled) && unset(s, a__len_torch_function_stack));
   refuse_unless(s, number(s, PyDict_GetItemWithError(g_forward_ad, s__current_level)) < 0);
   refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders));
-  if (s->state == GOES_ON && !idle(s, g_fused_call, s_listening)) {
-    PyObject *busy = item(s, g_fused_call, s_busy);
-    refuse_unless(s, busy && !truth(s, hold(s, PyObject_CallNoArgs(busy))));
-  }
   refuse_unless(s, get(s, kmap, s_x_fold) == Py_None && get(s, kmap, s_y_fold) == Py_None);
   if (s->state != GOES_ON) return;
   PyObject *operands[8] = {x, weight};

@@ -11,7 +11,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.conv import fused_call, plan, registry
+from sparse_bridge.core.conv import plan, registry
 from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.device import self_check, trace
@@ -171,19 +171,6 @@ def test_autocast_may_be_switched(lane, made):
             (gradient,) = torch.autograd.grad(y.sum(), held)
         assert gradient.dtype == torch.float32 and gradient.stride() == held.stride()
         assert conv(x, weight, bias, made.kmap).dtype == torch.float32
-
-
-def test_who_listens_hears_of_it(lane, made):
-    x, weight, bias = warm(made, lane)
-    with trace.record() as events, fused_call.collect() as results:
-        y = conv(x, weight, bias, made.kmap)
-    assert [event.kind for event in events] == ["conv"] and results[0] is y
-    pending = fused_call.Pending(Norm(bias, bias.square(), None, None, 1e-3), "relu", 0.0)
-    out, taken = fused_call.offer(pending, conv, x, weight, bias, made.kmap)
-    want = torch.nn.functional.batch_norm(y, bias, bias.square(), eps=1e-3).relu()
-    assert out is taken
-    torch.testing.assert_close(out, want)
-    assert torch.equal(conv(x, weight, bias, made.kmap), y), "an offer is taken once"
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0)])

@@ -11,6 +11,7 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution
+from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.ops import pointwise
 from tests.checks import NothingComputed
 from tests.clouds import features
@@ -26,7 +27,7 @@ def products(lane, rows, c_in, c_out, learns=False):
     w = (features(c_in, c_out, seed=1) / c_in**0.5).to(device, torch.float16).requires_grad_(learns)
     bias = features(1, c_out, seed=2)[0].to(device, torch.float16).requires_grad_(learns)
     kmap = pointwise.identity(rows, x.device, learns)
-    return convolution.unheard(x, w[None], kmap, bias, pointwise.FORM), (x, w, bias)
+    return convolution.convolve(x, w[None], kmap, Epilogue(bias), pointwise.FORM), (x, w, bias)
 
 
 @pytest.mark.emulated
@@ -137,8 +138,8 @@ def test_nothing_is_told_to_those_who_watch():
 @pytest.mark.parametrize("kind", ["half", "autocast", "float", "wide", "forced"])
 def test_which_products_are_the_kernels(monkeypatch, kind):
     asked = []
-    unheard = convolution.unheard
-    monkeypatch.setattr(pointwise, "unheard", lambda *given: asked.append(given) or unheard(*given))
+    convolve = convolution.convolve
+    monkeypatch.setattr(pointwise, "convolve", lambda *given: asked.append(given) or convolve(*given))
     dtype = torch.float32 if kind in ("float", "autocast") else torch.float16
     channels = 4096 if kind == "wide" else 32
     x = torch.randn(3000, channels, device="cuda", dtype=dtype)

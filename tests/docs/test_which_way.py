@@ -91,12 +91,6 @@ def original() -> Iterator[object]:
     yield
 
 
-@scene("layers that `optimize` fused")
-def optimised() -> Iterator[object]:
-    with called(sparse_bridge.optimize) as net:
-        yield net
-
-
 @scene("helper in C")
 def helped() -> Iterator[object]:
     """On a GPU that is not there."""

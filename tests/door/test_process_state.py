@@ -34,7 +34,7 @@ CHOSEN = """
 """
 BLOCKS = """
     adapters.ledger._listeners core.capture.padded._local core.capture.recording._captures
-    core.capture.replay_parts._local core.capture.units._local core.conv.fused_call._local
+    core.capture.replay_parts._local core.capture.units._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
     core.device.stream_order._users
@@ -66,7 +66,7 @@ NUMBERS = """
 FACTS = """
     core.capture.traces.maps._listeners
     adapters.spconv.keys._generation adapters.spconv.keys._shared core.compile.inductor._version
-    core.conv.fused_call.listening core.conv.kernel_products._gather_gemm
+    core.conv.kernel_products._gather_gemm
     core.conv.kernel_products._narrow_gemm core.ops.batch_norm._passes
     core.device.workspace.keep_heap core.tuning.kernel_hash.code_hash
     core.tuning.kernel_hash.kernel_hash export.evaluation._operators native._module native._reason

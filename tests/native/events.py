@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import settings
-from sparse_bridge.core.conv import fused_call
 from sparse_bridge.kernels.runtime import precompile
 from sparse_bridge.kernels.runtime.triton_compat import HOOKS
 from tests.native.world import COORDS, EVENTS, World, event
@@ -53,7 +52,6 @@ EVENTS |= {
     "torch functions": inside(_Functions),
     "torch dispatches": inside(_Dispatches),
     "forward gradients": inside(torch.autograd.forward_ad.dual_level),
-    "whole calls are recorded": inside(lambda: mock.patch.object(fused_call, "listening", True)),
     "autograd's anomalies": inside(torch.autograd.detect_anomaly),
     "optimize off": inside(lambda: settings.override(optimize="off")),
     "tune off": inside(lambda: settings.override(tune="off")),

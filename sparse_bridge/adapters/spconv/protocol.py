@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
@@ -44,13 +42,6 @@ class _Spconv(TensorProtocol):
         else:
             kind = "convolution"  # at stride 1 onto every site that the kernel reaches
         return LayerFacts.of_sizes(kind, layer.kernel_size, layer.stride)
-
-    def fused_inside(self, container: nn.Module) -> Iterator[nn.Module]:
-        """`SparseSequential` folds a BatchNorm1d and an activation into the convolution before."""
-        if any(kind.__name__ == "SparseSequential" for kind in type(container).__mro__):
-            for child, after in itertools.pairwise(container.children()):
-                if type(after) is nn.BatchNorm1d:
-                    yield child
 
     def capture_root(self, x: Any) -> Root | None:
         if not hasattr(x, "indice_dict") or x.indice_dict or x.benchmark:

@@ -17,12 +17,10 @@ from ..device.no_double_backward import direct_apply, no_double_backward, refuse
 from ..device.torch_compat import eagerly
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
-from . import fused_call
 from .checks import check, check_devices, like_result
-from .deferred import Deferred
 from .epilogue import Epilogue, Norm, check_activation
 from .history import disabled_layers
-from .plan import ConvForm, Wanted, backward, find, run
+from .plan import ConvForm, Wanted, backward, run
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 _modes = torch._C._len_torch_dispatch_stack
@@ -157,22 +155,9 @@ def convolve(
     )
     if forward_ad._current_level >= 0 or _transforms():
         refuse_transforms()
-    if fused_call.listening:
-        return _heard(x, weight, kmap, epilogue, form, wants_grad)
     if wants_grad or _any_autocast() or kmap.x_fold is not None or kmap.y_fold is not None:
         return _convolve(x, weight, kmap, epilogue, form, wants_grad)
     return run(x, weight, kmap, epilogue, form)[0]
-
-
-def unheard(
-    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, bias: torch.Tensor | None, form: ConvForm
-) -> torch.Tensor:
-    """`convolve` of what is no convolution to those who offer epilogues or collect results."""
-    learns = torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    )
-    result: torch.Tensor = _convolve(x, weight, kmap, Epilogue(bias), form, learns)
-    return result
 
 
 def transformed() -> bool:
@@ -241,25 +226,6 @@ def _check_gradients(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epi
     )
 
 
-def _heard(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]
-    """Where somebody in this process offers epilogues or collects results."""
-    offered = None if wants_grad or epilogue.fused() is not None else fused_call.take()
-    if offered is not None:
-        (norm, activation, alpha, summed), results = offered
-        if summed is not None and kmap.x_fold is None and kmap.y_fold is None:
-            end = Epilogue(epilogue.bias, activation, alpha, norm)
-            y = _deferred(x, weight, kmap, end, form, summed)
-            results.append(y)
-            return y
-        if summed is not None:
-            activation = None  # belongs behind the sum
-        epilogue = Epilogue(epilogue.bias, activation, alpha, norm)
-    y = _convolve(x, weight, kmap, epilogue, form, wants_grad)
-    if offered is not None:
-        offered[1].append(y)
-    return fused_call.produced(y)
-
-
 def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-def]
     """Equal coordinates: sum x rows, convolve the distinct ones, copy y rows. Gradients follow by
     composition."""
@@ -281,18 +247,3 @@ def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-
     if epilogue.residual is not None:
         like_result(epilogue.residual, tuple(y.shape), y.dtype, y.device)
     return epilogue.finish(y.clone(), y.dtype)
-
-
-def _deferred(x, weight, kmap, epilogue, form, summed):  # type: ignore[no-untyped-def]
-    """The result to which somebody is about to add features; the activation belongs behind that
-    sum."""
-    x, weight = autocast_operands(x, weight)
-    plain = Epilogue(epilogue.bias, None, 0.0, epilogue.norm)
-    plan = find(x, weight, kmap, plain, form)
-
-    def launch(residual: torch.Tensor | None) -> torch.Tensor:
-        end = plain if residual is None else epilogue._replace(residual=residual)
-        return run(x, weight, kmap, end, form)[0]
-
-    shape = (kmap.rulebook.n_rows[kmap.side], plan.columns_out)
-    return Deferred(shape, x, launch, summed)

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from ... import state
 from ..maps.kernel_map import KernelMap
-from . import fused_call, override
+from . import override
 from .epilogue import STEPS, Epilogue, Norm
 from .plan import ConvForm, run
 
@@ -242,7 +242,6 @@ def may_wait(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: E
         or (epilogue[0] is not None and epilogue[0].is_inference())
         or kmap.x_fold is not None
         or kmap.y_fold is not None
-        or (fused_call.listening and fused_call.busy())
         or override.wait_for_nothing()
         or watched()
     )

@@ -17,7 +17,7 @@ from ...native import calls as native_calls
 from ..device import trace
 from ..device.torch_compat import eagerly
 from ..maps.kernel_map import KernelMap
-from . import convolution, fused_call, override
+from . import convolution, override
 from .convolution import convolve_layer
 from .epilogue import STEP_NORM, Epilogue
 from .fused_plan import FusedPlan, fused_plan, same
@@ -104,7 +104,6 @@ def known_call(
         or forward_ad._current_level >= 0
         or override.inside
         or trace.recorders
-        or (fused_call.listening and fused_call.busy())
         or kmap.x_fold is not None
         or kmap.y_fold is not None
         or not (plan.same(x, weight, *vectors) if bias is None else plan.same(x, weight, bias, *vectors))
@@ -206,7 +205,6 @@ def _use_helper(module: Any) -> None:
             "features_of": features_of,
             "convolution": vars(convolution),
             "forward_ad": vars(forward_ad),
-            "fused_call": vars(fused_call),
             "override": vars(override),
             "precompile": vars(precompile),
             "settings": vars(settings),

@@ -221,7 +221,7 @@ class PendingConv:
     def _found_out(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> Following:
         """A step that nobody waited for."""
         call, steps = self.call, self.steps + step
-        if steps in _NAMES and self._used:
+        if self._used & _TAKEN or (self._used and steps in _NAMES):
             call.history.read(self.steps)
         elif steps in _NAMES and epilogue is not None and not call.target and self.call.undisturbed():
             if not (self._changed() or self._overwritten()):

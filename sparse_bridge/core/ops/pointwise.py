@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ... import memory, settings, state
 from ...kernels.runtime import target as targets
 from ...native import calls as native_calls
-from ..conv import fused_call, host_products, override
-from ..conv.convolution import autocast_dtype, transformed, unheard
+from ..conv import host_products, override
+from ..conv.convolution import autocast_dtype, convolve, transformed
 from ..conv.dataflow import Case
 from ..conv.epilogue import Epilogue
 from ..conv.layers import convolve_layer
@@ -69,7 +69,7 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     kmap = identity(x.shape[0], x.device, torch.is_grad_enabled())
     if kmap is None:
         return rocm.linear(x, w, bias)
-    return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), form_of(x))
+    return convolve(x, w[None], kmap, Epilogue(None if bias is None else bias.flatten()), form_of(x))
 
 
 def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
@@ -91,7 +91,6 @@ def linear_layer(
         torch.is_grad_enabled()
         or torch.compiler.is_compiling()
         or x.device.type not in DEVICES
-        or fused_call.busy()  # it is no convolution to those who offer or collect
         or not by_kernel(x, w, bias)
         or (kmap := identity(x.shape[0], x.device, False)) is None
     ):

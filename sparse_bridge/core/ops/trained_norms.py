@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from ... import hooks, settings, state
-from ..conv import fused_call, waiting
+from ..conv import waiting
 from ..conv.waiting import shortcuts
 from ..device.torch_compat import SAVED_TENSORS_HOOKS
 from .batch_norm import batch_norm_training, serves
@@ -41,7 +41,7 @@ def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
         key = id(layer)
         held = weakref.ref(layer, lambda gone: _forget(key, gone)), _CALLS
         _left[key] = held
-    if not (y.requires_grad and _usual(y)) or fused_call.busy():
+    if not (y.requires_grad and _usual(y)):
         return y
     _left[id(layer)] = held[0], held[1] - 1
     made = y.as_subclass(waiting.ProfiledFeatures)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core.conv import fused_call, plan
+from sparse_bridge.core.conv import plan
 from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.maps.pair_lists import DevicePairs
@@ -43,7 +43,6 @@ def kmap(monkeypatch):
     empty, starts = torch.zeros(10, dtype=torch.int32), torch.zeros(6, dtype=torch.int64)
     made.rulebook._pairs = DevicePairs(empty, empty, starts, True, 10)
     hopper = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
-    monkeypatch.setattr(fused_call, "listening", False)  # whatever ran in this process before
     monkeypatch.setattr(targets, "unavailable", lambda device: None)
     monkeypatch.setattr(targets, "of", lambda device: hopper)
     monkeypatch.setattr(launch.Kernel, "launch", lambda self, *args: None)
