@@ -98,7 +98,7 @@ class memory_limit:  # read as a function, like `torch.no_grad`
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        excess = self._close()
+        excess = _close(self)
         if excess is None:
             return
         if error is None:
@@ -106,25 +106,27 @@ class memory_limit:  # read as a function, like `torch.no_grad`
         if hasattr(error, "add_note"):  # from Python 3.11 on
             error.add_note(str(excess))
 
-    def leave(self) -> None:
-        """Close it where no block ends: a RuntimeWarning says what exceeded it."""
-        excess = self._close()
-        if excess is not None:
-            warnings.warn(str(excess), RuntimeWarning, stacklevel=2)
-
-    def _close(self) -> MemoryLimitError | None:
-        """What exceeded a limit, and nobody was told of."""
-        with _lock:
-            if not self.entered:
-                raise LifecycleError("a memory limit was closed that is not open.")
-            _read_peaks(_gpus())
-            self.entered -= 1
-            _open.remove(self.limit)
-            _turn()
-            return _take_excess()
-
     def __repr__(self) -> str:
         return f"memory_limit({self.limit})"
+
+
+def _close(one: memory_limit) -> MemoryLimitError | None:
+    """What exceeded a limit, and nobody was told of."""
+    with _lock:
+        if not one.entered:
+            raise LifecycleError("a memory limit was closed that is not open.")
+        _read_peaks(_gpus())
+        one.entered -= 1
+        _open.remove(one.limit)
+        _turn()
+        return _take_excess()
+
+
+def leave(one: memory_limit) -> None:
+    """Close it where no block ends: a RuntimeWarning says what exceeded it."""
+    excess = _close(one)
+    if excess is not None:
+        warnings.warn(str(excess), RuntimeWarning, stacklevel=2)
 
 
 def _turn() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 
+from ... import memory
 from ...errors import LifecycleError
 from ...memory import memory_limit, size_of
 
@@ -39,7 +40,7 @@ def leave(name: str) -> None:
     if not _limits:
         atexit.unregister(leave_all)
     if limit is not None:
-        limit.leave()
+        memory.leave(limit)
 
 
 def leave_all() -> None:
