@@ -115,10 +115,12 @@ def _close(one: memory_limit) -> MemoryLimitError | None:
     with _lock:
         if not one.entered:
             raise LifecycleError("a memory limit was closed that is not open.")
-        _read_peaks(_gpus())
-        one.entered -= 1
-        _open.remove(one.limit)
-        _turn()
+        try:
+            _read_peaks(_gpus())
+        finally:  # an allocator may have no statistics
+            one.entered -= 1
+            _open.remove(one.limit)
+            _turn()
         return _take_excess()
 
 

@@ -66,7 +66,7 @@ def in_use(device: torch.device, *operands: torch.Tensor | None) -> int:
 def limit_on(device: torch.device) -> int | None:
     """The limit in force, for an operation that begins on a device.
 
-    Raises: MemoryLimitError where what ran before, torch's own layers say, has exceeded it.
+    Raises: MemoryLimitError where other operations, such as torch's own layers, have exceeded it.
     """
     if memory.limit is not None and device.type == "cuda":
         memory.check(torch.cuda.current_device() if device.index is None else device.index)
