@@ -1,11 +1,14 @@
 """Peak memory and time of wide decoder levels with and without a limit: `python -m
 benchmarks.memory`.
 
-Limits of a level (`memory_levels`): its peak without one by shares, and the lowest that passes.
-Under each it runs as it is, for its peak and that of the bridge's layers, and with torch's
-allocator capped to the limit and a tenth, so that what is reserved counts, too; of the lowest limit
-the lowest cap that passes is looked for. The allocator gets expandable segments, unless its
-settings are set.
+Limits of a level (`memory_levels`): its peak without one by shares, the lowest that the bridge's
+layers pass, and the lowest that the whole process does, torch's own layers included. Under each
+there are two runs. One resets the allocator's peaks between layers, so that it gives those of the
+bridge's layers and comes to an end where torch's exceed the limit. The other says what a program
+gets: "passes", or the least that MemoryLimitError names. Limits that pass are run once more with
+torch's allocator capped to the limit and a tenth, so that what is reserved counts, too; of the
+lowest limits the lowest cap that passes is looked for. The allocator gets expandable segments,
+unless its settings are set.
 
 On a CPU no allocator counts: there the limits are those of the engine's own arithmetic, and only
 the lowest one is tried.
@@ -14,14 +17,13 @@ the lowest one is tried.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import pathlib
 import statistics
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +34,7 @@ from sparse_bridge.tools.harness import results
 
 from .memory_levels import LEVELS, MLPS, QUICK, Level, Network, network_of, surface
 
-SCHEMA = 2
+SCHEMA = 3
 PART = 1 << 15  # rows
 SHARES = (0.9, 0.75)
 CAPS = (1.1, 1.25, 1.5)  # of the limit, for what the allocator reserves
@@ -60,48 +62,39 @@ class Measured(NamedTuple):
     convolutions: int | None = None
 
 
-@contextmanager
-def limited(limit: int | None) -> Iterator[None]:
-    """Under a limit, of which the table says whether it was kept."""
-    if limit is None:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "under a memory limit", RuntimeWarning)
-        with sparse_bridge.memory_limit(limit):
-            yield
+def settle() -> None:
+    """Let go of what earlier runs left, and of the allocator's peaks: an earlier one hides others."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def measure(run: Network, device: str, rounds: int) -> Measured:
     """Of what has run before, so that nothing is compiled."""
     gpu, times = device == "cuda", []
-    y = run().cpu()
-    gc.collect()
-    if gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        run()
-        if gpu:
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) * 1e3)
+    with run.watched():
+        y = run().cpu()
+    settle()
+    with run.watched() as peaks:
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            run()
+            if gpu:
+                torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) * 1e3)
     ms = statistics.median(times)
-    if not gpu:
-        return Measured(ms, y)
-    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return Measured(ms, y, *peaks, run.peak_of_convolutions())
+    return Measured(ms, y, peaks.allocated, peaks.reserved, peaks.convolutions) if gpu else Measured(ms, y)
 
 
 def run_capped(run: Network, limit: int, cap: float) -> str:
     """How a run under the limit ends where torch's allocator may reserve `cap` times as much:
     "passes", or the name of its error."""
     whole = torch.cuda.get_device_properties(0).total_memory
-    gc.collect()
-    torch.cuda.empty_cache()
+    settle()
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap * limit / whole))
     try:
-        with limited(limit):
+        with sparse_bridge.memory_limit(limit):
             run()
         torch.cuda.synchronize()
     except (MemoryLimitError, torch.OutOfMemoryError) as error:
@@ -111,17 +104,28 @@ def run_capped(run: Network, limit: int, cap: float) -> str:
     return "passes"
 
 
-def least_of(run: Network) -> int:
-    """The lowest limit under which a run passes: as errors tell it, step by step."""
-    limit = 1
-    while True:
-        gc.collect()
-        try:
-            with limited(limit):
-                run()
-            return limit
-        except MemoryLimitError as error:
-            limit = error.least
+def run_layers(run: Network) -> None:
+    """Run it so that what torch's layers take is not held against a limit."""
+    with run.watched():
+        run()
+
+
+def refused(run: Callable[[], object], limit: int) -> MemoryLimitError | None:
+    """The error of a run under a limit; None where it passes."""
+    settle()
+    try:
+        with sparse_bridge.memory_limit(limit):
+            run()
+    except MemoryLimitError as error:
+        return error.with_traceback(None)  # whose frames hold tensors
+    return None
+
+
+def least_of(run: Callable[[], object], limit: int = 1) -> int:
+    """The lowest limit from `limit` on under which a run passes: as errors tell it, step by step."""
+    while (error := refused(run, limit)) is not None:
+        limit = error.least
+    return limit
 
 
 def compare(
@@ -129,28 +133,33 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Rows of the table of one level through one API."""
     device, dtype, rounds, blocks, part = setup
-    head, rows = {"level": name, "api": api, "mlp": mlp}, []
+    rows: list[dict[str, Any]] = []
     with network_of(api, level, scene, mlp, part, device, dtype, blocks) as run:
+
+        def add(row: dict[str, Any]) -> None:
+            rows.append({"level": name, "api": api, "mlp": mlp} | row)
+            print(shown(rows[-1]), flush=True)
+
         for _ in range(3):
             run()
         free = measure(run, device, rounds)
-        rows.append(head | row_of(free, None, free.result))
-        print(shown(rows[-1]), flush=True)
-        shares = () if free.allocated is None else [int(s * free.allocated) for s in SHARES]
-        least = least_of(run)
-        for limit in (*shares, least):
+        add(row_of(free, None, free.result))
+        shares = [] if free.allocated is None else [int(s * free.allocated) for s in SHARES]
+        of_layers = least_of(functools.partial(run_layers, run))
+        of_process = least_of(run, of_layers)
+        for limit in dict.fromkeys((*shares, of_layers, of_process)):
             try:
-                with limited(limit):
+                with sparse_bridge.memory_limit(limit):
                     found = measure(run, device, rounds)
-                row = head | row_of(found, limit, free.result)
-                if device == "cuda":
-                    tried = CAPS if limit == least else CAPS[:1]
-                    row["capped"] = capped(run, limit, tried)
             except MemoryLimitError as error:
-                why = f"least: {error.least / MIB:.1f} MiB"
-                row = head | {"limit_mib": limit / MIB, "error": why}
-            rows.append(row)
-            print(shown(row), flush=True)
+                add({"limit_mib": limit / MIB, "least_of_layers_mib": error.least / MIB})
+                continue
+            row, refusal = row_of(found, limit, free.result), refused(run, limit)
+            if refusal is not None:
+                row["least_of_process_mib"] = refusal.least / MIB
+            elif device == "cuda":
+                row["capped"] = capped(run, limit, CAPS[:1] if limit in shares else CAPS)
+            add(row)
     return rows
 
 
@@ -164,8 +173,7 @@ def row_of(found: Measured, limit: int | None, result: torch.Tensor) -> dict[str
     }
     row: dict[str, Any] = {f"{key}_mib": n and n / MIB for key, n in sizes.items()}
     row |= {"ms": found.ms, "same_bits": torch.equal(found.result, result)}
-    if limit is not None and found.allocated is not None and found.convolutions is not None:
-        row["kept"] = found.allocated <= limit
+    if limit is not None and found.convolutions is not None:
         row["convolutions_kept"] = found.convolutions <= limit
     return row
 
@@ -184,8 +192,8 @@ def shown(row: dict[str, Any]) -> str:
     """A row of the table."""
     limit = "none" if row["limit_mib"] is None else f"{row['limit_mib']:.1f}"
     head = f"{row['level']:11} {row['api']:10} {row['mlp']:6} {limit:>9}"
-    if "error" in row:
-        return f"{head}  {row['error']}"
+    if "least_of_layers_mib" in row:
+        return f"{head}  error; least for the layers: {row['least_of_layers_mib']:.1f} MiB"
     peaks = (row[f"{kind}_mib"] for kind in ("allocated", "convolutions", "reserved"))
     cells = " ".join("        -" if one is None else f"{one:9.1f}" for one in peaks)
     ends = [f"cap {cap}: {end}" for cap, end in row.get("capped", {}).items()]
@@ -194,13 +202,16 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def verdict(row: dict[str, Any]) -> list[str]:
-    """Whether the peak kept to the limit, and if not, whose it was."""
-    if "kept" not in row:
+    """What a program gets, and whether the bridge's layers kept to the limit."""
+    if row["limit_mib"] is None:
         return []
-    if row["kept"]:
-        return ["kept"]
-    owner = "torch's" if row["convolutions_kept"] else "the bridge's"
-    return [f"exceeded by {row['allocated_mib'] - row['limit_mib']:.1f} MiB, {owner} layers"]
+    if "least_of_process_mib" in row:
+        parts = [f"error; least for the process: {row['least_of_process_mib']:.1f} MiB"]
+    else:
+        parts = ["passes"]
+    if not row.get("convolutions_kept", True):
+        parts.append(f"exceeded by {row['convolutions_mib'] - row['limit_mib']:.1f} MiB in the bridge's layers")
+    return parts
 
 
 def main(given: list[str] | None = None) -> int:
@@ -224,7 +235,7 @@ def main(given: list[str] | None = None) -> int:
         results.require_writable(args.json, "--json")
     dtype = getattr(torch, args.dtype or ("float16" if device == "cuda" else "float32"))
     setup = Setup(device, dtype, args.rounds, args.blocks, 256 if args.quick else PART)
-    print("level       api        MLP    limit MiB allocated  in convs  reserved        ms  bits; limit; caps")
+    print("level       api        MLP    limit MiB allocated  in convs  reserved        ms  bits; outcome; caps")
     rows = []
     for name in args.levels or levels:
         scene = surface(levels[name].rows)

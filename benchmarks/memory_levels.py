@@ -74,6 +74,27 @@ class Block(nn.Module):
 Convolve = Callable[[int, torch.Tensor], torch.Tensor]  # of a layer's number, and features
 
 
+class Peaks:
+    """The most bytes of torch's allocator on a GPU.  convolutions: while the bridge's layers compute.
+    allocated, reserved: at any time."""
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = self.convolutions = 0
+
+    def between(self) -> int:
+        """Other operations come to an end; their peak."""
+        counted = torch.cuda.memory_stats_as_nested_dict()
+        peak: int = counted["allocated_bytes"]["all"]["peak"]
+        self.allocated = max(self.allocated, peak)
+        self.reserved = max(self.reserved, counted["reserved_bytes"]["all"]["peak"])
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+
+    def of_layer(self) -> None:
+        """One of the bridge's layers has computed."""
+        self.convolutions = max(self.convolutions, self.between())
+
+
 class Network:
     """Blocks of a level.  prepare(coords): the layers over new maps."""
 
@@ -90,26 +111,30 @@ class Network:
             h = block(h, functools.partial(convolve, number))
         return h
 
-    def peak_of_convolutions(self) -> int:
-        """The most bytes in use on a GPU while one of the bridge's layers computes."""
-        most = 0
+    @contextmanager
+    def watched(self) -> Iterator[Peaks]:
+        """Peaks of the runs meanwhile, on a GPU. The allocator's are reset before and behind each of
+        the bridge's layers, so that none is refused for what others took."""
+        peaks, before = Peaks(), self._watch
 
         def watched(convolve: Convolve) -> Convolve:
             def call(number: int, h: torch.Tensor) -> torch.Tensor:
-                nonlocal most
-                torch.cuda.reset_peak_memory_stats()
+                peaks.between()
                 y = convolve(number, h)
-                most = max(most, torch.cuda.max_memory_allocated())
+                peaks.of_layer()
                 return y
 
             return call
 
-        before, self._watch = self._watch, watched
+        if self._coords.is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self._watch = watched
         try:
-            self()
+            yield peaks
         finally:
             self._watch = before
-        return most
+            if self._coords.is_cuda:
+                peaks.between()
 
 
 @contextmanager

@@ -56,10 +56,12 @@ class LifecycleError(SparseBridgeError, RuntimeError):
 
 
 class MemoryLimitError(SparseBridgeError, MemoryError):
-    """An operation does not fit under the limit of `sparse_bridge.memory_limit`.
+    """An operation does not fit under the limit of `sparse_bridge.memory_limit`, or others than the
+    bridge's have exceeded it.
 
-    All in bytes.  limit: that is in force.  asked: what the operation takes in one piece, with all
-    that is held beside it.  least: the lowest limit under which it runs.
+    All in bytes.  limit: that is in force, or was.  asked: what the operation takes in one piece,
+    with all that is held beside it.  least: the lowest limit under which it runs. Of others both
+    are the process's peak so far.
     """
 
     def __init__(self, text: str, limit: int = 0, asked: int = 0, least: int = 0) -> None:

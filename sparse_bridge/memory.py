@@ -11,10 +11,12 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
-from . import settings, state
-from .errors import LifecycleError, SettingError
+from . import settings
+from .errors import LifecycleError, MemoryLimitError, SettingError
 
 _UNITS = {
     "": 1,
@@ -28,12 +30,11 @@ _UNITS = {
     "GIB": 1 << 30,
     "TIB": 1 << 40,
 }
-_lock = threading.Lock()
+_lock = threading.RLock()  # collected garbage may close a limit while another one is looked at
 _open: list[int] = []
 limit: int | None = None  # bytes; read by layers where they decide something anew
-_highest = 0  # of the limits that were in force since the first of `_open` was opened
-_before: dict[int, int] = {}  # the allocator's peaks of that moment, by GPU
-_warned: set[int] = set()  # limits
+_peaks: dict[int, int] = {}  # the most that torch's allocator had in use, by GPU, when it was last read
+_excess: MemoryLimitError | None = None  # that nobody was told of
 _ROUNDED = 4 << 20  # by which torch's allocator, in large blocks, may exceed what layers ask for
 
 
@@ -74,10 +75,10 @@ class memory_limit:  # read as a function, like `torch.no_grad`
     that can be built again are dropped. Counted is `torch.cuda.memory_allocated` on GPUs, and on
     the CPU what a layer reads, writes and needs meanwhile, and maps. Process-wide, like
     `override_settings`; of several limits the lowest is in force. Where other operations than the
-    bridge's took more on a GPU, a RuntimeWarning says so in the end.
+    bridge's took more on a GPU, the next layer says so, or the end of the block.
 
-    Raises: SettingError for no size; inside of the block MemoryLimitError where a layer cannot do
-    with so little.
+    Raises: SettingError for no size; inside of the block, and where it ends without another
+    exception, MemoryLimitError, whose `least` is the limit that would have done.
     """
 
     def __init__(self, limit: str | int) -> None:
@@ -85,72 +86,119 @@ class memory_limit:  # read as a function, like `torch.no_grad`
         self.entered = 0  # how often it is open
 
     def __enter__(self) -> memory_limit:
-        _change(self, 1)
+        with _lock:
+            if not _open:
+                _peaks.clear()
+            _read_peaks(_gpus())
+            self.entered += 1
+            _open.append(self.limit)
+            _turn()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _change(self, -1)
+        excess = _close(self)
+        if excess is None:
+            return
+        if error is None:
+            raise excess
+        if hasattr(error, "add_note"):  # from Python 3.11 on
+            error.add_note(str(excess))
 
     def __repr__(self) -> str:
         return f"memory_limit({self.limit})"
 
 
-def _change(one: memory_limit, step: int) -> None:
-    """Open a limit once more, or close it once."""
-    global limit, _highest, _before
+def _close(one: memory_limit) -> MemoryLimitError | None:
+    """What exceeded a limit, and nobody was told of."""
     with _lock:
-        if one.entered + step < 0:
+        if not one.entered:
             raise LifecycleError("a memory limit was closed that is not open.")
-        one.entered += step
-        if step > 0:
-            if not _open:
-                _highest, _before = 0, _peaks()
-            _open.append(one.limit)
-        else:
+        try:
+            _read_peaks(_gpus())
+        finally:  # an allocator may have no statistics
+            one.entered -= 1
             _open.remove(one.limit)
-        now = min(_open, default=None)
-        if now != limit:
-            limit = now
-            settings.turn_to(None if now is None else ("memory limit", now))
-        _highest = max(_highest, now or 0)
-        exceeded = None if _open else _exceeded()
-    if exceeded is not None:
-        warnings.warn(exceeded, RuntimeWarning, stacklevel=3)
+            _turn()
+        return _take_excess()
 
 
-@state.owns
-def reset() -> None:
-    """Warn again of limits that were exceeded."""
-    with _lock:
-        _warned.clear()
+def leave(one: memory_limit) -> None:
+    """Close it where no block ends: a RuntimeWarning says what exceeded it."""
+    excess = _close(one)
+    if excess is not None:
+        warnings.warn(str(excess), RuntimeWarning, stacklevel=2)
 
 
-def _peaks() -> dict[int, int]:
-    """The most bytes that torch's allocator has had in use, by GPU; of a process that has begun to
-    use one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return {}
-    return {gpu: torch.cuda.max_memory_allocated(gpu) for gpu in range(torch.cuda.device_count())}
+def _turn() -> None:
+    """Put the lowest of the open limits in force."""
+    global limit
+    now = min(_open, default=None)
+    if now != limit:
+        limit = now
+        settings.turn_to(None if now is None else ("memory limit", now))
 
 
-def _exceeded() -> str | None:
-    """The warning that a peak is above all limits that were in force, once for each.
+def check(gpu: int) -> None:
+    """Say what came above the limit on a GPU since somebody asked last. Waits for nothing, and
+    leaves the allocator's statistics as they are.
 
-    An earlier peak that was higher hides it: only the program may reset those statistics.
+    Raises: MemoryLimitError.
     """
-    if _highest in _warned:
-        return None
-    for gpu, peak in _peaks().items():
-        if peak > _highest + _ROUNDED and peak > _before.get(gpu, 0):
-            _warned.add(_highest)
-            return (
-                f"under a memory limit of {shown(_highest)} the peak of cuda:{gpu} was "
-                f"{shown(peak)}. Operations that the limit does not cut took it: torch's own "
-                "layers, such as an MLP or a norm, or pools and depthwise layers. Give them the "
-                "rows in parts; in training use sparse_bridge.checkpoint(module) instead of a "
-                "limit (docs/deployment.md, Memory)."
-            )
-    return None
+    with _lock:
+        _read_peaks((gpu,))
+        excess = _take_excess()
+    if excess is not None:
+        raise excess
+
+
+def allocated(torch_device: Any, device: Any) -> tuple[int, int]:
+    """(bytes in use on a device, the most that were), as torch's allocator counts them.
+
+    torch_device: `torch.cuda`, or another module of its kind. Its `memory_allocated` sorts a
+    hundred numbers for one, which takes longer than a layer may (85 us).
+    """
+    counted = torch_device.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    return counted["current"], counted["peak"]
+
+
+def _gpus() -> Iterable[int]:
+    """Of a process that has begun to use one: asking another would."""
+    torch = sys.modules.get("torch")
+    return range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else ()
+
+
+def _read_peaks(gpus: Iterable[int]) -> None:
+    """Keep the excess, if a peak came above the limit since it was last read.
+
+    When a peak was reached is not known, and only the program may reset it: one of before the
+    limit, if higher, hides others. A peak that fell was reset, so what it is now is new.
+    """
+    global _excess
+    for gpu in gpus:
+        before, peak = _peaks.get(gpu, 0), allocated(sys.modules["torch"].cuda, gpu)[1]
+        _peaks[gpu] = peak
+        if limit is None or peak == before or peak <= limit + _ROUNDED:
+            continue
+        if _excess is None or peak > _excess.least:
+            _excess = _excess_of(gpu, peak, limit)
+
+
+def _take_excess() -> MemoryLimitError | None:
+    global _excess
+    excess, _excess = _excess, None
+    return excess
+
+
+def _excess_of(gpu: int, peak: int, under: int) -> MemoryLimitError:
+    return MemoryLimitError(
+        f"under a memory limit of {shown(under)} the peak of cuda:{gpu} was {shown(peak)}. "
+        "Operations that the limit does not cut took it: torch's own layers, such as an MLP or a "
+        f"norm, or pools and depthwise layers. Give them the rows in parts, raise the limit to {peak} "
+        "bytes or more, or use smaller batches; in training use sparse_bridge.checkpoint(module) "
+        "instead of a limit (docs/deployment.md, Memory).",
+        under,
+        peak,
+        peak,
+    )

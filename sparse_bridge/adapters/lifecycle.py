@@ -306,11 +306,11 @@ def _deactivate(active: Active) -> None:
         del _active[name]
         ledger.set_strict(name, None)
         optimizing.leave(name)
-        limiting.leave(name)
         active.was_imported = active.imported
         active.names.uninstall()
         active.undo()
         logger.info("%s is no longer bridged", name)
+        limiting.leave(name)  # which may warn, and a warning may be an error
 
 
 def _describe(name: str) -> FrameworkStatus:

@@ -4,6 +4,9 @@ program gets one without a change."""
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import warnings
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from sparse_bridge.core.maps import request as requests
 from sparse_bridge.errors import LifecycleError, MemoryLimitError, SettingError
 from tests.adapters.spconv.doors import without_wheel
 from tests.clouds import cloud, features
+from tests.patience import PATIENCE
 
 GRID, CHANNELS = (24, 22, 20), 16
 DOORS = ("spconv", "torchsparse", "flex_gemm")
@@ -189,3 +193,61 @@ def test_enable_takes_a_limit(plain_settings):
     with pytest.raises(SettingError, match="a memory limit is 'much'"):
         sparse_bridge.enable("spconv", memory_limit="much")
     assert memory.limit is None and not sparse_bridge.status()["spconv"].enabled
+
+
+def of_one_gpu(monkeypatch, peaks):
+    """The allocator's peaks of a GPU: of each time that they are read, and then the last."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def read(_):
+        peak = peaks.pop(0) if len(peaks) > 1 else peaks[0]
+        return {"allocated_bytes": {"all": {"current": 0, "peak": peak}}}
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", read)
+
+
+@pytest.mark.parametrize("how", ("disable", "with"))
+def test_what_exceeded_a_limit_of_enable(how, monkeypatch, plain_settings):
+    """A layer says it, or a warning where it ends: no block of the program's does."""
+    of_one_gpu(monkeypatch, [0, 2 << 30, 3 << 30])
+    handle = sparse_bridge.enable("spconv", mode="standin", memory_limit="1GiB")
+    with pytest.raises(MemoryLimitError, match=r"was 2\.00 GiB"):
+        memory_use.need(torch.device("cuda", 0), 1, "a layer")
+    with pytest.warns(RuntimeWarning, match=r"limit of 1\.00 GiB .* was 3\.00 GiB"):
+        if how == "disable":
+            handle.disable()
+        else:
+            with handle:
+                pass
+    assert memory.limit is None
+
+
+def test_a_warning_that_is_an_error_leaves_nothing_enabled(monkeypatch, plain_settings):
+    of_one_gpu(monkeypatch, [0, 2 << 30])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning), sparse_bridge.enable("spconv", mode="standin", memory_limit="1GiB"):
+            pass
+    assert memory.limit is None and not sparse_bridge.status()["spconv"].enabled
+
+
+ENDS = """
+import torch, sparse_bridge
+if {how!r} == "enable":
+    sparse_bridge.enable("spconv", mode="standin", memory_limit="1GiB")
+torch.cuda.is_initialized = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.memory_stats_as_nested_dict = lambda gpu: {{"allocated_bytes": {{"all": {{"current": 0, "peak": 2 << 30}}}}}}
+"""
+
+
+@pytest.mark.parametrize("how", ("enable", "run"))
+def test_a_process_that_ends_says_it(how, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS.format(how=how))
+    options = ["-m", "sparse_bridge", "run", "--framework", "spconv", "--mode", "standin", "--memory-limit", "1GiB"]
+    command = [sys.executable, *(options if how == "run" else []), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0
+    assert "RuntimeWarning: under a memory limit of 1.00 GiB" in done.stderr and "was 2.00 GiB" in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -40,9 +42,13 @@ def test_a_quick_run(tmp_path, capsys, plain_settings):
     limits = [row["limit_mib"] for row in rows if row["limit_mib"] is not None]
     assert len(limits) == 6 and all(limit > operands for limit in limits)
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 1 + len(rows) and all(line.endswith("same") for line in printed[1:])
+    assert len(printed) == 1 + len(rows) and all(
+        line.endswith("same" if row["limit_mib"] is None else "same; passes")
+        for line, row in zip(printed[1:], rows, strict=True)
+    )
 
 
+KINDS = (("allocated", 0), ("reserved", 7))
 GPU_ROW = {
     "level": "a",
     "api": "spconv",
@@ -57,18 +63,72 @@ GPU_ROW = {
 
 
 @pytest.mark.parametrize(
-    ("allocated", "convolutions", "text"),
+    ("convolutions", "more", "text"),
     [
-        (100, 90, "kept"),
-        (130, 100, "exceeded by 30.0 MiB, torch's layers"),
-        (130, 120, "exceeded by 30.0 MiB, the bridge's layers"),
+        (90, {}, "passes"),
+        (100, {"least_of_process_mib": 130.0}, "error; least for the process: 130.0 MiB"),
+        (120, {}, "passes; exceeded by 20.0 MiB in the bridge's layers"),
     ],
 )
-def test_whose_a_peak_was(allocated, convolutions, text):
+def test_what_a_program_gets(convolutions, more, text):
     y = torch.ones(1)
-    sizes = [size << 20 for size in (allocated, 200, convolutions)]
+    sizes = [size << 20 for size in (130, 200, convolutions)]
     row = memory.row_of(memory.Measured(1.0, y, *sizes), 100 << 20, y)
-    assert memory.shown(GPU_ROW | row).endswith(f"same; {text}")
+    assert memory.shown(GPU_ROW | row | more).endswith(f"same; {text}")
+
+
+@dataclasses.dataclass
+class Pretended:
+    """A network whose layers take 50 MiB at least, and torch's 90; nothing runs."""
+
+    layers: int = 50 << 20
+    process: int = 90 << 20
+    free: int = 100 << 20
+    tried: list[int] = dataclasses.field(default_factory=list)
+
+    def __call__(self):
+        self._need(self.process)
+
+    @contextlib.contextmanager
+    def watched(self):
+        before, self.process = self.process, self.layers
+        try:
+            yield
+        finally:
+            self.process = before
+
+    def _need(self, least):
+        if limits.limit is not None and limits.limit < least:
+            self.tried.append(limits.limit)
+            raise MemoryLimitError("it takes more", limits.limit, least, least)
+
+    def measure(self, *_):
+        self._need(self.layers)
+        convolutions = 55 << 20 if limits.limit is None else min(limits.limit, 55 << 20)
+        return memory.Measured(1.0, torch.ones(1), self.free, self.free, convolutions)
+
+
+def test_limits_that_are_tried_on_a_gpu(monkeypatch, capsys):
+    """Of the layers, which come to an end where the process does not; and of the process, which
+    passes what its error names."""
+    run = Pretended()
+    monkeypatch.setattr(memory, "network_of", lambda *_: contextlib.nullcontext(run))
+    monkeypatch.setattr(memory, "measure", lambda run, *_: run.measure())
+    monkeypatch.setattr(memory, "run_capped", lambda run, limit, cap: "passes")
+    monkeypatch.setattr(memory, "SHARES", (0.95, 0.75, 0.4))
+    setup = memory.Setup("cuda", torch.float16, 1, 1, 1)
+    rows = memory.compare("a", memory.QUICK["1k x 32"], None, "spconv", "whole", setup)
+    outcomes = [line.split(";", 1)[-1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert [row["limit_mib"] for row in rows] == [None, 95.0, 75.0, 40.0, 50.0, 90.0]
+    assert outcomes[1:] == [
+        "passes; cap 1.1: passes",
+        "error; least for the process: 90.0 MiB",
+        "least for the layers: 50.0 MiB",
+        "error; least for the process: 90.0 MiB",
+        "passes; cap 1.1: passes",
+    ]
+    assert [row.get("convolutions_mib") for row in rows] == [55.0, 55.0, 55.0, None, 50.0, 55.0]
+    assert limits.limit is None
 
 
 def test_caps_up_to_the_first_that_passes(monkeypatch):
@@ -77,7 +137,7 @@ def test_caps_up_to_the_first_that_passes(monkeypatch):
     found = memory.capped(None, 100, memory.CAPS)
     assert found == {"1.1": "OutOfMemoryError", "1.25": "passes"}
     line = memory.shown(GPU_ROW | {"capped": found})
-    assert line.endswith("same; cap 1.1: OutOfMemoryError; cap 1.25: passes")
+    assert line.endswith("same; passes; cap 1.1: OutOfMemoryError; cap 1.25: passes")
 
 
 @pytest.mark.parametrize("error", (None, torch.OutOfMemoryError, MemoryLimitError))
@@ -98,22 +158,42 @@ def test_how_a_run_under_a_cap_ends(error, monkeypatch):
     assert shares == [0.15, 1.0]
 
 
-def test_the_peak_of_convolutions_alone(monkeypatch, plain_settings):
-    """Between them the allocator may have had more."""
-    peaks = iter((5, 9, 7))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
-    level = memory.QUICK["1k x 32"]
-    scene = memory_levels.surface(level.rows)
-    kinds = "none", 256, "cpu", torch.float32, 3
-    with memory_levels.network_of("flex_gemm", level, scene, *kinds) as network:
-        want = network()
-        assert network.peak_of_convolutions() == 9
-        assert torch.equal(network(), want), "it is not watched any longer"
+def test_peaks_of_layers_and_of_all(monkeypatch):
+    """Before a layer, between two and behind the last the allocator may have had more. None of it is
+    in sight of a layer that begins."""
+    peak, seen = [0], []
+
+    def take(size):
+        peak[0] = max(peak[0], size)
+
+    counted = lambda: {f"{kind}_bytes": {"all": {"peak": peak[0] + more}} for kind, more in KINDS}  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", counted)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 0))
+
+    def convolve(number, h):
+        seen.append(peak[0])
+        take((5, 9)[number])
+        return h + 1
+
+    class Coords:
+        is_cuda, clone = True, lambda self: self
+
+    def block(h, conv):
+        take(20)
+        h = conv(h)
+        take(30)
+        return h
+
+    network = memory_levels.Network(lambda _: convolve, [block, block], Coords(), torch.zeros(1))
+    with network.watched() as peaks:
+        assert network() == 2
+    assert (peaks.convolutions, peaks.allocated, peaks.reserved) == (9, 30, 37) and seen == [0, 0]
+    network()
+    assert peaks.allocated == 30 and seen[2:] == [20, 30], "it is not watched any longer"
 
 
 def test_other_bits_are_a_failure(monkeypatch, plain_settings):
-    rows = [{"same_bits": True}, {"error": "least: 3 MiB"}, {"same_bits": False}]
+    rows = [{"same_bits": True}, {"least_of_layers_mib": 3.0}, {"same_bits": False}]
     monkeypatch.setattr(memory, "compare", lambda *_: [rows.pop()])
     options = ["--quick", "--api", "spconv"]
     assert memory.main(options) == 1

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from sparse_bridge import log
+from sparse_bridge import log, memory_limit
 from sparse_bridge.core import functional
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.tuning import tuner
@@ -335,3 +335,15 @@ def test_use_puts_a_tuner_in_place_for_a_while(tmp_path):
         with tuner.use(Fixed()):
             assert tuner.tile_for(problem()) == tile(block_n=16)
         assert tuner.tile_for(problem()) == problem().default() != tile(block_n=16)
+
+
+def test_nothing_is_timed_under_a_memory_limit(tmp_path):
+    """Trials hold further results. Behind the limit the problem is tuned."""
+    work = Work()
+    best = fastest(problem(), work)
+    with tuning("full", tmp_path):
+        found = blocking(work)
+        with memory_limit("1GiB"):
+            assert found.tile_for(problem(), work.trial()) == problem().default()
+        assert not work.ran
+        assert found.tile_for(problem(), work.trial()) == best != problem().default()

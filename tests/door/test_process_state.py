@@ -41,7 +41,7 @@ BLOCKS = """
     core.maps.request._local core.maps.rows._active core.maps.rows._local core.tuning.tuner._tuner
     kernels.runtime.compile_processes._local
     kernels.runtime.precompile._local kernels.runtime.precompile.dry_runs
-    kernels.runtime.uploads._later memory._before memory._highest memory._open memory.limit
+    kernels.runtime.uploads._later memory._excess memory._open memory._peaks memory.limit
     settings._besides
 """
 REGISTERED = """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+
+from ... import memory
 from ...errors import LifecycleError
 from ...memory import memory_limit, size_of
 
@@ -26,11 +29,21 @@ def choose(name: str, value: str | int | None) -> None:
             f"Call sparse_bridge.disable({name!r}) first, or leave it out; for a part of a program "
             "use `with sparse_bridge.memory_limit(...)`."
         )
+    if not _limits:
+        atexit.register(leave_all)
     _limits[name] = memory_limit(value).__enter__()
 
 
 def leave(name: str) -> None:
     """Framework `name` is disabled."""
     limit = _limits.pop(name, None)
+    if not _limits:
+        atexit.unregister(leave_all)
     if limit is not None:
-        limit.__exit__(None, None, None)
+        memory.leave(limit)
+
+
+def leave_all() -> None:
+    """The process ends: say what no layer has said."""
+    for name in list(_limits):
+        leave(name)

@@ -58,9 +58,19 @@ def in_use(device: torch.device, *operands: torch.Tensor | None) -> int:
     """Bytes in use on a device: as torch's allocator counts them; on the CPU, where none counts,
     those of an operation's operands and of the maps that are known."""
     if device.type in ("cuda", "xpu"):
-        return int(torch.get_device_module(device).memory_allocated(device))
+        return memory.allocated(torch.get_device_module(device), device)[0]
     own = {one.data_ptr(): one.nbytes for one in operands if one is not None}
     return sum(own.values()) + sum(one.nbytes for one in _alive(device))
+
+
+def limit_on(device: torch.device) -> int | None:
+    """The limit in force, for an operation that begins on a device.
+
+    Raises: MemoryLimitError where other operations, such as torch's own layers, have exceeded it.
+    """
+    if memory.limit is not None and device.type == "cuda":
+        memory.check(torch.cuda.current_device() if device.index is None else device.index)
+    return memory.limit
 
 
 def drop_others(device: torch.device, enough: Callable[[], bool], kept: object = None) -> bool:
@@ -78,7 +88,7 @@ def need(device: torch.device, n_bytes: int, what: str, *operands: torch.Tensor 
 
     Raises: MemoryLimitError.
     """
-    limit = memory.limit
+    limit = limit_on(device)
     if limit is None:
         return
     if not drop_others(device, lambda: in_use(device, *operands) + n_bytes <= limit):

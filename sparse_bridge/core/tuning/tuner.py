@@ -4,7 +4,7 @@
 the package, else that of a bucket one octave away, else the default tile; nothing is timed. *off*:
 the default tile. *pinned*: as cached, from one file or the package alone. *full*: a bucket without
 a winner is tuned, but not in a process group of several ranks: those wait for one another, and
-choose alike.
+choose alike; nor under a memory limit, above which results to compare with may come.
 
 Tuning. The first layer of a new bucket queues its candidates for compiling in the background and
 goes on with the tile it would have had. A later layer of that bucket, with the next map, takes
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ... import folders, log, settings, state
+from ... import folders, log, memory, settings, state
 from .background import Compiler
 from .cost import shortlist
 from .groups import GroupTable, GroupWinner
@@ -184,7 +184,7 @@ class Tuner:
     def _learn(self, known: Known, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice) -> _Choice:
         if (self.timer is None and not problem.target.raw) or _capturing(problem.device):
             return choice
-        if one_of_several():
+        if memory.limit is not None or one_of_several():
             return choice
         if not self._busy.acquire(blocking=False):
             return choice  # another thread of this process tunes

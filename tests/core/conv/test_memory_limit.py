@@ -7,7 +7,6 @@ import contextlib
 import gc
 import itertools
 import threading
-import warnings
 
 import pytest
 import torch
@@ -399,102 +398,6 @@ def test_threads():
     for thread in threads:
         thread.join()
     assert memory.limit is None and answers == [True] * 15
-
-
-class Statistics:
-    """What torch.cuda says of two GPUs; no process has that many here by itself."""
-
-    def __init__(self, monkeypatch, initialized=True):
-        self.peaks, self.initialized = [0, 0], initialized
-        memory.reset()
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: self.initialized)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(self.peaks))
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", self.peak)
-
-    def peak(self, gpu):
-        assert self.initialized, "asking would make a context"
-        return self.peaks[gpu]
-
-
-@pytest.fixture
-def statistics(monkeypatch):
-    yield Statistics(monkeypatch)
-    memory.reset()
-
-
-def warnings_under(limit, work):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with sparse_bridge.memory_limit(limit):
-            work()
-    assert all(one.category is RuntimeWarning and one.filename == __file__ for one in caught)
-    return [str(one.message) for one in caught]
-
-
-def test_a_peak_of_other_operations_is_told_once(statistics):
-    def work():
-        statistics.peaks[1] = 3 << 30
-
-    (text,) = warnings_under("2GiB", work)
-    for part in ("2.00 GiB", "cuda:1 was 3.00 GiB", "an MLP", "rows in parts", "checkpoint("):
-        assert part in text
-    statistics.peaks[1] = 0
-    assert not warnings_under("2GiB", work)
-    statistics.peaks[1] = 0
-    assert len(warnings_under("1GiB", work)) == 1, "another limit"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        (0, 1 << 30, False),
-        (0, (1 << 30) + (1 << 20), False),  # blocks of the allocator are as large as that
-        (0, 2 << 30, True),
-        (2 << 30, 2 << 30, False),  # of before: what happened meanwhile is not known
-        (2 << 30, 3 << 30, True),
-        (3 << 30, 2 << 30, False),  # the program reset them
-    ],
-)
-def test_which_peaks_are_of_the_block(before, after, told, statistics):
-    statistics.peaks[0] = before
-    found = warnings_under("1GiB", lambda: statistics.peaks.__setitem__(0, after))
-    assert len(found) == told
-
-
-def test_peaks_count_against_the_highest_limit_in_force(statistics):
-    """When a peak was reached is not known."""
-
-    def work():
-        with sparse_bridge.memory_limit("1GiB"):
-            statistics.peaks[0] = 2 << 30
-        assert memory.limit == 3 << 30
-
-    assert not warnings_under("3GiB", work)
-
-    def higher_inside():
-        with sparse_bridge.memory_limit("4GiB"):
-            statistics.peaks[0] = 7 << 29
-
-    assert len(warnings_under("3GiB", higher_inside)) == 1
-
-
-def test_no_context_is_made(monkeypatch):
-    statistics = Statistics(monkeypatch, initialized=False)
-    assert not warnings_under("1GiB", lambda: None)
-
-    def first_use():
-        statistics.initialized, statistics.peaks[0] = True, 2 << 30
-
-    assert len(warnings_under("1GiB", first_use)) == 1
-    memory.reset()
-
-
-def test_a_warning_as_an_error_leaves_no_limit_open(statistics):
-    with pytest.raises(RuntimeWarning), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with sparse_bridge.memory_limit("1GiB"):
-            statistics.peaks[0] = 2 << 30
-    assert memory.limit is None
 
 
 def test_maps_that_are_gone_are_not_counted():

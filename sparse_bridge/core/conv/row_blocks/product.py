@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import torch
 
-from .... import memory
 from ...device import memory_use
 from ...maps.rulebook import Rulebook
 from ..dataflow import Dataflow, Gather, LayerProduct
@@ -31,8 +30,9 @@ class LimitedProduct:
     def __call__(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue
     ) -> torch.Tensor:
-        limit = memory.limit
-        if limit is None or rulebook.rows[side].device is not None:  # a graph has its own memory
+        # a graph has its own memory
+        limit = memory_use.limit_on(x.device) if rulebook.rows[side].device is None else None
+        if limit is None:
             return self._inner(rulebook, side, x, weight, end)
         memory_use.use(rulebook)
         call = Call(rulebook, side, x, weight, end)
