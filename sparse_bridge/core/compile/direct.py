@@ -18,7 +18,7 @@ from ..device.frame_stack import with_room
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _modes, _functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
-_recorded, _profiled = torch._C._get_tracing_state, torch.autograd._profiler_enabled
+_recorded, _profiled = torch._C._get_tracing_state, torch._C._autograd._profiler_enabled
 _learning = torch.is_grad_enabled
 
 

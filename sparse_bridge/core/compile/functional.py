@@ -102,7 +102,7 @@ def portable(given: Any) -> Any:
     raise UnsupportedError(f"portable() got {given!r}; expected a CoordinateMap or a KernelMap.")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def _offsets(*form: Any) -> Offsets:
     kernel_size, dilation, padding = form
     found: Offsets = functions["kernel_offsets"](kernel_size, dilation=dilation, padding=padding)

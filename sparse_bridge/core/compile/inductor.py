@@ -14,7 +14,7 @@ from ... import settings
 from . import fusion, writes
 
 if TYPE_CHECKING:
-    CustomGraphPass: Any
+    CustomGraphPass = object
 else:
     try:
         from torch._inductor.custom_graph_pass import CustomGraphPass

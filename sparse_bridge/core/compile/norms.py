@@ -18,7 +18,9 @@ def _statistics(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _forward(x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
+def _forward(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, relu: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The result, mean and unbiased variance [2, C], and what kernels keep for the gradient."""
     target = kernels_for(x, weight, bias, eps)
     if target is not None:
@@ -30,22 +32,34 @@ def _forward(x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
     return y.contiguous(), seen, x.new_zeros(MEMORY_ROWS * n_channels, dtype=dtype)
 
 
-def _fake(x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
+def _fake(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, relu: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dtype, n_channels = _statistics(x), x.shape[1]
     seen = x.new_empty((2, n_channels), dtype=dtype)
     return x.new_empty(x.shape), seen, x.new_empty(MEMORY_ROWS * n_channels, dtype=dtype)
 
 
-def _backward(dy, x, weight, bias, memory, eps, relu):  # type: ignore[no-untyped-def]
+def _backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    memory: torch.Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[torch.Tensor, ...]:
     target = kernels_for(x, weight, bias, eps)
     if target is not None:
-        grads = backward_pass(dy, x, weight, bias, memory, relu, target)
+        grads: tuple[torch.Tensor | None, ...] = backward_pass(dy, x, weight, bias, memory, relu, target)
     else:
         grads = _backward_in_torch(dy, x, weight, bias, eps, relu)
     return tuple(x.new_empty(0) if grad is None else grad for grad in grads)
 
 
-def _backward_in_torch(dy, x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
+def _backward_in_torch(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, relu: bool
+) -> tuple[torch.Tensor | None, ...]:
     given: Any = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
     leaves = [t for t in given if t is not None]
     with recording():
@@ -54,7 +68,15 @@ def _backward_in_torch(dy, x, weight, bias, eps, relu):  # type: ignore[no-untyp
     return tuple(None if t is None else next(found).contiguous() for t in given)
 
 
-def _fake_backward(dy, x, weight, bias, memory, eps, relu):  # type: ignore[no-untyped-def]
+def _fake_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    memory: torch.Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[torch.Tensor, ...]:
     grads = (x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (x, weight, bias))
     return tuple(grads)
 

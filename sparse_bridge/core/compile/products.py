@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,23 +34,43 @@ def map_of(handle: torch.Tensor, transposed: bool) -> KernelMap:
 _form = functools.lru_cache(maxsize=256)(ConvForm)  # every call names one
 
 
-def _conv(x, weight, bias, rows, kmap, *form):  # type: ignore[no-untyped-def]
+def _conv(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: int, kmap: torch.Tensor, *form: Any
+) -> torch.Tensor:
     *read, transposed = form
     return _product(x, weight, map_of(kmap, transposed), Epilogue(bias), _form(*read))
 
 
-def _product(x, weight, kmap, epilogue, form):  # type: ignore[no-untyped-def]
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> torch.Tensor:
     if kmap.x_fold is None and kmap.y_fold is None:  # autocast has done its part while tracing
         return run(x, weight, kmap, epilogue, form)[0].contiguous()
     with torch.no_grad():
         return convolve(x, weight, kmap, epilogue, form).contiguous()
 
 
-def _fake_conv(x, weight, bias, rows, kmap, layout, *form):  # type: ignore[no-untyped-def]
+def _fake_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: int,
+    kmap: torch.Tensor,
+    layout: str,
+    *form: Any,
+) -> torch.Tensor:
     return x.new_empty((rows, weight.shape[0] if layout == "ovi" else weight.shape[-1]))
 
 
-def _conv_backward(dy, x, weight, bias, kmap, *form, kind=None):  # type: ignore[no-untyped-def]
+def _conv_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    kmap: torch.Tensor,
+    *form: Any,
+    kind: torch.dtype | None = None,
+) -> tuple[torch.Tensor, ...]:
     """kind: the dtype of dw; None: that of the weight."""
     if memory.limit is not None:
         memory_use.refuse_gradients()
@@ -66,11 +87,20 @@ def _conv_backward(dy, x, weight, bias, kmap, *form, kind=None):  # type: ignore
             want = Wanted(wanted[0], (kind or weight.dtype) if wanted[1] else None)
             dx, dw = backward(plan, found, x, weight, dy, want)
         if wanted[2]:
+            assert bias is not None
             db = column_sums(dy, bias.dtype, plan.product.target)
     return tuple(x.new_empty(0) if grad is None else grad for grad in (dx, dw, db))
 
 
-def _folded_backward(dy, x, weight, bias, kmap, form, wanted):  # type: ignore[no-untyped-def]
+def _folded_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    kmap: KernelMap,
+    form: ConvForm,
+    wanted: Sequence[bool],
+) -> tuple[torch.Tensor, ...]:
     """Equal coordinates: gradients follow by composition."""
     given: Any = [
         tensor.detach().requires_grad_(wants) if tensor is not None else None
@@ -83,11 +113,13 @@ def _folded_backward(dy, x, weight, bias, kmap, form, wanted):  # type: ignore[n
     return tuple(next(found).contiguous() if wants else x.new_empty(0) for wants in wanted)
 
 
-def _fake_conv_backward(dy, x, weight, bias, kmap, *form):  # type: ignore[no-untyped-def]
+def _fake_conv_backward(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: torch.Tensor, *form: Any
+) -> tuple[torch.Tensor, ...]:
     wanted = form[-1]
     dx = x.new_empty(x.shape) if wanted[0] else x.new_empty(0)
     dw = torch.empty_like(weight) if wanted[1] else x.new_empty(0)
-    db = bias.new_empty(bias.shape) if wanted[2] else x.new_empty(0)
+    db = bias.new_empty(bias.shape) if wanted[2] and bias is not None else x.new_empty(0)
     return dx, dw, db
 
 
@@ -116,7 +148,9 @@ differentiate("conv", _setup, _gradient)
 differentiate("conv_backward", forget, None)
 
 
-def _conv_fused(x, weight, bias, rows, kmap, *form_and_end):  # type: ignore[no-untyped-def]
+def _conv_fused(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: int, kmap: torch.Tensor, *form_and_end: Any
+) -> torch.Tensor:
     *read, transposed, mean, var, gain, beta, residual, eps, activation, alpha = form_and_end
     norm = None if mean is None else Norm(mean, var, gain, beta, eps)
     epilogue = Epilogue(bias, activation, alpha, norm, residual)

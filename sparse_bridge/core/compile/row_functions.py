@@ -108,17 +108,25 @@ def _linear(
     differentiate(f"{name}_backward", forget, None)
 
 
-def _pool(x, rows, kmap, mode, floor, transposed):  # type: ignore[no-untyped-def]
+def _pool(x: torch.Tensor, rows: int, kmap: torch.Tensor, mode: str, floor: float, transposed: bool) -> torch.Tensor:
     if mode == "first max":
         return window_max(x, map_of(kmap, transposed))
     return pool.pool(x, map_of(kmap, transposed), mode, floor=floor)
 
 
-def _global_pool(x, items, n_items, mode):  # type: ignore[no-untyped-def]
+def _global_pool(x: torch.Tensor, items: torch.Tensor, n_items: int, mode: str) -> torch.Tensor:
     return pool.global_pool(x, items, n_items, mode)
 
 
-def _to_dense(x, coords, shape, channels_first, last_wins, then, now):  # type: ignore[no-untyped-def]
+def _to_dense(
+    x: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int],
+    channels_first: bool,
+    last_wins: bool,
+    then: int,
+    now: int,
+) -> torch.Tensor:
     if then != now:
         _check_inside(coords, shape, not last_wins)
     return dense.to_dense(x, coords, shape, channels_first=channels_first, last_wins=last_wins)
@@ -135,7 +143,15 @@ def _check_inside(coords: torch.Tensor, shape: Sequence[int], negative: bool) ->
         )
 
 
-def _fake_dense(x, coords, shape, channels_first, last_wins, then, now):  # type: ignore[no-untyped-def]
+def _fake_dense(
+    x: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int],
+    channels_first: bool,
+    last_wins: bool,
+    then: int,
+    now: int,
+) -> torch.Tensor:
     batch, *axes = shape
     return x.new_empty((batch, x.shape[1], *axes) if channels_first else (*shape, x.shape[1]))
 

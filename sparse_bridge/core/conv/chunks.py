@@ -147,9 +147,10 @@ class Chunks:
     def nbytes(self) -> int:
         """Of the pairs, and of what was derived of them."""
         parts = list(self.parts())
-        pairs = sum(part.x_rows.nbytes + part.rows.nbytes for part in parts)
+        pairs: int = sum(part.x_rows.nbytes + part.rows.nbytes for part in parts)
         kept = (made for part in parts for made in part.kept.values() if isinstance(made, Slots))
-        return pairs + sum(one.nbytes for slots in kept for one in slots)
+        slots: int = sum(one.nbytes for rows in kept for one in rows)
+        return pairs + slots
 
 
 def chunks_of(kmap: KernelMap, width: int) -> Chunks:

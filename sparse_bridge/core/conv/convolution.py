@@ -65,7 +65,15 @@ class _Conv(torch.autograd.Function):
     their own dtype."""
 
     @staticmethod
-    def forward(ctx: Any, x, weight, bias, kmap, form, dtype):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kmap: KernelMap,
+        form: ConvForm,
+        dtype: torch.dtype | None,
+    ) -> torch.Tensor:
         x_cast, weight_cast = x, weight
         if dtype is not None:
             x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
@@ -76,9 +84,10 @@ class _Conv(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # the graph of this pass is wanted: it can be built, not used
-            return _backward_once(ctx, dy)
+            once: tuple[torch.Tensor | None, ...] = _backward_once(ctx, dy)
+            return once
         return _backward(ctx, dy)
 
 
@@ -184,7 +193,9 @@ def convolve_layer(
     return waiting(owner, x, weight, kmap, epilogue, form)
 
 
-def _convolve(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]
+def _convolve(
+    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm, wants_grad: bool
+) -> torch.Tensor:
     dtype = autocast_dtype(x.device) if _any_autocast() else None
     if wants_grad:
         _check_gradients(x, weight, kmap, epilogue)
@@ -192,7 +203,8 @@ def _convolve(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-u
             if _modes() and as_operator is not None and _selects():
                 return as_operator(x, weight, kmap, epilogue, form)
             apply = _Conv.apply if wrapped(x) or wrapped(weight) else _apply
-            return apply(x, weight, epilogue.bias, kmap, form, dtype)
+            y: torch.Tensor = apply(x, weight, epilogue.bias, kmap, form, dtype)
+            return y
     if dtype is not None and epilogue.residual is not None:
         epilogue = epilogue._replace(residual=_cast(epilogue.residual, dtype))
     if kmap.x_fold is not None or kmap.y_fold is not None:
@@ -206,7 +218,14 @@ def _selects() -> bool:
     return any(type(mode).__module__ == "torch.utils.checkpoint" for mode in modes)
 
 
-def _inference(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-def]
+def _inference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kmap: KernelMap,
+    epilogue: Epilogue,
+    form: ConvForm,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
     if dtype is not None:
         x, weight = _cast(x, dtype), _cast(weight, dtype)
     return run(x, weight, kmap, epilogue, form)[0]
@@ -226,7 +245,14 @@ def _check_gradients(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epi
     )
 
 
-def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-def]
+def _folded(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kmap: KernelMap,
+    epilogue: Epilogue,
+    form: ConvForm,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
     """Equal coordinates: sum x rows, convolve the distinct ones, copy y rows. Gradients follow by
     composition."""
     from ..maps.fold import copy_rows, sum_rows
@@ -239,11 +265,11 @@ def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-
     if kmap.x_fold is not None:
         folded = sum_rows(x, kmap.x_fold)
     if torch.is_grad_enabled() and (folded.requires_grad or weight.requires_grad):
-        y = _Conv.apply(folded, weight, None, plain, form, dtype)
+        y: torch.Tensor = _Conv.apply(folded, weight, None, plain, form, dtype)
     else:
         y = _inference(folded, weight, plain, Epilogue(), form, dtype)
     if kmap.y_fold is not None:
         y = copy_rows(y, kmap.y_fold)
     if epilogue.residual is not None:
-        like_result(epilogue.residual, tuple(y.shape), y.dtype, y.device)
+        like_result(epilogue.residual, (y.shape[0], y.shape[1]), y.dtype, y.device)
     return epilogue.finish(y.clone(), y.dtype)

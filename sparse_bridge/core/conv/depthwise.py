@@ -107,4 +107,5 @@ def channelwise(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap) -> torch
     if not x.is_floating_point():
         raise DataTypeError(f"features are {x.dtype}; convolution takes floating point.")
     refuse_transforms()
-    return _Channelwise.apply(x, weight, kmap, autocast_dtype(x.device))
+    y: torch.Tensor = _Channelwise.apply(x, weight, kmap, autocast_dtype(x.device))
+    return y

@@ -38,7 +38,8 @@ class Hull(NamedTuple):
 
 def columns_of(coords: torch.Tensor) -> Array:
     """int64 [1 + D, N] of coordinates [N, 1 + D]."""
-    return on_host(coords).T.astype(np.int64, order="C")
+    columns: Array = on_host(coords).T.astype(np.int64, order="C")
+    return columns
 
 
 def hull_of(columns: Array) -> Hull | None:
@@ -93,7 +94,7 @@ def keys_of(columns: Array, hull: Hull, halo: tuple[int, ...]) -> Array:
     """Row-major int64 keys in `hull` widened by `halo` cells on both sides of every spatial
     axis."""
     first = hull.lo[0]  # the key of the box's first cell, if coordinates are taken as they are
-    key = columns[0].copy()
+    key: Array = columns[0].copy()
     for axis, reach in enumerate(halo, 1):
         extent = hull.size[axis] + 2 * reach
         key *= extent
@@ -106,7 +107,8 @@ def keys_of(columns: Array, hull: Hull, halo: tuple[int, ...]) -> Array:
 @functools.lru_cache(maxsize=4096)  # offsets are interned
 def values_of(offsets: Offsets) -> Array:
     """int64 [D, V]."""
-    return np.array(offsets.values, np.int64).T.copy()
+    values: Array = np.array(offsets.values, np.int64).T.copy()
+    return values
 
 
 def halo_of(offsets: Offsets) -> tuple[int, ...]:

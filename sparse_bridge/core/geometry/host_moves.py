@@ -189,10 +189,13 @@ def _terms(columns: Array, distances: Array, rule: Rule, steps: Sequence[int], s
 def _sums(batch: Array, terms: Array, counts: tuple[int, ...]) -> Array:
     """int64 [N * V]: the key of what every row reaches by every offset, negative where that is
     nothing."""
+    keys: Array
     if not counts:
         keys = terms.sum(0) + batch
     else:
         keys = batch[None]
         for term, count in zip(terms, counts, strict=True):
             keys = (keys[:, None] + term[:count]).reshape(-1, len(batch))
-    return keys.T.ravel()  # rows go last up to here: numpy is slow where the last axis is short
+    # Rows go last up to here: numpy is slow where the last axis is short.
+    flat: Array = keys.T.ravel()
+    return flat

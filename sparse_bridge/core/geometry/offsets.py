@@ -35,7 +35,7 @@ class Offsets:
         self.values = values
         self.dimension = len(values[0])
         self.symmetric = all(a == tuple(-c for c in b) for a, b in zip(values, reversed(values), strict=True))
-        self._reach = tuple(max(map(abs, column)) for column in zip(*values, strict=True))
+        self._reach: tuple[int, ...] = tuple(max(map(abs, column)) for column in zip(*values, strict=True))
         self.furthest = max(self._reach)
         zero = (0,) * self.dimension
         self.center = values.index(zero) if zero in values else -1

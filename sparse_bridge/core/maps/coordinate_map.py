@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -94,7 +94,7 @@ class CoordinateMap:
         self.tight: Box | None = None  # exact bounds, where somebody found them
         self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.Indexed | None = None
-        self._table: object | None = None
+        self._table: HashTable | None = None
         self._order = stream_order.of(device)  # of coordinates, table and folding
         self._alive: torch.Tensor | None = None
         self._checked = False
@@ -115,7 +115,7 @@ class CoordinateMap:
 
     def _held(self) -> Iterator[torch.Tensor]:
         yield self._coords
-        table: Any = self._table
+        table = self._table
         if table is not None:
             yield from (table.keys, table.values, table.flags)
         if self._slots is not None:
@@ -202,7 +202,7 @@ class CoordinateMap:
             return None
         return kernel_target(self.device, key64 or self.box.key64, expands)
 
-    def adopt(self, table: object | None = None) -> None:
+    def adopt(self, table: HashTable | None = None) -> None:
         """Take over a hash table from whoever made these coordinates, which are distinct and live
         by construction."""
         self._table, self._checked = table, True
@@ -237,7 +237,7 @@ class CoordinateMap:
         """The sorted index in plain torch or numpy."""
         return self.indexed().index
 
-    def table(self, target: Target, layout: KeyLayout | None = None):  # type: ignore[no-untyped-def]
+    def table(self, target: Target, layout: KeyLayout | None = None) -> HashTable:
         """The hash table for kernels; its values decode to rows of this map. Does not wait for the
         device. layout: where bounds are read, if not those of the box."""
         table = self._table
@@ -248,7 +248,7 @@ class CoordinateMap:
             self._table = table
         return table
 
-    def _insert(self, target: Target, layout: KeyLayout):  # type: ignore[no-untyped-def]
+    def _insert(self, target: Target, layout: KeyLayout) -> HashTable:
         table, slots = table_of(self._coords, target, layout, self.rows.device)
         if not self._checked:
             self._slots = slots
@@ -257,7 +257,8 @@ class CoordinateMap:
         return table
 
     def _read_counters(self) -> None:
-        self.validate(*self._table.counters())  # type: ignore[union-attr,attr-defined]
+        assert self._table is not None
+        self.validate(*self._table.counters())
 
     def validate(self, inserted: int, seen: int, overflow: bool) -> None:
         """Learn from the table's counters whether rows are distinct and live."""
@@ -309,7 +310,8 @@ class CoordinateMap:
 
     def _fold_table(self, slots: torch.Tensor) -> Duplicates:
         """The folding, read from the hash table: every slot holds the first row of its key."""
-        table: Any = self._table
+        table = self._table
+        assert table is not None
         live = slots >= 0
         leader = self.n_rows - 1 - table.values.index_select(0, slots.clamp(min=0)).long()
         rows = torch.arange(self.n_rows, device=self.device)

@@ -87,7 +87,8 @@ class HostIndex:
     def steps(self, values: Array, halo: tuple[int, ...]) -> Array:
         """What offsets `values` [D, V] add to such a key: int64 [V]."""
         sizes = [n + 2 * reach for n, reach in zip(self.hull.size[1:], halo, strict=True)]
-        return np.matmul(np.array(steps_of(sizes), np.int64), values)
+        steps: Array = np.matmul(np.array(steps_of(sizes), np.int64), values)
+        return steps
 
     def find(self, query: Array, steps: Array, halo: tuple[int, ...]) -> tuple[Rows32, Array, list[int]]:
         """(rows at query + step, places of these queries, how many of every step), by step and then
@@ -268,7 +269,8 @@ def _looked_up(offsets: Offsets) -> Array:
     """int64 [D, L], the offsets of a submanifold map whose rows have to be looked up."""
     last = len(offsets) // 2 + 1 if offsets.symmetric else len(offsets)
     values = [value for v, value in enumerate(offsets.values[:last]) if v != offsets.center]
-    return np.array(values, np.int64).reshape(len(values), offsets.dimension).T.copy()
+    columns: Array = np.array(values, np.int64).reshape(len(values), offsets.dimension).T.copy()
+    return columns
 
 
 def lookup(

@@ -158,7 +158,8 @@ def _insert_candidates(expansion: Expansion, out_box: Box) -> int:
     while True:
         table = HashTable.allocate(capacity_for(guess), key64, coords.device, counters)
         expansion.insert(table)
-        _, _, overflow, last = table.flags.tolist()[:FLAGS]
+        flags: list[int] = table.flags.tolist()[:FLAGS]
+        _, _, overflow, last = flags
         if overflow <= 0 and (3 * (last + 1) <= 2 * table.capacity or guess == most):
             return last + 1
         if guess == most:

@@ -57,7 +57,8 @@ class PairLists:
         """Of what has been made of them."""
         short = 0 if self.short is None else self.short.in_rows.nbytes + self.short.out_rows.nbytes
         made = (self.__dict__.get(name) for name in ("in_rows", "out_rows"))
-        return short + sum(rows.nbytes for rows in made if rows is not None)
+        lists: int = sum(rows.nbytes for rows in made if rows is not None)
+        return short + lists
 
     @functools.cached_property
     def starts(self) -> list[int]:

@@ -162,7 +162,7 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     Raises:
         UnsupportedError: `torch.jit.trace` is recording: it would keep this input's map for all.
     """
-    if torch.jit.is_tracing():
+    if torch.jit._trace.is_tracing():
         raise UnsupportedError(
             "torch.jit.trace recorded a sparse layer; a trace would hold the coordinates of this "
             "one input. Use torch.export or torch.compile (docs/compile.md), or "

@@ -155,7 +155,8 @@ class _Multiply(torch.autograd.Function):
 def multiply(x: torch.Tensor, operator: RowOperator) -> torch.Tensor:
     """What the operator makes of the rows x, differentiable in x."""
     refuse_transforms()
-    return _Multiply.apply(x, operator)
+    y: torch.Tensor = _Multiply.apply(x, operator)
+    return y
 
 
 def target_of(x: torch.Tensor) -> Target | None:
@@ -264,4 +265,5 @@ def segment_max(x: torch.Tensor, segments: Segments, ties: bool = False) -> torc
     and to none where it is a NaN. Rows belong to one segment at most (K = 1).
     """
     refuse_transforms()
-    return _Max.apply(x, segments, ties)
+    y: torch.Tensor = _Max.apply(x, segments, ties)
+    return y

@@ -30,7 +30,8 @@ def _distinct(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(distinct rows in lexicographic order, place of each row among them)."""
     if coords.shape[0] == 0:
         return coords, coords.new_empty(0, dtype=torch.int64)
-    return torch.unique(coords, dim=0, return_inverse=True)
+    distinct, place = torch.unique(coords, dim=0, return_inverse=True)
+    return distinct, place
 
 
 def _first_rank(place: torch.Tensor, rank: torch.Tensor, n_places: int) -> torch.Tensor:
@@ -57,7 +58,7 @@ class Indexed(host_index.Indexed):
         return live, *_distinct(self.coords.index_select(0, live))
 
     @functools.cached_property
-    def index(self) -> HostIndex:  # type: ignore[override]
+    def index(self) -> HostIndex:
         """The distinct live coordinates in lexicographic order."""
         live, distinct, place = self._placed
         return HostIndex(self.coords, _first_rank(place, live, distinct.shape[0]), self.box)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -78,7 +78,7 @@ def _rows_in_use(
 
 def _cell_of(coords: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """int64 [N]: the cells of a grid in the order of memory."""
-    index: Any = coords[:, 0].long()
+    index: torch.Tensor = coords[:, 0].long()
     for column, size in enumerate(shape[1:], 1):
         index = index * size + coords[:, column].long()
     return index

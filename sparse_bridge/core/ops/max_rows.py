@@ -82,7 +82,8 @@ def window_max(x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
         raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")
     refuse_transforms()
-    return _WindowMax.apply(x, kmap)
+    y: torch.Tensor = _WindowMax.apply(x, kmap)
+    return y
 
 
 def list_max(x: torch.Tensor, in_rows: torch.Tensor, out_rows: torch.Tensor, n_out: int) -> torch.Tensor:

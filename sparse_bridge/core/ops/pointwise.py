@@ -65,7 +65,7 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     if x.device.type not in DEVICES or not by_kernel(x, w, bias):
         if memory.limit is not None:
             _make_room(x, w)
-        return (rocm if transformed() else host_products).linear(x, w, bias)
+        return rocm.linear(x, w, bias) if transformed() else host_products.linear(x, w, bias)
     kmap = identity(x.shape[0], x.device, torch.is_grad_enabled())
     if kmap is None:
         return rocm.linear(x, w, bias)
@@ -96,7 +96,8 @@ def linear_layer(
     ):
         return linear(x, w, bias)
     epilogue = Epilogue(None if bias is None else bias.flatten())
-    return convolve_layer(owner, x, w[None], kmap, epilogue, form_of(x))
+    y: torch.Tensor | PendingConv = convolve_layer(owner, x, w[None], kmap, epilogue, form_of(x))
+    return y
 
 
 def by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:

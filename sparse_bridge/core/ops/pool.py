@@ -110,7 +110,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     @no_double_backward
-    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         x, y, count = ctx.saved_tensors
         kmap, mode, target = ctx.problem
         dy = dy.contiguous()
@@ -126,7 +126,15 @@ def _forward_table(kmap: KernelMap) -> torch.Tensor:
     return kmap.rulebook.table(kmap.side)[0].nbr
 
 
-def _kernel_backward(kmap, x, y, dy, count, mode, target: Target):  # type: ignore[no-untyped-def]
+def _kernel_backward(
+    kmap: KernelMap,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    dy: torch.Tensor,
+    count: torch.Tensor | None,
+    mode: str,
+    target: Target,
+) -> torch.Tensor:
     from ...kernels.ops.pooling import pool_backward
 
     dx = dy.new_empty((x.shape[0], dy.shape[1]))
@@ -155,11 +163,11 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     if kmap.x_fold is not None:
         if mode == "avg":
             ones = x.new_ones((x.shape[0], 1))
-            total = _Pool.apply(sum_rows(x, kmap.x_fold), _plain(kmap), "sum", 0.0)
-            weight = _Pool.apply(sum_rows(ones, kmap.x_fold), _plain(kmap), "sum", 0.0)
+            total: torch.Tensor = _Pool.apply(sum_rows(x, kmap.x_fold), _plain(kmap), "sum", 0.0)
+            weight: torch.Tensor = _Pool.apply(sum_rows(ones, kmap.x_fold), _plain(kmap), "sum", 0.0)
             return total / weight.clamp(min=1)
         x = max_rows(x, kmap.x_fold) if mode == "max" else sum_rows(x, kmap.x_fold)
-    y = _Pool.apply(x, _plain(kmap), mode, floor)
+    y: torch.Tensor = _Pool.apply(x, _plain(kmap), mode, floor)
     if kmap.y_fold is not None:
         y = copy_rows(y, kmap.y_fold)
         if mode == "max" and floor != 0:  # rows outside the grid, like all that nothing reaches

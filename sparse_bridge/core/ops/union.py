@@ -79,7 +79,7 @@ def _keys(indices: torch.Tensor) -> torch.Tensor:
     """int64 [N] keys that are equal and sort like the rows of `indices` [N, 1 + nd], N >= 1."""
     # The data's own bounds: coordinates outside the spatial shape must not alias those inside.
     lows, highs = torch.stack((indices.amin(0), indices.amax(0))).tolist()
-    key = indices[:, 0].long() - lows[0]
+    key: torch.Tensor = indices[:, 0].long() - lows[0]
     extent = highs[0] - lows[0] + 1
     for axis in range(1, indices.shape[1]):
         size = highs[axis] - lows[axis] + 1

@@ -22,7 +22,8 @@ def segments_of(index: torch.Tensor, n_values: int) -> Segments:
     """Made and sorted once per index tensor and kept as long as it lives."""
     store = map_cache.store_of(index)
     map_cache.adopt(index, store)
-    return store.get(("segments", n_values), lambda: Segments(index.detach(), n_values))
+    made: Segments = store.get(("segments", n_values), lambda: Segments(index.detach(), n_values))
+    return made
 
 
 def _check(what: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Tensor) -> None:
@@ -76,7 +77,8 @@ def column_of(index: torch.Tensor) -> torch.Tensor:
     found again."""
     store = map_cache.store_of(index)
     map_cache.adopt(index, store)
-    return store.get("column", lambda: index.detach().contiguous().unsqueeze(1))
+    column: torch.Tensor = store.get("column", lambda: index.detach().contiguous().unsqueeze(1))
+    return column
 
 
 def devoxelize(feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,8 @@ import torch
 
 from ...errors import KernelError
 from ..maps.tile_list import TileList
-from ..runtime.launch import Entry, alignment_at, begin, number_of, specialise
+from ..runtime.launch import alignment_at, begin, number_of, specialise
+from ..runtime.triton_compat import Entry
 from ..tiles.tile import TileConfig
 from .gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from .gather_spec import GemmSpec

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ..maps.tile_list import shared_by
-from ..runtime.launch import Entry, number_of, specialise
+from ..runtime.launch import number_of, specialise
+from ..runtime.triton_compat import Entry
 from ..tiles.clamps import clamp_for_problem, clamp_for_splits
 from ..tiles.tile import TileConfig
 from .product import Product

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..runtime.launch import alignment, cdiv, power_of_2, register
+from ..runtime.launch import Kernel, alignment, cdiv, power_of_2, register
 from ..runtime.target import Target
 
 _ROWS = 32
@@ -66,7 +66,9 @@ forward_kernel = register(_window_max)
 backward_kernel = register(_window_max_backward)
 
 
-def _launch(kernel, tensors, nbr, n_channels, target):  # type: ignore[no-untyped-def]
+def _launch(
+    kernel: Kernel, tensors: tuple[torch.Tensor, ...], nbr: torch.Tensor, n_channels: int, target: Target
+) -> None:
     n_offsets, n_rows = nbr.shape
     constants = (_ROWS, min(128, max(16, power_of_2(n_channels))))
     grid = (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[1]), 1)

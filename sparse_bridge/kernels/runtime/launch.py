@@ -90,7 +90,7 @@ def _beyond_2_gib(arg: Any) -> bool:
     return isinstance(arg, torch.Tensor) and arg.untyped_storage().nbytes() >= 1 << 31
 
 
-def _addressing(small_pointers: bool, args: tuple[Any, ...]) -> contextlib.AbstractContextManager:
+def _addressing(small_pointers: bool, args: tuple[Any, ...]) -> contextlib.AbstractContextManager[None]:
     """Around what may compile a kernel for AMD: buffer operations, which take 32-bit offsets, have
     been miscompiled beside tensors of more than 2 GiB."""
     if small_pointers and any(map(_beyond_2_gib, args)):

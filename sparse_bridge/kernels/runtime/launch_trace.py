@@ -213,7 +213,7 @@ def _wanted(steps: list[Step], needed: set[str]) -> Iterator[Step]:
         if not step.plain or step.target is None or step.target in needed:
             needed |= step.needs
             kept.append(step)
-    return reversed(kept)
+    return iter(kept[::-1])
 
 
 def _freed(steps: list[Step], reached: dict[str, frozenset[str]]) -> Iterator[Step]:

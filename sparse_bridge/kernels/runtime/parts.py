@@ -63,7 +63,10 @@ Operand = torch.Tensor | Part
 
 def viewed(arg: Any) -> Any:
     """The tensor that an argument of a launch is; numbers, and parts in a trace, as they are."""
-    return arg.view() if type(arg) is Part and type(arg.memory) is not Memory else arg
+    if type(arg) is not Part:
+        return arg
+    memory: object = arg.memory
+    return arg if type(memory) is Memory else arg.view()
 
 
 def memory_of(arg: Operand) -> torch.Tensor:

@@ -73,7 +73,7 @@ def _without_writes(graph: GraphModule, inputs: Sequence[Any]) -> Program:
 
 def _one_pass(graph: GraphModule, inputs: Sequence[Any]) -> Program:
     """A graph of torch's own operators, which writes to nothing but what is an input."""
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     many_tensors.join(graph.graph)
     lower(graph.graph)

@@ -77,7 +77,8 @@ def _fix_versions(graph: Graph) -> None:
     """Counters of changes are 0 where nothing is changed."""
     for node in list(graph.nodes):
         if node.op == "call_function" and str(node.target).startswith("prims._tensor_version"):
-            node.replace_all_uses_with(0)  # type: ignore[arg-type]
+            zero: Any = 0
+            node.replace_all_uses_with(zero)
             graph.erase_node(node)
 
 

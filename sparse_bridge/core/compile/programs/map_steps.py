@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from torch.fx import Graph, Node
 
@@ -20,14 +21,7 @@ def join(graph: Graph) -> None:
 
 def _join(graph: Graph, root: Node) -> None:
     group = _group(graph, root)
-    numbers = list(
-        dict.fromkeys(
-            one
-            for node in group
-            for one in node.args[5]  # type: ignore[union-attr]
-            if isinstance(one, Node)
-        )
-    )
+    numbers = list(dict.fromkeys(one for node in group for one in _sizes(node) if isinstance(one, Node)))
     after = _after(graph, group)
     if len(group) < 2 or not after.isdisjoint(numbers):
         return
@@ -51,6 +45,12 @@ def _join(graph: Graph, root: Node) -> None:
     for node in reversed([root, *group]):
         if not node.users:
             graph.erase_node(node)
+
+
+def _sizes(node: Node) -> Sequence[Any]:
+    """The numbers that the builder of a map takes, as they are or as nodes."""
+    numbers: Sequence[Any] = cast(Any, node.args[5])
+    return numbers
 
 
 def _group(graph: Graph, root: Node) -> list[Node]:
@@ -80,11 +80,8 @@ def _after(graph: Graph, group: list[Node]) -> set[Node]:
 def _asked(node: Node, group: list[Node], numbers: list[Node]) -> Asked:
     source: Any = node.args[1]
     own = node.target is new_map
-    made = source.args[0] if source.target is operator.getitem else None  # type: ignore[union-attr]
-    given = tuple(
-        (True, numbers.index(one)) if isinstance(one, Node) else (False, one)
-        for one in node.args[5]  # type: ignore[union-attr]
-    )
+    made = source.args[0] if source.target is operator.getitem else None
+    given = tuple((True, numbers.index(one)) if isinstance(one, Node) else (False, one) for one in _sizes(node))
     seen = own and any(user.args[1] == 1 and user.users for user in node.users)
     at = group.index(made) if made in group else -1
     return Asked(at, node.args[4], given, node.args[6] if own else None, seen)  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def _first(made: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return made[0]
 
 
-@torch.fx.node.has_side_effect  # type: ignore[untyped-decorator]
+@torch.fx.node.has_side_effect
 def _moved(running: torch.Tensor, made: tuple[torch.Tensor, ...], number: int, momentum: float) -> None:
     """Move a running statistic, as `norms.normalised` does."""
     with torch.no_grad():
