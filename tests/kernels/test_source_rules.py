@@ -56,8 +56,29 @@ def jit_functions(path):
             yield node
 
 
+def untyped(tree):
+    """Functions that Python runs and of which a type is missing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and not any(
+            "jit" in ast.unparse(decorator) or "constexpr" in ast.unparse(decorator)
+            for decorator in node.decorator_list
+        ):
+            taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+            bare = [one for one in taken if one and one.annotation is None and one.arg not in ("self", "cls")]
+            if bare or node.returns is None:
+                yield node.name
+
+
 def test_the_rules_see_the_kernels():
     assert sum(len(list(jit_functions(path))) for path in KERNELS) > 15
+    text = "@triton.jit\ndef a(x): ...\ndef b(x) -> int: ...\ndef c(self, x: int): ...\ndef d(*, x: int) -> int: ..."
+    assert list(untyped(ast.parse(text))) == ["b", "c"]
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=name_of)
+def test_what_the_host_runs_has_types(path):
+    """mypy lets files with jit functions do without; it reads what has types there as strictly as elsewhere."""
+    assert list(untyped(ast.parse(path.read_text(encoding="utf-8")))) == []
 
 
 @pytest.mark.parametrize("name", BASE)

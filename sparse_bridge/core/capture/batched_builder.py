@@ -43,9 +43,12 @@ Sides = tuple[Any, ...]  # tiles, table or None for side 0 and for side 1 of a s
 class SceneTraces(Protocol):
     """What repeats the launches of scenes, see `traces.maps.Traces`."""
 
-    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None: ...
+    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None:
+        """Queue a scene from a trace; None where none serves it. capacities: rows that there
+        is memory for, by level."""
 
-    def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None: ...
+    def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
+        """Trace a scene that has just been queued step by step, if that pays. rows: by level."""
 
 
 class BatchedBuilder:

@@ -35,6 +35,7 @@ class Streams:
         self._stream: torch.cuda.Stream | None = None
 
     def current(self) -> torch.cuda.Stream:
+        """The current stream of this thread; made anew only where its number is another one."""
         number = torch._C._cuda_getCurrentRawStream(self.index)
         if self._stream is None or number != self._number:
             self._stream = torch.cuda.current_stream(self.index)

@@ -32,31 +32,46 @@ class Tensors(Protocol):
     """How the sparse tensors of one framework are read and made anew; see
     `adapters.protocol.TensorProtocol`."""
 
-    def is_tensor(self, value: Any) -> bool: ...
+    def is_tensor(self, value: Any) -> bool:
+        """Whether `value` is a sparse tensor or points of the framework."""
 
-    def features_of(self, x: Any) -> torch.Tensor | None: ...
+    def features_of(self, x: Any) -> torch.Tensor | None:
+        """Features [N, C] of a sparse tensor or of points; None for other objects."""
 
-    def coordinates_of(self, x: Any) -> torch.Tensor: ...
+    def coordinates_of(self, x: Any) -> torch.Tensor:
+        """Coordinates of a sparse tensor, the object that its kernel maps are known by."""
 
-    def with_features(self, x: Any, features: torch.Tensor) -> Any: ...
+    def with_features(self, x: Any, features: torch.Tensor) -> Any:
+        """A sparse tensor like `x` with features [N, C'] on the same rows, kernel maps included."""
 
-    def capture_root(self, x: Any) -> Any: ...
+    def capture_root(self, x: Any) -> Any:
+        """The coordinates of `x` where a model over it may be captured; None where it may not."""
 
-    def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any: ...
+    def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
+        """A sparse tensor like `x` over the coordinates `root`, without kernel maps."""
 
-    def on_rows_of(self, x: Any, y: Any) -> bool: ...
+    def on_rows_of(self, x: Any, y: Any) -> bool:
+        """Whether `y`, which a model made of `x`, has its rows."""
 
-    def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Any) -> Any: ...
+    def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Any) -> Any:
+        """What a model would have made of `x` where it made `y` of another input, by features
+        [N, C] and coordinates. coords: None for those of `x`.  box: of the coordinates, if not that of `y`."""
 
-    def label(self, x: Any) -> Hashable: ...
+    def label(self, x: Any) -> Hashable:
+        """What `x` says of itself besides features and coordinates, by value."""
 
-    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None: ...
+    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
+        """Let layers find kernel maps of the result `y`, which is like `captured`. recover: computes a tensor that
+        has them."""
 
-    def is_norm(self, module: nn.Module) -> bool: ...
+    def is_norm(self, module: nn.Module) -> bool:
+        """Whether this is a BatchNorm1d of torch, or the framework's over its own tensors."""
 
-    def is_own(self, module: nn.Module) -> bool: ...
+    def is_own(self, module: nn.Module) -> bool:
+        """Whether the class of a module is the framework's or torch's own."""
 
-    def switches(self) -> Hashable: ...
+    def switches(self) -> Hashable:
+        """What the framework's layers look at besides their arguments, by value."""
 
 
 Cut = Callable[[torch.Tensor], torch.Tensor]

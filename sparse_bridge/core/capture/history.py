@@ -87,11 +87,13 @@ class Views(NamedTuple):
     place: int
 
     def wanted(self, side: int, tiles: bool) -> None:
+        """Side 0 or 1 of the map was asked for."""
         self.asked.add(side)
         if tiles:
             self.tiled.add(side)
 
     def listed(self) -> None:
+        """The pairs of the map were asked for."""
         self.paired.add(self.place)
 
 

@@ -36,9 +36,11 @@ class Level:
 
     @property
     def capacity(self) -> int:
+        """Rows that there is memory for."""
         return self.coords.shape[0]
 
     def source(self) -> Source:
+        """What maps over these coordinates start from."""
         return Source(self.coords, self.layout, None, self.count)
 
     def ends(self) -> torch.Tensor:

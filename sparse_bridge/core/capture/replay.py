@@ -96,6 +96,7 @@ class Replayer(Replays):
         self.training = training
 
     def summary(self) -> Summary:
+        """Hits and graphs, of calls with and without gradients, and what stands against more."""
         return summary_of(self, self.training)
 
     def mode(self) -> Replays:

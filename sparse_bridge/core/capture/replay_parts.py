@@ -128,6 +128,7 @@ class Replays(abc.ABC):
         return None if call is None else self.served(call)
 
     def served(self, call: Call) -> Served | None:
+        """What a graph makes of a call, MISSING where none is for it; None where it may not be replayed."""
         tensors = self.tensors_of(call.x)
         root = None if tensors is None else root_of(tensors, call.x)
         if tensors is None or root is None:

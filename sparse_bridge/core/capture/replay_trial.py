@@ -71,6 +71,7 @@ class PaddedModel:
         return out
 
     def over(self, scene: PaddedInput, features: torch.Tensor, around: Sequence[Any] = ()) -> Captured:
+        """The model over a padded input. features: its own, [capacity, C].  around: contexts to run it in."""
         with _counted_norms(self.model, self.place.tensors):
             return Captured(self, self.call, scene, features, self.place, around)
 
@@ -190,6 +191,7 @@ def _leaves(tensors: Tensors, outcome: Outcome) -> list[torch.Tensor]:
 def gradients_of(
     leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
 ) -> list[Any]:
+    """Gradients of `inputs` by the leaves' `cotangents`, of equal shapes; None for those that no leaf depends on."""
     return list(torch.autograd.grad(leaves, inputs, cotangents, allow_unused=True))
 
 

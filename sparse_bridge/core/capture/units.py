@@ -277,6 +277,7 @@ class Unit:
                     _settled.clear()  # inner ones may do
 
     def take_out(self) -> None:
+        """Give the model its own forward back."""
         if self.model.__dict__.get("forward") is self:
             del self.model.__dict__["forward"]
         if self.entrance is not None:

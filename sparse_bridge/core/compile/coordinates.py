@@ -96,6 +96,7 @@ def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> S
 
 
 def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
+    """The map of a builder over coordinates. Raises UnsupportedError for a builder that is not registered."""
     found = _builders.get(builder)
     if found is None:
         raise UnsupportedError(f"this graph needs maps of {builder}; import sparse_bridge.compile before loading it.")

@@ -63,10 +63,12 @@ class GraphMap(_OfGraph):
 
     @property
     def n_rows(self) -> int:
+        """Rows of the coordinates, of any number in a graph."""
         return self.coords.shape[0]
 
     @property
     def device(self) -> torch.device:
+        """Where the coordinates are."""
         return self.coords.device
 
 
@@ -86,6 +88,7 @@ class GraphKernelMap(_OfGraph):
         return found.transposed() if self.reversed else found
 
     def transposed(self) -> GraphKernelMap:
+        """The same pairs with x and y exchanged."""
         rows = self.n_out, self.n_in
         return GraphKernelMap(self.handle, rows, self.n_offsets, not self.reversed)
 
@@ -110,6 +113,7 @@ def _offsets(*form: Any) -> Offsets:
 
 
 def kernel_offsets(eager: Any, kernel_size: Any, *, dilation: Any = 1, padding: Any = None) -> Offsets:
+    """`core.functional.kernel_offsets`, a constant of the graph. eager: that function, as everywhere here."""
     found: Offsets = _offsets(kernel_size, dilation, padding)
     return found
 
@@ -128,6 +132,7 @@ def coordinate_map(
     *,
     outside: str = "error",
 ) -> GraphMap:
+    """`core.functional.coordinate_map` of coords int32 [N, 1 + D] as an operator."""
     handle = ops.coordinate_map(coords, _numbers(spatial_shape), batch_size, outside)
     return GraphMap(handle, coords)
 
@@ -137,6 +142,7 @@ def _numbers(given: Any) -> list[int] | None:
 
 
 def submanifold(eager: Any, cmap: Any, offsets: Offsets) -> Any:
+    """`core.functional.submanifold` as an operator; between two graphs for a map that was made outside."""
     if not isinstance(cmap, GraphMap):
         return between_two_graphs(eager, cmap, offsets)
     handle = ops.submanifold_map(cmap.handle, *_kernel(offsets))
@@ -158,12 +164,14 @@ generative = functools.partial(_onto_new, "generative")
 
 
 def inverse(eager: Any, kmap: Any) -> Any:
+    """`core.functional.inverse`, which takes no operator; between two graphs for a map that was made outside."""
     if not isinstance(kmap, GraphKernelMap):
         return between_two_graphs(eager, kmap)
     return kmap.transposed()
 
 
 def between(eager: Any, x_map: Any, y_map: Any, offsets: Offsets, stride: Any = 1) -> Any:
+    """`core.functional.between` as an operator; between two graphs for maps that were made outside."""
     if not (isinstance(x_map, GraphMap) and isinstance(y_map, GraphMap)):
         return between_two_graphs(eager, x_map, y_map, offsets, stride)
     handle = ops.map_between(x_map.handle, y_map.handle, *_kernel(offsets), _numbers(stride))
@@ -171,6 +179,7 @@ def between(eager: Any, x_map: Any, y_map: Any, offsets: Offsets, stride: Any = 
 
 
 def kernel_map(eager: Any, pairs: Sequence[Any], n_in: int, n_out: int) -> GraphKernelMap:
+    """`core.functional.kernel_map` of pairs (x rows, y rows) int [P] per offset, as an operator."""
     handle = ops.map_of_pairs([pair[0] for pair in pairs], [pair[1] for pair in pairs], n_in, n_out)
     return GraphKernelMap(handle, (n_in, n_out), len(pairs))
 
@@ -191,6 +200,8 @@ def conv(
     allow_tf32: bool = False,
     fp16_accumulation: bool = False,
 ) -> torch.Tensor:
+    """`core.functional.conv` of x [N_in, C_in] as an operator: [N_out, C_out]. Between two graphs for a map that was
+    made outside."""
     if not isinstance(kmap, GraphKernelMap):
         found: torch.Tensor = between_two_graphs(
             eager,
@@ -221,10 +232,13 @@ def conv(
 
 
 def pool(eager: Any, x: torch.Tensor, kmap: Any, mode: str, floor: float = float("-inf")) -> Any:
+    """`core.functional.pool` of x [N_in, C] as an operator: [N_out, C]. Between two graphs for a map that was made
+    outside."""
     if not isinstance(kmap, GraphKernelMap):
         return between_two_graphs(eager, x, kmap, mode, floor)
     return ops.pool(x, kmap.n_out, kmap.handle, mode, floor, kmap.reversed)
 
 
 def global_pool(eager: Any, x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str) -> Any:
+    """`core.functional.global_pool` of x [N, C], batch int [N] as an operator: [batch_size, C]."""
     return ops.global_pool(x, batch, batch_size, mode)

@@ -64,6 +64,7 @@ class Part:
 
     @functools.cached_property
     def items(self) -> tuple[Item, ...]:
+        """Items in the order of their products; their rows are views of the part's."""
         cut = self.x_rows.split(self.sizes), self.rows.split(self.sizes)
         return tuple(map(Item, self.offsets, self.sizes, *cut))
 
@@ -136,10 +137,12 @@ class Chunks:
         return dataclasses.replace(self, reverse=not self.reverse)
 
     def parts(self) -> Iterator[Part]:
+        """The parts of all blocks, in order."""
         for block in self.blocks:
             yield from block.parts
 
     def items(self) -> Iterator[Item]:
+        """The items of all parts, in order."""
         for part in self.parts():
             yield from part.items
 
@@ -232,6 +235,7 @@ def cut(kmap: KernelMap, height: int, pairs: Pairs) -> Chunks:
 
 
 def pairs_of(kmap: KernelMap) -> Pairs:
+    """The pairs of a map in the direction in which it is read, those of mirrored offsets written out."""
     lists, n_offsets = kmap.rulebook.lists(), kmap.n_offsets
     n_mirrored = n_offsets // 2 if lists.mirrored else 0
     short = lists.short

@@ -63,14 +63,17 @@ class PendingConv:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(N_out, C_out) of the result."""
         return self.call.shape
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the result."""
         return self.call.dtype
 
     @property
     def device(self) -> torch.device:
+        """Of the result."""
         return self.call.device
 
     @property

@@ -16,13 +16,16 @@ class MapSizes(Protocol):
     """What a kernel map says of its size: rows of its ends, and offsets."""
 
     @property
-    def n_in(self) -> int: ...
+    def n_in(self) -> int:
+        """Rows of x."""
 
     @property
-    def n_out(self) -> int: ...
+    def n_out(self) -> int:
+        """Rows of y."""
 
     @property
-    def n_offsets(self) -> int: ...
+    def n_offsets(self) -> int:
+        """The kernel volume."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,6 +164,7 @@ class CoordinateMap:
 
     @property
     def device(self) -> torch.device:
+        """Where the coordinates are."""
         return self._coords.device
 
     @property

@@ -32,6 +32,7 @@ class KernelMap:
 
     @property
     def n_offsets(self) -> int:
+        """The kernel volume."""
         return self.rulebook.n_offsets
 
     @property
@@ -46,6 +47,7 @@ class KernelMap:
 
     @property
     def device(self) -> torch.device:
+        """Where the coordinates of both ends are."""
         return self.rulebook.device
 
     def transposed(self) -> KernelMap:

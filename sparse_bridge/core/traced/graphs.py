@@ -14,7 +14,8 @@ from ..conv import override
 class LeavesGraph(Protocol):
     """Arguments that must be told what the graph knew of them."""
 
-    def leave_graph(self) -> None: ...
+    def leave_graph(self) -> None:
+        """Take over what only the graph knew, for layers that run outside of it."""
 
 
 def outside(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -24,6 +25,8 @@ def outside(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
 
 @torch.compiler.disable
 def between_graphs(dataflow: str, function: Callable[..., Any], args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+    """`function(*args, **more)`, outside of graphs. dataflow: of the traced program, "" for none; layers inside take
+    it, and wait for nothing."""
     for value in args:
         if isinstance(value, LeavesGraph):
             value.leave_graph()

@@ -75,6 +75,7 @@ class GroupWinner:
 
     @property
     def key(self) -> str:
+        """What `Groups` files it under: the class of the map, and its layers in order of their names."""
         layers = "+".join(f"{name}*{count}" for name, count in sorted(self.layers.items()))
         return f"{self.map_class}/{layers}"
 

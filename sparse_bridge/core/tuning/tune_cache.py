@@ -97,6 +97,7 @@ class Stamp:
 
     @property
     def file_name(self) -> str:
+        """Of the file of winners: the device's name and a hash of the whole stamp."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return f"{self.slug}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 

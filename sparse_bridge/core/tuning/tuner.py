@@ -121,6 +121,7 @@ class Known:
         return self._find(bucket, problem, [self.cache.load()])
 
     def store(self, bucket: Bucket, winner: Winner) -> None:
+        """Keep a winner for later processes; nothing where the package's own are pinned."""
         if self.cache is not None:
             self.cache.store(bucket.direction, str(bucket), winner)
 

@@ -60,6 +60,7 @@ class Group:
 
     @property
     def layers(self) -> dict[str, int]:
+        """How many layers have each product, by text."""
         return {str(layer): use.count for layer, use in self.uses.items()}
 
 

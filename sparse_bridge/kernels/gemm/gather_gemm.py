@@ -99,6 +99,7 @@ class GatherGemm:
 
     @property
     def tile(self) -> TileConfig:
+        """The tile that is launched."""
         return self.spec.tile
 
     @property

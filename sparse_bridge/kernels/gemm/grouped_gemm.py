@@ -263,6 +263,7 @@ class GroupedGemm:
 
     @property
     def tile(self) -> TileConfig:
+        """The tile that is launched."""
         return self.spec.tile
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor) -> torch.Tensor:

@@ -15,19 +15,32 @@ class Weights(Protocol):
     output channels changed places (dgrad)."""
 
     @property
-    def n_offsets(self) -> int: ...
+    def n_offsets(self) -> int:
+        """The kernel volume."""
+
     @property
-    def c_in(self) -> int: ...
+    def c_in(self) -> int:
+        """Input channels of a group."""
+
     @property
-    def c_out(self) -> int: ...
+    def c_out(self) -> int:
+        """Output channels of a group."""
+
     @property
-    def groups(self) -> int: ...
+    def groups(self) -> int:
+        """How many groups."""
+
     @property
-    def strides(self) -> tuple[int, int, int, int]: ...
+    def strides(self) -> tuple[int, int, int, int]:
+        """In elements: offset, input channel, output channel, group."""
+
     @property
-    def shift(self) -> int: ...
+    def shift(self) -> int:
+        """Elements before the matrix of offset 0."""
+
     @property
-    def exchanged(self) -> bool: ...
+    def exchanged(self) -> bool:
+        """Whether input and output channels changed places (dgrad)."""
 
 
 class EpilogueForm(NamedTuple):

@@ -165,6 +165,7 @@ class NeighborTable:
 
     @property
     def device(self) -> torch.device:
+        """Where the table is."""
         return memory_of(self.own[0]).device
 
     @property

@@ -34,6 +34,7 @@ FIELDS = 12
 
 @triton.jit
 def pointer_at(record_ptr, field):
+    """The address in a field of a record, as a pointer to int32. record_ptr: int64 [FIELDS]."""
     return tl.load(record_ptr + field).to(tl.pointer_type(tl.int32))
 
 
@@ -45,6 +46,7 @@ def own_at(record_ptr, field):
 
 @triton.jit
 def number_at(record_ptr, field):
+    """The number in a field of a record, int32. record_ptr: int64 [FIELDS]."""
     return tl.load(record_ptr + field).to(tl.int32)
 
 

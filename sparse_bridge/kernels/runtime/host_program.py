@@ -88,9 +88,11 @@ class Encoder:
         self._earlier = earlier
 
     def steps(self) -> Steps:
+        """What has been written so far."""
         return Steps(self._words.tobytes(), self._initial.tobytes(), tuple(self._objects), self._carried.tobytes())
 
     def step(self, kind: str, *words: int) -> None:
+        """Write a step. words: its operands, int32."""
         self._words.append(_NUMBER_OF[kind] | len(words) << 8)
         self._words.extend(words)
 
@@ -132,6 +134,7 @@ class Encoder:
         return self.known_number(value.name) if found is None else found
 
     def known_number(self, name: str) -> int:
+        """The place of a number that was written before, or by `earlier`. Raises Refusal for any other."""
         if name not in self._numbers:
             if self._earlier is None:
                 raise Refusal(Why.TRACE_UNKNOWN, name)

@@ -73,6 +73,8 @@ class Trace:
     # what the host code does
 
     def computed(self, kind: str, hint: int, *operands: Any) -> Sym:
+        """The result of arithmetic, one symbol for equal operands. kind: of `host_program.KINDS`.  hint: its value in
+        this scene."""
         key = kind, *map(_key, operands)
         found = self._known.get(key)
         if found is None:
@@ -84,6 +86,7 @@ class Trace:
         return found
 
     def asked(self, kind: str, outcome: bool, *operands: Any) -> bool:
+        """The outcome of a comparison in this scene, which becomes a guard. kind: of `host_program.GUARDS`."""
         key = kind, *map(_key, operands)
         if key not in self._asked:
             self._asked.add(key)
@@ -243,6 +246,7 @@ class TracedTarget(Target):
 
     @staticmethod
     def of(target: Target, trace: Trace) -> TracedTarget:
+        """A copy of `target` whose launches go to `trace`, and take tensors, not addresses."""
         made = object.__new__(TracedTarget)
         made.__dict__.update(target.__dict__)
         made.__dict__.update(raw=False, takes_addresses=False, trace=trace)

@@ -37,6 +37,7 @@ class Part:
         return Part, (self.memory, self.start, self.shape, self.dtype, self.step)
 
     def data_ptr(self) -> int:
+        """Address of the first element."""
         return self.at
 
     def view(self) -> torch.Tensor:
@@ -147,6 +148,7 @@ class Slab:
         return -(-size // 4) * 4
 
     def part(self, *shape: int) -> Part:
+        """The next part, int32 of `shape`. Raises RuntimeError where the slab is full."""
         made, size = Part(self._memory, self._taken, shape), math.prod(shape)
         if self._taken + size > self._size:
             raise RuntimeError(f"{self._taken} elements are taken, {size} more of {self._size}.")

@@ -48,6 +48,7 @@ class Given:
         self._refusal: Refusal | None = None
 
     def is_tensor(self, value: Any) -> bool:
+        """Whether `value` is a sparse tensor of the framework."""
         tensors = self._tensors_of(value)
         return tensors is not None and tensors.is_tensor(value)
 
@@ -57,6 +58,7 @@ class Given:
         raise self._refusal
 
     def copy(self, place: Any, own: dict[Any, Any]) -> Watched:
+        """A copy of the dictionary `own` in a place of the call, whose reads are noticed."""
         made = self.copies[place] = Watched(own)
         made.place, made.given, made.own = place, self, dict(own) if self.watching else {}
         self.stands(made, place)
@@ -211,6 +213,7 @@ class Watched(dict):  # type: ignore[type-arg]
         return dict.__getitem__(self, key)
 
     def get(self, key: Any, default: Any = None) -> Any:
+        """As of a dictionary; the read is noticed."""
         self._seen(key)
         return dict.get(self, key, default)
 

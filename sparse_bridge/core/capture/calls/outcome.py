@@ -23,11 +23,14 @@ Own = Callable[[Any], Any]
 class Tensors(Protocol):
     """What is asked of a framework's sparse tensors here."""
 
-    def is_tensor(self, value: Any) -> bool: ...
+    def is_tensor(self, value: Any) -> bool:
+        """Whether `value` is a sparse tensor or points of the framework."""
 
-    def features_of(self, x: Any) -> torch.Tensor | None: ...
+    def features_of(self, x: Any) -> torch.Tensor | None:
+        """Features [N, C] of a sparse tensor; None for other objects."""
 
-    def coordinates_of(self, x: Any) -> torch.Tensor: ...
+    def coordinates_of(self, x: Any) -> torch.Tensor:
+        """Coordinates of a sparse tensor."""
 
 
 def _nothing(_: Any) -> Any:
@@ -75,6 +78,7 @@ class Outcome(NamedTuple):
         return found
 
     def values(self) -> list[Any]:
+        """What was returned, then what was written, in the order of the dictionaries."""
         return [self.value, *(one for new in self.written.values() for one in new.values())]
 
     def seen_in(self, call: Call, value: Any) -> list[Any]:

@@ -113,6 +113,7 @@ class Padded:
         return [Batch(self, number, *lists) for number, lists in enumerate(self._lists)]
 
     def slots_of(self, number: int) -> slice:
+        """The slots of a batch."""
         return slice(*self._slots[number : number + 2])
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,8 @@ _BYTES = 64 << 20  # of a slice
 
 
 class Explicit(Dataflow):
+    """One matrix of all neighbours, [rows, V * C_in] of a slice of rows, and one product of it. For regular maps."""
+
     name = "explicit"
 
     def refusals(self, case: Case) -> list[Refusal]:

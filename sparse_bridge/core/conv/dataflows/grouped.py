@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Grouped(KernelDataflow):
+    """One launch over tiles of pairs, each of one kernel offset. Products [P, C_out] are in fp32, then added up."""
+
     name, packed, irregular = "grouped", False, True
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[PairGroups, bool]:

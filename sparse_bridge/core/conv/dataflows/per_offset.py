@@ -26,10 +26,12 @@ TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
 
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
+    """The dtype of sums: fp64 for fp64, else fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def columns(x: torch.Tensor, group: int, width: int) -> torch.Tensor:
+    """Columns of one group, a view [N, width] of x [N, groups * width]."""
     return x if x.shape[1] == width else x.narrow(1, group * width, width)
 
 
@@ -306,6 +308,8 @@ def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, n_
 
 
 class PerOffset(Dataflow):
+    """Plain torch, a product for each kernel offset: on the CPU, in fp64, and where kernels do not serve."""
+
     name, joint = "per_offset", True
 
     def gather(self, product: LayerProduct) -> Gather:

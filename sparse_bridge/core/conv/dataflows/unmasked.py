@@ -12,6 +12,8 @@ from ..kernel_products import OVER_TABLE, KernelDataflow
 
 
 class Unmasked(KernelDataflow):
+    """Gather-GEMM over the neighbour table int32 [V, N] as it is."""
+
     name, packed, packing = "unmasked", False, True
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[torch.Tensor, bool]:

@@ -24,10 +24,12 @@ class Call(NamedTuple):
 
     @property
     def n_rows(self) -> int:
+        """Rows of the result."""
         return self.rulebook.n_rows[self.side]
 
     @property
     def operands(self) -> tuple[torch.Tensor | None, ...]:
+        """x, the weight and the residual, if there is one."""
         return self.x, self.weight, self.end.residual
 
     def end_of(self, begin: int, end: int) -> Epilogue:

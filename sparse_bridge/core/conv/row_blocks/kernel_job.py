@@ -125,6 +125,7 @@ class SearchJob(KernelJob):
 
     @staticmethod
     def serves(call: Call) -> bool:
+        """Whether parts of the call's table can be looked up alone."""
         rebuild = call.rulebook.rebuild
         return rebuild is not None and rebuild.by_rows and (call.side == 0 or call.rulebook.symmetric)
 

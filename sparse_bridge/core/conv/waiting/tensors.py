@@ -29,6 +29,7 @@ class Features:
     device = property(lambda self: self.pending.device)
 
     def dim(self) -> int:
+        """Rows and channels: 2."""
         return 2
 
     def __hash__(self) -> int:

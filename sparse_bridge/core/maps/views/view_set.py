@@ -23,10 +23,12 @@ class Rebuild(Protocol):
     """
 
     @property
-    def by_rows(self) -> bool: ...
+    def by_rows(self) -> bool:
+        """Whether `table_of` serves."""
 
     @property
-    def searching(self) -> int: ...
+    def searching(self) -> int:
+        """Bytes that `search` makes."""
 
     def whole(self) -> ViewSet:
         """The rulebook."""
