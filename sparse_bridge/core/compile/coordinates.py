@@ -64,7 +64,7 @@ def relative(builder: str, numbers: Sequence[Any]) -> Sequence[Any]:
 
 
 def enter(coords: torch.Tensor) -> Sites:
-    """The sites of coordinates that come from outside. A tensor that was entered before is compared
+    """The sites of coordinates int32 [N, 1 + D] that come from outside. A tensor that was entered before is compared
     with what it was then: graphs write without changing version counters."""
     store = map_cache.known_store(coords)
     if store is not None:
@@ -83,7 +83,8 @@ def reset() -> None:
 
 
 def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> Sites:
-    """The sites behind a handle, unless the visible coordinates were changed in place since."""
+    """The sites behind a handle, unless the visible coordinates were changed in place since: version `then`, `now`.
+    Raises KernelError where the two do not have one shape."""
     if then != now:
         return enter(coords)
     found = handles.value_of(handle, Sites)
@@ -179,7 +180,7 @@ def least_rows(training: bool) -> int:
 
 
 def entered(coords: torch.Tensor) -> Traced:
-    """Coordinates that come from outside of the layers."""
+    """Coordinates int32 [N, 1 + D] that come from outside of the layers."""
     return Traced(coords, ops.coordinates(coords))
 
 

@@ -40,7 +40,7 @@ def make(value: object) -> torch.Tensor:
 
 
 def like() -> torch.Tensor:
-    """What a handle looks like while a graph is traced."""
+    """What a handle looks like while a graph is traced: int64 [1] on the CPU."""
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
 

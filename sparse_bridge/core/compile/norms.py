@@ -118,7 +118,7 @@ def served(norm: Any, x: torch.Tensor) -> bool:
 
 
 def move(running: torch.Tensor, now: torch.Tensor, momentum: float) -> None:
-    """Move a running statistic."""
+    """Move a running statistic [C] in place: (1 - momentum) of it stays, `momentum` of `now` [C] comes."""
     running.mul_(1.0 - momentum).add_(now.to(running.dtype), alpha=momentum)
 
 

@@ -13,7 +13,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap) -> None:
-    """Raises ShapeError where features are no matrix, and DeviceError."""
+    """ShapeError where features are no matrix [N, C], DeviceError where an operand is not on the map's device."""
     if x.ndim != 2:
         raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
     device = kmap.device
@@ -26,7 +26,7 @@ def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap, w: WeightLayout) -> WeightLayout:
-    """`w`, how the weight is read. Raises ShapeError, DataTypeError."""
+    """`w`, how the weight is read. x: [N_in, C_in].  Raises ShapeError, DataTypeError."""
     n_in = kmap.rulebook.n_rows[1 - kmap.side] if kmap.x_fold is None else kmap.n_in
     if x.shape[0] != n_in:
         raise ShapeError(
@@ -58,7 +58,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: Kerne
 def like_result(
     residual: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """The residual of a result with this shape, contiguous. Raises ShapeError, DataTypeError,
+    """The residual [N_out, C_out] of a result with this shape, contiguous. Raises ShapeError, DataTypeError,
     DeviceError."""
     if tuple(residual.shape) != shape:
         raise ShapeError(f"the residual has shape {list(residual.shape)}; expected that of the result, {list(shape)}.")

@@ -154,7 +154,7 @@ def conv(
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor:
-    """`conv`, of value objects that a layer makes once."""
+    """`conv`, of value objects that a layer makes once: x [N_in, C_in] to [N_out, C_out]. Raises what `conv` does."""
     bias, residual = epilogue.bias, epilogue.residual
     wants_grad = torch.is_grad_enabled() and (
         x.requires_grad

@@ -36,7 +36,7 @@ def new_key() -> int:
 
 
 def unit_channels(x: torch.Tensor) -> torch.Tensor:
-    """x with its channels side by side."""
+    """x [N, C] with its channels side by side; a copy where they are not."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 

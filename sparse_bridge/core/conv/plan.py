@@ -298,7 +298,8 @@ class Wanted(NamedTuple):
 def backward(
     plan: ConvPlan, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, wanted: Wanted
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dw), under the settings in force."""
+    """(dx [N_in, C_in] in x's dtype, dw laid out as the weight, in dtype `wanted.weight`), under the settings in force;
+    None for what is not wanted. dy: contiguous, [N_out, C_out] in x's dtype."""
     plan = present(plan)
     dw = None if wanted.weight is None else plan.gradient_like(weight, wanted.weight)
     return plan.gradients(kmap, x, weight, dy, dw, wanted.x), dw
@@ -307,7 +308,7 @@ def backward(
 def run(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> tuple[torch.Tensor, ConvPlan]:
-    """(act(norm(conv + bias) + residual), the plan); see `convolve`."""
+    """(act(norm(conv + bias) + residual) [N_out, C_out], the plan); see `convolve`, and `find` for what is raised."""
     plan = find(x, weight, kmap, epilogue, form)
     return run_plan(plan, x, weight, kmap, epilogue), plan
 
@@ -315,7 +316,7 @@ def run(
 def run_plan(
     plan: ConvPlan, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
 ) -> torch.Tensor:
-    """The result of a convolution whose plan this is."""
+    """The result [N_out, C_out] of a convolution whose plan this is, in x's dtype."""
     rulebook, side = kmap.rulebook, int(kmap.flipped)
     if epilogue.residual is not None:
         shape = rulebook.n_rows[side], plan.columns_out

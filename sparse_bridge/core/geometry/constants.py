@@ -8,7 +8,7 @@ _constants: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
 
 
 def constant(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """These few numbers on `device`, int32; sent once, and not to be changed."""
+    """These few numbers on `device`, int32 [n]; sent once, and not to be changed."""
     found = _constants.get((values, device))
     if found is None:
         with torch.inference_mode(False):

@@ -34,7 +34,7 @@ _FETCH_ROWS = 1 << 17  # below, waiting for all queued work costs less than an e
 def table_of(
     coords: torch.Tensor, target: Target, layout: KeyLayout, count: Operand | None
 ) -> tuple[HashTable, torch.Tensor]:
-    """(hash table of coordinates, the slots of the rows); count: of the rows in use, see
+    """(hash table of coordinates int32 [N, 1 + D], the slots of the rows, int32 [N]); count: of the rows in use, see
     `hash_insert`."""
     device, one = coords.device, (1,) * (coords.shape[1] - 1)
     geometry = _origin(len(one)).geometry(device, one, one, 1)

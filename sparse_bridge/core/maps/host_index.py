@@ -276,7 +276,8 @@ def _looked_up(offsets: Offsets) -> Array:
 def lookup(
     index: HostIndex, coords: torch.Tensor, alive: torch.Tensor | None, offsets: Offsets, stride: tuple[int, ...]
 ) -> PairLists:
-    """Pairs (row of `index`, row of `coords`): coordinate * stride + offset, for every offset."""
+    """Pairs (row of `index`, row of `coords` int32 [N, 1 + D]): coordinate * stride + offset, for every offset. alive:
+    int32 [N], negative for rows that find nothing."""
     device, halo, hull = coords.device, halo_of(offsets), index.hull
     columns = columns_of(coords)
     for column, step in zip(columns[1:], stride, strict=True):

@@ -74,7 +74,7 @@ class KernelMap:
 
 
 def row_pairs(kmap: KernelMap, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x rows, y rows) of offset v, int64."""
+    """(x rows, y rows) of offset v, int64 [P], equal coordinates written out."""
     x_rows, y_rows = (rows.long() for rows in kmap.pair_list(v))
     x_fold, y_fold = kmap.x_fold, kmap.y_fold
     if x_fold is not None:

@@ -153,7 +153,8 @@ class _Multiply(torch.autograd.Function):
 
 
 def multiply(x: torch.Tensor, operator: RowOperator) -> torch.Tensor:
-    """What the operator makes of the rows x, differentiable in x."""
+    """What the operator makes of the rows x [N, C], [n, C], differentiable in x. Raises UnsupportedError in transforms
+    of torch.func."""
     refuse_transforms()
     y: torch.Tensor = _Multiply.apply(x, operator)
     return y

@@ -93,7 +93,8 @@ def _collect(found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool = Fa
 def lookup(
     index: HostIndex, coords: torch.Tensor, alive: torch.Tensor | None, offsets: Offsets, stride: tuple[int, ...]
 ) -> PairLists:
-    """Pairs (row of `index`, row of `coords`): coordinate * stride + offset, for every offset."""
+    """Pairs (row of `index`, row of `coords` int32 [N, 1 + D]): coordinate * stride + offset, for every offset. alive:
+    int32 [N], negative for rows that find nothing."""
     device = coords.device
     rows = torch.arange(coords.shape[0], device=device)
     if alive is not None:

@@ -149,7 +149,7 @@ def _never(*vectors: torch.Tensor | None) -> bool:
 
 
 def serves(x: torch.Tensor) -> Target | None:
-    """The target whose kernels normalise features like these, or None where torch does."""
+    """The target whose kernels normalise features [N, C] like these, or None where torch does."""
     target = kernel_target(x.device)
     if target is None or x.dtype not in KERNEL_DTYPES or x.ndim != 2:
         return None
@@ -299,7 +299,8 @@ def backward_pass(
     relu: bool,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of x, weight and bias, from the memory of `forward_pass`, which stays as it is."""
+    """Gradients of x [N, C], weight and bias [C], from dy [N, C] and the memory of `forward_pass`, which stays as it
+    is. None for a vector that is not there."""
     from ...kernels.ops.norm_spec import spec_of
 
     x, memory = x.contiguous(), memory.clone()  # sums are written into it

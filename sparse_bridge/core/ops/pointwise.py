@@ -83,7 +83,7 @@ def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
 def linear_layer(
     owner: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor | PendingConv:
-    """`linear` of a layer, whose result can wait for the norm behind it: see `convolve_layer`.
+    """`linear` of a layer, [N, C_out], whose result can wait for the norm behind it: see `convolve_layer`.
 
     owner: the layer, or its weight.
     """

@@ -117,7 +117,7 @@ class RelationalConv(nn.Module):
 
 
 def node_inputs(layer: Any, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(source, target) features or numbers of nodes."""
+    """(source, target): features [N, C] of nodes, or their numbers int64 [N]."""
     source = x[0] if isinstance(x, tuple) else x
     if source is None:
         source = torch.arange(layer.in_channels_l, device=layer.weight.device)

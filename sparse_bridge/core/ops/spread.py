@@ -13,5 +13,5 @@ def spread(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def spread_operator(rows: torch.Tensor, n_rows: int) -> SegmentOperator:
-    """`spread` of n_rows rows."""
+    """`spread` of n_rows rows as an operator: [n_rows, C] -> [N, C]. rows: int64 [N]."""
     return SegmentOperator(Segments(rows, n_rows), gathers=True)

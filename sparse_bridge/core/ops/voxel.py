@@ -19,7 +19,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def segments_of(index: torch.Tensor, n_values: int) -> Segments:
-    """Made and sorted once per index tensor and kept as long as it lives."""
+    """Segments of an index [N, K] into n_values: made and sorted once per tensor, and kept as long as it lives."""
     store = map_cache.store_of(index)
     map_cache.adopt(index, store)
     made: Segments = store.get(("segments", n_values), lambda: Segments(index.detach(), n_values))
@@ -68,7 +68,7 @@ def voxelize(feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> 
 
 
 def means(index: torch.Tensor, counts: torch.Tensor) -> SegmentOperator:
-    """`voxelize` by a checked index."""
+    """`voxelize` by a checked index [N] and counts [M]: [N, C] -> [M, C]."""
     return SegmentOperator(segments_of(column_of(index), counts.shape[0]), divisor=counts)
 
 
@@ -104,7 +104,7 @@ def devoxelize(feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) 
 
 
 def interpolation(index: torch.Tensor, weights: torch.Tensor, n_voxels: int) -> SegmentOperator:
-    """`devoxelize` of n_voxels rows, by a checked index."""
+    """`devoxelize` of n_voxels rows, by a checked index and weights [N, K]: [n_voxels, C] -> [N, C]."""
     segments = segments_of(index.contiguous(), n_voxels)
     return SegmentOperator(segments, weights.detach().contiguous(), gathers=True)
 

@@ -241,7 +241,7 @@ def neighbor_lookup(
     count: Operand | None = None,
     slab: Slab | None = None,
 ) -> NeighborTable:
-    """Table of what the rows of `coords` reach among the keys of `table`, with masks.
+    """Table int32 [V, N] of what the rows of `coords`, int32 [N, 1 + D], reach among the keys of `table`, with masks.
 
     n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or
     -1.  count: of the rows in use, see `NeighborTable`.  slab: for the table and its masks.

@@ -143,7 +143,7 @@ tiles_kernel = register(_tiles_each)
 
 
 def room_for_records(tables: int, device: torch.device) -> torch.Tensor:
-    """What a captured `tile_batch` of so many tables needs: see `uploads_later`."""
+    """What a captured `tile_batch` of so many tables needs, int64 [tables * FIELDS]: see `uploads_later`."""
     return torch.empty(tables * FIELDS, dtype=torch.int64, device=device)
 
 

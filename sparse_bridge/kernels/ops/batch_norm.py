@@ -224,7 +224,7 @@ apply_kernel = register(_batch_norm_apply)
 
 @functools.cache
 def unread(device: torch.device) -> torch.Tensor:
-    """Stands for a counter that nobody looks at."""
+    """Stands for a counter that nobody looks at: int32 [1], of any value."""
     return torch.empty(1, dtype=torch.int32, device=device)
 
 

@@ -188,21 +188,21 @@ def trace_of(*values: Any) -> StepRecorder | None:
 
 
 def allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`torch.empty`."""
+    """`torch.empty`, which a trace writes down."""
     if (trace := trace_of(*shape)) is not None:
         return trace.call(allocated, (shape, dtype, device), shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 def filled(size: int, value: int, device: torch.device) -> torch.Tensor:
-    """`torch.full` of int32."""
+    """`torch.full` of int32 [size]."""
     if (trace := trace_of(size)) is not None:
         return trace.call(filled, (size, value, device), (size,), torch.int32)
     return torch.full((size,), value, dtype=torch.int32, device=device)
 
 
 def sorted_order(keys: torch.Tensor) -> torch.Tensor:
-    """int64: the places of keys in ascending order; equal ones keep theirs."""
+    """int64 [n]: the places of keys [n] in ascending order; equal ones keep theirs."""
     if (trace := trace_of(keys)) is not None:
         return trace.call(sorted_order, (keys,), keys.shape, torch.int64)
     return torch.sort(keys, stable=True).indices

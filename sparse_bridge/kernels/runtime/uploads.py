@@ -49,7 +49,7 @@ def uploads_later(room: torch.Tensor | None) -> Iterator[_Writes]:
 
 
 def uploaded(values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-    """int64 on `device`, without waiting for it.
+    """The values as int64 [n] on `device`, without waiting for it.
 
     reaches: whose addresses are among the values. They live as long as the result, which tells
     whoever checks a kernel's accesses what it may reach.

@@ -39,7 +39,8 @@ def map_over(
 def new_map(
     coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int], least: int
 ) -> tuple[KernelMap | RowMatrix, torch.Tensor, Sites]:
-    """The map onto new coordinates, and those. Raises ShapeError for fewer than `least` rows."""
+    """The map onto new coordinates, and those. int32 [M, 1 + D]. Raises ShapeError for fewer than
+    `least` rows."""
     kmap, made = build(known, builder, numbers)
     assert made is not None
     check_least(made, least)
@@ -47,7 +48,7 @@ def new_map(
 
 
 def same_rows(x: torch.Tensor, listed: bool) -> KernelMap:
-    """The map of every row onto itself."""
+    """The map of every row of x [N, C] onto itself. listed: with pair lists, for gradients."""
     n_rows, device = x.shape[0], x.device
     return pointwise.identity(n_rows, device, listed) or pointwise.made(n_rows, device, listed)
 

@@ -46,7 +46,7 @@ def gather_matmul(kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, w: Wei
 
 
 def sums_of(chunks: Chunks, n_out: int, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout) -> torch.Tensor:
-    """`gather_matmul` of tensors in the dtype of their products."""
+    """`gather_matmul` of tensors in the dtype of their products: [n_out, groups * c_out] in that dtype."""
     if w.strides[0] < 0:
         w, chunks = w.reversed(), chunks.backwards()
     if w.groups == 1 and len(chunks.blocks) == 1:
