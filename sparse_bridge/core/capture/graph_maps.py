@@ -161,5 +161,5 @@ class Early:
 
     def told(self, graph: Any) -> None:
         """Learn which graph serves the call under way, None for no one."""
-        if self.started is not None:
+        if self.started is not None and (graph is not self.started or self._guesses.failures):
             self._guesses.learn(graph is self.started)
