@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from sparse_bridge import settings
+from sparse_bridge import policy, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import plan, registry
 from sparse_bridge.core.conv.convolution import conv
@@ -236,8 +236,8 @@ def test_plans_are_dropped_with_what_they_stand_on():
 
 
 def test_plans_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(plan, "_MOST_PLANS", 4)
-    monkeypatch.setattr(plan, "_MOST_SETTINGS", 3)
+    monkeypatch.setattr(policy, "PLANS", 4)
+    monkeypatch.setattr(policy, "PLAN_SETTINGS", 3)
     plan.reset()
     made = layer("submanifold", 2)
     for number in range(12):

@@ -15,7 +15,7 @@ Graph = dict[str, set[str]]
 FLOORS = (
     (
         *("_version", "errors", "folders", "hooks", "log", "memory", "native", "refusals", "releases", "settings"),
-        *("state", "tables", "tolerances", "workers"),
+        *("policy", "state", "tables", "tolerances", "workers"),
     ),
     ("kernels.runtime",),
     ("kernels.tiles",),

@@ -209,7 +209,7 @@ def remembered(net: torch.nn.Module) -> list[Any]:
             continue
         it = held[1]
         plans = [plan and (plan.steps, plan.shown) for plan in (it.plan, it.whole)]
-        found.append((name, it.seen, it.most, it.alone, it.disabled, it.wasted, it.plans, *plans))
+        found.append((name, it.seen, it.most, it.alone, it.disabled, it.launches.failures, it.plans.tries, *plans))
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ... import policy
 from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
@@ -20,9 +21,6 @@ from . import kinds, padded, prefetch
 from .captured_maps import CapturedMaps, padded_input
 from .kinds import Kind
 from .recording import GraphMemory
-
-_WIDEST = 1.7  # capacity over the rows of an input
-_MISSES = 3  # guesses in a row that were wrong, after which none are made
 
 
 def maps_like(
@@ -52,7 +50,7 @@ def smallest(kinds: Iterable[Kind], capacity: int, n_rows: int) -> Kind | None:
     several the last. capacity: that of its own kind."""
     found: Kind | None = None
     for kind in kinds:
-        if capacity <= kind.capacity <= max(capacity, _WIDEST * n_rows) and (
+        if capacity <= kind.capacity <= max(capacity, policy.GRAPH_WIDEST * n_rows) and (
             found is None or kind.capacity <= found.capacity
         ):
             found = kind
@@ -88,18 +86,17 @@ class Early:
     def __init__(self) -> None:
         self.started: Any = None  # the graph whose maps are queued for the call under way
         self.ran = False  # and all that it does besides
-        self._misses = 0
-        # The graph whose maps are queued for a call to come, over which coordinates; how often that
-        # has been for nothing.
+        self._guesses = policy.Attempts(policy.GUESSES)
+        # The graph whose maps are queued for a call to come, over which coordinates; attempts at that.
         self._expected: tuple[Any, torch.Tensor, int] | None = None
-        self._unused = 0
+        self._announced = policy.Attempts(policy.GUESSES)
 
     def expect(self, owner: GraphOwner, cmap: CoordinateMap) -> bool:
         """Queue the maps of the graph that will probably serve new coordinates, whose bounds are
         still to be learnt; whether it does. Waits for the first of its launches."""
         assert cmap.data_bounds is not None
         coords, root = cmap.coords, Root(cmap.coords, cmap.data_bounds)
-        graph = None if self._unused >= _MISSES else self._of_size(owner.graphs, coords)
+        graph = None if self._announced.over else self._of_size(owner.graphs, coords)
         if graph is None or not graph.maps.exact:
             return False
         with owner.lock, torch.cuda.device(cmap.device):
@@ -108,14 +105,15 @@ class Early:
             owner.start(graph, root)
             found: bool = graph.maps.learn(root)
             self._expected = (graph, coords, coords._version) if found else None
-            self._unused += not found
+            if not found:
+                self._announced.failed()
         return found
 
     def forget(self) -> None:
         """What is queued for a call to come is overwritten."""
         if self._expected is not None:
             self._expected = None
-            self._unused += 1
+            self._announced.failed()
 
     def taken(self, graph: Any, coords: torch.Tensor) -> bool:
         """Whether the maps that are queued are those of a graph over these coordinates."""
@@ -123,7 +121,7 @@ class Early:
         if expected is None:
             return False
         found = expected[0] is graph and expected[1] is coords and expected[2] == coords._version
-        self._unused = 0 if found else self._unused + 1
+        self._announced.learn(found)
         return found
 
     @contextlib.contextmanager
@@ -149,7 +147,7 @@ class Early:
 
     def likely(self, graphs: Mapping[Kind, Any], root: Root) -> Any:
         """A graph that probably serves an input; None where there is none to guess."""
-        graph = None if self._misses >= _MISSES else self._of_size(graphs, root.coords)
+        graph = None if self._guesses.over else self._of_size(graphs, root.coords)
         if graph is None:
             return None
         known = root.known or not graph.maps.exact  # else whether it serves turns out later
@@ -163,5 +161,5 @@ class Early:
 
     def told(self, graph: Any) -> None:
         """Learn which graph serves the call under way, None for no one."""
-        if self.started is not None:
-            self._misses = 0 if graph is self.started else self._misses + 1
+        if self.started is not None and (graph is not self.started or self._guesses.failures):
+            self._guesses.learn(graph is self.started)

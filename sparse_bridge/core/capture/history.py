@@ -9,15 +9,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ... import policy
 from ...native import calls as native_calls
 from ..geometry.boxes import Box
 from ..geometry.reach import BoxReach
 from ..maps.request import MapRequest
 
-MOST_STEPS = 64  # requests remembered of an input
-_KINDS = 256  # of inputs that share their first request, until all of them are forgotten
 _DECAY = 0.98  # from input to input, of the largest growth so far
-_LONGEST_WAIT = 1 << 10  # inputs to let pass after repeated failures
 
 
 class Step(NamedTuple):
@@ -150,18 +148,11 @@ class RequestHistory:
 class Expectation:
     """What an input is likely to be asked: what the last one in its place was.
 
-    wait: inputs to let pass.  failures: in a row, of inputs that were not like the one before.
+    attempts: at its maps, which fail for inputs that are not like the one before.
     """
 
     record: RequestHistory | None = None
-    wait: int = 0
-    failures: int = 0
-
-    def succeeded(self, done: bool) -> None:
-        """Learn whether the maps of an input could be prepared."""
-        self.failures = 0 if done else self.failures + 1
-        if not done:
-            self.wait = min(_LONGEST_WAIT, 1 << self.failures)
+    attempts: policy.Attempts = dataclasses.field(default_factory=lambda: policy.Attempts(policy.PREFETCH))
 
 
 class KindHistory:
@@ -183,7 +174,7 @@ class KindHistory:
     @property
     def full(self) -> bool:
         """Whether inputs are asked something else again and again: nothing is learnt from them."""
-        return len(self._numbers) >= _KINDS
+        return len(self._numbers) >= policy.REQUEST_LISTS
 
     def begin(self, record: RequestHistory) -> tuple[Expectation, RequestHistory | None]:
         """Enter the record of a new input: (what is expected of it, the record that says so if two
@@ -194,19 +185,18 @@ class KindHistory:
             before = self._newest.number = self._numbers.setdefault(steps, len(self._numbers))
             self._seen[before] += 1
         expected = self._after.setdefault(before, Expectation())
-        last, trusted = expected.record, expected.wait == 0
+        last, trusted = expected.record, expected.attempts.due()
         expected.record = self._newest = record
-        expected.wait = max(0, expected.wait - 1)
         if last is None:
             return expected, None
         places = {**last.largest, **last.rows}
         grown = {place: last.growth(place) or last.largest.get(place) for place in places}
         record.largest = {place: rate for place, rate in grown.items() if rate is not None}
-        return expected, last if trusted and self._seen[last.number] > 1 else None
+        return expected, last if trusted and self._seen[last.number] >= policy.INPUTS_ALIKE else None
 
     def settled(self, record: RequestHistory) -> bool:
         """Whether another input was asked the same as this one."""
-        if not 0 < len(record.steps) < MOST_STEPS:
+        if not 0 < len(record.steps) < policy.REQUESTS:
             return False
         seen = self._seen[self._numbers.get(tuple(record.steps), -1)]
-        return seen > (record is not self._newest)
+        return seen + (record is self._newest) >= policy.INPUTS_ALIKE

@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping
 
 import torch
 
-from ... import log, memory, settings, state
+from ... import log, memory, policy, settings, state
 from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
 from ...refusals import Why
@@ -34,15 +34,13 @@ from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from . import padded
 from .batched_builder import Answers, BatchedBuilder
-from .history import MOST_STEPS, Expectation, KindHistory, RequestHistory, Step
+from .history import Expectation, KindHistory, RequestHistory, Step
 from .padded import PaddedInput
 from .traces.maps import Traces
 from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "Tracker", "forget", "history_of", "install", "provide"]
 
-_MOST_HISTORIES = 256  # first requests remembered
-_BOXES = 64  # inputs that `history_of` knows
 _KINDS = ("submanifold", "strided", "generative", "between")
 
 # What inputs are asked, by device, number of columns and first request, or kind of announcement.
@@ -70,7 +68,7 @@ class Tracker:
     def ask(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         """The map of `req` over coordinates of this input: one that is ready, or built now."""
         step = step_of(self.levels, cmap, req)
-        if step is None or len(self.record.steps) >= MOST_STEPS:
+        if step is None or len(self.record.steps) >= policy.REQUESTS:
             return requests.build(cmap, req)
         self.record.steps.append(step)
         place = len(self.record.steps) - 1
@@ -211,7 +209,7 @@ def _learn(
         key = cmap.device, cmap.coords.shape[1], first
         history = _histories.get(key)
         if history is None or history.full:
-            if len(_histories) >= _MOST_HISTORIES:
+            if len(_histories) >= policy.FIRST_REQUESTS:
                 _histories.clear()
             history = _histories[key] = KindHistory()
         return history, *history.begin(record)
@@ -223,7 +221,7 @@ def _enter(cmap: CoordinateMap, history: KindHistory, expected: Expectation, rec
     with _lock:
         _records.pop((cmap.device, cmap.box), None)
         _records[cmap.device, cmap.box] = history, expected, record
-        if len(_records) > _BOXES:
+        if len(_records) > policy.BOXES:
             del _records[next(iter(_records))]
 
 
@@ -232,7 +230,7 @@ def _ready(
 ) -> Answers | None:
     """The answers to what inputs like this one are asked; None where there are none."""
     steps = tuple(last.steps)
-    if len(steps) >= MOST_STEPS:
+    if len(steps) >= policy.REQUESTS:
         return None
     unbounded = cmap.unbounded and last.box is not None
     if unbounded:
@@ -245,7 +243,7 @@ def _ready(
     traces = history.traces.setdefault((last.number, len(steps)), Traces())
     answers = _answers(cmap, target, steps, last, key64, traces)
     with _lock:
-        expected.succeeded(answers is not None)
+        expected.attempts.learn(answers is not None)
         _counts["dropped" if answers is None else "prefetched"] += 1
     return answers
 
@@ -310,7 +308,7 @@ def history_of(device: torch.device, box: Box, training: bool = False) -> Reques
         if found is None:
             return None
         history, expected, record = found
-        if expected.wait or expected.failures or not history.settled(record):
+        if expected.attempts.wait or expected.attempts.failures or not history.settled(record):
             return None
         return record.both_ways() if training else record
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ... import policy
 from ...kernels.runtime.uploads import uploaded, uploads_later
 from ..device.stream_order import capture_stream, waiting
 
@@ -60,16 +61,12 @@ _captures = _Captures()
 empty_cache = _captures.empty_cache
 
 
-_SETTLED = 16  # replays in a row, after which other calls are taken to be over
-_RETURNS = 4  # times that memory is given back
-
-
 class EagerMemory:
     """What calls without a graph leave in the allocator's cache: given back once they are over, a
     few times in all, as each time costs the next such call its allocations."""
 
     def __init__(self) -> None:
-        self._streak, self._returns = _SETTLED, 0
+        self._streak, self._returns = policy.REPLAYS_SETTLED, policy.Attempts(policy.MEMORY_RETURNS)
 
     def computed(self) -> None:
         """A call went without a graph."""
@@ -78,8 +75,7 @@ class EagerMemory:
     def replayed(self) -> None:
         """A graph served a call."""
         self._streak += 1
-        if self._streak == _SETTLED and self._returns < _RETURNS:
-            self._returns += 1
+        if self._streak == policy.REPLAYS_SETTLED and self._returns.due():
             empty_cache()
 
 

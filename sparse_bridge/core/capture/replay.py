@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import hooks
+from ... import hooks, policy
 from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
@@ -88,7 +88,7 @@ def summary_of(*modes: Replays) -> Summary:
 class Replayer(Replays):
     """The forward of a model in evaluation; training: takes the calls with gradients."""
 
-    most = 6
+    most = policy.INFERENCE_GRAPHS
     _carried = ("training",)
 
     def __init__(self, training: TrainingReplayer) -> None:

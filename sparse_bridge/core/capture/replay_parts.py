@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import log
+from ... import log, policy
 from ...refusals import Refusal, Verdict, Why
 from ..conv import pending
 from ..geometry.boxes import Box
@@ -23,12 +23,6 @@ from .graph_maps import Early, smallest
 from .kinds import Kind, Root, addresses, kind_of, root_of
 from .padded import PaddedInput
 from .recording import EagerMemory, GraphMemory, empty_cache
-
-_EAGER_CALLS = 2  # of a size before it is captured
-_FAILURES = 2  # until a model is left alone
-_BARREN = 8  # captures for which there were no maps, or whose trial showed nothing, likewise
-_KINDS = 48  # of calls, if graphs serve fewer calls than that
-_PAYS = 32  # calls that a graph serves make up for another capture
 
 
 class Served(NamedTuple):
@@ -76,8 +70,9 @@ class Replays(abc.ABC):
     def _forget(self) -> None:
         self.modules: list[nn.Module] = []  # of the model, once it is called
         self.graphs: dict[Kind, Any] = {}
-        self.calls: dict[Kind, int] = {}
-        self.failures, self.barren, self.captures = 0, 0, 0
+        self.calls: dict[Kind, policy.Attempts] = {}
+        self.captures, self.attempts = 0, policy.Attempts(policy.CAPTURE_FAILURES)
+        self.barren = policy.Attempts(policy.CAPTURE_BARREN)  # no maps, or a trial that showed nothing
         self.hits, self.eager = 0, EagerMemory()
         self.by_box = False  # a graph for every box; where the model looks at bounds
         self.reason: str | None = None  # why a capture failed
@@ -122,7 +117,8 @@ class Replays(abc.ABC):
         try:
             call = call_of(args, kwargs, self.tensors_of, self.reads)
         except Refusal as error:
-            self.failures += not self.graphs
+            if not self.graphs:
+                self.attempts.failed()
             self.refuse(str(error))
             return None
         return None if call is None else self.served(call)
@@ -186,7 +182,7 @@ class Replays(abc.ABC):
                 if error.verdict is Verdict.FINAL:
                     raise
                 if strange == {ROWS}:
-                    self.failures += 1
+                    self.attempts.failed()
                     self.refuse(str(error))
                 self.by_box = self.by_box or strange != {ROWS}
                 self.graphs.clear()
@@ -255,13 +251,11 @@ class Replays(abc.ABC):
         """Capture a graph where scenes of this size keep coming. capture: returns it, or None for
         this time."""
         self.eager.computed()
-        calls = self.calls[kind] = self.calls.get(kind, 0) + 1
-        late = calls - _EAGER_CALLS
-        if late <= 0 or late & (late - 1):  # less and less often
+        if not self.calls.setdefault(kind, policy.Attempts(policy.CAPTURE)).due():
             return
         if self.given_up() is not None or kind in self.graphs:
             return
-        if self.captures >= self.most + self.hits // _PAYS:
+        if self.captures >= self.most + self.hits // policy.CALLS_PER_CAPTURE:
             return
         try:
             with self.lock, torch.cuda.device(kind.device), _trial():
@@ -279,7 +273,7 @@ class Replays(abc.ABC):
                     self.graphs[kind] = graph
                     empty_cache()  # what the trial took on a stream of its own
                 elif (len(self.reads), self.by_box) == known:
-                    self.barren += 1
+                    self.barren.failed()
         except Refusal as error:
             self._failed(error)
         # A model may do anything at all in there; it runs as it did.
@@ -289,11 +283,13 @@ class Replays(abc.ABC):
     def _failed(self, refusal: Refusal) -> None:
         """A trial or a capture ended with it."""
         if refusal.verdict is Verdict.UNDECIDED:
-            self.barren += 1
+            self.barren.failed()
             self.undecided = str(refusal)
             self._say("undecided", self.undecided)
         else:
-            self.failures += _FAILURES if refusal.verdict is Verdict.FINAL else 1
+            self.attempts.failed()
+            if refusal.verdict is Verdict.FINAL:
+                self.attempts.give_up()
             self.refuse(str(refusal))
 
     def told_apart(self, scene: PaddedInput, known: int) -> bool:
@@ -323,11 +319,11 @@ class Replays(abc.ABC):
 
     def given_up(self) -> str | None:
         """Why nothing is captured any more, if so."""
-        if self.failures >= _FAILURES:
+        if self.attempts.over:
             return self.reason
-        if self.barren >= _BARREN and not self.graphs:
+        if self.barren.over and not self.graphs:
             return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
-        if len(self.calls) >= max(_KINDS, self.hits):
+        if len(self.calls) >= max(policy.CALL_KINDS, self.hits):
             return Why.GRAPH_NEW_KINDS.says(len(self.calls), self.hits)
         return None
 
@@ -337,7 +333,7 @@ class Replays(abc.ABC):
 
     def drop(self, reason: str) -> None:
         """Replay no more."""
-        self.failures = _FAILURES
+        self.attempts.give_up()
         self.graphs.clear()
         self.refuse(reason)
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ... import hooks
+from ... import hooks, policy
 from .calls.call import Call
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import untouched
@@ -36,7 +36,7 @@ class TrainingReplayer(Replays):
     model share their memory.
     """
 
-    most = 3
+    most = policy.TRAINING_GRAPHS
 
     def _forget(self) -> None:
         super()._forget()

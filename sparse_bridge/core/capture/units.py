@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ... import hooks, memory, settings, state
+from ... import hooks, memory, policy, settings, state
 from ...refusals import Refusal, Why
 from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
@@ -40,8 +40,6 @@ from .captured_model import Tensors
 from .replay import Replayer, Summary
 from .replay_parts import MISSING, Served, trying
 from .replay_training import TrainingReplayer
-
-_LEAST_LAYERS = 4  # of a part; fewer are not worth a graph
 
 _CALL = nn.Module._call_impl.__code__
 _TensorsOf = Callable[[Any], "Tensors | None"]
@@ -159,7 +157,7 @@ def _possible(module: nn.Module) -> bool:
     home = type(module).__module__
     if home.startswith("torch.") and not home.startswith("torch.nn.modules"):
         return False  # what spreads a model over devices, a scripted or compiled one
-    return hooks.plain(module) and _layers_of(module) >= _LEAST_LAYERS
+    return hooks.plain(module) and _layers_of(module) >= policy.LEAST_LAYERS
 
 
 class _Visit:
@@ -248,7 +246,7 @@ class Unit:
             constants = call.constants, alive, read_constants(dicts, mode.reads)
         except Refusal as error:
             mode.refuse(str(error))
-            mode.failures += 1
+            mode.attempts.failed()
             return
         over = functools.partial(self._over, visit)
         visit.served = mode.served(Call(call.x, over, constants, dicts, parts, self.tensors_of))

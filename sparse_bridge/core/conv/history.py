@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from ... import state
+from ... import policy, state
 from ..maps.kernel_map import KernelMap
 from . import override
 from .epilogue import STEPS, Epilogue, Norm
@@ -22,7 +22,6 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 _HALVES = (torch.float16, torch.bfloat16)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
-_TRIALS = 3  # calls after which a layer that nothing follows is left alone
 
 
 class History:
@@ -31,16 +30,16 @@ class History:
     seen: the steps behind the last result so far.  most: how many of them may be waited for;
     behind those somebody else reads, too.  alone: calls that nothing followed.  disabled: nothing
     is to be waited for any more.  plan: by which the next call may be launched with what will
-    follow; wasted: how often something else did.  whole: the same of calls that say themselves
-    what follows; plans: how many of those were made.
+    follow; launches: attempts at that, which fail where something else does.  whole: the same of
+    calls that say themselves what follows; plans: of those.
     """
 
-    __slots__ = ("alone", "disabled", "most", "plan", "plans", "seen", "wasted", "whole")
+    __slots__ = ("alone", "disabled", "launches", "most", "plan", "plans", "seen", "whole")
 
     def __init__(self) -> None:
         self.plan: FusedPlan | None = None
         self.seen, self.most, self.alone, self.disabled = "", len(STEPS), 0, False
-        self.wasted = self.plans = 0
+        self.launches, self.plans = policy.Attempts(policy.EARLY_LAUNCHES), policy.Attempts(policy.FUSED_PLANS)
         self.whole: FusedPlan | None = None
 
     def begin(self, done: str) -> str:
@@ -51,7 +50,7 @@ class History:
             self.alone = 0
             return seen
         self.alone += 1
-        self.disabled = self.alone > _TRIALS
+        self.disabled = self.alone > policy.CALLS_ALONE
         return ""
 
     def read(self, steps: str) -> None:
@@ -61,7 +60,7 @@ class History:
 
     def keep(self, plan: FusedPlan | None) -> None:
         """For the next call, unless such plans have been for nothing too often."""
-        self.plan = plan if self.wasted < _TRIALS else None
+        self.plan = None if self.launches.over else plan
 
 
 DISABLED = History()  # of layers that are not to wait
@@ -165,8 +164,8 @@ class LayerCall:
     def waste(self) -> None:
         """Other steps have come than it was launched with."""
         if self.launched is not None:
-            self.history.wasted += 1
-            if self.history.wasted >= _TRIALS:
+            self.history.launches.failed()
+            if self.history.launches.over:
                 self.history.plan = None
         self.fused = self.launched = None
 

@@ -29,7 +29,6 @@ __all__ = ["convolve_layer", "known_call"]
 
 _functions = torch._C._len_torch_function_stack
 _any_autocast = torch._C._is_any_autocast_enabled
-_MOST_PLANS = 8  # of whole epilogues, that a layer may need in its life
 _on, _generation = True, -1
 
 
@@ -147,13 +146,13 @@ def _with_full_epilogue(
         not _on
         or epilogue[4] is not None
         or not may_wait(x, weight, kmap, epilogue)
-        or (history := history_of(owner)).plans >= _MOST_PLANS
+        or (history := history_of(owner)).plans.over
     ):
         return convolution.convolve(x, weight, kmap, epilogue, form)
     x, weight = convolution.autocast_operands(x, weight)
     y, plan = run(x, weight, kmap, epilogue, form)
     history.whole = fused_plan(plan, (x, weight), form, epilogue, "")
-    history.plans += 1
+    history.plans.due()
     return y
 
 

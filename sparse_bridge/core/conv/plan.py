@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import memory, settings, state
+from ... import memory, policy, settings, state
 from ..device import self_check, trace
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
@@ -21,7 +21,6 @@ from .checks import check, check_devices, like_result
 from .dataflow import Case, Gather, LayerProduct, Wgrad
 from .epilogue import Epilogue
 
-_MOST_PLANS, _MOST_SETTINGS = 1 << 16, 8
 _NOTHING = Epilogue()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -183,12 +182,12 @@ class _Plans:
         self.generation = settings.generation
         under = settings.get(), memory.limit, self_check.generation, registry.automatic()
         self.plans = self._sets.pop(under, {})
-        if len(self._sets) >= _MOST_SETTINGS:
+        if len(self._sets) >= policy.PLAN_SETTINGS:
             del self._sets[next(iter(self._sets))]  # least recently used
         self._sets[under] = self.plans
 
     def put(self, plan: ConvPlan) -> None:
-        if len(self.plans) >= _MOST_PLANS:
+        if len(self.plans) >= policy.PLANS:
             self.plans.clear()
         self.plans[plan.key] = plan
 

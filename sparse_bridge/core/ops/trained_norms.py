@@ -16,16 +16,14 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from ... import hooks, settings, state
+from ... import hooks, policy, settings, state
 from ..conv import waiting
 from ..conv.waiting import shortcuts
 from ..device.torch_compat import SAVED_TENSORS_HOOKS
 from .batch_norm import batch_norm_training, serves
 
-_CALLS = 2  # of a layer, until it is known whether a norm takes its features
-
 _OWN = nn.BatchNorm1d.forward
-_left: dict[int, tuple[weakref.ref[Any], int]] = {}  # calls until a layer is known
+_layers: dict[int, tuple[weakref.ref[Any], policy.Attempts]] = {}  # calls that may tell their norms
 
 
 def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
@@ -33,37 +31,37 @@ def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
     found."""
     if torch.compiler.is_compiling():
         return y
-    held = _left.get(id(layer))
+    held = _layers.get(id(layer))
     if held is not None and held[0]() is layer:
-        if held[1] <= 0:
+        if held[1].over:
             return y
     else:
         key = id(layer)
-        held = weakref.ref(layer, lambda gone: _forget(key, gone)), _CALLS
-        _left[key] = held
+        held = weakref.ref(layer, lambda gone: _forget(key, gone)), policy.Attempts(policy.NORM_CALLS)
+        _layers[key] = held
     if not (y.requires_grad and _usual(y)):
         return y
-    _left[id(layer)] = held[0], held[1] - 1
+    held[1].due()
     made = y.as_subclass(waiting.ProfiledFeatures)
     made.plain = y
     return made
 
 
 def _forget(key: int, gone: weakref.ref[Any]) -> None:
-    held = _left.get(key)
+    held = _layers.get(key)
     if held is not None and held[0] is gone:
-        del _left[key]
+        del _layers[key]
 
 
 def count() -> int:
     """Layers whose calls are counted, or were."""
-    return len(_left)
+    return len(_layers)
 
 
 @state.owns
 def reset() -> None:
     """Forget which layers are known."""
-    _left.clear()
+    _layers.clear()
 
 
 def _usual(x: torch.Tensor) -> bool:

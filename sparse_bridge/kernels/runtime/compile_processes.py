@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from ... import log, state
+from ... import log, policy, state
 from ...workers import cores
 from .triton_compat import binder_made, settle_key
 
@@ -30,8 +30,6 @@ enabled = True  # False: threads compile
 _MOST = 16  # forms that are compiled side by side
 _PATIENCE = 5.0  # seconds from its start in which forms wait for the server
 _LONGEST = 60.0  # seconds that a form may take in a worker
-_STARTS = 3  # servers in turn that end before they serve
-_IN_VAIN = 3  # forms that workers compiled and the disk cache does not have, and most of all forms
 
 _PACKAGE = __name__.partition(".")[0]
 _ROOT = str(pathlib.Path(__file__).resolve().parents[3])
@@ -80,7 +78,7 @@ class Processes:
     def _forget(self) -> None:
         self._crew: set[_Worker] = set()
         self._idle: list[_Worker] = []
-        self._starts = self._in_vain = self.compiled = 0
+        self._starts, self._in_vain, self.compiled = policy.Attempts(policy.SERVER_STARTS), 0, 0
         self._started, self._pid = 0.0, os.getpid()
 
     def reset(self) -> None:
@@ -94,8 +92,8 @@ class Processes:
         if self._pid != os.getpid() or not enabled or not _possible():
             return
         with self._lock:
-            if not self._crew and self._starts < _STARTS and not self.useless:
-                self._starts += 1
+            if not self._crew and not self._starts.over and not self.useless:
+                self._starts.failed()  # until it serves
                 try:
                     self._start()
                 # No right to start processes, no memory, no file descriptors.
@@ -144,7 +142,7 @@ class Processes:
         return not error
 
     def _take(self, start: bool) -> _Worker | None:
-        for _ in range(_STARTS):
+        for _ in range(policy.SERVER_STARTS.failures):
             if start:
                 self.start()
             if self._pid != os.getpid():
@@ -162,7 +160,7 @@ class Processes:
                         self._crew, self._idle = set(), []
                 continue
             if ready:
-                self._starts = 0
+                self._starts.learn(True)
                 return worker
             self._give_back(worker)
             return None
@@ -188,7 +186,7 @@ class Processes:
     @property
     def useless(self) -> bool:
         """Whether most of what workers compile is not found."""
-        return self._in_vain >= _IN_VAIN and 2 * self._in_vain > self.compiled
+        return self._in_vain >= policy.FORMS_IN_VAIN and 2 * self._in_vain > self.compiled
 
 
 def _possible() -> bool:

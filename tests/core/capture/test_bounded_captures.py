@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core.capture import prefetch, replay_parts, units
+from sparse_bridge import policy
+from sparse_bridge.core.capture import prefetch, units
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 
@@ -40,7 +41,7 @@ def test_twenty_shapes_are_captured_three_times_at_most(trainer, visits):
 
 def test_calls_that_are_served_pay_for_more(trainer):
     shapes = [Kind() for _ in range(20)]
-    trainer.hits = 2 * replay_parts._PAYS
+    trainer.hits = 2 * policy.CALLS_PER_CAPTURE
     for _ in range(5):
         for shape in shapes:
             trainer.consider(shape, object)
@@ -49,7 +50,7 @@ def test_calls_that_are_served_pay_for_more(trainer):
 
 def test_ever_new_shapes_are_not_looked_at_any_more(trainer):
     assert trainer.ready()
-    for _ in range(replay_parts._KINDS):
+    for _ in range(policy.CALL_KINDS):
         trainer.consider(Kind(), object)
     assert not trainer.captures and "ever new kinds" in trainer.given_up()
     trainer.modules = None  # nor are its modules

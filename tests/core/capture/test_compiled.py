@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge import settings
+from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import prefetch, units
 from sparse_bridge.core.maps import request
 from tests.compile.comparison import assert_same
@@ -34,7 +34,7 @@ def test_optimized_with_graphs(door):
 @pytest.mark.usefixtures("own_provider")
 def test_settings(door, choice, monkeypatch):
     """With `graphs` a part of a model that ran before has a forward that replays it."""
-    monkeypatch.setattr(units, "_LEAST_LAYERS", 1)
+    monkeypatch.setattr(policy, "LEAST_LAYERS", 1)
     request.register(units._provide, prefetch.announced)  # whatever ran before
     with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval()

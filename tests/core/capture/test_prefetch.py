@@ -215,8 +215,8 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
     record = history._newest
     record.rows, record.n_rows, record.largest = dict.fromkeys(record.rows, 1), 1 << 20, {}
     assert outgrown.network() == 5
-    expected = history._after[0]
-    assert expected.failures == 1 and expected.wait == 2
+    attempts = history._after[0].attempts
+    assert attempts.failures == 1 and attempts.wait == 2
 
 
 @pytest.mark.parametrize("spoil", ["equal", "outside"])

@@ -111,7 +111,7 @@ class TestOnAGpu:
     def test_other_scenes_of_about_the_size(self, sp, pair):
         model, plain = pair
         self.warm(model, sp)
-        assert len(replayer(model).graphs) == 1 and replayer(model).failures == 0
+        assert len(replayer(model).graphs) == 1 and replayer(model).attempts.failures == 0
         graphs = list(replayer(model).graphs.values())
         for seed in range(10, 16):
             x = scene(sp, seed, share=0.1 + 0.0005 * seed)
@@ -158,7 +158,7 @@ class TestOnAGpu:
             one.up.weight = nn.Parameter(one.up.weight * 2)
         compare(model(scene(sp, 51)), plain(scene(sp, 51)))
         self.warm(model, sp)
-        assert len(replayer(model).graphs) == 1 and replayer(model).failures == 0
+        assert len(replayer(model).graphs) == 1 and replayer(model).attempts.failures == 0
         compare(model(scene(sp, 52)), plain(scene(sp, 52)))
 
     def test_training_hooks_and_gradients_run_ordinarily(self, sp, pair):

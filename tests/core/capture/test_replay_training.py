@@ -110,7 +110,7 @@ class TestSteps:
             assert torch.equal(mine["levels"][0].indices, theirs["levels"][0].indices)
             assert abs(float(loss) - float(other)) <= 1e-3 * abs(float(other))
             same(model, plain)
-        assert trainer(model).failures == 0 and len(trainer(model).graphs) == 1
+        assert trainer(model).attempts.failures == 0 and len(trainer(model).graphs) == 1
         assert len(replays) >= 6
 
     def test_an_optimizer_and_a_scaler(self, sp, pair, replays):

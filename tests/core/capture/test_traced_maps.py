@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparse_bridge import native
+from sparse_bridge import native, policy
 from sparse_bridge.core.capture import scene_memory
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
 from sparse_bridge.core.capture.traces import maps as traced_maps
@@ -150,7 +150,7 @@ def few(monkeypatch):
 def test_launches(door, scenes, train, few, monkeypatch):
     """Of small and of large scenes, whose levels have any number of rows."""
     chance, compared = random.Random(door), Compared(monkeypatch)
-    monkeypatch.setattr(traced_maps, "_EACH", 1000)
+    monkeypatch.setattr(policy, "TRACE", policy.Schedule(after=1))
 
     known: Any = weakref.WeakKeyDictionary()
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparse_bridge.core.conv import convolution, fused_plan, history, layers, waiting
+from sparse_bridge import policy
+from sparse_bridge.core.conv import convolution, fused_plan, layers, waiting
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.conv.plan import ConvForm
 from tests.checks import assert_close
@@ -144,7 +145,7 @@ def test_a_norm_of_the_call_itself():
 def test_whoever_reads_in_between_sees_the_convolution_and_ends_it():
     unit = Unit(steps="na").known()
     plain = unit.made.truth(unit.x, unit.weight) + unit.bias.view(-1)
-    for _ in range(history._TRIALS):
+    for _ in range(policy.EARLY_LAUNCHES.failures):
         with torch.no_grad(), launches() as seen:
             assert_close(unit.conv() + 0, plain)
         assert seen == ["na"]
@@ -340,4 +341,4 @@ def test_a_container_that_always_changes_makes_few_plans(monkeypatch):
     for _ in range(20):
         unit.norm = [torch.rand(10) + 0.5 for _ in range(4)]
         assert_close(unit(), unit.want())
-    assert len(made) == layers._MOST_PLANS
+    assert len(made) == policy.FUSED_PLANS.most

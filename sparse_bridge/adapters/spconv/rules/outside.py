@@ -8,19 +8,17 @@ import warnings
 
 import torch
 
-from .... import log, state
+from .... import log, policy, state
 from ....core.geometry.boxes import Box
 from ....core.geometry.outside import Outside, OutsideLook
 from ....core.maps.map_cache import MapStore
 
-_LOOKS = 8  # at scenes with dead rows: networks may pad every scene with rows of batch item -1
-
 
 class _Watch:
-    """left: looks that may still be taken.  look: the one whose result was not read yet."""
+    """looks: that were taken.  look: the one whose result was not read yet."""
 
     def __init__(self) -> None:
-        self.left = _LOOKS
+        self.looks = policy.Attempts(policy.OUTSIDE_LOOKS)
         self.look: OutsideLook | None = None
 
 
@@ -43,17 +41,17 @@ def warn_of_rows_outside(store: MapStore, indices: torch.Tensor, box: Box) -> No
     """
     watch = _watch
     if watch.look is None:
-        known = store.known(box) if watch.left > 0 else None
+        known = None if watch.looks.over else store.known(box)
         if known is None or not known.checked or known.alive is None:
             return
         if indices.is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        watch.left -= 1
+        watch.looks.due()
         watch.look = OutsideLook(indices, box)
     if watch.look.ready:
         look, watch.look = watch.look, None
         if (found := look.result()) is not None:
-            watch.left = 0
+            watch.looks.give_up()
             _warn(found, look.box)
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from .... import hooks, state
+from .... import hooks, policy, state
 from ...maps.coordinate_map import CoordinateMap
 from ...maps.map_cache import MapStore
 from .. import padded, prefetch
@@ -37,7 +37,6 @@ class _Announced(threading.local):
 
 _announced = _Announced()
 _followers: dict[_Kind, weakref.ref[Follower]] = {}
-_MOST = 64  # kinds
 
 
 @state.owns
@@ -65,6 +64,6 @@ def served(owner: Follower, coords: torch.Tensor) -> None:
     """Learn that a replay of `owner` served an input."""
     last = _announced.last
     if last is not None and last[0]() is coords:
-        if len(_followers) >= _MOST:
+        if len(_followers) >= policy.ANNOUNCED_KINDS:
             _followers.clear()
         _followers[last[1]] = weakref.ref(owner)

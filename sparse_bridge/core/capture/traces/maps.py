@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .... import log, native, settings
+from .... import log, native, policy, settings
 from ....errors import KernelError
 from ....kernels.runtime import target as targets
 from ....kernels.runtime.fetched import Fetched
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from ..batched_builder import BatchedBuilder
 
 _FAR = 1 << 24  # coordinates of scenes that traces serve
-_ALIKE = 2  # scenes before one of their kind is traced
-# Of those that no trace serves so many are traced, and then every one whose number is a power of 2.
-_EACH = 12
 
 # Which views of the maps were wanted, by number; by level, whether keys have 64 bits, and whether
 # they can be sorted.
@@ -84,7 +81,7 @@ class Traces:
 
     def __init__(self) -> None:
         self._made: dict[_Kind, list[_Traced]] = {}
-        self._met: dict[_Kind, int] = {}
+        self._met: dict[_Kind, policy.Attempts] = {}
         self._of: Any = None  # what else the traces are of
         self._number, self._lock = 0, threading.Lock()
         self._failed = False
@@ -137,8 +134,7 @@ class Traces:
             return
         if native.module() is None:  # it may come: its compiler may be slow, or it is turned off
             return
-        met = self._met[kind] = self._met.get(kind, 0) + 1
-        if met < _ALIKE or (met > _EACH and met & (met - 1)):
+        if not self._met.setdefault(kind, policy.Attempts(policy.TRACE)).due():
             return
         try:
             self._enter(kind, _traced(builder, capacities, rows))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .... import policy
 from ....native import calls as native_calls
 from ...conv.convolution import convolve
 from ...conv.epilogue import Epilogue, Norm
@@ -17,9 +18,7 @@ from ...conv.plan import ConvForm, run
 from ...maps.kernel_map import KernelMap
 from .maps import same_rows
 
-_MOST_PLANS = 8  # that a convolution may need in its life
 _MAP = 3  # its place among a step's operands
-_MOST_REFUSALS = 16  # in a row, before a chain does without a link
 
 OptionalTensor = torch.Tensor | None
 
@@ -37,7 +36,7 @@ class ConvStep:
         self.transposed = transposed
         self._form, self._eps, self._activation, self._alpha = form, eps, activation, alpha
         self.plan: FusedPlan | None = None
-        self._plans = 0
+        self._plans = policy.Attempts(policy.FUSED_PLANS)
 
     def __call__(
         self,
@@ -70,8 +69,8 @@ class ConvStep:
                 return convolve(x, weight, kmap, epilogue, self._form).contiguous()
             y, plan = run(x, weight, kmap, epilogue, self._form)
         known = self.plan
-        if self._plans < _MOST_PLANS and (known is None or not known.serves(plan, epilogue)):
-            self._plans += 1
+        if not self._plans.over and (known is None or not known.serves(plan, epilogue)):
+            self._plans.due()
             self.plan = fused_plan(plan, (x, weight), self._form, epilogue, "")
         return y.contiguous()
 
@@ -100,7 +99,7 @@ class ChainStep:
         self._links, self._n_args, self._itemsize = tuple(links), n_args, itemsize
         self._plans: list[FusedPlan | None] = []
         self._runs: list[tuple[range, Any]] = [(range(len(links)), None)]  # links, who runs them
-        self._refusals = dict[int, int]()  # by link, of its map or its launch, in a row
+        self._refusals = dict[int, policy.Attempts]()  # by link, of its map or its launch
 
     def __call__(self, *args: Any) -> tuple[torch.Tensor, ...]:
         values: list[Any] = [*args, *[None] * len(self._links)]
@@ -124,8 +123,9 @@ class ChainStep:
         return tuple([y for link, y in made if link.last < 0])
 
     def _refuse(self, at: int) -> None:
-        self._refusals[at] = self._refusals.get(at, 0) + 1
-        if self._refusals[at] >= _MOST_REFUSALS:
+        attempts = self._refusals.setdefault(at, policy.Attempts(policy.CHAIN_LINK))
+        attempts.failed()
+        if attempts.over:
             self._plans = []  # they are joined anew
 
     def _join(self) -> None:
@@ -145,8 +145,8 @@ class ChainStep:
 
     def _joins(self, at: int) -> bool:
         plan = self._links[at].step.plan
-        known = None if plan is None else plan.native
-        if known is None or known.flow == BY_PYTHON or self._refusals.get(at, 0) >= _MOST_REFUSALS:
+        known, refused = None if plan is None else plan.native, self._refusals.get(at)
+        if known is None or known.flow == BY_PYTHON or (refused is not None and refused.over):
             return False
         own = self._links[at].operands[_MAP] < 0
         return not own or bool(known.flow == OVER_TABLE)

@@ -1,0 +1,120 @@
+"""When the ways that save time are tried, and when they are given up: the numbers that decide it,
+and one value that counts attempts.
+
+What is learnt of earlier calls may be wrong about the next one, and learning costs more than a
+call. So each way waits for some calls, is tried less and less often, and ends after failures.
+Sizes from which a way pays, seconds of waits and all that concerns kernels stand where they are
+used.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ENDLESS = 1 << 62
+
+
+class Schedule(NamedTuple):
+    """On which occasions an attempt is due.
+
+    after: occasions that pass before the first attempt.  each: of those that follow, the first so
+    many are due; then those whose number, counted from there, is a power of two.  most: attempts
+    in all.  failures: in a row, or in all where successes are not counted, that end the attempts.
+    longest_wait: occasions; after failures in a row 2, 4, 8, ... of them pass, up to this.
+    """
+
+    after: int = 0
+    each: int = ENDLESS
+    most: int = ENDLESS
+    failures: int = ENDLESS
+    longest_wait: int = 0
+
+
+class Attempts:
+    """How often something was tried by a schedule, and what came of it.
+
+    occasions: so far.  tries: those that were due.  failures: since the last success.  wait:
+    occasions to let pass.  over: there are no more attempts; an attribute, as steady calls ask it.
+    """
+
+    __slots__ = ("failures", "occasions", "over", "schedule", "tries", "wait")
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.over = schedule, False
+        self.occasions = self.tries = self.failures = self.wait = 0
+
+    def due(self) -> bool:
+        """Count an occasion; whether to try."""
+        self.occasions += 1
+        if self.over:
+            return False
+        if self.wait:
+            self.wait -= 1
+            return False
+        schedule, number = self.schedule, self.occasions - self.schedule.after
+        if number <= 0 or (number > schedule.each and number & (number - 1)):
+            return False
+        self.tries += 1
+        self.over = self.tries >= schedule.most
+        return True
+
+    def failed(self) -> None:
+        """Learn that an attempt was for nothing."""
+        schedule = self.schedule
+        self.failures += 1
+        self.over = self.over or self.failures >= schedule.failures
+        self.wait = min(schedule.longest_wait, 1 << min(self.failures, schedule.longest_wait.bit_length()))
+
+    def learn(self, success: bool) -> None:
+        """Learn whether an attempt was of use."""
+        if success:
+            self.failures, self.over = 0, self.tries >= self.schedule.most
+        else:
+            self.failed()
+
+    def give_up(self) -> None:
+        """Try no more, whatever the schedule says."""
+        self.over = True
+
+
+# Prefetched maps. A scene that is not like the one before costs its maps twice.
+INPUTS_ALIKE = 2  # that were asked the same before the next is prefetched; one says nothing of another
+REQUESTS = 64  # remembered of an input; networks have fewer, and a program without end must not fill memory
+REQUEST_LISTS = 256  # of inputs with the same first request; more are no network, and all are forgotten
+FIRST_REQUESTS = 256  # that are told apart: a few for each network of a process
+BOXES = 64  # of inputs, by which a capture finds what was asked there
+PREFETCH = Schedule(longest_wait=1 << 10)  # inputs that are never alike cost one attempt in a thousand
+
+# Traces of maps' launches. One costs as much as the maps of several scenes.
+TRACE = Schedule(after=1, each=11)  # one scene says nothing of another; the more were traced, the less one more helps
+
+# Graphs of models. A capture runs the model several times, and a graph holds memory.
+LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a graph
+CAPTURE = Schedule(after=2, each=1)  # calls of one kind: what comes a third time is likely to come again
+CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
+CAPTURE_BARREN = Schedule(failures=8)  # trials that showed nothing; the next input often tells
+CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
+CALLS_PER_CAPTURE = 32  # that graphs serve make up for one more capture
+INFERENCE_GRAPHS = 6  # of a model; the one that has not served for longest goes
+TRAINING_GRAPHS = 3  # likewise; they keep what the backward pass reads
+GRAPH_WIDEST = 1.7  # capacity over the rows of an input; a graph computes its padding, too
+GUESSES = Schedule(failures=3)  # of the graph that will serve; a wrong one costs the GPU its maps
+ANNOUNCED_KINDS = 64  # of inputs, whose models are remembered; all are forgotten when there are more
+REPLAYS_SETTLED = 16  # in a row, after which eager calls are taken to be over
+MEMORY_RETURNS = Schedule(most=4)  # each costs the next eager call its allocations
+
+# Convolutions that wait for what follows. A wrong guess costs a launch.
+CALLS_ALONE = 3  # in a row; a layer that nothing follows in one more does not wait again
+EARLY_LAUNCHES = Schedule(failures=3)  # with steps that did not come; then launches wait for the steps
+FUSED_PLANS = Schedule(most=8)  # of a layer; one that needs more changes in every call
+NORM_CALLS = Schedule(most=2)  # of a layer in training, whose features show which norm takes them
+CHAIN_LINK = Schedule(failures=16)  # of a compiled program; one that is refused sends all links of its chain to Python
+
+# Plans, which hold no memory of a device.
+PLANS = 1 << 16  # of convolutions under the same settings; far above any program's
+PLAN_SETTINGS = 8  # whose plans are kept, for programs that change settings and go back
+
+# Other things that are given up.
+OUTSIDE_LOOKS = Schedule(most=8)  # at scenes with dead rows; a network may pad every scene with such rows
+SERVER_STARTS = Schedule(failures=3)  # compile servers in a row that end before they serve
+FORMS_IN_VAIN = 3  # that workers compiled and the disk cache does not have, and most of all forms
