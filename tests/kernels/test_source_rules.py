@@ -17,6 +17,7 @@ BASE = ("errors.py", "log.py", "settings.py", "state.py", "tolerances.py", "work
 KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
 CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] == "core"]
 WITHOUT_TRITON = (
+    "sparse_bridge.kernels.runtime.generation",
     "sparse_bridge.kernels.runtime.target",
     "sparse_bridge.kernels.runtime.parts",
     "sparse_bridge.kernels.runtime.fetched",
