@@ -12,7 +12,8 @@ from sparse_bridge.core.device.precision import product_precision, reads_rows
 from sparse_bridge.core.geometry.weights import WeightLayout
 from sparse_bridge.errors import DeviceError
 from sparse_bridge.kernels.runtime import architectures
-from sparse_bridge.kernels.runtime.architectures import GENERATIONS, Candidates, Chip, Generation
+from sparse_bridge.kernels.runtime.architectures import GENERATIONS
+from sparse_bridge.kernels.runtime.generation import Candidates, Chip, Generation, RegisterLimits
 from sparse_bridge.kernels.runtime.target import described
 from sparse_bridge.kernels.tiles.candidates import candidates
 from sparse_bridge.kernels.tiles.tile import TileConfig
@@ -31,7 +32,7 @@ INVENTED = Generation(
     matrix=("MMA",),
     matrix_types=("fp16", "tf32"),
     chips={"sm_140": Chip(512, "R100", splits_fp32=True)},
-    limits=architectures.RegisterLimits(),
+    limits=RegisterLimits(),
     candidates=Candidates(MINE, MINE, MINE, MINE),
     wide_turned=(128, 64, 64, 16, 5),
     tf32_reads_rows=True,

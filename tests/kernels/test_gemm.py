@@ -17,9 +17,10 @@ from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
 from sparse_bridge.kernels.gemm.product import EpilogueForm, Product
 from sparse_bridge.kernels.gemm.wgrad_gemm import WgradGemm
 from sparse_bridge.kernels.gemm.wgrad_spec import WgradSpec
-from sparse_bridge.kernels.maps.mask_order import mask_order, pack_tiles
+from sparse_bridge.kernels.maps.mask_order import mask_order
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TILE
+from sparse_bridge.kernels.maps.tile_packing import pack_tiles
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.tiles.tile import TileConfig
 from sparse_bridge.kernels.tiles.tile_config import wgrad_shares

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from sparse_bridge.kernels.maps import mask_order as ordering
-from sparse_bridge.kernels.maps.mask_order import compact_pairs, mask_order, pack_tiles
+from sparse_bridge.kernels.maps.mask_order import mask_order
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TILE
+from sparse_bridge.kernels.maps.tile_packing import compact_pairs, pack_tiles
 from tests.kernels.calls import target_of
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]

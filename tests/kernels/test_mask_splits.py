@@ -7,9 +7,10 @@ import torch
 
 from sparse_bridge.errors import KernelError
 from sparse_bridge.kernels.maps import mask_order as ordering
-from sparse_bridge.kernels.maps.mask_order import mask_order, pack_tiles
+from sparse_bridge.kernels.maps.mask_order import mask_order
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TILE
+from sparse_bridge.kernels.maps.tile_packing import pack_tiles
 from sparse_bridge.kernels.tiles.tile import TileConfig
 from tests.checks import assert_close
 from tests.kernels.calls import schedules, target_of

@@ -12,9 +12,10 @@ from sparse_bridge.kernels.gemm import gather_spec
 from sparse_bridge.kernels.gemm.narrow import packs_offsets, tile_of
 from sparse_bridge.kernels.gemm.narrow_gemm import NarrowGemm, NarrowSpec
 from sparse_bridge.kernels.gemm.product import EpilogueForm, Product
-from sparse_bridge.kernels.maps.mask_order import mask_order, pack_tiles
+from sparse_bridge.kernels.maps.mask_order import mask_order
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TILE
+from sparse_bridge.kernels.maps.tile_packing import pack_tiles
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.architectures import compiled
 from sparse_bridge.kernels.tiles.narrow_tile import OFFSETS, WIDEST

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from sparse_bridge.kernels.maps import pair_batch
-from sparse_bridge.kernels.maps.mask_order import compact_pairs, mask_order, pack_tiles
+from sparse_bridge.kernels.maps.mask_order import mask_order
 from sparse_bridge.kernels.maps.pair_batch import PairBatch
 from sparse_bridge.kernels.maps.tile_list import TILE
+from sparse_bridge.kernels.maps.tile_packing import compact_pairs, pack_tiles
 from tests.kernels.calls import target_of
 from tests.kernels.test_mask_order import table
 from tests.kernels.test_tile_batch import counted, poisoned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.kernels.ops.voxel_ops import CHUNK, segment_sum
+from sparse_bridge.kernels.ops.segment_sum import CHUNK, segment_sum
 from tests.checks import assert_close
 from tests.kernels.calls import target_of
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from sparse_bridge.kernels.maps import mask_order as ordering
-from sparse_bridge.kernels.maps.mask_order import mask_order, pack_tiles
+from sparse_bridge.kernels.maps.mask_order import mask_order
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_batch import tile_batch
 from sparse_bridge.kernels.maps.tile_list import TILE
+from sparse_bridge.kernels.maps.tile_packing import pack_tiles
 from tests.kernels.calls import target_of
 from tests.kernels.test_mask_order import table
 

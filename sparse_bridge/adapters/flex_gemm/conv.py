@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -149,7 +150,7 @@ class SparseConv3dFunction(torch.autograd.Function):
         dilation: Any = _ONE,
     ) -> Any:
         algorithm()
-        layer = _layer(feats, weight, bias, stride, padding, dilation)
+        layer = Strided.of(kernel_of("sparse_conv3d", feats, weight, bias), stride, padding, dilation)
         out_coords, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer)
         out = SparseConv3dFunction._sparse_conv_forward(feats, cache, weight, bias)
         ctx.save_for_backward(feats, weight, bias)
@@ -190,21 +191,10 @@ class SparseConv3dFunction(torch.autograd.Function):
         return strided_cache(coords, out_coords, shape, layer, needs_grad)
 
     @staticmethod
-    def _compute_neighbor_cache_torch(
-        coords: torch.Tensor,
-        out_coords: torch.Tensor,
-        shape: Sequence[int],
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        needs_grad: bool = True,
-        is_out_coords_given: bool = False,
-    ) -> Any:
+    @functools.wraps(_compute_neighbor_cache, assigned=())  # the same arguments
+    def _compute_neighbor_cache_torch(*args: Any, **keywords: Any) -> Any:
         _torch_variant()
-        return SparseConv3dFunction._compute_neighbor_cache(
-            coords, out_coords, shape, kernel_size, stride, padding, dilation, needs_grad
-        )
+        return SparseConv3dFunction._compute_neighbor_cache(*args, **keywords)
 
     # The products are the same ones, along a cache of either kind.
     _sparse_conv_forward = staticmethod(SubMConv3dFunction._sparse_submanifold_conv_forward)
@@ -215,13 +205,6 @@ def _torch_variant() -> None:
     """Raises ArgumentShapeError, as FlexGEMM does, unless its algorithm is the explicit one."""
     if algorithm() != "explicit_gemm":
         raise ArgumentShapeError("the torch variant of the neighbour cache is for ALGORITHM = 'explicit_gemm'.")
-
-
-def _layer(
-    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Any, padding: Any, dilation: Any
-) -> Strided:
-    kernel = kernel_of("sparse_conv3d", feats, weight, bias)
-    return Strided.of(kernel, stride, padding, dilation)
 
 
 def _submanifold(
@@ -242,8 +225,7 @@ def _submanifold(
     if cache is not None:
         return cache
     check_rows(feats, coords, "sparse_submanifold_conv3d")
-    build = SubMConv3dFunction._compute_neighbor_cache
-    made = build(coords, shape, kernel, dilation, needs)
+    made = SubMConv3dFunction._compute_neighbor_cache(coords, shape, kernel, dilation, needs)
     del first
     return made
 
@@ -260,10 +242,7 @@ def _strided(
     """(output coordinates, cache)."""
     check_rows(feats, coords, "sparse_conv3d")
     # Another tensor object on the same memory, as upstream.
-    if out_coords is None:
-        found = output_coordinates(coords, shape, layer)
-    else:
-        found = out_coords
+    found = output_coordinates(coords, shape, layer) if out_coords is None else out_coords
     first = cache is None
     if first:
         cache = strided_cache(coords, found, shape, layer)
@@ -348,7 +327,8 @@ def sparse_conv3d(
     Returns: ([M, C_out], output coordinates int32 [M, 4], the cache).
     Raises: as `sparse_submanifold_conv3d`.
     """
-    how, layer = form(), _layer(feats, weight, bias, stride, padding, dilation)
+    how = form()
+    layer = Strided.of(kernel_of("sparse_conv3d", feats, weight, bias), stride, padding, dilation)
     if torch.compiler.is_compiling():
         from . import compiled
 

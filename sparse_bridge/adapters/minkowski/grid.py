@@ -28,7 +28,8 @@ from ...errors import CoordinateError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import KernelSpec
 
-Key = tuple[tuple[int, ...], str]
+Stride = tuple[int, ...]
+Key = tuple[Stride, str]
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -99,6 +100,11 @@ def integral(coords: torch.Tensor) -> torch.Tensor:
 def common_unit(*units: tuple[int, ...]) -> tuple[int, ...]:
     """Greatest common divisor per axis."""
     return tuple(math.gcd(*axis) for axis in zip(*units, strict=True))
+
+
+def ratio(large: Stride, small: Stride) -> Stride:
+    """The quotient per axis, rounded down."""
+    return tuple(a // b for a, b in zip(large, small, strict=True))
 
 
 @functools.cache

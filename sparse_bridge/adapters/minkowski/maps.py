@@ -31,7 +31,7 @@ from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError
 from .errors import KeyStateError, StrideError, TensorDeviceError
 from .geometry import KernelSpec, Region, cell_region, core_offsets
-from .grid import Grid, Key, LayerMap, common_unit, floor_to, negated, reached, strided_request
+from .grid import Grid, Key, LayerMap, Stride, common_unit, floor_to, negated, ratio, reached, strided_request
 from .points import FieldMap
 
 ENTERED = "entered"  # where a coordinate tensor's store tells its manager and key
@@ -58,7 +58,7 @@ class MapRegistry:
         self.batch_rows: Kept[tuple[Key, Key], torch.Tensor] = Kept()
         self.slices: Kept[tuple[Key, Key], RowMatrix] = Kept()
         self.traced: Any = None  # what compiled graphs know of their own maps
-        self._strided: dict[tuple[Key, tuple[int, ...], str], Key] = {}
+        self._strided: dict[tuple[Key, Stride, str], Key] = {}
         # Number of roots -> batch indices that they have; (key of the origin map, its indices)
         self.batches: Kept[int, torch.Tensor] = Kept()
         self.origin: tuple[Key, torch.Tensor] | None = None
@@ -94,13 +94,10 @@ class MapRegistry:
 
     def tag(self) -> str:
         """Five letters that no key of this manager has had."""
-        number, letters = next(self._tags), []
-        for _ in range(5):
-            number, digit = divmod(number, len(_LETTERS))
-            letters.append(_LETTERS[digit])
-        return "".join(reversed(letters))
+        number, base = next(self._tags), len(_LETTERS)
+        return "".join(_LETTERS[number // base**place % base] for place in range(4, -1, -1))
 
-    def free_key(self, stride: tuple[int, ...], name: str = "", taken: Container[Key] | None = None) -> Key:
+    def free_key(self, stride: Stride, name: str = "", taken: Container[Key] | None = None) -> Key:
         """(stride, name) if it is not taken (by a map), else with letters of its own."""
         taken = self.grids if taken is None else taken
         key = (stride, name)
@@ -124,7 +121,7 @@ class MapRegistry:
             )
         return found
 
-    def first_key(self, stride: tuple[int, ...]) -> Key:
+    def first_key(self, stride: Stride) -> Key:
         """The first key of a tensor stride. Raises ContractError."""
         found = sorted(key for key in self.grids if key[0] == stride)
         if not found:
@@ -150,12 +147,7 @@ class MapRegistry:
             )
 
     def insert(
-        self,
-        coords: torch.Tensor,
-        stride: tuple[int, ...],
-        name: str = "",
-        made: str = "inserted",
-        aligned: bool = False,
+        self, coords: torch.Tensor, stride: Stride, name: str = "", made: str = "inserted", aligned: bool = False
     ) -> tuple[Key, torch.Tensor | None, torch.Tensor | None]:
         """Enter coordinates [N, 1 + D] as a new map, see `Grid.inserted`.
 
@@ -173,7 +165,7 @@ class MapRegistry:
 
     # maps that follow from others
 
-    def strided(self, key: Key, stride: tuple[int, ...], name: str = "") -> Key:
+    def strided(self, key: Key, stride: Stride, name: str = "") -> Key:
         """The map of the cells of size tensor stride * stride; an existing map of that key is it.
 
         Except one that was made by pruning: that has another tensor's rows, so a new map is made.
@@ -195,7 +187,7 @@ class MapRegistry:
     def _coarsen(self, key: Key, grid: Grid, out: Key) -> Key:
         """The map of the cells of size `out[0]`; with it comes the kernel map of a kernel as large
         as its stride."""
-        divisor = tuple(t // u for t, u in zip(out[0], grid.unit, strict=True))
+        divisor = ratio(out[0], grid.unit)
         store = None
         if math.prod(divisor) > _MOST_CELL_OFFSETS:
             view = grid.cells(divisor)
@@ -218,19 +210,19 @@ class MapRegistry:
         coords = floor_to(grid.coords, step).masked_fill(whole, 0)
         return self.insert(coords, *out, "strided")[0]
 
-    def expanded(self, key: Key, region: Region, stride: tuple[int, ...]) -> Key:
+    def expanded(self, key: Key, region: Region, stride: Stride) -> Key:
         """A new map: {u + o * tensor stride} that lie on the coarser grid (expand_coordinates)."""
         grid = self.grid(key)
         out = self.free_key(tuple(t * s for t, s in zip(grid.stride, stride, strict=True)))
-        scale = tuple(t // u for t, u in zip(grid.stride, grid.unit, strict=True))
-        divisor = tuple(t // u for t, u in zip(out[0], grid.unit, strict=True))[::-1]
+        scale = ratio(grid.stride, grid.unit)
+        divisor = ratio(out[0], grid.unit)[::-1]
         offsets = core_offsets(region, scale)
         _, view, store = grid.ask(strided_request(offsets, divisor), grid.unit)
         assert view is not None
         self.grids[out] = Grid.of_view(view, out[0], out[0], "expanded", store)
         return out
 
-    def finer_stride(self, key: Key, stride: tuple[int, ...], whole: bool = True) -> tuple[int, ...]:
+    def finer_stride(self, key: Key, stride: Stride, whole: bool = True) -> Stride:
         """Tensor stride after a transposed layer, rounded down.
 
         whole: raise StrideError if it does not divide; upstream's generative layers go on, at last
@@ -242,17 +234,17 @@ class MapRegistry:
                 f"a transposed layer of stride {list(stride)} on tensor stride "
                 f"{list(tensor_stride)}; the stride must divide it."
             )
-        return tuple(t // s for t, s in zip(tensor_stride, stride, strict=True))
+        return ratio(tensor_stride, stride)
 
-    def generated(self, key: Key, region: Region, stride: tuple[int, ...]) -> Key:
+    def generated(self, key: Key, region: Region, stride: Stride) -> Key:
         """A new map: {u + o * finer tensor stride}, and the kernel map to it."""
         grid = self.grid(key)
         fine = self.finer_stride(key, stride, whole=False)
         out = self.free_key(fine)
         aligned = grid.unit == grid.stride
         unit = fine if aligned and 0 not in fine else (1,) * len(fine)
-        scale = tuple(t // u for t, u in zip(fine, unit, strict=True))
-        multiplier = tuple(g // u for g, u in zip(grid.unit, unit, strict=True))[::-1]
+        scale = ratio(fine, unit)
+        multiplier = ratio(grid.unit, unit)[::-1]
         offsets = core_offsets(region, scale)
         rule = reached(offsets, multiplier, (1,) * len(unit))
         asked = MapRequest("generative", offsets, multiplier, rule, "first_seen")
@@ -346,8 +338,8 @@ class MapRegistry:
 
 def _related(x: Grid, y: Grid, region: Region) -> KernelMap:
     unit = x.unit if x is y else common_unit(x.unit, y.unit)
-    offsets = core_offsets(region, tuple(t // u for t, u in zip(x.stride, unit, strict=True)))
+    offsets = core_offsets(region, ratio(x.stride, unit))
     if x is y:
         return x.ask(MapRequest("submanifold", offsets), unit).kmap
-    stride = tuple(g // u for g, u in zip(y.unit, unit, strict=True))[::-1]
+    stride = ratio(y.unit, unit)[::-1]
     return x.ask(MapRequest("between", offsets, stride, y.own_view()), unit).kmap

@@ -26,8 +26,7 @@ from .recording import EagerMemory, GraphMemory, empty_cache
 
 
 class Served(NamedTuple):
-    """found: a replayed output, or MISSING; then `after` wants to hear of the one that was
-    computed."""
+    """found: a replayed output, or MISSING; then `after` wants to hear of the one that was computed."""
 
     found: Any
     after: Callable[[Any], None]
@@ -166,8 +165,7 @@ class Replays(abc.ABC):
         return Served(made, lambda _: None)
 
     def _prove(self, kind: Kind, graph: Any, call: Call, root: Root, out: Any) -> None:
-        """At the first input that is strange in these ways: whether the graph computes what the
-        model did."""
+        """At the first input that is strange in these ways: whether the graph computes what the model did."""
         strange = graph.made.strange(root)
         with _trial(), torch.no_grad(), statistics_kept(self.model):
             seen = self.values(graph, call, root)
@@ -240,16 +238,14 @@ class Replays(abc.ABC):
         return True
 
     def follow(self) -> None:
-        """All graphs of a model share their memory: the current stream goes on where the last
-        replay was queued."""
+        """All graphs of a model share their memory: the current stream goes on where the last replay was queued."""
         stream = torch.cuda.current_stream()
         if self.stream is not None and stream != self.stream:
             stream.wait_stream(self.stream)
         self.stream = stream
 
     def consider(self, kind: Kind, capture: Callable[[], Any]) -> None:
-        """Capture a graph where scenes of this size keep coming. capture: returns it, or None for
-        this time."""
+        """Capture a graph where scenes of this size keep coming. capture: returns it, or None for this time."""
         self.eager.computed()
         if not self.calls.setdefault(kind, policy.Attempts(policy.CAPTURE)).due():
             return

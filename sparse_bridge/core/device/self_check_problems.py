@@ -151,8 +151,9 @@ def multiply(
     """y [rows of nbr, CHANNELS] on the device."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.gather_spec import GemmSpec
-    from ...kernels.maps.mask_order import mask_order, pack_tiles
+    from ...kernels.maps.mask_order import mask_order
     from ...kernels.maps.neighbor_table import NeighborTable
+    from ...kernels.maps.tile_packing import pack_tiles
 
     table, n_rows = NeighborTable(nbr.to(device)), nbr.shape[1]
     tiles = pack_tiles(table, mask_order(table, target), target)

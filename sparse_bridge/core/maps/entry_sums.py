@@ -102,7 +102,7 @@ def _sums(sums: EntrySums, x: torch.Tensor, weight: torch.Tensor | None, count: 
         if count is not None:
             y = y / count.clamp(min=1).to(y.dtype).unsqueeze(1)
         return y.to(x.dtype)
-    from ...kernels.ops.voxel_ops import segment_sum
+    from ...kernels.ops.segment_sum import segment_sum
 
     result = x.new_empty((n_out, x.shape[1]))
     entries, pieces = sums.columns, sums.pieces

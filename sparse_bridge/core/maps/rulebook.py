@@ -237,7 +237,8 @@ class Rulebook(ViewSet):
         if self._observer is not None:
             self._observer.wanted(side, True)
         if found is None:
-            from ...kernels.maps.mask_order import mask_order, pack_tiles
+            from ...kernels.maps.mask_order import mask_order
+            from ...kernels.maps.tile_packing import pack_tiles
 
             table = self._tables[side] or self.table(side)[0]
             found = pack_tiles(table, mask_order(table, target), target)
@@ -304,7 +305,7 @@ class Rulebook(ViewSet):
         self._pairs = pairs
 
     def _compact(self, target: Target) -> DevicePairs:
-        from ...kernels.maps.mask_order import compact_pairs
+        from ...kernels.maps.tile_packing import compact_pairs
 
         side = self._listed_side()
         tiles = self.tiles(side, target)[0]

@@ -100,7 +100,7 @@ class SegmentOperator:
     def _sums(self, x: torch.Tensor) -> torch.Tensor:
         segments, target = self.segments, target_of(x)
         if target is not None and segments.n:
-            from ...kernels.ops.voxel_ops import segment_sum
+            from ...kernels.ops.segment_sum import segment_sum
 
             y = x.new_empty((segments.n, x.shape[1]))
             segment_sum(

@@ -58,8 +58,9 @@ class MapKernels:
 
     def ordered(self, volumes: Iterable[int]) -> None:
         """What it is ordered and packed with.  volumes: kernel volumes of such layers."""
-        from ...kernels.maps.mask_order import mask_order, pack_tiles
+        from ...kernels.maps.mask_order import mask_order
         from ...kernels.maps.neighbor_table import NeighborTable
+        from ...kernels.maps.tile_packing import pack_tiles
 
         nbr, target = self._nbr, self.target
         table = NeighborTable(nbr, nbr)
@@ -120,8 +121,8 @@ class MapKernels:
 
     def paired(self) -> None:
         """What pairs are listed with, for gradients of weights."""
-        from ...kernels.maps.mask_order import write_pairs
         from ...kernels.maps.pair_batch import PairBatch
+        from ...kernels.maps.tile_packing import write_pairs
 
         order, tiles = self._order, self._tiles
         PairBatch([tiles], [len(self._offsets)], self.target).write([1])

@@ -17,7 +17,8 @@ from ..runtime.parts import Operand, Slab, memory_of, taken, viewed
 from ..runtime.symbolic import allocated
 from ..runtime.target import Target
 from .coord_key import Geometry, live_rows, locate
-from .hash_table import MAX_PROBES, HashTable, hash_find, value_at
+from .hash_kernels import hash_find, value_at
+from .hash_table import MAX_PROBES, HashTable
 
 OFFSETS = 32  # offsets per program: one mask word
 ROWS = 128  # of a table of which a program makes the masks
@@ -99,6 +100,13 @@ def _neighbor_lookup(
 def part_start(part, n_offsets, parts):
     """The first offset of a part, where they are cut into `parts` ranges."""
     return part * n_offsets // parts
+
+
+@triton.jit
+def part_masks(mask_ptr, part, parts, n_rows, n_offsets):
+    """Where the masks of a part begin."""
+    most = tl.cdiv(n_offsets, parts)
+    return mask_ptr + (part * tl.cdiv(most, 32)) * n_rows.to(tl.int64)
 
 
 @triton.jit

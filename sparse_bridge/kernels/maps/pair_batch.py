@@ -19,9 +19,9 @@ from ..runtime.fetched import Fetched
 from ..runtime.launch import cdiv, register
 from ..runtime.target import Target, current_stream
 from ..runtime.uploads import uploaded
-from .mask_order import store_pairs
 from .tile_batch import number_at, own_at, pointer_at
 from .tile_list import TILE, TileList
+from .tile_packing import store_pairs
 
 # Of a record, int64: addresses of counts, ends, starts, packed, rows; lists, pairs of tiles;
 # addresses of the entries and of the rows listed.

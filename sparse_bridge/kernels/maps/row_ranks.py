@@ -19,7 +19,8 @@ from ..runtime.parts import Operand, Part, Slab
 from ..runtime.symbolic import allocated, sorted_order
 from ..runtime.target import Target
 from .coord_key import live_rows
-from .hash_table import HashTable, value_at
+from .hash_kernels import value_at
+from .hash_table import HashTable
 from .neighbor_table import OPTIONS
 
 # Up to which ranks are counted: every row is compared with all. H200, all launches, us with ranks

@@ -1,7 +1,7 @@
 """Orders and tiles of several tables, side by side in one launch of each kernel.
 
 A table of few rows keeps few multiprocessors busy, and every launch costs the host as much as one
-for a large table. What the kernels of `mask_order` take as arguments is read here from a record of
+for a large table. What the kernels of `mask_order` and `tile_packing` take as arguments is read here from a record of
 the table, which the grid's second axis numbers. Where one of them is large, all share one sort: the
 number of the table is the most significant part of the keys.
 """
@@ -22,9 +22,10 @@ from ..runtime.target import Target
 from ..runtime.uploads import uploaded
 from . import mask_order as ordering
 from .gray_rank import KEY_BITS, SAMPLE, offset_block, rank_bits
-from .mask_order import mask_order, pack_tiles, store_keys, store_order, store_tiles
+from .mask_order import mask_order, store_keys, store_order
 from .neighbor_table import OPTIONS, ROWS, NeighborTable, grid_of, store_table_masks
 from .tile_list import TILE, TileList
+from .tile_packing import pack_tiles, store_tiles
 
 _LAST = torch.iinfo(torch.int32).max
 # Of a record, int64: addresses of nbr, masks, count, keys, order, tiles; rows, counted, offsets,
@@ -148,7 +149,7 @@ def room_for_records(tables: int, device: torch.device) -> torch.Tensor:
 
 
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
-    """Tiles of every table in mask order: what `pack_tiles` of `mask_order` makes of each."""
+    """Tiles of every table in mask order: what `tile_packing.pack_tiles` makes of each."""
     places = [i for i, table in enumerate(tables) if table.n_rows > 0]
     # Tables with kernels of like size share a form of the keys' kernel.
     places.sort(key=lambda i: offset_block(tables[i].n_offsets))

@@ -18,7 +18,8 @@ import torch
 
 from ... import log, state
 from ...errors import DeviceError
-from .architectures import Generation, generation_of
+from .architectures import generation_of
+from .generation import Generation
 
 MINIMUM_TRITON = (3, 0)
 

@@ -11,7 +11,7 @@ import dataclasses
 
 import torch
 
-from ..runtime.architectures import Shape
+from ..runtime.generation import Shape
 from ..runtime.target import Target
 from .clamps import clamp_for_registers, clamp_for_smem
 from .tile import TileConfig, power

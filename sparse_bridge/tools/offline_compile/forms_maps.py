@@ -7,16 +7,19 @@ from collections.abc import Iterator, Mapping
 
 from ...kernels.maps import (
     gray_rank,
+    hash_kernels,
     hash_table,
     key_table,
     level_bounds,
     mask_order,
     neighbor_table,
+    new_row_kernels,
     new_rows,
     pair_batch,
     row_ranks,
     tile_batch,
     tile_list,
+    tile_packing,
 )
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
@@ -61,25 +64,25 @@ def _lookup(alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool
 
 def _count(block_v: int, place: str) -> Form:
     constants = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(block_v))
-    return make(new_rows.count_kernel, constants, neighbor_table.OPTIONS, place=place)
+    return make(new_row_kernels.count_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
 def _assign(dimension: int, block_v: int, one: bool, place: str) -> Form:
     shape = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(block_v))
     constants = (dimension, *shape, one or block_v < 32)
-    return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
+    return make(new_row_kernels.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
 def _place(dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
     constants = (dimension, wide, *divided[:2], new_rows._PLACE_ROWS)
-    return make(new_rows.place_kernel, constants, neighbor_table.OPTIONS, place=place)
+    return make(new_row_kernels.place_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
 def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
     division, classes, block_v = divided
     shape = new_rows._shape(block_v if classes else 32)
     constants = (link, dimension, wide, division, classes, *shape)
-    return make(new_rows.link_kernel, constants, neighbor_table.OPTIONS, place=place)
+    return make(new_row_kernels.link_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
 def _sort_keys(dimension: int, key64: bool, place: str) -> Form:
@@ -130,7 +133,7 @@ def _keys_each(v_block: int, shared: int, place: str) -> Form:
 
 def _pack(order: str, place: str) -> Form:
     constants, options = (tile_list.TILE,), {"num_warps": 4}
-    return make(mask_order.pack_kernel, constants, options, place=place, order=order)
+    return make(tile_packing.pack_kernel, constants, options, place=place, order=order)
 
 
 def _hash_rows(columns: int, first: int, shifted: bool, fold: bool, place: str) -> Form:
@@ -150,19 +153,19 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     places: dict[str, tuple] = {"place": PLACES}
     divided = {"wide": _FLAG, "divided": _DIVIDED}
     factors = {**_KEYS, **divided, **places}
-    for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
+    for kernel in (hash_kernels.hash_insert_kernel, hash_kernels.hash_claim_kernel):
         insert = functools.partial(_insert, target, kernel)
         yield kernel, [Space(factors, insert, silent=_SILENT)]
     factors = {**_KEYS, "reversed": (True, False), "wide": _FLAG, "division": _DIVISION, **places}
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, "wide": _FLAG, "divided": _DIVIDED[:5], **places}
-    yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
+    yield new_row_kernels.place_kernel, [Space(factors, _place, silent=_SILENT)]
     factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **places}
-    yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
+    yield new_row_kernels.link_kernel, [Space(factors, _link, silent=_SILENT)]
     programs = {"block_v": (32, 8, 1)}
     factors = {"dimension": DIMENSIONS, **programs, "one": (True, False), **places}
-    yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
-    yield new_rows.count_kernel, [Space({**programs, **places}, _count, silent=_SILENT)]
+    yield new_row_kernels.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
+    yield new_row_kernels.count_kernel, [Space({**programs, **places}, _count, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, **places}
     yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
     yield row_ranks.move_kernel, [Space(factors, _move, silent=_SILENT)]
@@ -178,8 +181,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     part = mask_order._PART
     yield _fixed(mask_order.few_kernel, _LARGEST["i32"], part, part)
     orders = {"order": ("i64", "i32"), **places}
-    yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
-    yield _fixed(mask_order.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
+    yield tile_packing.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
+    yield _fixed(tile_packing.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
     fields = tile_batch.FIELDS
     yield _fixed(tile_batch.masks_kernel, fields, neighbor_table.ROWS, records="i64")
     factors = {**blocks, "shared": (32, 0, 64), **places}

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 
 from ...kernels.gemm import depthwise
-from ...kernels.ops import pooling, serialize, voxel_ops, window_max
+from ...kernels.ops import pooling, segment_sum, serialize, voxel_ops, window_max
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
 from .forms import PLACES, Form, Space, make
@@ -16,7 +16,7 @@ _SHARES = (1, 2, 4, 8, 16, 32, 64)
 _OPTIONS = {"num_warps": 4}
 _SILENT = ("place",)
 _FLAG = (False, True)
-_SUMS = (voxel_ops._SEGMENTS, voxel_ops._LANES, voxel_ops.CHUNK)
+_SUMS = (segment_sum._SEGMENTS, segment_sum._LANES, segment_sum.CHUNK)
 _INDEX = ("i64", "i32")
 _PER_ROW = (8, 1, 2, 4)  # corners of a cell, or points by their voxel
 
@@ -60,7 +60,7 @@ def _segment_sum(
     count = None if cut else count
     types |= {"weight": weight or held, "count": count or index}
     constants = (per_row, weight is not None, count is not None, held == "fp64", cut, *_SUMS, channels)
-    return make(voxel_ops.segment_sum_kernel, constants, _OPTIONS, place=place, **types)
+    return make(segment_sum.segment_sum_kernel, constants, _OPTIONS, place=place, **types)
 
 
 def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, place: str) -> Form:
@@ -69,7 +69,7 @@ def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, place: str)
     wide = "fp64" if held == "fp64" else "fp32"
     types = {"part": wide, "starts": index, "count": count or index, "y": held}
     constants = (count is not None, *_SUMS, channels)
-    return make(voxel_ops.chunk_sum_kernel, constants, _OPTIONS, place=place, **types)
+    return make(segment_sum.chunk_sum_kernel, constants, _OPTIONS, place=place, **types)
 
 
 def _gather_sum(
@@ -134,9 +134,9 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "index": _INDEX,
     }
     sums = {**voxels, "cut": (False, True)}
-    yield voxel_ops.segment_sum_kernel, [Space(sums, _segment_sum, silent=_SILENT)]
+    yield segment_sum.segment_sum_kernel, [Space(sums, _segment_sum, silent=_SILENT)]
     chunks = {name: one for name, one in voxels.items() if name not in ("per_row", "weight")}
-    yield voxel_ops.chunk_sum_kernel, [Space(chunks, _chunk_sum, silent=_SILENT)]
+    yield segment_sum.chunk_sum_kernel, [Space(chunks, _chunk_sum, silent=_SILENT)]
     yield voxel_ops.gather_sum_kernel, [Space(voxels, _gather_sum, silent=_SILENT)]
     points = {"held": ("fp64", *floats), "index": _INDEX, **places}
     yield voxel_ops.trilinear_kernel, [Space(points, _trilinear, silent=_SILENT)]

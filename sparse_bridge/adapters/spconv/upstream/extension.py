@@ -21,20 +21,23 @@ from .tensorview import Activation
 _INT32_MAX = (1 << 31) - 1
 
 
+def _layer(*sizes: Sequence[int], subm: bool, transposed: bool) -> geometry.LayerGeometry:
+    """sizes: of the kernel, stride, padding, dilation, output padding."""
+    kernel, stride, padding, dilation, out_padding = (tuple(map(int, size)) for size in sizes)
+    return geometry.LayerGeometry(kernel, stride, padding, dilation, out_padding, subm, transposed)
+
+
 def _map(
-    indices: Tensor,
-    batch_size: int,
-    input_dims: Sequence[int],
-    rule: Any,
-    subm: bool,
-    transposed: bool,
-    algo: int,
-    direct_table: bool,
+    indices: Tensor, batch_size: int, input_dims: Sequence[int], layer: Any, algo: int, direct_table: bool, bound: int
 ) -> Any:
-    kernel, stride, padding, dilation, out_padding = (tuple(map(int, part)) for part in rule)
-    layer = geometry.LayerGeometry(kernel, stride, padding, dilation, out_padding, subm, transposed)
+    """(output rows, kernel map).  bound: of the output rows, if it is above 0."""
     rows = to_torch(indices).contiguous()
-    return functional.build_map(rows, batch_size, input_dims, layer, algo, direct_table)
+    out, kmap = functional.build_map(rows, batch_size, input_dims, layer, algo, direct_table)
+    if 0 < bound < len(out):
+        raise UnsupportedError(
+            f"the layer makes {len(out)} rows, more than num_out_act_bound ({bound}); raise it, or leave it at -1."
+        )
+    return out, kmap
 
 
 class SpconvOps(PoolOps, VoxelOps, metaclass=MissingParts):
@@ -78,11 +81,9 @@ class SpconvOps(PoolOps, VoxelOps, metaclass=MissingParts):
 
         Leaves PairFwd int32 [2, V, N], IndiceNumPerLoc int32 [V] and, if not subm, OutIndices.
         """
-        rule = ksize, stride, padding, dilation, out_padding
-        asked = rule, subm, transposed, algo, False
-        out, kmap = _map(indices, batch_size, input_dims, *asked)
+        layer = _layer(ksize, stride, padding, dilation, out_padding, subm=subm, transposed=transposed)
+        out, kmap = _map(indices, batch_size, input_dims, layer, algo, False, num_out_act_bound)
         found, counts = pairs.indice_pairs(kmap, indices.dim(0), subm)
-        _bounded(len(out), num_out_act_bound)
         allocator.put("PairFwd", found)
         allocator.put("IndiceNumPerLoc", counts)
         if not subm:
@@ -117,10 +118,8 @@ class SpconvOps(PoolOps, VoxelOps, metaclass=MissingParts):
         offsets), MaskArgSort [1, M], IndiceNumPerLoc [V], and where they differ from those,
         OutIndices [M, 1 + nd], PairBwd [V, N], PairMaskBwd, MaskArgSortBwd.
         """
-        rule = ksize, stride, padding, dilation, out_padding
-        asked = rule, subm, transposed, algo, direct_table
-        out, kmap = _map(indices, batch_size, input_dims, *asked)
-        _bounded(len(out), num_out_act_bound)
+        layer = _layer(ksize, stride, padding, dilation, out_padding, subm=subm, transposed=transposed)
+        out, kmap = _map(indices, batch_size, input_dims, layer, algo, direct_table, num_out_act_bound)
         fwd, bwd = pairs.tables_of(kmap)
         _put_table(allocator, "", fwd, do_sort)
         allocator.put("IndiceNumPerLoc", (fwd >= 0).sum(1, dtype=torch.int32))
@@ -138,13 +137,6 @@ def _put_table(allocator: Any, suffix: str, table: torch.Tensor, do_sort: bool) 
     allocator.put("PairFwd" if not suffix else "PairBwd", table)
     allocator.put(f"PairMask{suffix}", flat.contiguous()[None])
     allocator.put(f"MaskArgSort{suffix}", order[None])
-
-
-def _bounded(n_rows: int, bound: int) -> None:
-    if 0 < bound < n_rows:
-        raise UnsupportedError(
-            f"the layer makes {n_rows} rows, more than num_out_act_bound ({bound}); raise it, or leave it at -1."
-        )
 
 
 class ConvGemmOps(metaclass=MissingParts):
@@ -184,8 +176,7 @@ class ConvGemmOps(metaclass=MissingParts):
         kmap = pairs.map_from_pairs(
             to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out, subm, inverse
         )
-        end = _given(bias), act_alpha, act_type
-        y = functional.convolution(x, to_torch(filters), kmap, *end)
+        y = functional.convolution(x, to_torch(filters), kmap, _given(bias), act_alpha, act_type)
         allocator.put("OutFeatures", y)
 
     @staticmethod
@@ -336,10 +327,6 @@ class CompileInfo(metaclass=MissingParts):
         return []
 
     @staticmethod
-    def get_compiled_gemm_cuda_arch() -> list[tuple[int, int]]:
-        return []
-
-    @staticmethod
     def get_compiled_cuda_version() -> tuple[int, int]:
         version = torch.version.cuda
         return (0, 0) if version is None else tuple(map(int, version.split(".")[:2]))  # type: ignore[return-value]
@@ -352,6 +339,7 @@ class CompileInfo(metaclass=MissingParts):
     def arch_is_compatible(arch: tuple[int, int]) -> bool:
         return True
 
+    get_compiled_gemm_cuda_arch = get_compiled_cuda_arch
     arch_is_compiled_gemm = arch_is_compiled
     arch_is_compatible_gemm = arch_is_compatible
 

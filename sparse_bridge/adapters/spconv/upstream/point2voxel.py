@@ -152,6 +152,39 @@ class _Point2Voxel:
         )
 
 
+def _cpu_points(points: Any) -> torch.Tensor:
+    converted = tv.to_torch(points)
+    if converted.device.type != "cpu":
+        raise DataTypeError(
+            f"points are on {converted.device}; a Point2VoxelCPU takes .cpu() tensors only, "
+            "use Point2VoxelGPU for this device"
+        )
+    return converted
+
+
+def _static(empty_mean: bool) -> Any:
+    """`voxelize_into` with the signature of spconv's static voxelizers on the CPU; densehashdata is not looked at."""
+
+    def point_to_voxel(
+        points: Any,
+        voxels: tv.Tensor,
+        indices: tv.Tensor,
+        num_per_voxel: tv.Tensor,
+        densehashdata: Any,
+        points_voxel_id: tv.Tensor,
+        vsize: list[float],
+        grid_size: list[int],
+        grid_stride: list[int],
+        coors_range: list[float],
+        clear_voxels: bool = True,
+    ) -> Voxels:
+        _cpu_points(points)
+        grid, buffers = (vsize, grid_size, grid_stride, coors_range), (voxels, indices, num_per_voxel)
+        return voxelize_into(points, buffers, points_voxel_id, grid, clear_voxels, empty_mean)
+
+    return staticmethod(point_to_voxel)
+
+
 class _Point2VoxelCPU(_Point2Voxel):
     @property
     def densehashdata(self) -> tv.Tensor:
@@ -170,53 +203,8 @@ class _Point2VoxelCPU(_Point2Voxel):
         """As `point_to_voxel`; the unused slots of each voxel hold the mean of the used ones."""
         return self._run(_cpu_points(points), clear_voxels, True)
 
-    @staticmethod
-    def point_to_voxel_static(
-        points: Any,
-        voxels: tv.Tensor,
-        indices: tv.Tensor,
-        num_per_voxel: tv.Tensor,
-        densehashdata: Any,
-        points_voxel_id: tv.Tensor,
-        vsize: list[float],
-        grid_size: list[int],
-        grid_stride: list[int],
-        coors_range: list[float],
-        clear_voxels: bool = True,
-    ) -> Voxels:
-        """`voxelize_into`; densehashdata is not looked at."""
-        _cpu_points(points)
-        grid, buffers = ((vsize, grid_size, grid_stride, coors_range), (voxels, indices, num_per_voxel))
-        return voxelize_into(points, buffers, points_voxel_id, grid, clear_voxels, False)
-
-    @staticmethod
-    def point_to_voxel_empty_mean_static(
-        points: Any,
-        voxels: tv.Tensor,
-        indices: tv.Tensor,
-        num_per_voxel: tv.Tensor,
-        densehashdata: Any,
-        points_voxel_id: tv.Tensor,
-        vsize: list[float],
-        grid_size: list[int],
-        grid_stride: list[int],
-        coors_range: list[float],
-        clear_voxels: bool = True,
-    ) -> Voxels:
-        """As `point_to_voxel_static`; the unused slots hold the mean of the used ones."""
-        _cpu_points(points)
-        grid, buffers = ((vsize, grid_size, grid_stride, coors_range), (voxels, indices, num_per_voxel))
-        return voxelize_into(points, buffers, points_voxel_id, grid, clear_voxels, True)
-
-
-def _cpu_points(points: Any) -> torch.Tensor:
-    converted = tv.to_torch(points)
-    if converted.device.type != "cpu":
-        raise DataTypeError(
-            f"points are on {converted.device}; a Point2VoxelCPU takes .cpu() tensors only, "
-            "use Point2VoxelGPU for this device"
-        )
-    return converted
+    point_to_voxel_static = _static(empty_mean=False)
+    point_to_voxel_empty_mean_static = _static(empty_mean=True)
 
 
 class _Point2VoxelGPU(_Point2Voxel):
@@ -261,15 +249,8 @@ class _Point2VoxelGPU(_Point2Voxel):
         stream_int: int = 0,
     ) -> Voxels:
         """`voxelize_into`; hashdata and point_indice_data are not looked at."""
-        return voxelize_into(
-            points,
-            (voxels, indices, num_per_voxel),
-            points_voxel_id,
-            (vsize, grid_size, grid_stride, coors_range),
-            clear_voxels,
-            empty_mean,
-            stream_int,
-        )
+        grid, buffers = (vsize, grid_size, grid_stride, coors_range), (voxels, indices, num_per_voxel)
+        return voxelize_into(points, buffers, points_voxel_id, grid, clear_voxels, empty_mean, stream_int)
 
 
 class Point2VoxelCPU1d(_Point2VoxelCPU):
@@ -326,14 +307,8 @@ class VoxelOps:
         empty_mean: bool = False,
         clear_voxels: bool = True,
     ) -> Voxels:
-        return voxelize_into(
-            points,
-            (voxels, indices, num_per_voxel),
-            pc_voxel_id,
-            (vsize, grid_size, grid_stride, coors_range),
-            clear_voxels,
-            empty_mean,
-        )
+        grid, buffers = (vsize, grid_size, grid_stride, coors_range), (voxels, indices, num_per_voxel)
+        return voxelize_into(points, buffers, pc_voxel_id, grid, clear_voxels, empty_mean)
 
     @staticmethod
     def point2voxel_cuda(
@@ -352,12 +327,5 @@ class VoxelOps:
         clear_voxels: bool = True,
         stream_int: int = 0,
     ) -> Voxels:
-        return voxelize_into(
-            points,
-            (voxels, indices, num_per_voxel),
-            pc_voxel_id,
-            (vsize, grid_size, grid_stride, coors_range),
-            clear_voxels,
-            empty_mean,
-            stream_int,
-        )
+        grid, buffers = (vsize, grid_size, grid_stride, coors_range), (voxels, indices, num_per_voxel)
+        return voxelize_into(points, buffers, pc_voxel_id, grid, clear_voxels, empty_mean, stream_int)

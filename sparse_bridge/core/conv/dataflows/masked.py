@@ -75,7 +75,8 @@ def _kernels(name: str) -> KernelDataflow:
 def split_tiles(rulebook: Rulebook, side: int, target: Target, splits: int) -> tuple[TileList, bool]:
     """(tiles of `side` with `splits` orders, whether their offsets run backwards); made once, kept
     with the rulebook, without waiting for the device."""
-    from ....kernels.maps.mask_order import mask_order, pack_tiles
+    from ....kernels.maps.mask_order import mask_order
+    from ....kernels.maps.tile_packing import pack_tiles
 
     reverse = side == 1 and rulebook.symmetric
     key = ("split tiles", 0 if reverse else side, splits)

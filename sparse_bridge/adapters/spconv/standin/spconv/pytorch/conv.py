@@ -32,6 +32,7 @@ from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
 from sparse_bridge.adapters.spconv.rules.switches import check_layout
 from sparse_bridge.adapters.spconv.tracing import as_node
+from sparse_bridge.adapters.spconv.upstream.constructors import REQUIRED, takes
 from sparse_bridge.adapters.warmup_registry import expect
 from sparse_bridge.errors import ContractError
 
@@ -130,82 +131,24 @@ def _check_groups(groups, in_channels, out_channels):
         raise ContractError(f"{groups} groups do not divide {in_channels} input and {out_channels} output channels.")
 
 
-def _takes_use_hash(init):
-    """Accept spconv 1.x's `use_hash=`, which chose how it built maps and changes nothing here.
-
-    The signature that inspection shows stays that of 2.x.
-    """
-
-    @functools.wraps(init)
-    def accepting(self, *args, use_hash=False, **kwargs):
-        init(self, *args, **kwargs)
-
-    return accepting
+# spconv 1.x chose with `use_hash=` how it built maps; it changes nothing here.
+_takes = functools.partial(takes, ignored="use_hash")
 
 
 class SparseConvolution(SparseConvolutionBase, SparseModule):
     """A convolution with parameters `weight` [C_out, *kernel, C_in] and `bias` [C_out] or None."""
 
-    @_takes_use_hash
-    def __init__(
-        self,
-        ndim,
-        in_channels,
-        out_channels,
-        kernel_size=3,
-        stride=1,
-        padding=0,
-        dilation=1,
-        groups=1,
-        bias=True,
-        subm=False,
-        output_padding=0,
-        transposed=False,
-        inverse=False,
-        indice_key=None,
-        algo=None,
-        fp32_accum=None,
-        record_voxel_count=False,
-        act_type=tv.gemm.Activation.None_,
-        act_alpha=0,
-        act_beta=0,
-        large_kernel_fast_algo=False,
-        name=None,
-        device=None,
-        dtype=None,
-    ):
+    @_takes(SparseConvolutionBase.__init__, name=None, device=None, dtype=None)
+    def __init__(self, bias=True, name=None, device=None, dtype=None, **geometry):
         SparseModule.__init__(self, name=name)
-        SparseConvolutionBase.__init__(
-            self,
-            ndim,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            subm,
-            output_padding,
-            transposed,
-            inverse,
-            indice_key,
-            algo,
-            fp32_accum,
-            record_voxel_count,
-            act_type,
-            act_alpha,
-            act_beta,
-            large_kernel_fast_algo,
-        )
+        SparseConvolutionBase.__init__(self, **geometry)
         kwargs = {"device": device, "dtype": dtype}
-        if record_voxel_count and not self.subm and not self.inverse:
+        if self.record_voxel_count and not self.subm and not self.inverse:
             count = torch.zeros(1, dtype=torch.int32, device=device)
             self.register_buffer(_MAX_NUM_VOXELS_DURING_TRAINING, count)
         self.weight = nn.Parameter(torch.zeros(*self.weight_shape, **kwargs))
         if bias:
-            self.bias = nn.Parameter(torch.zeros(out_channels, **kwargs))
+            self.bias = nn.Parameter(torch.zeros(self.out_channels, **kwargs))
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
@@ -272,48 +215,19 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
         )
 
 
+_SHARED = "in_channels out_channels kernel_size stride padding dilation groups bias indice_key algo fp32_accum"
+_LAST = "large_kernel_fast_algo name"
+
+
 class _Regular(SparseConvolution):
     """Outputs wherever the kernel meets an active coordinate."""
 
     _ndim: int
     _transposed = False
 
-    @_takes_use_hash
-    def __init__(
-        self,
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=1,
-        padding=0,
-        dilation=1,
-        groups=1,
-        bias=True,
-        indice_key=None,
-        algo=None,
-        fp32_accum=None,
-        record_voxel_count=False,
-        large_kernel_fast_algo=False,
-        name=None,
-    ):
-        super().__init__(
-            self._ndim,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            transposed=self._transposed,
-            indice_key=indice_key,
-            algo=algo,
-            fp32_accum=fp32_accum,
-            record_voxel_count=record_voxel_count,
-            large_kernel_fast_algo=large_kernel_fast_algo,
-            name=name,
-        )
+    @_takes(SparseConvolution.__init__, f"{_SHARED} record_voxel_count {_LAST}", kernel_size=REQUIRED)
+    def __init__(self, **arguments):
+        super().__init__(self._ndim, transposed=self._transposed, **arguments)
 
 
 class _Transposed(_Regular):
@@ -327,40 +241,9 @@ class _Submanifold(SparseConvolution):
 
     _ndim: int
 
-    @_takes_use_hash
-    def __init__(
-        self,
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=1,
-        padding=0,
-        dilation=1,
-        groups=1,
-        bias=True,
-        indice_key=None,
-        algo=None,
-        fp32_accum=None,
-        large_kernel_fast_algo=False,
-        name=None,
-    ):
-        super().__init__(
-            self._ndim,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            subm=True,
-            indice_key=indice_key,
-            algo=algo,
-            fp32_accum=fp32_accum,
-            large_kernel_fast_algo=large_kernel_fast_algo,
-            name=name,
-        )
+    @_takes(SparseConvolution.__init__, f"{_SHARED} {_LAST}", kernel_size=REQUIRED)
+    def __init__(self, **arguments):
+        super().__init__(self._ndim, subm=True, **arguments)
 
 
 class _Inverse(SparseConvolution):
@@ -368,32 +251,14 @@ class _Inverse(SparseConvolution):
 
     _ndim: int
 
-    @_takes_use_hash
-    def __init__(
-        self,
-        in_channels,
-        out_channels,
-        kernel_size,
-        indice_key,
-        bias=True,
-        algo=None,
-        fp32_accum=None,
-        large_kernel_fast_algo=False,
-        name=None,
-    ):
-        super().__init__(
-            self._ndim,
-            in_channels,
-            out_channels,
-            kernel_size,
-            bias=bias,
-            inverse=True,
-            indice_key=indice_key,
-            algo=algo,
-            fp32_accum=fp32_accum,
-            large_kernel_fast_algo=large_kernel_fast_algo,
-            name=name,
-        )
+    @_takes(
+        SparseConvolution.__init__,
+        f"in_channels out_channels kernel_size indice_key bias algo fp32_accum {_LAST}",
+        kernel_size=REQUIRED,
+        indice_key=REQUIRED,
+    )
+    def __init__(self, **arguments):
+        super().__init__(self._ndim, inverse=True, **arguments)
 
 
 class SparseConv1d(_Regular):

@@ -16,6 +16,7 @@ from spconv.tools import nullcontext as nullcontext
 
 from sparse_bridge.adapters.spconv.pool import avg_pool_forward, global_pool_forward, max_pool_forward
 from sparse_bridge.adapters.spconv.tracing import one_node
+from sparse_bridge.adapters.spconv.upstream.constructors import REQUIRED, takes
 
 _MAX_NUM_VOXELS_DURING_TRAINING = "max_num_voxels_during_training"
 
@@ -67,28 +68,14 @@ class _OfDimension:
 
     _ndim: int
 
-    def __init__(
-        self,
-        kernel_size,
+    @takes(
+        _SparsePool.__init__,
+        "kernel_size stride padding dilation indice_key algo record_voxel_count name",
+        kernel_size=REQUIRED,
         stride=None,
-        padding=0,
-        dilation=1,
-        indice_key=None,
-        algo=None,
-        record_voxel_count=False,
-        name=None,
-    ):
-        super().__init__(
-            self._ndim,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            indice_key=indice_key,
-            algo=algo,
-            record_voxel_count=record_voxel_count,
-            name=name,
-        )
+    )
+    def __init__(self, stride=None, **arguments):
+        super().__init__(self._ndim, stride=stride, **arguments)
 
 
 class SparseMaxPool(_SparsePool):

@@ -1,7 +1,6 @@
 """Layers on quantised tensors."""
 
 import torch
-from cumm import tensorview as tv
 from spconv.core import ConvAlgo as ConvAlgo
 from spconv.pytorch.conv import SparseConvolution, SparseConvolutionBase
 from spconv.pytorch.core import SparseConvTensor
@@ -14,6 +13,7 @@ from torch import nn
 from torch.ao.nn.quantized.modules.utils import WeightedQuantizedModule, _quantize_weight
 
 from sparse_bridge.adapters.spconv.conv import layer_forward
+from sparse_bridge.adapters.spconv.upstream.constructors import takes
 from sparse_bridge.errors import ContractError
 
 
@@ -91,55 +91,16 @@ class SparseConv(SparseConvolutionBase, SparseModule, _Quantised):
 
     _FLOAT_MODULE = SparseConvolution
 
-    def __init__(
-        self,
-        ndim,
-        in_channels,
-        out_channels,
-        kernel_size=3,
-        stride=1,
-        padding=0,
-        dilation=1,
-        groups=1,
-        bias=True,
-        subm=False,
-        output_padding=0,
-        transposed=False,
-        inverse=False,
-        indice_key=None,
-        algo=None,
-        fp32_accum=None,
-        record_voxel_count=False,
-        act_type=tv.gemm.Activation.None_,
-        act_alpha=0,
-        act_beta=0,
+    @takes(
+        SparseConvolutionBase.__init__,
+        "ndim in_channels out_channels kernel_size stride padding dilation groups bias subm output_padding"
+        " transposed inverse indice_key algo fp32_accum record_voxel_count act_type act_alpha act_beta",
         device=None,
         dtype=None,
-    ):
+    )
+    def __init__(self, bias=True, device=None, dtype=None, **geometry):
         SparseModule.__init__(self)
-        SparseConvolutionBase.__init__(
-            self,
-            ndim,
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            subm,
-            output_padding,
-            transposed,
-            inverse,
-            indice_key,
-            algo,
-            fp32_accum,
-            record_voxel_count,
-            act_type,
-            act_alpha,
-            act_beta,
-        )
+        SparseConvolutionBase.__init__(self, **geometry)
         del self.scale, self.zero_point  # plain numbers of every convolution
         self._hold(self.weight_shape, bias, device)
 
