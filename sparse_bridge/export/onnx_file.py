@@ -174,7 +174,7 @@ def _tensors(args: Any) -> tuple[torch.Tensor, ...]:
     for index, one in enumerate(args):
         if not isinstance(one, torch.Tensor):
             raise DataTypeError(
-                f"args[{index}] is a {type(one).__name__}; expected tensors, or a SparseConvTensor that is no tuple."
+                f"args[{index}] is a {type(one).__name__}; expected tensors, or a SparseConvTensor alone."
             )
     return tuple(args)
 
