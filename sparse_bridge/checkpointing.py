@@ -31,13 +31,17 @@ def checkpoint(module: Module) -> Module:
     keep their names; a copy of it is checkpointed, too. Twice is once.
 
     Returns: the module.
-    Raises: DataTypeError for what is no module.
+    Raises: DataTypeError for what is no module, and for lists of modules.
     """
     if not isinstance(module, nn.Module):
         raise DataTypeError(
             f"checkpoint got a {type(module).__name__}; expected a torch.nn.Module, such as a level of a network."
         )
     own = module.__dict__.get("forward")
+    if own is None and type(module).forward is nn.Module.forward:
+        raise DataTypeError(
+            f"checkpoint got a {type(module).__name__}, which is never called itself; checkpoint the modules in it."
+        )
     if not (isinstance(own, functools.partial) and own.func is _forward):
         module.forward = functools.partial(_forward, module, own)
     return module

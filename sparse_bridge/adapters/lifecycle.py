@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +72,7 @@ class Handle:
     def disable(self) -> None:
         """Undo what this `enable()` added; frameworks that others still hold stay enabled."""
         with _lock:
-            if self._released:
+            if self._released or sys.is_finalizing():  # when imports are gone
                 return
             self._released = True
             self._final = ledger.snapshot()

@@ -97,8 +97,8 @@ def _check_masks(table: torch.Tensor, masks: torch.Tensor, order: torch.Tensor) 
 def evaluate(file: Any, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Outputs of an exported file, on the CPU. It may be of the older form, too, or another's.
 
-    file: path, or an onnx.ModelProto.  inputs: tensors by the names of the file's inputs; others
-    are left aside. `rulebook_inputs` gives those that follow from coordinates.
+    file: path, or an onnx.ModelProto.  inputs: tensors or arrays by the names of the file's inputs;
+    others are left aside. `rulebook_inputs` gives those that follow from coordinates.
 
     Raises ExportError for nodes that Autoware's plugins would refuse; ShapeError, DataTypeError for
     inputs that are missing or not as declared.
@@ -106,21 +106,30 @@ def evaluate(file: Any, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor
     onnx_module()
     evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator
     proto = load(file)
+    if not isinstance(inputs, Mapping):
+        raise DataTypeError(
+            f"inputs are a {type(inputs).__name__}; expected tensors by the names of the file's inputs."
+        )
     session = evaluator(proto, new_ops=_operators())
     missing = set(session.input_names) - set(inputs)
     if missing:
         hint = "" if plan_of(proto) is None else " rulebook_inputs(file, indices) gives tables."
         raise ShapeError(f"inputs missing: {sorted(missing)}; got {sorted(inputs)}.{hint}")
-    arrays = {}
+    arrays: dict[str, Any] = {}
+    sizes: dict[str, tuple[str, int]] = {}
     for value in proto.graph.input:
         if value.name in session.input_names:
-            arrays[value.name] = inputs[value.name].detach().cpu().numpy()
-            _check_input(value, arrays[value.name])
+            arrays[value.name] = torch.as_tensor(inputs[value.name]).detach().cpu().numpy()
+            _check_input(value, arrays[value.name], sizes)
     return [_tensor(array) for array in session.run(None, arrays)]
 
 
-def _check_input(value: Any, array: Any) -> None:
-    """An input has the dtype, rank and fixed sizes that the file declares."""
+def _check_input(value: Any, array: Any, named: dict[str, tuple[str, int]]) -> None:
+    """An input has the dtype, rank and fixed sizes that the file declares; sizes of one name are
+    alike in all inputs, which TensorRT asks for, too.
+
+    named: the input that had each name first, and its size.
+    """
     declared = value.type.tensor_type
     dtype = onnx_module().helper.tensor_dtype_to_np_dtype(declared.elem_type)
     if array.dtype != dtype:
@@ -132,3 +141,11 @@ def _check_input(value: Any, array: Any) -> None:
         isinstance(size, int) and size != got for size, got in zip(sizes, array.shape, strict=True)
     ):
         raise ShapeError(f"input {value.name!r} is {list(array.shape)}; the file takes {sizes}.")
+    for size, got in zip(sizes, array.shape, strict=True):
+        if isinstance(size, str) and size:
+            other, before = named.setdefault(size, (value.name, got))
+            if before != got:
+                raise ShapeError(
+                    f"input {value.name!r} is {list(array.shape)}; the file takes {sizes}, and {size} is {before} in "
+                    f"{other!r}. Give inputs of one scene."
+                )

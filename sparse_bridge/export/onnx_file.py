@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import os
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from .. import tolerances
-from ..errors import DataTypeError, SettingError
+from ..errors import DataTypeError, SettingError, SparseBridgeError
 from . import folding, half, nodes
 from . import rulebooks as pair_tables
 from .evaluation import evaluate
@@ -100,16 +101,19 @@ def export_onnx(
         raise ExportError where it does not give the model's result.
 
     Returns the onnx.ModelProto. Batch size and grid are fixed in the file.
-    Raises ExportError for what the nodes cannot express, SettingError for an unknown `dtype` or
-    `rulebooks`, ImportError without the package onnx.
+    Raises ExportError for what the nodes cannot express and for what torch.onnx does not trace,
+    DataTypeError for other `args`, SettingError for an unknown `dtype` or `rulebooks` and for names
+    that do not fit, ImportError without the package onnx.
     """
     onnx = onnx_module()
     _check(model, dtype, rulebooks)
     sparse = args if _is_sparse(args) else None
-    inputs = (sparse.features, sparse.indices) if sparse is not None else tuple(args)
+    inputs = (sparse.features, sparse.indices) if sparse is not None else _tensors(args)
     names = list(
         input_names or (["features", "indices"] if sparse is not None else [f"input_{i}" for i in range(len(inputs))])
     )
+    if len(names) != len(inputs):
+        raise SettingError(f"input_names {names}; expected one for each of {len(inputs)} inputs.")
     axes = dict(dynamic_axes or {})
     if sparse is not None and dynamic_axes is None:
         axes = {name: {0: "voxels_num"} for name in names}
@@ -118,9 +122,11 @@ def export_onnx(
         warnings.simplefilter("ignore")  # of tracing: sizes that are fixed on purpose
         with as_in_files(model):
             want = flat(*inputs)
-        outputs = list(output_names or flat.names)
+        outputs = [*(output_names or ()), *flat.names[len(output_names or ()) :]]
+        if len(outputs) != len(flat.names):
+            raise SettingError(f"output_names {outputs}; the network has {len(flat.names)} outputs: {flat.names}.")
         buffer = io.BytesIO()
-        with exporting(do_sort, legacy):
+        with exporting(do_sort, legacy), _tracing():
             torch.onnx.export(
                 flat,
                 inputs,
@@ -160,6 +166,32 @@ def _check(model: nn.Module, dtype: torch.dtype, rulebooks: str) -> None:
         raise SettingError(f"dtype {dtype}; the plugins take torch.float32 and torch.float16.")
     if rulebooks not in ("nodes", "inputs"):
         raise SettingError(f'rulebooks {rulebooks!r}; expected "nodes" or "inputs".')
+
+
+def _tensors(args: Any) -> tuple[torch.Tensor, ...]:
+    if not isinstance(args, (list, tuple)):
+        raise DataTypeError(f"args is a {type(args).__name__}; expected a SparseConvTensor or a tuple of tensors.")
+    for index, one in enumerate(args):
+        if not isinstance(one, torch.Tensor):
+            raise DataTypeError(
+                f"args[{index}] is a {type(one).__name__}; expected tensors, or a SparseConvTensor alone."
+            )
+    return tuple(args)
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[None]:
+    """The network has run before: what fails now is the trace."""
+    try:
+        yield
+    except SparseBridgeError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ExportError(
+            f"the network runs, but torch.onnx does not trace it: {first.rstrip('.')}. The traceback above names the "
+            "place; export the part of the network without it."
+        ) from error
 
 
 def _rewrite(graph: Graph, dtype: torch.dtype, rulebooks: str, legacy: bool) -> None:

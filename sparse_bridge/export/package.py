@@ -3,6 +3,7 @@ the source of sparse_bridge's operators, an example, and recorded scenes."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import pathlib
 import shutil
@@ -55,7 +56,7 @@ def export_package(
     inputs = _checked(model, inputs, "inputs")
     others = [_checked(model, one, f"scenes[{i}]") for i, one in enumerate(scenes)]
     if dynamic_shapes is None:
-        dynamic_shapes = _any_rows(inputs)
+        dynamic_shapes = _any_rows(model, inputs)
         others = others or [package_scenes.half_of(inputs)]
     for i, one in enumerate(others):
         if len(one) != len(inputs):
@@ -82,6 +83,10 @@ def _check_torch() -> None:
 
 
 def _checked(model: nn.Module, inputs: Sequence[torch.Tensor], name: str) -> Scene:
+    if not isinstance(model, nn.Module):
+        raise ExportError(f"the model is a {type(model).__name__}; expected a torch.nn.Module.")
+    if not isinstance(inputs, (list, tuple)):
+        raise ExportError(f"{name} is a {type(inputs).__name__}; expected a tuple of tensors.")
     if model.training:
         raise ExportError("the model is in training mode; packages are for inference: model.eval().")
     for i, one in enumerate(inputs):
@@ -98,7 +103,7 @@ def _checked(model: nn.Module, inputs: Sequence[torch.Tensor], name: str) -> Sce
     return tuple(inputs)
 
 
-def _any_rows(inputs: Scene) -> tuple[Any, ...]:
+def _any_rows(model: nn.Module, inputs: Scene) -> tuple[Any, ...]:
     rows: dict[int, Any] = {}
     for one in inputs:
         if one.dim() and len(one) < 2:
@@ -108,7 +113,12 @@ def _any_rows(inputs: Scene) -> tuple[Any, ...]:
             )
         if one.dim():
             rows.setdefault(len(one), torch.export.Dim(f"rows_{len(rows)}", min=2))
-    return tuple({0: rows[len(one)]} if one.dim() else {} for one in inputs)
+    found = [{0: rows[len(one)]} if one.dim() else {} for one in inputs]
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):  # which takes the rest as one
+        named = sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+        return (*found[:named], tuple(found[named:]))
+    return tuple(found)
 
 
 def _traced(model: nn.Module, inputs: Scene, dynamic_shapes: Any) -> Any:
@@ -127,7 +137,7 @@ def _traced(model: nn.Module, inputs: Scene, dynamic_shapes: Any) -> Any:
 def _refused(what: str, error: Exception) -> ExportError:
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return ExportError(
-        f"{what}: {first} Trace it with torch.export.export first (docs/compile.md), whose message "
+        f"{what}: {first.rstrip('.')}. Trace it with torch.export.export first (docs/compile.md), whose message "
         "is whole, or package the part of the model that it takes."
     )
 
@@ -175,7 +185,9 @@ def compile_graph(program: Any, path: pathlib.Path) -> None:
 
     try:
         aoti_compile_and_package(program, package_path=str(path))
-    except exc.InvalidCxxCompiler as error:
+    except (exc.InvalidCxxCompiler, exc.InductorError) as error:
+        if not isinstance(getattr(error, "inner_exception", error), exc.InvalidCxxCompiler):
+            raise
         raise UnsupportedError(
             "AOTInductor finds no C++ compiler; install g++ or clang++, or set CXX to one."
         ) from error

@@ -213,3 +213,9 @@ def test_an_error_in_the_second_pass_leaves_statistics_alone(plain_settings):
 def test_what_is_no_module():
     with pytest.raises(DataTypeError, match=r"got a function; expected a torch\.nn\.Module"):
         sparse_bridge.checkpoint(step)
+
+
+@pytest.mark.parametrize("modules", [nn.ModuleList([nn.ReLU()]), nn.ModuleDict({"a": nn.ReLU()})])
+def test_modules_that_are_never_called_are_refused(modules):
+    with pytest.raises(DataTypeError, match=r"got a Module(List|Dict).*checkpoint the modules in it"):
+        sparse_bridge.checkpoint(modules)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 
@@ -299,3 +300,18 @@ def test_a_report_says_which_frameworks_were_imported(world):
     assert {name: one.imported for name, one in handle.status().items()} == expected
     handle.disable()  # which takes the modules away
     assert {one.framework: one.imported for one in handle.report().frameworks} == expected
+
+
+def test_a_block_that_is_open_when_the_interpreter_ends_says_nothing():
+    """Its generator is closed when `sys.meta_path` is gone."""
+    text = (
+        "import contextlib, sparse_bridge\n"
+        "@contextlib.contextmanager\n"
+        "def bridged():\n"
+        "    with sparse_bridge.enable('spconv', mode='standin'): yield\n"
+        "block = bridged()\n"
+        "block.__enter__()\n"
+        "import spconv.pytorch\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr

@@ -220,6 +220,32 @@ def test_what_the_plugins_lack_is_refused_by_name(standin, message):
     assert net(x).features.shape[1] == 4  # and everything is as it was
 
 
+def test_arguments_that_do_not_fit_are_refused_by_name(standin):
+    layer, x = standin.SparseSequential(standin.SubMConv3d(4, 4, 3)).eval(), scene(standin)
+    for args, message in ((x.features, "args is a Tensor"), ((x,), r"args\[0\] is a SparseConvTensor")):
+        with pytest.raises(DataTypeError, match=message):
+            export_onnx(layer, args)
+    for options in ({"input_names": ["a"]}, {"input_names": list("abc")}, {"output_names": list("abc")}):
+        with pytest.raises(SettingError, match=next(iter(options))):
+            export_onnx(layer, x, **options)
+
+
+def test_outputs_without_a_name_keep_ours(standin):
+    layer = standin.SparseSequential(standin.SubMConv3d(4, 4, 3)).eval()
+    proto = export_onnx(layer, scene(standin), output_names=["rows"], verify=True)
+    assert [value.name for value in proto.graph.output] == ["rows", "out_indices"]
+
+
+def test_what_torch_does_not_trace_is_one_error(standin):
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.special.bessel_j0(x.features)
+
+    with pytest.raises(ExportError, match=r"runs, but torch\.onnx does not trace it") as caught:
+        export_onnx(Net().eval(), scene(standin))
+    assert caught.value.__cause__ is not None
+
+
 def test_other_refusals(standin):
     x = scene(standin)
     with pytest.raises(ExportError, match="training mode"):
@@ -249,6 +275,7 @@ def test_inputs_that_do_not_fit_are_refused_by_name(standin, tmp_path):
         ("indices", x.indices.long(), DataTypeError),
         ("features", x.features[:, :3], ShapeError),
         ("indices", x.indices[:, 0], ShapeError),
+        ("indices", x.indices[:-1], ShapeError),  # of another scene than the features
     ):
         with pytest.raises(error, match=name):
             evaluate(proto, {**good, name: value})
@@ -257,6 +284,11 @@ def test_inputs_that_do_not_fit_are_refused_by_name(standin, tmp_path):
         evaluate(tmp_path / "text.onnx", good)
     with pytest.raises(ExportError, match="dict"):
         evaluate(good, good)
+    with pytest.raises(DataTypeError, match="inputs are a list"):
+        evaluate(proto, list(good.values()))
+    arrays = {name: value.numpy() for name, value in good.items()}
+    for got, expected in zip(evaluate(proto, arrays), evaluate(proto, good), strict=True):
+        assert torch.equal(got, expected)
     with pytest.raises(FileNotFoundError):
         evaluate(tmp_path / "absent.onnx", good)
 

@@ -98,6 +98,28 @@ def test_a_scene_without_rows_is_refused_by_name(made, tmp_path):
     assert "ShapeError: a layer of this package made 0 rows" in done.stderr
 
 
+def test_packages_that_cannot_be_read_are_refused_by_name(made, tmp_path):
+    """In one line, without the frames of torch."""
+    scenes = tmp_path / "scenes.txt"
+    os.link(made[0] / "model.pt2", tmp_path / "model.pt2")
+    package_scenes.record(made[1], [scene(0)], tmp_path)
+
+    def refused(*words):
+        command = [made[0] / "build" / "run_package", *words, tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+        return done.stderr
+
+    assert "usage: run_package" in refused("--repeat", "x")
+    scenes.write_text(scenes.read_text().removeprefix("scene\n"))
+    assert "scenes.txt starts with input" in refused()
+    scenes.write_text("")
+    assert "no scene in" in refused()
+    (tmp_path / "model.pt2").unlink()  # whose bytes are those of the package
+    (tmp_path / "model.pt2").write_text("no archive")
+    assert f"{tmp_path}/model.pt2 is no package that can be read" in refused()
+
+
 def test_other_results_are_noticed(made, tmp_path):
     package_scenes.record(made[1], [scene(0)], tmp_path)
     values = (tmp_path / "scenes.bin").read_bytes()

@@ -19,6 +19,7 @@ from tests.compile.programs import PROGRAMS, scene
 from tests.releases import since
 
 pytestmark = since(*package.OLDEST, "packages cannot be built")
+COMPILE = package.compile_graph
 
 
 class Plain(nn.Module):
@@ -59,6 +60,7 @@ def test_models_in_training(tmp_path):
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
+        (torch.ones(5, 4), "inputs is a Tensor; expected a tuple"),
         ((torch.ones(5, 4), 3), "inputs[1] is a int; expected tensors"),
         ((torch.ones(5, 4), torch.ones(5, 4, device="meta")), "is on meta"),
         ((torch.ones(1, 4), torch.ones(1, 4)), "two rows or more"),
@@ -66,6 +68,10 @@ def test_models_in_training(tmp_path):
 )
 def test_inputs_that_do_not_fit(inputs, words, tmp_path):
     assert words in refused(Plain().eval(), tmp_path, inputs)
+
+
+def test_what_is_no_model(tmp_path):
+    assert "the model is a function" in refused(lambda x, coords: x, tmp_path)
 
 
 def test_scenes_are_looked_at_like_inputs(tmp_path):
@@ -109,6 +115,25 @@ def test_forced_dataflows(tmp_path):
         program = programs["three"]().eval()
         sparse_bridge.dataflow(program, "explicit")
         assert "forced to the dataflow explicit" in refused(program, tmp_path)
+
+
+def test_models_that_take_any_number_of_inputs(monkeypatch, tmp_path):
+    class Any(Plain):
+        def forward(self, x, *others):
+            return super().forward(x, *others)
+
+    programs = []
+    monkeypatch.setattr(package, "compile_graph", lambda program, path: programs.append(program))
+    export_package(Any().eval(), scene(0), tmp_path)
+    inputs = scene(1)
+    assert torch.equal(programs[0].module()(*inputs), Plain()(*inputs))
+
+
+def test_a_machine_without_a_compiler(tmp_path):
+    program = torch.export.export(Plain().eval(), scene(0))
+    nowhere = torch._inductor.config.patch({"cpp.cxx": (None, str(tmp_path / "compiler"))})
+    with nowhere, pytest.raises(UnsupportedError, match=r"no C\+\+ compiler"):
+        COMPILE(program, tmp_path / "model.pt2")
 
 
 def test_a_machine_without_cmake(monkeypatch, tmp_path):

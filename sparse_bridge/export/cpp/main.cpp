@@ -8,6 +8,7 @@
 
 #include <ATen/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <chrono>
 #include <cmath>
@@ -67,6 +68,8 @@ std::vector<Scene> read_scenes(const std::string &folder) {
   for (std::string word; text >> word;) {
     if (word == "scene") {
       scenes.emplace_back();
+    } else if (scenes.empty()) {
+      throw std::runtime_error("scenes.txt starts with " + word + "; expected scene");
     } else if (word == "input") {
       scenes.back().inputs.push_back(read_tensor(text, values));
     } else if (word == "output") {
@@ -77,6 +80,7 @@ std::vector<Scene> read_scenes(const std::string &folder) {
       throw std::runtime_error("scenes.txt says " + word);
     }
   }
+  if (scenes.empty()) throw std::runtime_error("no scene in " + folder + "/scenes.txt");
   return scenes;
 }
 
@@ -119,12 +123,22 @@ bool run(torch::inductor::AOTIModelPackageLoader &model, const Scene &scene, int
   return same;
 }
 
+using Model = std::unique_ptr<torch::inductor::AOTIModelPackageLoader>;
+
+// What torch says of a file has neither its name nor an end.
+Model loaded(const std::string &path) {
+  try {
+    return std::make_unique<torch::inductor::AOTIModelPackageLoader>(path);
+  } catch (const c10::Error &error) {
+    throw std::runtime_error(path + " is no package that can be read: " +
+                             error.what_without_backtrace());
+  }
+}
+
 int run(const std::vector<std::string> &folders, int repeat) {
   sparse_bridge::load();
-  std::vector<std::unique_ptr<torch::inductor::AOTIModelPackageLoader>> models;
-  for (const std::string &folder : folders)
-    models.push_back(
-        std::make_unique<torch::inductor::AOTIModelPackageLoader>(folder + "/model.pt2"));
+  std::vector<Model> models;
+  for (const std::string &folder : folders) models.push_back(loaded(folder + "/model.pt2"));
   bool good = true;
   for (size_t i = 0; i < folders.size(); ++i)
     for (const Scene &scene : read_scenes(folders[i])) {
@@ -134,6 +148,13 @@ int run(const std::vector<std::string> &folders, int repeat) {
   return good ? 0 : 1;
 }
 
+// What an operator refused; AOTInductor itself may only tell where it was called.
+int report(const char *what) {
+  const std::string refused = sparse_bridge::last_error();
+  std::cerr << (refused.empty() ? what : refused) << std::endl;
+  return 2;
+}
+
 } // namespace
 
 int main(int count, char **words) {
@@ -141,19 +162,22 @@ int main(int count, char **words) {
   int repeat = 1;
   for (int i = 1; i < count; ++i) {
     const std::string word = words[i];
-    if (word == "--repeat" && i + 1 < count)
+    if (word == "--repeat" && i + 1 < count && std::atoi(words[i + 1]) > 0) {
       repeat = std::atoi(words[++i]);
-    else
+    } else if (word.rfind("-", 0) == 0) {
+      std::cerr << "usage: run_package [--repeat N] FOLDER ..." << std::endl;
+      return 2;
+    } else {
       folders.push_back(word);
+    }
   }
   if (folders.empty()) folders.push_back(".");
   try {
     c10::InferenceMode guard;
     return run(folders, repeat);
+  } catch (const c10::Error &error) {
+    return report(error.what_without_backtrace());
   } catch (const std::exception &error) {
-    // What an operator refused; AOTInductor itself only tells where it was called.
-    const std::string refused = sparse_bridge::last_error();
-    std::cerr << (refused.empty() ? error.what() : refused) << std::endl;
-    return 2;
+    return report(error.what());
   }
 }

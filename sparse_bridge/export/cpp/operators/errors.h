@@ -9,7 +9,7 @@
 
 namespace sparse_bridge {
 
-// What `last_error()` returns.
+// What `last_error()` returns next.
 std::string &last_message();
 
 template <class... Parts> [[noreturn]] void fail(const char *kind, const Parts &...parts) {

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 namespace sparse_bridge {
 
@@ -216,7 +217,11 @@ bool load() {
   return mine;
 }
 
-const char *last_error() { return last_message().c_str(); }
+const char *last_error() {
+  static thread_local std::string asked;
+  asked = std::exchange(last_message(), {});
+  return asked.c_str();
+}
 
 namespace {
 const bool kLoaded = load(); // `torch.ops.load_library` and `dlopen` call nothing

@@ -17,8 +17,9 @@ namespace sparse_bridge {
 // library, of which a program needs no other function.
 SPARSE_BRIDGE_API bool load();
 
-// What the last operator of this thread refused, empty if none did. AOTInductor reports a failed
-// operator by the place of the call alone.
+// What the last operator of this thread refused; empty if none did since this was asked, so that
+// an error that comes from elsewhere has no words of an older one. torch 2.13 throws these words;
+// where a release only throws the place of the call, they are here. They hold until the next call.
 SPARSE_BRIDGE_API const char *last_error();
 
 } // namespace sparse_bridge
