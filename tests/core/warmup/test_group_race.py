@@ -126,8 +126,8 @@ def test_training_is_decided_apart_with_its_gradients(by_rule, tmp_path, kind):
         assert names == ["unmasked"]
         for one, other in zip(got, want, strict=True):
             assert_close(one, other.double())
-    place = winner.place.replace("/training/", "/inference/")
-    assert all(one.place != place for one in found.groups), "nobody has tuned inference"
+    other = winner.map_class.replace("/training/", "/inference/")
+    assert all(one.map_class != other for one in found.groups), "nobody has tuned inference"
 
 
 @pytest.mark.emulated
