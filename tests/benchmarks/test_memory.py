@@ -27,6 +27,7 @@ def one_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
+@pytest.mark.slow
 def test_a_quick_run(tmp_path, capsys, plain_settings):
     file = tmp_path / "memory.json"
     options = ["--quick", "--rounds", "1", "--blocks", "1", "--json", str(file)]

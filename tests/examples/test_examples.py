@@ -89,6 +89,7 @@ def test_full_run_on_a_gpu(name: str, tmp_path: Path) -> None:
     check_picture(picture, coloured)
 
 
+@pytest.mark.slow
 def test_several_seeds_give_a_range(tmp_path: Path) -> None:
     options = ("--quick", "--device", "cpu", "--seeds", "2", "--seed", "3")
     output = wait(start("examples/generation.py", "--out", tmp_path, *options))

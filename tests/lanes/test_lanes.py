@@ -262,7 +262,7 @@ needs_emulator = pytest.mark.skipif(
 @pytest.mark.emulated
 @needs_emulator
 @triton_since(3, 5, "no linker for AMD's code comes along")
-@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+@pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.slow)])
 def test_emulated_gpu(run, arch):
     run(emulated(arch), 172, SPARSE_BRIDGE_TEST_ARCH=arch)
 
