@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import signal
 import types
@@ -207,6 +208,22 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(no_gpu)
         if here and here not in item.keywords:
             item.add_marker(wrong_lane)
+
+
+_MANY = 50_000  # objects that a full collection looks at in some milliseconds
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_collections():
+    """Most of what is alive before a module came with imports and compilers, and stays: the
+    collections of its tests do not look at it again."""
+    if len(gc.get_objects(generation=2)) > _MANY:
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # for modules that say at the end what leaks
 
 
 # `torch.device` as a context knows torch's factories as they are at its first use in a process:
