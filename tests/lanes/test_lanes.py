@@ -172,21 +172,17 @@ def emulated(arch):
 SMALL = ("spconv-prog_unet_k3_head", "torchsparse-p21_unet_b2", "minkowski-net_dense_decoder")
 
 
-# The quick lane of the interpreter in parts that can run side by side: nodes, and how many tests
-# they hold at least.
+# The quick lane of the interpreter in parts that can run side by side, of no less than a dozen
+# seconds each, as a process takes some to start: nodes, and how many tests they hold at least.
 QUICK = {
     "hash table": (KERNELS[:1], 30),
-    "maps": (KERNELS[1:3], 30),
-    "gemm": (KERNELS[3:5], 30),
+    "maps and convolutions": (KERNELS[1:3] + convolutions("interpreter"), 39),
+    "products": (KERNELS[3:5] + KERNELS[11:12], 55),
     "pools": (KERNELS[5:7], 40),
     "norms": (KERNELS[7:9], 60),
-    "voxels and keys": (KERNELS[9:11], 50),
-    "groups": (KERNELS[11:12], 25),
+    "keys and sorted rows": (KERNELS[9:11] + KERNELS[15:], 200),
     "mask splits": (KERNELS[12:14], 30),
     "narrow inputs": (KERNELS[14:15], 14),
-    "sorted rows": (KERNELS[15:], 150),
-    "convolutions": (convolutions("interpreter")[:5], 5),
-    "more convolutions": (convolutions("interpreter")[5:], 4),
     "launches": (["tests/gate/test_launches.py"], 5),
 }
 
