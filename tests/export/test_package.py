@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 
-import filelock
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from sparse_bridge.export import export_package, package_check, package_scenes
 from sparse_bridge.export.package import OLDEST
 from tests.compile.programs import PROGRAMS, scene
 from tests.export import operator_calls
+from tests.once import once
 from tests.releases import since
 
 CALLS = pathlib.Path(operator_calls.__file__)
@@ -39,13 +39,13 @@ def packaged(folder, door, network, dtype=torch.float32, **more):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A package of three layers, built once for all workers, and the model."""
-    workers = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else None
-    folder = (workers or tmp_path_factory.getbasetemp()) / "package"
-    with filelock.FileLock(f"{folder}.lock"):
-        if not (folder / "build" / "run_package").exists():
-            with torch._inductor.config.patch(quick_compiler()):
-                packaged(folder, "spconv", "three")
-            package_check.build(folder)
+
+    def build(folder):
+        with torch._inductor.config.patch(quick_compiler()):
+            packaged(folder, "spconv", "three")
+        package_check.build(folder)
+
+    folder = once(tmp_path_factory, "package", build)
     with PROGRAMS["spconv"]() as programs:
         return folder, programs["three"]().eval()
 
@@ -136,6 +136,8 @@ def test_operators_have_the_bits_of_python(made, tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = torch.load(tmp_path / "made.pt")
+    import sparse_bridge.compile  # noqa: F401 - registers the operators; another worker may have built the package
+
     with torch.backends.mkldnn.flags(enabled=False), torch.no_grad():
         expected = operator_calls.cases()  # by MKL, as the library
     for case, results in expected.items():

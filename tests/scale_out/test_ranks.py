@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from ..examples.launch import start_ranks, wait
+from ..once import once
 from .networks import NETWORKS
 from .ranks import CHECKS
 
@@ -22,9 +23,11 @@ WARNING = "ignore:torch.distributed is disabled:UserWarning"
 @pytest.fixture(scope="module", params=["cpu", GPU])
 def folder(request, tmp_path_factory) -> Path:
     """What two ranks have written."""
-    path = tmp_path_factory.mktemp(f"ranks-{request.param}")
-    wait(*start_ranks(2, "-m", "tests.scale_out.ranks", path, request.param))
-    return path
+
+    def run(path: Path) -> None:
+        wait(*start_ranks(2, "-m", "tests.scale_out.ranks", path, request.param))
+
+    return once(tmp_path_factory, f"ranks-{request.param}", run)
 
 
 @pytest.mark.parametrize("title", CHECKS)
