@@ -152,6 +152,26 @@ def built(monkeypatch):
 
 
 @pytest.fixture
+def fake_gpu():
+    """A GPU that is not there: `fake_gpu.has(...)` states facts about it, see `tests.fake_gpu`."""
+    from tests.fake_gpu import FakeGpu
+
+    gpu = FakeGpu()
+    yield gpu
+    gpu.gone()
+
+
+@pytest.fixture
+def rules():
+    """Rules of size for one test: `rules.hold(layers_wait())`, `rules.set(module, NAME=value)`."""
+    from tests.rules import Rules
+
+    held = Rules()
+    yield held
+    held.over()
+
+
+@pytest.fixture
 def plain_settings():
     """No setting of the caller's environment, and none left behind."""
     with settings.override():

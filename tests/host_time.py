@@ -28,15 +28,15 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.maps.pair_lists import DevicePairs
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.core.maps.views.derived import Derived
 from sparse_bridge.core.ops import batch_norm
-from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.tools.networks import minkowski, spconv, torchsparse
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
+from tests.fake_gpu import HOPPER
+from tests.rules import layers_wait
 from tests.walk_doors import pretended_gpu
 
 __all__ = ["layers", "pairs", "steps", "stream", "streamed", "sums", "times"]
@@ -192,7 +192,7 @@ def streamed(net: nn.Module, scene: Callable[[], Any], rounds: int) -> dict[str,
                     for book in books:
                         book.cache = Derived()
                     x = scene()
-                    with mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2):
+                    with layers_wait(worth):
                         start = time.thread_time()
                         nets[how](x)
                         found[how].append((time.thread_time() - start) * 1e3)
@@ -220,8 +220,8 @@ def steps(rounds: int, **sizes: Any) -> dict[str, tuple[list[float], list[float]
     books = _books_since(before)
     found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, _, _ in doors}
     # A GPU's answer is remembered.
-    known = mock.patch.object(batch_norm, "kernel_target", lambda device: targets.of(device))
-    with pretended_gpu(), pairs(), known:
+    with pretended_gpu() as gpu, pairs():
+        gpu.has(answers={batch_norm: HOPPER})
         for number, (name, net, scene) in itertools.product(range(rounds + 4), doors):
             for book in books:
                 book.cache = Derived()
@@ -265,7 +265,7 @@ def main() -> None:
 
 def _single(rounds: int) -> None:
     for how, worth in _HOW.items():
-        with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [worth] * 2):
+        with torch.no_grad(), pretended_gpu(), layers_wait(worth):
             for name, run in itertools.chain(layers(), sums()):
                 print(f"{name}, {how}: {_said(times(run, rounds))}")
     with pretended_gpu(), pairs():

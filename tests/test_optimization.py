@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core.conv import convolution, epilogue
+from sparse_bridge.core.conv import epilogue
 from tests.adapters.spconv import doors
 from tests.checks import assert_close
+from tests.rules import layers_wait
 
 DOORS = {
     "spconv": doors.standin,  # another test may have imported the wheel
@@ -24,9 +25,9 @@ DOORS = {
 
 
 @pytest.fixture(autouse=True)
-def every_size(monkeypatch):
+def every_size(rules):
     """Results of any size wait for what follows."""
-    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
+    rules.hold(layers_wait())
 
 
 @pytest.fixture(params=["spconv", "torchsparse", "minkowski"])

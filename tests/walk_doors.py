@@ -11,7 +11,6 @@ import gc
 import importlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -22,11 +21,11 @@ from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from sparse_bridge.kernels.gemm.narrow_gemm import narrow_gemm_kernel
 from sparse_bridge.kernels.ops import batch_norm, batch_norm_grad
-from sparse_bridge.kernels.runtime import launch
-from sparse_bridge.kernels.runtime import target as targets
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.fake_driver import entry_of
+from tests.fake_gpu import HOPPER, FakeGpu, fake_gpu
+from tests.rules import layers_wait
 from tests.walk import Walk, walk
 
 __all__ = ["LAUNCHER", "doors", "pretended_gpu"]
@@ -43,34 +42,16 @@ _KERNELS = (
     batch_norm_grad.grad_partials_kernel,
     batch_norm_grad.dx_kernel,
 )
-_HOPPER = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
-
-
-class _Compiled(dict):  # type: ignore[type-arg]
-    def __init__(self, kernel: Any) -> None:
-        super().__init__()
-        self._entry = entry_of(kernel)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self._entry
 
 
 @contextlib.contextmanager
-def pretended_gpu() -> Iterator[None]:
+def pretended_gpu() -> Iterator[FakeGpu]:
     """CPU tensors take the host's way of a GPU up to Triton's launcher, which does nothing."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-            (torch._C, "_cuda_getDevice", lambda: None),
-            (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
-            (convolution, "MIN_DEFERRED_ELEMENTS", [convolution.MIN_DEFERRED_ELEMENTS[1]] * 2),
-            (targets, "unavailable", lambda device: None),
-            (targets, "of", lambda device: _HOPPER),
-            (launch.Kernel, "launch", lambda self, *args: None),
-            *[(kernel, "_compiled", _Compiled(kernel)) for kernel in _KERNELS],
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value, create=True))
-        stack.enter_context(settings.override(dataflow="masked"))
-        yield
+    facts = {"raw": None, "target": HOPPER, "launches": lambda kernel, *args: None}
+    facts["compiled"] = {kernel: entry_of(kernel) for kernel in _KERNELS}
+    as_on_a_gpu = layers_wait(convolution.MIN_DEFERRED_ELEMENTS[1])
+    with as_on_a_gpu, fake_gpu(**facts) as gpu, settings.override(dataflow="masked"):
+        yield gpu
 
 
 def _layers() -> Iterator[tuple[str, Any, Any]]:

@@ -195,22 +195,20 @@ def test_enable_takes_a_limit(plain_settings):
     assert memory.limit is None and not sparse_bridge.status()["spconv"].enabled
 
 
-def of_one_gpu(monkeypatch, peaks):
+def of_one_gpu(fake_gpu, peaks):
     """The allocator's peaks of a GPU: of each time that they are read, and then the last."""
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
     def read(_):
         peak = peaks.pop(0) if len(peaks) > 1 else peaks[0]
         return {"allocated_bytes": {"all": {"current": 0, "peak": peak}}}
 
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", read)
+    fake_gpu.has(initialized=True, count=1, memory_stats=read)
 
 
 @pytest.mark.parametrize("how", ("disable", "with"))
-def test_what_exceeded_a_limit_of_enable(how, monkeypatch, plain_settings):
+def test_what_exceeded_a_limit_of_enable(how, fake_gpu, plain_settings):
     """A layer says it, or a warning where it ends: no block of the program's does."""
-    of_one_gpu(monkeypatch, [0, 2 << 30, 3 << 30])
+    of_one_gpu(fake_gpu, [0, 2 << 30, 3 << 30])
     handle = sparse_bridge.enable("spconv", mode="standin", memory_limit="1GiB")
     with pytest.raises(MemoryLimitError, match=r"was 2\.00 GiB"):
         memory_use.need(torch.device("cuda", 0), 1, "a layer")
@@ -223,8 +221,8 @@ def test_what_exceeded_a_limit_of_enable(how, monkeypatch, plain_settings):
     assert memory.limit is None
 
 
-def test_a_warning_that_is_an_error_leaves_nothing_enabled(monkeypatch, plain_settings):
-    of_one_gpu(monkeypatch, [0, 2 << 30])
+def test_a_warning_that_is_an_error_leaves_nothing_enabled(fake_gpu, plain_settings):
+    of_one_gpu(fake_gpu, [0, 2 << 30])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(RuntimeWarning), sparse_bridge.enable("spconv", mode="standin", memory_limit="1GiB"):

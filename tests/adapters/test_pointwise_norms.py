@@ -12,10 +12,10 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.ops import pointwise
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
+from tests.rules import layers_wait
 
 pytestmark = pytest.mark.emulated
 
@@ -77,12 +77,12 @@ def norms(monkeypatch):
 
 
 @pytest.fixture
-def kernels(monkeypatch, kernel_lane):
+def kernels(rules, monkeypatch, kernel_lane):
     """Kernels multiply halves here, as `auto` does on a GPU; layers of all sizes wait."""
     device = torch.device(kernel_lane.device)
-    monkeypatch.setattr(pointwise, "DEVICES", (device.type,))
+    rules.set(pointwise, DEVICES=(device.type,))
     monkeypatch.setattr(pointwise, "launched", lambda device, kind: kind == torch.float16)
-    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
+    rules.hold(layers_wait())
     return device
 
 

@@ -11,9 +11,9 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core import functional as sparse
-from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.geometry.sparse_data import SparseData
 from tests.adapters.spconv import doors
+from tests.rules import layers_wait
 
 COORDS = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]], dtype=torch.int32)
 
@@ -45,8 +45,8 @@ def test_torchsparse():
     assert repr(points) == "PointTensor(F=[2, 3] float32 cpu, C=[2, 4] float32 cpu)"
 
 
-def test_a_tensor_that_waits_is_printed_without_being_computed(monkeypatch):
-    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
+def test_a_tensor_that_waits_is_printed_without_being_computed(rules):
+    rules.hold(layers_wait())
     sparse_bridge.enable("torchsparse")
     layers, torchsparse = (importlib.import_module(n) for n in ("torchsparse.nn", "torchsparse"))
     conv, norm = layers.Conv3d(3, 5, 3).eval(), layers.BatchNorm(5).eval()

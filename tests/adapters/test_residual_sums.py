@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_bridge.core.conv import convolution, epilogue
+from sparse_bridge.core.conv import epilogue
 from tests.adapters.spconv import doors
 from tests.checks import assert_close
 from tests.residual_blocks import minkowski_blocks, spconv_blocks, torchsparse_blocks
+from tests.rules import layers_wait
 from tests.test_optimization import DOORS, INPUTS, ROWS, settle
 
 
 @pytest.fixture(autouse=True)
-def every_size(monkeypatch):
+def every_size(rules):
     """Results of any size wait."""
-    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
+    rules.hold(layers_wait())
 
 
 def learn(model, x):

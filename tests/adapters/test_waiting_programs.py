@@ -11,10 +11,10 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.conv import convolution
 from tests.adapters.programs import CHANNELS, Minkowski, Program, Spconv, Torchsparse
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
+from tests.rules import layers_wait
 
 DOORS = {
     "spconv": (spconv_doors.standin, Spconv()),
@@ -57,9 +57,9 @@ def check(door, seed):
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(rules):
     """Layers of any size wait."""
-    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
+    rules.hold(layers_wait())
 
 
 @pytest.mark.parametrize("name", DOORS)

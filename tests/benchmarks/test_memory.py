@@ -22,9 +22,9 @@ def no_wheel():
 
 
 @pytest.fixture(autouse=True)
-def one_device(monkeypatch):
+def one_device(fake_gpu):
     """What is written here does not depend on a GPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    fake_gpu.has(available=False)
 
 
 @pytest.mark.slow
@@ -109,14 +109,14 @@ class Pretended:
         return memory.Measured(1.0, torch.ones(1), self.free, self.free, convolutions)
 
 
-def test_limits_that_are_tried_on_a_gpu(monkeypatch, capsys):
+def test_limits_that_are_tried_on_a_gpu(rules, monkeypatch, capsys):
     """Of the layers, which come to an end where the process does not; and of the process, which
     passes what its error names."""
     run = Pretended()
     monkeypatch.setattr(memory, "network_of", lambda *_: contextlib.nullcontext(run))
     monkeypatch.setattr(memory, "measure", lambda run, *_: run.measure())
     monkeypatch.setattr(memory, "run_capped", lambda run, limit, cap: "passes")
-    monkeypatch.setattr(memory, "SHARES", (0.95, 0.75, 0.4))
+    rules.set(memory, SHARES=(0.95, 0.75, 0.4))
     setup = memory.Setup("cuda", torch.float16, 1, 1, 1)
     rows = memory.compare("a", memory.QUICK["1k x 32"], None, "spconv", "whole", setup)
     outcomes = [line.split(";", 1)[-1].strip() for line in capsys.readouterr().out.splitlines()]
@@ -142,13 +142,10 @@ def test_caps_up_to_the_first_that_passes(monkeypatch):
 
 
 @pytest.mark.parametrize("error", (None, torch.OutOfMemoryError, MemoryLimitError))
-def test_how_a_run_under_a_cap_ends(error, monkeypatch):
+def test_how_a_run_under_a_cap_ends(error, fake_gpu):
     """The process has its whole GPU again behind it."""
     shares, device = [], type("Device", (), {"total_memory": 1000})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
-    for name in ("empty_cache", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    fake_gpu.has(properties=device, set_memory_share=shares.append, empty_cache=tuple, synchronize=tuple)
 
     def run():
         assert limits.limit == 100
@@ -159,7 +156,7 @@ def test_how_a_run_under_a_cap_ends(error, monkeypatch):
     assert shares == [0.15, 1.0]
 
 
-def test_peaks_of_layers_and_of_all(monkeypatch):
+def test_peaks_of_layers_and_of_all(fake_gpu):
     """Before a layer, between two and behind the last the allocator may have had more. None of it is
     in sight of a layer that begins."""
     peak, seen = [0], []
@@ -168,8 +165,7 @@ def test_peaks_of_layers_and_of_all(monkeypatch):
         peak[0] = max(peak[0], size)
 
     counted = lambda: {f"{kind}_bytes": {"all": {"peak": peak[0] + more}} for kind, more in KINDS}  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", counted)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 0))
+    fake_gpu.has(memory_stats=counted, reset_peaks=lambda: peak.__setitem__(0, 0))
 
     def convolve(number, h):
         seen.append(peak[0])

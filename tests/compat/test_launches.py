@@ -29,10 +29,10 @@ def test_the_page_is_what_the_rules_say():
     assert page(layers.read()) == launches.PAGE.read_text(encoding="utf-8")
 
 
-def test_a_changed_rule_changes_the_page(monkeypatch):
+def test_a_changed_rule_changes_the_page(rules):
     counts = {DOWN: 1}
     before = page(counts)
-    monkeypatch.setattr(choice, "_FEW_OFFSETS", 4)
+    rules.set(choice, _FEW_OFFSETS=4)
     assert page(counts) != before
 
 

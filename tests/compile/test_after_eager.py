@@ -19,14 +19,15 @@ from tests.checks import assert_close
 from tests.compile.programs import DOORS, PROGRAMS, scene
 from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
+from tests.rules import layers_wait
 
 MODES = ("eval", "train", pytest.param("gradients", marks=pytest.mark.slow))
 
 
 @pytest.fixture(autouse=True)
-def all_wait(monkeypatch, plain_settings):
+def all_wait(rules, plain_settings):
     """Layers of any size wait for what follows them."""
-    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
+    rules.hold(layers_wait())
 
 
 @pytest.fixture
@@ -124,9 +125,9 @@ def test_models_that_are_compiled_in_parts(door, mode, quiet):
 
 
 @pytest.mark.parametrize("backend", quick(["inductor"], ("eager", "aot_eager", "inductor")))
-def test_results_of_65536_values(backend, monkeypatch, quiet):
+def test_results_of_65536_values(backend, rules, quiet):
     """As programs have them: with the size at which layers begin to wait."""
-    monkeypatch.undo()
+    rules.over()
     with PROGRAMS["minkowski"]():
         import MinkowskiEngine as ME
 

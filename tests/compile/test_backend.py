@@ -64,9 +64,9 @@ def test_a_network_is_a_few_steps(plain_settings, lowered):
 
 
 @pytest.mark.parametrize("door", quick(["spconv"], DOORS))
-def test_training(door, plain_settings, monkeypatch, lowered):
+def test_training(door, plain_settings, rules, lowered):
     """With norms as operators, as on GPUs; statistics move together."""
-    monkeypatch.setattr(norms, "DEVICES", ("cpu",))
+    rules.set(norms, DEVICES=("cpu",))
     with PROGRAMS[door]() as programs:
         compare(programs["three"]().train(), "sparse_bridge", 3)
     assert any(graph["move_averages"] == 1 and graph["count"] == 1 for graph in lowered)
@@ -91,8 +91,8 @@ class ByHand(nn.Module):
         return torch.relu(y) + y + z
 
 
-def test_norms_that_are_called_by_hand(plain_settings, monkeypatch, lowered):
-    monkeypatch.setattr(norms, "DEVICES", ("cpu",))
+def test_norms_that_are_called_by_hand(plain_settings, rules, lowered):
+    rules.set(norms, DEVICES=("cpu",))
     with PROGRAMS["spconv"]():
         import spconv.pytorch as sp
 

@@ -19,9 +19,9 @@ WANTED = ["sparse_bridge.same_rows", "sparse_bridge.conv"] * 2
 
 
 @pytest.fixture
-def sp(kernel_lane, monkeypatch):
+def sp(kernel_lane, rules, monkeypatch):
     """spconv where kernels multiply, as on a GPU."""
-    monkeypatch.setattr(pointwise, "DEVICES", (torch.device(kernel_lane.device).type,))
+    rules.set(pointwise, DEVICES=(torch.device(kernel_lane.device).type,))
     for owner, name in ((pointwise, "launched"), (products, "_launched")):
         monkeypatch.setattr(owner, name, lambda device, kind: True)
     torch._dynamo.reset()

@@ -42,9 +42,9 @@ def test_autocast(door, device, backend, dtype, plain_settings):
 
 
 @pytest.mark.parametrize("door", quick(["spconv"], ("spconv", "torchsparse", "minkowski")))
-def test_norms_as_operators(door, plain_settings, monkeypatch):
+def test_norms_as_operators(door, plain_settings, rules):
     """As they are on GPUs."""
-    monkeypatch.setattr(norms, "DEVICES", ("cpu",))
+    rules.set(norms, DEVICES=("cpu",))
     with PROGRAMS[door]() as programs:
         compare(programs["three"]().train(), "aot_eager", 2)
 

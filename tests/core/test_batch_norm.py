@@ -16,6 +16,7 @@ from sparse_bridge.errors import DataTypeError, UnsupportedError
 from sparse_bridge.kernels.runtime import target as targets
 from tests.checks import assert_close
 from tests.clouds import features
+from tests.fake_gpu import HOPPER
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
@@ -186,33 +187,32 @@ def test_fp64_and_odd_arguments_go_to_torch(map_lane, monkeypatch):
     assert norm.num_batches_tracked == before + 1
 
 
-def test_which_features_kernels_take(monkeypatch):
+def test_which_features_kernels_take(fake_gpu):
     """By metadata alone, whatever the device."""
     known = {arch: targets.described(arch) for arch in ("sm_75", "sm_90")}
     for arch, target in known.items():
-        monkeypatch.setattr(batch_norms, "kernel_target", lambda device, it=target: it)
+        fake_gpu.has(answers={batch_norms: target})
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             wanted = dtype != torch.float64 and (arch, dtype) != ("sm_75", torch.bfloat16)
             assert (serves(torch.empty(3, 4, dtype=dtype)) is target) == wanted
         assert serves(torch.empty(3, 0)) is None and serves(torch.empty(3, 4, 5)) is None
         assert serves(torch.empty(1, device="meta").expand((1 << 31) - 5, 3)) is None
     with settings.override(dataflow="per_offset"):
-        monkeypatch.undo()
+        fake_gpu.gone()
         assert serves(torch.empty(3, 4)) is None
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_both_passes_are_compiled_together_at_first_use(monkeypatch, ahead):
+def test_both_passes_are_compiled_together_at_first_use(fake_gpu, ahead):
     """With launches that do nothing, on a GPU that is not there."""
     pytest.importorskip("triton")
     from sparse_bridge.kernels.runtime import precompile
-    from sparse_bridge.kernels.runtime.launch import Kernel
 
     target, launches = dataclasses.replace(targets.described("sm_90"), raw=True), []
-    monkeypatch.setattr(batch_norms, "kernel_target", lambda device: target)
     batch_norms.reset()
-    monkeypatch.setattr(
-        Kernel, "launch", lambda self, *args: launches.append((bool(precompile.dry_runs), self.name, args[-1]))
+    fake_gpu.has(
+        answers={batch_norms: target},
+        launches=lambda kernel, *args: launches.append((bool(precompile.dry_runs), kernel.name, args[-1])),
     )
     norm, x = layer(16), features(30, 16).requires_grad_()
     both = ["partials", "apply", "grad_partials", "dx"]
@@ -230,7 +230,6 @@ def test_both_passes_are_compiled_together_at_first_use(monkeypatch, ahead):
 def test_norms_in_training_are_launched_by_address(monkeypatch):
     """Both ways, and without a second look at the layer's vectors."""
     pytest.importorskip("triton")
-    from sparse_bridge.kernels.runtime import launch
     from tests.walk_doors import pretended_gpu
 
     norm, x = torch.nn.BatchNorm1d(32), torch.randn(24, 32).half().requires_grad_()
@@ -243,10 +242,10 @@ def test_norms_in_training_are_launched_by_address(monkeypatch):
     def slow(*args):
         pytest.fail("a steady norm looks at its arguments again")
 
-    with pretended_gpu(), monkeypatch.context() as patch:
-        patch.setattr(batch_norms, "kernel_target", targets.of)
+    with pretended_gpu() as gpu, monkeypatch.context() as patch:
+        gpu.has(answers={batch_norms: HOPPER})
         step()
-        patch.setattr(launch.Kernel, "launch", slow)
+        gpu.has(launches=slow)
         patch.setattr(batch_norms, "serves", looked.append)
         step()
         assert looked == []
@@ -257,14 +256,14 @@ def test_norms_in_training_are_launched_by_address(monkeypatch):
 
 
 @pytest.fixture
-def first_of_its_kind(monkeypatch):
+def first_of_its_kind():
     """What batch norm in training makes of features, on a GPU that is not there, whose kernels for
     them have still to be compiled."""
     pytest.importorskip("triton")
     from tests.walk_doors import pretended_gpu
 
-    with pretended_gpu(), monkeypatch.context() as patch, settings.override(warmup=True):
-        patch.setattr(batch_norms, "kernel_target", targets.of)
+    with pretended_gpu() as gpu, settings.override(warmup=True):
+        gpu.has(answers={batch_norms: HOPPER})
         batch_norms.reset()
         yield lambda x: batch_norm(x, None, None, None, None, momentum=0.1, eps=1e-3)
     batch_norms.reset()

@@ -16,10 +16,10 @@ from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.device import self_check, trace
 from sparse_bridge.errors import UnsupportedError
-from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.tiles.epilogue_bits import BIAS, NORM
 from tests.checks import assert_close
 from tests.core.layers import layer, leaves, tensors
+from tests.fake_gpu import HOPPER
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
@@ -235,9 +235,8 @@ def test_plans_are_dropped_with_what_they_stand_on():
         assert plan.count() == 0 and plan_of(made, x, weight) is not third
 
 
-def test_plans_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(policy, "PLANS", 4)
-    monkeypatch.setattr(policy, "PLAN_SETTINGS", 3)
+def test_plans_do_not_pile_up(rules):
+    rules.set(policy, PLANS=4, PLAN_SETTINGS=3)
     plan.reset()
     made = layer("submanifold", 2)
     for number in range(12):
@@ -249,7 +248,7 @@ def test_plans_do_not_pile_up(monkeypatch):
 
 
 @pytest.fixture
-def launches(monkeypatch):
+def launches(fake_gpu, monkeypatch):
     """What a GPU that is not there would be told: (kernel, arguments by name) of every launch."""
     from sparse_bridge.kernels.runtime.launch import Kernel
 
@@ -258,10 +257,7 @@ def launches(monkeypatch):
     def launch(self, device, target, grid, args, constants, options, key):
         seen.append((self.name, dict(zip(self.fn.arg_names, (*args, *constants), strict=True))))
 
-    hopper = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
-    monkeypatch.setattr(targets, "unavailable", lambda device: None)
-    monkeypatch.setattr(targets, "of", lambda device: hopper)
-    monkeypatch.setattr(Kernel, "launch", launch)
+    fake_gpu.has(target=HOPPER, launches=launch)
     monkeypatch.setattr(Kernel, "start", lambda self, *args: False)
     plan.reset()
     yield seen

@@ -65,12 +65,8 @@ def test_without_triton_everything_runs_on_the_cpu():
         assert word in message
 
 
-def without_triton(monkeypatch):
-    monkeypatch.setattr(targets, "triton_version", lambda: None)
-
-
-def test_a_gpu_without_triton_takes_the_torch_dataflow_and_says_so_once(monkeypatch, caplog):
-    without_triton(monkeypatch)
+def test_a_gpu_without_triton_takes_the_torch_dataflow_and_says_so_once(fake_gpu, caplog):
+    fake_gpu.has(triton=None)
     with caplog.at_level(logging.WARNING, "sparse_bridge"):
         assert kernel_target(CUDA) is None and kernel_target(CUDA) is None
     (record,) = caplog.records
@@ -80,15 +76,15 @@ def test_a_gpu_without_triton_takes_the_torch_dataflow_and_says_so_once(monkeypa
 
 
 @pytest.mark.parametrize("flow", ["masked", "unmasked"])
-def test_a_forced_triton_dataflow_never_falls_back(monkeypatch, flow):
-    without_triton(monkeypatch)
+def test_a_forced_triton_dataflow_never_falls_back(fake_gpu, flow):
+    fake_gpu.has(triton=None)
     with settings.override(dataflow=flow):
         for device in (CUDA, torch.device("cpu")):
             assert_error(lambda d=device: kernel_target(d), DeviceError, [flow, str(device), "auto"])
 
 
-def test_a_triton_that_is_too_old(monkeypatch):
-    monkeypatch.setattr(targets, "triton_version", lambda: (2, 1, 0))
+def test_a_triton_that_is_too_old(fake_gpu):
+    fake_gpu.has(triton=(2, 1, 0))
     assert "2.1.0 is older than 3.0" in targets.unavailable(CUDA)
 
 
@@ -97,25 +93,19 @@ def test_a_triton_that_breaks_on_import_reads_as_none(monkeypatch):
     assert targets.triton_version() is None
 
 
-def test_a_gpu_that_is_too_old(monkeypatch):
-    monkeypatch.setattr(targets, "triton_version", lambda: (3, 6, 0))
-    monkeypatch.setattr(targets, "interpreted", lambda: False)
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
+def test_a_gpu_that_is_too_old(fake_gpu):
+    fake_gpu.has(triton=(3, 6, 0), interpreted=False, hip=None, capability=(6, 1))
     assert "older than compute capability 7.5" in targets.unavailable(CUDA)
 
 
-def test_a_gpu_that_triton_does_not_know(monkeypatch):
+def test_a_gpu_that_triton_does_not_know(fake_gpu):
     class Driver:
         @property
         def active(self):
             raise RuntimeError("unknown architecture gfx000")
 
-    runtime = pytest.importorskip("triton.runtime")
-    monkeypatch.setattr(targets, "interpreted", lambda: False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 9))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Mystery GPU")
-    monkeypatch.setattr(runtime, "driver", Driver())
+    pytest.importorskip("triton.runtime")
+    fake_gpu.has(interpreted=False, capability=(9, 9), name="Mystery GPU", driver=Driver())
     reason = targets.unavailable(CUDA)
     assert "Mystery GPU" in reason and "unknown architecture gfx000" in reason
     assert kernel_target(CUDA) is None
@@ -123,8 +113,8 @@ def test_a_gpu_that_triton_does_not_know(monkeypatch):
         assert_error(lambda: kernel_target(CUDA), DeviceError, ["Mystery GPU", "per_offset"])
 
 
-def test_a_device_that_is_no_gpu(monkeypatch):
-    monkeypatch.setattr(targets, "triton_version", lambda: (3, 6, 0))
+def test_a_device_that_is_no_gpu(fake_gpu):
+    fake_gpu.has(triton=(3, 6, 0))
     assert "'hpu'" in targets.unavailable(torch.device("hpu", 0))
 
 
@@ -160,9 +150,9 @@ def test_default_tiles_fit_every_target(backend, arch, shared):
                 assert min(tile.block_m, tile.block_n, tile.block_k) >= 16
 
 
-def fake(monkeypatch, arch, backend="cuda"):
+def fake(gpu, arch, backend="cuda"):
     target = Target(backend, arch, 32, 16, 64 << 10, raw=True)
-    monkeypatch.setattr(kernel_products, "kernel_target", lambda device: target)
+    gpu.has(answers={kernel_products: target})
     return target
 
 
@@ -172,12 +162,12 @@ def chosen(dtype, regular=True):
     return flow.name, flow.target(case)
 
 
-def test_what_a_gpu_cannot_multiply_goes_to_torch(monkeypatch):
+def test_what_a_gpu_cannot_multiply_goes_to_torch(fake_gpu):
     with settings.override(dataflow="auto", self_check=False):
-        turing = fake(monkeypatch, "sm_75")
+        turing = fake(fake_gpu, "sm_75")
         assert chosen(torch.float16) == ("masked", turing)
         assert chosen(torch.bfloat16) == ("per_offset", None)
-        hopper = fake(monkeypatch, "sm_90")
+        hopper = fake(fake_gpu, "sm_90")
         assert chosen(torch.bfloat16) == ("masked", hopper)
         assert chosen(torch.float64) == ("per_offset", None)
         assert chosen(torch.float16, regular=False) == ("grouped", hopper)
@@ -185,10 +175,10 @@ def test_what_a_gpu_cannot_multiply_goes_to_torch(monkeypatch):
 
 
 @pytest.mark.parametrize("flow", ["masked", "unmasked", "grouped"])
-def test_a_forced_dataflow_that_cannot_serve_says_why(monkeypatch, flow):
+def test_a_forced_dataflow_that_cannot_serve_says_why(fake_gpu, flow):
     """Nothing else runs in its place."""
     with settings.override(dataflow=flow, self_check=False):
-        fake(monkeypatch, "sm_75")
+        fake(fake_gpu, "sm_75")
         forced = "SPARSE_BRIDGE_DATAFLOW=" + flow
         for case, kind, words in (
             (Case(CUDA, torch.float64), UnsupportedError, ["do not multiply torch.float64"]),

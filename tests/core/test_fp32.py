@@ -15,7 +15,6 @@ from sparse_bridge.core.device import precision
 from sparse_bridge.core.geometry.weights import WeightLayout, layout_of
 from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
 from sparse_bridge.kernels.gemm.product import Product
-from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import described
 from sparse_bridge.kernels.tiles.tile import TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
@@ -157,7 +156,7 @@ def test_tiles_of_wide_layers():
     assert blocks(848, 1024) == (128, 64, 128), "few rows keep the GPU busy by fewer columns"
 
 
-def test_tiles_that_queue_rows(monkeypatch):
+def test_tiles_that_queue_rows(fake_gpu):
     """Rows of two steps under way: taller tiles where those fill the GPU, deeper ones while a
     compute unit holds few; not where the offsets are few, sums are in fp16, or Triton is older."""
     hopper, half = dataclasses.replace(described("sm_90"), compute_units=132), torch.float16
@@ -178,7 +177,7 @@ def test_tiles_that_queue_rows(monkeypatch):
     assert blocks(10_000, 64, n_offsets=8)[3] == 7 and blocks(10_000, 64, n_offsets=1)[3] < 7
     columns = [gather_tile(hopper, half, n, 64, 64, 27).block_n for n in (1_500, 5_000, 10_000)]
     assert columns == [16, 32, 64]
-    monkeypatch.setattr(targets, "triton_version", lambda: (3, 4, 0))
+    fake_gpu.has(triton=(3, 4, 0))
     assert blocks(100_000, 64)[3] < 7
 
 

@@ -25,18 +25,17 @@ OFFSETS = {
 }
 
 
-def by_table(monkeypatch):
-    monkeypatch.setattr(host_index, "_FEW", 1 << 20)
+def by_table(rules):
+    rules.set(host_index, _FEW=1 << 20)
 
 
-def by_search(monkeypatch):
-    monkeypatch.setattr(host_index, "_CELLS", 0)
+def by_search(rules):
+    rules.set(host_index, _CELLS=0)
 
 
-def lot_by_lot(monkeypatch):
-    monkeypatch.setattr(host_index, "_LOOKED_UP", 500)
-    monkeypatch.setattr(host_index, "_MET", 500)
-    monkeypatch.setattr(host_moves, "_TOGETHER", 500)
+def lot_by_lot(rules):
+    rules.set(host_index, _LOOKED_UP=500, _MET=500)
+    rules.set(host_moves, _TOGETHER=500)
 
 
 WAYS = {
@@ -73,29 +72,29 @@ def maps(coords, box, offsets):
 @pytest.mark.parametrize("rows", [0, 1, 150])
 @pytest.mark.parametrize("box", [BOX, DEAD], ids=["live", "dead"])
 @pytest.mark.parametrize("name", OFFSETS)
-def test_every_way_gives_the_same_lists(name, box, rows, monkeypatch):
+def test_every_way_gives_the_same_lists(name, box, rows, rules):
     offsets, want = OFFSETS[name], None
     for changes in WAYS.values():
-        with monkeypatch.context() as patch:
-            for change in changes:
-                change(patch)
-            got = maps(scene(rows), box, offsets)
+        for change in changes:
+            change(rules)
+        got = maps(scene(rows), box, offsets)
+        rules.over()
         want = want or got
         assert got == want
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OFFSETS)
-def test_against_the_reference(name, way, monkeypatch):
+def test_against_the_reference(name, way, rules):
     for change in WAYS[way]:
-        change(monkeypatch)
+        change(rules)
     cmap, offsets = CoordinateMap(scene(150), BOX), OFFSETS[name]
     want = reference.submanifold_pairs(cmap.coords, BOX, offsets.values)
     assert oracle.triples(map_builder.submanifold(cmap, offsets)) == oracle.pair_triples(want)
 
 
-def test_queries_beyond_the_ends_of_a_table_find_nothing(monkeypatch):
-    by_table(monkeypatch)
+def test_queries_beyond_the_ends_of_a_table_find_nothing(rules):
+    by_table(rules)
     corners = torch.tensor([[0, 0, 0, 0], [1, 8, 7, 6]], dtype=torch.int32)
     cmap = CoordinateMap(corners, Box.grid(2, SHAPE))
     far = Offsets.of([(-2, -2, -2), (0, 0, 0), (2, 2, 2)])

@@ -16,6 +16,7 @@ from sparse_bridge.core.ops import pointwise
 from tests.checks import NothingComputed
 from tests.clouds import features
 from tests.patience import PATIENCE
+from tests.rules import ruled
 
 SIZES = [(1, 4, 8), (63, 16, 24), (64, 32, 32), (65, 7, 5), (300, 48, 80)]
 
@@ -53,8 +54,8 @@ def test_its_gradients(kernel_lane, size):
         torch.testing.assert_close(one.grad.double(), exact.grad, rtol=3e-3, atol=3e-3 * scale)
 
 
-def test_maps_are_kept_for_the_last_numbers_of_rows(monkeypatch):
-    monkeypatch.setattr(pointwise, "_MAPS", 2)
+def test_maps_are_kept_for_the_last_numbers_of_rows(rules):
+    rules.set(pointwise, _MAPS=2)
     device = torch.device("cpu")
     pointwise.reset()
     n = 7919  # rows that no graph of another test has captured
@@ -83,10 +84,8 @@ def test_kernels_serve_where_nothing_speaks_against_them(monkeypatch):
     with torch.autocast("cpu", torch.float16):
         assert asked(x.float(), w.float(), None)
         assert not asked(x.double(), w.double(), None)
-    monkeypatch.setattr(pointwise, "_MOST_WEIGHT", 63)
-    assert not asked(x, w, None), "whatever the rows"
-    monkeypatch.undo()
-    monkeypatch.setattr(pointwise, "row_kernels", row_kernels)
+    with ruled(pointwise, _MOST_WEIGHT=63):
+        assert not asked(x, w, None), "whatever the rows"
     with settings.override(dataflow="per_offset"):
         assert not asked(x, w, None)
     layer = Asking()
@@ -114,8 +113,8 @@ class Asking(torch.nn.Module):
         return pointwise.by_kernel(x, w, None)
 
 
-def test_maps_of_captured_graphs_stay(monkeypatch):
-    monkeypatch.setattr(pointwise, "_MAPS", 1)
+def test_maps_of_captured_graphs_stay(rules, monkeypatch):
+    rules.set(pointwise, _MAPS=1)
     device, capturing = torch.device("cpu"), [False]
     monkeypatch.setattr(pointwise, "capturing", lambda device: capturing[0])
     first = pointwise.identity(11, device, False)

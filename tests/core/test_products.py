@@ -107,20 +107,20 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(threads, c_in, c_out, dty
         torch.set_num_threads(before)
 
 
-def test_other_memory_takes_torch(monkeypatch):
+def test_other_memory_takes_torch(rules, monkeypatch):
     def refuse():
         raise AssertionError("oneDNN is for dense fp32 rows")
 
-    monkeypatch.setattr(host_products, "_PAYS", 1)
+    rules.set(host_products, _PAYS=1)
     x, w = torch.randn(600, 8, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64)
     assert not host_products.by_onednn(w)
     monkeypatch.setattr(host_products, "onednn", refuse)
     close(host_products.mm(x, w, out=torch.empty(600, 4, dtype=torch.float64)), x @ w)
 
 
-def test_the_defaults_of_the_caller_do_not_matter(monkeypatch):
+def test_the_defaults_of_the_caller_do_not_matter(rules):
     """The library is chosen by fp32 products on the CPU, whatever tensors are made by default."""
-    monkeypatch.setattr(host_products, "_PAYS", 1)
+    rules.set(host_products, _PAYS=1)
     x, w, out = torch.randn(600, 32), torch.randn(32, 16), torch.empty(600, 16)
     host_products.reset()
     torch.set_default_dtype(torch.float64)

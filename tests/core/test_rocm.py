@@ -17,7 +17,7 @@ from tests.core.layers import layer, leaves, tensors
 
 
 @pytest.fixture
-def broken_blas(monkeypatch):
+def broken_blas(rules, monkeypatch):
     """A BLAS that computes at most 100 rows right and leaves NaN below, and the limit to match;
     gives the row counts that it was asked for."""
     asked = []
@@ -36,7 +36,7 @@ def broken_blas(monkeypatch):
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(torch, "addmm", lambda b, x, w: spoiled(right[1](b, x, w), len(x)))
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda x, w: spoiled(right[2](x, w), len(x)))
-    monkeypatch.setattr(rocm, "MOST_ROWS", 100)
+    rules.set(rocm, MOST_ROWS=100)
     monkeypatch.setattr(rocm, "splits", lambda x: len(x) > rocm.MOST_ROWS and x.dtype in rocm._WIDE)
     return asked
 
@@ -90,14 +90,14 @@ def test_layers_in_torch_take_parts(broken_blas, flow, monkeypatch):
     assert broken_blas and max(broken_blas) <= 100
 
 
-def test_only_rocm_and_wide_dtypes_take_parts(monkeypatch):
+def test_only_rocm_and_wide_dtypes_take_parts(fake_gpu):
     class Rows:
         is_cuda, dtype, shape = True, torch.float32, (rocm.MOST_ROWS + 1, 4)
 
     x = Rows()
-    monkeypatch.setattr(torch.version, "hip", None)
+    fake_gpu.has(hip=None)
     assert not rocm.splits(x)
-    monkeypatch.setattr(torch.version, "hip", "7.2.1")
+    fake_gpu.has(hip="7.2.1")
     assert rocm.splits(x)
     x.dtype = torch.float16
     assert not rocm.splits(x)
@@ -118,8 +118,8 @@ def allocator(monkeypatch):
 
 
 @pytest.mark.parametrize("name", rocm._ALLOCATOR)
-def test_expandable_segments_are_warned_about_once(allocator, caplog, name):
-    allocator.setattr(torch.version, "hip", "7.2.1")
+def test_expandable_segments_are_warned_about_once(allocator, fake_gpu, caplog, name):
+    fake_gpu.has(hip="7.2.1")
     allocator.setenv(name, "max_split_size_mb:128, expandable_segments:True")
     with caplog.at_level(logging.WARNING, "sparse_bridge"), settings.override(dataflow="explicit"):
         for _ in range(2):
@@ -132,8 +132,8 @@ def test_expandable_segments_are_warned_about_once(allocator, caplog, name):
     "hip, value",
     [(None, "expandable_segments:True"), ("7.2.1", "expandable_segments:False"), ("7.2.1", "max_split_size_mb:128")],
 )
-def test_where_there_is_nothing_to_warn_about(allocator, caplog, hip, value):
-    allocator.setattr(torch.version, "hip", hip)
+def test_where_there_is_nothing_to_warn_about(allocator, fake_gpu, caplog, hip, value):
+    fake_gpu.has(hip=hip)
     allocator.setenv("PYTORCH_CUDA_ALLOC_CONF", value)
     with caplog.at_level(logging.WARNING, "sparse_bridge"):
         rocm.warn_about_allocator()

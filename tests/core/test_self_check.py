@@ -192,12 +192,12 @@ class TestOnKernels:
         problem = self_check.run(device, target, part).problem
         assert part in problem and "row 77, channel 5" in problem
 
-    def test_rows_behind_two_gibibytes_that_are_read_wrongly_are_found(self, kernel_lane, monkeypatch):
+    def test_rows_behind_two_gibibytes_that_are_read_wrongly_are_found(self, kernel_lane, rules, monkeypatch):
         """The same code over features of half a megabyte: an offset that loses its upper bits."""
         from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
 
         device, target = lane_target(kernel_lane)
-        monkeypatch.setattr(self_check_problems, "_FAR_BYTES", 1 << 19)
+        rules.set(self_check_problems, _FAR_BYTES=1 << 19)
         assert self_check.run(device, target, self_check.FAR).problem is None
         self_check.reset()
         right = GatherGemm.__call__
@@ -221,12 +221,12 @@ class TestOnKernels:
         monkeypatch.setattr(hash_table, "hash_insert", racing)
         assert "counted" in self_check.run(device, target, "int32 keys").problem
 
-    def test_a_dtype_that_fails_computes_in_torch(self, kernel_lane, monkeypatch, caplog):
+    def test_a_dtype_that_fails_computes_in_torch(self, kernel_lane, fake_gpu, monkeypatch, caplog):
         """On maps that kernels made; other dtypes keep their kernels."""
         device, target = lane_target(kernel_lane)
         made = layer("submanifold", 2, device=kernel_lane.device)
         monkeypatch.setattr(self_check, "applies", lambda device: True)
-        monkeypatch.setattr(kernel_products, "kernel_target", lambda device: target)
+        fake_gpu.has(answers={kernel_products: target})
         wrong = {"fp16": "fp16 products failed the self-check"}
         monkeypatch.setattr(self_check, "find_problem", lambda *asked: wrong.get(asked[-1]))
         with settings.override(dataflow="auto"), caplog.at_level(logging.WARNING, "sparse_bridge"):
@@ -241,7 +241,7 @@ class TestOnKernels:
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(fake_gpu, monkeypatch):
     """A GPU that is not there; `gpu[part] = problem` makes a part fail, `gpu.asked` lists them."""
 
     class Problems(dict):
@@ -254,8 +254,7 @@ def gpu(monkeypatch):
         return problems.get(part)
 
     monkeypatch.setattr(self_check, "find_problem", find)
-    monkeypatch.setattr(targets, "unavailable", lambda device: None)
-    monkeypatch.setattr(targets, "of", lambda device: HOPPER)
+    fake_gpu.has(target=HOPPER)
     with settings.override(dataflow="auto", self_check=True, warmup=False):
         yield problems
 
@@ -380,9 +379,9 @@ BLACKWELL = Target("cuda", "sm_100", 32, 148, 227 << 10, raw=True)
 
 
 @pytest.mark.parametrize("target", [HOPPER, BLACKWELL], ids=lambda target: target.arch)
-def test_a_split_product_that_fails_gives_way_to_ieee_products(gpu, caplog, monkeypatch, target):
+def test_a_split_product_that_fails_gives_way_to_ieee_products(gpu, fake_gpu, caplog, monkeypatch, target):
     """Not to torch: layers that were resolved before are resolved again."""
-    monkeypatch.setattr(targets, "of", lambda device: target)
+    fake_gpu.has(target=target)
     forms, before = [], settings.generation
 
     def find(device, target, part):

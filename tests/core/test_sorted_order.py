@@ -117,13 +117,13 @@ def test_rows_of_a_box_without_keys(order):
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("low", [0, -4])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), CASES)
-def test_strided_rows(map_lane, kernel, stride, padding, low, many, monkeypatch):
+def test_strided_rows(map_lane, kernel, stride, padding, low, many, rules):
     if many:
         if not map_lane.kernels:
             pytest.skip("torch does not tell few rows from many")
         from sparse_bridge.kernels.maps import row_ranks
 
-        monkeypatch.setattr(row_ranks, "FEW_ROWS", 0)
+        rules.set(row_ranks, FEW_ROWS=0)
     coords, cmap = scene(map_lane, seed=sum(kernel), low=low)
     offsets = box_offsets(kernel, (1, 1, 1), padding)
     box = Box.of((0, *(-3 if low else 0,) * 3), (2, 9, 8, 7))

@@ -201,17 +201,20 @@ def _touched_in(tree: ast.Module, modules: set[str]) -> Iterator[str]:
             yield target
         bound[name] = target
     for node in ast.walk(tree):
-        owner, name = None, None
+        owner, names = None, []
         if isinstance(node, ast.Attribute):
-            owner, name = node.value, node.attr
+            owner, names = node.value, [node.attr]
         elif isinstance(node, ast.Call) and len(node.args) > 1 and _last(node)[-4:] == "attr":
-            owner, name = node.args[0], getattr(node.args[1], "value", None)
+            owner, names = node.args[0], [getattr(node.args[1], "value", None)]
+        elif isinstance(node, ast.Call) and node.args:  # `rules.set(module, _name=value)`
+            owner, names = node.args[0], [one.arg for one in node.keywords]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             home, _, last = node.value.rpartition(".")
             if home in modules and _private(last):
                 yield node.value
-        if owner is not None and _private(name):
+        private = [name for name in names if _private(name)]
+        if owner is not None and private:
             first, _, rest = ast.unparse(owner).partition(".")
             module = ".".join([bound.get(first, ""), *([rest] if rest else [])])
             if module in modules:
-                yield f"{module}.{name}"
+                yield from (f"{module}.{name}" for name in private)

@@ -95,14 +95,14 @@ def test_cache_show_as_tables(stored, capsys):
     assert "Stored: nothing" in capsys.readouterr().out
 
 
-def test_why_a_winner_is_not_read(stored, monkeypatch):
+def test_why_a_winner_is_not_read(stored, fake_gpu):
     """Kernels that are the same and a Triton that is another, or none: each has its own words."""
     _, stamp = stored
     old = dataclasses.replace(stamp, triton="3.1.0")
     assert cache.unread(stamp) is None
     assert cache.unread(old) == "not read: made for Triton 3.1.0"
     assert "other kernels" in cache.unread(dataclasses.replace(stamp, kernels="0" * 16))
-    monkeypatch.setattr(targets, "triton_version", lambda: None)
+    fake_gpu.has(triton=None)
     assert "layers on a CPU need none" in cache.unread(stamp)
 
 
@@ -272,7 +272,7 @@ def test_warm_tunes_stores_and_exports(tmp_path):
         assert TuneCache(tmp_path, stamp).load() == winners
 
 
-def test_warm_tunes_groups_of_networks(monkeypatch, tmp_path, capsys):
+def test_warm_tunes_groups_of_networks(fake_gpu, monkeypatch, tmp_path, capsys):
     """Of what networks run, not of layers alone; winners are shown and exported."""
     pytest.importorskip("triton")
     from tests.core.test_groups import group
@@ -288,7 +288,7 @@ def test_warm_tunes_groups_of_networks(monkeypatch, tmp_path, capsys):
         TuneCache(tmp_path, Stamp.of(CPU, target)).store_group(group())
 
     target = targets.Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
-    monkeypatch.setattr(warm.targets, "of", lambda device: target)
+    fake_gpu.has(target=target)
     monkeypatch.setattr(warm.group_race, "tuned", tuned)
     for kind in (warm_jobs.LayerJob, warm_jobs.ModelJob):
         monkeypatch.setattr(kind, "run", lambda job, device: watched.append(str(job)))
@@ -349,11 +349,11 @@ def test_warm_jobs_that_need_the_memory_for_themselves(monkeypatch, tmp_path):
     assert told.read_text() == "ran alone"
 
 
-def test_warm_refuses_to_time_where_time_means_nothing(monkeypatch):
+def test_warm_refuses_to_time_where_time_means_nothing(fake_gpu, monkeypatch):
     monkeypatch.setattr(warm, "device_of", lambda wanted: CPU)
     monkeypatch.setattr(warm, "compile_all", lambda *arguments: None)
     interpreter = targets.Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
-    monkeypatch.setattr(warm.targets, "of", lambda device: interpreter)
+    fake_gpu.has(target=interpreter)
     with pytest.raises(DeviceError, match="cannot be timed"):
         warm.run(options("--tune"))
     with pytest.raises(SettingError, match="--export"):

@@ -15,10 +15,8 @@ from sparse_bridge import settings
 from sparse_bridge.adapters import base
 from sparse_bridge.core.device import rocm, self_check
 from sparse_bridge.kernels.runtime import target as targets
-from sparse_bridge.kernels.runtime.target import Target
 from sparse_bridge.tools import doctor
-
-HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+from tests.fake_gpu import HOPPER
 
 
 @pytest.fixture
@@ -28,21 +26,19 @@ def no_frameworks(monkeypatch, plain_settings):
 
 
 @pytest.fixture
-def gpu(monkeypatch, no_frameworks):
+def gpu(fake_gpu, monkeypatch, no_frameworks):
     """A GPU that is not there; `gpu[part] = problem` makes a part of its self-check fail."""
     problems = {}
 
     class Properties:
         name, total_memory = "NVIDIA H200", 141 << 30
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    monkeypatch.setattr(targets, "of", lambda device: HOPPER)
-    reason = "CPU tensors take torch"
-    monkeypatch.setattr(targets, "unavailable", lambda device: reason if device.type == "cpu" else None)
+    fake_gpu.has(count=1, properties=Properties, target=HOPPER)
+    fake_gpu.has(unavailable=lambda device: "CPU tensors take torch" if device.type == "cpu" else None)
     self_check.reset()
     monkeypatch.setattr(self_check, "find_problem", lambda device, target, part: problems.get(part))
     yield problems
+    fake_gpu.gone()
     monkeypatch.undo()
     self_check.reset()
 
@@ -138,10 +134,10 @@ def test_variables_that_bear_on_a_result(no_frameworks, monkeypatch):
     assert "HSA_OVERRIDE_GFX_VERSION" in text and "no such setting" in text
 
 
-def test_expandable_segments_on_rocm(no_frameworks, monkeypatch):
+def test_expandable_segments_on_rocm(no_frameworks, fake_gpu, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert doctor.collect()["warnings"] == []
-    monkeypatch.setattr(torch.version, "hip", "7.2.1")
+    fake_gpu.has(hip="7.2.1")
     warning, *others = doctor.collect()["warnings"]  # some are about Triton's release
     assert any("ROCm 7.2.0 to 7.2.3" in other for other in others)
     assert warning == rocm.allocator_warning() and "PYTORCH_CUDA_ALLOC_CONF" in warning

@@ -86,8 +86,9 @@ TOUCHED = {
     "invented frameworks must not be known to other tests": ("adapters.base._loaded adapters.lifecycle._left_out"),
     "a fork while another thread holds them is what is tested": ("adapters.ledger._lock adapters.lifecycle._lock"),
     "whether anybody still listens is to be seen nowhere else": "adapters.ledger._listeners",
-    "without a GPU its graphs and random numbers are imitated": (
-        "core.capture.captured_maps._own_random_numbers core.capture.replay_training._Run core.capture.units._provide"
+    "without a GPU its graphs, random numbers and flags are imitated": (
+        "core.capture.captured_maps._own_random_numbers core.capture.prefetch._target "
+        "core.capture.replay_training._Run core.capture.traces.maps._distinct core.capture.units._provide"
     ),
     "a helper that is compiled anew, or not at all, must not be known to other tests": (
         "native._listeners native._module native._reason native._thread"
@@ -188,6 +189,7 @@ def test_an_owner_may_be_marked_elsewhere(planted):
         "from package.a import _kept",
         "from package import a\ndef test(patch):\n    patch.setattr(a, '_kept', 1)",
         "def test(patch):\n    patch.setattr('package.a._kept', 1)",
+        "from package import a\ndef test(rules):\n    rules.set(a, _kept=1)",
     ],
 )
 def test_a_planted_touch_is_found(planted, tmp_path, source):

@@ -365,9 +365,9 @@ def test_a_run_of_some_kernels(capsys):
     assert f"a quick run has no form of {other}" in capsys.readouterr().err
 
 
-def test_processes(monkeypatch):
+def test_processes(rules):
     """Two workers give what one gives, in the order of the jobs."""
-    monkeypatch.setattr(running, "_FEW", 2)
+    rules.set(running, _FEW=2)
     target = described("gfx942")
     names = ("table_masks", "pack_tiles", "count_index", "link_rows")
     jobs = [("gfx942", spaces(target)[name][0].covering()[0]) for name in names]
@@ -388,20 +388,20 @@ class Fatal(Form):
     jit = property(end_the_process)
 
 
-def test_a_compiler_that_crashes(monkeypatch):
+def test_a_compiler_that_crashes(rules):
     """It is that form's failure; the others are examined all the same."""
-    monkeypatch.setattr(running, "_FEW", 1)
+    rules.set(running, _FEW=1)
     form = spaces(described("gfx942"))["table_masks"][0].covering()[0]
     fields = {f.name: getattr(form, f.name) for f in dataclasses.fields(form)}
     results = running.run([("gfx942", form), ("gfx942", Fatal(**fields))], 2)
     assert [r.problems for r in results] == [(), ("the compiler crashed",)]
 
 
-def test_a_form_that_takes_too_long_fails(monkeypatch):
+def test_a_form_that_takes_too_long_fails(rules):
     (arch, form), *_ = running.jobs_for(["gfx1100"], full=False)
     quick = running.examine(arch, form)
     assert quick.problems == () and quick.seconds > 0
-    monkeypatch.setattr(running, "_MOST_SECONDS", quick.seconds / 1000)
+    rules.set(running, _MOST_SECONDS=quick.seconds / 1000)
     (problem,) = running.examine(arch, form).problems
     assert "s to compile; allowed 0" in problem
     assert summary.as_json([quick])["slowest_seconds"] == round(quick.seconds, 3)

@@ -58,12 +58,11 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder(monkeypatch, request):
+def recorder(fake_gpu, request):
     """Launches as on the GPU that the test names."""
     target = targets.described(request.param)
     made = Recorder(target)
-    monkeypatch.setattr(targets, "of", lambda device: target)
-    monkeypatch.setattr(Kernel, "launch", lambda kernel, *args: made(kernel, *args))
+    fake_gpu.has(target=target, launches=made)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with settings.override(dataflow="masked"):
@@ -199,7 +198,7 @@ TINY = {1: (12,), 2: (5, 4), 3: (3, 4, 3)}
     ["gfx90a", *(pytest.param(a, marks=pytest.mark.slow) for a in ("gfx1201", "sm_75", "sm_90"))],
     indirect=True,
 )
-def test_layers(recorder, monkeypatch):
+def test_layers(recorder, rules, monkeypatch):
     """Layers of every kind, dimension and dtype, odd and large channels; every kernel is met."""
     channels = itertools.cycle([(1, 1), (16, 33), (64, 64), (96, 256), (130, 20), (256, 256)])
     dtypes = [(torch.float16, False), (torch.float32, False), (torch.float32, True)]
@@ -224,9 +223,9 @@ def test_layers(recorder, monkeypatch):
     tiles = tile_batch.tile_batch(tables, recorder.target)
     pair_batch.PairBatch(tiles, [2, 4], recorder.target).write([10, 20])
     sorted_rows(coords)
-    monkeypatch.setattr(row_ranks, "FEW_ROWS", 0)
+    rules.set(row_ranks, FEW_ROWS=0)
     sorted_rows(coords)
-    monkeypatch.setattr(mask_order, "FEW_ROWS", 0)
+    rules.set(mask_order, FEW_ROWS=0)
     convolve_map(layer("strided", shape=TINY[1]).kmap)
     monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *_: 3)
     convolve_map(layer("strided", shape=TINY[1]).kmap)

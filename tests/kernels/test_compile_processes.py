@@ -130,16 +130,14 @@ class Gpu:
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path):
+def gpu(fake_gpu, monkeypatch, tmp_path):
     pool = Workers(2, "test")
     monkeypatch.setattr(precompile, "pool", pool)
     monkeypatch.setattr(compile_processes, "side_by_side", lambda: 1)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    fake_gpu.has(raw=0, enter=contextlib.nullcontext, launcher=lambda compiled: ("entry", compiled))
     for name in ("run", "launch_metadata"):
         monkeypatch.setattr(triton.compiler.CompiledKernel, name, lambda *args: None)
-    monkeypatch.setattr(launch, "launcher_of", lambda compiled: ("entry", compiled))
     compile_processes.reset()
     yield Gpu(monkeypatch, pool)
     pool.close()
@@ -221,14 +219,14 @@ class TestWithoutProcesses:
         started = noted_starts(monkeypatch)
         assert self.forms(gpu) == 4 and 1 <= len(started) <= 3
 
-    def test_a_server_that_is_slow_is_not_waited_for(self, gpu, monkeypatch):
+    def test_a_server_that_is_slow_is_not_waited_for(self, gpu, rules, monkeypatch):
         program = compile_processes._PROGRAM
         monkeypatch.setattr(compile_processes, "_PROGRAM", f"import time; time.sleep(2); {program}")
-        monkeypatch.setattr(compile_processes, "_PATIENCE", 0.2)
+        rules.set(compile_processes, _PATIENCE=0.2)
         assert self.forms(gpu, 2) == 2
         wait_for(lambda: len(servers()) == 3)
         # They are there, and may still take their time to answer on a busy machine.
-        monkeypatch.setattr(compile_processes, "_PATIENCE", PATIENCE)
+        rules.set(compile_processes, _PATIENCE=PATIENCE)
         gpu.compile(512)
         assert len(gpu.here) == 2
 
@@ -250,8 +248,8 @@ class TestWithoutProcesses:
         gpu.compile(64)
         assert gpu.here == ["_column_totals"], "another server"
 
-    def test_a_worker_that_hangs(self, gpu, monkeypatch):
-        monkeypatch.setattr(compile_processes, "_LONGEST", 0.3)
+    def test_a_worker_that_hangs(self, gpu, rules, monkeypatch):
+        rules.set(compile_processes, _LONGEST=0.3)
         change_server(monkeypatch, "_compile = lambda *form: __import__('time').sleep(5)")
         gpu.compile(16)
         assert gpu.here == ["_column_totals"]

@@ -135,10 +135,9 @@ def test_epilogues(kernel_lane, norm, bias, residual, activation):
     assert_close(y, want)
 
 
-def test_rows_that_most_pairs_meet(kernel_lane, monkeypatch):
+def test_rows_that_most_pairs_meet(kernel_lane, rules):
     """Their products are added in pieces, level by level."""
-    monkeypatch.setattr(grouped_gemm, "LONGEST", 8)
-    monkeypatch.setattr(grouped_gemm, "_PIECE", 4)
+    rules.set(grouped_gemm, LONGEST=8, _PIECE=4)
     lengths = [90, 60]
     x_rows, y_rows, offsets = random_pairs(lengths, 50, 7)
     y_rows[::2] = 3
@@ -147,9 +146,9 @@ def test_rows_that_most_pairs_meet(kernel_lane, monkeypatch):
 
 
 @pytest.mark.parametrize("lengths", [[0, 0, 0], [5, 0, 1000, 1], [1024, 1024], [70000, 3]])
-def test_pieces_add_up(lengths, monkeypatch):
+def test_pieces_add_up(lengths, rules):
     """Every entry lies in one piece of its row, however many levels there are."""
-    monkeypatch.setattr(grouped_gemm, "_PIECE", 16)
+    rules.set(grouped_gemm, _PIECE=16)
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     values = torch.arange(int(starts[-1]), dtype=torch.float64) + 1
     cuts = pieces_of(starts, max(lengths)) or (starts,)

@@ -62,9 +62,9 @@ def test_a_table_that_overflows_says_so(kernel_lane, shape):
     assert overflow and live == 65 and inserted == 64
 
 
-def test_probing_is_bounded(kernel_lane, monkeypatch):
+def test_probing_is_bounded(kernel_lane, rules):
     """Keys that crowd one neighbourhood run out of probes long before the table is full."""
-    monkeypatch.setattr(hash_table, "MAX_PROBES", 3)
+    rules.set(hash_table, MAX_PROBES=3)
     coords = cloud(SMALL, 2, 1.0)[:60].contiguous()
     table, _ = insert(kernel_lane, coords, Box.grid(2, SMALL), 64)
     assert table.counters()[2]

@@ -157,11 +157,11 @@ def test_tables(kernel_lane, keys):
     assert len(keys) == 2, "one for every multiple of 16 bytes, one for all others"
 
 
-def test_sorted_rows(kernel_lane, keys, monkeypatch):
+def test_sorted_rows(kernel_lane, keys, rules):
     """Few and many, keys of both widths, all rows in use or not, coordinates at any address."""
     target = target_of(kernel_lane)
     for few, n, by, far in itertools.product((1 << 20, 0), (1, 16, 33), (0, 1), (0, 1 << 30)):
-        monkeypatch.setattr(row_ranks, "FEW_ROWS", few)
+        rules.set(row_ranks, FEW_ROWS=few)
         coords = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
         coords[:, 0] = 0
         box = Box.grid(1, (far or 3 * n, far or 3 * n))

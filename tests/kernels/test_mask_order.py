@@ -61,10 +61,10 @@ def expected(nbr, edge=0):
 
 @pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("n_offsets, edge", [(1, 0), (8, 0), (24, 0), (25, 0), (27, 3), (32, 0), (33, 0), (125, 5)])
-def test_the_order_is_that_of_the_rank(kernel_lane, monkeypatch, n_offsets, edge, few):
+def test_the_order_is_that_of_the_rank(kernel_lane, rules, n_offsets, edge, few):
     """All rows are sampled, so frequencies are exact; one offset is in all of them."""
     if not few:
-        monkeypatch.setattr(ordering, "FEW_ROWS", 0)
+        rules.set(ordering, FEW_ROWS=0)
     made = table(kernel_lane, n_offsets, 250, share=0.15)
     if n_offsets > 8:
         made.nbr[n_offsets // 2] = 7
@@ -90,18 +90,18 @@ def test_the_order_holds_every_row_once_and_groups_equal_masks(kernel_lane, n_of
 
 @pytest.mark.parametrize("n_rows", [1, 63, 65, 127, 128, 129, 300])
 @pytest.mark.parametrize("n_offsets", [8, 27, 64])
-def test_few_rows_are_sorted_as_many_are(kernel_lane, n_offsets, n_rows, monkeypatch):
+def test_few_rows_are_sorted_as_many_are(kernel_lane, n_offsets, n_rows, rules):
     made, target = table(kernel_lane, n_offsets, n_rows), target_of(kernel_lane)
     few = mask_order(made, target).long().cpu()
-    monkeypatch.setattr(ordering, "FEW_ROWS", 0)
+    rules.set(ordering, FEW_ROWS=0)
     assert torch.equal(mask_order(made, target).cpu(), few)
 
 
 @pytest.mark.parametrize("n_offsets", [3, 9, 27, 33])
 @pytest.mark.parametrize("live", [1, 200, 256, 257, 400])
-def test_memory_for_more_rows_does_not_change_the_order(kernel_lane, monkeypatch, n_offsets, live):
+def test_memory_for_more_rows_does_not_change_the_order(kernel_lane, rules, n_offsets, live):
     """Places of few rows are counted, however many there is memory for."""
-    monkeypatch.setattr(ordering, "FEW_ROWS", 256)
+    rules.set(ordering, FEW_ROWS=256)
     made, target = table(kernel_lane, n_offsets, 400, share=0.15), target_of(kernel_lane)
     alone = mask_order(NeighborTable(made.nbr[:, :live].contiguous()), target)
     made.masks(target)

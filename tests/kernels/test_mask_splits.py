@@ -28,10 +28,10 @@ def ranges(n_offsets, splits):
 
 @pytest.mark.parametrize("n_offsets, splits", [(2, 2), (8, 3), (27, 2), (27, 4), (62, 2), (70, 2), (70, 3)])
 @pytest.mark.parametrize("apart", [True, False])
-def test_each_part_is_in_the_order_of_its_offsets_alone(kernel_lane, monkeypatch, n_offsets, splits, apart):
+def test_each_part_is_in_the_order_of_its_offsets_alone(kernel_lane, rules, n_offsets, splits, apart):
     """As if the table had no others; a sort of all parts together leaves them apart."""
     n_rows, target = 300, target_of(kernel_lane)
-    monkeypatch.setattr(ordering, "FEW_ROWS", n_rows if apart else 0)
+    rules.set(ordering, FEW_ROWS=n_rows if apart else 0)
     made = table(kernel_lane, n_offsets, n_rows, share=0.15)
     order = mask_order(made, target, splits).long().view(splits, n_rows)
     for part, inside in enumerate(ranges(n_offsets, splits)):
@@ -81,8 +81,8 @@ def test_tiles(kernel_lane, n_offsets, splits, n_rows):
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_rows_that_are_not_in_use_are_in_no_tile(kernel_lane, monkeypatch, apart):
-    monkeypatch.setattr(ordering, "FEW_ROWS", 256)
+def test_rows_that_are_not_in_use_are_in_no_tile(kernel_lane, rules, apart):
+    rules.set(ordering, FEW_ROWS=256)
     n_rows, live = (250, 90) if apart else (400, 300)
     full, target = table(kernel_lane, 27, n_rows), target_of(kernel_lane)
     full.nbr[:, live:] = -1

@@ -172,8 +172,8 @@ def test_rows_of_wider_memory(kernel_lane, columns, shift, packed):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_wide_offsets(kernel_lane, packed, monkeypatch):
-    monkeypatch.setattr(gather_spec, "INT32_END", 100)
+def test_wide_offsets(kernel_lane, packed, rules):
+    rules.set(gather_spec, INT32_END=100)
     for c_in, layout in ((4, "ovi"), (3, "vio")):
         gemm = check(kernel_lane, packed, c_in, layout=layout, columns=5, dtype=torch.float16)
         assert gemm.spec.wide

@@ -28,15 +28,14 @@ class Driver:
 
 
 @pytest.fixture
-def drive(monkeypatch):
+def drive(fake_gpu):
     """Make Triton's driver one of a backend."""
-    runtime = pytest.importorskip("triton.runtime")
+    pytest.importorskip("triton.runtime")
     properties = types.SimpleNamespace(gpu_subslice_count=64, max_compute_units=512)
-    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda index: properties)
+    fake_gpu.has(intel=properties)
 
     def set_backend(backend):
-        driver = types.SimpleNamespace(active=Driver(backend))
-        monkeypatch.setattr(runtime, "driver", driver)
+        fake_gpu.has(driver=types.SimpleNamespace(active=Driver(backend)))
 
     targets.reset()
     yield set_backend
@@ -69,7 +68,7 @@ def test_an_apple_gpu_is_served_by_torch():
 @pytest.mark.parametrize(
     "platform, words", [("win32", "pip install triton-windows"), ("darwin", "macOS"), ("linux", "reinstall torch")]
 )
-def test_without_triton_the_message_fits_the_platform(monkeypatch, platform, words):
-    monkeypatch.setattr(targets, "triton_version", lambda: None)
+def test_without_triton_the_message_fits_the_platform(fake_gpu, monkeypatch, platform, words):
+    fake_gpu.has(triton=None)
     monkeypatch.setattr(sys, "platform", platform)
     assert words in targets.unavailable(torch.device("cuda", 0))

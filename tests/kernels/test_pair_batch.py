@@ -49,9 +49,9 @@ def test_lists_are_those_of_each_map(kernel_lane, monkeypatch):
     assert all(start % 16 == 0 for start in starts)
 
 
-def test_many_tiles_are_counted_in_blocks(kernel_lane, monkeypatch):
+def test_many_tiles_are_counted_in_blocks(kernel_lane, rules):
     """Running sums go on from block to block."""
-    monkeypatch.setattr(pair_batch, "BLOCK", 4)
+    rules.set(pair_batch, BLOCK=4)
     tables = [table(kernel_lane, 5, rows, seed=rows) for rows in (1100, 512, 640)]
     tiles, target = tiles_of(kernel_lane, tables), target_of(kernel_lane)
     assert [one.n_pairs for one in tiles] == [9, 4, 5]

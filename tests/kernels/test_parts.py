@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from sparse_bridge.kernels.runtime import parts
-from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.parts import Part, Slab, memory_for, memory_of, taken, viewed
 
 CPU = torch.device("cpu")
@@ -61,7 +60,7 @@ def test_without_a_room_memory_is_taken():
     assert Slab.or_none(0, CPU) is None and Slab.or_none(1 << 40, CPU) is None
 
 
-def test_large_memory_comes_in_few_sizes(monkeypatch):
+def test_large_memory_comes_in_few_sizes(fake_gpu):
     """What a scene has freed serves one that is a little larger."""
     large = 2 << 20
     assert [len(memory_for(size, CPU)) for size in (0, 5, large - 1)] == [0, 5, large - 1]
@@ -69,7 +68,7 @@ def test_large_memory_comes_in_few_sizes(monkeypatch):
     found = [len(memory_for(size, torch.device("meta"))) for size in sizes]
     assert all(size <= taken <= size * 1.25 for size, taken in zip(sizes, found, strict=True))
     assert found == sorted(found) and len(set(found)) == 9  # two octaves, and their ends
-    monkeypatch.setattr(targets, "capturing", lambda device: True)
+    fake_gpu.has(captures=lambda device: True)
     assert len(memory_for(large + 1, CPU)) == large + 1
 
 
@@ -81,8 +80,8 @@ def test_a_large_slab_holds_its_parts_and_its_filling():
         slab.part(4)
 
 
-def test_small_neighbours_share_a_memory(monkeypatch):
-    monkeypatch.setattr(parts, "_SHARED", 1000)
+def test_small_neighbours_share_a_memory(rules):
+    rules.set(parts, _SHARED=1000)
     sizes = [5, 100, 0, 400, 900, 3, 2000, 7, 7]
     made = parts.memories_for(sizes, CPU)
     assert [one.shape[0] >= size for one, size in zip(made, sizes, strict=True)] == [True] * 9

@@ -105,26 +105,13 @@ class Jit:
 
 
 @pytest.fixture
-def kernel(monkeypatch):
+def kernel(fake_gpu):
     """A kernel on a GPU that is not there."""
 
-    class Here:
-        def __init__(self, index):
-            pass
-
-        def __enter__(self):
-            pass
-
-        def __exit__(self, *error):
-            pass
-
     jit = Jit()
-    monkeypatch.setattr(torch.cuda, "device", Here)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     # The grid and the stream come first.
     entry = (lambda *values: jit.ran.append(values[4:6])), (), ()
-    monkeypatch.setattr(launch, "launcher_of", lambda compiled: entry)
+    fake_gpu.has(raw=0, enter=contextlib.nullcontext, launcher=lambda compiled: entry)
     return launch.Kernel(jit, ("BLOCK",))
 
 

@@ -31,12 +31,12 @@ BOXES = {
 
 
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
+def poisoned(rules, monkeypatch):
     """Memory that is taken holds something, and few rows are few."""
     empty, empty_like = torch.empty, torch.empty_like
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(POISON))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(POISON))
-    monkeypatch.setattr(row_ranks, "FEW_ROWS", FEW)
+    rules.set(row_ranks, FEW_ROWS=FEW)
 
 
 def sites(box, n_rows, seed=0, without=()):
@@ -182,10 +182,10 @@ def test_memory_that_others_share(kernel_lane, name, n_rows):
 
 
 @pytest.mark.parametrize("name", ["3D", "64 bits"])
-def test_few_rows_are_sorted_as_many_are(kernel_lane, monkeypatch, name):
+def test_few_rows_are_sorted_as_many_are(kernel_lane, rules, name):
     rows = sites(BOXES[name], 200, 3)
     many = check(kernel_lane, BOXES[name], rows, 150)
-    monkeypatch.setattr(row_ranks, "FEW_ROWS", 200)
+    rules.set(row_ranks, FEW_ROWS=200)
     assert torch.equal(many, check(kernel_lane, BOXES[name], rows, 150))
 
 

@@ -75,10 +75,10 @@ def test_every_table_has_the_tiles_of_its_own(kernel_lane, monkeypatch):
 
 
 @pytest.mark.parametrize("few, many", [(0, 1), (128, 1), (256, 1), (128, 13)])
-def test_large_tables_share_a_sort(kernel_lane, monkeypatch, few, many):
+def test_large_tables_share_a_sort(kernel_lane, rules, monkeypatch, few, many):
     """Where one table is large, all are sorted together, of more than 128 with keys of 64 bits; of
     some the host does not know how many rows are in use."""
-    monkeypatch.setattr(ordering, "FEW_ROWS", few)
+    rules.set(ordering, FEW_ROWS=few)
     target = target_of(kernel_lane)
     kinds = [(27, 301), (8, 100), (27, 129), (125, 257), (1, 131), (8, 300), (27, 128)]
     tables = [table(kernel_lane, *kind, seed=i) for i, kind in enumerate(kinds)]
@@ -105,7 +105,7 @@ def test_few_tables(kernel_lane, rows):
         assert torch.equal(tiles.table().nbr, one.nbr)
 
 
-def test_launches_do_not_grow_with_the_tables(kernel_lane, monkeypatch):
+def test_launches_do_not_grow_with_the_tables(kernel_lane, rules, monkeypatch):
     from sparse_bridge.kernels.runtime import launch
 
     names, own = [], launch.Kernel.launch
@@ -120,6 +120,6 @@ def test_launches_do_not_grow_with_the_tables(kernel_lane, monkeypatch):
     tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
     assert names == ["masks_each", "keys_each", "orders_each", "tiles_each"] and not sorts
     names.clear()
-    monkeypatch.setattr(ordering, "FEW_ROWS", 72)
+    rules.set(ordering, FEW_ROWS=72)
     tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
     assert names == ["masks_each", "keys_each", "tiles_each"] and len(sorts) == 1

@@ -117,15 +117,14 @@ def test_modules_by_their_paths(flex_gemm):
     assert flex_gemm.kernels.triton.utils is importlib.import_module("flex_gemm.kernels.triton.utils")
 
 
-def test_what_kernels_ask_of_the_device(flex_gemm, monkeypatch):
+def test_what_kernels_ask_of_the_device(flex_gemm, fake_gpu):
     utils = flex_gemm.kernels.triton.utils
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    fake_gpu.has(available=False)
     with pytest.raises(DeviceError, match="there is none"):
         utils.get_num_sm()
     assert utils.get_autotune_config(["any"], {"cuda": ["nvidia"]}) == ["nvidia"]
     assert utils.get_autotune_config(["any"], None, {"A100": ["a"]}) == ["any"]
     with pytest.raises(ArgumentValueError, match="no configurations"):
         utils.get_autotune_config(device={"A100": ["a"]})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA a100-SXM4-80GB")
+    fake_gpu.has(available=True, name="NVIDIA a100-SXM4-80GB")
     assert utils.get_autotune_config(["any"], {"cuda": ["n"]}, {"A100": ["a"]}) == ["a"]

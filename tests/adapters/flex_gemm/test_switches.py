@@ -127,7 +127,7 @@ class Answers:
 
 
 @pytest.mark.parametrize("profile", ("1", "2.0"))
-def test_what_has_no_meaning_changes_nothing(profile, monkeypatch):
+def test_what_has_no_meaning_changes_nothing(profile, rules, monkeypatch):
     said = table()
     with sparse_bridge.enable("flex_gemm", mode="standin", profile=profile):
         answers = Answers(profile)
@@ -159,7 +159,7 @@ def test_what_has_no_meaning_changes_nothing(profile, monkeypatch):
                         with pytest.warns(DeprecationWarning):
                             getattr(module, call)(0.5)
                     assert module.HASHMAP_RATIO == 0.5
-                    monkeypatch.setattr(module, "HASHMAP_RATIO", 2.0)
+                    rules.set(module, HASHMAP_RATIO=2.0)
         assert seen > 10
 
 

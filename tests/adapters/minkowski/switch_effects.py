@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparse_bridge.errors import ContractError, DeviceError
+from tests.fake_gpu import fake_gpu
 
 COORDS = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 3, 2], [1, 1, 1]]).int()
 FEATS = torch.tensor([[1.0, -2.0], [3.0, 5.0], [7.0, 11.0], [-13.0, 17.0]])
@@ -57,6 +58,11 @@ def cleared_manager(ME):
 
 
 def map_type(ME, monkeypatch):
+    with fake_gpu() as gpu:
+        _map_type(ME, gpu, monkeypatch)
+
+
+def _map_type(ME, gpu, monkeypatch):
     kinds = ME.CoordinateMapType
     module = importlib.import_module("MinkowskiEngine.MinkowskiCoordinateManager")
     monkeypatch.setattr(module, "_coordinate_map_type", None)
@@ -73,13 +79,13 @@ def map_type(ME, monkeypatch):
         with pytest.raises(DeviceError, match=r"CoordinateMapType\.CPU"):
             made._manager.use_device(gpu)
         made._manager.use_device(cpu)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu.has(available=False)
     module.set_coordinate_map_type(kinds.CUDA)
     for options in ({}, {"coordinate_map_type": kinds.CUDA}):
         with pytest.raises(AssertionError, match="needs a GPU"):
             ME.CoordinateManager(D=2, **options)
     assert tensor(ME).coordinate_manager.coordinate_map_type is kinds.CPU  # as its coordinates
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    gpu.has(available=True)
     made = ME.CoordinateManager(D=2)
     assert isinstance(made._manager, backend().CoordinateMapManagerGPU_c10)
     for call in (made.insert_and_map, lambda c: made.insert_field(c.float(), 1)):

@@ -33,11 +33,8 @@ from sparse_bridge.core.capture import batched_builder, prefetch
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
 from sparse_bridge.core.capture.history import boxes_of, loose_levels
 from sparse_bridge.core.capture.traces import maps as traced_maps
-from sparse_bridge.core.conv import convolution
-from sparse_bridge.core.device import rocm
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
-from sparse_bridge.core.ops import pointwise
 from sparse_bridge.kernels.maps import (  # noqa: F401
     level_bounds,
     mask_order,
@@ -54,8 +51,10 @@ from sparse_bridge.tools.networks import minkowski, spconv, torchsparse
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.fake_driver import entry_of
+from tests.fake_gpu import HOPPER, Compiled, fake_gpu
 from tests.host_time import pairs
-from tests.walk_doors import _HOPPER, pretended_gpu
+from tests.rules import layers_wait, products_unmade, row_kernels_on
+from tests.walk_doors import pretended_gpu
 
 __all__ = ["Counting", "doors", "streamed"]
 
@@ -134,37 +133,28 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
         ends = [[*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose]
         return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends], lengths)
 
-    class Compiled(dict):  # type: ignore[type-arg]
-        name = ""
+    class Told(Compiled):
+        """Launches of a kernel, told of with its key."""
+
+        def __init__(self, kernel: Any) -> None:
+            super().__init__(entry_of(kernel))
+            self.name = kernel.name
 
         def get(self, key: Any, default: Any = None) -> Any:
-            if told is None:
-                return entries[self.name]
-            return functools.partial(told, self.name, key), (), ()
+            return self.entry if told is None else (functools.partial(told, self.name, key), (), ())
 
-    entries: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
+    with fake_gpu() as gpu:
         for kernel in launch.REGISTRY.values():
-            compiled = Compiled()
-            entries[kernel.name] = entry_of(kernel)
-            compiled.name = kernel.name
-            stack.enter_context(mock.patch.object(kernel, "_compiled", compiled))
-        for owner, name, value in (
-            (launch.Kernel, "launch", _LAUNCH),
-            (Rulebook, "_made", lambda book, side: _table(book.n_offsets, book.n_rows[side])),
-            (TileList, "table", lambda tiles: _table(tiles.n_offsets, tiles.n_rows)),
-            (launch.Kernel, "_launch_slowly", lambda *_: None),  # of products
-            # Maps and products have different numbers for the current GPU here.
-            (torch._C, "_cuda_getDevice", lambda: mock.ANY),
-            (targets, "device_index", lambda device: -1),
-            (targets, "is_current", lambda device: True),
-            (BatchedBuilder, "sizes", sizes),
-            (traced_maps, "_distinct", lambda flags, n_rows: True),
-            (batched_builder, "kernel_target", lambda *_: _HOPPER),
-            (coordinate_map, "kernel_target", lambda *_: None),
-            (prefetch, "_target", lambda cmap: _HOPPER),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value))
+            gpu.replaces(kernel, _compiled=Told(kernel))
+        gpu.replaces(launch.Kernel, launch=_LAUNCH, _launch_slowly=lambda *_: None)  # the latter of products
+        gpu.replaces(Rulebook, _made=lambda book, side: _table(book.n_offsets, book.n_rows[side]))
+        gpu.replaces(TileList, table=lambda tiles: _table(tiles.n_offsets, tiles.n_rows))
+        # Maps and products have different numbers for the current GPU here.
+        gpu.has(raw=mock.ANY, answers={batched_builder: HOPPER, coordinate_map: None})
+        gpu.replaces(targets, device_index=lambda device: -1, is_current=lambda device: True)
+        gpu.replaces(BatchedBuilder, sizes=sizes)
+        gpu.replaces(traced_maps, _distinct=lambda flags, n_rows: True)
+        gpu.replaces(prefetch, _target=lambda cmap: HOPPER)
         yield
 
 
@@ -269,14 +259,8 @@ def main() -> None:
 
 
 def _scenes(rounds: int) -> None:
-    def product(x: torch.Tensor, w: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        return x.new_empty(x.shape[0], w.shape[1])  # of halves a CPU is slow
-
-    waits = mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [0] * 2)
-    rows = mock.patch.object(pointwise, "DEVICES", ("cpu",))  # layers of kernel volume 1
-    products = mock.patch.object(rocm, "linear", product), mock.patch.object(rocm, "mm", product)
     for name, net, scene in doors():
-        with waits, rows, products[0], products[1]:
+        with layers_wait(), row_kernels_on("cpu"), products_unmade():
             taken = [one.whole * 1e3 for one in streamed(net, scene, rounds + _LEARNT)][_LEARNT:]
         print(f"{name}: {min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True)
 

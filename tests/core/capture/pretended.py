@@ -16,9 +16,7 @@ import torch
 from sparse_bridge.core.capture import captured_maps, captured_model, kinds, padded, replay, replay_training
 from sparse_bridge.core.capture.captured_model import Captured
 from sparse_bridge.core.capture.replay_trial import leaves_of
-from sparse_bridge.core.device import self_check, stream_order
-from sparse_bridge.core.geometry import boxes
-from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.core.device import self_check
 from tests.checks import NothingComputed
 
 from .pretended_streams import Streams, Watching
@@ -93,50 +91,32 @@ def other_norms(device, target, part):
     return "results have other bits than torch's" if part.endswith(" norms") else None
 
 
-def replays_on_the_cpu(monkeypatch):
+def replays_on_the_cpu(gpu):
     """Let models over CPU tensors be replayed, besides. Their norms are torch's, in trials too."""
-    streams = graphs_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(self_check, "problem", other_norms)
-    for module in (replay, replay_training):
-        monkeypatch.setattr(module, "captured_from", capture_from)
-    monkeypatch.setattr(replay_training, "captured", capture)
-    monkeypatch.setattr(kinds, "capturable", lambda features: padded.current() is None)
-    monkeypatch.setattr(replay_training._Run, "forward", forward)
+    streams = graphs_on_the_cpu(gpu)
+    gpu.replaces(self_check, problem=other_norms)
+    gpu.replaces(replay, captured_from=capture_from)
+    gpu.replaces(replay_training, captured_from=capture_from, captured=capture)
+    gpu.replaces(kinds, capturable=lambda features: padded.current() is None)
+    gpu.replaces(replay_training._Run, forward=forward)
     return streams
 
 
-def graphs_on_the_cpu(monkeypatch):
+def graphs_on_the_cpu(gpu):
     """Let maps over CPU tensors be captured, as far as Python goes; the streams that are
     pretended."""
-    streams, empty = Streams(), torch.empty
-    pretended = {
-        "Stream": streams.new,
-        "Event": streams.event,
-        "stream": streams.on,
-        "device": lambda _: contextlib.nullcontext(),
-        "current_stream": streams.current,
-        "memory_reserved": lambda *_: 0,
-        "graph_pool_handle": object,
-        "is_current_stream_capturing": lambda: False,
-        "mem_get_info": lambda *_: (1 << 30, 1 << 36),
-    }
-    for name, value in pretended.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
-    monkeypatch.setattr(captured_maps, "_own_random_numbers", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(captured_maps, "captured", capture)
-    monkeypatch.setattr(captured_maps, "Streams", lambda _: streams)
+    streams = Streams()
+    gpu.has(streams=streams, enter=contextlib.nullcontext, capturing=False, graph_pool=object, pinned=True)
+    gpu.has(reserved_memory=0, free_memory=(1 << 30, 1 << 36))
+    own_random_numbers = lambda _: contextlib.nullcontext()  # noqa: E731
+    gpu.replaces(captured_maps, _own_random_numbers=own_random_numbers, captured=capture, Streams=lambda _: streams)
     return streams
 
 
 @contextlib.contextmanager
-def watched(streams, monkeypatch):
+def watched(streams, gpu):
     """Raise `Race` where streams are not ordered; maps of the core are ordered as on a GPU."""
-    monkeypatch.setattr(Graph, "touch", staticmethod(streams.touch))
-    monkeypatch.setattr(stream_order, "of", stream_order.StreamOrder)
-    monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: streams.current().number)
-    for module in (targets, boxes):
-        monkeypatch.setattr(module, "current_stream", lambda _: streams.current().number)
-    monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)
+    gpu.replaces(Graph, touch=staticmethod(streams.touch))
+    gpu.has(ordered=streams)
     with Watching(streams):
         yield

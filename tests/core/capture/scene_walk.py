@@ -13,13 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
-import torch
-
 from sparse_bridge import native, state
-from sparse_bridge.core.conv import convolution
-from sparse_bridge.core.device import rocm
-from sparse_bridge.core.ops import pointwise
 from sparse_bridge.native import calls as native_calls
+from tests.rules import layers_wait, products_unmade, row_kernels_on, ruled
 
 from .map_time import doors, streamed
 
@@ -69,17 +65,11 @@ def _counting(own: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:
     return forward
 
 
-def _product(x: torch.Tensor, w: torch.Tensor, bias: Any = None) -> torch.Tensor:
-    return x.new_empty(x.shape[0], w.shape[1])  # of halves a CPU is slow
-
-
 @contextlib.contextmanager
 def _helper(used: bool) -> Iterator[None]:
     """With the compiled helper's functions for calls of layers, or without."""
-    with contextlib.ExitStack() as stack:
-        if native.module() is None or not used:
-            for name in native_calls.FUNCTIONS:
-                stack.enter_context(mock.patch.object(native_calls, name, None))
+    absent = dict.fromkeys(() if native.module() and used else native_calls.FUNCTIONS)
+    with ruled(native_calls, **absent):
         yield
 
 
@@ -91,10 +81,9 @@ def walks(helper: bool) -> Iterator[tuple[str, Steps]]:
         with (
             _helper(helper),
             mock.patch.object(type(net), "forward", _counting(type(net).forward, counter)),
-            mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [0] * 2),
-            mock.patch.object(pointwise, "DEVICES", ("cpu",)),
-            mock.patch.object(rocm, "linear", _product),
-            mock.patch.object(rocm, "mm", _product),
+            layers_wait(),
+            row_kernels_on("cpu"),
+            products_unmade(),
         ):
             streamed(net, scene, _SCENES)
         yield name, counter.steps()

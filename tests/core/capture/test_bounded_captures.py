@@ -23,8 +23,8 @@ class Kind:
 
 
 @pytest.fixture
-def trainer(monkeypatch):
-    graphs_on_the_cpu(monkeypatch)
+def trainer(fake_gpu):
+    graphs_on_the_cpu(fake_gpu)
     model = nn.Linear(2, 2)
     return TrainingReplayer(model, model.forward, lambda _: None)
 
@@ -58,10 +58,10 @@ def test_ever_new_shapes_are_not_looked_at_any_more(trainer):
 
 
 @pytest.mark.emulated
-def test_training_over_twenty_shapes(kernel_lane, monkeypatch):
+def test_training_over_twenty_shapes(kernel_lane, fake_gpu):
     """No shape comes back: one graph serves them all, and everything is what it is without."""
     if kernel_lane.device == "cpu":
-        replays_on_the_cpu(monkeypatch)
+        replays_on_the_cpu(fake_gpu)
     prefetch.forget()
     units.remove()
     with doors.standin("spconv") as module:

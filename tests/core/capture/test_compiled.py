@@ -32,9 +32,9 @@ def test_optimized_with_graphs(door):
 @pytest.mark.parametrize("choice", ("off", "graphs"))
 @pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
 @pytest.mark.usefixtures("own_provider")
-def test_settings(door, choice, monkeypatch):
+def test_settings(door, choice, rules):
     """With `graphs` a part of a model that ran before has a forward that replays it."""
-    monkeypatch.setattr(policy, "LEAST_LAYERS", 1)
+    rules.set(policy, LEAST_LAYERS=1)
     request.register(units._provide, prefetch.announced)  # whatever ran before
     with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval()

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.core.capture import captured_maps, padded, prefetch
+from sparse_bridge.core.capture import captured_maps, prefetch
+from tests.rules import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -49,11 +50,11 @@ def told():
 
 
 @pytest.fixture
-def door(kernel_lane, monkeypatch, told):
+def door(kernel_lane, fake_gpu, rules, monkeypatch, told):
     """told: of a graph's maps that are started, and of inputs that get maps of their own."""
     if kernel_lane.device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", 512)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(512))
     own_start, own_maps = captured_maps.CapturedMaps.start, prefetch.announced
     monkeypatch.setattr(captured_maps.CapturedMaps, "start", lambda *given: told.append("maps") or own_start(*given))
     monkeypatch.setattr(prefetch, "announced", lambda *given: told.append("own") or own_maps(*given))

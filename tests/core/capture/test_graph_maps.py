@@ -17,6 +17,7 @@ from sparse_bridge.core.capture.graph_maps import Early, smallest
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
+from tests.rules import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -68,13 +69,13 @@ def test_no_guess_for_other_bounds_or_without_graphs():
 @pytest.mark.emulated
 @pytest.mark.usefixtures("nothing_learnt")
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, monkeypatch, trains):
+def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, fake_gpu, rules, monkeypatch, trains):
     """And a module that listens by then leaves the call as it is."""
     device, told = kernel_lane.device, []
     early = ["maps"] if trains else ["maps", "run"]
     if device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", 512)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(512))
     with doors.standin("spconv") as module:
         plain = doors.network(module, "spconv", device).train(trains)
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)

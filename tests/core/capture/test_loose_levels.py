@@ -52,10 +52,10 @@ def test_sparse_scenes(kernel_lane, monkeypatch):
 
 
 @torch.no_grad()
-def test_sparse_scenes_of_a_replayed_model(kernel_lane, monkeypatch):
+def test_sparse_scenes_of_a_replayed_model(kernel_lane, fake_gpu, rules):
     """Its graph measures these levels, too."""
     plain = UNet(kernel_lane.device)
-    network, hits = replayed(plain, kernel_lane, monkeypatch, 64)
+    network, hits = replayed(plain, kernel_lane, fake_gpu, rules, 64)
     for turn in range(8):
         check(network, scattered(turn, kernel_lane.device), plain)
     assert hits() >= 2

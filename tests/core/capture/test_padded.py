@@ -25,6 +25,7 @@ from sparse_bridge.kernels.maps import mask_order
 from sparse_bridge.refusals import Refusal
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
+from tests.rules import graphs_of
 
 from .pretended import replays_on_the_cpu
 
@@ -163,9 +164,9 @@ def test_a_level_that_outgrows_its_room(sp, kernel_lane):
 
 @torch.no_grad()
 @pytest.mark.usefixtures("one_by_one")
-def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, monkeypatch):
+def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, rules):
     """Up to so many rows are sorted apart, whatever there is memory for."""
-    monkeypatch.setattr(mask_order, "FEW_ROWS", 120)
+    rules.set(mask_order, FEW_ROWS=120)
     network = Network(sp).eval().to(kernel_lane.device)
     record = learnt(sp, network, kernel_lane)
     coords = cloud(SHAPE, share=0.03, seed=3, device=kernel_lane.device)
@@ -311,11 +312,11 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_a_replayed_model(sp, kernel_lane, monkeypatch, trains):
+def test_a_replayed_model(sp, kernel_lane, fake_gpu, rules, trains):
     """Where kernels are emulated a replay runs what was captured once more."""
     if kernel_lane.device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", 64)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(64))
     plain = Block(sp).to(kernel_lane.device).train(trains)
     model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
     for seed in range(5):

@@ -325,7 +325,7 @@ def test_all_maps_of_a_scene_are_packed_in_one_launch(kernel_lane, monkeypatch):
     assert names.count("tiles_each") == 1 and "pack_tiles" not in names
 
 
-def test_large_tables_are_packed_in_several_batches(kernel_lane, monkeypatch):
+def test_large_tables_are_packed_in_several_batches(kernel_lane, rules, monkeypatch):
     """What goes when tiles are there makes room for the next ones; the maps are the same."""
     for seed in (1, 2):
         scene(kernel_lane, seed).network()
@@ -335,7 +335,7 @@ def test_large_tables_are_packed_in_several_batches(kernel_lane, monkeypatch):
         sizes.append(len(tables))
         return own(tables, target)
 
-    monkeypatch.setattr(scene_memory, "BATCH", 27 * third.root[0].n_rows + 1)
+    rules.set(scene_memory, BATCH=27 * third.root[0].n_rows + 1)
     monkeypatch.setattr(tile_batch, "tile_batch", packed)
     assert third.network() == 0
     assert len(sizes) > 2 and sum(sizes) >= 5

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from sparse_bridge import settings
-from sparse_bridge.core.capture import padded, units
+from sparse_bridge.core.capture import units
 from tests.clouds import cloud, features
+from tests.rules import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -29,11 +30,11 @@ def forget():
 
 
 @pytest.fixture
-def models(kernel_lane, monkeypatch):
+def models(kernel_lane, fake_gpu, rules):
     """What imports a stack of spconv."""
-    monkeypatch.setattr(padded, "_LEAST", 512)
+    rules.hold(graphs_of(512))
     if kernel_lane.device == "cpu":
-        replays_on_the_cpu(monkeypatch)
+        replays_on_the_cpu(fake_gpu)
     forget()
     with doors.standin("spconv"), settings.override(optimize="graphs"):
         yield lambda name: importlib.import_module(f"compat.models.spconv.{name}")

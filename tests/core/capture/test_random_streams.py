@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import padded, prefetch, units
-from sparse_bridge.core.conv import convolution
+from sparse_bridge.core.capture import prefetch, units
+from tests.rules import graphs_of, layers_wait
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -69,10 +69,9 @@ events = st.lists(st.one_of(scenes, scenes, scenes, scenes, changes), min_size=4
 
 
 @pytest.fixture
-def untaught(monkeypatch):
+def untaught(rules):
     """Nothing learnt yet, and everything tried at the second or third scene of a kind."""
-    monkeypatch.setattr(padded, "_LEAST", 160)
-    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
+    rules.hold(graphs_of(160), layers_wait())
 
     def forget():
         prefetch.forget()
@@ -180,10 +179,10 @@ def same_state(model, plain, exact):
 
 @pytest.mark.parametrize("optimize", ["off", "fuse", "graphs"])
 @pytest.mark.parametrize("name", doors.NAMES)
-def test_streams_are_what_their_scenes_are(map_lane, monkeypatch, untaught, built, name, optimize):
+def test_streams_are_what_their_scenes_are(map_lane, fake_gpu, untaught, built, name, optimize):
     device = map_lane.device
     if device == "cpu" and map_lane.kernels:
-        replays_on_the_cpu(monkeypatch)
+        replays_on_the_cpu(fake_gpu)
     number = STREAMS or (60 if device == "cuda" else 2)
 
     @given(alike, events)

@@ -17,7 +17,7 @@ from sparse_bridge.core.capture.captured_maps import captured
 from sparse_bridge.core.capture.recording import Remains, captured_from
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
-from sparse_bridge.kernels.runtime import target, triton_compat, uploads
+from sparse_bridge.kernels.runtime import triton_compat, uploads
 from tests.patience import PATIENCE
 
 
@@ -51,10 +51,8 @@ class Graph:
 
 
 @pytest.fixture(autouse=True)
-def graphs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: mock.Mock())
+def graphs(fake_gpu, monkeypatch):
+    fake_gpu.has(graph=Graph, device=0, current_stream=mock.Mock)
     monkeypatch.setattr(triton_compat, "end_pool", lambda device, pool: None)
     Graph.capturing, Graph.spoilt, Graph.alive = set(), [], 0
     yield
@@ -146,19 +144,19 @@ def test_memory_that_a_capture_has_used():
     assert during and there() is None
 
 
-def test_the_cache_of_the_allocator(monkeypatch):
+def test_the_cache_of_the_allocator(fake_gpu):
     """It can be emptied while no thread captures."""
     emptied = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    fake_gpu.has(empty_cache=lambda: emptied.append(True))
     captured(recording.empty_cache, None)
     assert not emptied
     recording.empty_cache()
     assert emptied == [True]
 
 
-def test_numbers_for_captured_launches(monkeypatch):
+def test_numbers_for_captured_launches(fake_gpu):
     """They are written once the capture is over, in memory that lives as long as the graph."""
-    monkeypatch.setattr(target, "capturing", lambda device: bool(Graph.capturing))
+    fake_gpu.has(captures=lambda device: bool(Graph.capturing))
     held, here = [torch.zeros(5, dtype=torch.int64)], torch.device("cpu")
 
     def work():
@@ -174,8 +172,8 @@ def test_numbers_for_captured_launches(monkeypatch):
     assert room() is None
 
 
-def test_more_numbers_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(target, "capturing", lambda device: bool(Graph.capturing))
+def test_more_numbers_than_there_is_room_for(fake_gpu):
+    fake_gpu.has(captures=lambda device: bool(Graph.capturing))
     here, room = torch.device("cpu"), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="2 numbers or more; 1 fit"):
         captured(lambda: uploads.uploaded([1, 2], here), None, room)

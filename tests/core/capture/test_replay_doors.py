@@ -14,9 +14,9 @@ from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import padded, replay, units
 from sparse_bridge.core.capture.calls.call import constant
-from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.conv.kernel_products import GatherProduct
 from sparse_bridge.refusals import Refusal
+from tests.rules import graphs_of, layers_wait
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -64,10 +64,10 @@ def maker(module, name):
 @pytest.mark.parametrize("name", doors.NAMES)
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", [Whole, Made])
-def test_a_program_that_is_not_changed(kernel_lane, monkeypatch, name, trains, kind):
+def test_a_program_that_is_not_changed(kernel_lane, fake_gpu, monkeypatch, name, trains, kind):
     device = kernel_lane.device
     if device == "cpu":
-        replays_on_the_cpu(monkeypatch)
+        replays_on_the_cpu(fake_gpu)
     monkeypatch.setattr(padded, "_LEAST", 512)  # one class of rows, and whole tiles behind them
     with doors.standin(name) as module, settings.override(optimize="graphs"):
         plain = kind(doors.network(module, name, device), maker(module, name))
@@ -120,12 +120,12 @@ class Told(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["torchsparse", "minkowski"])
-def test_functions_among_the_arguments(kernel_lane, monkeypatch, name):
+def test_functions_among_the_arguments(kernel_lane, fake_gpu, rules, name):
     """They hold no state, and tell calls apart."""
     device = kernel_lane.device
     if device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", 512)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(512))
     with doors.standin(name) as module, settings.override(optimize="graphs"), torch.no_grad():
         model = Told(doors.network(module, name, device)).to(device).eval()
         plain = copy.deepcopy(model)
@@ -166,14 +166,14 @@ def test_which_functions_tell_calls_apart(value, told):
 
 @pytest.mark.parametrize("name", doors.NAMES)
 @pytest.mark.parametrize("kind", ["inference", "fused", "training"])
-def test_a_replayed_model(kernel_lane, monkeypatch, name, kind):
+def test_a_replayed_model(kernel_lane, fake_gpu, rules, monkeypatch, name, kind):
     """Where kernels are emulated a replay runs what was captured once more.  fused: layers of this
     size wait for what follows them, too."""
     device, trains = kernel_lane.device, kind == "training"
     if kind == "fused":
-        monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
+        rules.hold(layers_wait())
     if device == "cpu":
-        replays_on_the_cpu(monkeypatch)
+        replays_on_the_cpu(fake_gpu)
     monkeypatch.setattr(padded, "_LEAST", 512)  # one class of rows, and whole tiles behind them
     with doors.standin(name) as module:
         plain = doors.network(module, name, device).train(trains)
@@ -203,15 +203,14 @@ def test_a_replayed_model(kernel_lane, monkeypatch, name, kind):
 
 @pytest.mark.parametrize("name", doors.NAMES)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_layers_are_launched_once_in_a_graph(kernel_lane, monkeypatch, name, mode):
+def test_layers_are_launched_once_in_a_graph(kernel_lane, fake_gpu, rules, monkeypatch, name, mode):
     """Whatever was seen to follow them before, and in trials, where nothing is seen."""
     device, launches, captured = kernel_lane.device, [], []
-    monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
-    monkeypatch.setattr(padded, "_LEAST", 64)
+    rules.hold(layers_wait(), graphs_of(64))
     if device == "cpu":
         if mode is torch.inference_mode:
             pytest.skip("pretended replays compute with gradients")
-        replays_on_the_cpu(monkeypatch)
+        replays_on_the_cpu(fake_gpu)
     launch, capture = GatherProduct.over, replay.captured_from
 
     def counted(*given):
@@ -240,12 +239,12 @@ def test_layers_are_launched_once_in_a_graph(kernel_lane, monkeypatch, name, mod
     assert last == [5, 5]
 
 
-def test_a_parameter_that_is_frozen_later(kernel_lane, monkeypatch):
+def test_a_parameter_that_is_frozen_later(kernel_lane, fake_gpu, rules):
     """Its graph stands beside the first, and both leave gradients in the same places."""
     device = kernel_lane.device
     if device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", 512)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(512))
     with doors.standin("spconv") as module:
         plain = doors.network(module, "spconv", device).train()
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
@@ -276,12 +275,12 @@ class Flat(torch.nn.Module):
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-def test_a_dense_grid_inside(kernel_lane, monkeypatch, trains):
+def test_a_dense_grid_inside(kernel_lane, fake_gpu, rules, trains):
     """Its size follows from the input's, so that graphs are for one shape each."""
     device = kernel_lane.device
     if device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", 512)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(512))
     with doors.standin("spconv") as module:
         plain = Flat(doors.network(module, "spconv", device)).to(device).train(trains)
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)

@@ -6,20 +6,19 @@ import logging
 import types
 
 import pytest
-import torch
 
 from sparse_bridge import log, settings
 from sparse_bridge.core.capture import kinds
 
 
 @pytest.mark.parametrize("capture, replayed", [("prefetch", False), ("always", True)])
-def test_models_are_replayed_on_rocm_only_if_the_settings_say_so(monkeypatch, caplog, capture, replayed):
+def test_models_are_replayed_on_rocm_only_if_the_settings_say_so(fake_gpu, caplog, capture, replayed):
     features = types.SimpleNamespace(is_cuda=True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    fake_gpu.has(capturing=False)
     log.reset()
     with settings.override(capture=capture), caplog.at_level(logging.INFO, "sparse_bridge"):
         assert kinds.capturable(features)
-        monkeypatch.setattr(torch.version, "hip", "7.2.1")
+        fake_gpu.has(hip="7.2.1")
         for _ in range(2):
             assert kinds.capturable(features) is replayed
     said = [record.getMessage() for record in caplog.records]

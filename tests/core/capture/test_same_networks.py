@@ -8,8 +8,9 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.capture import padded, prefetch, units
+from sparse_bridge.core.capture import prefetch, units
 from tests.clouds import cloud
+from tests.rules import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -22,11 +23,11 @@ LEVELS = ("off", "fuse", "graphs")
 
 
 @pytest.fixture
-def device(map_lane, monkeypatch):
+def device(map_lane, fake_gpu, rules):
     """On a CPU, replays of graphs are pretended."""
     if map_lane.device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", 256)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(256))
     prefetch.forget()
     units.remove()
     yield map_lane.device

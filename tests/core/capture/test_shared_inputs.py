@@ -10,11 +10,12 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters.minkowski import manager
-from sparse_bridge.core.capture import padded, prefetch, units
+from sparse_bridge.core.capture import prefetch, units
 from sparse_bridge.core.device import stream_order, workspace
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.map_cache import MapStore
 from sparse_bridge.core.ops.row_matrix import RowMatrix
+from tests.rules import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu, watched
@@ -23,14 +24,14 @@ from .test_stream_order import results, same
 
 
 @pytest.fixture
-def streams(monkeypatch):
+def streams(fake_gpu, rules, monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("a GPU has streams of its own")
-    monkeypatch.setattr(padded, "_LEAST", 160)
+    rules.hold(graphs_of(160))
     monkeypatch.setattr(workspace, "_LIMIT_BYTES", -1)  # a CPU has one buffer for all streams
     prefetch.forget()
     units.remove()
-    yield replays_on_the_cpu(monkeypatch)
+    yield replays_on_the_cpu(fake_gpu)
     prefetch.forget()
     units.remove()
 
@@ -56,8 +57,8 @@ def on_both(streams, work):
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", doors.NAMES)
-def test_a_network(streams, monkeypatch, name, trains):
-    with doors.standin(name) as module, watched(streams, monkeypatch):
+def test_a_network(streams, fake_gpu, name, trains):
+    with doors.standin(name) as module, watched(streams, fake_gpu):
         models = iter([doors.network(module, name, "cpu").train(trains) for _ in range(2)])
         x = doors.scene(module, name, 0, "cpu", 0.3)
         mine, theirs = on_both(streams, lambda: results(next(models), x, trains))
@@ -76,16 +77,16 @@ _LAYERS = {
 
 
 @pytest.mark.parametrize("kind", _LAYERS)
-def test_layers_of_minkowski(streams, monkeypatch, kind):
+def test_layers_of_minkowski(streams, fake_gpu, kind):
     """They keep more with a manager than maps."""
-    with doors.standin("minkowski") as module, watched(streams, monkeypatch):
+    with doors.standin("minkowski") as module, watched(streams, fake_gpu):
         x = doors.scene(module, "minkowski", 0, "cpu", 0.3)
         mine, theirs = on_both(streams, lambda: _LAYERS[kind](module, x).clone())
     assert torch.equal(mine, theirs)
 
 
-def test_points_of_minkowski(streams, monkeypatch):
-    with doors.standin("minkowski") as module, watched(streams, monkeypatch):
+def test_points_of_minkowski(streams, fake_gpu):
+    with doors.standin("minkowski") as module, watched(streams, fake_gpu):
         points = torch.rand(60, 4) * 5
         points[:, 0] = 0
         field = module.TensorField(torch.rand(60, 4), points)
@@ -94,8 +95,8 @@ def test_points_of_minkowski(streams, monkeypatch):
     assert torch.equal(mine, theirs)
 
 
-def test_coordinates_that_a_replay_left(streams, monkeypatch):
-    with doors.standin("minkowski") as module, watched(streams, monkeypatch):
+def test_coordinates_that_a_replay_left(streams, fake_gpu):
+    with doors.standin("minkowski") as module, watched(streams, fake_gpu):
         x = doors.scene(module, "minkowski", 0, "cpu", 0.3)
         mine, key = x._manager._manager, x.coordinate_map_key.key
         one, other = pair_of(streams)
@@ -110,9 +111,9 @@ def test_coordinates_that_a_replay_left(streams, monkeypatch):
 
 
 @pytest.mark.emulated
-def test_a_model_that_is_replayed_and_one_that_is_not(kernel_lane, streams, monkeypatch):
+def test_a_model_that_is_replayed_and_one_that_is_not(kernel_lane, streams, fake_gpu):
     """What a replay leaves with the input, another model goes on with."""
-    with doors.standin("minkowski") as module, watched(streams, monkeypatch):
+    with doors.standin("minkowski") as module, watched(streams, fake_gpu):
         plain = doors.network(module, "minkowski", "cpu").eval()
         models = [copy.deepcopy(plain) for _ in range(2)]
         for seed in range(5):
@@ -129,8 +130,8 @@ def test_a_model_that_is_replayed_and_one_that_is_not(kernel_lane, streams, monk
 
 
 @pytest.fixture
-def ordered(streams, monkeypatch):
-    with watched(streams, monkeypatch):
+def ordered(streams, fake_gpu):
+    with watched(streams, fake_gpu):
         yield streams
 
 
@@ -173,11 +174,11 @@ def test_a_matrix(ordered):
 
 
 @pytest.mark.parametrize("name", doors.NAMES)
-def test_memory_that_another_stream_reads(streams, monkeypatch, name):
+def test_memory_that_another_stream_reads(streams, fake_gpu, monkeypatch, name):
     """A stream that waits for maps tells the allocator: an input may go before it is through."""
     used = []
     monkeypatch.setattr(stream_order, "note_use", lambda tensor, stream: used.append((tensor, stream.number)))
-    with doors.standin(name) as module, watched(streams, monkeypatch):
+    with doors.standin(name) as module, watched(streams, fake_gpu):
         model = doors.network(module, name, "cpu").eval()
         x = doors.scene(module, name, 0, "cpu", 0.3)
         one, other = pair_of(streams)

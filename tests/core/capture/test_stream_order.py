@@ -14,10 +14,11 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import captured_maps, captured_model, padded, prefetch, units
+from sparse_bridge.core.capture import captured_maps, captured_model, prefetch, units
 from sparse_bridge.core.capture.recording import GraphMemory
 from sparse_bridge.core.capture.replay_parts import Replays
 from sparse_bridge.core.device import stream_order
+from tests.rules import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu, watched
@@ -25,9 +26,9 @@ from .pretended_streams import Race, Streams, Watching
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch):
+def fresh(rules):
     """Nothing learnt yet, and classes of few rows."""
-    monkeypatch.setattr(padded, "_LEAST", 160)
+    rules.hold(graphs_of(160))
     prefetch.forget()
     units.remove()
     yield
@@ -73,16 +74,13 @@ def test_the_watch_sees_what_is_not_ordered():
             values.add_(1)
 
 
-def test_what_one_stream_made_others_wait_for_once(monkeypatch):
+def test_what_one_stream_made_others_wait_for_once(fake_gpu, monkeypatch):
     """And no capture begins meanwhile."""
     streams, held, own = Streams(), [], stream_order.captures_on
     monkeypatch.setattr(
         stream_order, "captures_on", lambda there: held.append(stream_order.waiting.locked()) or own(there)
     )
-    monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: streams.current().number)
-    monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)
-    monkeypatch.setattr(torch.cuda, "current_stream", streams.current)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    fake_gpu.has(streams=streams, numbered=streams, capturing=False)
     device, values = torch.device("cpu"), torch.zeros(2)
     assert stream_order.of(device) is None
     one, other = streams.new(), streams.new()
@@ -105,28 +103,27 @@ def test_what_one_stream_made_others_wait_for_once(monkeypatch):
     assert held == [True, True] and not stream_order.waiting.locked()
 
 
-def test_copies_know_no_streams_of_other_processes(monkeypatch):
-    monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: 1 << 40)
+def test_copies_know_no_streams_of_other_processes(fake_gpu):
+    fake_gpu.has(stream_number=1 << 40)
     order = stream_order.StreamOrder(torch.device("cuda", 0))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    fake_gpu.has(available=False)
     assert pickle.loads(pickle.dumps(order)) is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: 7)
+    fake_gpu.has(available=True, stream_number=7)
     assert copy.deepcopy(order).waited == [7]
 
 
 @pytest.fixture
-def streams(kernel_lane, monkeypatch):
+def streams(kernel_lane, fake_gpu):
     if kernel_lane.device != "cpu":
         pytest.skip("a GPU has streams of its own")
-    return replays_on_the_cpu(monkeypatch)
+    return replays_on_the_cpu(fake_gpu)
 
 
-def two_streams(streams, monkeypatch, name, trains, mode="graphs"):
+def two_streams(streams, fake_gpu, name, trains, mode="graphs"):
     """Scenes on two streams in turns, of one size and then of another."""
     shares = [0.3 + 0.002 * seed for seed in range(7)] + [0.55] * (0 if trains else 5)
     turns = itertools.cycle([streams.new(), streams.new()])
-    with doors.standin(name) as module, watched(streams, monkeypatch):
+    with doors.standin(name) as module, watched(streams, fake_gpu):
         plain = doors.network(module, name, "cpu").train(trains)
         model, found = copy.deepcopy(plain), []
         for one in (streams.known[1], streams.known[2]):  # weights are from before
@@ -149,7 +146,7 @@ def two_streams(streams, monkeypatch, name, trains, mode="graphs"):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-def test_replays_on_two_streams(streams, monkeypatch, trains):
+def test_replays_on_two_streams(streams, fake_gpu, trains):
     own, held = captured_model.Captured.cutter, []
 
     def cutter(self, call, rows):
@@ -162,30 +159,30 @@ def test_replays_on_two_streams(streams, monkeypatch, trains):
         return copied
 
     monkeypatch.setattr(captured_model.Captured, "cutter", cutter)
-    assert two_streams(streams, monkeypatch, "torchsparse", trains) >= 2
+    assert two_streams(streams, fake_gpu, "torchsparse", trains) >= 2
     # A training step is its thread's own until its backward pass.
     assert held and (trains or all(held)), "another thread may replay before results are copied"
 
 
 @pytest.mark.emulated
-def test_replays_that_would_not_wait_are_noticed(streams, monkeypatch):
+def test_replays_that_would_not_wait_are_noticed(streams, fake_gpu, monkeypatch):
     monkeypatch.setattr(Replays, "follow", lambda self: None)
     with pytest.raises(Race):
-        two_streams(streams, monkeypatch, "spconv", False)
+        two_streams(streams, fake_gpu, "spconv", False)
 
 
 @pytest.mark.emulated
-def test_maps_prefetched_on_two_streams(streams, monkeypatch):
-    two_streams(streams, monkeypatch, "spconv", False, "off")
+def test_maps_prefetched_on_two_streams(streams, fake_gpu):
+    two_streams(streams, fake_gpu, "spconv", False, "off")
     assert prefetch.counts()["prefetched"] >= 6
 
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("name", ["spconv", "minkowski"])
-def test_one_input_on_two_streams(streams, monkeypatch, name):
+def test_one_input_on_two_streams(streams, fake_gpu, name):
     """The second stream finds the maps of the first, and waits for them."""
     one, other = streams.new(), streams.new()
-    with doors.standin(name) as module, watched(streams, monkeypatch):
+    with doors.standin(name) as module, watched(streams, fake_gpu):
         model = doors.network(module, name, "cpu").eval()
         x = doors.scene(module, name, 0, "cpu", 0.3)
         for stream in (one, other):

@@ -147,10 +147,10 @@ def few(monkeypatch):
     [(0, 30, False), (0, 20, True), (1, 20, False), (2, 14, False), (3, 14, False)],
     ids=["second", "second-training", "spconv", "torchsparse", "minkowski"],
 )
-def test_launches(door, scenes, train, few, monkeypatch):
+def test_launches(door, scenes, train, few, rules, monkeypatch):
     """Of small and of large scenes, whose levels have any number of rows."""
     chance, compared = random.Random(door), Compared(monkeypatch)
-    monkeypatch.setattr(policy, "TRACE", policy.Schedule(after=1))
+    rules.set(policy, TRACE=policy.Schedule(after=1))
 
     known: Any = weakref.WeakKeyDictionary()
 

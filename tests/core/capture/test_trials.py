@@ -15,11 +15,12 @@ from benchmarks.peers import PEERS
 from benchmarks.works import fill
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import padded, units
+from sparse_bridge.core.capture import units
 from sparse_bridge.core.capture.padded import compare
 from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools.networks.torchsparse import Backbone
 from tests.clouds import cloud, features
+from tests.rules import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -119,11 +120,11 @@ def half(module, seed, device, scale=1.0):
 
 
 @pytest.fixture
-def replayed(kernel_lane, monkeypatch):
+def replayed(kernel_lane, fake_gpu, rules):
     """The device of models that are replayed."""
     if kernel_lane.device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", 512)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(512))
     with settings.override(optimize="graphs"), torch.no_grad():
         yield kernel_lane.device
 

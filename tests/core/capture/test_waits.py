@@ -131,10 +131,10 @@ def test_a_strided_layer_first(kernel_lane, monkeypatch):
 @pytest.mark.emulated
 @pytest.mark.parametrize("door", [Torchsparse, Minkowski])
 @torch.no_grad()
-def test_a_replayed_model(kernel_lane, monkeypatch, door):
+def test_a_replayed_model(kernel_lane, fake_gpu, rules, door):
     """Its graph finds the bounds on the device, too."""
     plain = ready(door, kernel_lane)
-    network, hits = replayed(plain, kernel_lane, monkeypatch, 768)
+    network, hits = replayed(plain, kernel_lane, fake_gpu, rules, 768)
     for turn in range(2, 8):
         check(network, voxels(turn, kernel_lane.device), plain)
     known, (x, coords, shape) = hits(), voxels(8, kernel_lane.device)

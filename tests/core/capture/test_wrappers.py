@@ -12,7 +12,8 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import hooks, settings
-from sparse_bridge.core.capture import padded, units
+from sparse_bridge.core.capture import units
+from tests.rules import graphs_of
 
 from . import doors, wrapped
 from .pretended import replays_on_the_cpu
@@ -22,11 +23,11 @@ pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
 
 
 @pytest.fixture
-def device(kernel_lane, monkeypatch):
+def device(kernel_lane, fake_gpu, rules):
     """With graphs, pretended where there is no GPU, in one class of rows."""
-    monkeypatch.setattr(padded, "_LEAST", 512)
+    rules.hold(graphs_of(512))
     if kernel_lane.device == "cpu":
-        replays_on_the_cpu(monkeypatch)
+        replays_on_the_cpu(fake_gpu)
     with settings.override(optimize="graphs"):
         yield kernel_lane.device
 

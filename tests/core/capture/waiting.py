@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core.capture import padded, prefetch
+from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.maps import request
 from sparse_bridge.kernels.runtime.fetched import Fetched
+from tests.rules import graphs_of
 
 from .pretended import replays_on_the_cpu
 from .test_new_shapes import voxels
@@ -76,12 +77,12 @@ class Whole(nn.Module):
         return x
 
 
-def replayed(network, lane, monkeypatch, rows):
+def replayed(network, lane, fake_gpu, rules, rows):
     """The network with its layers replayed as one model, from graphs for so many rows; how many
     calls were."""
     if lane.device == "cpu":
-        replays_on_the_cpu(monkeypatch)
-    monkeypatch.setattr(padded, "_LEAST", rows)
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(rows))
     model = sparse_bridge.optimize(Whole(copy.deepcopy(network.net)).eval(), graphs=True)
     twin = copy.copy(network)
     twin.net = [model]

@@ -112,10 +112,9 @@ def test_a_residual(map_lane):
     assert_close(fused, y.detach().double().cpu())
 
 
-def test_nodes_that_nearly_every_edge_meets(map_lane, monkeypatch):
+def test_nodes_that_nearly_every_edge_meets(map_lane, rules):
     """Long rows are added up in pieces, forward and backward."""
-    monkeypatch.setattr(grouped_gemm, "LONGEST", 8)
-    monkeypatch.setattr(grouped_gemm, "_PIECE", 4)
+    rules.set(grouped_gemm, LONGEST=8, _PIECE=4)
     edge_index, kind = graph(n_edges=300)
     edge_index[0, ::2], edge_index[1, 1::2] = 7, 3
     for edges in ((edge_index, kind), (edge_index.flip(0), kind)):
@@ -125,14 +124,14 @@ def test_nodes_that_nearly_every_edge_meets(map_lane, monkeypatch):
 
 
 @pytest.mark.parametrize("once", [False, True])
-def test_inference_in_parts(map_lane, monkeypatch, once):
+def test_inference_in_parts(map_lane, rules, once):
     """Ranges of target nodes one after another, where a whole graph's products take much memory."""
     edges = graph(once=once)
     x, weight = features(40, 16), features(80, 8, 1).view(5, 16, 8)
     relations = functional.relation_map(*(t.to(map_lane.device) for t in edges), 5, 30, 40)
     placed = x.to(map_lane.device), weight.to(map_lane.device), relations
     residual = features(30, 8, 3).to(map_lane.device)
-    monkeypatch.setattr(relational, "_WORKSPACE", 4 * (16 + 8) * 20)
+    rules.set(relational, _WORKSPACE=4 * (16 + 8) * 20)
     with trace.record() as events:
         y = functional.relational_conv(*placed, residual=residual)
         functional.relational_conv(*placed)

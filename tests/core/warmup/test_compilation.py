@@ -88,11 +88,10 @@ class TestProducts:
             (80, 80, HALF, "relu", True, False),
         }
 
-    def test_training_asks_for_gradients_in_the_dtype_of_autocast(self, spconv, monkeypatch):
+    def test_training_asks_for_gradients_in_the_dtype_of_autocast(self, spconv, fake_gpu):
         network = encoder().train()
         assert {one[2:] for one in products()} == {(torch.float32, None, False, True)}
-        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
-        monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+        fake_gpu.has(autocast=torch.bfloat16)
         assert {one[2:] for one in products()} == {(torch.bfloat16, None, False, True)}
         assert {one[:2] for one in products()} == {(4, 48), (48, 48), (48, 80), (80, 80)}
         del network

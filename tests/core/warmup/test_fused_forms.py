@@ -85,11 +85,11 @@ class TestOtherSizes:
         tell(END, rows=2_000_000)
         assert not any(held["WIDE"] for name, held, _, _ in launches if name == "gather_gemm")
 
-    def test_silence(self, launches, monkeypatch):
+    def test_silence(self, launches, fake_gpu):
         with settings.override(warmup=False):
             tell(END)
         tell(END, target=dataclasses.replace(HOPPER, raw=False))
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        fake_gpu.has(capturing=True)
         tell(END, device=torch.device("cuda", 0))
         assert launches == []
 

@@ -208,8 +208,8 @@ def test_activation_loads_from_a_bare_pickle():
     assert loaded == tv.Activation.ReLU and loaded.name == "ReLU"
 
 
-def test_timers_without_a_gpu_record_nothing(capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_timers_without_a_gpu_record_nothing(capsys, fake_gpu):
+    fake_gpu.has(available=False)
     timer = tv.KernelTimer(True)
     with timer.namespace("net"), timer.record("conv"):
         pass

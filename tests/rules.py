@@ -1,0 +1,65 @@
+"""Rules of size that small inputs never reach, set so that they do: for tests and their fixtures."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+
+@contextlib.contextmanager
+def ruled(owner: Any, **values: Any) -> Iterator[None]:
+    """Numbers of a module, which has to have them, as given."""
+    with contextlib.ExitStack() as stack:
+        for name, value in values.items():
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def layers_wait(elements: int = 0) -> contextlib.AbstractContextManager[None]:
+    """Layers of so many elements or more wait for what follows them, on every device."""
+    from sparse_bridge.core.conv import convolution
+
+    return ruled(convolution, MIN_DEFERRED_ELEMENTS=[elements] * 2)
+
+
+def graphs_of(rows: int) -> contextlib.AbstractContextManager[None]:
+    """Captured calls are padded to so many rows, or to one of the numbers above."""
+    from sparse_bridge.core.capture import padded
+
+    return ruled(padded, _LEAST=rows)
+
+
+def row_kernels_on(device: str) -> contextlib.AbstractContextManager[None]:
+    """Layers of kernel volume 1 take kernels of rows there."""
+    from sparse_bridge.core.ops import pointwise
+
+    return ruled(pointwise, DEVICES=(device,))
+
+
+def products_unmade() -> contextlib.AbstractContextManager[None]:
+    """Torch's products of rows are memory and nothing else: of halves a CPU is slow."""
+    from sparse_bridge.core.device import rocm
+
+    def product(x: Any, w: Any, bias: Any = None) -> Any:
+        return x.new_empty(x.shape[0], w.shape[1])
+
+    return ruled(rocm, linear=product, mm=product)
+
+
+class Rules:
+    """The same until a test is over."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def set(self, owner: Any, **values: Any) -> None:
+        self._stack.enter_context(ruled(owner, **values))
+
+    def hold(self, *rules: contextlib.AbstractContextManager[None]) -> None:
+        for rule in rules:
+            self._stack.enter_context(rule)
+
+    def over(self) -> None:
+        self._stack.close()
