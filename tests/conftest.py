@@ -162,6 +162,15 @@ def fake_gpu():
 
 
 @pytest.fixture
+def calls_of():
+    """`calls_of(owner, name)` is a list that grows with every call of that function."""
+    from tests.calls import noted
+
+    with contextlib.ExitStack() as stack:
+        yield lambda owner, name: stack.enter_context(noted(owner, name))
+
+
+@pytest.fixture
 def rules():
     """Rules of size for one test: `rules.hold(layers_wait())`, `rules.set(module, NAME=value)`."""
     from tests.rules import Rules

@@ -135,10 +135,8 @@ def test_nothing_is_told_to_those_who_watch():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["half", "autocast", "float", "wide", "forced"])
-def test_which_products_are_the_kernels(monkeypatch, kind):
-    asked = []
-    convolve = convolution.convolve
-    monkeypatch.setattr(pointwise, "convolve", lambda *given: asked.append(given) or convolve(*given))
+def test_which_products_are_the_kernels(calls_of, kind):
+    asked = calls_of(pointwise, "convolve")
     dtype = torch.float32 if kind in ("float", "autocast") else torch.float16
     channels = 4096 if kind == "wide" else 32
     x = torch.randn(3000, channels, device="cuda", dtype=dtype)

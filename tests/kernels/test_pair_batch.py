@@ -66,9 +66,8 @@ def test_without_any_pair(kernel_lane):
     assert [len(part) for part in batch.take(1)] == [0, 0, 6]
 
 
-def test_written_once_and_only_when_taken(kernel_lane, monkeypatch):
-    names, own = [], pair_batch.pairs_kernel.launch
-    monkeypatch.setattr(pair_batch.pairs_kernel, "launch", lambda *a: names.append(1) or own(*a))
+def test_written_once_and_only_when_taken(kernel_lane, calls_of):
+    names = calls_of(pair_batch.pairs_kernel, "launch")
     tiles = tiles_of(kernel_lane, [table(kernel_lane, 8, 70 + i) for i in range(3)])
     batch = PairBatch(tiles, [8] * 3, target_of(kernel_lane))
     assert not names

@@ -75,7 +75,7 @@ def test_every_table_has_the_tiles_of_its_own(kernel_lane, monkeypatch):
 
 
 @pytest.mark.parametrize("few, many", [(0, 1), (128, 1), (256, 1), (128, 13)])
-def test_large_tables_share_a_sort(kernel_lane, rules, monkeypatch, few, many):
+def test_large_tables_share_a_sort(kernel_lane, rules, calls_of, monkeypatch, few, many):
     """Where one table is large, all are sorted together, of more than 128 with keys of 64 bits; of
     some the host does not know how many rows are in use."""
     rules.set(ordering, FEW_ROWS=few)
@@ -86,13 +86,12 @@ def test_large_tables_share_a_sort(kernel_lane, rules, monkeypatch, few, many):
     for live in (0, 31, 128, 129, 257):
         tables.append(counted(table(kernel_lane, 27, 259, seed=live), live))
     tables += [table(kernel_lane, 8, 3 + i) for i in range(10 * (many - 1))]
-    keys, sort = [], torch.sort
-    monkeypatch.setattr(torch, "sort", lambda x, **kw: keys.append(x.dtype) or sort(x, **kw))
+    sorts = calls_of(torch, "sort")
     want = [pack_tiles(one, mask_order(one, target), target) for one in map(copy_of, tables)]
     poisoned(monkeypatch)
     for got, made in zip(tile_batch(tables, target), want, strict=True):
         assert_same(got, made)
-    assert keys[-1] == (torch.int32 if many == 1 else torch.int64)
+    assert sorts[-1][0].dtype == (torch.int32 if many == 1 else torch.int64)
 
 
 @pytest.mark.parametrize("rows", [(), (100,), (0, 70, 80)])
@@ -105,21 +104,15 @@ def test_few_tables(kernel_lane, rows):
         assert torch.equal(tiles.table().nbr, one.nbr)
 
 
-def test_launches_do_not_grow_with_the_tables(kernel_lane, rules, monkeypatch):
+def test_launches_do_not_grow_with_the_tables(kernel_lane, rules, calls_of):
     from sparse_bridge.kernels.runtime import launch
 
-    names, own = [], launch.Kernel.launch
-
-    def counting(self, *args):
-        names.append(self.name)
-        return own(self, *args)
-
-    monkeypatch.setattr(launch.Kernel, "launch", counting)
-    sorts, sort = [], torch.sort
-    monkeypatch.setattr(torch, "sort", lambda *args, **kw: sorts.append(1) or sort(*args, **kw))
+    launches, sorts = calls_of(launch.Kernel, "launch"), calls_of(torch, "sort")
     tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
+    names = [kernel.name for kernel, *_ in launches]
     assert names == ["masks_each", "keys_each", "orders_each", "tiles_each"] and not sorts
-    names.clear()
+    launches.clear()
     rules.set(ordering, FEW_ROWS=72)
     tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
+    names = [kernel.name for kernel, *_ in launches]
     assert names == ["masks_each", "keys_each", "tiles_each"] and len(sorts) == 1

@@ -152,16 +152,10 @@ def test_parameters_may_be_computed(sp):
         torch.testing.assert_close(net(x).features, net[1](3 * base))
 
 
-def test_switches_are_read_at_every_call(sp, monkeypatch):
+def test_switches_are_read_at_every_call(sp, calls_of, monkeypatch):
     from sparse_bridge.core.conv import convolution
 
-    asked, original = [], convolution.convolve
-
-    def spy(x, weight, kmap, epilogue, form):
-        asked.append(form.precision)
-        return original(x, weight, kmap, epilogue, form)
-
-    monkeypatch.setattr(convolution, "convolve", spy)
+    asked = calls_of(convolution, "convolve")
     import spconv
 
     x, layer = doors.tensor(sp), sp.SubMConv3d(4, 6, 3, indice_key="key", name="one")
@@ -169,7 +163,8 @@ def test_switches_are_read_at_every_call(sp, monkeypatch):
     for allow in (True, False):
         monkeypatch.setattr(spconv.constants, "SPCONV_ALLOW_TF32", allow)
         layer(y.replace_feature(x.features))
-        assert asked[-1] == ("tf32" if allow else "ieee")
+        *_, form = asked[-1]
+        assert form.precision == ("tf32" if allow else "ieee")
     with trace.record() as events:
         layer(x)
     assert len(events) == 1

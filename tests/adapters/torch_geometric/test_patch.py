@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.core.functional import RelationalConv, relation_map
+from sparse_bridge.core.functional import RelationalConv
 from sparse_bridge.errors import LifecycleError, UnsupportedError
 from tests.checks import assert_close, assert_error
 
@@ -111,16 +111,10 @@ def test_what_is_left_to_pyg(patched):
     assert counted["FastRGCNConv"].original == {"numbers of nodes": 1}
 
 
-def test_graphs_are_grouped_once_and_let_go(patched, monkeypatch):
+def test_graphs_are_grouped_once_and_let_go(patched, calls_of):
     from sparse_bridge.adapters.torch_geometric import patch
 
-    made = []
-
-    def counting(*args):
-        made.append(args)
-        return relation_map(*args)
-
-    monkeypatch.setattr(patch, "relation_map", counting)
+    made = calls_of(patch, "relation_map")
     layer, x, edges = pyg.RGCNConv(8, 4, 3), torch.randn(20, 8), graph()
     first = layer(x, *edges)
     assert torch.equal(layer(x, *edges), first) and len(made) == 1

@@ -158,7 +158,7 @@ def test_replays_on_two_streams(streams, fake_gpu, trains):
 
         return copied
 
-    monkeypatch.setattr(captured_model.Captured, "cutter", cutter)
+    fake_gpu.replaces(captured_model.Captured, cutter=cutter)
     assert two_streams(streams, fake_gpu, "torchsparse", trains) >= 2
     # A training step is its thread's own until its backward pass.
     assert held and (trains or all(held)), "another thread may replay before results are copied"
