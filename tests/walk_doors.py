@@ -21,6 +21,7 @@ from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from sparse_bridge.kernels.gemm.narrow_gemm import narrow_gemm_kernel
+from sparse_bridge.kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from sparse_bridge.kernels.ops import batch_norm, batch_norm_grad
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets
@@ -38,6 +39,8 @@ _KERNELS = (
     gather_gemm_kernel,
     narrow_gemm_kernel,
     sum_partials_kernel,
+    wgrad_kernel,
+    sum_shares_kernel,
     batch_norm.partials_kernel,
     batch_norm.apply_kernel,
     batch_norm_grad.grad_partials_kernel,

@@ -13,10 +13,11 @@ from torch import nn
 from ... import settings, state
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
+from ...native import calls as native_calls
 from ..device.device_support import kernel_target
 from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, wrapped
 from ..device.precision import KERNEL_DTYPES
-from ..device.torch_compat import TENSOR_GUARDS, guards
+from ..device.torch_compat import SAVED_TENSORS_HOOKS, TENSOR_GUARDS, guards
 
 if TYPE_CHECKING:
     from ...kernels.ops.norm_spec import NormSpec, Vectors
@@ -51,6 +52,12 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call
     ) -> torch.Tensor:
         spec, moved, counter, momentum, eps, relu = call
+        if counter is None and (native := native_calls.norm_forward) is not None:
+            made = native(spec, x, weight, bias, *moved, momentum, eps, relu)
+            if made is not NotImplemented:
+                ctx.save_for_backward(x, weight, bias, made[1])
+                ctx.call = spec, counter, relu
+                return made[0]  # type: ignore[no-any-return]
         x = x.contiguous()
         y, vectors = torch.empty_like(x), (weight, bias, *moved)
         if spec.target.raw and spec not in _compiled:
@@ -65,6 +72,10 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, bias, memory = ctx.saved_tensors
         spec, counter, relu = ctx.call
+        if counter is None and (native := native_calls.norm_backward) is not None:
+            made = native(spec, x, dy, weight, bias, memory, relu)
+            if made is not NotImplemented:
+                return *made, None
         dx = torch.empty_like(x)
         dw = None if weight is None else torch.empty_like(weight)
         db = None if bias is None else torch.empty_like(bias)
@@ -79,16 +90,25 @@ class _Form(NamedTuple):
     """How norms over features of one kind are computed.
 
     same: whether their five vectors are of the kinds that were looked at.  generation: of the
-    settings then.
+    settings then.  optimized: whether those let modules of torch run here.
     """
 
     spec: NormSpec
     same: Callable[..., bool]
     generation: int
+    optimized: bool
 
 
 _forms: dict[Any, _Form] = {}  # by dtype, device and channels
 _compiled: set[NormSpec] = set()
+# What the compiled helper reads.
+PARTS_OF_HELPER = (
+    _forms,
+    run_directly,
+    SAVED_TENSORS_HOOKS,
+    torch._C._functorch.peek_interpreter_stack,
+    torch.autograd.graph.increment_version,
+)
 
 
 @state.owns
@@ -137,7 +157,7 @@ def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
         or not (batches is None or _counts(x, batches))
     ):
         return None
-    form = _Form(spec_of(x, vectors, target), _never, settings.generation)
+    form = _Form(spec_of(x, vectors, target), _never, settings.generation, settings.get().optimize != "off")
     given = [vector for vector in vectors if vector is not None]
     if TENSOR_GUARDS is not None and target.raw and len(given) == len(vectors):
         form = _forms[x.dtype, x.device, x.shape[1]] = form._replace(same=guards(*given))
@@ -242,6 +262,10 @@ def batch_norm(
 
 def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What a BatchNorm1d in training makes of x [N, C], and with `relu` a ReLU of that."""
+    if (native := native_calls.trained_norm) is not None:
+        made: Any = native(norm, x, relu)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
     parameters: dict[str, Any] = norm._parameters
     buffers: dict[str, Any] = norm._buffers
     mean = var = batches = None
