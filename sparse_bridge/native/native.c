@@ -52,7 +52,7 @@ NAMES(DECLARE)
 #define HANDED(X)                                                                                  \
   X(apply_kernel) X(ConvPlan) X(cut_of) X(dx_kernel) X(float32) X(grad_partials_kernel)            \
   X(NormSpec) X(partials_kernel) X(plans) X(sum_shares_kernel) X(torch) X(unread)                  \
-  X(wgrad_kernel) X(WgradProduct) X(BatchNorm1d) X(norm_parts)                                                                  \
+  X(wgrad_kernel) X(WgradProduct) X(norm_parts)                                                                  \
   X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(FusedPlan)       \
   X(GatherGemm) X(NarrowGemm) X(Part) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
   X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \

@@ -144,14 +144,12 @@ static int nobody_watches(Scope *s) {
          number(s, item(s, g_forward_ad, s__current_level)) < 0;
 }
 
-/* `trained_norms._normalised`, `fusion.batch_norm_training`(BatchNorm1d, x, relu): a module of
- * torch in training over features of a kind that has been met. */
+/* `batch_norm_training`(BatchNorm1d or a subclass whose forward that is, x, relu) over features of a
+ * kind that has been met. */
 static PyObject *trained_norm(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
   if (count != 3 || refused()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *norm = args[0], *x = args[1], *forms = PyTuple_GET_ITEM(g_norm_parts, 0);
-  refuse_unless(s, Py_IS_TYPE(norm, (PyTypeObject *)g_BatchNorm1d) &&
-                       get(s, g_BatchNorm1d, s_forward) == g_norm_forward);
   PyObject *dict = get(s, norm, s___dict__), *vectors[5] = {0};
   PyObject *parameters = item(s, dict, s__parameters), *buffers = item(s, dict, s__buffers);
   refuse_unless(s, parameters && buffers && PyDict_Check(parameters) && PyDict_Check(buffers) &&

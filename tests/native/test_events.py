@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
 from tests.native import events, layer_events  # noqa: F401 - their events
 from tests.native.recording import RANDOM, WAYS, Recorder, anew, helper, served, way
-from sparse_bridge.native import calls as native_calls
 from tests.native.world import EVENTS, World
 from tests.walk_doors import pretended_gpu
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from sparse_bridge import settings
-from sparse_bridge.core import functional as sparse
 from sparse_bridge.kernels.ops.batch_norm import unread
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors

@@ -234,7 +234,6 @@ def _use_helper(module: Any) -> None:
             "ConvPlan": ConvPlan,
             "NormSpec": NormSpec,
             "WgradProduct": WgradProduct,
-            "BatchNorm1d": torch.nn.BatchNorm1d,
             "apply_kernel": apply_kernel,
             "cut_of": cut_of,
             "dx_kernel": dx_kernel,

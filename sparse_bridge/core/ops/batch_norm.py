@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = (1 << 31) - (1 << 20)  # kernels count rows in 32 bits, and a few more than there are
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-MEMORY_ROWS = 2 + 2 * 128  # rows of the most memory that kernels need between both passes
 
 
 class _Call(NamedTuple):
@@ -39,7 +38,8 @@ class _Call(NamedTuple):
 
 
 @functools.cache
-def _passes() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+def passes() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+    """The functions that launch the forward and the backward pass."""
     from ...kernels.ops.batch_norm import batch_norm_forward
     from ...kernels.ops.batch_norm_grad import batch_norm_backward
 
@@ -60,9 +60,8 @@ class _BatchNorm(torch.autograd.Function):
                 return made[0]  # type: ignore[no-any-return]
         x = x.contiguous()
         y, vectors = torch.empty_like(x), (weight, bias, *moved)
-        if spec.target.raw and spec not in _compiled:
-            _compile_together(spec, x, vectors)
-        memory = _passes()[0](spec, x, vectors, counter, y, momentum, eps, relu)
+        compile_together(spec, x, vectors)
+        memory = passes()[0](spec, x, vectors, counter, y, momentum, eps, relu)
         ctx.save_for_backward(x, weight, bias, memory)
         ctx.call = spec, counter, relu
         return y
@@ -79,7 +78,7 @@ class _BatchNorm(torch.autograd.Function):
         dx = torch.empty_like(x)
         dw = None if weight is None else torch.empty_like(weight)
         db = None if bias is None else torch.empty_like(bias)
-        _passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, dx, dw, db, relu)
+        passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, dx, dw, db, relu)
         return dx, dw, db, None
 
 
@@ -118,8 +117,10 @@ def reset() -> None:
     _compiled.clear()
 
 
-def _compile_together(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
+def compile_together(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
     """At the first norm of its kind: have the kernels of both passes compiled side by side."""
+    if spec in _compiled or not spec.target.raw:
+        return
     _compiled.add(spec)
     if not settings.get().warmup:
         return
@@ -130,7 +131,7 @@ def _compile_together(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None
 
 
 def _launch_all(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
-    forward, backward = _passes()
+    forward, backward = passes()
     memory = forward(spec, x, vectors, None, x, 0.1, 1e-5, False)
     weight, bias = vectors[:2]
     backward(spec, x, x, weight, bias, None, memory, x, weight, bias, False)
@@ -152,8 +153,8 @@ def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
     weight, bias, mean, var, batches = vectors
     if (
         target is None
-        or not _fits(x, weight, bias, True)
-        or not _fits(x, mean, var, False)
+        or not fits(x, weight, bias, True)
+        or not fits(x, mean, var, False)
         or not (batches is None or _counts(x, batches))
     ):
         return None
@@ -178,11 +179,11 @@ def serves(x: torch.Tensor) -> Target | None:
     return None if x.dtype is torch.bfloat16 and not target.has_bf16 else target
 
 
-def _fits(x: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, alone: bool) -> bool:
+def fits(x: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, alone: bool) -> bool:
     """Whether kernels take this pair of vectors.  alone: one may be there without the other."""
     if a is None or b is None:
         either = a if b is None else b
-        return either is None or (alone and _fits(x, either, either, True))
+        return either is None or (alone and fits(x, either, either, True))
     return (
         type(a) in _PLAIN
         and type(b) in _PLAIN
@@ -287,53 +288,6 @@ def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> to
         relu=relu,
         batches=batches,
     )
-
-
-def kernels_for(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Target | None:
-    """Whose kernels normalise x [N, C] of two rows or more with these vectors; None: torch does."""
-    target = serves(x) if x.shape[0] > 1 and eps > 0 else None
-    return target if target is not None and _fits(x, weight, bias, True) else None
-
-
-def forward_pass(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, relu: bool, target: Target
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`batch_norm` without gradients: (y, fp32 [2, C]: mean and unbiased variance, what
-    `backward_pass` needs: fp32 [MEMORY_ROWS * C])."""
-    from ...kernels.ops.norm_spec import spec_of
-
-    x, n_channels = x.contiguous(), x.shape[1]
-    # Zeros: results of operators have no undefined values.
-    y, memory = torch.empty_like(x), x.new_zeros(MEMORY_ROWS * n_channels, dtype=torch.float32)
-    seen = x.new_zeros((2, n_channels), dtype=torch.float32)
-    vectors = weight, bias, seen[0], seen[1], None
-    spec = spec_of(x, vectors, target)
-    if target.raw and spec not in _compiled:
-        _compile_together(spec, x, vectors)
-    _passes()[0](spec, x, vectors, None, y, 1.0, eps, relu, memory)
-    return y, seen, memory
-
-
-def backward_pass(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    memory: torch.Tensor,
-    relu: bool,
-    target: Target,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of x [N, C], weight and bias [C], from dy [N, C] and the memory of `forward_pass`, which stays as it
-    is. None for a vector that is not there."""
-    from ...kernels.ops.norm_spec import spec_of
-
-    x, memory = x.contiguous(), memory.clone()  # sums are written into it
-    dx = torch.empty_like(x)
-    dw = None if weight is None else torch.empty_like(weight)
-    db = None if bias is None else torch.empty_like(bias)
-    spec = spec_of(x, (weight, bias, None, None, None), target)
-    _passes()[1](spec, x, dy.contiguous(), weight, bias, None, memory, dx, dw, db, relu)
-    return dx, dw, db
 
 
 def _in_torch(

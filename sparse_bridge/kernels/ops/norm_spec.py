@@ -49,8 +49,8 @@ def cut_of(n_rows: int, n_channels: int, aligned: bool, compute_units: int) -> C
 class NormSpec:
     """Features and vectors of one kind.
 
-    addressed: whether its kernels run by address.  units: compute units of the target.  present: whether there are a gain, a beta, running
-    statistics and a number of batches, as numbers.  rows_key, vectors_key, grads_key: numbers for
+    addressed: whether its kernels run by address.  units: compute units of the target.  present: whether there are a
+    gain, a beta, running statistics and a number of batches, as numbers.  rows_key, vectors_key, grads_key: numbers for
     all that a compiled kernel depends on here: one that reads rows alone, the forward and the
     backward pass.
     """
