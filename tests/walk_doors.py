@@ -121,7 +121,7 @@ def doors() -> Iterator[tuple[str, Walk, Walk]]:
                 for one in _rulebooks():
                     if one.order is None and not any(one is other for other in others):
                         one.table(0)
-            with pretended_gpu():
+            with pretended_gpu(), settings.override(native=False):  # Python's walk
                 for _ in range(6):  # until it is known that nothing follows
                     layer(x)
                 yield name, walk(lambda layer=layer, x=x: layer(x)), cold

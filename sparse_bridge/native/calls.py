@@ -26,6 +26,8 @@ trained_norm: Any = None
 # (device, rows) -> (int32 on it, 0, 1, ... up to as many or more; the current stream's number); set
 # by `pointwise`.
 row_numbers: Any = None
+# What `trained_norm` reads: forms of norms, the autograd function, and functions of torch; set by `batch_norm`.
+norm_parts: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 

@@ -27,7 +27,7 @@
   X(_compiled) X(_pairs_at) X(after) X(backward) X(before) X(direct) X(empty_like) X(get)          \
   X(padding) X(place) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)              \
   X(sum_sizes) X(_get_tracing_state) X(momentum) X(track_running_stats) X(num_batches_tracked)     \
-  X(in_channels)                                                                                   \
+  X(in_channels) X(norm_parts)                                                                                   \
   X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)    \
   X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(conv1x1) X(_current_level)    \
   X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
@@ -52,7 +52,7 @@ NAMES(DECLARE)
 #define HANDED(X)                                                                                  \
   X(apply_kernel) X(ConvPlan) X(cut_of) X(dx_kernel) X(float32) X(grad_partials_kernel)            \
   X(NormSpec) X(partials_kernel) X(plans) X(sum_shares_kernel) X(torch) X(unread)                  \
-  X(wgrad_kernel) X(WgradProduct) X(norm_parts)                                                                  \
+  X(wgrad_kernel) X(WgradProduct)                                                                  \
   X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(FusedPlan)       \
   X(GatherGemm) X(NarrowGemm) X(Part) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
   X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \
@@ -1232,7 +1232,8 @@ static PyObject *trained_layer(Scope *s, PyObject *layer, PyObject *const *opera
   if (get(s, features, s_dtype) != get(s, weight, s_dtype)) {
     PyObject *name = get(s, (PyObject *)Py_TYPE(operands[0]), s___name__);
     if (name)
-      hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 6), features, weight, name, NULL));
+      hold(s,
+           PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 6), features, weight, name, NULL));
   }
   if (s->state != GOES_ON) return NULL;
   return hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(parts, 5), operands, 6, NULL));
@@ -1279,8 +1280,8 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
   PyObject *form = form_of(s, layer, features, parts);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *operands[] = {args[0], features, args[2], kmap, args[3], form};
-  PyObject *made = learns ? trained_layer(s, layer, operands, parts)
-                          : hold(s, known_call(self, operands, 6));
+  PyObject *made =
+      learns ? trained_layer(s, layer, operands, parts) : hold(s, known_call(self, operands, 6));
   if (made == Py_NotImplemented) s->state = REFUSES;
   /* The layer was launched: nothing is refused from here on. */
   if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_PendingConv))

@@ -133,11 +133,11 @@ static PyObject *norm_backward(PyObject *module, PyObject *const *args, Py_ssize
 
 /* `functorch`, forward gradients, modes, hooks of saved tensors, tracing: nobody watches or repeats
  * what is done (`trained_norms._usual`). */
-static int nobody_watches(Scope *s) {
-  PyObject *hooks = PyTuple_GET_ITEM(g_norm_parts, 2);
+static int nobody_watches(Scope *s, PyObject *parts) {
+  PyObject *hooks = PyTuple_GET_ITEM(parts, 2);
   refuse_unless(s, hooks != Py_None);
   if (s->state != GOES_ON) return 0;
-  PyObject *transforms = hold(s, PyObject_CallNoArgs(PyTuple_GET_ITEM(g_norm_parts, 3)));
+  PyObject *transforms = hold(s, PyObject_CallNoArgs(PyTuple_GET_ITEM(parts, 3)));
   PyObject *saved = hold(s, PyObject_CallOneArg(hooks, Py_False));
   return transforms == Py_None && saved == Py_None && unset(s, a__len_torch_function_stack) &&
          unset(s, a__len_torch_dispatch_stack) && !truth(s, asked(s, s__get_tracing_state)) &&
@@ -149,7 +149,9 @@ static int nobody_watches(Scope *s) {
 static PyObject *trained_norm(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
   if (count != 3 || refused()) Py_RETURN_NOTIMPLEMENTED;
-  PyObject *norm = args[0], *x = args[1], *forms = PyTuple_GET_ITEM(g_norm_parts, 0);
+  PyObject *norm = args[0], *x = args[1], *parts = item(s, g_calls, s_norm_parts);
+  refuse_unless(s, parts && PyTuple_CheckExact(parts) && PyTuple_GET_SIZE(parts) == 5);
+  if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *dict = get(s, norm, s___dict__), *vectors[5] = {0};
   PyObject *parameters = item(s, dict, s__parameters), *buffers = item(s, dict, s__buffers);
   refuse_unless(s, parameters && buffers && PyDict_Check(parameters) && PyDict_Check(buffers) &&
@@ -167,12 +169,12 @@ static PyObject *trained_norm(PyObject *self, PyObject *const *args, Py_ssize_t 
   refuse_unless(s, Py_IS_TYPE(x, (PyTypeObject *)g_Tensor) && plain_rows(s, x, &rows, &columns) &&
                        rows > 1 && rows < (1ll << 31) - (1ll << 20) &&
                        !truth(s, call(s, x, s_is_inference)));
-  refuse_unless(s, nobody_watches(s));
+  refuse_unless(s, nobody_watches(s, parts));
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *kinds[] = {get(s, x, s_dtype), get(s, x, s_device)}, *key = NULL, *form = NULL;
   PyObject *width = hold(s, PyLong_FromLongLong(columns));
   if (s->state == GOES_ON) key = hold(s, PyTuple_Pack(3, kinds[0], kinds[1], width));
-  form = item(s, forms, key);
+  form = item(s, PyTuple_GET_ITEM(parts, 0), key);
   refuse_unless(s, form && PyTuple_Check(form) && PyTuple_GET_SIZE(form) == 4);
   if (s->state != GOES_ON) return ended(s, NULL);
   refuse_unless(s, truth(s, PyTuple_GET_ITEM(form, 3)) &&
@@ -181,12 +183,12 @@ static PyObject *trained_norm(PyObject *self, PyObject *const *args, Py_ssize_t 
     refuse_unless(
         s, truth(s, hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(form, 1), vectors, 5, NULL))));
   if (s->state != GOES_ON) return ended(s, NULL);
-  hold(s, PyObject_CallOneArg(PyTuple_GET_ITEM(g_norm_parts, 4), vectors[4]));
+  hold(s, PyObject_CallOneArg(PyTuple_GET_ITEM(parts, 4), vectors[4]));
   PyObject *moved = hold(s, PyTuple_Pack(3, vectors[2], vectors[3], vectors[4])), *rest = NULL;
   if (s->state == GOES_ON)
     rest = hold(s, PyTuple_Pack(6, PyTuple_GET_ITEM(form, 0), moved, Py_None, momentum, eps,
                                 truth(s, args[2]) ? Py_True : Py_False));
   PyObject *given[] = {x, vectors[0], vectors[1], rest};
   if (s->state != GOES_ON) return ended(s, NULL);
-  return ended(s, hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(g_norm_parts, 1), given, 4, NULL)));
+  return ended(s, hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(parts, 1), given, 4, NULL)));
 }

@@ -194,7 +194,6 @@ def _use_helper(module: Any) -> None:
     from ...kernels.runtime.triton_compat import HOOKS
     from ..device.stream_order import StreamOrder
     from ..maps.views.derived import Derived
-    from ..ops.batch_norm import PARTS_OF_HELPER
     from .dataflows.wgrad_product import WgradProduct
     from .kernel_products import GatherProduct
     from .waiting.tensors import Waiting, features_of
@@ -227,7 +226,6 @@ def _use_helper(module: Any) -> None:
             "make_wrapper": torch.Tensor._make_wrapper_subclass,
             "no_memory": torch._C._set_throw_on_mutable_data_ptr,
             "strided": torch.strided,
-            "norm_parts": PARTS_OF_HELPER,
             "norm_forward": torch.nn.BatchNorm1d.forward,
             "NarrowGemm": NarrowGemm,
             "Part": Part,

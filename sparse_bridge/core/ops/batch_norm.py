@@ -100,8 +100,7 @@ class _Form(NamedTuple):
 
 _forms: dict[Any, _Form] = {}  # by dtype, device and channels
 _compiled: set[NormSpec] = set()
-# What the compiled helper reads.
-PARTS_OF_HELPER = (
+native_calls.norm_parts = (
     _forms,
     run_directly,
     SAVED_TENSORS_HOOKS,
