@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import sys
 import tempfile
 import time
@@ -32,7 +33,8 @@ import torch
 
 from .. import machine, peers
 from ..processes import empty_caches
-from . import tables
+from . import agreement, tables
+from .curves import ORDERS
 from .launch import LaunchError, launch
 
 Record = dict[str, Any]
@@ -74,27 +76,44 @@ def _curves(args: argparse.Namespace) -> Iterator[Record]:
         "voxel_size": args.voxel_size,
         "rate": 0.01,
     }
-    runs = [(1, False), (1, True), *((n, False) for n in args.ranks if n > 1)]
-    with ThreadPoolExecutor(len(runs)) as pool:
-        of_runs = [
-            pool.submit(launch, "curves", ranks, {**options, "backwards": backwards}) for ranks, backwards in runs
-        ]
-        for (ranks, backwards), run in zip(runs, of_runs, strict=True):
-            yield {"ranks": ranks, "backwards": backwards, "losses": run.result()[0]}
+    many = [ranks for ranks in args.ranks if ranks > 1]
+    gpus = torch.cuda.device_count() if args.device == "cuda" else 0
+    runs = [{"ranks": 1, "order": order, "norms": "joint"} for order in ORDERS]
+    runs += [{"ranks": ranks, "order": "given", "norms": "joint"} for ranks in many]
+    runs += [{"ranks": max(many), "order": "given", "norms": "apart"}] if many else []
+    with ThreadPoolExecutor(min(len(runs), os.cpu_count() or 1)) as pool:
+        of_runs = []
+        for number, run in enumerate(runs):
+            own = {"device": f"cuda:{number % gpus}"} if gpus and run["ranks"] == 1 else {}
+            of_runs.append(pool.submit(launch, "curves", run["ranks"], options | run | own))
+        for run, of_run in zip(runs, of_runs, strict=True):
+            yield {**run, "losses": of_run.result()[0]}
 
 
 def _checkpoint(args: argparse.Namespace) -> Iterator[Record]:
-    options = {"peer": args.peers[0], "batch": args.curve_batch, "voxel_size": args.voxel_size}
+    """Saved by the most ranks; loaded by every smaller number, and by one process without GPUs."""
+    options = {"peers": args.curve_peers, "batch": args.curve_batch, "voxel_size": args.voxel_size}
     with tempfile.TemporaryDirectory() as folder:
         options |= {"rate": 0.01, "checkpoint": folder}
         ranks = max(args.ranks)
         found = launch("save", ranks, {**options, "device": args.device})
-        yield {"part": "save", "ranks": ranks, "device": args.device, "of_ranks": found}
-        devices = list(dict.fromkeys([args.device, "cpu"]))
-        with ThreadPoolExecutor(len(devices)) as pool:
-            runs = [pool.submit(launch, "load", 1, {**options, "device": d}) for d in devices]
-            for device, run in zip(devices, runs, strict=True):
-                yield {"part": "load", "ranks": 1, "device": device, "of_ranks": run.result()}
+        yield from _by_peer({"part": "save", "ranks": ranks, "device": args.device}, found)
+        runs = [(args.device, fewer) for fewer in args.ranks if fewer < ranks]
+        runs += [("cpu", 1)] if ("cpu", 1) not in runs else []
+        with ThreadPoolExecutor(min(len(runs), os.cpu_count() or 1)) as pool:
+            of_runs = [pool.submit(launch, "load", n, {**options, "device": d}, _without_gpus(d)) for d, n in runs]
+            for (device, number), run in zip(runs, of_runs, strict=True):
+                yield from _by_peer({"part": "load", "ranks": number, "device": device}, run.result())
+
+
+def _by_peer(row: Record, of_ranks: list[Record]) -> Iterator[Record]:
+    for peer in of_ranks[0]:
+        yield {**row, "peer": peer, "of_ranks": [one[peer] for one in of_ranks]}
+
+
+def _without_gpus(device: str) -> dict[str, str] | None:
+    """Variables under which a CPU is all there is."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if device == "cpu" else None
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Record]]] = {
@@ -117,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
         "versions": _versions(),
         "options": {name: value for name, value in vars(args).items() if name != "json"},
         "parts": {},
+        "disagreements": {},
     }
     failed = False
     for part in args.parts:
@@ -131,8 +151,13 @@ def main(argv: list[str] | None = None) -> int:
             failed = True
             rows.append({"error": str(error)})
             print(f"{part}: {error}", file=sys.stderr, flush=True)
-        _write(record, args.json)
         print(tables.table(part, rows), flush=True)
+        good = [row for row in rows if "error" not in row]
+        wrong = record["disagreements"][part] = agreement.failures(part, good)
+        failed = failed or bool(wrong)
+        for text in wrong:
+            print(text, file=sys.stderr, flush=True)
+        _write(record, args.json)
     return int(failed)
 
 
@@ -172,7 +197,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         args.peers = [name for name in ("bridge", "spconv") if peers.installed(name)]
     if args.quick:
         args.source, args.batch, args.dtype, args.steps, args.warm = "sheet:500", 1, "fp32", 1, 1
-        args.curve_steps, args.scenes, args.voxel_size, args.curve_batch = 2, 2, 1.6, 2
+        args.curve_steps, args.scenes, args.voxel_size, args.curve_batch = 2, 2, 1.6, max(2, *args.ranks)
     if any(args.curve_batch % ranks for ranks in args.ranks):
         parser.error(f"--curve-batch {args.curve_batch} does not divide among {args.ranks} ranks.")
     return args

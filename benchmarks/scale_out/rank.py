@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from . import checkpoint, curves, first_step, throughput
+from .joint_norm import join_on_cpus
 from .launch import START
 from .training import Rank
 
@@ -37,10 +38,11 @@ def main(part: str, options: dict[str, Any], folder: Path) -> None:
     number, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device(options["device"])
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if device.index is None else device.index)
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
+        join_on_cpus()
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     rank = Rank(number, world, device, started)
