@@ -60,15 +60,15 @@ def curves(rows: list[Row], first: int = 20) -> Iterator[Distance]:
         for row in rows:
             if row["ranks"] == 1:
                 continue
-            apart = [_apart(*values) for values in zip(row["losses"][name], base, strict=True)]
-            ratios = [one / max(NOISE * other, FLOOR) for one, other in zip(apart, noise, strict=True)]
+            apart = [_apart(*values) for values in zip(row["losses"][name], base, strict=False)]
+            ratios = [one / max(NOISE * other, FLOOR) for one, other in zip(apart, noise, strict=False)]
             yield Distance(
                 name,
                 f"{row['ranks']} ranks, {row['norms']} norms",
                 max(apart[:first]),
                 max(apart),
-                noise[:first][-1],
-                noise[-1],
+                noise[: len(apart)][:first][-1],
+                noise[len(apart) - 1],
                 max(ratios),
                 row["norms"] == "joint",
             )
