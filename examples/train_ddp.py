@@ -217,7 +217,9 @@ class Training:
 
     def save(self) -> None:
         self._same_statistics()
-        dcp.save(self._state(), checkpoint_id=self.args.out / f"step{self.step:08d}")
+        folder = self.args.out / f"step{self.step:08d}"
+        # What an interruption has left there is written over.
+        dcp.save(self._state(), storage_writer=dcp.FileSystemWriter(folder, overwrite=True))
 
     def resume(self) -> None:
         """From the last checkpoint, on any number of ranks."""

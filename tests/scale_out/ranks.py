@@ -282,17 +282,21 @@ def losses_with_joint_statistics(network, rank, device, _) -> None:
         return coords, x * (1.0, 3.0)[rank]
 
     alone = _losses(copy.deepcopy(normed), device, lambda seed: joint(device, seed=seed, scale=3.0), ranks=1)
-    for spread, agree in ((with_joint_statistics(normed, device), True), (ddp(normed, device), False)):
-        losses = _losses(spread, device, points, ranks=2)
-        apart = max(abs(one - other) / other for one, other in zip(losses, alone, strict=True))
-        assert (apart < 1e-5) == agree, (apart, agree)
-    assert alone[-1] < 0.98 * alone[0]
+    joined, own = (
+        max(abs(one - other) / other for one, other in zip(losses, alone, strict=True))
+        for losses in (
+            _losses(spread, device, points, ranks=2)
+            for spread in (with_joint_statistics(normed, device), ddp(normed, device))
+        )
+    )
+    assert joined < 1e-5 and own > 1e-4, (joined, own)
+    assert alone[-1] < 0.99 * alone[0], alone
 
 
 def _losses(model: nn.Module, device: torch.device, points, ranks: int) -> list[float]:
     """Of a training towards ones; the mean over the rows of all ranks."""
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.3, momentum=0.9), []
-    for step in range(12):
+    for step in range(8):
         optimizer.zero_grad()
         y = model(*points(step % 4))
         both = torch.stack([(y - 1).square().sum(), y.new_tensor(float(y.numel()))])
