@@ -24,6 +24,7 @@ import contextlib
 import gc
 import json
 import os
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -305,6 +306,11 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.init_process_group(**how)
     try:
         yield
+    except Exception:
+        if device.type == "cuda":
+            traceback.print_exc()
+            os._exit(1)  # NCCL would end the group together with the other ranks, who wait for this one
+        raise
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP is part of a cycle; gloo's threads must end before Python does

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ def main(part: str, options: dict[str, Any], folder: Path) -> None:
         measured = PARTS[part](rank, options)
         (folder / f"rank{number}.json").write_text(json.dumps(measured))
         rank.barrier()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # the end of a group waits for the other ranks, who wait for this one
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP is part of a cycle; gloo's threads must end before Python does
