@@ -145,13 +145,13 @@ def test_a_launch_without_end_leaves_no_rank() -> None:
 @pytest.mark.slow
 def test_a_record_of_this_cpu(tmp_path) -> None:
     path = tmp_path / "record.json"
-    options = ["--quick", "--device", "cpu", "--peers", "bridge", "--json", str(path)]
-    assert program.main(options) == 0
+    options = ["--quick", "--device", "cpu", "--peers", "bridge", "--curve-peers", "bridge_torchsparse"]
+    assert program.main([*options, "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     parts = record["parts"]
     assert [row["ranks"] for row in parts["throughput"]] == [1, 2]
     assert len(parts["first_step"]) == 4 and len(parts["curves"]) == 5
     for losses in parts["curves"][0]["losses"].values():
         assert losses[1] < losses[0]
-    assert [(row["part"], row["ranks"]) for row in parts["checkpoint"]] == [("save", 2)] * 3 + [("load", 1)] * 3
+    assert [(row["part"], row["ranks"]) for row in parts["checkpoint"]] == [("save", 2), ("load", 1)]
     assert record["disagreements"] == {part: [] for part in parts}
