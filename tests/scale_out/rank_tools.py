@@ -26,6 +26,7 @@ def start_group(rank: int, device: torch.device, seconds: float) -> torch.device
         return device
     # Else a rank whose time is up writes what it has seen, and waits a minute for others to do so.
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
     own = torch.device("cuda", rank)
     torch.cuda.set_device(own)
     dist.init_process_group("nccl", timeout=limit, device_id=own)
