@@ -24,6 +24,7 @@ import contextlib
 import gc
 import json
 import os
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ddp_options import checkpoints, parse
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
@@ -41,7 +43,6 @@ import sparse_bridge
 from sparse_bridge.tools.demo.scene import LabelledScan, labelled_scan
 from sparse_bridge.tools.demo.segmentation import CLASSES, sample
 
-RANKS = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))  # set by torchrun
 HELD_OUT = 100_000  # seeds from here on are for evaluation
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int], int]
 
@@ -69,7 +70,7 @@ def collate(samples: list[tuple[torch.Tensor, ...]]) -> Batch:
     features, cells, labels = zip(*samples, strict=True)
     coords = torch.cat([nn.functional.pad(c, (1, 0), value=i) for i, c in enumerate(cells)])
     # A multiple of the coarsest stride, so that no voxel at the border loses its parent.
-    grid = [-(-(int(edge) + 1) // 16) * 16 for edge in coords[:, 1:].amax(0)]
+    grid = [(int(axis.max()) // 16 + 1) * 16 if len(axis) else 16 for axis in coords[:, 1:].T]
     return torch.cat(features), coords, torch.cat(labels), grid, len(samples)
 
 
@@ -127,38 +128,11 @@ class Network(nn.Module):
         if self.api == "spconv":
             x = self.framework.SparseConvTensor(features, coords, grid, items)
             return self.net(x).features
+        if self.api == "torchsparse":
+            # Without a range, strided layers end at the batch's last voxel: another for every rank.
+            x = self.framework.SparseTensor(features, coords, spatial_range=(items, *grid))
+            return self.net(x).F
         return self.net(self.framework.SparseTensor(features, coords)).F
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--api", choices=("spconv", "torchsparse", "minkowski"), default="spconv")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, default=300, help="in all (default: 300)")
-    parser.add_argument("--batch", type=int, default=4, help="scans a step, over all ranks")
-    parser.add_argument("--scenes", type=int, default=32, help="different streets (default: 32)")
-    parser.add_argument("--voxel-size", type=float, default=0.4, help="metres (default: 0.4)")
-    parser.add_argument("--rate", type=float, default=5e-3, help="the highest (default: 0.005)")
-    parser.add_argument("--amp", action="store_true", help="fp16 on GPUs, bf16 on CPUs")
-    parser.add_argument("--fsdp", action="store_true", help="shard the parameters instead of DDP")
-    parser.add_argument("--norm", choices=("sync", "batch"), help="batch statistics over all ranks, or of each")
-    parser.add_argument("--workers", type=int, default=1, help="loading processes of each rank")
-    parser.add_argument("--every", type=int, default=20, help="steps from line to line")
-    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--held-out", type=int, default=4, help="streets for evaluation")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--out", type=Path, default=Path("examples_out/train_ddp"))
-    args = parser.parse_args()
-    args.rank, args.world, args.local = (int(os.environ.get(name, n)) for name, n in RANKS)
-    on_cpu = torch.device(args.device).type == "cpu"
-    args.norm = args.norm or ("batch" if on_cpu else "sync")
-    if args.norm == "sync" and on_cpu:
-        parser.error("--norm sync: torch's SyncBatchNorm needs GPUs; take --norm batch.")
-    if args.batch % args.world:
-        parser.error(f"--batch {args.batch} does not divide into {args.world} ranks.")
-    if args.scenes < args.batch:
-        parser.error(f"--scenes {args.scenes}: fewer than --batch {args.batch}.")
-    return args
 
 
 def distribute(model: nn.Module, args: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -209,7 +183,7 @@ class Training:
         self.optimiser.zero_grad()
         labels = batch[2].to(self.device, non_blocking=True)
         losses = nn.functional.cross_entropy(self.logits(self.model, batch), labels, reduction="sum")
-        voxels = total(losses.new_tensor(float(len(labels))))
+        voxels = total(losses.new_tensor(float(len(labels)))).clamp(min=1)  # all scenes may be empty
         # DDP and FSDP average over ranks: times the ranks, the sum over voxels remains.
         self.scaler.scale(losses * self.args.world / voxels).backward()
         self.scaler.step(self.optimiser)
@@ -245,23 +219,39 @@ class Training:
     def save(self) -> None:
         self._same_statistics()
         folder = self.args.out / f"step{self.step:08d}"
-        dcp.save(self._state(), checkpoint_id=folder)
+        # What an interruption has left there is written over.
+        dcp.save(self._state(), storage_writer=dcp.FileSystemWriter(folder, overwrite=True))
 
     def resume(self) -> None:
-        """From the last checkpoint that is whole: its list of contents is written at the end."""
-        whole = sorted(self.args.out.glob("step*/.metadata"))
-        if not whole:
-            raise SystemExit(f"--resume: no checkpoint in {self.args.out}.")
+        """From the last checkpoint, on any number of ranks."""
+        (*_, last) = checkpoints(self.args.out)
+        self._check_same_training(last)
         state = self._state()
-        dcp.load(state, checkpoint_id=whole[-1].parent)
+        known = dcp.FileSystemReader(last).read_metadata().state_dict_metadata
+        if not any(name.startswith("scaler.") for name in known):
+            del state["scaler"]  # of a training without --amp, or on a CPU
+        dcp.load(state, checkpoint_id=last)
         set_state_dict(self.model, self.optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state.get("scaler"):
+            self.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
+
+    def _check_same_training(self, folder: Path) -> None:
+        """Another network would not fit, and other batches would not go on with these."""
+        saved = {"options": self._options()}
+        dcp.load(saved, checkpoint_id=folder)
+        for name, value in self._options().items():
+            if saved["options"][name] != value:
+                was = saved["options"][name]
+                raise SystemExit(f"--resume: {folder} was trained with --{name.replace('_', '-')} {was}, not {value}.")
+
+    def _options(self) -> dict:
+        return {name: getattr(self.args, name) for name in ("api", "batch", "scenes", "voxel_size")}
 
     def _state(self) -> dict:
         model, optimiser = get_state_dict(self.model, self.optimiser)
-        scaler = self.scaler.state_dict()
-        return {"model": model, "optimiser": optimiser, "scaler": scaler, "step": self.step}
+        parts = {"model": model, "optimiser": optimiser, "scaler": self.scaler.state_dict()}
+        return {**parts, "step": self.step, "options": self._options()}
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
@@ -302,7 +292,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     say(f"mean IoU {iou:.4f} on {args.held_out} streets not trained on")
     if args.rank == 0:
         log = {"first": first, "loss": [loss.item() for loss in losses], "mean IoU": iou}
-        args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "log.json").write_text(json.dumps(log))
 
 
@@ -317,15 +306,20 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.init_process_group(**how)
     try:
         yield
+    except Exception:
+        if device.type == "cuda":
+            traceback.print_exc()
+            os._exit(1)  # NCCL would end the group together with the other ranks, who wait for this one
+        raise
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP is part of a cycle; gloo's threads must end before Python does
 
 
 def main() -> None:
-    args = arguments()
+    args = parse(__doc__.splitlines()[0])
     sparse_bridge.enable(args.api)
-    device = torch.device(args.device)
+    device = torch.device("cpu")
     if args.device == "cuda":
         device = torch.device("cuda", args.local)
         torch.cuda.set_device(device)  # collectives and FSDP work on the current device

@@ -12,8 +12,15 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-# The attribute of a method that computes what its class's forward does, which it names.
-SHORTCUT_OF = "shortcut_of"
+# The attribute of whatever this package puts in the place of a module's forward: the forward of its
+# class that it computes, or None where it stands for the module itself (`optimize`).
+IN_PLACE_OF = "in_place_of"
+
+
+def optimized(module: nn.Module) -> bool:
+    """Whether `optimize` has replaced this object's forward."""
+    forward = module.__dict__.get("forward")
+    return getattr(forward, IN_PLACE_OF, forward) is None and forward is not None
 
 
 def inference() -> bool:
@@ -49,7 +56,7 @@ def replaced(module: nn.Module) -> bool:
     if forward is None:
         return "forward" in module.__dict__
     if type(forward) is types.MethodType:
-        own = getattr(forward.__func__, SHORTCUT_OF, forward.__func__)
+        own = getattr(forward.__func__, IN_PLACE_OF, forward.__func__)
         return own is not type(module).forward or forward.__self__ is not module
     return not (  # what copies of replayed modules have
         type(forward) is functools.partial

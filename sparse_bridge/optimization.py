@@ -73,7 +73,7 @@ def restore(model: nn.Module) -> nn.Module:
     """Undo `optimize`; returns `model`."""
     _models.discard(model)
     model.__dict__.pop(_MARK, None)
-    if getattr(model.__dict__.get("forward"), "is_optimized_forward", False):
+    if hooks.optimized(model):
         del model.__dict__["forward"]
     return model
 
@@ -88,7 +88,7 @@ def replays() -> list[tuple[str, int, int, str | None]]:
             modes = [forward.training]
         else:
             modes = [forward, getattr(forward, "training", None)]
-        if getattr(forward, "is_optimized_forward", False) and modes[-1] is not None:
+        if hooks.optimized(model) and modes[-1] is not None:
             found.append(base.capture("replay").summary_of(*modes))
     return found
 
@@ -101,7 +101,7 @@ class _FirstCalls:
     forward: Callable[..., Any]
     training: Any  # takes calls with gradients where models are replayed from graphs; or None
     trained: bool = False  # whether a call of a training has been seen
-    is_optimized_forward = True
+    in_place_of = None
 
     def _groups(self) -> contextlib.AbstractContextManager[None]:
         """Around a first call: tunes the layers that share maps, where tuning is asked for."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import torch
+
 
 @contextlib.contextmanager
 def ruled(owner: Any, **values: Any) -> Iterator[None]:
@@ -38,12 +40,23 @@ def row_kernels_on(device: str) -> contextlib.AbstractContextManager[None]:
     return ruled(pointwise, DEVICES=(device,))
 
 
+class _Unmade(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x.new_empty(x.shape[0], w.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return tuple(map(torch.empty_like, ctx.saved_tensors))
+
+
 def products_unmade() -> contextlib.AbstractContextManager[None]:
     """Torch's products of rows are memory and nothing else: of halves a CPU is slow."""
     from sparse_bridge.core.device import rocm
 
     def product(x: Any, w: Any, bias: Any = None) -> Any:
-        return x.new_empty(x.shape[0], w.shape[1])
+        return _Unmade.apply(x, w)
 
     return ruled(rocm, linear=product, mm=product)
 

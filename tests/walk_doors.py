@@ -20,6 +20,7 @@ from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from sparse_bridge.kernels.gemm.narrow_gemm import narrow_gemm_kernel
+from sparse_bridge.kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from sparse_bridge.kernels.ops import batch_norm, batch_norm_grad
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
@@ -37,6 +38,8 @@ _KERNELS = (
     gather_gemm_kernel,
     narrow_gemm_kernel,
     sum_partials_kernel,
+    wgrad_kernel,
+    sum_shares_kernel,
     batch_norm.partials_kernel,
     batch_norm.apply_kernel,
     batch_norm_grad.grad_partials_kernel,
@@ -99,7 +102,7 @@ def doors() -> Iterator[tuple[str, Walk, Walk]]:
                 for one in _rulebooks():
                     if one.order is None and not any(one is other for other in others):
                         one.table(0)
-            with pretended_gpu():
+            with pretended_gpu(), settings.override(native=False):  # Python's walk
                 for _ in range(6):  # until it is known that nothing follows
                     layer(x)
                 yield name, walk(lambda layer=layer, x=x: layer(x)), cold

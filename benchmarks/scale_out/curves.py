@@ -12,10 +12,19 @@ from .. import peers
 from ..works import fill
 from .training import Network, Rank, Step, batch_of, labelled_scenes, spread, synchronised
 
+ORDERS = {
+    "given": lambda items: items,
+    "opposite": lambda items: items[::-1],
+    "turned": lambda items: items[1:] + items[:1],
+}
+
 
 def measure(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
-    """peer -> losses. `backwards`: the items of a batch in the opposite order, which changes the
-    order of sums and nothing else."""
+    """peer -> losses.
+
+    `order`: of the items of a batch; it changes the order of sums and nothing else.
+    `norms`: with statistics of all ranks, joint, or of each, apart.
+    """
     share = options["batch"] // rank.world
     scenes = labelled_scenes(options["scenes"], options["voxel_size"])
     found = {}
@@ -24,13 +33,13 @@ def measure(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
         peer.allow_tf32(False)
         model = Network(peer).to(rank.device)
         fill(peer, model.net)
-        step = Step(spread(synchronised(model, peer, rank), rank), "fp32", rank.device, options["rate"])
+        if options["norms"] == "joint":
+            model = synchronised(model, peer, rank)
+        step = Step(spread(model, rank), "fp32", rank.device, options["rate"])
         losses = []
         for number in range(options["steps"]):
             items = [(number * options["batch"] + i) % len(scenes) for i in range(options["batch"])]
-            if options["backwards"]:
-                items.reverse()
-            own = [scenes[item] for item in items[rank.number * share :][:share]]
+            own = [scenes[item] for item in ORDERS[options["order"]](items)[rank.number * share :][:share]]
             losses.append(_joint_step(step, own, rank))
         found[name] = [float(loss) for loss in losses]
     return found

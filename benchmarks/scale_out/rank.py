@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from . import checkpoint, curves, first_step, throughput
+from .joint_norm import join_on_cpus
 from .launch import START
 from .training import Rank
 
@@ -37,10 +39,11 @@ def main(part: str, options: dict[str, Any], folder: Path) -> None:
     number, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device(options["device"])
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if device.index is None else device.index)
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
+        join_on_cpus()
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     rank = Rank(number, world, device, started)
@@ -49,6 +52,10 @@ def main(part: str, options: dict[str, Any], folder: Path) -> None:
         measured = PARTS[part](rank, options)
         (folder / f"rank{number}.json").write_text(json.dumps(measured))
         rank.barrier()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # the end of a group waits for the other ranks, who wait for this one
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP is part of a cycle; gloo's threads must end before Python does

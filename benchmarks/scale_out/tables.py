@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from . import agreement
+
 __all__ = ["line", "table"]
 
 Row = dict[str, Any]
@@ -19,10 +21,9 @@ def line(part: str, row: Row) -> str:
     if part == "first_step":
         return f"{row['ranks']} ranks, {row['caches']} caches: {_first(row):.1f} s"
     if part == "curves":
-        order = ", opposite order" if row["backwards"] else ""
         ends = ", ".join(f"{name} {losses[-1]:.4f}" for name, losses in row["losses"].items())
-        return f"{row['ranks']} ranks{order}: {ends}"
-    return f"{row['part']}, {row['ranks']} ranks, {row['device']}: loss {row['of_ranks'][0]['loss']}"
+        return f"{row['ranks']} ranks, {row['order']} order, {row['norms']} norms: {ends}"
+    return f"{row['part']} {row['peer']}, {row['ranks']} ranks, {row['device']}: loss {row['of_ranks'][0]['loss']}"
 
 
 def table(part: str, rows: list[Row]) -> str:
@@ -70,31 +71,31 @@ def _first_step(rows: list[Row]) -> list[str]:
 
 
 def _curves(rows: list[Row]) -> list[str]:
-    """Largest and mean relative difference from one rank, over all steps and over the first 20."""
-    header = "| peer | run | largest, 20 steps | largest | mean | last loss |"
-    lines, (base, *others) = [header, "|---|---|---|---|---|---|"], rows
-    for name, expected in base["losses"].items():
-        lines.append(f"| {name} | 1 rank | | | | {expected[-1]:.5f} |")
-        for row in others:
-            losses = row["losses"][name]
-            apart = [abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)]
-            run = f"{row['ranks']} ranks" if not row["backwards"] else "1 rank, opposite order"
-            lines.append(
-                f"| {name} | {run} | {max(apart[:20]):.1e} | {max(apart):.1e} | "
-                f"{statistics.mean(apart):.1e} | {losses[-1]:.5f} |"
-            )
+    """Largest relative differences from one process, in the first 20 steps and in all. Noise: of
+    one process from itself, with batches in other orders."""
+    header = "| peer | run | 20 steps | noise | all steps | noise | of the bound | bound |"
+    lines = [header, "|---|---|---|---|---|---|---|---|"]
+    for one in agreement.curves(rows):
+        held = "held" if one.worst <= 1 else "exceeded"
+        held += "" if one.must_agree else f", {'as it must be' if one.expected else 'and must not be'}"
+        lines.append(
+            f"| {one.peer} | {one.run} | {one.first_apart:.1e} | {one.first_noise:.1e} | {one.apart:.1e} | "
+            f"{one.noise:.1e} | {one.worst:.1e} | {held} |"
+        )
     return lines
 
 
 def _checkpoint(rows: list[Row]) -> list[str]:
-    lines = ["| part | ranks | device | weights | loss | logits | next losses |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| peer | part | ranks | device | weights | momenta | loss | logits | next losses |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         one = row["of_ranks"][0]
         after = ", ".join(f"{loss:.6f}" for loss in one["next"])
-        lines.append(
-            f"| {row['part']} | {row['ranks']} | {row['device']} | {one['weights']} | "
-            f"{one['loss']:.6f} | {one['logits']} | {after} |"
-        )
+        where = f"{row['peer']} | {row['part']} | {row['ranks']} | {row['device']}"
+        state = f"{one['weights']} | {one['momenta']} | {one['loss']:.6f} | {one['logits']}"
+        lines.append(f"| {where} | {state} | {after} |")
     return lines
 
 

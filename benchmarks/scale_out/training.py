@@ -18,6 +18,7 @@ from sparse_bridge.tools.demo.segmentation import sample
 from ..peers import Peer
 from ..workloads import Scan
 from ..works import TORCH_DTYPES
+from .joint_norm import SpreadOnCpus
 
 __all__ = ["Network", "Rank", "Step", "labelled_scenes", "spread", "synchronised"]
 
@@ -50,17 +51,21 @@ class Network(nn.Module):
     def __init__(self, peer: Peer) -> None:
         super().__init__()
         self.net = peer.network("unet")
-        self._call = peer.call
+        self._peer = peer
 
     def forward(
         self, feats: torch.Tensor, coords: torch.Tensor, shape: tuple[int, int, int], items: int
     ) -> torch.Tensor:
-        return self._call(self.net, feats, Scan("", coords, feats, shape, items))
+        if self._peer.api == "torchsparse":
+            # Without a range, what strided layers make of a scene depends on the others of its batch.
+            tensor = self._peer.ts.SparseTensor(feats, coords, spatial_range=(items, *shape))
+            return self.net(tensor).feats
+        return self._peer.call(self.net, feats, Scan("", coords, feats, shape, items))
 
 
 def synchronised(model: nn.Module, peer: Peer, rank: Rank) -> nn.Module:
-    """Batch statistics over all ranks. torch has them on GPUs only."""
-    if rank.device.type == "cpu" or rank.world == 1:
+    """Batch statistics over all ranks."""
+    if rank.world == 1:
         return model
     if peer.api == "minkowski":
         import MinkowskiEngine as ME
@@ -73,8 +78,9 @@ def spread(model: nn.Module, rank: Rank) -> nn.Module:
     """DDP, where there is more than one rank."""
     if rank.world == 1:
         return model
-    devices = [rank.device] if rank.device.type == "cuda" else None
-    return DistributedDataParallel(model, devices, gradient_as_bucket_view=True)
+    if rank.device.type == "cpu":
+        return SpreadOnCpus(model, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, [rank.device], gradient_as_bucket_view=True)
 
 
 class Step:

@@ -18,13 +18,23 @@ activated: Any = None
 plus: Any = None
 spconv_known: Any = None
 planned: Any = None
+run_plain: Any = None
+gradients: Any = None
+norm_forward: Any = None
+norm_backward: Any = None
+trained_norm: Any = None
 # (device, rows) -> (int32 on it, 0, 1, ... up to as many or more; the current stream's number); set
 # by `pointwise`.
 row_numbers: Any = None
+# What `trained_norm` reads: forms of norms, the autograd function, and functions of torch; set by `batch_norm`.
+norm_parts: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 
-FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known", "planned")
+# Of layers in inference, and in training.
+INFERENCE = "known_call", "features_of", "normalised", "activated", "plus", "spconv_known", "planned"
+TRAINING = "run_plain", "gradients", "norm_forward", "norm_backward", "trained_norm"
+FUNCTIONS = INFERENCE + TRAINING
 
 
 def known(plan: Any, product: Any) -> Any:
@@ -32,16 +42,9 @@ def known(plan: Any, product: Any) -> Any:
     launches it, or None."""
     if helper is None or not settings.get().native:
         return None
-    keys, tuned, specs, units, how = (0, 0), None, {}, 1, (0, 0, 0, 0)
-    if product is not None:
-        keys, tuned, specs, units, how = product.for_helper()
-    bound = [("bound", key) for key in keys]
+    described, units, how = _launches(product)
     return helper.Known(
-        product,
-        *keys,
-        *bound,
-        tuned,
-        specs,
+        *described,
         plan.form,
         plan.between,
         plan.vectors,
@@ -58,6 +61,25 @@ def known(plan: Any, product: Any) -> Any:
         plan.at_the_call,
         *how,
     )
+
+
+def known_product(product: Any, columns: int) -> Any:
+    """The launches of a GatherProduct of `columns` without an epilogue that is its own; None where the helper is not
+    used."""
+    if helper is None or not settings.get().native:
+        return None
+    described, units, how = _launches(product)
+    absent = (None,) * 6
+    layer = None, absent[:5], (), absent, None, None, None, None, None, ""
+    return helper.Known(*described, *layer, columns, 0, units, True, *how)
+
+
+def _launches(product: Any) -> tuple[list[Any], int, tuple[int, int, int, int]]:
+    """(what of a product `Known` takes first, compute units, how it goes over maps)."""
+    keys, tuned, specs, units, how = (0, 0), None, {}, 1, (0, 0, 0, 0)
+    if product is not None:
+        keys, tuned, specs, units, how = product.for_helper()
+    return [product, *keys, *[("bound", key) for key in keys], tuned, specs], units, how
 
 
 def use(module: Any) -> None:

@@ -24,6 +24,10 @@
 
 /* clang-format off */
 #define NAMES(X)                                                                                   \
+  X(_compiled) X(_pairs_at) X(after) X(backward) X(before) X(direct) X(empty_like) X(get)          \
+  X(padding) X(place) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)              \
+  X(sum_sizes) X(_get_tracing_state) X(momentum) X(track_running_stats) X(num_batches_tracked)     \
+  X(in_channels) X(norm_parts)                                                                                   \
   X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)    \
   X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(conv1x1) X(_current_level)    \
   X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
@@ -46,6 +50,9 @@ NAMES(DECLARE)
 
 /* Modules whose state is read at every call, as their dictionaries; classes and functions. */
 #define HANDED(X)                                                                                  \
+  X(apply_kernel) X(ConvPlan) X(cut_of) X(dx_kernel) X(float32) X(grad_partials_kernel)            \
+  X(NormSpec) X(partials_kernel) X(plans) X(sum_shares_kernel) X(torch) X(unread)                  \
+  X(wgrad_kernel) X(WgradProduct)                                                                  \
   X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(FusedPlan)       \
   X(GatherGemm) X(NarrowGemm) X(Part) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
   X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \
@@ -57,6 +64,11 @@ HANDED(DECLARE)
 
 /* Slots of classes, whose places in an object are asked once. */
 #define SLOTS(X)                                                                                   \
+  X(ConvPlan, forward) X(ConvPlan, separate) X(ConvPlan, columns_in) X(ConvPlan, n_offsets)        \
+  X(ConvPlan, generation) X(ConvPlan, _dgrad) X(ConvPlan, _wgrad) X(ConvPlan, _dense)              \
+  X(GatherProduct, native) X(WgradProduct, _key) X(NormSpec, addressed) X(NormSpec, device)        \
+  X(NormSpec, grads_key) X(NormSpec, present) X(NormSpec, rows_key) X(NormSpec, units)             \
+  X(NormSpec, vectors_key)                                                                         \
   X(History, plan) X(History, whole) X(History, seen) X(History, alone) X(History, disabled)       \
   X(FusedPlan, native) X(LayerCall, between) X(LayerCall, changes) X(LayerCall, device)            \
   X(LayerCall, dtype) X(LayerCall, fused) X(LayerCall, given) X(LayerCall, history)                \
@@ -1125,6 +1137,8 @@ static PyObject *planned(PyObject *module, PyObject *const *args, Py_ssize_t cou
 
 #include "chain.c"
 #include "host_program.c"
+#include "training.c"
+#include "norms.c"
 
 /* ---- layers of spconv ------------------------------------------------------------------------ */
 
@@ -1206,8 +1220,27 @@ static PyObject *form_of(Scope *s, PyObject *layer, PyObject *features, PyObject
   return hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 0), groups, tf32, NULL));
 }
 
+/* `conv._trained` of a layer's operands, after the checks that `convolved` makes. */
+static PyObject *trained_layer(Scope *s, PyObject *layer, PyObject *const *operands,
+                               PyObject *parts) {
+  PyObject *features = operands[1], *weight = operands[2];
+  long long rows, columns;
+  refuse_unless(s, plain_rows(s, features, &rows, &columns) && is_plain(weight) &&
+                       columns == number(s, item(s, layer, s_in_channels)) &&
+                       equal(s, get(s, features, s_device), get(s, weight, s_device)));
+  if (s->state != GOES_ON) return NULL;
+  if (get(s, features, s_dtype) != get(s, weight, s_dtype)) {
+    PyObject *name = get(s, (PyObject *)Py_TYPE(operands[0]), s___name__);
+    if (name)
+      hold(s,
+           PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 6), features, weight, name, NULL));
+  }
+  if (s->state != GOES_ON) return NULL;
+  return hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(parts, 5), operands, 6, NULL));
+}
+
 /* `conv._known` of the stand-in's tensors(layer, x, weight, epilogue, parts).  parts: form_of,
- * note, the dictionary of `keys`, sys.modules, torch.float16. */
+ * note, the dictionary of `keys`, sys.modules, torch.float16, _trained, check_parameters. */
 static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
   if (count != 5 || refused()) Py_RETURN_NOTIMPLEMENTED;
@@ -1225,7 +1258,8 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
                        item(s, layer, s_conv1x1) == Py_False && key != Py_None &&
                        item(s, layer, s_record_voxel_count) == Py_False &&
                        item(s, x, s_benchmark) == Py_False);
-  refuse_unless(s, unset(s, a_is_grad_enabled) && unset(s, a_is_inference_mode_enabled));
+  int learns = truth(s, asked(s, a_is_grad_enabled));
+  refuse_unless(s, unset(s, a_is_inference_mode_enabled));
   if (s->state == GOES_ON && timer && timer != Py_None)
     refuse_unless(s, !truth(s, get(s, timer, s_enable)));
   PyObject *shared = item(s, x, s_indice_dict);
@@ -1246,7 +1280,8 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
   PyObject *form = form_of(s, layer, features, parts);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *operands[] = {args[0], features, args[2], kmap, args[3], form};
-  PyObject *made = hold(s, known_call(self, operands, 6));
+  PyObject *made =
+      learns ? trained_layer(s, layer, operands, parts) : hold(s, known_call(self, operands, 6));
   if (made == Py_NotImplemented) s->state = REFUSES;
   /* The layer was launched: nothing is refused from here on. */
   if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_PendingConv))
@@ -1315,6 +1350,13 @@ static PyMethodDef methods[] = {
     {"spconv_known", (PyCFunction)(void (*)(void))spconv_known, METH_FASTCALL, "conv._known"},
     {"planned", (PyCFunction)(void (*)(void))planned, METH_FASTCALL, "ConvStep"},
     {"plus", (PyCFunction)(void (*)(void))plus, METH_FASTCALL, "PendingConv.plus"},
+    {"run_plain", (PyCFunction)(void (*)(void))run_plain, METH_FASTCALL, "plan.run"},
+    {"gradients", (PyCFunction)(void (*)(void))gradients, METH_FASTCALL, "plan.backward"},
+    {"norm_forward", (PyCFunction)(void (*)(void))norm_forward, METH_FASTCALL,
+     "batch_norm_forward"},
+    {"trained_norm", (PyCFunction)(void (*)(void))trained_norm, METH_FASTCALL, "a BatchNorm1d"},
+    {"norm_backward", (PyCFunction)(void (*)(void))norm_backward, METH_FASTCALL,
+     "batch_norm_backward"},
     {0}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "sparse_bridge_native", NULL, -1,

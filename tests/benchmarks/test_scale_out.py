@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import subprocess
 
 import pytest
 
 from benchmarks.scale_out import __main__ as program
-from benchmarks.scale_out import launch, tables
+from benchmarks.scale_out import agreement, launch, tables
 from benchmarks.scale_out.training import batch_of, labelled_scenes
 
 
@@ -50,17 +52,49 @@ def test_first_steps_are_the_last_ranks() -> None:
     ]
 
 
-def test_curves_are_compared_with_one_rank() -> None:
-    def row(ranks: int, backwards: bool, losses: list[float]) -> dict:
-        return {"ranks": ranks, "backwards": backwards, "losses": {"bridge": losses}}
+def curves(joint: list[float], apart: list[float]) -> list[dict]:
+    """Of one process, whose noise is 1e-4, and of two ranks."""
 
-    steps = [2.0] * 20 + [1.0]
-    rows = [row(1, False, steps), row(1, True, steps), row(2, False, [2.0] * 20 + [1.5])]
-    assert cells(tables.table("curves", rows)) == [
-        ["bridge", "1 rank", "", "", "", "1.00000"],
-        ["bridge", "1 rank, opposite order", "0.0e+00", "0.0e+00", "0.0e+00", "1.00000"],
-        ["bridge", "2 ranks", "0.0e+00", "5.0e-01", "2.4e-02", "1.50000"],
+    def row(ranks: int, order: str, norms: str, losses: list[float]) -> dict:
+        return {"ranks": ranks, "order": order, "norms": norms, "losses": {"bridge": losses}}
+
+    return [
+        row(1, "given", "joint", [2.0] * 30),
+        row(1, "opposite", "joint", [2.0, *[2.0002] * 29]),
+        row(2, "given", "joint", joint),
+        row(2, "given", "apart", apart),
     ]
+
+
+def test_curves_of_ranks_are_judged_by_the_noise_of_one_process() -> None:
+    wrong, right = [2.5] * 20, [2.0, *[2.001] * 28, 2.0012]
+    assert agreement.failures("curves", curves(right, wrong)) == []
+    assert cells(tables.table("curves", curves(right, wrong))) == [
+        ["bridge", "2 ranks, joint norms", "5.0e-04", "1.0e-04", "6.0e-04", "1.0e-04", "6.0e-01", "held"],
+        ["bridge", "2 ranks, apart norms", *["2.5e-01", "1.0e-04"] * 2, "2.5e+05", "exceeded, as it must be"],
+    ]
+    for losses in ([2.00001, *right[1:]], [*right[:-1], 2.01]):  # before there is noise, and behind
+        (text,) = agreement.failures("curves", curves(losses, wrong))
+        assert "bridge, 2 ranks, joint norms: beyond" in text
+    (text,) = agreement.failures("curves", curves(right, right))
+    assert "apart norms: within" in text
+    assert "not finite" in agreement.failures("curves", curves([math.nan, *right[1:]], wrong))[0]
+    assert "needs runs" in agreement.failures("curves", curves(right, wrong)[:2])[0]
+
+
+def test_checkpoints_are_compared_with_what_was_saved() -> None:
+    facts = {"weights": "w", "momenta": "m", "loss": 1.0, "logits": "", "next": [1.0, 0.9]}
+
+    def rows(**other: object) -> list[dict]:
+        found = [facts, {**facts, "weights": None, "momenta": None}]
+        save = {"part": "save", "peer": "bridge", "ranks": 2, "device": "cuda", "of_ranks": found}
+        return [save, {**save, "part": "load", "ranks": 1, "device": "cpu", "of_ranks": [{**facts, **other}]}]
+
+    assert agreement.failures("checkpoint", rows(loss=1.000001, next=[1.0001, 0.9])) == []
+    for other in ({"weights": "v"}, {"momenta": "n"}, {"loss": 1.1}, {"next": [1.0, 0.8]}, {"loss": math.nan}):
+        (text,) = agreement.failures("checkpoint", rows(**other))
+        assert next(iter(other)) in text and "bridge, 1 ranks, cpu" in text
+    assert "saved and loaded" in agreement.failures("checkpoint", rows()[:1])[0]
 
 
 def test_scenes_of_a_batch() -> None:
@@ -85,19 +119,39 @@ def test_a_part_that_fails_is_in_the_record(tmp_path, monkeypatch, capsys) -> No
     assert program.main(options) == 1
     (row,) = json.loads(path.read_text())["parts"]["checkpoint"]
     assert row == {"error": "save on 2 ranks: exit status 1"}
+    assert json.loads(path.read_text())["disagreements"]["checkpoint"]
     assert "exit status 1" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_not_there_is_left_out(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(program.peers, "installed", lambda name: name != "spconv")
+    monkeypatch.setattr(program, "launch", lambda *_, **__: [throughput("", 1, 4.0)["of_ranks"][0]])
+    assert program.main(["--parts", "throughput", "--ranks", "1", "--device", "cpu"]) == 0
+    printed = capsys.readouterr()
+    assert "spconv cannot be imported" in printed.err and "| bridge | 1 | 4.0 |" in printed.out
+
+
+@pytest.mark.slow
+def test_a_launch_without_end_leaves_no_rank() -> None:
+    """Which takes steps for hours."""
+    options = {"device": "cpu", "peer": "bridge", "source": "sheet:500", "batch": 1, "dtype": "fp32"}
+    sizes = {"rounds": 1, "steps": 10**5, "warm": 1}
+    with pytest.raises(launch.LaunchError, match="no end after 15 s"):
+        launch.launch("throughput", 2, {**options, **sizes}, timeout=15)
+    left = subprocess.run(["pgrep", "-f", f"benchmarks.scale_out.rank throughput .*{10**5}"], stdout=subprocess.PIPE)
+    assert not left.stdout
 
 
 @pytest.mark.slow
 def test_a_record_of_this_cpu(tmp_path) -> None:
     path = tmp_path / "record.json"
-    options = ["--quick", "--device", "cpu", "--peers", "bridge", "--json", str(path)]
-    assert program.main(options) == 0
-    parts = json.loads(path.read_text())["parts"]
+    options = ["--quick", "--device", "cpu", "--peers", "bridge", "--curve-peers", "bridge_torchsparse"]
+    assert program.main([*options, "--json", str(path)]) == 0
+    record = json.loads(path.read_text())
+    parts = record["parts"]
     assert [row["ranks"] for row in parts["throughput"]] == [1, 2]
-    assert len(parts["first_step"]) == 4 and len(parts["curves"]) == 3
-    alone, backwards, _ = (row["losses"] for row in parts["curves"])
-    for name, losses in alone.items():
-        assert losses[1] < losses[0] and backwards[name] == pytest.approx(losses, rel=1e-4)
-    saved, loaded = (row["of_ranks"][0] for row in parts["checkpoint"])
-    assert saved["weights"] == loaded["weights"] and saved["loss"] == loaded["loss"]
+    assert len(parts["first_step"]) == 4 and len(parts["curves"]) == 5
+    for losses in parts["curves"][0]["losses"].values():
+        assert losses[1] < losses[0]
+    assert [(row["part"], row["ranks"]) for row in parts["checkpoint"]] == [("save", 2), ("load", 1)]
+    assert record["disagreements"] == {part: [] for part in parts}

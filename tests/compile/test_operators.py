@@ -11,7 +11,7 @@ import torch
 import sparse_bridge.compile
 from sparse_bridge.core import functional as sparse
 from sparse_bridge.core.compile import handles
-from sparse_bridge.core.ops.batch_norm import MEMORY_ROWS
+from sparse_bridge.core.ops.norm_operators import MEMORY_ROWS
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.errors import CoordinateError, LifecycleError, ShapeError, UnsupportedError
 from tests.clouds import cloud

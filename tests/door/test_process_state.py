@@ -67,7 +67,7 @@ FACTS = """
     core.capture.traces.maps._listeners
     adapters.spconv.keys._generation adapters.spconv.keys._shared core.compile.inductor._version
     core.conv.kernel_products._gather_gemm
-    core.conv.kernel_products._narrow_gemm core.ops.batch_norm._passes
+    core.conv.kernel_products._narrow_gemm core.ops.batch_norm.passes
     core.device.workspace.keep_heap core.tuning.kernel_hash.code_hash
     core.tuning.kernel_hash.kernel_hash export.evaluation._operators native._module native._reason
     native._thread native._until native.calls.helper tools.api_coverage.table.releases

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import torch
 
 from tests.patience import PATIENCE
 
-from .launch import ROOT, start, wait
+from .empty_streets import no_voxels, train_ddp
+from .launch import start, wait
 
 SCRIPT = "examples/train_ddp.py"
-TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TWO = [*TORCHRUN, SCRIPT]
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 SMALL = ["--voxel-size", "0.8", "--held-out", "3", "--scenes", "8"]
 
@@ -61,6 +63,9 @@ def test_interruption_leaves_no_trace(tmp_path: Path) -> None:
     wait(start(*TWO, *common, "--out", tmp_path / "whole"))
     (tmp_path / "parts").mkdir()
     (tmp_path / "whole" / "step00000002").rename(tmp_path / "parts" / "step00000002")
+    # Four ranks were interrupted while they saved the next.
+    (tmp_path / "parts" / "step00000004").mkdir()
+    (tmp_path / "parts" / "step00000004" / "__3_0.distcp").write_text("half")
     wait(start(*TWO, *common, "--resume", "--out", tmp_path / "parts"))
     whole, parts = log(tmp_path / "whole"), log(tmp_path / "parts")
     assert whole["loss"][2:] == parts["loss"] and whole["mean IoU"] == parts["mean IoU"]
@@ -74,13 +79,9 @@ def test_it_learns(tmp_path: Path) -> None:
 
 
 def test_batches_do_not_depend_on_the_number_of_ranks() -> None:
-    spec = importlib.util.spec_from_file_location("train_ddp", ROOT / SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
     def shares(rank: int, world: int, first: int = 0) -> list[set]:
         args = argparse.Namespace(steps=9, scenes=10, batch=4, rank=rank, world=world)
-        made = module.Shares(args, first)
+        made = train_ddp.Shares(args, first)
         batches = list(map(set, made))
         assert len(made) == len(batches)
         return batches
@@ -110,21 +111,57 @@ def test_two_gpus_equal_one(api: str, options: list[str], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--norm", "sync"], "SyncBatchNorm needs GPUs"),
-        (["--batch", "3"], "does not divide into 2 ranks"),
-        (["--scenes", "2"], "fewer than --batch 4"),
+        ("--norm sync", "SyncBatchNorm needs GPUs"),
+        ("--batch 3", "does not divide into 2 ranks"),
+        ("--batch 0", "are 1 or more"),
+        ("--scenes 2", "fewer than --batch 4"),
+        ("--resume", "no checkpoint in"),
+        ("--out {old}", "has checkpoints"),
+        ("--out {old}/step1/.metadata", "File exists"),
+        ("--out {old}/step1/.metadata/under", "Not a directory"),
+        ("--device cuda", "a GPU for each process"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-@pytest.mark.slow
-def test_refusals(options: list[str], said: str, tmp_path: Path) -> None:
-    process = start(SCRIPT, "--device", "cpu", *options, "--out", tmp_path, WORLD_SIZE="2", RANK="0")
-    output = process.communicate(timeout=PATIENCE)[0]
-    assert process.returncode == 2 and said in output and "Traceback" not in output
+def test_refusals(options: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    old = tmp_path / "old"
+    (old / "step1").mkdir(parents=True)
+    (old / "step1" / ".metadata").touch()
+    line = f"train_ddp.py --device cpu --out {tmp_path / 'new'} {options.format(old=old)}"
+    monkeypatch.setattr(sys, "argv", line.split())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(SystemExit) as exit:
+        train_ddp.parse("")
+    assert exit.value.code == 2 and said in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_nothing_to_resume(tmp_path: Path) -> None:
-    process = start(SCRIPT, "--device", "cpu", "--resume", "--out", tmp_path)
+def test_another_training_is_not_resumed(tmp_path: Path) -> None:
+    common = [SCRIPT, *SMALL, "--device", "cpu", "--workers", "0", "--out", tmp_path]
+    wait(start(*common, "--steps", "1"))
+    process = start(*common, "--steps", "2", "--resume", "--api", "minkowski")
     output = process.communicate(timeout=PATIENCE)[0]
-    assert process.returncode == 1 and "no checkpoint in" in output and "Traceback" not in output
+    assert process.returncode == 1 and "was trained with --api spconv, not minkowski" in output
+    assert "Traceback" not in output
+
+
+def test_batches_without_voxels() -> None:
+    full = torch.ones(3, 3), torch.tensor([[0, 0, 0], [15, 16, 2], [1, 1, 1]], dtype=torch.int32), torch.ones(3).long()
+    features, coords, labels, grid, items = train_ddp.collate([no_voxels(), full])
+    assert features.shape == (3, 3) and coords[:, 0].tolist() == [1, 1, 1] and len(labels) == 3
+    assert grid == [16, 32, 16] and items == 2
+    features, coords, labels, grid, items = train_ddp.collate([no_voxels(), no_voxels()])
+    assert features.shape == (0, 3) and coords.shape == (0, 4) and grid == [16, 16, 16] and items == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--fsdp"]], ids=str)
+@pytest.mark.parametrize("api", ["spconv", "torchsparse", "minkowski"])
+def test_empty_scenes_on_one_rank_and_on_both(api: str, options: list[str], tmp_path: Path) -> None:
+    two = [*TORCHRUN, "-m", "tests.examples.empty_streets", "--batch", "2", "--steps", "4"]
+    output = wait(start(*two, *SMALL, "--device", "cpu", "--api", api, *options, "--out", tmp_path))
+    losses = log(tmp_path)["loss"]
+    assert [loss == 0 for loss in losses] == [True, False] * 2, losses  # of two empty scenes, and of one
+    assert losses[3] < losses[1]
+    assert all(0 < float(iou) < 1 for iou in mean_iou(output))

@@ -70,6 +70,15 @@ def test_probing_is_bounded(kernel_lane, rules):
     assert table.counters()[2]
 
 
+def test_full_groups_do_not_queue(kernel_lane, monkeypatch):
+    """Cells of a solid fill groups of four slots. A group that meets another moves past it in one
+    probe, not in four: steps of one slot need more than 20 here."""
+    monkeypatch.setattr(hash_table, "MAX_PROBES", 8)
+    coords, box = cloud((8, 8, 8), 1, 1.0), Box.grid(1, (8, 8, 8))
+    table, _ = insert(kernel_lane, coords, box, 2048)
+    assert table.counters() == (512, 512, False)
+
+
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["int32", "int64"])
 def test_of_equal_coordinates_the_first_row_counts(kernel_lane, shape):
     coords = cloud(SMALL, 2, 0.4)

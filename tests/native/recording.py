@@ -156,7 +156,8 @@ class Recorder:
             built(book, *args, **named)
 
         with contextlib.ExitStack() as stack:
-            for owner, name in ((torch.Tensor, "new_empty"), (torch, "cat"), (torch, "empty"), (torch, "relu")):
+            makers = [(torch.Tensor, "new_empty"), *[(torch, name) for name in ("cat", "empty", "empty_like", "relu")]]
+            for owner, name in makers:
                 own = getattr(owner, name)
                 stack.enter_context(mock.patch.object(owner, name, kept(own)))
             stack.enter_context(mock.patch.object(Rulebook, "__init__", init))

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
 from tests.native import events, layer_events  # noqa: F401 - their events
 from tests.native.recording import RANDOM, WAYS, Recorder, anew, helper, served, way
@@ -36,7 +37,7 @@ def alike(name, ways, bias):
             assert one == other, (chosen, place)
         assert len(lines) == len(want), chosen
         if chosen == "on":
-            others = set(by_helper) - {"known_call", "planned"}
+            others = set(native_calls.INFERENCE) - {"known_call", "planned"}
             assert min(by_helper[one] for one in others) > 1, by_helper
 
 

@@ -20,6 +20,7 @@ SUITES = {
     "memory": ["test_memory.py"],
     "streams": ["../core/capture/test_native_streams.py"],
     "chains": ["test_chain.py"],
+    "training": ["test_training.py"],
     "programs": ["test_host_program.py", "../core/capture/test_launch_trace.py"],
 }
 

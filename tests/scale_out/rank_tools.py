@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import os
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.scale_out.joint_norm import SpreadOnCpus
+
 from .networks import cloud
 
 Points = tuple[torch.Tensor, torch.Tensor]
+
+
+def start_group(rank: int, device: torch.device, seconds: float) -> torch.device:
+    """Join the others; a collective may take so long. The device of this rank."""
+    limit = datetime.timedelta(seconds=seconds)
+    if device.type == "cpu":
+        dist.init_process_group("gloo", timeout=limit)
+        return device
+    # Else a rank whose time is up writes what it has seen, and waits a minute for others to do so.
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
+    own = torch.device("cuda", rank)
+    torch.cuda.set_device(own)
+    dist.init_process_group("nccl", timeout=limit, device_id=own)
+    return own
 
 
 def of(rank: int, device: torch.device, seed: int = 0, rows: int | None = None) -> Points:
@@ -58,6 +77,12 @@ def gradients(network: nn.Module) -> list[torch.Tensor]:
     return [p.grad for p in network.parameters()]
 
 
+def with_joint_statistics(network: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """DDP around norms that the framework's users turn into torch's SyncBatchNorm."""
+    synced = synchronised(copy.deepcopy(network))
+    return SpreadOnCpus(synced) if device.type == "cpu" else ddp(synced, device)
+
+
 def synchronised(network: nn.Module) -> nn.Module:
     if "minkowski" in type(network).__name__.lower():
         import MinkowskiEngine as ME
@@ -86,9 +111,12 @@ def with_norms(network: nn.Module) -> nn.Module:
     return normed.to(next(network.parameters()).device)
 
 
-def joint(device: torch.device, rows: tuple[int | None, int | None]) -> Points:
-    """Both ranks' clouds as one batch of four items; the networks above have two."""
-    coords, x = zip(*(of(r, device, rows=rows[r]) for r in (0, 1)), strict=True)
+def joint(
+    device: torch.device, rows: tuple[int | None, int | None] = (None, None), seed: int = 0, scale: float = 1.0
+) -> Points:
+    """Both ranks' clouds as one batch of four items; those of the second rank have features times
+    `scale`."""
+    coords, x = zip(*(of(r, device, seed, rows[r]) for r in (0, 1)), strict=True)
     second = coords[1].clone()
     second[:, 0] += 2
-    return torch.cat([coords[0], second]), torch.cat(x)
+    return torch.cat([coords[0], second]), torch.cat([x[0], x[1] * scale])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from sparse_bridge.errors import DeviceError
+from tests.patience import PATIENCE
 
 from .networks import cloud, run
 
@@ -41,22 +45,19 @@ def test_the_other_gpu_computes_the_same_bits(network, current: int) -> None:
 @TWO_GPUS
 def test_two_gpus_from_two_threads(network) -> None:
     """As nn.DataParallel does it: one thread per device."""
-    import threading
+    points = cloud(1, 3000)
+    gate = threading.Barrier(2)
 
-    points, found = cloud(1, 3000), {}
+    def work(device: int) -> list[list[torch.Tensor]]:
+        gate.wait(timeout=PATIENCE)
+        return [run(network, points, f"cuda:{device}") for _ in range(5)]
 
-    def work(device: int) -> None:
-        found[device] = [run(network, points, f"cuda:{device}") for _ in range(5)]
-
-    threads = [threading.Thread(target=work, args=(device,)) for device in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rounds in found.values():
-        for tensors in rounds:
-            for one, two in zip(tensors, found[0][0], strict=True):
-                assert torch.equal(one.cpu(), two.cpu())
+    with ThreadPoolExecutor(2) as pool:
+        found = [tensors for rounds in pool.map(work, (0, 1)) for tensors in rounds]
+    assert len(found) == 10
+    for tensors in found:
+        for one, two in zip(tensors, found[0], strict=True):
+            assert torch.equal(one.cpu(), two.cpu())
 
 
 @pytest.mark.gpu

@@ -134,9 +134,10 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, name
 def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     """`convolved` where the layer's last calls have passed all checks for such operands (see
     `core.conv.layers`), and its map is there. None where that is not so."""
-    held = histories.get(id(layer))
-    if held is None or (held[1].plan is None and held[1].whole is None):
-        return None
+    if not torch.is_grad_enabled():
+        held = histories.get(id(layer))
+        if held is None or (held[1].plan is None and held[1].whole is None):
+            return None
     if (native := native_calls.spconv_known) is not None:
         out = native(layer, x, weight, epilogue, _PARTS)
         if out is not NotImplemented:
@@ -208,12 +209,18 @@ def _product(
         indices, shape, kmap = _ends(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     if torch.is_grad_enabled():
-        y = profiled(layer, _convolve(features, weight, epilogue, kmap, form))
+        y = _trained(layer, features, weight, kmap, epilogue, form)
     else:
         y = features_of(convolve_layer(layer, features, weight, kmap, epilogue, form))
     if watch is not None:
         watch.finish(int(y.shape[0]))
     return _output(x, y, indices, shape, entries)
+
+
+def _trained(
+    layer: Any, features: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> torch.Tensor:
+    return profiled(layer, _convolve(features, weight, epilogue, kmap, form))
 
 
 def _ends(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, KernelMap]:
@@ -291,7 +298,8 @@ def _pointwise(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor,
     return out
 
 
-_PARTS = form_of, note, vars(keys), sys.modules, torch.float16  # what the compiled helper reads
+# What the compiled helper reads.
+_PARTS = form_of, note, vars(keys), sys.modules, torch.float16, _trained, check_parameters
 
 
 def record_voxels(layer: Any, y: torch.Tensor) -> None:

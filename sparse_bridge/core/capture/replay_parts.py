@@ -58,7 +58,7 @@ class Replays(abc.ABC):
     """
 
     most: int
-    is_optimized_forward = True
+    in_place_of = None
 
     def __init__(
         self, model: nn.Module, forward: Callable[..., Any], tensors_of: Callable[[Any], Tensors | None]

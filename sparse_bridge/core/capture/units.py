@@ -195,7 +195,7 @@ def _visiting(visit: _Visit | None) -> Iterator[None]:
 class Unit:
     """The forward of a part of a model that is replayed where calls of a kind keep coming."""
 
-    is_optimized_forward = True
+    in_place_of = None
 
     def __init__(self, model: nn.Module, tensors_of: _TensorsOf, entrance: nn.Module | None = None) -> None:
         """entrance: the module inside that first takes the sparse tensor that `model` makes."""
@@ -296,7 +296,7 @@ _THROUGH = Unit._through.__code__
 class _Entrance:
     """The forward of the module that first takes the sparse tensor which its unit makes."""
 
-    is_optimized_forward = True
+    in_place_of = None
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops.batch_norm import MEMORY_ROWS, backward_pass, batch_norm, forward_pass, kernels_for
+from ..ops.batch_norm import batch_norm
+from ..ops.norm_operators import MEMORY_ROWS, backward_pass, forward_pass, kernels_for
 from .library import define, differentiate, forget, recording
 
 ops: Any = torch.ops.sparse_bridge

@@ -17,6 +17,7 @@ from ...kernels.gemm.narrow import packs_offsets, tile_of
 from ...kernels.gemm.product import Product
 from ...kernels.runtime.target import Target
 from ...kernels.tiles.epilogue_bits import BIAS
+from ...native import calls as native_calls
 from ...refusals import Refusal, Why
 from ..device import self_check
 from ..device.device_support import kernel_target
@@ -181,7 +182,7 @@ def octaves(target: Target, n_rows: int, n_in: int) -> tuple[int, int, int]:
 class GatherProduct:
     """y = act(norm(sum of x @ w[v] + bias) + residual)."""
 
-    __slots__ = ("_backwards", "_columns", "_copied", "_key", "_specs", "flow", "product")
+    __slots__ = ("_backwards", "_columns", "_copied", "_key", "_specs", "flow", "native", "product")
 
     def __init__(self, flow: KernelDataflow, layer: LayerProduct) -> None:
         target, device, dtype, precision, w, epilogue = layer
@@ -194,6 +195,7 @@ class GatherProduct:
         self._backwards = self.product._replace(w=w.reversed())
         self._columns, self._key = w.columns_out, new_key()
         self._specs: dict[tuple[Any, ...], Any] = {}
+        self.native: Any = None  # the same for the compiled helper, once it has been bound
 
     def for_helper(self) -> tuple[Any, ...]:
         """What the compiled helper asks of it: (the keys of its launches in rulebooks by side, the
@@ -277,6 +279,8 @@ class GatherProduct:
                 spec = self._specs[known] = flow.spec(product, tile)
             if final():
                 self._specs[key] = spec
+        if self.native is None:
+            self.native = native_calls.known_product(self, self._columns)
         launch = flow.launch(spec, table, n_rows, n_in)
         launch.blank = rulebook.rows[side].fill is not None
         return launch

@@ -23,7 +23,7 @@ from .epilogue import STEP_NORM, Epilogue
 from .fused_plan import FusedPlan, fused_plan, same
 from .history import DISABLED, History, LayerCall, changes_of, disabled_layers, histories, history_of, may_wait
 from .pending import PendingConv
-from .plan import ConvForm, find, run
+from .plan import ConvForm, ConvPlan, find, known_plans, run
 
 __all__ = ["convolve_layer", "known_call"]
 
@@ -185,11 +185,16 @@ def _use_helper(module: Any) -> None:
     """Hand the helper what it reads, and use it."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.narrow_gemm import NarrowGemm
+    from ...kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
+    from ...kernels.ops.batch_norm import apply_kernel, partials_kernel, unread
+    from ...kernels.ops.batch_norm_grad import dx_kernel, grad_partials_kernel
+    from ...kernels.ops.norm_spec import NormSpec, cut_of
     from ...kernels.runtime import precompile
     from ...kernels.runtime.parts import Part
     from ...kernels.runtime.triton_compat import HOOKS
     from ..device.stream_order import StreamOrder
     from ..maps.views.derived import Derived
+    from .dataflows.wgrad_product import WgradProduct
     from .kernel_products import GatherProduct
     from .waiting.tensors import Waiting, features_of
 
@@ -224,6 +229,20 @@ def _use_helper(module: Any) -> None:
             "norm_forward": torch.nn.BatchNorm1d.forward,
             "NarrowGemm": NarrowGemm,
             "Part": Part,
+            "ConvPlan": ConvPlan,
+            "NormSpec": NormSpec,
+            "WgradProduct": WgradProduct,
+            "apply_kernel": apply_kernel,
+            "cut_of": cut_of,
+            "dx_kernel": dx_kernel,
+            "float32": torch.float32,
+            "grad_partials_kernel": grad_partials_kernel,
+            "partials_kernel": partials_kernel,
+            "plans": known_plans,
+            "sum_shares_kernel": sum_shares_kernel,
+            "torch": vars(torch),
+            "unread": unread,
+            "wgrad_kernel": wgrad_kernel,
         }
     )
     native_calls.use(module)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import memory, policy, settings, state
+from ...native import calls as native_calls
 from ..device import self_check, trace
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
@@ -195,13 +196,13 @@ class _Plans:
         return sum(map(len, self._sets.values()))
 
 
-_plans = _Plans()
-reset, count = state.owns(_plans.reset), _plans.__len__
+known_plans = _Plans()
+reset, count = state.owns(known_plans.reset), known_plans.__len__
 
 
 def plans() -> list[ConvPlan]:
     """The plans under the last settings that were in force."""
-    return list(_plans.plans.values())
+    return list(known_plans.plans.values())
 
 
 def _key_of(epilogue: Epilogue) -> tuple[Any, ...] | None:
@@ -238,8 +239,8 @@ def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilo
 
     Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError, UnsupportedError.
     """
-    if _plans.generation != settings.generation:
-        _plans.renew()
+    if known_plans.generation != settings.generation:
+        known_plans.renew()
     if override.inside:
         form = form._replace(dataflow=override.current() or form.dataflow)
     rulebook, bias = kmap.rulebook, epilogue[0]
@@ -249,7 +250,7 @@ def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilo
     elif bias is not None:
         end = (bias.dtype, bias.device, bias.shape, bias.stride())
     key = (x.dtype, x.device, weight.dtype, weight.device, weight.shape, weight.stride(), form, end, rulebook.regular)
-    plan = _plans.plans.get(key)
+    plan = known_plans.plans.get(key)
     if plan is not None:
         shape = x.shape
         if (
@@ -268,7 +269,7 @@ def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilo
     separate = any(not vector.is_contiguous() for vector in vectors)
     plan = ConvPlan(key, case, form, product, separate)
     if plan.lasts:
-        _plans.put(plan)
+        known_plans.put(plan)
     return plan
 
 
@@ -276,13 +277,13 @@ def present(plan: ConvPlan) -> ConvPlan:
     """The plan of the same convolution under the settings in force."""
     if plan.generation == settings.generation:
         return plan
-    if _plans.generation != settings.generation:
-        _plans.renew()
-    found = _plans.plans.get(plan.key)
+    if known_plans.generation != settings.generation:
+        known_plans.renew()
+    found = known_plans.plans.get(plan.key)
     if found is None:
         found = plan.again()
         if found.lasts:
-            _plans.put(found)
+            known_plans.put(found)
     found.generation = settings.generation
     return found
 
@@ -299,6 +300,10 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(dx [N_in, C_in] in x's dtype, dw laid out as the weight, in dtype `wanted.weight`), under the settings in force;
     None for what is not wanted. dy: contiguous, [N_out, C_out] in x's dtype."""
+    if (native := native_calls.gradients) is not None:
+        made: Any = native(plan, kmap, x, weight, dy, wanted.x, wanted.weight)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
     plan = present(plan)
     dw = None if wanted.weight is None else plan.gradient_like(weight, wanted.weight)
     return plan.gradients(kmap, x, weight, dy, dw, wanted.x), dw
@@ -308,6 +313,11 @@ def run(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> tuple[torch.Tensor, ConvPlan]:
     """(act(norm(conv + bias) + residual) [N_out, C_out], the plan); see `convolve`, and `find` for what is raised."""
+    bias, activation, _, norm, residual = epilogue
+    if (native := native_calls.run_plain) is not None and activation is None and norm is None and residual is None:
+        made: Any = native(x, weight, bias, kmap, form)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
     plan = find(x, weight, kmap, epilogue, form)
     return run_plan(plan, x, weight, kmap, epilogue), plan
 

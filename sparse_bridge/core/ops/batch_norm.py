@@ -13,17 +13,17 @@ from torch import nn
 from ... import settings, state
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
+from ...native import calls as native_calls
 from ..device.device_support import kernel_target
 from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, wrapped
 from ..device.precision import KERNEL_DTYPES
-from ..device.torch_compat import TENSOR_GUARDS, guards
+from ..device.torch_compat import SAVED_TENSORS_HOOKS, TENSOR_GUARDS, guards
 
 if TYPE_CHECKING:
     from ...kernels.ops.norm_spec import NormSpec, Vectors
 
 _MOST_ROWS = (1 << 31) - (1 << 20)  # kernels count rows in 32 bits, and a few more than there are
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-MEMORY_ROWS = 2 + 2 * 128  # rows of the most memory that kernels need between both passes
 
 
 class _Call(NamedTuple):
@@ -38,7 +38,8 @@ class _Call(NamedTuple):
 
 
 @functools.cache
-def _passes() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+def passes() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+    """The functions that launch the forward and the backward pass."""
     from ...kernels.ops.batch_norm import batch_norm_forward
     from ...kernels.ops.batch_norm_grad import batch_norm_backward
 
@@ -51,11 +52,16 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call
     ) -> torch.Tensor:
         spec, moved, counter, momentum, eps, relu = call
+        if counter is None and (native := native_calls.norm_forward) is not None:
+            made = native(spec, x, weight, bias, *moved, momentum, eps, relu)
+            if made is not NotImplemented:
+                ctx.save_for_backward(x, weight, bias, made[1])
+                ctx.call = spec, counter, relu
+                return made[0]  # type: ignore[no-any-return]
         x = x.contiguous()
         y, vectors = torch.empty_like(x), (weight, bias, *moved)
-        if spec.target.raw and spec not in _compiled:
-            _compile_together(spec, x, vectors)
-        memory = _passes()[0](spec, x, vectors, counter, y, momentum, eps, relu)
+        compile_together(spec, x, vectors)
+        memory = passes()[0](spec, x, vectors, counter, y, momentum, eps, relu)
         ctx.save_for_backward(x, weight, bias, memory)
         ctx.call = spec, counter, relu
         return y
@@ -65,10 +71,14 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, bias, memory = ctx.saved_tensors
         spec, counter, relu = ctx.call
+        if counter is None and (native := native_calls.norm_backward) is not None:
+            made = native(spec, x, dy, weight, bias, memory, relu)
+            if made is not NotImplemented:
+                return *made, None
         dx = torch.empty_like(x)
         dw = None if weight is None else torch.empty_like(weight)
         db = None if bias is None else torch.empty_like(bias)
-        _passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, dx, dw, db, relu)
+        passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, dx, dw, db, relu)
         return dx, dw, db, None
 
 
@@ -79,16 +89,24 @@ class _Form(NamedTuple):
     """How norms over features of one kind are computed.
 
     same: whether their five vectors are of the kinds that were looked at.  generation: of the
-    settings then.
+    settings then.  optimized: whether those let modules of torch run here.
     """
 
     spec: NormSpec
     same: Callable[..., bool]
     generation: int
+    optimized: bool
 
 
 _forms: dict[Any, _Form] = {}  # by dtype, device and channels
 _compiled: set[NormSpec] = set()
+native_calls.norm_parts = (
+    _forms,
+    run_directly,
+    SAVED_TENSORS_HOOKS,
+    torch._C._functorch.peek_interpreter_stack,
+    torch.autograd.graph.increment_version,
+)
 
 
 @state.owns
@@ -98,8 +116,10 @@ def reset() -> None:
     _compiled.clear()
 
 
-def _compile_together(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
+def compile_together(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
     """At the first norm of its kind: have the kernels of both passes compiled side by side."""
+    if spec in _compiled or not spec.target.raw:
+        return
     _compiled.add(spec)
     if not settings.get().warmup:
         return
@@ -110,7 +130,7 @@ def _compile_together(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None
 
 
 def _launch_all(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
-    forward, backward = _passes()
+    forward, backward = passes()
     memory = forward(spec, x, vectors, None, x, 0.1, 1e-5, False)
     weight, bias = vectors[:2]
     backward(spec, x, x, weight, bias, None, memory, x, weight, bias, False)
@@ -132,12 +152,12 @@ def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
     weight, bias, mean, var, batches = vectors
     if (
         target is None
-        or not _fits(x, weight, bias, True)
-        or not _fits(x, mean, var, False)
+        or not fits(x, weight, bias, True)
+        or not fits(x, mean, var, False)
         or not (batches is None or _counts(x, batches))
     ):
         return None
-    form = _Form(spec_of(x, vectors, target), _never, settings.generation)
+    form = _Form(spec_of(x, vectors, target), _never, settings.generation, settings.get().optimize != "off")
     given = [vector for vector in vectors if vector is not None]
     if TENSOR_GUARDS is not None and target.raw and len(given) == len(vectors):
         form = _forms[x.dtype, x.device, x.shape[1]] = form._replace(same=guards(*given))
@@ -158,11 +178,11 @@ def serves(x: torch.Tensor) -> Target | None:
     return None if x.dtype is torch.bfloat16 and not target.has_bf16 else target
 
 
-def _fits(x: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, alone: bool) -> bool:
+def fits(x: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, alone: bool) -> bool:
     """Whether kernels take this pair of vectors.  alone: one may be there without the other."""
     if a is None or b is None:
         either = a if b is None else b
-        return either is None or (alone and _fits(x, either, either, True))
+        return either is None or (alone and fits(x, either, either, True))
     return (
         type(a) in _PLAIN
         and type(b) in _PLAIN
@@ -242,6 +262,10 @@ def batch_norm(
 
 def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What a BatchNorm1d in training makes of x [N, C], and with `relu` a ReLU of that."""
+    if (native := native_calls.trained_norm) is not None:
+        made: Any = native(norm, x, relu)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
     parameters: dict[str, Any] = norm._parameters
     buffers: dict[str, Any] = norm._buffers
     mean = var = batches = None
@@ -263,53 +287,6 @@ def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> to
         relu=relu,
         batches=batches,
     )
-
-
-def kernels_for(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Target | None:
-    """Whose kernels normalise x [N, C] of two rows or more with these vectors; None: torch does."""
-    target = serves(x) if x.shape[0] > 1 and eps > 0 else None
-    return target if target is not None and _fits(x, weight, bias, True) else None
-
-
-def forward_pass(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, relu: bool, target: Target
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`batch_norm` without gradients: (y, fp32 [2, C]: mean and unbiased variance, what
-    `backward_pass` needs: fp32 [MEMORY_ROWS * C])."""
-    from ...kernels.ops.norm_spec import spec_of
-
-    x, n_channels = x.contiguous(), x.shape[1]
-    # Zeros: results of operators have no undefined values.
-    y, memory = torch.empty_like(x), x.new_zeros(MEMORY_ROWS * n_channels, dtype=torch.float32)
-    seen = x.new_zeros((2, n_channels), dtype=torch.float32)
-    vectors = weight, bias, seen[0], seen[1], None
-    spec = spec_of(x, vectors, target)
-    if target.raw and spec not in _compiled:
-        _compile_together(spec, x, vectors)
-    _passes()[0](spec, x, vectors, None, y, 1.0, eps, relu, memory)
-    return y, seen, memory
-
-
-def backward_pass(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    memory: torch.Tensor,
-    relu: bool,
-    target: Target,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of x [N, C], weight and bias [C], from dy [N, C] and the memory of `forward_pass`, which stays as it
-    is. None for a vector that is not there."""
-    from ...kernels.ops.norm_spec import spec_of
-
-    x, memory = x.contiguous(), memory.clone()  # sums are written into it
-    dx = torch.empty_like(x)
-    dw = None if weight is None else torch.empty_like(weight)
-    db = None if bias is None else torch.empty_like(bias)
-    spec = spec_of(x, (weight, bias, None, None, None), target)
-    _passes()[1](spec, x, dy.contiguous(), weight, bias, None, memory, dx, dw, db, relu)
-    return dx, dw, db
 
 
 def _in_torch(

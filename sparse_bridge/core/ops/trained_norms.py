@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from ... import hooks, policy, settings, state
+from ...native import calls as native_calls
 from ..conv import waiting
 from ..conv.waiting import shortcuts
 from ..device.torch_compat import SAVED_TENSORS_HOOKS
@@ -84,6 +85,10 @@ def _normalised(norm: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     """What a BatchNorm1d in training makes of x; None where torch's own is to compute it."""
     if not (norm.training and type(norm) is nn.BatchNorm1d and nn.BatchNorm1d.forward is _OWN):
         return None
+    if (native := native_calls.trained_norm) is not None:
+        made: Any = native(norm, x, False)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
     if len(norm._parameters) != 2 or len(norm._buffers) != 3 or not _usual(x):
         return None
     return batch_norm_training(norm, x, False)

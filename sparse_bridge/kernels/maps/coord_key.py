@@ -168,3 +168,11 @@ def home_slot(key, capacity, KEY64: tl.constexpr):
         mixed = mixed ^ (mixed >> 16)
         slot = (mixed << 2).to(tl.int32, bitcast=True) | (key & 3)
     return (slot & (capacity - 1)).to(tl.int32)
+
+
+@triton.jit
+def next_slot(slot, capacity):
+    """The slot to probe behind this one. Keys that fill a group of four meet another group as one: the
+    next step takes each of them past it. By single slots they would walk four steps each. Five, being
+    odd, leads through all slots."""
+    return (slot + 5) & (capacity - 1)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import register
-from .coord_key import EMPTY, home_slot, live_rows, locate, row_offset
+from .coord_key import EMPTY, home_slot, live_rows, locate, next_slot, row_offset
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def _hash_insert(
         fresh += (pending & (seen == EMPTY)).to(tl.int32)
         pending = pending & (seen != EMPTY) & (seen != key)
         key = tl.where(pending, tl.minimum(key, seen), key)
-        slot = (slot + 1) & (capacity - 1)
+        slot = next_slot(slot, capacity)
         probes += 1
     if COUNT:
         tl.atomic_add(flags_ptr, tl.sum(tl.sum(fresh, 1), 0), sem="relaxed")
@@ -144,7 +144,7 @@ def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
     pending = ok & (seen > key)
     probes = 1
     while (tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0) & (probes < max_probes):
-        slot = (slot + 1) & (capacity - 1)
+        slot = next_slot(slot, capacity)
         seen = tl.load(key_at(keys_ptr, slot, KEY64), mask=pending, other=EMPTY)
         hit = tl.where(pending & (seen == key), slot, hit)
         pending = pending & (seen > key)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..runtime.launch import alignment, cdiv, register
 from ..runtime.target import Target
-from .coord_key import EMPTY, home_slot
+from .coord_key import EMPTY, home_slot, next_slot
 
 BASIS = 14695981039346656037 - (1 << 64)
 PRIME = 1099511628211
@@ -67,7 +67,7 @@ def _insert_keys(key_ptr, table_ptr, value_ptr, n_keys, capacity, BLOCK: tl.cons
         # Lanes without work offer a slot its own kind: nothing changes, whatever it holds.
         seen = tl.atomic_cas(table_ptr + slot, tl.where(pending, EMPTY, key).to(tl.int64), key)
         pending = pending & (seen != EMPTY) & (seen != key)
-        slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
+        slot = tl.where(pending, next_slot(slot, capacity), slot)
     slot = tl.where(key == EMPTY, capacity, slot)
     tl.atomic_max(value_ptr + slot, n_keys - 1 - row, mask=ok)
 
@@ -85,7 +85,7 @@ def _find_keys(query_ptr, table_ptr, value_ptr, row_ptr, n_queries, n_keys, capa
         seen = tl.load(table_ptr + slot, mask=pending, other=EMPTY)
         hit = tl.where(pending & (seen == key), slot, hit)
         pending = pending & (seen != key) & (seen != EMPTY)
-        slot = (slot + 1) & (capacity - 1)
+        slot = next_slot(slot, capacity)
     value = tl.load(value_ptr + hit, mask=hit >= 0, other=-1)
     row = tl.where(value >= 0, n_keys - 1 - value, -1)
     tl.store(row_ptr + place, row.to(row_ptr.dtype.element_ty), mask=ok)

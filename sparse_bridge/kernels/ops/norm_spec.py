@@ -49,13 +49,13 @@ def cut_of(n_rows: int, n_channels: int, aligned: bool, compute_units: int) -> C
 class NormSpec:
     """Features and vectors of one kind.
 
-    units: compute units of the target.  present: whether there are a gain, a beta, running
-    statistics and a number of batches, as numbers.  rows_key, vectors_key, grads_key: numbers for
+    addressed: whether its kernels run by address.  units: compute units of the target.  present: whether there are a
+    gain, a beta, running statistics and a number of batches, as numbers.  rows_key, vectors_key, grads_key: numbers for
     all that a compiled kernel depends on here: one that reads rows alone, the forward and the
     backward pass.
     """
 
-    __slots__ = ("device", "grads_key", "present", "rows_key", "target", "units", "vectors_key")
+    __slots__ = ("addressed", "device", "grads_key", "present", "rows_key", "target", "units", "vectors_key")
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class NormSpec:
         kinds: tuple[torch.dtype | None, ...],
     ) -> None:
         self.target, self.device, self.units = target, device, target.compute_units
+        self.addressed = target.takes_addresses
         gain, beta, mean, _, batches = kinds
         self.present = tuple([0 if kind is None else 1 for kind in (gain, beta, mean, batches)])
         rows = "norm", dtype, specialise(n_channels)

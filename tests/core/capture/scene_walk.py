@@ -2,12 +2,13 @@
 
 Networks of `map_time` run over a stream of scenes on a GPU that is not there. Of a late scene is
 counted: Python frames of this package; those of torch and Python's own library; calls of functions
-in C. With the compiled helper and without.
+in C. In inference and in training, both passes; with the compiled helper and without.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -48,19 +49,21 @@ class _Counter:
         return Steps(self.own, self.others, self.calls)
 
 
-def _counting(own: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:
-    """A network's forward whose call number `_COUNTED` is counted."""
+def _counting(own: Callable[..., Any], counter: _Counter, train: bool) -> Callable[..., Any]:
+    """A network's forward whose call number `_COUNTED` is counted.  train: with all until the next call."""
     passes = [0]
 
     def forward(*args: Any) -> Any:
         passes[0] += 1
         if passes[0] != _COUNTED:
+            sys.setprofile(None)
             return own(*args)
         sys.setprofile(counter)
         try:
             return own(*args)
         finally:
-            sys.setprofile(None)
+            if not train:
+                sys.setprofile(None)
 
     return forward
 
@@ -73,26 +76,26 @@ def _helper(used: bool) -> Iterator[None]:
         yield
 
 
-def walks(helper: bool) -> Iterator[tuple[str, Steps]]:
-    """(framework and network, a scene's steps).  helper: the compiled one is used, where it is."""
+def walks(helper: bool, train: bool = False) -> Iterator[tuple[str, Steps]]:
+    """(framework and network, a scene's steps).  helper: the compiled one is used, where it is.  train: both passes."""
     state.reset()  # what other tests of this process have launched is known as theirs
     for name, net, scene in doors():
         counter = _Counter()
         with (
             _helper(helper),
-            mock.patch.object(type(net), "forward", _counting(type(net).forward, counter)),
+            mock.patch.object(type(net), "forward", _counting(type(net).forward, counter, train)),
             layers_wait(),
             row_kernels_on("cpu"),
             products_unmade(),
         ):
-            streamed(net, scene, _SCENES)
+            streamed(net, scene, _SCENES, train)
         yield name, counter.steps()
 
 
 def main() -> None:
-    for helper in (False, True):
-        for name, steps in walks(helper):
-            print(f"{'helper' if helper else 'Python'}: {name}: {steps}", flush=True)
+    for train, helper in itertools.product((False, True), (False, True)):
+        for name, steps in walks(helper, train):
+            print(f"{'training' if train else 'inference'}, {'helper' if helper else 'Python'}: {name}: {steps}")
 
 
 if __name__ == "__main__":

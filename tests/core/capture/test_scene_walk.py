@@ -15,12 +15,20 @@ MOST = {
     "spconv, U-Net": (2500, 4600),
     "torchsparse, U-Net": (5100, 6350),
     "MinkowskiEngine, U-Net": (3400, 4950),
+    "training: spconv, SECOND": (1800, 2750),
+    "training: spconv, U-Net": (3500, 8150),
+    "training: torchsparse, U-Net": (6900, 10350),
+    "training: MinkowskiEngine, U-Net": (5600, 9250),
 }
 
 
 @pytest.fixture(scope="module")
 def both():
-    return {helper: dict(walks(helper)) for helper in (True, False)}
+    return {helper: dict(walks(helper)) | _training(helper) for helper in (True, False)}
+
+
+def _training(helper):
+    return {f"training: {name}": steps for name, steps in walks(helper, train=True)}
 
 
 @pytest.mark.parametrize("name", MOST)

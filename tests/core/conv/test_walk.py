@@ -52,7 +52,7 @@ def kmap(monkeypatch):
     for kernel in (gather_gemm.gather_gemm_kernel, wgrad_gemm.wgrad_kernel, *sums):
         monkeypatch.setattr(kernel, "_compiled", Compiled())
     plan.reset()
-    with settings.override(dataflow="masked"):
+    with settings.override(dataflow="masked", native=False):
         yield made
     plan.reset()
 

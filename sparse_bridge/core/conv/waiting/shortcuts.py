@@ -34,7 +34,7 @@ class ProfiledFeatures(torch.Tensor):
     @eagerly
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _batch_norm_of_torch and not torch.compiler.is_compiling():
-            install_on_frame(sys._getframe(3))  # behind torch's function and its detour
+            install_on_frame(_outside(sys._getframe(1)))
         named = {name: materialize(value) for name, value in (kwargs or {}).items()}
         if len(types) > 1:  # other classes have a say
             return func(*materialize(args), **named)
@@ -54,7 +54,7 @@ def _normalise(self: Any, input: Any) -> Any:
     if torch.compiler.is_compiling() or F.batch_norm is not _batch_norm_of_torch:
         return _own_forward(self, input)
     if type(input) is torch.Tensor and in_training is not None:
-        trained = in_training(_called(self, 2), input)
+        trained = in_training(_called(self), input)
         if trained is not None:
             return trained
     elif type(input) is Waiting:
@@ -90,6 +90,7 @@ _SHORTCUTS: dict[types.CodeType, tuple[type[nn.Module], Callable[..., Any]]] = {
     _norm_forward.__code__: (nn.BatchNorm1d, _normalise),
     _relu_forward.__code__: (nn.ReLU, _rectify),
 }
+_BETWEEN = "sparse_bridge.core", "sparse_bridge.native", "torch.nn.functional", "torch._jit_internal", "torch.overrides"
 _call = nn.Module._call_impl.__code__  # with hooks, newer torch calls in a function inside of it
 _codes = [_call, nn.Module._slow_forward.__code__]
 _codes += [one for one in _call.co_consts if isinstance(one, types.CodeType)]
@@ -97,7 +98,7 @@ _CALLS = frozenset(map(id, _codes))  # code objects take seven times as long to 
 _fast_forwards: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 for _kind, _shortcut in _SHORTCUTS.values():
     functools.update_wrapper(_shortcut, _kind.forward)  # for those who read its source
-    setattr(_shortcut, hooks.SHORTCUT_OF, _kind.forward)
+    setattr(_shortcut, hooks.IN_PLACE_OF, _kind.forward)
 
 
 def _is_norm(module: Any, norm: Norm) -> bool:
@@ -114,11 +115,17 @@ def _is_norm(module: Any, norm: Norm) -> bool:
     )
 
 
-def _called(module: Any, depth: int) -> Any:
-    """Who is meant: a shallow copy of a module calls the method of that.  depth: frames up to the
-    call."""
-    caller = sys._getframe(depth)
-    if id(caller.f_code) in _CALLS:
+def _outside(frame: types.FrameType | None) -> types.FrameType | None:
+    """The first frame that is neither of this package nor one of torch's functions on tensors."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame
+
+
+def _called(module: Any) -> Any:
+    """Who is meant: a shallow copy of a module calls the method of that."""
+    caller = _outside(sys._getframe(1))
+    if caller is not None and id(caller.f_code) in _CALLS:
         called = caller.f_locals.get("self")
         return called if type(called) is type(module) else module
     return module
@@ -127,7 +134,7 @@ def _called(module: Any, depth: int) -> Any:
 def _own_forward(module: Any, input: Any) -> Any:
     """What the class computes."""
     if not torch.compiler.is_compiling():  # which follow no frames
-        module = _called(module, 3)
+        module = _called(module)
     return type(module).forward(module, input)
 
 
@@ -137,17 +144,13 @@ def install_fast_forward(input: Any) -> None:
     if call.fused is None or call.fused.shown >= 2 * len(call.target):
         return
     call.fused.shown += 1
-    caller: types.FrameType | None = sys._getframe(3)  # behind the detour and who is told of it
-    for _ in range(2):  # torch's function, if Python knows it
-        caller = None if caller is None else caller.f_back
-    if caller is not None:
-        install_on_frame(caller)
+    install_on_frame(_outside(sys._getframe(1)))
 
 
-def install_on_frame(caller: types.FrameType) -> None:
+def install_on_frame(caller: types.FrameType | None) -> None:
     """The same of the module whose forward this frame is."""
-    kind, shortcut = _SHORTCUTS.get(caller.f_code, (nn.Module, None))
-    if shortcut is None:
+    kind, shortcut = (nn.Module, None) if caller is None else _SHORTCUTS.get(caller.f_code, (nn.Module, None))
+    if caller is None or shortcut is None:
         return
     module = caller.f_locals.get("self")
     if isinstance(module, kind) and type(module) is kind and "forward" not in module.__dict__:
@@ -160,6 +163,6 @@ def reset() -> None:
     """Give all modules torch's forward back."""
     for module in list(_fast_forwards):
         forward = module.__dict__.get("forward")
-        if hasattr(getattr(forward, "__func__", None), hooks.SHORTCUT_OF):
+        if hasattr(getattr(forward, "__func__", None), hooks.IN_PLACE_OF):
             del module.__dict__["forward"]
     _fast_forwards.clear()
