@@ -57,7 +57,7 @@ def _first_step(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def _throughput(args: argparse.Namespace) -> Iterator[Record]:
-    sizes = {"rounds": 3, "steps": args.steps, "warm": args.warm}
+    sizes = {"rounds": 3, "steps": args.steps, "warm": args.warm, "local_statistics": args.local_statistics}
     for ranks in args.ranks:
         for peer in args.peers:
             try:
@@ -195,6 +195,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="fp16", help="of autocast, or fp32")
     parser.add_argument("--steps", type=int, default=20, help="of each of three rounds")
     parser.add_argument("--warm", type=int, default=12, help="steps before them")
+    parser.add_argument(
+        "--local-statistics", action="store_true", help="DDP does not send the norms' statistics in every step"
+    )
     parser.add_argument("--curve-peers", nargs="+", choices=peers.PEERS, metavar="PEER", default=list(_BRIDGES))
     parser.add_argument("--curve-steps", type=int, default=200)
     parser.add_argument("--curve-batch", type=int, default=4, help="over all ranks")

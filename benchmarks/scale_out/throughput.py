@@ -20,7 +20,8 @@ def measure(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
     peer.allow_tf32(False)
     model = Network(peer).to(rank.device)
     fill(peer, model.net)
-    step = Step(spread(model, rank), options["dtype"], rank.device, 1e-3)
+    spread_out = spread(model, rank, options["local_statistics"])
+    step = Step(spread_out, options["dtype"], rank.device, 1e-3)
     rounds, steps, warm = options["rounds"], options["steps"], options["warm"]
     whole = workloads.load(options["source"], device=rank.device)
     stream = workloads.stream([whole], options["batch"])

@@ -74,13 +74,14 @@ def synchronised(model: nn.Module, peer: Peer, rank: Rank) -> nn.Module:
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
-def spread(model: nn.Module, rank: Rank) -> nn.Module:
-    """DDP, where there is more than one rank."""
+def spread(model: nn.Module, rank: Rank, local_statistics: bool = False) -> nn.Module:
+    """DDP, where there is more than one rank.  local_statistics: those of norms are not sent to the other ranks in
+    every step."""
     if rank.world == 1:
         return model
-    if rank.device.type == "cpu":
-        return SpreadOnCpus(model, gradient_as_bucket_view=True)
-    return DistributedDataParallel(model, [rank.device], gradient_as_bucket_view=True)
+    kind = SpreadOnCpus if rank.device.type == "cpu" else DistributedDataParallel
+    devices = None if rank.device.type == "cpu" else [rank.device]
+    return kind(model, devices, gradient_as_bucket_view=True, broadcast_buffers=not local_statistics)
 
 
 class Step:

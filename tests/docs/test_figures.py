@@ -35,12 +35,18 @@ def test_no_other_figure_of_speed_stands_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "name"), [("throughput", "scale_out_h200"), ("first_step", "scale_out_h200"), ("curves", "scale_out_cpu")]
+    ("part", "name"),
+    [
+        ("throughput", "scale_out_h200"),
+        ("first_step", "scale_out_h200"),
+        ("curves", "scale_out_h200"),
+        ("curves", "scale_out_cpu"),
+    ],
 )
 def test_the_tables_of_several_ranks_are_the_records(part: str, name: str) -> None:
     record = json.loads((RESULTS / f"{name}.json").read_text())
     found = tables.table(part, record["parts"][part])
-    assert len(found.splitlines()) > 6
+    assert len(record["parts"][part]) > 2
     assert found in read("docs/scale_out.md")
 
 
