@@ -26,13 +26,6 @@ def layers_wait(elements: int = 0) -> contextlib.AbstractContextManager[None]:
     return ruled(convolution, MIN_DEFERRED_ELEMENTS=[elements] * 2)
 
 
-def graphs_of(rows: int) -> contextlib.AbstractContextManager[None]:
-    """Captured calls are padded to so many rows, or to one of the numbers above."""
-    from sparse_bridge.core.capture import padded
-
-    return ruled(padded, _LEAST=rows)
-
-
 def row_kernels_on(device: str) -> contextlib.AbstractContextManager[None]:
     """Layers of kernel volume 1 take kernels of rows there."""
     from sparse_bridge.core.ops import pointwise

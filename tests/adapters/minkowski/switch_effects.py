@@ -68,8 +68,8 @@ def _map_type(ME, gpu, monkeypatch):
     monkeypatch.setattr(module, "_coordinate_map_type", None)
     free = ME.CoordinateManager(D=2)
     assert free.insert_and_map(COORDS)[0].is_key_set()
-    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    ME.CoordinateManager(D=2)._manager.use_device(gpu)
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    ME.CoordinateManager(D=2)._manager.use_device(cuda)
     for manager in (
         lambda: ME.CoordinateManager(D=2, coordinate_map_type=kinds.CPU),
         lambda: module.set_coordinate_map_type(kinds.CPU) or ME.CoordinateManager(D=2),
@@ -77,7 +77,7 @@ def _map_type(ME, gpu, monkeypatch):
         made = manager()
         assert isinstance(made._manager, backend().CoordinateMapManagerCPU)
         with pytest.raises(DeviceError, match=r"CoordinateMapType\.CPU"):
-            made._manager.use_device(gpu)
+            made._manager.use_device(cuda)
         made._manager.use_device(cpu)
     gpu.has(available=False)
     module.set_coordinate_map_type(kinds.CUDA)

@@ -10,7 +10,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.core.capture import captured_maps, prefetch
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu

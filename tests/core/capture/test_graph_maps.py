@@ -17,7 +17,7 @@ from sparse_bridge.core.capture.graph_maps import Early, smallest
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu

@@ -25,7 +25,7 @@ from sparse_bridge.kernels.maps import mask_order
 from sparse_bridge.refusals import Refusal
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from .pretended import replays_on_the_cpu
 

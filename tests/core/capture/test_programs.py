@@ -14,7 +14,7 @@ from torch import nn
 from sparse_bridge import settings
 from sparse_bridge.core.capture import units
 from tests.clouds import cloud, features
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import prefetch, units
-from tests.rules import graphs_of, layers_wait
+from tests.core.capture.graph_sizes import graphs_of
+from tests.rules import layers_wait
 
 from . import doors
 from .pretended import replays_on_the_cpu

@@ -16,7 +16,8 @@ from sparse_bridge.core.capture import padded, replay, units
 from sparse_bridge.core.capture.calls.call import constant
 from sparse_bridge.core.conv.kernel_products import GatherProduct
 from sparse_bridge.refusals import Refusal
-from tests.rules import graphs_of, layers_wait
+from tests.core.capture.graph_sizes import graphs_of
+from tests.rules import layers_wait
 
 from . import doors
 from .pretended import replays_on_the_cpu

@@ -15,7 +15,7 @@ from sparse_bridge.core.device import stream_order, workspace
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.map_cache import MapStore
 from sparse_bridge.core.ops.row_matrix import RowMatrix
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu, watched

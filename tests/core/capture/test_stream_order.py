@@ -18,7 +18,7 @@ from sparse_bridge.core.capture import captured_maps, captured_model, prefetch, 
 from sparse_bridge.core.capture.recording import GraphMemory
 from sparse_bridge.core.capture.replay_parts import Replays
 from sparse_bridge.core.device import stream_order
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu, watched

@@ -20,7 +20,7 @@ from sparse_bridge.core.capture.padded import compare
 from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools.networks.torchsparse import Backbone
 from tests.clouds import cloud, features
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors
 from .pretended import replays_on_the_cpu

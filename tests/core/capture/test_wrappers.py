@@ -13,7 +13,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.core.capture import units
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors, wrapped
 from .pretended import replays_on_the_cpu

@@ -14,7 +14,7 @@ import sparse_bridge
 from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.maps import request
 from sparse_bridge.kernels.runtime.fetched import Fetched
-from tests.rules import graphs_of
+from tests.core.capture.graph_sizes import graphs_of
 
 from .pretended import replays_on_the_cpu
 from .test_new_shapes import voxels
