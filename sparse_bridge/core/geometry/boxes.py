@@ -170,8 +170,8 @@ def record_of(box: Box) -> list[int]:
 
 
 def layout_over(records: torch.Tensor, start: int, limits: Box, key64: bool, sortable: bool) -> KeyLayout:
-    """The layout that reads the record from `start` of `records` on, int64 on the device, see
-    `record_of`."""
+    """The layout that reads the record from `start` of `records` on, int64 [L] on the device, see `record_of`.
+    Elements, not bytes, are counted."""
     columns = len(limits.size)
     bounds = Part(records, start + columns + columns % 2, (columns, 2))
     steps = Part(records, start, (columns,), torch.int64) if sortable else None

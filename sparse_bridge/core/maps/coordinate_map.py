@@ -71,9 +71,10 @@ class CoordinateMap:
     def __init__(
         self, coords: torch.Tensor, box: Box | DataBounds, rows: Rows | None = None, own: bool = False
     ) -> None:
-        """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates
-        that are still to be learnt; rows: those in use, if not all.  own: nobody else has this
-        tensor object, which is contiguous.  Raises ShapeError, DataTypeError, DeviceError."""
+        """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates that are still to
+        be learnt; rows: those in use, if not all.  own: nobody else has this tensor object, which is contiguous. 
+        Raises: ShapeError, DataTypeError, DeviceError (meta), OverflowLimitError (2^31 rows or more),
+        UnsupportedError in transforms of torch.func."""
         shape, device = coords.shape, coords.device
         if len(shape) != 2 or shape[1] != box.dimension + 1:
             raise ShapeError(

@@ -113,7 +113,8 @@ def generative(
 
 
 def distinct(coords: torch.Tensor, box: Box) -> CoordinateMap:
-    """The distinct ones of coordinates [N, 1 + D] that lie in `box`, sorted, see `MapRequest`."""
+    """The distinct ones of coordinates int32 [N, 1 + D] that lie in `box`, sorted, see `MapRequest`. Raises: what
+    `CoordinateMap` does."""
     one = (1,) * box.dimension
     origin = Offsets.of([(0,) * box.dimension])
     return _expand(CoordinateMap(coords, box), origin, Rule(one, one, 1), box, "sorted")[0]
@@ -195,8 +196,8 @@ def _between_rulebook(
 def table_of_rows(
     x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], rows: slice
 ) -> torch.Tensor:
-    """Columns of the table of y[u] that gathers x[s * u + o]: those of some rows of y_map. All rows
-    of both are distinct and live."""
+    """int32 [V, len(rows)], -1 where absent: columns of the table of y[u] that gathers x[s * u + o], those of some
+    rows of y_map. All rows of both are distinct and live; kernels serve their device."""
     target, device = x_map.kernel_target(), x_map.device
     assert target is not None
     here = Source.of(y_map.coords[rows], y_map.box)
@@ -207,9 +208,12 @@ def table_of_rows(
 def from_pairs(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], n_x: int, n_y: int, *, submanifold: bool = False
 ) -> KernelMap:
-    """A map from explicit (x rows, y rows) lists, one per offset; integer tensors on one device.
+    """A map from explicit (x rows, y rows) lists, one pair of lists per offset: int32 or int64 [P], on one device, x
+    rows below n_x and y rows below n_y. Waits for the device to see that.
 
     submanifold: x and y rows are the same rows and list V - 1 - v is list v swapped.
+    Raises: GeometryError without an offset, ShapeError, DataTypeError, DeviceError, CoordinateError for a row that
+        there is not.
     """
     if not pairs:
         raise GeometryError("a kernel map needs at least one offset; got an empty list of pair lists.")
