@@ -72,7 +72,7 @@ class CoordinateMap:
         self, coords: torch.Tensor, box: Box | DataBounds, rows: Rows | None = None, own: bool = False
     ) -> None:
         """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates that are still to
-        be learnt; rows: those in use, if not all.  own: nobody else has this tensor object, which is contiguous. 
+        be learnt; rows: those in use, if not all.  own: nobody else has this tensor object, which is contiguous.
         Raises: ShapeError, DataTypeError, DeviceError (meta), OverflowLimitError (2^31 rows or more),
         UnsupportedError in transforms of torch.func."""
         shape, device = coords.shape, coords.device
