@@ -117,8 +117,8 @@ class ConvPlan:
         return found
 
     def wgrad(self, dw: torch.Tensor, like_weight: bool) -> Wgrad:
-        """wgrad into memory like `dw`, the weight's shape, any float dtype.  like_weight: that lies as the weight
-        does."""
+        """wgrad into memory like `dw`, [V, C_in / groups, C_out] or as the weight lies, any float dtype.
+        like_weight: it lies as the weight does."""
         if not like_weight:
             w = layout_of(dw, self.form.layout, self.form.groups)
             return self.dataflow.wgrad(self.product._replace(w=w), dw.dtype)
@@ -236,8 +236,8 @@ def _key_of(epilogue: Epilogue) -> tuple[Any, ...] | None:
 
 
 def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm) -> ConvPlan:
-    """The plan of a convolution of x [N_in, C_in] over distinct rows, made now unless it is known. Dtypes: see
-    `check`.
+    """The plan of a convolution of x [N_in, C_in], fp16 / bf16 / fp32 / fp64 like the weight, over distinct rows,
+    made now unless it is known.
 
     Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError, UnsupportedError.
     """
