@@ -13,9 +13,10 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap) -> None:
-    """Raises: ShapeError where features of any dtype are no matrix [N, C], DeviceError where an operand is not on
-        the
-    map's device."""
+    """Check that features of any dtype are a matrix [N, C], and on one device with weight, bias and map.
+
+    Raises: ShapeError, DeviceError.
+    """
     if x.ndim != 2:
         raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
     device = kmap.device

@@ -156,7 +156,9 @@ def convolve(
 ) -> torch.Tensor:
     """`conv`, of value objects that a layer makes once: x [N_in, C_in] to [N_out, C_out].
 
-    Dtypes and errors are those of `conv`: fp16 / bf16 / fp32 / fp64, of the weight, too, unless autocast is on.
+    Dtypes are those of `conv`: fp16 / bf16 / fp32 / fp64, of the weight, too, unless autocast is on.
+    Raises: what `conv` does. UnsupportedError is for transforms of torch.func, forward mode, an activation that
+        cannot be fused, and gradients through a fused activation, norm or residual.
     """
     bias, residual = epilogue.bias, epilogue.residual
     wants_grad = torch.is_grad_enabled() and (

@@ -183,8 +183,7 @@ class LayerCall:
 
     def run(self, epilogue: Epilogue) -> torch.Tensor:
         """Launch it: [N_out, C_out] in the call's dtype. The current stream waits for that of the call, if it is
-        another one.
-        Raises: what `plan.run` does."""
+        another one. For errors see `plan.run`."""
         x, weight, kmap, form = self.given
         if not self.here():  # the layer's own stream, for which this one waits
             there = torch.cuda.ExternalStream(self.stream, x.device)

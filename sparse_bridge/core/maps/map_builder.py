@@ -49,8 +49,9 @@ def search_of(box: Box, offsets: Offsets) -> ModuleType:
 def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     """Output rows = input rows, y[r] gathers the rows at coordinate + offset.
 
-    The zero offset pairs every row with itself, dead ones too. Of equal coordinates, look-ups see
-    the first row.
+    The zero offset pairs every row with itself, dead ones too. Of equal coordinates, look-ups see the first row.
+    Raises: GeometryError for a kernel of another dimension, Refusal where only the device knows how many rows there
+        are.
     """
     _check_dimension(cmap, offsets, (1,) * offsets.dimension)
     target = None if cmap.checked else cmap.kernel_target()
@@ -94,8 +95,10 @@ def strided(
 ) -> tuple[CoordinateMap, KernelMap]:
     """y[u] gathers x[s * u + o]; the outputs are all u in `out_box` that reach a live input.
 
-    order: of the output rows, see `MapRequest`. Equal input coordinates are summed. Returns the
-    output coordinates and the map.
+    order: of the output rows, see `MapRequest`. Equal input coordinates are summed. Returns the output coordinates,
+    int32 [M, 1 + D], and the map. Waits for the device, to learn M.
+    Raises: GeometryError for a dimension or stride that does not fit, KernelError where the hash table runs out of
+        probes, Refusal where only the device knows how many rows there are.
     """
     one = (1,) * offsets.dimension
     new, rulebook = _expand(cmap, offsets, Rule(one, stride, -1), out_box, order)
@@ -105,8 +108,8 @@ def strided(
 def generative(
     cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box, order: str = "first_seen"
 ) -> tuple[CoordinateMap, KernelMap]:
-    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for all of these in
-    `out_box`; order as in `strided`."""
+    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for all of these in `out_box`; order,
+    what is returned and errors as in `strided`."""
     one = (1,) * offsets.dimension
     new, rulebook = _expand(cmap, offsets, Rule(stride, one, 1), out_box, order)
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
@@ -169,7 +172,11 @@ def _insert_candidates(expansion: Expansion, out_box: Box) -> int:
 
 
 def between(x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]) -> KernelMap:
-    """y[u] gathers x[s * u + o] between two given coordinate maps."""
+    """y[u] gathers x[s * u + o] between two given coordinate maps.
+
+    Raises: GeometryError for a dimension or stride that does not fit, DeviceError where the maps are on two devices,
+        Refusal where only the device knows how many x rows there are.
+    """
     _check_dimension(x_map, offsets, stride)
     if x_map.device != y_map.device:
         raise DeviceError(f"coordinates on {x_map.device} and {y_map.device}; move both to one device.")

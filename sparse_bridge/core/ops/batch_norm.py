@@ -243,7 +243,7 @@ def batch_norm(
 
     Raises: DataTypeError for a `count` of another kind; ValueError, as torch does, for a single row
         (without `count`) or an eps that is not positive; whatever torch raises for tensors that do
-        not fit together.
+        not fit together; UnsupportedError, where kernels serve, in transforms of torch.func.
     """
     if count is not None and (count.dtype is not torch.int32 or count.device != x.device):
         raise DataTypeError(f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have.")
