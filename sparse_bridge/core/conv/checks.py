@@ -13,7 +13,10 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap) -> None:
-    """ShapeError where features are no matrix [N, C], DeviceError where an operand is not on the map's device."""
+    """Check that features of any dtype are a matrix [N, C], and on one device with weight, bias and map.
+
+    Raises: ShapeError, DeviceError.
+    """
     if x.ndim != 2:
         raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
     device = kmap.device
@@ -26,7 +29,13 @@ def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap, w: WeightLayout) -> WeightLayout:
-    """`w`, how the weight is read. x: [N_in, C_in].  Raises ShapeError, DataTypeError."""
+    """`w`, how the weight is read, once operands and map fit together.
+
+    x: [N_in, C_in], fp16 / bf16 / fp32 / fp64.  weight: of x's dtype, as `w` reads it.  bias: [C_out], of any of
+    these dtypes.
+    Raises: ShapeError for rows, channels, offsets, a bias or vectors of a norm that do not fit, or vectors of a norm
+        on another device; DataTypeError.
+    """
     n_in = kmap.rulebook.n_rows[1 - kmap.side] if kmap.x_fold is None else kmap.n_in
     if x.shape[0] != n_in:
         raise ShapeError(
@@ -58,8 +67,10 @@ def check(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: Kerne
 def like_result(
     residual: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """The residual [N_out, C_out] of a result with this shape, contiguous. Raises ShapeError, DataTypeError,
-    DeviceError."""
+    """The residual [N_out, C_out] of a result of this shape and float dtype, contiguous.
+
+    Raises: ShapeError, DataTypeError (no cast is made), DeviceError.
+    """
     if tuple(residual.shape) != shape:
         raise ShapeError(f"the residual has shape {list(residual.shape)}; expected that of the result, {list(shape)}.")
     if residual.dtype != dtype:

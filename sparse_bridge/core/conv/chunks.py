@@ -28,7 +28,7 @@ _THREADS = 8  # whose caches blocks are made for, at most: memory has to hold th
 
 
 class Item(NamedTuple):
-    """Pairs of one offset: y[y_rows] += x[x_rows] @ matrix of `offset`."""
+    """Pairs of one offset: y[y_rows] += x[x_rows] @ matrix of `offset`. x_rows, y_rows: int32 [n_pairs]."""
 
     offset: int
     n_pairs: int

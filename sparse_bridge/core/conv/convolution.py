@@ -54,8 +54,8 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def autocast_operands(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in the dtype that autocast asks for on their device now, if it does; fp64 is left
-    alone."""
+    """x [N, C_in] and the weight (any shape), both in the dtype that autocast asks for on x's device now, if it
+    does; fp64 is left alone. Raises: MemoryLimitError where a copy does not fit under the limit in force."""
     dtype = autocast_dtype(x.device)
     return (x, weight) if dtype is None else (_cast(x, dtype), _cast(weight, dtype))
 
@@ -154,7 +154,12 @@ def conv(
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor:
-    """`conv`, of value objects that a layer makes once: x [N_in, C_in] to [N_out, C_out]. Raises what `conv` does."""
+    """`conv`, of value objects that a layer makes once: x [N_in, C_in] to [N_out, C_out].
+
+    Dtypes are those of `conv`: fp16 / bf16 / fp32 / fp64, of the weight, too, unless autocast is on.
+    Raises: what `conv` does. UnsupportedError is for transforms of torch.func, forward mode, an activation that
+        cannot be fused, and gradients through a fused activation, norm or residual.
+    """
     bias, residual = epilogue.bias, epilogue.residual
     wants_grad = torch.is_grad_enabled() and (
         x.requires_grad
@@ -178,10 +183,12 @@ def transformed() -> bool:
 def convolve_layer(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> Any:
-    """`convolve`, or a `pending.PendingConv`, for callers whose results can wait; to be had from
-    `layers`, which knows what followed.
+    """`convolve`, or a `pending.PendingConv`, for callers whose results can wait; to be had from `layers`, which
+    knows what followed.
 
     owner: the layer, or its weight, whose earlier results tell what follows.
+    Returns a tensor [N_out, C_out] in the dtype of `convolve`, or what stands for it.
+    Raises: what `conv` does, at the call or when the result is read.
     """
     if (
         waiting is None

@@ -36,7 +36,7 @@ def new_key() -> int:
 
 
 def unit_channels(x: torch.Tensor) -> torch.Tensor:
-    """x [N, C] with its channels side by side; a copy where they are not."""
+    """x [N, C] of any dtype with its channels side by side; a copy where they are not."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
@@ -110,5 +110,10 @@ class Dataflow:
         dy: torch.Tensor,
         dw: torch.Tensor,
     ) -> torch.Tensor:
-        """dx, with dw written: both together, where that is cheaper than one by one."""
+        """dx [N_in, C_in] in x's dtype, with dw written: both together, where that is cheaper than one by one.
+
+        x: [N_in, C_in].  dy: [N_out, C_out], contiguous, of x's dtype, as the weight is.  dw: of the weight's shape,
+        laid out like it, of any float dtype.
+        Raises: NotImplementedError where `joint` is False.
+        """
         raise NotImplementedError

@@ -96,7 +96,7 @@ def channelwise(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap) -> torch
         kmap: from `map_builder`, between distinct coordinates.
 
     Returns: [N_out, C] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
-    Raises: ShapeError, DataTypeError.
+    Raises: ShapeError, DataTypeError, UnsupportedError (transforms of torch.func, forward mode).
     """
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
         raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")

@@ -25,8 +25,8 @@ def check_activation(activation: str | None) -> None:
 
 
 class Norm(NamedTuple):
-    """A normalisation by fixed statistics, vectors [C_out]: (x - mean) / sqrt(var + eps) * weight +
-    bias."""
+    """A normalisation by fixed statistics, vectors [C_out], weight and bias both or none: (x - mean) / sqrt(var +
+    eps) * weight + bias. Vectors are of any float dtype."""
 
     mean: torch.Tensor
     var: torch.Tensor
@@ -51,7 +51,8 @@ class Epilogue(NamedTuple):
 
     @property
     def vectors(self) -> tuple[torch.Tensor | None, ...]:
-        """(bias, mean, var, weight, bias of the norm, residual)."""
+        """(bias, mean, var, weight, bias of the norm, residual), each in its own float dtype: [C_out], the residual
+        [N_out, C_out]; None for what there is not."""
         if self.norm is None:
             return self.bias, None, None, None, None, self.residual
         return self.bias, *self.norm[:4], self.residual
@@ -83,8 +84,9 @@ class Epilogue(NamedTuple):
         return self._replace(bias=None if bias is None else bias.contiguous(), norm=norm)
 
     def finish(self, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The result in `dtype` from the sums `y`, which may be overwritten: rounded wherever
-        separate operations would round, so that it has their bits."""
+        """The result [N, C_out] in `dtype` from the sums y [N, C_out], fp32 or fp64, or of `dtype`, which may be
+        overwritten: rounded wherever separate operations would round, so that it has their bits. Raises:
+        UnsupportedError for an activation that is not of `ACTIVATIONS`."""
         if self.bias is not None:
             y += self.bias.to(y.dtype)
         y = y.to(dtype)

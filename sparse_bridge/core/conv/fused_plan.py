@@ -89,7 +89,10 @@ class FusedPlan:
         )
 
     def launch(self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
-        """What the steps make of the convolution; residual: contiguous, like the result."""
+        """What the steps make of the convolution: [N_out, C_out] in x's dtype.
+
+        bias: [C_out] or None, as the layer has one.  residual: contiguous, like the result, or None.
+        """
         x, weight, kmap, _ = given
         rulebook, alike = kmap.rulebook, residual is None and bias is self.between[0]
         rows = rulebook.n_rows
@@ -104,7 +107,8 @@ class FusedPlan:
 def fused_plan(
     plan: ConvPlan, operands: tuple[torch.Tensor, torch.Tensor], form: ConvForm, epilogue: Epilogue, steps: str
 ) -> FusedPlan | None:
-    """For the next call of a layer; None where it is to wait for all that follows."""
+    """For the next call of a layer; None where it is to wait for all that follows. operands: (x [N_in, C_in],
+    weight) of one float dtype, as they are multiplied."""
     if TENSOR_GUARDS is None or not plan.lasts:
         return None
     return FusedPlan(plan, operands, form, epilogue, steps)

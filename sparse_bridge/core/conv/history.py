@@ -170,7 +170,7 @@ class LayerCall:
         self.fused = self.launched = None
 
     def taken(self) -> torch.Tensor:
-        """What was launched, once all steps have come."""
+        """What was launched, [N_out, C_out] in the call's dtype, once all steps have come. It is handed out once."""
         y = self.launched
         assert y is not None
         self.launched = None
@@ -182,7 +182,8 @@ class LayerCall:
         return stream < 0 or torch._C._cuda_getCurrentRawStream(self.device.index) == stream
 
     def run(self, epilogue: Epilogue) -> torch.Tensor:
-        """Launch it."""
+        """Launch it: [N_out, C_out] in the call's dtype. The current stream waits for that of the call, if it is
+        another one. For errors see `plan.run`."""
         x, weight, kmap, form = self.given
         if not self.here():  # the layer's own stream, for which this one waits
             there = torch.cuda.ExternalStream(self.stream, x.device)
@@ -197,7 +198,7 @@ class LayerCall:
 
 
 def changes_of(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> int:
-    """How often what a launch reads has been changed in place."""
+    """How often what a launch reads, tensors of any shape and dtype, has been changed in place."""
     bias, _, _, norm, residual = epilogue
     count = x._version + weight._version
     if bias is not None:
@@ -232,7 +233,8 @@ def watched() -> bool:
 
 
 def may_wait(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue) -> bool:
-    """Whether a later launch computes the same, as far as this can be told now."""
+    """Whether a later launch computes the same, as far as this can be told now. x: [N_in, C_in]; x and the weight
+    are of any dtype. Subclasses of tensors and inference tensors may not wait."""
     return not (
         type(x) is not torch.Tensor
         or type(weight) not in PLAIN

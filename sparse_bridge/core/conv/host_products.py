@@ -78,7 +78,8 @@ def _quickest(run: Callable[[], object]) -> float:
 
 
 def by_onednn(w: torch.Tensor) -> bool:
-    """Whether oneDNN multiplies rows by the matrix `w` [K, N] on the CPU."""
+    """Whether oneDNN multiplies rows by the matrix w [K, N] on the CPU: fp32 of 1024 values or more, where torch has
+    it."""
     return (
         w.dtype == torch.float32
         and w.numel() >= _PAYS
@@ -97,7 +98,7 @@ class Shape(NamedTuple):
 
 
 def height_of(n_rows: int, w: torch.Tensor) -> int:
-    """Rows that a product of `n_rows` rows by the matrix `w` [K, N] had best write, filled up."""
+    """Rows that a product of `n_rows` rows by the matrix w [K, N], any float dtype, had best write, filled up."""
     if by_onednn(w):
         return n_rows  # it returns new memory, of which the rest is left behind
     least = _GPU_ROWS if w.device.type != "cpu" else _shape_of(w).rows
@@ -139,8 +140,8 @@ def _product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def together(w: torch.Tensor) -> bool:
-    """Whether products of `w` on the CPU are MKL's, filled up to whole steps and no further: a
-    caller of many need not ask again."""
+    """Whether products of w [K, N], float, on the CPU are MKL's, filled up to whole steps and no further: a caller
+    of many need not ask again."""
     return not by_onednn(w) and _shape_of(w) == (ROWS, 1)
 
 
@@ -155,7 +156,8 @@ def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """x [M, K] @ w [K, N] into `out` [M, N]. `x` may go on past `out`'s rows, into scrap."""
+    """x [M, K] @ w [K, N] into `out` [M, N], which is returned; one float dtype, no gradients. `x` may go on past
+    `out`'s rows, into scrap."""
     n_rows = out.shape[0]
     if x.device.type != "cpu":
         if w.dtype == torch.float64 and n_rows < _GPU_ROWS:
@@ -189,7 +191,8 @@ def _mm_padded(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, shape: Shape
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`rocm.linear` with gradients, whose rows keep their bits, too: x [N, K] @ w [K, M] + bias."""
+    """`rocm.linear` with gradients, whose rows keep their bits, too: x [N, K] @ w [K, M] + bias ([M], [1, M] or
+    None), of one float dtype unless autocast is on."""
     n_rows, missing = x.shape[0], [0, 0]
     if x.device.type == "cpu":
         shapes = _shape_of(w), _shape_of(w.t())

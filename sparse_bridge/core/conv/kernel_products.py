@@ -221,7 +221,7 @@ class GatherProduct:
     def __call__(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue
     ) -> torch.Tensor:
-        """y [n_rows[side], C_out] from x [n_rows[1 - side], C_in], neither of them empty."""
+        """y [n_rows[side], C_out] in x's dtype from x [n_rows[1 - side], C_in], neither of them empty."""
         bias, _, _, norm, residual = epilogue
         vectors: Vectors | None = None
         if norm is not None:
@@ -235,7 +235,8 @@ class GatherProduct:
     def over(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, vectors: Vectors | None
     ) -> torch.Tensor:
-        """The same for x whose channels lie side by side, and what the epilogue reads of them."""
+        """The same for x [n_rows[1 - side], C_in] whose channels lie side by side, and the vectors that the epilogue
+        reads: see `Epilogue.vectors`; None for none. Result and weight are of x's dtype."""
         if self._copied is not None:
             weight = self._copied.rows_of(weight)
         launch, rows = rulebook.cache.get(self._key + side), rulebook.rows[side]

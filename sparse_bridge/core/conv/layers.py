@@ -71,8 +71,9 @@ def _convolve(
 def known_call(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor | PendingConv | None:
-    """A call without gradients and outside of inference mode, where the layer's last calls tell all
-    that is to be decided; None where they do not.
+    """A call without gradients and outside of inference mode, where the layer's last calls tell all that is to be
+    decided; None where they do not. Result: [N_out, C_out], fp16 / bf16 / fp32 / fp64 as of `convolve`, or what
+    stands for it.
 
     With a sum among the steps it is launched at that: nobody knows its features.
     """

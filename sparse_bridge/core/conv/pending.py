@@ -54,11 +54,11 @@ class PendingConv:
         self._version = 0
 
     def put(self, result: torch.Tensor) -> None:
-        """The result, which is there although it may be of interest what follows."""
+        """The result [N_out, C_out], of its dtype, which is there although it may be of interest what follows."""
         self.result, self._version = result, result._version
 
     def become(self, result: torch.Tensor) -> None:
-        """All who hold it see `result`: what follows was done in place."""
+        """All who hold it see `result`, [N_out, C_out] of the same dtype: what follows was done in place."""
         self.result, self._used = result, _READ
 
     @property
@@ -83,7 +83,7 @@ class PendingConv:
 
     @eagerly
     def read(self) -> torch.Tensor:
-        """The result, for whoever looks at it now."""
+        """The result [N_out, C_out] in its dtype, for whoever looks at it now; launched unless it is there."""
         if self._used & _TAKEN:
             self.call.history.read(self.steps)
         self._used |= _READ
@@ -174,7 +174,8 @@ class PendingConv:
 
     @eagerly
     def end_launched(self, name: str, alpha: float) -> torch.Tensor | None:
-        """Behind the activation with which it was launched; None where another one comes."""
+        """Behind the activation with which it was launched: [N_out, C_out] in its dtype; None where another one
+        comes."""
         if (native := native_calls.activated) is not None:
             made = native(self, name, alpha)
             if made is not NotImplemented:

@@ -39,7 +39,7 @@ class ConvForm(NamedTuple):
 
 
 def fills_its_memory(x: torch.Tensor) -> bool:
-    """Whether the elements of `x` lie without gaps or overlaps, in any order of the axes.
+    """Whether the elements of x (any shape and dtype) lie without gaps or overlaps, in any order of the axes.
 
     By hand: torch's answer on meta tensors imports a computer algebra system, which takes seconds.
     """
@@ -117,7 +117,8 @@ class ConvPlan:
         return found
 
     def wgrad(self, dw: torch.Tensor, like_weight: bool) -> Wgrad:
-        """wgrad into memory like `dw`.  like_weight: that lies as the weight does."""
+        """wgrad into memory like `dw`, [V, C_in / groups, C_out] or as the weight lies, any float dtype.
+        like_weight: it lies as the weight does."""
         if not like_weight:
             w = layout_of(dw, self.form.layout, self.form.groups)
             return self.dataflow.wgrad(self.product._replace(w=w), dw.dtype)
@@ -127,8 +128,8 @@ class ConvPlan:
         return found
 
     def gradient_like(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised memory for a gradient, laid out as the weight unless that overlaps
-        itself."""
+        """Uninitialised memory for a gradient in `dtype`, of the weight's shape, such as [V, C_in / groups, C_out],
+        laid out as the weight unless that overlaps itself."""
         if self._dense is None:  # whether new memory like the weight's has its strides, too
             self._dense = fills_its_memory(weight)
         if self._dense and type(weight) in _PLAIN:
@@ -147,7 +148,7 @@ class ConvPlan:
         dw: torch.Tensor | None,
         wants_x: bool,
     ) -> torch.Tensor | None:
-        """dx if it is wanted, and dw written where it is given."""
+        """dx [N_in, C_in] in x's dtype if it is wanted, else None; dw written where it is given. dy: [N_out, C_out]."""
         rulebook, side = kmap.rulebook, int(kmap.flipped)
         if not (rulebook.n_rows[0] and rulebook.n_rows[1]):
             if dw is not None:
@@ -235,7 +236,8 @@ def _key_of(epilogue: Epilogue) -> tuple[Any, ...] | None:
 
 
 def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm) -> ConvPlan:
-    """The plan of a convolution over distinct rows, made now unless it is known.
+    """The plan of a convolution of x [N_in, C_in], fp16 / bf16 / fp32 / fp64 like the weight, over distinct rows,
+    made now unless it is known.
 
     Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError, UnsupportedError.
     """
@@ -312,7 +314,8 @@ def backward(
 def run(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> tuple[torch.Tensor, ConvPlan]:
-    """(act(norm(conv + bias) + residual) [N_out, C_out], the plan); see `convolve`, and `find` for what is raised."""
+    """(act(norm(conv + bias) + residual) [N_out, C_out] in x's dtype, the plan). Raises: what `find` does, and
+    ShapeError, DataTypeError, DeviceError for a residual unlike the result."""
     bias, activation, _, norm, residual = epilogue
     if (native := native_calls.run_plain) is not None and activation is None and norm is None and residual is None:
         made: Any = native(x, weight, bias, kmap, form)

@@ -55,8 +55,8 @@ def reset() -> None:
 
 
 def in_use(device: torch.device, *operands: torch.Tensor | None) -> int:
-    """Bytes in use on a device: as torch's allocator counts them; on the CPU, where none counts,
-    those of an operation's operands and of the maps that are known."""
+    """Bytes in use on a device: as torch's allocator counts them; on the CPU, where none counts, those of an
+    operation's operands (any shape and dtype, None for none) and of the maps that are known."""
     if device.type in ("cuda", "xpu"):
         return memory.allocated(torch.get_device_module(device), device)[0]
     own = {one.data_ptr(): one.nbytes for one in operands if one is not None}
@@ -84,9 +84,10 @@ def drop_others(device: torch.device, enough: Callable[[], bool], kept: object =
 
 
 def need(device: torch.device, n_bytes: int, what: str, *operands: torch.Tensor | None) -> None:
-    """Have room for `n_bytes` more under the limit that is in force; `what` takes them.
+    """Have room for `n_bytes` more under the limit that is in force; `what` takes them. operands: of any shape and
+    dtype, as in `in_use`.
 
-    Raises: MemoryLimitError.
+    Raises: MemoryLimitError, once all maps that can be made again are dropped.
     """
     limit = limit_on(device)
     if limit is None:

@@ -31,7 +31,8 @@ def refuse_transforms() -> None:
 
 
 def refuse_wrapped(coords: torch.Tensor) -> None:
-    """`refuse_transforms` for coordinates that a transform of torch.func wraps."""
+    """`refuse_transforms` for coordinates (any shape and dtype) that a transform of torch.func wraps. Raises:
+    UnsupportedError."""
     if wrapped(coords):
         refuse_transforms()
 

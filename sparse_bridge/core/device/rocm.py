@@ -25,19 +25,21 @@ def multiplies() -> bool:
 
 
 def splits(x: torch.Tensor) -> bool:
-    """Whether a product of x [N, K] has to be taken in parts of at most MOST_ROWS rows."""
+    """Whether a product of x [N, K] has to be taken in parts of at most MOST_ROWS rows: of fp32 and fp64 on AMD's
+    GPUs."""
     return torch.version.hip is not None and x.is_cuda and x.dtype in _WIDE and x.shape[0] > MOST_ROWS
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [N, K] @ w [K, M] + bias ([M], [1, M] or none), with gradients; follows autocast."""
+    """x [N, K] @ w [K, M] + bias ([M], [1, M] or none), with gradients: [N, M]; one float dtype unless autocast is
+    on, which is followed."""
     if not splits(x):
         return x @ w if bias is None else torch.addmm(bias, x, w)
     return torch.cat([linear(part, w, bias) for part in x.split(MOST_ROWS)])
 
 
 def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """x [N, K] @ w [K, M] into `out`, without gradients."""
+    """x [N, K] @ w [K, M] into `out` [N, M], which is returned; one float dtype, no gradients."""
     if not splits(x):
         return torch.mm(x, w, out=out)
     for part, rows in zip(x.split(MOST_ROWS), out.split(MOST_ROWS), strict=True):

@@ -148,7 +148,8 @@ def multiply(
     end: EpilogueForm = _SUMS,
     vectors: Vectors | None = None,
 ) -> torch.Tensor:
-    """y [rows of nbr, CHANNELS] on the device."""
+    """y [N, CHANNELS] in x's dtype on the device. nbr: int32 [V, N], -1 where absent.  x: [N_in, C_in].  weight: [V,
+    C_in, CHANNELS] of x's dtype.  vectors: what `end` reads, see `Epilogue.vectors`."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.gather_spec import GemmSpec
     from ...kernels.maps.mask_order import mask_order
@@ -165,8 +166,8 @@ def multiply(
 def common_product(
     device: torch.device, target: Target, precision: str, weight: torch.Tensor, end: EpilogueForm = _SUMS
 ) -> tuple[Product, TileConfig]:
-    """The product by a weight [OFFSETS, c_in, c_out] of any device, and the tile that common layers
-    take for it."""
+    """The product by a weight [OFFSETS, c_in, c_out] of any device, whose dtype is multiplied, and the tile that
+    common layers take for it."""
     from ...kernels.gemm.product import Product
     from ...kernels.tiles.tile_config import gather_tile
     from ..geometry.weights import layout_of
@@ -225,7 +226,8 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
 def wgrad_over(
     pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], target: Target, name: str, dw: torch.Tensor
 ) -> WgradGemm:
-    """The wgrad that is checked.  name: a key of PRODUCTS.  dw: what it writes."""
+    """The wgrad that is checked.  pairs: (x rows, y rows) int32 [P] and where each offset's begin, int64 [OFFSETS +
+    1]. name: a key of PRODUCTS.  dw: what it writes, [OFFSETS, CHANNELS, CHANNELS]."""
     from ...kernels.gemm.product import Product
     from ...kernels.gemm.wgrad_gemm import WgradGemm
     from ...kernels.gemm.wgrad_spec import WgradSpec

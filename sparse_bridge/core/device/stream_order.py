@@ -59,8 +59,8 @@ def alone_on(stream: torch.cuda.Stream) -> threading.RLock:
 
 
 def note_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Have the memory of a CUDA tensor wait for a stream before it is given to others. On other
-    devices there is nothing to note."""
+    """Have the memory of a CUDA tensor (any shape and dtype) wait for a stream before it is given to others. On
+    other devices there is nothing to note."""
     if tensor.is_cuda:
         with _disable_current_modes():  # what watches a model's operations is not told
             tensor.record_stream(stream)
@@ -86,11 +86,11 @@ class StreamOrder:
         self.waited = [self.number()]  # the first one queued it
 
     def wait(self, held: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
-        """Have the current stream go on after what was queued. A capture cannot wait for other
-        streams: whoever captures has synchronized before.
+        """Have the current stream go on after what was queued. A capture cannot wait for other streams: whoever
+        captures has synchronized before.
 
-        held: tells the tensors that it will read. Their memory may go back to the stream that it is
-        from once this one is through with it, not before.
+        held: tells the tensors (any shape and dtype) that it will read. Their memory may go back to the stream that
+        it is from once this one is through with it, not before.
         """
         if torch.compiler.is_compiling():  # nothing is read while a program is traced
             return

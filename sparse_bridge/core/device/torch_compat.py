@@ -19,8 +19,8 @@ BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch it
 
 
 def guards(*tensors: torch.Tensor, any_rows: bool = False) -> Callable[..., bool]:
-    """Whether other tensors are of the same kinds and sizes, as one question. For callers who know
-    that there are `TENSOR_GUARDS`.  any_rows: whatever the rows of the first."""
+    """Whether other tensors are of the same kinds and sizes (any shape and dtype), as one question. For callers who
+    know that there are `TENSOR_GUARDS`.  any_rows: whatever the rows of the first."""
     sizes: Any = [list(one.shape) for one in tensors]
     if any_rows:
         sizes[0][0] = None

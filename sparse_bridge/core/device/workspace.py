@@ -21,8 +21,8 @@ _local = threading.local()
 
 
 def take(name: str, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised [rows, columns] tensor on `like`'s device; on the CPU the thread's buffer
-    `name`, which the next call with that name overwrites."""
+    """An uninitialised [rows, columns] tensor of `dtype` on `like`'s device; on the CPU the thread's buffer `name`,
+    which the next call with that name and dtype overwrites. More than 64 MiB are new memory every time."""
     size = rows * columns
     if like.device.type != "cpu" or size * dtype.itemsize > _LIMIT_BYTES:
         return torch.empty((rows, columns), dtype=dtype, device=like.device)

@@ -63,8 +63,11 @@ class Box:
     @staticmethod
     @functools.lru_cache(maxsize=64)  # streams bring ever new ones: those of a few scenes
     def of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
-        """The box from `lo` of extents `size` ([1 + D] each); checks that coordinates and keys stay
-        in range."""
+        """The box from `lo` of extents `size` ([1 + D] each, in cells).
+
+        Raises: GeometryError for a negative extent; OverflowLimitError where coordinates leave 32 bits, or keys
+            2^62.
+        """
         for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
             name = "the batch column" if column == 0 else f"axis {column - 1}"
             if extent < 0:
@@ -87,7 +90,8 @@ class Box:
     @staticmethod
     @functools.lru_cache(maxsize=64)
     def spanning(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
-        """A box of any volume, for data without bounds of its own (see `oversized`)."""
+        """A box of any volume, for data without bounds of its own (see `oversized`). Raises: OverflowLimitError
+        where coordinates leave 32 bits."""
         for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
             if extent < 0 or low < -_INT32 or low + extent > _INT32:
                 name = "the batch column" if column == 0 else f"axis {column - 1}"
@@ -170,8 +174,8 @@ def record_of(box: Box) -> list[int]:
 
 
 def layout_over(records: torch.Tensor, start: int, limits: Box, key64: bool, sortable: bool) -> KeyLayout:
-    """The layout that reads the record from `start` of `records` on, int64 on the device, see
-    `record_of`."""
+    """The layout that reads the record from `start` of `records` on, int64 [L] on the device, see `record_of`.
+    Elements, not bytes, are counted."""
     columns = len(limits.size)
     bounds = Part(records, start + columns + columns % 2, (columns, 2))
     steps = Part(records, start, (columns,), torch.int64) if sortable else None

@@ -18,5 +18,5 @@ def constant(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def constants() -> list[torch.Tensor]:
-    """All of them. Graphs may read them: they stay."""
+    """All of them, int32 [n] each. Graphs may read them: they stay."""
     return list(_constants.values())

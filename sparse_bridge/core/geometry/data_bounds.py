@@ -39,7 +39,7 @@ class DataBounds:
         return ends
 
     def find(self, ends: torch.Tensor) -> None:
-        """Write them there."""
+        """Write the lowest and the highest of every column there: int32 [2, 1 + D] on the coordinates' device."""
         torch.aminmax(self.coords, dim=0, out=(ends[0], ends[1]))
 
     def learn(self, ends: Sequence[int]) -> Box:

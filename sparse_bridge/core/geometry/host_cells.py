@@ -19,12 +19,13 @@ Mask = npt.NDArray[np.bool_]
 
 
 def on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The integers of a tensor, in its shape and dtype; of one on the CPU its own memory. Waits for any other."""
+    """The integers of a tensor of any shape and dtype, in both; of one on the CPU its own memory. Waits for any
+    other."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
 def on_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor on `device` of integers, in their shape and dtype; over their memory if that is the CPU."""
+    """A tensor on `device` of integers, in their shape and dtype (any shape); over their memory if that is the CPU."""
     made = torch.from_numpy(values)
     return made if device.type == "cpu" else made.to(device)
 

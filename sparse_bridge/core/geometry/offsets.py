@@ -43,7 +43,10 @@ class Offsets:
 
     @staticmethod
     def of(values: Sequence[Sequence[int]]) -> Offsets:
-        """The offsets `values` ([V, D], V >= 1), in that order."""
+        """The offsets `values` ([V, D], V >= 1), in that order.
+
+        Raises: GeometryError for an empty or ragged list or a repeated offset, OverflowLimitError beyond 32 bits.
+        """
         key = tuple(tuple(int(c) for c in offset) for offset in values)
         found = Offsets._interned.get(key)
         if found is None:

@@ -73,7 +73,7 @@ class WeightLayout:
         return dataclasses.replace(self, strides=(i, 1, n * i, self.c_out * n * i), shift=0)
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy [groups, c_out, V, c_in] of the weight: input channels next to each other."""
+        """A copy [groups, c_out, V, c_in] of the weight, in its dtype: input channels next to each other."""
         if self.strides[0] < 0:
             return self.reversed().rows_of(tensor)
         stride_v, stride_i, stride_o, stride_g = self.strides
@@ -83,7 +83,8 @@ class WeightLayout:
         return tensor.as_strided(shape, strides, place).contiguous()
 
     def matrices(self, tensor: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, ...]:
-        """[c_in, c_out] of every offset of one group: views of `tensor`."""
+        """[c_in, c_out] of every offset of one group, in the dtype of `tensor`, the parameter that this layout
+        reads: views of it, in the order of this layout's offsets."""
         if self.strides[0] >= 0:
             return self.stacked(tensor, group).unbind(0)
         stride_v, stride_i, stride_o, stride_g = self.strides
@@ -92,7 +93,7 @@ class WeightLayout:
         return tuple(tensor.as_strided(matrix, steps, place + v * stride_v) for v in range(self.n_offsets))
 
     def stacked(self, tensor: torch.Tensor, group: int = 0) -> torch.Tensor:
-        """[V, c_in, c_out] of one group, a view of `tensor`; offsets must not run backwards."""
+        """[V, c_in, c_out] of one group, a view of `tensor` in its dtype; offsets must not run backwards."""
         stride_v, stride_i, stride_o, stride_g = self.strides
         place = tensor.storage_offset() + self.shift + group * stride_g
         shape, strides = (self.n_offsets, self.c_in, self.c_out), (stride_v, stride_i, stride_o)
@@ -100,10 +101,12 @@ class WeightLayout:
 
 
 def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayout:
-    """How a parameter stores its matrices.
+    """How a parameter, of any dtype, stores its matrices.
 
     "vio": [V, C_in / groups, C_out], any strides, V may be missing when it is 1.
     "ovi": [C_out, *kernel, C_in / groups], kernel row-major; its axes must act as one in memory.
+    Raises: ShapeError for another layout or shape, an empty axis, groups that do not divide C_out, or a kernel that
+        is not row-major; OverflowLimitError for 2^31 elements or more.
     """
     return _layout(tuple(tensor.shape), tensor.stride(), layout, groups)
 

@@ -45,7 +45,7 @@ def table_of(
 
 
 def capacity_for(n_keys: int) -> int:
-    """Slots for `n_keys` keys: a power of two, at most a third full."""
+    """Slots for `n_keys` keys: a power of two, at most a third full. Raises: OverflowLimitError above 2^30 slots."""
     capacity = max(_MIN_CAPACITY, 1 << (3 * n_keys - 1).bit_length())
     if capacity > _MAX_CAPACITY:
         raise OverflowLimitError(
@@ -71,9 +71,10 @@ class CoordinateMap:
     def __init__(
         self, coords: torch.Tensor, box: Box | DataBounds, rows: Rows | None = None, own: bool = False
     ) -> None:
-        """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates
-        that are still to be learnt; rows: those in use, if not all.  own: nobody else has this
-        tensor object, which is contiguous.  Raises ShapeError, DataTypeError, DeviceError."""
+        """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates that are still to
+        be learnt; rows: those in use, if not all.  own: nobody else has this tensor object, which is contiguous.
+        Raises: ShapeError, DataTypeError, DeviceError (meta), OverflowLimitError (2^31 rows or more),
+        UnsupportedError in transforms of torch.func."""
         shape, device = coords.shape, coords.device
         if len(shape) != 2 or shape[1] != box.dimension + 1:
             raise ShapeError(
@@ -262,7 +263,8 @@ class CoordinateMap:
         self.validate(*self._table.counters())
 
     def validate(self, inserted: int, seen: int, overflow: bool) -> None:
-        """Learn from the table's counters whether rows are distinct and live."""
+        """Learn from the table's counters whether rows are distinct and live. Raises: KernelError where probes ran
+        out."""
         if overflow:
             raise KernelError(
                 f"the hash table ran out of probes for {self.n_rows} coordinates; please report "

@@ -42,7 +42,7 @@ class EntrySums:
         return every.repeat_interleave(self.counts, output_size=len(self.columns))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """[n_out, C] from x [n_in, C], in x's dtype."""
+        """[n_out, C] from x [n_in, C], fp16 / bf16 / fp32 / fp64, in x's dtype."""
         return _sums(self, x, None, self.counts if self.mean else None)
 
     def transposed(self) -> _Transposed:
@@ -59,7 +59,8 @@ class EntrySums:
 
     @functools.cached_property
     def pieces(self) -> tuple[torch.Tensor, ...]:
-        """Cuts of rows with many entries, see `pieces_of`. Waits for the device once."""
+        """Cuts of rows with many entries, each int32 [pieces of its level + 1], see `pieces_of`; () where no row is
+        long. Waits for the device once, and once for each cut."""
         from ...kernels.gemm.grouped_gemm import pieces_of
 
         longest = int(self.counts.max()) if self.n_out else 0
@@ -67,8 +68,8 @@ class EntrySums:
 
     @functools.cached_property
     def every(self) -> torch.Tensor:
-        """0, 1, ... of the most pieces that there are, int32: a level's entries are all that the
-        level before left."""
+        """int32 [most], 0, 1, ... of the most pieces that a cut has: a level's entries are all that the level before
+        left."""
         most = max((len(cut) - 1 for cut in self.pieces), default=0)
         return torch.arange(most, dtype=torch.int32, device=self.starts.device)
 

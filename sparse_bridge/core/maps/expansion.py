@@ -33,7 +33,8 @@ class Source(NamedTuple):
 
     @staticmethod
     def of(coords: torch.Tensor, box: Box, alive: torch.Tensor | None = None) -> Source:
-        """Coordinates in `box`, all rows of which are in use."""
+        """coords int32 [N, 1 + D] in `box`, all rows of which are in use.  alive: int32 [N], negative for dead rows;
+        None where all live."""
         return Source(coords, box.layout(coords.device), alive)
 
 

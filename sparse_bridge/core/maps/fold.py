@@ -55,16 +55,18 @@ class Duplicates:
 
 
 def sum_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-    """[N, C] -> [U, C]: sums of the rows of each distinct coordinate."""
+    """x [N, C], any float dtype -> [U, C] in that dtype: sums of the rows of each distinct coordinate, taken in fp32
+    (fp64 for fp64). Raises: UnsupportedError in transforms of torch.func."""
     return multiply(x, SegmentOperator(fold.segments))
 
 
 def max_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-    """[N, C] -> [U, C]: maxima of the rows of each distinct coordinate. Every row that equals its
-    maximum takes the whole gradient, as in local pools."""
+    """x [N, C], any float dtype -> [U, C] in that dtype: maxima of the rows of each distinct coordinate. Every row
+    that equals its maximum takes the whole gradient, as in local pools. Raises: as `segment_max`."""
     return segment_max(x, fold.segments, ties=True)
 
 
 def copy_rows(y: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-    """[U, C] -> [N, C]: every row takes its distinct coordinate's, dead rows zeros."""
+    """y [U, C], any float dtype -> [N, C] in that dtype: every row takes its distinct coordinate's, dead rows zeros.
+    Raises: UnsupportedError in transforms of torch.func."""
     return multiply(y, SegmentOperator(fold.segments, gathers=True))

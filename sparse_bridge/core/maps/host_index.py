@@ -67,7 +67,7 @@ class HostIndex:
 
     @functools.cached_property
     def coords(self) -> torch.Tensor:
-        """The coordinates [U, 1 + D]."""
+        """The coordinates [U, 1 + D], in the dtype of `every` (int32 of a coordinate map's)."""
         return self._every.index_select(0, self.rows)
 
     def keep(self, halo: tuple[int, ...], keys: Array) -> None:

@@ -68,13 +68,15 @@ class KernelMap:
         return int(self.flipped)
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x rows, y rows) int64 of offset v, among distinct coordinates."""
+        """(x rows, y rows) of offset v, each [P], among distinct coordinates; dtype and errors as in
+        `Rulebook.pair_list`."""
         x_rows, y_rows = self.rulebook.pair_list(v)
         return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)
 
 
 def row_pairs(kmap: KernelMap, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x rows, y rows) of offset v, int64 [P], equal coordinates written out."""
+    """(x rows, y rows) of offset v, int64 [P], equal coordinates written out. Waits for the device where there are
+    such, or no lists yet. Raises: Refusal as `Rulebook.pair_list`."""
     x_rows, y_rows = (rows.long() for rows in kmap.pair_list(v))
     x_fold, y_fold = kmap.x_fold, kmap.y_fold
     if x_fold is not None:
@@ -89,8 +91,8 @@ def row_pairs(kmap: KernelMap, v: int) -> tuple[torch.Tensor, torch.Tensor]:
 def dense_table(kmap: KernelMap, side: int) -> torch.Tensor:
     """int32 [V, rows], -1 where absent.
 
-    side 0: input row of every output row; side 1: output row of every input row. Of several rows
-    a table holds the first.
+    side 0: input row of every output row, rows = n_out; side 1: output row of every input row, rows = n_in. Of
+    several rows a table holds the first. It may be the rulebook's own table: not to be written.
     """
     rulebook, at = kmap.rulebook, side ^ kmap.side
     holds = rulebook.regular and not (at and rulebook.backward)

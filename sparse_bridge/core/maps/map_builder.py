@@ -49,8 +49,9 @@ def search_of(box: Box, offsets: Offsets) -> ModuleType:
 def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     """Output rows = input rows, y[r] gathers the rows at coordinate + offset.
 
-    The zero offset pairs every row with itself, dead ones too. Of equal coordinates, look-ups see
-    the first row.
+    The zero offset pairs every row with itself, dead ones too. Of equal coordinates, look-ups see the first row.
+    Raises: GeometryError for a kernel of another dimension, Refusal where only the device knows how many rows there
+        are.
     """
     _check_dimension(cmap, offsets, (1,) * offsets.dimension)
     target = None if cmap.checked else cmap.kernel_target()
@@ -94,8 +95,10 @@ def strided(
 ) -> tuple[CoordinateMap, KernelMap]:
     """y[u] gathers x[s * u + o]; the outputs are all u in `out_box` that reach a live input.
 
-    order: of the output rows, see `MapRequest`. Equal input coordinates are summed. Returns the
-    output coordinates and the map.
+    order: of the output rows, see `MapRequest`. Equal input coordinates are summed. Returns the output coordinates,
+    int32 [M, 1 + D], and the map. Waits for the device, to learn M.
+    Raises: GeometryError for a dimension or stride that does not fit, KernelError where the hash table runs out of
+        probes, Refusal where only the device knows how many rows there are.
     """
     one = (1,) * offsets.dimension
     new, rulebook = _expand(cmap, offsets, Rule(one, stride, -1), out_box, order)
@@ -105,15 +108,16 @@ def strided(
 def generative(
     cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box, order: str = "first_seen"
 ) -> tuple[CoordinateMap, KernelMap]:
-    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for all of these in
-    `out_box`; order as in `strided`."""
+    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for all of these in `out_box`; order,
+    what is returned and errors as in `strided`."""
     one = (1,) * offsets.dimension
     new, rulebook = _expand(cmap, offsets, Rule(stride, one, 1), out_box, order)
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
 def distinct(coords: torch.Tensor, box: Box) -> CoordinateMap:
-    """The distinct ones of coordinates [N, 1 + D] that lie in `box`, sorted, see `MapRequest`."""
+    """The distinct ones of coordinates int32 [N, 1 + D] that lie in `box`, sorted, see `MapRequest`. Raises: what
+    `CoordinateMap` does."""
     one = (1,) * box.dimension
     origin = Offsets.of([(0,) * box.dimension])
     return _expand(CoordinateMap(coords, box), origin, Rule(one, one, 1), box, "sorted")[0]
@@ -168,7 +172,11 @@ def _insert_candidates(expansion: Expansion, out_box: Box) -> int:
 
 
 def between(x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]) -> KernelMap:
-    """y[u] gathers x[s * u + o] between two given coordinate maps."""
+    """y[u] gathers x[s * u + o] between two given coordinate maps.
+
+    Raises: GeometryError for a dimension or stride that does not fit, DeviceError where the maps are on two devices,
+        Refusal where only the device knows how many x rows there are.
+    """
     _check_dimension(x_map, offsets, stride)
     if x_map.device != y_map.device:
         raise DeviceError(f"coordinates on {x_map.device} and {y_map.device}; move both to one device.")
@@ -195,8 +203,8 @@ def _between_rulebook(
 def table_of_rows(
     x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], rows: slice
 ) -> torch.Tensor:
-    """Columns of the table of y[u] that gathers x[s * u + o]: those of some rows of y_map. All rows
-    of both are distinct and live."""
+    """int32 [V, len(rows)], -1 where absent: columns of the table of y[u] that gathers x[s * u + o], those of some
+    rows of y_map. All rows of both are distinct and live; kernels serve their device."""
     target, device = x_map.kernel_target(), x_map.device
     assert target is not None
     here = Source.of(y_map.coords[rows], y_map.box)
@@ -207,9 +215,12 @@ def table_of_rows(
 def from_pairs(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], n_x: int, n_y: int, *, submanifold: bool = False
 ) -> KernelMap:
-    """A map from explicit (x rows, y rows) lists, one per offset; integer tensors on one device.
+    """A map from explicit (x rows, y rows) lists, one pair of lists per offset: int32 or int64 [P], on one device, x
+    rows below n_x and y rows below n_y. Waits for the device to see that.
 
     submanifold: x and y rows are the same rows and list V - 1 - v is list v swapped.
+    Raises: GeometryError without an offset, ShapeError, DataTypeError, DeviceError, CoordinateError for a row that
+        there is not.
     """
     if not pairs:
         raise GeometryError("a kernel map needs at least one offset; got an empty list of pair lists.")

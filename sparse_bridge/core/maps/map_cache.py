@@ -47,8 +47,8 @@ class MapStore:
     ) -> Any:
         """The map under `key`, built by the first who asks.
 
-        shown: a tensor of it whose memory users see, in outputs of layers. Once they have changed
-        it in place, the map is built again.
+        shown: a tensor of it (any shape and dtype) whose memory users see, in outputs of layers, or None. Once they
+        have changed it in place, the map is built again.
         """
         found = self.peek(key)
         if found is None:
@@ -61,7 +61,7 @@ class MapStore:
         return found
 
     def coordinates(self, coords: torch.Tensor, box: Box) -> CoordinateMap:
-        """The coordinate map of `coords` [N, 1 + D] in `box`."""
+        """The coordinate map of `coords` int32 [N, 1 + D] in `box`. Raises: what `CoordinateMap` does."""
         if self.root is not None and self.root.box is box:
             return self.root
         found: CoordinateMap = self.get(box, lambda: CoordinateMap(coords, box))
@@ -75,8 +75,8 @@ class MapStore:
         return found
 
     def alias(self, coords: torch.Tensor) -> torch.Tensor:
-        """A tensor object over the same coordinates that keeps this store alive; the same one while
-        it lives."""
+        """A tensor object over the same coordinates, int32 [N, 1 + D], that keeps this store alive; the same one
+        while it lives. It shares their memory, but is a copy of an inference tensor."""
         found = None if self._alias is None else self._alias()
         if found is None:
             found = normal_tensor(coords.clone if coords.is_inference() else coords.detach)
@@ -118,7 +118,8 @@ def _stamp(coords: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def store_of(coords: torch.Tensor) -> MapStore:
-    """The store of a coordinate tensor; a new one if it has none or was changed in place since."""
+    """The store of a coordinate or index tensor (any shape and dtype): a new one if it has none, was changed in
+    place since, or is an inference tensor, whose changes cannot be seen."""
     stamp = _stamp(coords)
     if stamp is None:
         return MapStore(device=coords.device)
@@ -139,14 +140,16 @@ def _known(coords: torch.Tensor, stamp: tuple[int, ...]) -> MapStore | None:
 
 
 def known_store(coords: torch.Tensor) -> MapStore | None:
-    """The store of a coordinate tensor if it has one and was not changed in place since."""
+    """The store of a coordinate or index tensor (any shape and dtype) if it has one and was not changed in place
+    since, else None. Inference tensors have none."""
     stamp = _stamp(coords)
     with _lock:
         return None if stamp is None else _known(coords, stamp)
 
 
 def adopt(coords: torch.Tensor, store: MapStore) -> None:
-    """Tie `store` to a coordinate tensor that this package made: it lives as long as the tensor."""
+    """Tie `store` to a coordinate or index tensor (any shape and dtype) that this package made: it lives as long as
+    the tensor. Nothing is done for inference tensors."""
     stamp = _stamp(coords)
     if stamp is not None:
         with _lock:
@@ -166,7 +169,8 @@ def reset() -> None:
 
 
 def normal_tensor(build: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Run `build` so that its result has a version counter even under `torch.inference_mode()`."""
+    """Run `build` so that its result, of any shape and dtype, has a version counter even under
+    `torch.inference_mode()`."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return build()

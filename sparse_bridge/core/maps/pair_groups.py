@@ -67,7 +67,8 @@ class PairGroups:
         self._tiles: dict[int, torch.Tensor] = {}
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(`tiles`, how many blocks each of them visits), like those of a `TileList`."""
+        """(`tiles` int32 [T, 4], bool [T]: whether a tile has pairs), read as the tiles of a `TileList` and the
+        number of blocks that each visits."""
         tiles = self.tiles(block_m)
         return tiles, tiles[:, 2] > 0
 

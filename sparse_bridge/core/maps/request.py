@@ -161,6 +161,8 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 
     Raises:
         UnsupportedError: `torch.jit.trace` is recording: it would keep this input's map for all.
+        GeometryError: no map is of this kind with this output, or see `map_builder`.
+        MemoryLimitError: the map does not fit under the limit in force.
     """
     if torch.jit._trace.is_tracing():
         raise UnsupportedError(

@@ -48,8 +48,10 @@ class Rows(NamedTuple):
         return self.host
 
     def empty(self, columns: int, like: torch.Tensor) -> torch.Tensor:
-        """Memory for a layer's result; in the backward pass, which is outside of the `scope`, for
-        its gradient, of which sums over rows want zeros behind the last row."""
+        """Memory [capacity, columns] in the dtype of `like` (any shape) and on its device, for a layer's result. Its
+        values are undefined; where only the device knows the rows in use, they are `fill`, unless that is None.
+        Outside of the `scope`, in the backward pass, it is for a gradient: sums over rows want zeros behind the last
+        row then."""
         y = like.new_empty(self.capacity, columns)
         if self.device is None:
             return y
@@ -58,8 +60,8 @@ class Rows(NamedTuple):
         return y if self.fill is None else y.fill_(self.fill)
 
     def marked(self, y: torch.Tensor) -> torch.Tensor:
-        """A layer's result with `fill` behind the last row, where kernels may have written
-        something. Not with zeros: any finite value serves then."""
+        """A layer's result y [capacity, ...], float, with `fill` behind the last row in use; written in place and
+        returned. Kernels may have written something there. Not with zeros: any finite value serves then."""
         if self.fill and self.device is not None and in_scope():
             behind = torch.arange(len(y), dtype=torch.int32, device=y.device) > self.device
             y.masked_fill_(behind.view(-1, *[1] * (y.ndim - 1)), self.fill)
@@ -101,7 +103,7 @@ def made_grid(batch_size: int) -> None:
 
 
 def rows_of(tensor: torch.Tensor) -> Rows:
-    """The rows of a tensor [N, ...] that this thread made or was given."""
+    """The rows of a tensor [N, ...] of any dtype: all N, unless the `scope` of this thread says otherwise of N."""
     n_rows = tensor.shape[0]
     if in_scope():
         found: Rows | None = _local.padded.get(n_rows)

@@ -42,7 +42,8 @@ class Backward:
     distinct: Rulebook
 
     def rows(self, dy: torch.Tensor) -> torch.Tensor:
-        """dy [N, C] and, behind it, the sums of its rows at coordinates that several share."""
+        """dy [N, C] float and, behind it, the sums of its rows at the S coordinates that several share: [N + S, C]
+        in dy's dtype. Raises: UnsupportedError in transforms of torch.func."""
         sums = sum_rows(dy, self.fold)
         return torch.cat([dy, sums.index_select(0, self.fold.shared)])
 
@@ -191,8 +192,9 @@ class Rulebook(ViewSet):
         return found, False
 
     def neighbors(self, side: int) -> tuple[torch.Tensor, bool]:
-        """The same without masks; rows lie side by side, and offsets as far apart as the memory for
-        a table has them. Nothing is copied of tables that have room for more rows."""
+        """(int32 [V, n_rows[side]], -1 where absent; whether its offsets run backwards). Rows lie side by side,
+        offsets as far apart as the memory for a table has them. Nothing is copied of tables that have room for more
+        rows."""
         if side == 1 and self.symmetric:
             return self.neighbors(0)[0], True
         found, n_rows = self._tables[side], self.n_rows[side]
@@ -254,7 +256,8 @@ class Rulebook(ViewSet):
         return self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
 
     def lists(self) -> PairLists:
-        """Pair lists with host starts; waits for the device where only tables exist."""
+        """Pair lists with host starts; waits for the device where only tables exist. Raises: Refusal where only the
+        device knows how many rows there are."""
         self.follow()
         lists = self._lists  # another thread may drop them
         if lists is None:
@@ -272,7 +275,8 @@ class Rulebook(ViewSet):
         return lists
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x rows, y rows) int64 of offset v."""
+        """(x rows, y rows) of offset v, each [P], int64; int32 where whoever made the map gave such lists. Waits for
+        the device where only tables exist. Raises: Refusal where only the device knows how many rows there are."""
         lists = self.lists()
         mirror = lists.mirrored and v > self.n_offsets - 1 - v
         index = self.n_offsets - 1 - v if mirror else v

@@ -68,7 +68,7 @@ class RowOperator(Protocol):
     """A linear map from rows [N, C] to rows [M, C], in their dtype."""
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """[M, C] from x [N, C]."""
+        """[M, C] from x [N, C], fp16 / bf16 / fp32 / fp64, in x's dtype."""
 
     def transposed(self) -> RowOperator:
         """The map from [M, C] to [N, C] that takes gradients back."""
@@ -78,8 +78,8 @@ class RowOperator(Protocol):
 class SegmentOperator:
     """y[s] = the sum of weight[i, k] * x[i] over the entries of s, divided by divisor[s].
 
-    gathers: the transpose, y[i] = the sum of weight[i, k] * x[s] / divisor[s] over the segments s
-    of row i.  weight: [N, K] or None for ones.  divisor: [n] or None for ones; a segment whose
+    gathers: the transpose, y[i] = the sum of weight[i, k] * x[s] / divisor[s] over the segments s of row i.  weight:
+    [N, K] of any float dtype, or None for ones.  divisor: [n], integers or floats, or None for ones; a segment whose
     divisor is 0 becomes 0.
     """
 
@@ -89,7 +89,8 @@ class SegmentOperator:
     gathers: bool = False
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, C] from x [N, C], or [N, C] from [n, C] where it gathers; in x's dtype."""
+        """[n, C] from x [N, C], or [N, C] from [n, C] where it gathers; x and result in one float dtype. Products
+        and sums run in fp32 (fp64 for fp64)."""
         x = x.contiguous()
         return self._gathered(x) if self.gathers else self._sums(x)
 
@@ -153,15 +154,16 @@ class _Multiply(torch.autograd.Function):
 
 
 def multiply(x: torch.Tensor, operator: RowOperator) -> torch.Tensor:
-    """What the operator makes of the rows x [N, C], [n, C], differentiable in x. Raises UnsupportedError in transforms
-    of torch.func."""
+    """What the operator makes of the rows x [N, C], any float dtype: [M, C] in that dtype, differentiable in x to
+    any order. Raises: UnsupportedError in transforms of torch.func and in forward mode."""
     refuse_transforms()
     y: torch.Tensor = _Multiply.apply(x, operator)
     return y
 
 
 def target_of(x: torch.Tensor) -> Target | None:
-    """Whose kernels take the floats `x`; None: plain torch."""
+    """Whose kernels take x, floats of any shape; None: plain torch. That is so for empty x, for devices without
+    kernels and for bf16 on GPUs without it."""
     if x.numel() == 0:
         return None
     target = kernel_target(x.device)
@@ -169,14 +171,15 @@ def target_of(x: torch.Tensor) -> Target | None:
 
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which sums of x run."""
+    """The dtype in which sums of x (any shape) run: fp64 for fp64, else fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def reduce_sorted(rows: torch.Tensor, segment: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Sums of rows [P, C] that stand segment by segment, each in order: [len(lengths), C].
+    """Sums of rows [P, C] that stand segment by segment, each in order: [len(lengths), C] in the dtype of `rows`.
 
-    segment: int64 [P], ascending.  lengths: int64, rows of each segment.
+    rows: fp32 or fp64, as sums run.  segment: int64 [P], ascending.  lengths: integers [n], rows of each segment, P
+    together.
     """
     if rows.device.type == "cpu":  # the same sums, faster
         total = rows.new_zeros((lengths.shape[0], rows.shape[1]))
@@ -260,10 +263,12 @@ class _Max(torch.autograd.Function):
 
 
 def segment_max(x: torch.Tensor, segments: Segments, ties: bool = False) -> torch.Tensor:
-    """Largest of the rows x [N, C] of each segment, [n, C]: 0 where there are none.
+    """Largest of the rows x [N, C] of each segment, [n, C] in x's float dtype: 0 where there are none. A NaN counts
+    as the largest.
 
-    The gradient goes to the first row that holds the maximum; ties: to every row that equals it,
-    and to none where it is a NaN. Rows belong to one segment at most (K = 1).
+    The gradient goes to the first row that holds the maximum; ties: to every row that equals it, and to none where
+    it is a NaN. Rows belong to one segment at most (K = 1).
+    Raises: UnsupportedError in transforms of torch.func, in forward mode, and for a gradient of the gradient.
     """
     refuse_transforms()
     y: torch.Tensor = _Max.apply(x, segments, ties)

@@ -126,7 +126,7 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int) -> PairLists:
 def expand(
     found: host_index.Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str
 ) -> tuple[torch.Tensor, PairLists]:
-    """`host_index.expand` for an `out_box` of any size."""
+    """`host_index.expand` for an `out_box` of any size: (new coordinates int32 [M, 1 + D], the pairs)."""
     coords, device, n_offsets = found.coords, found.coords.device, len(offsets)
     scale = torch.tensor([1, *rule.multiplier], device=device)
     divide = torch.tensor([1, *rule.divisor], device=device)

@@ -39,7 +39,8 @@ class _Call(NamedTuple):
 
 @functools.cache
 def passes() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
-    """The functions that launch the forward and the backward pass."""
+    """The functions that launch the forward and the backward pass over x [N, C], fp16 / bf16 / fp32. The first one
+    returns what the second needs, fp32."""
     from ...kernels.ops.batch_norm import batch_norm_forward
     from ...kernels.ops.batch_norm_grad import batch_norm_backward
 
@@ -117,7 +118,11 @@ def reset() -> None:
 
 
 def compile_together(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
-    """At the first norm of its kind: have the kernels of both passes compiled side by side."""
+    """At the first norm of its kind: have the kernels of both passes compiled side by side. Nothing is written.
+
+    x: [N, C], fp16 / bf16 / fp32.  vectors: weight, bias, running mean and variance [C], and the int64 number of
+    batches; None for what there is not.
+    """
     if spec in _compiled or not spec.target.raw:
         return
     _compiled.add(spec)
@@ -137,7 +142,8 @@ def _launch_all(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
 
 
 def launch_both(x: torch.Tensor, vectors: Vectors, target: Target) -> None:
-    """Launch what both passes over features like x would; for `precompile.dry_run`."""
+    """Launch what both passes over features like x [N, C], fp16 / bf16 / fp32, would; for `precompile.dry_run`.
+    vectors: as in `compile_together`."""
     from ...kernels.ops.norm_spec import spec_of
 
     _launch_all(spec_of(x, vectors, target), x, vectors)
@@ -169,7 +175,8 @@ def _never(*vectors: torch.Tensor | None) -> bool:
 
 
 def serves(x: torch.Tensor) -> Target | None:
-    """The target whose kernels normalise features [N, C] like these, or None where torch does."""
+    """The target whose kernels normalise features [N, C] like these, fp16 / bf16 / fp32, or None where torch does:
+    other dtypes, no channels, more than 2^31 - 2^20 rows, bf16 on GPUs without it."""
     target = kernel_target(x.device)
     if target is None or x.dtype not in KERNEL_DTYPES or x.ndim != 2:
         return None
@@ -179,7 +186,8 @@ def serves(x: torch.Tensor) -> Target | None:
 
 
 def fits(x: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, alone: bool) -> bool:
-    """Whether kernels take this pair of vectors.  alone: one may be there without the other."""
+    """Whether kernels take this pair of vectors: [C] of x [N, C], both fp32 or both of x's dtype, contiguous, on x's
+    device; or None.  alone: one may be there without the other."""
     if a is None or b is None:
         either = a if b is None else b
         return either is None or (alone and fits(x, either, either, True))
@@ -235,7 +243,7 @@ def batch_norm(
 
     Raises: DataTypeError for a `count` of another kind; ValueError, as torch does, for a single row
         (without `count`) or an eps that is not positive; whatever torch raises for tensors that do
-        not fit together.
+        not fit together; UnsupportedError, where kernels serve, in transforms of torch.func.
     """
     if count is not None and (count.dtype is not torch.int32 or count.device != x.device):
         raise DataTypeError(f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have.")
@@ -261,7 +269,8 @@ def batch_norm(
 
 
 def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
-    """What a BatchNorm1d in training makes of x [N, C], and with `relu` a ReLU of that."""
+    """What a BatchNorm1d in training makes of x [N, C], fp16 / bf16 / fp32 / fp64, and with `relu` a ReLU of that:
+    [N, C] in x's dtype. The norm's running statistics move, by torch's rule. Raises: what `batch_norm` does."""
     if (native := native_calls.trained_norm) is not None:
         made: Any = native(norm, x, relu)
         if made is not NotImplemented:

@@ -20,10 +20,10 @@ class Outside(NamedTuple):
 
 
 def first_outside(coords: torch.Tensor, shape: Sequence[int], *, negative: bool = False) -> Outside | None:
-    """The first entry of coords [N, 1 + D] that is not in 0 <= c < shape, or None.
+    """The first entry of coords [N, 1 + D], int32 or int64, that is not in 0 <= c < shape, or None.
 
-    shape: sizes per column, batch first.  negative: -size <= c < 0 counts from the end, as in
-    Python, and is inside. Waits for the device.
+    shape: sizes per column, batch first.  negative: -size <= c < 0 counts from the end, as in Python, and is inside.
+    Waits for the device.
     """
     limit = torch.tensor(tuple(shape), device=coords.device)
     wrong = ((coords >= limit) | (coords < (-limit if negative else 0))).nonzero()

@@ -74,10 +74,12 @@ class _WindowMax(torch.autograd.Function):
 
 
 def window_max(x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
-    """Largest input of every window: x [N_in, C] -> [N_out, C], 0 where a window has none.
+    """Largest input of every window: x [N_in, C], any float dtype -> [N_out, C] in that dtype, 0 where a window has
+    none.
 
     A NaN counts as the largest. Ties give their gradient to the smallest row.
-    Raises: ShapeError.
+    Raises: ShapeError; UnsupportedError in transforms of torch.func, in forward mode, and for a gradient of the
+        gradient.
     """
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
         raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")

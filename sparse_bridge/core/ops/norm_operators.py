@@ -11,7 +11,8 @@ MEMORY_ROWS = 2 + 2 * 128  # rows of the most memory that kernels need between b
 
 
 def kernels_for(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Target | None:
-    """Whose kernels normalise x [N, C] of two rows or more with these vectors; None: torch does."""
+    """Whose kernels normalise x [N, C], N > 1, fp16 / bf16 / fp32, with these vectors [C] (see `fits`); None: torch
+    does."""
     target = serves(x) if x.shape[0] > 1 and eps > 0 else None
     return target if target is not None and fits(x, weight, bias, True) else None
 
@@ -43,8 +44,8 @@ def backward_pass(
     relu: bool,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of x [N, C], weight and bias [C], from dy [N, C] and the memory of `forward_pass`, which stays as it
-    is. None for a vector that is not there."""
+    """Gradients of x [N, C], weight and bias [C], each in its own dtype, from dy [N, C] in x's and the memory of
+    `forward_pass`, which stays as it is. None for a vector that is not there."""
     from ...kernels.ops.norm_spec import spec_of
 
     x, memory = x.contiguous(), memory.clone()  # sums are written into it

@@ -57,8 +57,13 @@ as_operator: Callable[..., torch.Tensor] | None = None
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [N, C_in] @ w [C_in, C_out] + bias ([C_out], [1, C_out] or None), with gradients; follows
-    autocast. In a graph, which serves any number of rows, products of any size are the kernel's."""
+    """x [N, C_in] @ w [C_in, C_out] + bias ([C_out], [1, C_out] or None), with gradients; follows autocast.
+
+    x: fp16 / bf16 / fp32 / fp64, as w and bias unless autocast is on. Returns [N, C_out] in that dtype, or
+    autocast's. In a graph, which serves any number of rows, products of any size are the kernel's.
+    Raises: what torch does for tensors that do not fit together; under a limit on memory MemoryLimitError, and
+        UnsupportedError where gradients are recorded.
+    """
     # While compiling first of all: the number of rows is not to be looked at.
     if torch.compiler.is_compiling():
         return (as_operator or rocm.linear)(x, w, bias)
@@ -83,9 +88,11 @@ def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
 def linear_layer(
     owner: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor | PendingConv:
-    """`linear` of a layer, [N, C_out], whose result can wait for the norm behind it: see `convolve_layer`.
+    """`linear` of a layer, [N, C_out] in the same dtype, whose result can wait for the norm behind it: see
+    `convolve_layer`.
 
     owner: the layer, or its weight.
+    Raises: what `linear` does.
     """
     if (
         torch.is_grad_enabled()
@@ -101,9 +108,9 @@ def linear_layer(
 
 
 def by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether kernels compute x [N, C_in] times w [C_in, C_out]: they take the dtypes and sizes,
-    there are rows, no setting and no functorch transform asks for something else, and the device
-    has passed its checks."""
+    """Whether kernels compute x [N, C_in] times w [C_in, C_out]: they take the dtypes (fp16 / bf16 / fp32) and
+    sizes, there are rows, no setting and no functorch transform asks for something else, and the device has passed
+    its checks."""
     kind = kind_of(x, w, bias)
     return (
         kind is not None
@@ -116,19 +123,21 @@ def by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bo
 
 
 def takes(kind: torch.dtype, w: torch.Tensor) -> bool:
-    """Whether products by this weight are for kernels, where those serve `kind`: by the layer
-    alone."""
+    """Whether products by this weight w [C_in, C_out] are for kernels, where those serve `kind`: by the layer alone.
+    fp32 always; halves up to 2^17 values, beyond which cuBLAS is faster."""
     return kind in KERNEL_DTYPES and (kind == torch.float32 or 0 < w.numel() <= _MOST_WEIGHT)
 
 
 def form_of(x: torch.Tensor) -> ConvForm:
-    """How its product is computed: fp32 by torch's own switch, as torch's product would be."""
+    """How the product of x [N, C_in] is computed: fp32 by torch's own switch (`allow_tf32`), as torch's product
+    would be."""
     tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     return _TF32 if tf32 else FORM
 
 
 def kind_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype | None:
-    """The dtype that is multiplied; None where torch has an error of its own."""
+    """The dtype in which x [N, C_in], w [C_in, C_out] and bias are multiplied: x's, or autocast's (fp64 is left
+    alone). None where dtypes differ outside of autocast: torch has an error of its own."""
     cast = autocast_dtype(x.device)
     if cast is None and (w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype)):
         return None

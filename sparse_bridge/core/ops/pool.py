@@ -144,11 +144,12 @@ def _kernel_backward(
 
 
 def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf")) -> torch.Tensor:
-    """Pool the rows of `x` [N_in, C] along a kernel map: [N_out, C] in x's dtype.
+    """Pool the rows of `x` [N_in, C] along a kernel map: [N_out, C] in x's dtype, fp16 / bf16 / fp32 / fp64.
 
-    mode: "max" (at least `floor`; the gradient goes to every input that equals its window's
-    maximum), "avg" (over the present inputs) or "sum".
-    Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
+    mode: "max" (at least `floor`; the gradient goes to every input that equals its window's maximum), "avg" (over
+    the present inputs) or "sum". Sums run in fp32 (fp64 for fp64).
+    Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError (another mode, transforms of torch.func, a
+        gradient of the gradient).
     """
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
@@ -186,12 +187,12 @@ def _plain(kmap: KernelMap) -> KernelMap:
 
 
 def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str) -> torch.Tensor:
-    """Reduce the rows of each batch item: x [N, C], batch int [N] -> [batch_size, C].
+    """Reduce the rows of each batch item: x [N, C], batch int32 or int64 [N] -> [batch_size, C] in x's dtype, fp16 /
+    bf16 / fp32 / fp64.
 
-    Rows whose batch index is outside 0 .. batch_size - 1 take no part; an item without rows
-    gives zeros. The gradient of "max" goes to the first row that holds the maximum.
-    Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError, GeometryError (batch_size
-        below 0).
+    Rows whose batch index is outside 0 .. batch_size - 1 take no part; an item without rows gives zeros. The
+    gradient of "max" goes to the first row that holds the maximum.
+    Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError, GeometryError (batch_size below 0).
     """
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
@@ -212,9 +213,11 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
 
 
 def pool_pairs(x: torch.Tensor, matrix: RowMatrix, mode: str) -> torch.Tensor:
-    """Pool the rows of x [n_in, C] into the rows that a matrix of ones pairs them with: [n_out, C].
+    """Pool the rows of x [n_in, C] into the rows that a matrix of ones pairs them with: [n_out, C] in x's float
+    dtype.
 
     mode: "sum", "avg" or "max" (ties give their gradient to the smallest row). No input gives 0.
+    Raises: UnsupportedError in transforms of torch.func.
     """
     if mode == "max":
         return list_max(x, matrix.in_rows, matrix.out_rows, matrix.n_out)

@@ -134,8 +134,9 @@ class RelationMap:
         return every.repeat_interleave(counts, output_size=self.n_groups)
 
     def lookups(self, nodes: torch.Tensor, n_table: int, aggr: str) -> tuple[EntrySums, EntrySums]:
-        """(from rows relation * n_table + nodes[source] of a table to groups, from groups to target
-        nodes)."""
+        """(from rows relation * n_table + nodes[source] of a table to groups, from groups to target nodes). nodes:
+        int32 or int64 [n_in], 0 .. n_table - 1, which is not checked.  aggr: "mean" or "sum" over the edges of a
+        group."""
         counts = self._begins.diff()
         of_edge = self._relations().repeat_interleave(counts, output_size=self.n_edges)
         rows = of_edge * n_table + nodes.index_select(0, self._source).long()

@@ -17,8 +17,9 @@ Nodes = torch.Tensor | None
 
 
 def relation_weight(weight: torch.Tensor, comp: torch.Tensor | None, sizes: tuple[int, int]) -> torch.Tensor:
-    """[R, C_in, C_out] of basis matrices [B, C_in, C_out] and their shares comp [R, B]; without
-    shares the weight itself."""
+    """[R, C_in, C_out] of basis matrices [B, C_in, C_out] and their shares comp [R, B] of the same float dtype;
+    without shares the weight itself. sizes: (C_in, C_out). Follows autocast. (Basis decomposition: Schlichtkrull et
+    al. 2017.)"""
     if comp is None:
         return weight
     return rocm.linear(comp, weight.flatten(1)).view(comp.shape[0], *sizes)
@@ -44,6 +45,9 @@ class RelationalConv(nn.Module):
         bias: whether to have one.
         flow: "source_to_target": edge_index holds (source, target); "target_to_source": the other
             way around.
+
+    Raises: ValueError for bases together with blocks, blocks that do not divide the channels, or another flow;
+        UnsupportedError for another aggr.
     """
 
     def __init__(
@@ -126,7 +130,11 @@ def node_inputs(layer: Any, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @between_graphs
 def forward(layer: Any, x: Any, edge_index: Any, edge_type: torch.Tensor | None) -> torch.Tensor:
-    """What a `RelationalConv`, or a layer with its attributes, makes of its inputs."""
+    """What a `RelationalConv`, or a layer with its attributes, makes of its inputs: [N, C_out] in the dtype of
+    `relational_conv`. edge_type: int32 or int64 [E]; None beside a `RelationMap`.
+
+    Raises: UnsupportedError without edge_type; what `relation_map` and `relational_conv` do.
+    """
     source, target = node_inputs(layer, x)
     relations = edge_index
     if not isinstance(relations, RelationMap):

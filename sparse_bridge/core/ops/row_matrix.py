@@ -82,7 +82,7 @@ class RowMatrix:
         return self.side(False).lengths
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """M @ x, without a gradient."""
+        """M @ x for x [n_in, C], any float dtype: [n_out, C] in x's dtype, without a gradient."""
         pairs = self.side(False)
         if pairs.plain:
             y = x.index_select(0, pairs.cols)

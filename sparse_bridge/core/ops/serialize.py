@@ -37,7 +37,8 @@ def encode(coords: torch.Tensor, bits: int, curve: str, dtype: torch.dtype) -> t
 
 
 def decode(code: torch.Tensor, bits: int, curve: str) -> torch.Tensor:
-    """Voxels int32 [N, 4] of the codes of `encode`; their dtype says how wide they are."""
+    """Voxels int32 [N, 4] (batch, x, y, z) of the codes of `encode`, int32 or int64 [N]; their dtype says how wide
+    they are."""
     code = code.contiguous()
     target = kernel_target(code.device) if code.shape[0] else None
     if target is not None:

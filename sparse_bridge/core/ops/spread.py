@@ -8,7 +8,8 @@ from ..maps.segments import SegmentOperator, Segments, multiply
 
 
 def spread(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """x [B, C], rows int64 [N] -> x[rows] [N, C]; the gradient sums each item without atomics."""
+    """x [B, C], any float dtype, rows int64 [N] -> x[rows] [N, C] in that dtype; the gradient sums each item without
+    atomics. Raises: UnsupportedError in transforms of torch.func."""
     return multiply(x, spread_operator(rows, x.shape[0]))
 
 

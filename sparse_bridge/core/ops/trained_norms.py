@@ -28,8 +28,8 @@ _layers: dict[int, tuple[weakref.ref[Any], policy.Attempts]] = {}  # calls that 
 
 
 def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
-    """The features `y` [N, C] of `layer` in training: of its first calls, such that their norm is
-    found."""
+    """The features y [N, C], any float dtype, of `layer` in training: of its first calls, such that their norm is
+    found. A view of a class of its own then, else y itself."""
     if torch.compiler.is_compiling():
         return y
     held = _layers.get(id(layer))

@@ -19,7 +19,8 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def segments_of(index: torch.Tensor, n_values: int) -> Segments:
-    """Segments of an index [N, K] into n_values: made and sorted once per tensor, and kept as long as it lives."""
+    """Segments of an index [N, K], int32 or int64, into n_values: made and sorted once per tensor, and kept as long
+    as it lives."""
     store = map_cache.store_of(index)
     map_cache.adopt(index, store)
     made: Segments = store.get(("segments", n_values), lambda: Segments(index.detach(), n_values))
@@ -45,18 +46,15 @@ def _check(what: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Ten
 
 
 def voxelize(feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Mean of the points of each voxel: y[j] = sum of feats[i] over index[i] = j, divided by
-    counts[j].
+    """Mean of the points of each voxel: y[j] = sum of feats[i] over index[i] = j, divided by counts[j].
 
     Args:
         feats: [N, C] floating point; differentiable.
-        index: [N] int32 or int64, the voxel of each point; points with an index outside 0 .. M - 1
-        are left out.
-        counts: [M], divisors; a voxel whose count is 0 becomes 0.
+        index: [N] int32 or int64, the voxel of each point; points with an index outside 0 .. M - 1 are left out.
+        counts: [M], integers or floats, divisors; a voxel whose count is 0 becomes 0.
 
-    Returns: [M, C] in feats' dtype; autocast changes nothing, so averaged coordinates keep their
-    precision.
-    Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError.
+    Returns: [M, C] in feats' dtype; autocast changes nothing, so averaged coordinates keep their precision.
+    Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError; UnsupportedError in transforms of torch.func.
     """
     if index.ndim != 1 or counts.ndim != 1 or feats.shape[0] != index.shape[0]:
         raise ShapeError(
@@ -68,13 +66,13 @@ def voxelize(feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> 
 
 
 def means(index: torch.Tensor, counts: torch.Tensor) -> SegmentOperator:
-    """`voxelize` by a checked index [N] and counts [M]: [N, C] -> [M, C]."""
+    """`voxelize` by a checked index [N], int32 or int64, and counts [M], integers or floats: [N, C] -> [M, C]."""
     return SegmentOperator(segments_of(column_of(index), counts.shape[0]), divisor=counts)
 
 
 def column_of(index: torch.Tensor) -> torch.Tensor:
-    """index [N] as [N, 1]: the same object for the same index, so that what is kept with it is
-    found again."""
+    """index [N], int32 or int64, as [N, 1] in its dtype: the same object for the same index, so that what is kept
+    with it is found again."""
     store = map_cache.store_of(index)
     map_cache.adopt(index, store)
     column: torch.Tensor = store.get("column", lambda: index.detach().contiguous().unsqueeze(1))
@@ -104,7 +102,8 @@ def devoxelize(feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) 
 
 
 def interpolation(index: torch.Tensor, weights: torch.Tensor, n_voxels: int) -> SegmentOperator:
-    """`devoxelize` of n_voxels rows, by a checked index and weights [N, K]: [n_voxels, C] -> [N, C]."""
+    """`devoxelize` of n_voxels rows, by a checked index [N, K], int32 or int64, and weights [N, K], any float dtype:
+    [n_voxels, C] -> [N, C]."""
     segments = segments_of(index.contiguous(), n_voxels)
     return SegmentOperator(segments, weights.detach().contiguous(), gathers=True)
 

@@ -117,7 +117,7 @@ class Padded:
         return slice(*self._slots[number : number + 2])
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that was made now, for other streams, too."""
+        """A tensor of any shape and dtype that was made now, for other streams, too; returned as it is."""
         self._kept.append(tensor)
         if self._order is not None:
             self._order.queued()

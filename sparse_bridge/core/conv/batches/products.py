@@ -12,18 +12,19 @@ _SUMS = ("cuda", "cpu")  # where they are known to be there in every torch
 
 
 def gather(x: torch.Tensor, rows: torch.Tensor, lists: Lists) -> torch.Tensor:
-    """[n, height, C]: the rows of `x` of every list."""
+    """[n, height, C]: the rows of x [N, C] of every list, in x's dtype. rows: int32 [n * height]."""
     return x.index_select(0, rows).view(len(lists), lists.height, x.shape[1])
 
 
 def gather_clean(x: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The same with zeros in place of padding."""
+    """[n, height, C]: the rows of x [N, C] of every list, in x's dtype, zeros in place of padding. rows: int32 [n *
+    height]."""
     found = gather(x, rows, batch)
     return found if batch.padding is None else found.masked_fill_(batch.padding, 0)
 
 
 def matrices_of(stack: torch.Tensor, lists: Lists, reverse: bool) -> torch.Tensor:
-    """The matrices [n, K, N] of its offsets out of those of all, [V, K, N]: a view of neighbours,
+    """The matrices [n, K, N] of its offsets out of those of all, [V, K, N], in their dtype: a view of neighbours,
     else a copy."""
     if lists.first >= 0 and not reverse:
         return stack.narrow(0, lists.first, len(lists))
@@ -31,19 +32,22 @@ def matrices_of(stack: torch.Tensor, lists: Lists, reverse: bool) -> torch.Tenso
 
 
 def multiply(rows: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """rows [n, height, K] @ matrices [n, K, N]. A list is shorter than the products that ROCm
-    releases get wrong, see `rocm.MOST_ROWS`."""
+    """rows [n, height, K] @ matrices [n, K, N]: [n, height, N], in `out` if that is given; all of one float dtype. A
+    list is shorter than the products that ROCm releases get wrong, see `rocm.MOST_ROWS`."""
     return torch.bmm(rows, matrices) if out is None else torch.bmm(rows, matrices, out=out)
 
 
 def sums_of(products: torch.Tensor, order: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """[R, C]: row r is the sum of the products order[starts[r] : starts[r + 1]], one by one."""
+    """[R, C]: row r is the sum of the products order[starts[r] : starts[r + 1]], one by one.
+
+    products: [P, C], any float dtype, which is the result's.  order: int32 [Q].  starts: int32 [R + 1].
+    """
     found: torch.Tensor = torch.embedding_bag(products, order, starts, mode=_SUM, include_last_offset=True)[0]
     return found
 
 
 def add_rows(y: torch.Tensor, products: torch.Tensor, batch: Batch) -> None:
-    """y[j] += the products [n, height, C] of its pairs, in y's dtype; padding is not read."""
+    """y[j] += the products [n, height, C] of its pairs, in y's dtype; padding is not read. y: [N, C] float."""
     products = products.to(y.dtype)
     if y.device.type in _SUMS:
         rows, order, starts = batch.sums
@@ -55,7 +59,7 @@ def add_rows(y: torch.Tensor, products: torch.Tensor, batch: Batch) -> None:
 
 
 def add_matrices(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, batch: Batch, reverse: bool) -> None:
-    """sums [V, K, N] += left^T right of every list, [n, height, K] and [n, height, N], both with
-    zeros in place of padding."""
+    """sums [V, K, N] += left^T right of every list, [n, height, K] and [n, height, N], both with zeros in place of
+    padding. Left and right are of one float dtype; what is added is cast to that of the sums."""
     found = torch.bmm(left.transpose(1, 2), right)
     sums.index_add_(0, batch.places(len(sums), reverse), found.to(sums.dtype))

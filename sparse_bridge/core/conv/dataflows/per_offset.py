@@ -26,12 +26,12 @@ TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
 
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
-    """The dtype of sums: fp64 for fp64, else fp32."""
+    """The dtype of sums of x (any shape): fp64 for fp64, else fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def columns(x: torch.Tensor, group: int, width: int) -> torch.Tensor:
-    """Columns of one group, a view [N, width] of x [N, groups * width]."""
+    """Columns of one group, a view [N, width] of x [N, groups * width], any dtype."""
     return x if x.shape[1] == width else x.narrow(1, group * width, width)
 
 
@@ -87,7 +87,7 @@ def _multiply(
 
 
 def on_cpu(x: torch.Tensor) -> bool:
-    """Whether calls cost less than padding does, and half precision more than fp32."""
+    """Whether x (any shape, float) is where calls cost less than padding does, and half precision more than fp32."""
     return x.device.type == "cpu"
 
 
@@ -120,9 +120,10 @@ def _large(pairs: Chunks | Part, width: int) -> bool:
 
 
 class Multiply(NamedTuple):
-    """one: writes the products of an item, and of the rows that fill them up.  whole: those of a
-    part, whose rows are gathered at once; None where that is no gain.  batch: gives those of a
-    batch.  limits: of batches.  width: columns that it gathers."""
+    """one: writes the products [>= n_pairs, C_out] of an item, and of the rows that fill them up.  whole: those of a
+    part, whose rows are gathered at once; None where that is no gain.  batch: gives those of a batch, [n, height,
+    C_out].  limits: of batches.  width: columns that it gathers. All in the dtype of the operands: fp32 or fp64 on
+    CPUs."""
 
     one: Callable[[Item, torch.Tensor], None]
     whole: Callable[[Part, Slots, Sequence[torch.Tensor]], None] | None
@@ -212,7 +213,12 @@ def _block_sum(
 
 
 def weight_gradient(kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor, w: WeightLayout) -> None:
-    """dw = the sum of x[i]^T dy[j] over the pairs of every offset."""
+    """dw = the sum of x[i]^T dy[j] over the pairs of every offset, written in dw's float dtype, which sums are cast
+    to.
+
+    x: [n_in, groups * c_in].  dy: [n_out, groups * c_out] of x's dtype.  dw: the weight's shape, laid out as `w`
+    says.
+    """
     x, dy = _working(x, dy)
     chunks = chunks_of(kmap, max(w.c_in, w.c_out))
     with _summed(dw, accumulator(x)) as total:
@@ -246,8 +252,8 @@ def _summed(dw: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
 def gradients(
     kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor, w: WeightLayout
 ) -> torch.Tensor:
-    """Both gradients on the per-offset dataflow: writes dw, returns dx [n_in, ...]. dy is gathered
-    only once."""
+    """Both gradients on the per-offset dataflow: writes dw, returns dx [n_in, groups * c_in] in x's dtype. dy
+    [n_out, groups * c_out], of x's dtype, is gathered only once. dw: any float dtype, laid out as `w` says."""
     if x.shape[0] == 0 or dy.shape[0] == 0:
         dw.zero_()
         return torch.zeros_like(x)
@@ -337,6 +343,7 @@ class PerOffset(Dataflow):
         dy: torch.Tensor,
         dw: torch.Tensor,
     ) -> torch.Tensor:
+        """See `gradients`: dx [n_in, groups * c_in] in x's dtype, with dw written."""
         return gradients(kmap, x, weight, dy, dw, product.w)
 
 

@@ -17,6 +17,7 @@ class Unmasked(KernelDataflow):
     name, packed, packing = "unmasked", False, True
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[torch.Tensor, bool]:
+        """See `Rulebook.neighbors`: (int32 [V, n_rows[side]], whether its offsets run backwards)."""
         return rulebook.neighbors(side)
 
     def by_helper(self, product: Product) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ SLACK = 1 << 16  # bytes by which allocators round a block's tensors up, all tog
 
 
 class Call(NamedTuple):
-    """The operands of a `Gather`, see there."""
+    """The operands of a `Gather`: x [N_in, C_in], the weight in x's dtype, and what follows."""
 
     rulebook: Rulebook
     side: int
@@ -29,7 +29,8 @@ class Call(NamedTuple):
 
     @property
     def operands(self) -> tuple[torch.Tensor | None, ...]:
-        """x, the weight and the residual, if there is one."""
+        """x [N_in, C_in], the weight and the residual [N_out, C_out], each in its float dtype; None without a
+        residual."""
         return self.x, self.weight, self.end.residual
 
     def end_of(self, begin: int, end: int) -> Epilogue:
@@ -69,7 +70,8 @@ class Job:
         raise NotImplementedError
 
     def fill(self, y: torch.Tensor, height: int) -> None:
-        """Write the result, block by block."""
+        """Write the result y [N_out, C_out], x's dtype, in blocks of `height` rows. Raises: NotImplementedError
+        where it is not divisible."""
         raise NotImplementedError
 
     def end_bytes(self, n_rows: int, normed: bool) -> int:

@@ -34,6 +34,7 @@ class RowBlock(Rulebook):
         return super().table(side)[0], self._backwards
 
     def neighbors(self, side: int) -> tuple[torch.Tensor, bool]:
+        """(int32 [V, rows of the block], -1 where absent; whether offsets run backwards in the whole table)."""
         return super().neighbors(side)[0], self._backwards
 
     def tiles(self, side: int, target: Target):  # type: ignore[no-untyped-def]
@@ -103,11 +104,12 @@ class KernelJob(Job):
         return table + self._tiles(height) + self._copies() + self._sums(height) + result
 
     def columns_of(self, begin: int, end: int) -> tuple[torch.Tensor, bool]:
-        """(the table of some rows, whether its offsets run backwards)."""
+        """(the table int32 [V, end - begin] of some rows, whether its offsets run backwards). After `prepare`."""
         assert self._table is not None
         return self._table[0][:, begin:end].contiguous(), self._table[1]
 
     def fill(self, y: torch.Tensor, height: int) -> None:
+        """Write y [N_out, C_out], x's dtype, block by block, each by a table of its own."""
         for begin in range(0, self.call.n_rows, height):
             end = min(self.call.n_rows, begin + height)
             self._fill(y[begin:end], begin, end)
@@ -145,4 +147,6 @@ class SearchJob(KernelJob):
         self._rebuild.search()
 
     def columns_of(self, begin: int, end: int) -> tuple[torch.Tensor, bool]:
+        """(the table int32 [V, end - begin] of some rows, looked up now; whether its offsets run backwards). After
+        `prepare`."""
         return self._rebuild.table_of(begin, end), bool(self.call.side)

@@ -93,6 +93,7 @@ class TorchJob(Job):
         return copies + sums + lists + cut_lists + products + end
 
     def fill(self, y: torch.Tensor, height: int) -> None:
+        """Write y [N_out, C_out], x's dtype, block by block. Products and sums are fp32, fp64 for fp64."""
         weight = self.call.weight.to(self._work)
         chunks = cut(self._kmap, height, self._pairs)
         for block in chunks.blocks:

@@ -25,8 +25,8 @@ from .tensors import PLAIN, Waiting, features_of, materialize
 
 
 class ProfiledFeatures(torch.Tensor):
-    """Features of a layer in training, of which it is found out which norm takes them. Everything
-    is done with `plain`, which they are."""
+    """Features [N, C] of a layer in training, of any float dtype, of which it is found out which norm takes them.
+    Everything is done with `plain`, which they are."""
 
     plain: torch.Tensor
 

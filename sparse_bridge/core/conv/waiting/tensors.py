@@ -107,7 +107,8 @@ _ABOUT = {
 
 @eagerly
 def features_of(pending: Following) -> torch.Tensor:
-    """The features of a pending convolution as a tensor; of a result, itself."""
+    """The features [N_out, C_out] of a pending convolution as a tensor in its dtype; of a result, itself. The tensor
+    may have no memory until somebody looks at it."""
     if type(pending) is not PendingConv:
         return pending  # type: ignore[return-value]
     made: Any

@@ -37,7 +37,7 @@ class Rebuild(Protocol):
         """Have what searches for coordinates."""
 
     def table_of(self, begin: int, end: int) -> torch.Tensor:
-        """Columns of its table of side 0."""
+        """int32 [V, end - begin], -1 where absent: columns of its table of side 0."""
 
     def drop(self) -> None:
         """Let go of what searches for coordinates."""
