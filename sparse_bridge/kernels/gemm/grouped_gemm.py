@@ -183,11 +183,13 @@ class Groups(NamedTuple):
 
 
 def pieces_of(starts: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
-    """Cuts of rows with up to `longest` entries, (level 1, level 2, ...): the starts of a level's
-    pieces count what the level before left; the last level's are the rows'. () where none is long.
+    """Cuts of rows with up to `longest` entries, (level 1, level 2, ...), each int32 [n + 1].
 
-    A row of up to two pieces stays whole, whatever others there are: how its sum is cut depends on
-    its own length. Waits for the device once a level, to learn how many pieces there are.
+    starts: int32 [n_rows + 1], where each row's entries begin.  The starts of a level's pieces count
+    what the level before left; the last level's are the rows'. () where no row is long.
+
+    A row of up to two pieces (2 * 32 entries) stays whole, whatever others there are: how its sum is
+    cut depends on its own length. Waits for the device once a level, to learn how many pieces there are.
     """
     if longest <= 2 * _PIECE:
         return ()
@@ -247,7 +249,7 @@ class GroupedGemm:
     """A product over the pairs of one map; `__call__` as in `GatherGemm`.
 
     tiles: [T, 4] int32 as the kernel reads them, for the spec's tile.  n_rows: rows of y; n_in: of
-    x.
+    x. Raises KernelError where a launch would need 2^31 programs or more.
     """
 
     __slots__ = ("blank", "groups", "n_rows", "spec", "tiles")
@@ -267,7 +269,11 @@ class GroupedGemm:
         return self.spec.tile
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor) -> torch.Tensor:
-        """x [N_in, groups * c_in] (unit channel stride), w, vectors and y as in `GatherGemm`."""
+        """Write y [n_rows, groups * c_out], contiguous, and return it.
+
+        x: [n_in, groups * c_in], unit channel stride.  w, vectors, y: as in `GatherGemm`. Takes an fp32
+        workspace [P, groups * c_out] for the products of all pairs.
+        """
         spec, groups = self.spec, self.groups
         device, target, n_pairs = spec.device, spec.target, len(groups.source)
         products = torch.empty((n_pairs, spec.columns), dtype=torch.float32, device=device)

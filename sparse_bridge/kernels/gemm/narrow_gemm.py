@@ -320,7 +320,11 @@ class NarrowSpec(GemmSpec):
 
 
 class NarrowGemm(GatherGemm):
-    """A narrow product over one map; all as in `GatherGemm`."""
+    """A narrow product over one map; all as in `GatherGemm`.
+
+    table: a `TileList`, or nbr int32 [V, n_rows].  n_rows: rows of y; n_in: of x. Raises KernelError
+    where a launch would need 2^31 programs or more.
+    """
 
     __slots__ = ("_sizes", "_strided")
 
@@ -333,7 +337,8 @@ class NarrowGemm(GatherGemm):
         self._strided: NarrowGemm | None = None
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor) -> torch.Tensor:
-        """As of `GatherGemm`."""
+        """Write y [n_rows, groups * c_out] and return it; operands as of `GatherGemm`. x whose rows do not
+        start at whole vectors of `width` channels takes a kernel of its own."""
         if self.spec.even and x.stride()[0] % self.spec.width:
             if self._strided is None:
                 self._strided = NarrowGemm(self.spec.loose(), self.table, *self._sizes)

@@ -10,5 +10,6 @@ NO_VECTORS: Vectors = (None,) * 6
 
 
 def tensors_of(vectors: Vectors, y: torch.Tensor) -> list[torch.Tensor]:
-    """What stands in a launch for vectors: y for one that is not there."""
+    """What stands in a launch for vectors: y, of any shape and dtype, for one that is None. Kernels do
+    not read it there. Nothing is copied: [bias, mean, variance, gain, shift, residual]."""
     return [y if vector is None else vector for vector in vectors]

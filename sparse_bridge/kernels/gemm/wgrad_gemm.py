@@ -211,8 +211,9 @@ _SUM_OPTIONS = {"num_warps": 4}
 class WgradGemm:
     """A wgrad over one map.
 
-    pairs: (in_rows [P], out_rows [P], starts int64) on the device; likely: about how many pairs the
-    lists hold where they have room for more; most: pairs of the longest, where that is known.
+    pairs: (in_rows int32 [P], out_rows int32 [P], starts int64) on the device; likely: about how many
+    pairs the lists hold where they have room for more; most: pairs of the longest, where that is known.
+    n_in: rows of x; n_out: of dy.
     """
 
     def __init__(

@@ -40,7 +40,8 @@ class Geometry(NamedTuple):
 
     @property
     def classes(self) -> torch.Tensor:
-        """`class_offsets`, or something that stands for a pointer that is not followed."""
+        """`class_offsets`, int32 [classes, W]; where that is None `table`, which stands for a pointer that
+        is not followed."""
         return self.table if self.class_offsets is None else self.class_offsets
 
 

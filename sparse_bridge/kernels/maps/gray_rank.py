@@ -6,6 +6,9 @@ first. Offsets that every row has are left out. Where there are more offsets tha
 share bits in pairs, and above 32 offsets all share with others of like frequency. On real scans
 tiles need a tenth fewer offsets than under a code of all single ones, under strided kernels up to a
 third.
+
+mask_ptr: int32 [W, n_rows], bit v % 32 of word v // 32 = offset v, see `neighbor_table`. `key_places`
+gives int32 [V_BLOCK], `gray_rank` an int32 for each row of its block; both write no memory.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ operands are non-negative: maxima of signed values within a wave have been taken
 The loop holds atomics only, whose results come from L2, never a load that an old line of L0 could
 answer; loads outside may be old, because slots only grow. It ends after `max_probes`, whatever an
 atomic answers, and says so. Tables lie in the device's own memory, not in fine-grained memory.
+
+coords_ptr: int32 [n_rows, 1 + D].  geometry_ptr, classes_ptr, bounds_ptr: see `coord_key`.  alive_ptr:
+int32 [n_rows], rows below 0 are skipped.  keys_ptr: int32 or int64 (KEY64) [capacity].  values_ptr:
+int32 [capacity], `step` elements apart.  flags_ptr: the counters, int32.  slots_ptr: int32
+[n_row_offsets, n_rows], written. `hash_find` takes a 2-D block of keys and gives int32 slots.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class HashTable:
     """Slots in device memory. `values` decode to rows by `n_rows - 1 - value` when `reversed`, else
     by `-2 - value`.
 
-    own: (keys, values, flags and counters) for launches.  total: the counter of new rows, see
+    keys: int32 or int64 [capacity].  values: int32 [capacity].  flags: int32 [FLAGS + more counters].
+    own: these three, for launches.  total: the counter of new rows, int32 [1], see
     `new_rows.count_owners`.
     """
 
@@ -82,12 +83,13 @@ class HashTable:
 
     @property
     def values(self) -> torch.Tensor:
-        """int32 [capacity]."""
+        """int32 [capacity], -1 where there is none."""
         return viewed(self.own[1])  # type: ignore[no-any-return]
 
     @property
     def flags(self) -> torch.Tensor:
-        """int32, what kernels count, as described above; `counters` are their copy on the host."""
+        """int32 [FLAGS + further counters], multiples of four, -1 at first: what kernels count, as described
+        above; `counters` are their copy on the host."""
         return self.own[2].view()
 
     def fetch(self) -> None:
@@ -136,9 +138,12 @@ def hash_insert(
     something.
 
     coords: [N, 1 + D] int32, contiguous.  geometry, bounds: see `coord_key`.  alive: [N] int32,
-    rows below 0 are skipped.  slots: [geometry.n_row_offsets, N] int32, written.  The table's
-    counters and values are updated; the caller reads them.  count: int32, one less than the rows
-    in use, if not all are.
+    rows below 0 are skipped; None: no row is.  slots: [geometry.n_row_offsets, N] int32, written, -1
+    where an offset leads nowhere; columns behind the rows in use are left as they were.  wide: compute
+    coordinates in 64 bits.  count: int32, one less than the rows in use; None if all are.
+
+    The table's keys, counters and values are updated; the caller reads them. A full table raises
+    nothing: it sets the overflow flag.
     """
     n_rows, columns = coords.shape
     n_row_offsets = geometry.n_row_offsets

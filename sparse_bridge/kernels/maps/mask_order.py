@@ -4,6 +4,10 @@ skips offsets. Rows are ordered by the key of `gray_rank`.
 Mask splits (TorchSparse++): the offsets are cut into ranges, part p of S from offset p * V // S on,
 with masks of those, and every part has its own order of all rows. Row r of part p is called
 p * N + r. Less of a tile's work is for nothing, and each row has S partial sums.
+
+Kernels: mask_ptr int32 [parts * W, N]; key_ptr [parts * N] of the keys' dtype, written by
+`store_keys`; order_ptr int32 [parts * N], written by `store_order`; count_ptr int32 [1], the rows in
+use less one, read where `counted` is not 0.
 """
 
 from __future__ import annotations
@@ -127,8 +131,11 @@ few_kernel = register(_order_few)
 
 
 def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.Tensor:
-    """Rows of `table` in mask order: int32 or int64 [splits * N], part by part. Rows with equal
-    masks keep their order. splits: at most as many as offsets. What counts are the rows in use.
+    """Rows of `table` in mask order, [splits * N], part by part: int32 up to FEW_ROWS rows, int64 above.
+
+    Rows with equal masks keep their order. splits: at most as many as offsets. What counts are the rows
+    in use. Makes the table's masks where it has none. Raises KernelError where the rows of all splits
+    are 2^31 or more.
 
     Few rows are sorted in one launch, where `torch.sort` takes ten.
     """

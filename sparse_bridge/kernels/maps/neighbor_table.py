@@ -2,6 +2,9 @@
 
 `nbr` is int32 `[V, N]`, offset-major. Beside it builders leave what the row order needs: `mask`
 int32 `[W, N]`, bit v % 32 of word v // 32 = offset v present, W = ceil(V / 32).
+
+In the kernels nbr_ptr and mask_ptr are these two. `store_mask` and `store_table_masks` write words
+of the masks; `part_masks` gives the pointer to those of a part.
 """
 
 from __future__ import annotations
@@ -136,9 +139,9 @@ _LOOKUP_ROWS = 4
 
 
 class NeighborTable:
-    """nbr [V, N] and mask [W, N] as described above (None until somebody asks for it).
+    """nbr int32 [V, N] and mask int32 [W, N] as described above (None until somebody asks for it).
 
-    count: int32 on the device, one less than the rows in use. None if all are.  blank: the columns
+    count: int32 [1] on the device, one less than the rows in use. None if all are.  blank: the columns
     behind them are -1; otherwise they mean nothing.
 
     own: (nbr, mask, count) for launches.
@@ -168,7 +171,7 @@ class NeighborTable:
 
     @property
     def count(self) -> torch.Tensor | None:
-        """int32 on the device: rows in use, less one. None if all are."""
+        """int32 [1] on the device: rows in use, less one. None if all are."""
         return viewed(self.own[2])  # type: ignore[no-any-return]
 
     @property
@@ -178,7 +181,8 @@ class NeighborTable:
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """What holds the table; masks can be made again."""
+        """What holds the table: nbr int32 [V, N], and `count` int32 [1] if it has one. Masks can be made
+        again."""
         return (self.nbr,) if self.count is None else (self.nbr, self.count)
 
     @property
@@ -188,8 +192,10 @@ class NeighborTable:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def masks(self, target: Target, parts: int = 1) -> torch.Tensor:
-        """The offset masks, made if nobody left them. parts: of so many ranges of the offsets, each
-        with as many words as the longest of them, [parts * W, N]."""
+        """The offset masks, int32 [parts * W, N], made and kept if nobody left them.
+
+        parts: of so many ranges of the offsets, each with as many words, W, as the longest of them.
+        """
         nbr, mask, count = self.own
         masks = mask if parts == 1 else self._parted.get(parts)
         if masks is not None:
@@ -251,8 +257,9 @@ def neighbor_lookup(
 ) -> NeighborTable:
     """Table int32 [V, N] of what the rows of `coords`, int32 [N, 1 + D], reach among the keys of `table`, with masks.
 
-    n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or
-    -1.  count: of the rows in use, see `NeighborTable`.  slab: for the table and its masks.
+    n_values: rows that were inserted in `table`.  alive: int32 [N], rows below 0 reach nothing; None: all may.
+    center: the offset that is every row itself, or -1.  count: of the rows in use, see `NeighborTable`; columns
+    behind them become -1.  slab: for the table and its masks; None: they get memory of their own.
     """
     n_rows, columns = coords.shape
     # A single warp waits only for its own slowest look-up.

@@ -30,10 +30,10 @@ def _shape(n_row_offsets: int) -> tuple[int, int]:
 def count_owners(
     table: HashTable, slots: Operand, target: Target, count: Operand | None = None, slab: Slab | None = None
 ) -> Part:
-    """New coordinates discovered by each block of rows, after `hash_insert`; their sum goes to the
-    table's counters.
+    """int32 [blocks]: new coordinates discovered by each block of rows, after `hash_insert`; their sum is
+    added to the table's counters.
 
-    slots: [n_row_offsets, N].  count: of the rows in use, see `NeighborTable`.  slab: for what is
+    slots: int32 [n_row_offsets, N].  count: of the rows in use, see `NeighborTable`.  slab: for what is
     returned, `owner_blocks` elements.
     """
     n_row_offsets, n_rows = slots.shape
@@ -86,12 +86,13 @@ def number_new_rows(
     zeroed: bool = False,
 ) -> torch.Tensor:
     """Give the distinct keys that `hash_insert` left in `table` their rows: the new coordinates
-    [n_new, 1 + D].
+    int32 [n_new, 1 + D].
 
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and
-    device. slots: [n_row_offsets, N] from `hash_insert`; owned: from `count_owners`.  n_new: how
-    many keys there are, or at most; what exceeds it is not written.  count: of the rows in use, see
-    `NeighborTable`.  zeroed: zeros where no key is.  `table` then maps keys to the new rows.
+    device. slots: int32 [n_row_offsets, N] from `hash_insert`; owned: int32, from `count_owners`.
+    n_new: how many keys there are, or at most; what exceeds it is not written.  coords: int32
+    [N, 1 + D].  count: of the rows in use, see `NeighborTable`.  zeroed: zeros where no key is; else
+    anything.  `table` then maps keys to the new rows.
     """
     n_row_offsets, n_rows = slots.shape
     block_v, block = _shape(n_row_offsets)
@@ -141,11 +142,12 @@ def link_new_rows(
     link: bool = True,
     slabs: tuple[Slab | None, Slab | None] = (None, None),
 ) -> tuple[NeighborTable | None, NeighborTable]:
-    """(table input row -> new row [V, N], its transpose [V, n_new] without masks), after
-    `number_new_rows`, in whose terms the arguments are; `slots` may be reused for the former.
+    """(table input row -> new row int32 [V, N], its transpose int32 [V, n_new] without masks), after
+    `number_new_rows`, in whose terms the arguments are. `slots` may be overwritten: it becomes the former
+    where there are no classes of offsets.
 
-    link: whether the former is wanted; None otherwise.  slabs: for the latter and the former, of
-    -1.
+    link: whether the former is wanted; None otherwise.  count_new: int32 [1], the new rows in use less
+    one.  slabs: for the latter and the former, of -1.
     """
     (n_row_offsets, n_rows), n_offsets = slots.shape, geometry.table.shape[0] - 2
     classes, device = geometry.class_offsets is not None, table.device

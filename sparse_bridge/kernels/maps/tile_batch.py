@@ -4,6 +4,9 @@ A table of few rows keeps few multiprocessors busy, and every launch costs the h
 for a large table. What the kernels of `mask_order` and `tile_packing` take as arguments is read here from a record of
 the table, which the grid's second axis numbers. Where one of them is large, all share one sort: the
 number of the table is the most significant part of the keys.
+
+records_ptr: int64 [tables, FIELDS]; `own_at` and `pointer_at` give the address in a field as a
+pointer to int32, `number_at` the number there.
 """
 
 from __future__ import annotations

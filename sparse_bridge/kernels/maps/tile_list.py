@@ -22,9 +22,9 @@ def shared_by(block_m: int) -> int:
 class TileList:
     """A neighbour table permuted into tiles of `TILE` rows.
 
-    memory: int32, the views below one after another.  n_rows: rows of the table.  T: tiles of a
-    part, an even number.  splits: parts, S, each with all rows in an order of its own and with the
-    offsets from part * V // S on, see `mask_order`.
+    memory: int32 [size], the views below one after another.  n_offsets: V.  n_pairs: pairs of tiles of
+    a part, T / 2.  n_rows: rows of the table, N.  splits: parts, S, each with all rows in an order of
+    its own and with the offsets from part * V // S on, see `mask_order`.
     """
 
     tiled = True  # unlike a `NeighborTable`
@@ -38,7 +38,7 @@ class TileList:
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """What holds the tiles."""
+        """What holds the tiles: `memory`, int32 [size]."""
         return (self.memory,)
 
     @property
@@ -63,13 +63,12 @@ class TileList:
 
     @property
     def rows(self) -> torch.Tensor:
-        """[S * T * TILE]: table row of each place, plus N for every part before; -1 past the
-        end."""
+        """int32 [S * T * TILE]: table row of each place, plus N for every part before; -1 past the end."""
         return self._view(0, self.splits * self.pitch)
 
     @property
     def packed(self) -> torch.Tensor:
-        """[V + S - 1, T * TILE]: the table in the order of `rows`, offset v of part p at v + p;
+        """int32 [V + S - 1, T * TILE]: the table in the order of `rows`, offset v of part p at v + p;
         anything where a pair of tiles lacks the offset. So element v * pitch + place is where it
         would be in a table whose places run on from part to part."""
         lines = self.n_offsets + self.splits - 1
@@ -102,15 +101,16 @@ class TileList:
         return packed, packed + pitch * (self.n_offsets + splits - 1), cdiv(splits * n_pairs, 4) * 4
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live [tiles, V], n_live [tiles]): the offsets present in each tile of each part,
-        ascending; tiles of TILE rows, or of twice that where `block_m` is."""
+        """(live int32 [tiles, V], n_live int32 [tiles]): the offsets present in each tile of each part,
+        ascending; tiles of TILE rows, or of twice that where `block_m` is. Only the first n_live offsets of
+        a tile mean something. Raises KernelError as `places` does."""
         _, _, live, n_live = self.places(block_m)
         n_tiles = self.splits * self.pitch // max(TILE, block_m)
         return self._view(live, n_tiles, self.n_offsets), self._view(n_live, n_tiles)
 
     @property
     def counts(self) -> torch.Tensor:
-        """[V, T / 2]: table entries of every offset in each pair of tiles of its part."""
+        """int32 [V, T / 2]: table entries of every offset in each pair of tiles of its part."""
         return self._view(self.counts_at, self.n_offsets, self.n_pairs)
 
     @property

@@ -1,5 +1,11 @@
 """Packing: a neighbour table permuted into tiles in the row order of `mask_order`, with the offsets
-that are live in each, and the pair lists of such tiles."""
+that are live in each, and the pair lists of such tiles.
+
+Kernels: nbr_ptr int32 [V, N]; mask_ptr int32 [parts * W, N]; order_ptr int32 or int64 [parts * N];
+tiles_ptr the memory of a `TileList`, int32, written by `store_tiles`. packed_ptr, rows_ptr and
+counts_ptr are views of it; ends_ptr int64 [n_lists, n_pairs]; in_ptr and out_ptr int32 [P], written
+by `store_pairs`.
+"""
 
 from __future__ import annotations
 
@@ -201,8 +207,9 @@ def compact_pairs(
     """Pair lists of the first `n_lists` offsets, ordered by offset, then place in the tiles, which
     have one order for all offsets.
 
-    Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device.
-    Waits for it once, to learn P; not with `room` for more pairs than there can be.
+    Returns (table entries int32 [P], table rows int32 [P], starts int64 [n_lists + 1]), all on the
+    device. Waits for it once, to learn P; not with `room` for more pairs than there can be: then P is
+    `room`, and what lies behind the last pair is not written.
     """
     counts, n_pairs = tiles.counts[:n_lists], tiles.n_pairs
     ends = counts.reshape(-1).cumsum(0, dtype=torch.int64)
@@ -223,7 +230,8 @@ def write_pairs(
     n_lists: int,
     target: Target,
 ) -> None:
-    """Fill the lists `entries` and `rows`; see the kernel."""
+    """Fill the lists `entries` and `rows`, int32 [P]. ends: int64 [n_lists * n_pairs], the inclusive running
+    sum of counts; counts: int32 [n_lists, n_pairs], of the first offsets of `TileList.counts`."""
     compact_kernel.launch(
         counts.device,
         target,
