@@ -65,8 +65,7 @@ class Box:
     def of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
         """The box from `lo` of extents `size` ([1 + D] each, in cells).
 
-        Raises: GeometryError for a negative extent; OverflowLimitError where coordinates leave 32 bits, or keys
-            2^62.
+        Raises: GeometryError for a negative extent; OverflowLimitError beyond 32-bit coordinates or keys of 2^62.
         """
         for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
             name = "the batch column" if column == 0 else f"axis {column - 1}"

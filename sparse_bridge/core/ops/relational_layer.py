@@ -46,8 +46,8 @@ class RelationalConv(nn.Module):
         flow: "source_to_target": edge_index holds (source, target); "target_to_source": the other
             way around.
 
-    Raises: ValueError for bases together with blocks, blocks that do not divide the channels, or another flow;
-        UnsupportedError for another aggr.
+    Raises: ValueError for bases together with blocks, for blocks that do not divide the channels, for another flow.
+    UnsupportedError for another aggr.
     """
 
     def __init__(

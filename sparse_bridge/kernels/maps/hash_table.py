@@ -88,8 +88,8 @@ class HashTable:
 
     @property
     def flags(self) -> torch.Tensor:
-        """int32 [FLAGS + further counters], multiples of four, -1 at first: what kernels count, as described
-        above; `counters` are their copy on the host."""
+        """int32 [FLAGS + further counters, rounded up to a multiple of four], -1 at first: what kernels count, as
+        described above; `counters` are their copy on the host."""
         return self.own[2].view()
 
     def fetch(self) -> None:
