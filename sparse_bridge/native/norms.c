@@ -39,12 +39,6 @@ static Pass norm_pass(Scope *s, PyObject *kernel, Cut *c, PyObject *number, PyOb
   return pass;
 }
 
-static PyObject *stream_at(Scope *s, PyObject *index) {
-  PyObject *function = item(s, g_torch_c, a_stream);
-  refuse_unless(s, function != NULL);
-  return s->state == GOES_ON ? hold(s, PyObject_CallOneArg(function, index)) : NULL;
-}
-
 /* `batch_norm_forward` of all rows(NormSpec, x, gain, beta, running mean and variance, number of
  * batches, momentum, eps, relu): (y, memory). None for a vector that is not there. */
 static PyObject *norm_forward(PyObject *module, PyObject *const *args, Py_ssize_t count) {
@@ -63,7 +57,8 @@ static PyObject *norm_forward(PyObject *module, PyObject *const *args, Py_ssize_
                          : NULL;
   PyObject *y = empty_like(s, x, NULL), *size = NULL;
   if (y) size = hold(s, PyLong_FromLongLong((2 + 2 * c.parts) * c.n_channels));
-  PyObject *memory = new_fp32(s, x, size, NULL), *stream = stream_at(s, c.index);
+  PyObject *memory = new_fp32(s, x, size, NULL),
+           *stream = stream_on(s, SLOT(spec, NormSpec, device));
   uint64_t at = starts_at(s, memory), unread_at = starts_at(s, unread);
   add_cell(s, &sums, x_at), add_cell(s, &sums, unread_at), add_cell(s, &sums, at);
   add_value(s, &sums, c.rows), add_value(s, &sums, c.channels), add_cell(s, &sums, 0);
@@ -101,7 +96,7 @@ static PyObject *norm_backward(PyObject *module, PyObject *const *args, Py_ssize
   made[0] = empty_like(s, x, NULL);
   for (int i = 1; i < 3; i++)
     made[i] = args[2 + i] == Py_None ? Py_None : empty_like(s, args[2 + i], NULL);
-  PyObject *stream = stream_at(s, c.index);
+  PyObject *stream = stream_on(s, SLOT(spec, NormSpec, device));
   if (s->state != GOES_ON) return ended(s, NULL);
   uint64_t unread_at = starts_at(s, unread), vectors[4]; /* gain, beta, and their gradients */
   for (int i = 0; i < 2; i++) {

@@ -25,6 +25,7 @@ from sparse_bridge.native import calls as native_calls
 from tests import walk_doors
 from tests.fake_driver import Driver, Launch, kinds_of_values
 
+Told = Callable[[str], tuple[list[Any], dict[str, int]]]
 # (share of the helper's questions that are refused, seed); None: without the helper.
 WAYS = {"on": (0.0, 1), "off": None}
 RANDOM = {f"refused {share:.1%}, {seed}": (share, seed) for share in (0.005, 0.02, 0.1) for seed in (1, 2)}
@@ -199,6 +200,29 @@ def served() -> Iterator[dict[str, int]]:
             if own is not None:
                 stack.enter_context(mock.patch.object(native_calls, name, counted(name, own)))
         yield found
+
+
+def check_alike(
+    told: Callable[[str], tuple[list[Any], dict[str, int]]],
+    ways: list[str],
+    least: int,
+    functions: set[str],
+    times: int,
+) -> None:
+    """The same is recorded in every way as without the helper.
+
+    told: of a way, (what was recorded, how often each function of the helper did it).  least: lines.  functions: that
+    the helper does at least so many times, where it refuses nothing.
+    """
+    want, by_helper = told("off")
+    assert len(want) > least and not any(by_helper.values())
+    for chosen in ways:
+        lines, by_helper = told(chosen)
+        for place, (one, other) in enumerate(zip(lines, want, strict=False)):
+            assert one == other, (chosen, place)
+        assert len(lines) == len(want), chosen
+        if chosen == "on":
+            assert min(by_helper[one] for one in functions) >= times, by_helper
 
 
 def remembered(net: torch.nn.Module) -> list[Any]:

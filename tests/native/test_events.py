@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
 from tests.native import events, layer_events  # noqa: F401 - their events
-from tests.native.recording import RANDOM, WAYS, Recorder, anew, helper, served, way
+from tests.native.recording import RANDOM, WAYS, Recorder, anew, check_alike, helper, served, way
 from tests.native.world import EVENTS, World
 from tests.walk_doors import pretended_gpu
 
@@ -29,16 +29,8 @@ def told(name, chosen, bias):
 
 def alike(name, ways, bias):
     helper()
-    want, by_helper = told(name, "off", bias)
-    assert len(want) > 20 and not any(by_helper.values())
-    for chosen in ways:
-        lines, by_helper = told(name, chosen, bias)
-        for place, (one, other) in enumerate(zip(lines, want, strict=False)):
-            assert one == other, (chosen, place)
-        assert len(lines) == len(want), chosen
-        if chosen == "on":
-            others = set(native_calls.INFERENCE) - {"known_call", "planned"}
-            assert min(by_helper[one] for one in others) > 1, by_helper
+    functions = set(native_calls.INFERENCE) - {"known_call", "planned"}
+    check_alike(lambda chosen: told(name, chosen, bias), ways, 20, functions, 2)
 
 
 @pytest.mark.parametrize("name", EVENTS)

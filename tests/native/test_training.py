@@ -1,8 +1,6 @@
 """Steps of training with the compiled helper, without, and with one that refuses at random: the same
 launches, with the same values, in both passes."""
 
-import contextlib
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.host_time import pairs
-from tests.native.recording import RANDOM, WAYS, Recorder, anew, helper, served, way
+from tests.native.recording import RANDOM, WAYS, Recorder, anew, check_alike, helper, served, way
 from tests.walk_doors import pretended_gpu
 
 COORDS, SHAPE = cloud((8, 9, 10)), [8, 9, 10]
@@ -208,16 +206,10 @@ EVENTS = {
 }
 
 
-@contextlib.contextmanager
-def recorded(chosen):
-    recorder = Recorder()
-    with anew(), way(chosen), recorder.recording(), spconv_doors.standin() as sp:
-        yield sp, recorder
-
-
 def told(name, chosen, bias):
     """(what was recorded, what the helper did) of steps with an event between them."""
-    with recorded(chosen) as (sp, recorder):
+    recorder = Recorder()
+    with anew(), way(chosen), recorder.recording(), spconv_doors.standin() as sp:
         world = World(sp, recorder, bias)
         with pretended_gpu(), pairs(), served() as by_helper:
             for _ in range(4):
@@ -230,15 +222,8 @@ def told(name, chosen, bias):
 def alike(name, ways, bias):
     helper()
     unread(torch.device("cpu"))  # made once per process
-    want, by_helper = told(name, "off", bias)
-    assert len(want) > 100 and not any(by_helper.values())
-    for chosen in ways:
-        lines, by_helper = told(name, chosen, bias)
-        for place, (one, other) in enumerate(zip(lines, want, strict=False)):
-            assert one == other, (chosen, place)
-        assert len(lines) == len(want), chosen
-        if chosen == "on":
-            assert min(by_helper[one] for one in (*native_calls.TRAINING, "spconv_known")) > 3, by_helper
+    functions = {*native_calls.TRAINING, "spconv_known"}
+    check_alike(lambda chosen: told(name, chosen, bias), ways, 100, functions, 4)
 
 
 @pytest.mark.parametrize("name", EVENTS)
