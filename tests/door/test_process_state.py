@@ -33,7 +33,7 @@ CHOSEN = """
     core.conv.override._modules optimization._models settings._current
 """
 BLOCKS = """
-    adapters.ledger._listeners core.capture.padded._local core.capture.recording._captures
+    adapters.ledger._listeners core.capture.padded._local core.capture.graph_capture._captures
     core.capture.replay_parts._local core.capture.units._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders

@@ -17,10 +17,10 @@ from ..geometry.data_bounds import DataBounds, Root
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from .batched_builder import BatchedBuilder
+from .graph_capture import GraphMemory, Remains, captured
 from .history import RequestHistory, Step, boxes_of
 from .level_layouts import LevelLayouts
 from .padded import PaddedInput
-from .recording import GraphMemory, Remains, captured
 
 _SLACK = 1.25  # capacity of the levels over the estimate
 

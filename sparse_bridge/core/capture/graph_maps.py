@@ -19,8 +19,8 @@ from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from . import kinds, padded, prefetch
 from .captured_maps import CapturedMaps, padded_input
+from .graph_capture import GraphMemory
 from .kinds import Kind
-from .recording import GraphMemory
 
 
 def maps_like(

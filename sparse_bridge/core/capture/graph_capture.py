@@ -89,7 +89,7 @@ class Remains:
         outlive(self._things)
 
 
-class Recorded(Remains):
+class CapturedGraph(Remains):
     """A graph that was captured."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, *held: Any) -> None:
@@ -97,7 +97,7 @@ class Recorded(Remains):
         self.replay = graph.replay
 
 
-class Recording:
+class GraphCapture:
     """What is launched on the current stream inside of it becomes a graph.
 
     torch's own context manager would collect garbage and empty the allocator's cache before.
@@ -106,9 +106,9 @@ class Recording:
     def __init__(self, pool: Any) -> None:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
 
-    def recorded(self, *held: Any) -> Recorded:
+    def graph(self, *held: Any) -> CapturedGraph:
         """The graph, once it is captured.  held: what its launches read."""
-        return Recorded(self._graph, *held)
+        return CapturedGraph(self._graph, *held)
 
     def __enter__(self) -> None:
         _captures.begin()
@@ -138,24 +138,24 @@ class Recording:
         _abandon(self._graph, self._pool)
 
 
-def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None) -> tuple[Recorded, Any]:
+def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None) -> tuple[CapturedGraph, Any]:
     """(the graph of what `work` launches on the current stream, what it returns).
 
     room: for numbers that launches read, see `uploads_later`.
     """
-    recording = Recording(pool)
-    with uploads_later(room) as writes, recording:
+    capture = GraphCapture(pool)
+    with uploads_later(room) as writes, capture:
         made = work()
     for place, values in writes:
         place.copy_(uploaded(values, place.device))
-    return recording.recorded(room), made
+    return capture.graph(room), made
 
 
-def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[Recorded, Any]:
+def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[CapturedGraph, Any]:
     """The same from where `work` enters the context that it is given."""
-    recording = Recording(pool)
-    made = work([recording])
-    return recording.recorded(), made
+    capture = GraphCapture(pool)
+    made = work([capture])
+    return capture.graph(), made
 
 
 class GraphMemory:
@@ -171,7 +171,7 @@ class GraphMemory:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
         self._device = device
         self.rows, self._left = 0, dict[str, torch.Tensor]()
-        self._held: list[Recorded] = []  # the allocator keeps what a graph has used
+        self._held: list[CapturedGraph] = []  # the allocator keeps what a graph has used
 
     def reserve(self, size: int, rows: int) -> None:
         """Have a block of `size` bytes, enough for graphs of so many rows, unless the GPU is full;
