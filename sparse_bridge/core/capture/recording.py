@@ -1,0 +1,267 @@
+"""Recordings of inputs: which maps one was asked for, in which order, and which views of them; and
+what that says of the next input."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ... import policy
+from ...kernels.runtime import target as targets
+from ...native import calls as native_calls
+from ..geometry.boxes import Box
+from ..geometry.reach import BoxReach
+from ..maps import request as requests
+from ..maps.coordinate_map import CoordinateMap
+from ..maps.kernel_map import KernelMap
+from ..maps.request import BuiltMap, MapRequest
+
+PAIRS = 2  # beside sides 0 and 1 of a map
+_DECAY = 0.98  # from input to input, of the largest growth so far
+
+
+class Step(NamedTuple):
+    """A request over level `level`, without bounds; out: the level of its output coordinates, where
+    those are given (and then no part of the request).
+
+    Level 0 holds the input's own coordinates; a step at place i of the recording that makes
+    coordinates makes level i + 1.
+    """
+
+    level: int
+    request: MapRequest
+    out: int | None = None
+
+    @property
+    def makes(self) -> bool:
+        """Whether it makes coordinates."""
+        return self.request.kind in ("strided", "generative")
+
+    def ends(self, place: int) -> int:
+        """The level of its outputs, if it stands at this place."""
+        return place + 1 if self.makes else self.level if self.out is None else self.out
+
+    @property
+    def relative(self) -> bool:
+        """Whether it says nothing of absolute bounds."""
+        return not isinstance(self.request.output, Box)
+
+    @property
+    def derivable(self) -> bool:
+        """Whether kernels know what follows for bounds, if anything does."""
+        return not self.makes or isinstance(self.request.output, BoxReach)
+
+
+def boxes_of(box: Box, steps: Sequence[Step], found: Mapping[int, Box] | None = None) -> dict[int, Box]:
+    """The boxes of all levels over inputs in `box`, as far as they have any.
+
+    found: exact bounds of `loose_levels`, where they are known.
+    """
+    boxes = {0: box}
+    for place, step in enumerate(steps):
+        below = boxes.get(step.level)
+        if found and step.level in found and isinstance(step.request.output, BoxReach):
+            below = found[step.level]
+        made = step.request.out_box(below) if step.makes and below is not None else None
+        if made is not None:
+            boxes[place + 1] = made
+    return boxes
+
+
+@functools.lru_cache(maxsize=256)
+def loose_levels(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Levels that may end inside their boxes, where the bounds of others start from their ends."""
+    sources = {s.level for s in steps if s.makes and isinstance(s.request.output, BoxReach)}
+    return tuple(
+        place + 1 for place, step in enumerate(steps) if step.makes and place + 1 in sources and step.request.loose
+    )
+
+
+class Answer(NamedTuple):
+    """kmap: the map of a step over the coordinates `over`, whose outputs are `given`, or the `new`
+    ones that it made."""
+
+    over: CoordinateMap
+    given: CoordinateMap | None
+    kmap: KernelMap
+    new: CoordinateMap | None
+
+
+Answers = dict[Step, Answer]
+
+
+class Views(NamedTuple):
+    """The sides of a map that were asked for, as tiles and at all; PAIRS, too, where its pairs
+    were. The rulebook's observer."""
+
+    tiled: set[int]
+    asked: set[int]
+
+    def wanted(self, side: int, tiles: bool) -> None:
+        """Side 0 or 1 of the map was asked for."""
+        self.asked.add(side)
+        if tiles:
+            self.tiled.add(side)
+
+    def listed(self) -> None:
+        """The pairs of the map were asked for."""
+        self.asked.add(PAIRS)
+
+
+native_calls.observer = Views
+
+
+class Expectation:
+    """What inputs that were all asked the same tell of the next one: it is asked what the last one
+    behind them was. So networks that share their first request are told apart by turns.
+
+    seen: how many there were.  following: the recording of the last input behind them.  attempts: at
+    its maps, which fail for inputs that are not like it.  key64, traces: by number of their steps,
+    levels that needed 64-bit keys, and the traces of their maps' launches.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.following: Recording | None = None
+        self.attempts = policy.Attempts(policy.PREFETCH)
+        self.key64: dict[int, set[int]] = {}
+        self.traces: dict[int, Any] = {}
+
+
+@dataclasses.dataclass(eq=False)
+class Recording:
+    """What one input of `n_rows` rows in `box` was asked, and what is expected of others.
+
+    levels: of its coordinates.  steps: the requests.  By their places, views: of their maps; rows:
+    of the levels that they made; largest: such rows per row of the input, of inputs before.
+    ready: answers to steps that are expected, for `stream`.  expected: what inputs like the one before
+    told of this one.  alike: what inputs like this one tell of the next, once that is there.  lists:
+    all that inputs with the same first request tell, by steps.
+    """
+
+    n_rows: int
+    levels: weakref.WeakKeyDictionary[CoordinateMap, int] = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    views: list[Views] = dataclasses.field(default_factory=list)
+    rows: dict[int, int] = dataclasses.field(default_factory=dict)
+    largest: dict[int, float] = dataclasses.field(default_factory=dict)
+    box: Box | None = None
+    ready: Answers = dataclasses.field(default_factory=dict)
+    stream: int = 0
+    expected: Expectation | None = None
+    alike: Expectation | None = None
+    lists: dict[tuple[Step, ...], Expectation] = dataclasses.field(default_factory=dict)
+
+    def shared(self) -> Recording:
+        """The same for inputs to come, without the answers, which go with the input."""
+        return Recording(self.n_rows, self.levels, self.steps, self.views, self.rows)
+
+    # while the input is asked
+
+    def step_of(self, cmap: CoordinateMap, req: MapRequest) -> Step | None:
+        """The request by levels; None where its coordinates are none of these."""
+        level = self.levels.get(cmap)
+        if level is None:
+            return None
+        if not isinstance(req.output, CoordinateMap):
+            return Step(level, req if req.box is None else MapRequest(*req[:-1]))  # without the box
+        out = self.levels.get(req.output)
+        return None if out is None else Step(level, req._replace(output=None, box=None), out)
+
+    def ask(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
+        """The map of `req` over coordinates of this input: one that is ready, or built now."""
+        step = self.step_of(cmap, req)
+        if step is None or len(self.steps) >= policy.REQUESTS:
+            return requests.build(cmap, req)
+        found = self.ready.get(step)
+        # Levels are counted, and requests that nobody expected shift the count: what tells levels
+        # apart are their coordinates. Another stream may run before the work that was queued here.
+        if (
+            found is not None
+            and found.over is cmap
+            and (step.out is None or found.given is req.output)
+            and self.stream == targets.current_stream(cmap.device)
+        ):
+            return self._take(step, found)
+        place = self._enter(step)
+        built = requests.build(cmap, req)  # raises for a padded input
+        rulebook = built.kmap.rulebook
+        for side in (0, 1):  # built now, so what tiles there are were asked for
+            if rulebook.tiled(side):
+                self.views[place].wanted(side, True)
+        return self._remember(place, built)
+
+    def again(self, step: Step) -> BuiltMap | None:
+        """The answer that is ready to a request of which it is known that it takes this step; None
+        where it has to be asked."""
+        found = self.ready.get(step)
+        if found is None or self.stream != targets.current_stream(found.over.device):
+            return None
+        return self._take(step, found)
+
+    def _take(self, step: Step, found: Answer) -> BuiltMap:
+        del self.ready[step]
+        return self._remember(self._enter(step), BuiltMap.of(found.kmap, found.new))
+
+    def _enter(self, step: Step) -> int:
+        """The place of a step that is taken now."""
+        self.views.append(Views(set(), set()))
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def _remember(self, place: int, built: BuiltMap) -> BuiltMap:
+        """Hear which views of the map are asked for, and know the level that was made."""
+        built.kmap.rulebook.observe(self.views[place])
+        if built.coords is not None:
+            self.rows[place] = built.coords.n_rows
+            self.levels[built.coords] = place + 1
+        return built
+
+    # once it was asked
+
+    def growth(self, place: int) -> float | None:
+        """Rows that a step made, per row of the input: the most that this and earlier inputs
+        had."""
+        rows = self.rows.get(place)
+        if rows is None:
+            return None
+        return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(place, 0.0))
+
+    def follow(self, before: Recording | None) -> Recording | None:
+        """Learn that it comes behind `before`, the last input with the same first request. The
+        recording of an input that it is expected to be like, if two were asked the same and none is
+        to be let pass."""
+        if before is None or len(before.lists) >= policy.REQUEST_LISTS:  # always something else: no network
+            return None
+        self.lists = before.lists
+        expected = self.expected = before.alike = self.lists.setdefault(tuple(before.steps), Expectation())
+        expected.seen += 1
+        last, trusted = expected.following, expected.attempts.due()
+        expected.following = self
+        if last is None or last.alike is None:
+            return None
+        grown = {place: last.growth(place) or last.largest.get(place) for place in {**last.largest, **last.rows}}
+        self.largest = {place: rate for place, rate in grown.items() if rate is not None}
+        return last if trusted and last.alike.seen >= policy.INPUTS_ALIKE else None
+
+    def settled(self) -> bool:
+        """Whether the next input will probably be asked the same as this one."""
+        expected = self.expected
+        if expected is not None and (expected.attempts.wait or expected.attempts.failures):
+            return False
+        alike = self.lists.get(tuple(self.steps))
+        seen = (0 if alike is None else alike.seen) + (self.alike is None)
+        return 0 < len(self.steps) < policy.REQUESTS and seen >= policy.INPUTS_ALIKE
+
+    def both_ways(self) -> Recording:
+        """The same with both sides of every map to coordinates of its own wanted, as tiles where
+        one is."""
+        views = list(self.views)
+        for place, step in enumerate(self.steps):
+            if step.makes:
+                tiled, asked = views[place]
+                views[place] = Views({0, 1} if tiled else tiled, asked | {0, 1})
+        return dataclasses.replace(self, views=views)
