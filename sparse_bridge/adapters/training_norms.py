@@ -47,7 +47,7 @@ class _Result:
         self.norm, self.x, self.version = norm, x, x._version
         self.rectified: torch.Tensor | None = rectified
 
-    def read(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """Without the ReLU. Statistics have been counted already."""
         if self.x._version != self.version:
             raise RuntimeError(
@@ -72,7 +72,7 @@ class _Result:
     def taken(self) -> torch.Tensor:
         """With the ReLU; a tensor of its own for everybody who asks."""
         found, self.rectified = self.rectified, None
-        return torch.relu(self.read()) if found is None else found
+        return torch.relu(self.materialize()) if found is None else found
 
 
 def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Any:
@@ -138,7 +138,7 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
             else:
                 x._late = late
             return _frame(x).with_features(x, y)
-        setattr(x, x.features_attribute, late.read())
+        setattr(x, x.features_attribute, late.materialize())
     elif isinstance(late, History):
         late.seen = STEP_ACTIVATION
     return _frame(x).with_features(x, run(_features(x)))
