@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..core.conv.pending import PendingConv
-from ..core.device.torch_compat import eagerly
+from ..core.device.torch_compat import apart, eagerly
 from ..core.geometry.sparse_data import brief
 
 
@@ -25,7 +25,7 @@ class LazyFeatures:
     """A sparse tensor whose features may be computed when they are first read.
 
     features_attribute: where it keeps them, which is empty until then; features_in_slot: that is a
-    slot, and so must be `_late`. It holds what is to be computed (an object with `read()`),
+    slot, and so must be `_late`. It holds what is to be computed (an object with `materialize()`),
     or what made the features that are there.  _with: makes a tensor like it with other features.
     """
 
@@ -42,8 +42,8 @@ class LazyFeatures:
         late = self._late if name == self.features_attribute else None
         if late is not None and torch.compiler.is_compiling():
             return apart(_read, self)
-        if late is not None and hasattr(late, "read"):
-            features = late.read()
+        if late is not None and hasattr(late, "materialize"):
+            features = late.materialize()
             setattr(self, name, features)
             _forget(self)
             return features
@@ -57,13 +57,6 @@ class LazyFeatures:
         getattr(self, self.features_attribute, None)
         _forget(self)
         return super().__reduce_ex__(version)
-
-
-def apart(function: Callable[..., Any], *args: Any) -> Any:
-    """Work on features that wait, while a program is traced."""
-    from ..core.device.apart import apart
-
-    return apart(function, *args)
 
 
 def _read(x: LazyFeatures) -> torch.Tensor:

@@ -23,28 +23,19 @@ are normalised by the same kernels, the ReLU for itself.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import hooks, state
+from .. import hooks
+from ..core.conv.epilogue import STEP_ACTIVATION
+from ..core.conv.history import History, history_of
 from ..core.device.torch_compat import SAVED_TENSORS_HOOKS
 from ..core.ops.batch_norm import batch_norm
 from . import fusion, protocol
 from .lazy_features import LazyFeatures, has_features, take
-
-_rectified: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # norms whose results ReLUs took
-_read: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # and those that others read, too
-
-
-@state.owns
-def reset() -> None:
-    """Forget which norms ReLUs follow."""
-    _rectified.clear()
-    _read.clear()
 
 
 class _Result:
@@ -56,14 +47,14 @@ class _Result:
         self.norm, self.x, self.version = norm, x, x._version
         self.rectified: torch.Tensor | None = rectified
 
-    def read(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """Without the ReLU. Statistics have been counted already."""
         if self.x._version != self.version:
             raise RuntimeError(
                 "features were modified by an inplace operation between a BatchNorm in training "
                 "and the first use of its result; copy them before."
             )
-        _read.add(self.norm)
+        history_of(self.norm).read("")
         held: dict[str, Any] = self.norm._parameters
         with torch.inference_mode(False), torch.enable_grad():
             return batch_norm(
@@ -81,7 +72,7 @@ class _Result:
     def taken(self) -> torch.Tensor:
         """With the ReLU; a tensor of its own for everybody who asks."""
         found, self.rectified = self.rectified, None
-        return torch.relu(self.read()) if found is None else found
+        return torch.relu(self.materialize()) if found is None else found
 
 
 def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Any:
@@ -98,14 +89,15 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
         raise AttributeError(f"{type(norm).__name__} takes a sparse tensor, got {type(x).__name__}.")
     if not (fusion.is_training_norm(norm, run) and fusion.training_fusible(features)):
         return frame.with_features(x, run(features))
-    rectified = norm in _rectified and norm not in _read and _foreseen(features)
+    history = history_of(norm)
+    rectified = history.seen == STEP_ACTIVATION and not history.disabled and _foreseen(features)
     y = fusion.batch_norm_training(norm, features, rectified)
     out = frame.with_features(x, y)
     if rectified:
         delattr(out, out.features_attribute)
         out._late = _Result(norm, features, y)
     elif isinstance(out, LazyFeatures):
-        out._late = weakref.ref(norm)
+        out._late = history
     return out
 
 
@@ -137,7 +129,7 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
     """What a framework's ReLU returns for a sparse tensor; arguments as of `normalise`."""
     if hooks.traced():
         return _traced(x, run)
-    late = take(x, _Result, weakref.ref) if isinstance(x, LazyFeatures) else None
+    late = take(x, _Result, History) if isinstance(x, LazyFeatures) else None
     if isinstance(late, _Result) and not has_features(x):
         if fusion.runs_own(run, nn.ReLU, fusion.RELU_FORWARD):
             y = late.taken()
@@ -146,9 +138,9 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
             else:
                 x._late = late
             return _frame(x).with_features(x, y)
-        setattr(x, x.features_attribute, late.read())
-    elif isinstance(late, weakref.ref) and (norm := late()) is not None:
-        _rectified.add(norm)
+        setattr(x, x.features_attribute, late.materialize())
+    elif isinstance(late, History):
+        late.seen = STEP_ACTIVATION
     return _frame(x).with_features(x, run(_features(x)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sparse_bridge
 from sparse_bridge.adapters import protocol
+from sparse_bridge.core.conv import history
 from tests.checks import assert_close
 from tests.clouds import cloud
 from tests.releases import since
@@ -167,6 +169,21 @@ def test_every_relu_has_features_of_its_own(api, map_lane, fused):
     between = net[0](api.scene(1))
     one, two = rows(net[1](between)), rows(net[1](between))
     assert fused == [True] and torch.equal(one, two) and one.data_ptr() != two.data_ptr()
+
+
+def test_what_followed_is_forgotten(api, map_lane, fused):
+    """With the norm, and where all is forgotten."""
+    net = learnt(api, map_lane, fused)
+    history.reset()
+    net(api.scene(1))
+    assert fused == ALONE
+    net(api.scene(2))
+    assert fused == ALONE + AHEAD
+    key = id(api.norm(net[0]))
+    assert key in history.histories
+    del net
+    gc.collect()
+    assert key not in history.histories
 
 
 def test_in_place_overwrites(api, map_lane, fused):

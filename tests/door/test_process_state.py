@@ -33,7 +33,7 @@ CHOSEN = """
     core.conv.override._modules optimization._models settings._current
 """
 BLOCKS = """
-    adapters.ledger._listeners core.capture.padded._local core.capture.recording._captures
+    adapters.ledger._listeners core.capture.padded._local core.capture.graph_capture._captures
     core.capture.replay_parts._local core.capture.units._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
@@ -53,7 +53,7 @@ REGISTERED = """
     native._listeners state._owners
 """
 HELD_ELSEWHERE = """
-    adapters.spconv.maps._held core.capture.prefetch._announced
+    adapters.spconv.maps._held
     core.compile.handles._known core.geometry.boxes._bounded core.geometry.boxes._unbounded
     core.geometry.constants._constants core.ops.pointwise._captured
 """
@@ -94,7 +94,7 @@ TOUCHED = {
         "native._listeners native._module native._reason native._thread"
     ),
     "graphs that were captured are counted and looked into": (
-        "core.capture.prefetch._histories core.capture.units._units"
+        "core.capture.prefetch._newest core.capture.units._units"
     ),
     "what is compiled ahead is compared with what is launched": (
         "core.conv.kernel_products._listeners core.warmup.compilation._described "

@@ -26,13 +26,12 @@ from ..maps.kernel_map import KernelMap
 from ..maps.pair_groups import count_pairs
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
-from .answers import Answer, Answers, Repeated
-from .history import RequestHistory, Step, boxes_of, loose_levels
 from .level_layouts import Level, LevelLayouts
 from .padded import PaddedInput, rows_found
+from .recording import PAIRS, Answer, Answers, Recording, Step, boxes_of, loose_levels
 from .scene_memory import SceneMemory, Slabs, room_for, rule_of
 
-__all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
+__all__ = ["Answer", "Answers", "BatchedBuilder", "Sides"]
 
 _ROOM = 1.25  # memory of a level over the estimate
 
@@ -43,9 +42,9 @@ Sides = tuple[Any, ...]  # tiles, table or None for side 0 and for side 1 of a s
 class SceneTraces(Protocol):
     """What repeats the launches of scenes, see `traces.maps.Traces`."""
 
-    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None:
-        """Queue a scene from a trace; None where none serves it. capacities: rows that there
-        is memory for, by level."""
+    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
+        """The answers of a scene, queued from a trace, or (None,) where it is not like the last;
+        None where no trace serves it. capacities: rows that there is memory for, by level."""
 
     def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
         """Trace a scene that has just been queued step by step, if that pays. rows: by level."""
@@ -59,7 +58,7 @@ class BatchedBuilder:
         cmap: CoordinateMap,
         target: Target,
         steps: tuple[Step, ...],
-        last: RequestHistory,
+        last: Recording,
         slack: float = _ROOM,
         where: LevelLayouts | None = None,
         boxes: dict[int, Box] | None = None,
@@ -87,8 +86,8 @@ class BatchedBuilder:
         self.memory.sharing = True  # of a capture, the memory would be kept
         self.lay_levels_out()
         if self.traces is not None and (found := self.traces.repeated(self, capacities)):
-            self.traced = found.answers is not None
-            return found.answers
+            self.traced = found[0] is not None
+            return found[0]
         counters, root = self.expanded(capacities)
         read = Fetched.now([counters, root.flags, *self.besides()])
         rows = self.sizes(capacities, read, self.counter_lengths())
@@ -310,7 +309,7 @@ class BatchedBuilder:
                 maps[place + 1] = new
             given = None if step.out is None else maps[step.out]
             answers[step] = Answer(maps[step.level], given, kmap, new)
-            if place in self.last.paired and scene is None:
+            if PAIRS in self.last.views[place].asked and scene is None:
                 paired.append(kmap.rulebook)
         count_pairs(paired, self.target)
         return answers

@@ -17,10 +17,10 @@ from ..geometry.data_bounds import DataBounds, Root
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from .batched_builder import BatchedBuilder
-from .history import RequestHistory, Step, boxes_of
+from .graph_capture import GraphMemory, Remains, captured
 from .level_layouts import LevelLayouts
 from .padded import PaddedInput
-from .recording import GraphMemory, Remains, captured
+from .recording import Recording, Step, boxes_of
 
 _SLACK = 1.25  # capacity of the levels over the estimate
 
@@ -199,14 +199,14 @@ def builder_over(
     """The builder of a padded input."""
     root = CoordinateMap(scene.coords, box, Rows(None, scene.count, scene.coords.shape[0]))
     root.adopt()
-    return BatchedBuilder(root, target, steps, scene.record, _SLACK, where)
+    return BatchedBuilder(root, target, steps, scene.recording, _SLACK, where)
 
 
-def padded_input(coords: torch.Tensor, capacity: int, record: RequestHistory) -> PaddedInput:
+def padded_input(coords: torch.Tensor, capacity: int, recording: Recording) -> PaddedInput:
     """A scene with capacity for `capacity` rows, and `coords` [N, 1 + D] in place."""
     wide = coords.new_zeros((capacity, coords.shape[1]))
     wide[: coords.shape[0]].copy_(coords)
-    return PaddedInput(wide, coords.new_full((1,), coords.shape[0] - 1), record)
+    return PaddedInput(wide, coords.new_full((1,), coords.shape[0] - 1), recording)
 
 
 @contextlib.contextmanager

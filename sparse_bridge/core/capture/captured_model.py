@@ -180,7 +180,7 @@ class Captured:
         cut = self.cutter(call, rows)
         boxes: dict[int, Box] = {}
         if root.box is not self.place.box:
-            boxes = boxes_of(root.box, self.scene.record.steps)
+            boxes = boxes_of(root.box, self.scene.recording.steps)
 
         def sparse(y: Any) -> Any:
             wide = self.tensors.features_of(y)

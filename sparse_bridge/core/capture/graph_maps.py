@@ -19,8 +19,8 @@ from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from . import kinds, padded, prefetch
 from .captured_maps import CapturedMaps, padded_input
+from .graph_capture import GraphMemory
 from .kinds import Kind
-from .recording import GraphMemory
 
 
 def maps_like(
@@ -29,12 +29,12 @@ def maps_like(
     """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
     are not asked the same, or this one is not like the others."""
     coords, box = root.coords, root.box
-    record = prefetch.history_of(kind.device, box, training)
+    recording = prefetch.recording_of(kind.device, box, training)
     target = kernel_target(kind.device)
-    if record is None or target is None:
+    if recording is None or target is None:
         return None
-    scene = padded_input(coords, kind.capacity, record)
-    steps, n_rows = tuple(record.steps), coords.shape[0]
+    scene = padded_input(coords, kind.capacity, recording)
+    steps, n_rows = tuple(recording.steps), coords.shape[0]
     exact = root.bounds is not box and all(one.derivable for one in steps)
     maps = CapturedMaps(scene, box, target, steps, memory, n_rows, exact)
     maps.start(coords)

@@ -19,7 +19,7 @@ from ..geometry.constants import constant
 from ..geometry.data_bounds import DataBounds
 from ..geometry.reach import BoxReach
 from ..maps.expansion import Source
-from .history import Step, loose_levels
+from .recording import Step, loose_levels
 
 _FAR = 1 << 24  # coordinates beyond are not served
 

@@ -25,7 +25,7 @@ from ..maps import rows as row_scopes
 from ..maps.rows import Rows
 
 if TYPE_CHECKING:
-    from .history import RequestHistory
+    from .recording import Recording
 
 __all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "named", "rows_found", "using"]
 
@@ -43,7 +43,7 @@ _LEAST = 1024
 @dataclasses.dataclass(eq=False)
 class PaddedInput:
     """coords: int32 [capacity, 1 + D], zeros behind the last row.  count: int32 [1], one less than
-    the rows there are.  record: what inputs of this grid are asked.  fill: what layers leave behind
+    the rows there are.  recording: what inputs of this grid are asked.  fill: what layers leave behind
     the last row of a result; None: anything.
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
@@ -54,7 +54,7 @@ class PaddedInput:
 
     coords: torch.Tensor
     count: torch.Tensor
-    record: RequestHistory
+    recording: Recording
     fill: float | None = None
     capacities: dict[int, int] = dataclasses.field(default_factory=dict)
     counts: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)

@@ -1,204 +1,267 @@
-"""Launches recorded as a graph, and what must not happen anywhere meanwhile.
-
-A graph that is destroyed by the thread that captures spoils the capture, and so does pinned memory
-that goes while a stream that has used it is captured. Nobody knows who lets go of them, and when:
-the garbage collector, a model that drops another one in its forward, a cache that is full. So they
-stay until no thread captures. The allocator cannot empty its cache meanwhile, either.
-"""
+"""Recordings of inputs: which maps one was asked for, in which order, and which views of them; and
+what that says of the next input."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+import dataclasses
+import functools
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ... import policy
-from ...kernels.runtime.uploads import uploaded, uploads_later
-from ..device.stream_order import capture_stream, waiting
+from ...kernels.runtime import target as targets
+from ...native import calls as native_calls
+from ..geometry.boxes import Box
+from ..geometry.reach import BoxReach
+from ..maps import request as requests
+from ..maps.coordinate_map import CoordinateMap
+from ..maps.kernel_map import KernelMap
+from ..maps.request import BuiltMap, MapRequest
+
+PAIRS = 2  # beside sides 0 and 1 of a map
+_DECAY = 0.98  # from input to input, of the largest growth so far
 
 
-class _Captures:
-    """The captures that are under way, of all threads; the garbage collector is off meanwhile."""
+class Step(NamedTuple):
+    """A request over level `level`, without bounds; out: the level of its output coordinates, where
+    those are given (and then no part of the request).
+
+    Level 0 holds the input's own coordinates; a step at place i of the recording that makes
+    coordinates makes level i + 1.
+    """
+
+    level: int
+    request: MapRequest
+    out: int | None = None
+
+    @property
+    def makes(self) -> bool:
+        """Whether it makes coordinates."""
+        return self.request.kind in ("strided", "generative")
+
+    def ends(self, place: int) -> int:
+        """The level of its outputs, if it stands at this place."""
+        return place + 1 if self.makes else self.level if self.out is None else self.out
+
+    @property
+    def relative(self) -> bool:
+        """Whether it says nothing of absolute bounds."""
+        return not isinstance(self.request.output, Box)
+
+    @property
+    def derivable(self) -> bool:
+        """Whether kernels know what follows for bounds, if anything does."""
+        return not self.makes or isinstance(self.request.output, BoxReach)
+
+
+def boxes_of(box: Box, steps: Sequence[Step], found: Mapping[int, Box] | None = None) -> dict[int, Box]:
+    """The boxes of all levels over inputs in `box`, as far as they have any.
+
+    found: exact bounds of `loose_levels`, where they are known.
+    """
+    boxes = {0: box}
+    for place, step in enumerate(steps):
+        below = boxes.get(step.level)
+        if found and step.level in found and isinstance(step.request.output, BoxReach):
+            below = found[step.level]
+        made = step.request.out_box(below) if step.makes and below is not None else None
+        if made is not None:
+            boxes[place + 1] = made
+    return boxes
+
+
+@functools.lru_cache(maxsize=256)
+def loose_levels(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Levels that may end inside their boxes, where the bounds of others start from their ends."""
+    sources = {s.level for s in steps if s.makes and isinstance(s.request.output, BoxReach)}
+    return tuple(
+        place + 1 for place, step in enumerate(steps) if step.makes and place + 1 in sources and step.request.loose
+    )
+
+
+class Answer(NamedTuple):
+    """kmap: the map of a step over the coordinates `over`, whose outputs are `given`, or the `new`
+    ones that it made."""
+
+    over: CoordinateMap
+    given: CoordinateMap | None
+    kmap: KernelMap
+    new: CoordinateMap | None
+
+
+Answers = dict[Step, Answer]
+
+
+class Views(NamedTuple):
+    """The sides of a map that were asked for, as tiles and at all; PAIRS, too, where its pairs
+    were. The rulebook's observer."""
+
+    tiled: set[int]
+    asked: set[int]
+
+    def wanted(self, side: int, tiles: bool) -> None:
+        """Side 0 or 1 of the map was asked for."""
+        self.asked.add(side)
+        if tiles:
+            self.tiled.add(side)
+
+    def listed(self) -> None:
+        """The pairs of the map were asked for."""
+        self.asked.add(PAIRS)
+
+
+native_calls.observer = Views
+
+
+class Expectation:
+    """What inputs that were all asked the same tell of the next one: it is asked what the last one
+    behind them was. So networks that share their first request are told apart by turns.
+
+    seen: how many there were.  following: the recording of the last input behind them.  attempts: at
+    its maps, which fail for inputs that are not like it.  key64, traces: by number of their steps,
+    levels that needed 64-bit keys, and the traces of their maps' launches.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._number, self._was_on = threading.Lock(), 0, False
-        self._left: list[Any] = []
-
-    def begin(self) -> None:
-        with self._lock:
-            if not self._number:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._number += 1
-
-    def end(self) -> None:
-        left: list[Any] = []
-        with self._lock:
-            self._number -= 1
-            if not self._number:
-                left, self._left = self._left, left
-                if self._was_on:
-                    gc.enable()
-        left.clear()  # with the lock free, as their end may let go of more
-
-    def outlive(self, things: Any) -> None:
-        """Hold them while anything is captured. Takes no lock: any line may let go of something."""
-        if self._number:
-            self._left.append(things)
-
-    def empty_cache(self) -> None:
-        """Give free memory back to the device, unless anything is captured."""
-        with self._lock:
-            if not self._number:
-                torch.cuda.empty_cache()
+        self.seen = 0
+        self.following: Recording | None = None
+        self.attempts = policy.Attempts(policy.PREFETCH)
+        self.key64: dict[int, set[int]] = {}
+        self.traces: dict[int, Any] = {}
 
 
-_captures = _Captures()
-empty_cache = _captures.empty_cache
-
-
-class EagerMemory:
-    """What calls without a graph leave in the allocator's cache: given back once they are over, a
-    few times in all, as each time costs the next such call its allocations."""
-
-    def __init__(self) -> None:
-        self._streak, self._returns = policy.REPLAYS_SETTLED, policy.Attempts(policy.MEMORY_RETURNS)
-
-    def computed(self) -> None:
-        """A call went without a graph."""
-        self._streak = 0
-
-    def replayed(self) -> None:
-        """A graph served a call."""
-        self._streak += 1
-        if self._streak == policy.REPLAYS_SETTLED and self._returns.due():
-            empty_cache()
-
-
-class Remains:
-    """Things that go with their owner, or after the captures that are under way then."""
-
-    def __init__(self, *things: Any) -> None:
-        self._things = things
-
-    def __del__(self, outlive: Callable[[Any], None] = _captures.outlive) -> None:
-        outlive(self._things)
-
-
-class Recorded(Remains):
-    """A graph that was captured."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, *held: Any) -> None:
-        super().__init__(graph, *held)
-        self.replay = graph.replay
-
-
+@dataclasses.dataclass(eq=False)
 class Recording:
-    """What is launched on the current stream inside of it becomes a graph.
+    """What one input of `n_rows` rows in `box` was asked, and what is expected of others.
 
-    torch's own context manager would collect garbage and empty the allocator's cache before.
+    levels: of its coordinates.  steps: the requests.  By their places, views: of their maps; rows:
+    of the levels that they made; largest: such rows per row of the input, of inputs before.
+    ready: answers to steps that are expected, for `stream`.  expected: what inputs like the one before
+    told of this one.  alike: what inputs like this one tell of the next, once that is there.  lists:
+    all that inputs with the same first request tell, by steps.
     """
 
-    def __init__(self, pool: Any) -> None:
-        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+    n_rows: int
+    levels: weakref.WeakKeyDictionary[CoordinateMap, int] = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    views: list[Views] = dataclasses.field(default_factory=list)
+    rows: dict[int, int] = dataclasses.field(default_factory=dict)
+    largest: dict[int, float] = dataclasses.field(default_factory=dict)
+    box: Box | None = None
+    ready: Answers = dataclasses.field(default_factory=dict)
+    stream: int = 0
+    expected: Expectation | None = None
+    alike: Expectation | None = None
+    lists: dict[tuple[Step, ...], Expectation] = dataclasses.field(default_factory=dict)
 
-    def recorded(self, *held: Any) -> Recorded:
-        """The graph, once it is captured.  held: what its launches read."""
-        return Recorded(self._graph, *held)
+    def shared(self) -> Recording:
+        """The same for inputs to come, without the answers, which go with the input."""
+        return Recording(self.n_rows, self.levels, self.steps, self.views, self.rows)
 
-    def __enter__(self) -> None:
-        _captures.begin()
-        try:
-            # Other threads cannot wait for this stream while it captures, see `StreamOrder.wait`.
-            torch.cuda.current_stream().synchronize()
-            with waiting:
-                self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        except BaseException:
-            _captures.end()
-            raise
+    # while the input is asked
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
-            self._end(error)
-        finally:
-            _captures.end()
+    def step_of(self, cmap: CoordinateMap, req: MapRequest) -> Step | None:
+        """The request by levels; None where its coordinates are none of these."""
+        level = self.levels.get(cmap)
+        if level is None:
+            return None
+        if not isinstance(req.output, CoordinateMap):
+            return Step(level, req if req.box is None else MapRequest(*req[:-1]))  # without the box
+        out = self.levels.get(req.output)
+        return None if out is None else Step(level, req._replace(output=None, box=None), out)
 
-    def _end(self, error: Any) -> None:
-        if error is None:
-            try:
-                self._graph.capture_end()
-                return
-            except BaseException:
-                _abandon(self._graph, self._pool)
-                raise
-        _abandon(self._graph, self._pool)
+    def ask(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
+        """The map of `req` over coordinates of this input: one that is ready, or built now."""
+        step = self.step_of(cmap, req)
+        if step is None or len(self.steps) >= policy.REQUESTS:
+            return requests.build(cmap, req)
+        found = self.ready.get(step)
+        # Levels are counted, and requests that nobody expected shift the count: what tells levels
+        # apart are their coordinates. Another stream may run before the work that was queued here.
+        if (
+            found is not None
+            and found.over is cmap
+            and (step.out is None or found.given is req.output)
+            and self.stream == targets.current_stream(cmap.device)
+        ):
+            return self._take(step, found)
+        place = self._enter(step)
+        built = requests.build(cmap, req)  # raises for a padded input
+        rulebook = built.kmap.rulebook
+        for side in (0, 1):  # built now, so what tiles there are were asked for
+            if rulebook.tiled(side):
+                self.views[place].wanted(side, True)
+        return self._remember(place, built)
 
+    def again(self, step: Step) -> BuiltMap | None:
+        """The answer that is ready to a request of which it is known that it takes this step; None
+        where it has to be asked."""
+        found = self.ready.get(step)
+        if found is None or self.stream != targets.current_stream(found.over.device):
+            return None
+        return self._take(step, found)
 
-def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None) -> tuple[Recorded, Any]:
-    """(the graph of what `work` launches on the current stream, what it returns).
+    def _take(self, step: Step, found: Answer) -> BuiltMap:
+        del self.ready[step]
+        return self._remember(self._enter(step), BuiltMap.of(found.kmap, found.new))
 
-    room: for numbers that launches read, see `uploads_later`.
-    """
-    recording = Recording(pool)
-    with uploads_later(room) as writes, recording:
-        made = work()
-    for place, values in writes:
-        place.copy_(uploaded(values, place.device))
-    return recording.recorded(room), made
+    def _enter(self, step: Step) -> int:
+        """The place of a step that is taken now."""
+        self.views.append(Views(set(), set()))
+        self.steps.append(step)
+        return len(self.steps) - 1
 
+    def _remember(self, place: int, built: BuiltMap) -> BuiltMap:
+        """Hear which views of the map are asked for, and know the level that was made."""
+        built.kmap.rulebook.observe(self.views[place])
+        if built.coords is not None:
+            self.rows[place] = built.coords.n_rows
+            self.levels[built.coords] = place + 1
+        return built
 
-def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[Recorded, Any]:
-    """The same from where `work` enters the context that it is given."""
-    recording = Recording(pool)
-    made = work([recording])
-    return recording.recorded(), made
+    # once it was asked
 
+    def growth(self, place: int) -> float | None:
+        """Rows that a step made, per row of the input: the most that this and earlier inputs
+        had."""
+        rows = self.rows.get(place)
+        if rows is None:
+            return None
+        return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(place, 0.0))
 
-class GraphMemory:
-    """The memory of a model's graphs, of which one is replayed at a time.
+    def follow(self, before: Recording | None) -> Recording | None:
+        """Learn that it comes behind `before`, the last input with the same first request. The
+        recording of an input that it is expected to be like, if two were asked the same and none is
+        to be let pass."""
+        if before is None or len(before.lists) >= policy.REQUEST_LISTS:  # always something else: no network
+            return None
+        self.lists = before.lists
+        expected = self.expected = before.alike = self.lists.setdefault(tuple(before.steps), Expectation())
+        expected.seen += 1
+        last, trusted = expected.following, expected.attempts.due()
+        expected.following = self
+        if last is None or last.alike is None:
+            return None
+        grown = {place: last.growth(place) or last.largest.get(place) for place in {**last.largest, **last.rows}}
+        self.largest = {place: rate for place, rate in grown.items() if rate is not None}
+        return last if trusted and last.alike.seen >= policy.INPUTS_ALIKE else None
 
-    What one of them has freed serves the next one, if that is captured on the same stream and asks
-    for no larger block. So all are captured on `stream`, and one block has room for the largest.
+    def settled(self) -> bool:
+        """Whether the next input will probably be asked the same as this one."""
+        expected = self.expected
+        if expected is not None and (expected.attempts.wait or expected.attempts.failures):
+            return False
+        alike = self.lists.get(tuple(self.steps))
+        seen = (0 if alike is None else alike.seen) + (self.alike is None)
+        return 0 < len(self.steps) < policy.REQUESTS and seen >= policy.INPUTS_ALIKE
 
-    pool: of the allocator, as captures take it.  rows: of inputs that there is room for.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
-        self._device = device
-        self.rows, self._left = 0, dict[str, torch.Tensor]()
-        self._held: list[Recorded] = []  # the allocator keeps what a graph has used
-
-    def reserve(self, size: int, rows: int) -> None:
-        """Have a block of `size` bytes, enough for graphs of so many rows, unless the GPU is full;
-        on `stream`."""
-        self.rows = rows
-        if size <= 0:  # freed memory serves
-            return
-
-        def work() -> None:
-            block = torch.empty(size, dtype=torch.uint8, device=self._device)
-            block[:1].zero_()  # torch warns of a graph of nothing
-
-        with contextlib.suppress(torch.OutOfMemoryError):
-            self._held.append(captured(work, self.pool)[0])
-
-    def left_in(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """The tensor in which every graph leaves the result of this name, to be copied at once."""
-        if name not in self._left:
-            self._left[name] = torch.empty_like(like)
-        return self._left[name]
-
-
-def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """End a capture that failed, in the allocator as well, which torch leaves out then."""
-    from ...kernels.runtime.triton_compat import end_pool
-
-    with contextlib.suppress(RuntimeError):
-        graph.capture_end()
-    with contextlib.suppress(RuntimeError):
-        end_pool(torch.cuda.current_device(), pool)
+    def both_ways(self) -> Recording:
+        """The same with both sides of every map to coordinates of its own wanted, as tiles where
+        one is."""
+        views = list(self.views)
+        for place, step in enumerate(self.steps):
+            if step.makes:
+                tiled, asked = views[place]
+                views[place] = Views({0, 1} if tiled else tiled, asked | {0, 1})
+        return dataclasses.replace(self, views=views)

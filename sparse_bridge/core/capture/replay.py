@@ -22,9 +22,9 @@ from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import ROWS, Captured, untouched
+from .graph_capture import captured_from
 from .graph_maps import maps_like
 from .kinds import Kind, Root, addresses
-from .recording import captured_from
 from .replay_parts import MISSING, Replays, Served
 from .replay_training import TrainingReplayer
 

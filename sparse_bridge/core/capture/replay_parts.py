@@ -19,10 +19,10 @@ from .calls import followers
 from .calls.call import Call, call_of
 from .calls.outcome import MISSING
 from .captured_model import ROWS, Place, Tensors, statistics_kept
+from .graph_capture import EagerMemory, GraphMemory, empty_cache
 from .graph_maps import Early, smallest
 from .kinds import Kind, Root, addresses, kind_of, root_of
 from .padded import PaddedInput
-from .recording import EagerMemory, GraphMemory, empty_cache
 
 
 class Served(NamedTuple):

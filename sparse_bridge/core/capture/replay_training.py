@@ -22,9 +22,9 @@ from ... import hooks, policy
 from .calls.call import Call
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import untouched
+from .graph_capture import captured, captured_from
 from .graph_maps import maps_like
 from .kinds import Kind, Root, addresses
-from .recording import captured, captured_from
 from .replay_parts import MISSING, Replays
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 

@@ -15,7 +15,7 @@ from ..device.kernels import neighbor_table
 from ..geometry.host_moves import Rule
 from ..maps.expansion import scratch_elements
 from ..maps.request import MapRequest
-from .history import RequestHistory, Step
+from .recording import Recording, Step
 
 _BLANK = -1  # what tables hold before anything is scattered to them
 # Elements of tables that become tiles side by side, 96 MiB: a table goes when its tiles are there,
@@ -52,7 +52,7 @@ class SceneMemory:
     sharing: nothing does otherwise.
     """
 
-    def __init__(self, steps: Sequence[Step], last: RequestHistory, device: torch.device) -> None:
+    def __init__(self, steps: Sequence[Step], last: Recording, device: torch.device) -> None:
         self._steps, self._last, self._device = steps, last, device
         self.sharing = False
         self._geometries = {
@@ -63,12 +63,12 @@ class SceneMemory:
 
     def tiled(self, place: int, side: int) -> bool:
         """Whether products want a side of a step in tiles."""
-        return side in self._last.tiled.get(place, ())
+        return side in self._last.views[place].tiled
 
     def both(self, place: int) -> bool:
         """Whether both sides of a map to new coordinates are asked for. Inference has no use for
         the second, which is as large."""
-        return 1 in self._last.asked.get(place, ())
+        return 1 in self._last.views[place].asked
 
     def passing(self, place: int) -> bool:
         """Whether nobody reads the slots of a step that makes coordinates once it is linked: they

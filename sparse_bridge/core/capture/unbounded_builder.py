@@ -9,8 +9,8 @@ import torch
 from ...kernels.runtime.target import Target
 from ..maps.coordinate_map import CoordinateMap
 from .batched_builder import BatchedBuilder
-from .history import RequestHistory, Step, boxes_of
 from .level_layouts import LevelLayouts
+from .recording import Recording, Step, boxes_of
 from .traces.maps import Traces
 
 
@@ -26,7 +26,7 @@ class UnboundedBuilder(BatchedBuilder):
         cmap: CoordinateMap,
         target: Target,
         steps: tuple[Step, ...],
-        last: RequestHistory,
+        last: Recording,
         key64: set[int],
         traces: Traces | None = None,
     ) -> None:

@@ -19,7 +19,7 @@ from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
 from .checks import check, check_devices, like_result
 from .epilogue import Epilogue, Norm, check_activation
-from .history import disabled_layers
+from .history import histories
 from .plan import ConvForm, Wanted, backward, run
 
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -194,7 +194,12 @@ def convolve_layer(
         waiting is None
         or torch.is_grad_enabled()
         or torch.is_inference_mode_enabled()  # where nobody counts changes
-        or (epilogue[1] is None and id(owner) in disabled_layers)
+        or (
+            epilogue[1] is None
+            and (held := histories.get(id(owner))) is not None
+            and held[1].disabled
+            and held[0]() is owner
+        )
     ):
         return convolve(x, weight, kmap, epilogue, form)
     return waiting(owner, x, weight, kmap, epilogue, form)

@@ -1,5 +1,5 @@
-"""Calls of a layer whose launch may come later, and what followed its results, as far as the
-epilogue of its convolution can apply it."""
+"""What followed the results of modules, by module; and calls of layers whose launch may come later,
+with what follows, as far as the epilogue of their convolution can apply it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 
 class History:
-    """What followed the results of one layer.
+    """What followed the results of one module: a layer, or a norm in training that takes sparse
+    tensors, whose only step is the activation.
 
     seen: the steps behind the last result so far.  most: how many of them may be waited for;
     behind those somebody else reads, too.  alone: calls that nothing followed.  disabled: nothing
     is to be waited for any more.  plan: by which the next call may be launched with what will
     follow; launches: attempts at that, which fail where something else does.  whole: the same of
-    calls that say themselves what follows; plans: of those.
+    calls that say themselves what follows; plans: of those.  norm_calls: in training, whose results
+    tell which norm takes them.
     """
 
-    __slots__ = ("alone", "disabled", "launches", "most", "plan", "plans", "seen", "whole")
+    __slots__ = ("alone", "disabled", "launches", "most", "norm_calls", "plan", "plans", "seen", "whole")
 
     def __init__(self) -> None:
         self.plan: FusedPlan | None = None
         self.seen, self.most, self.alone, self.disabled = "", len(STEPS), 0, False
         self.launches, self.plans = policy.Attempts(policy.EARLY_LAUNCHES), policy.Attempts(policy.FUSED_PLANS)
         self.whole: FusedPlan | None = None
+        self.norm_calls = policy.Attempts(policy.NORM_CALLS)
 
     def begin(self, done: str) -> str:
         """The steps that the next result waits for, of which `done` are part of the call; "" to
@@ -67,11 +70,10 @@ DISABLED = History()  # of layers that are not to wait
 DISABLED.disabled = True
 
 histories: dict[int, tuple[weakref.ref[Any], History]] = {}
-disabled_layers: set[int] = set()  # ids of the layers whose history is
 
 
 def history_of(owner: Any) -> History:
-    """Of a layer or its weight, as long as that lives."""
+    """Of a module or a layer's weight, as long as that lives."""
     key = id(owner)
     found = histories.get(key)
     if found is not None and found[0]() is owner:
@@ -82,18 +84,15 @@ def history_of(owner: Any) -> History:
         held = histories.get(key)
         if held is not None and held[0] is gone:
             del histories[key]
-            disabled_layers.discard(key)
 
-    disabled_layers.discard(key)
     histories[key] = weakref.ref(owner, forget), made
     return made
 
 
 @state.owns
 def reset() -> None:
-    """Forget what followed every layer."""
+    """Forget what followed every module."""
     histories.clear()
-    disabled_layers.clear()
 
 
 class LayerCall:

@@ -21,7 +21,7 @@ from . import convolution, override
 from .convolution import convolve_layer
 from .epilogue import STEP_NORM, Epilogue
 from .fused_plan import FusedPlan, fused_plan, same
-from .history import DISABLED, History, LayerCall, changes_of, disabled_layers, histories, history_of, may_wait
+from .history import DISABLED, History, LayerCall, changes_of, histories, history_of, may_wait
 from .pending import PendingConv
 from .plan import ConvForm, ConvPlan, find, known_plans, run
 
@@ -80,14 +80,16 @@ def known_call(
     held = histories.get(id(owner))
     if held is None or held[0]() is not owner:
         return None
+    history = held[1]
+    bias, activation, alpha, norm, residual = epilogue
+    plan = history.plan if activation is None else history.whole
+    if plan is None:
+        return None
     if (by_helper := native_calls.known_call) is not None:
         made = by_helper(owner, x, weight, kmap, epilogue, form)
         if made is not NotImplemented:
             return made  # type: ignore[no-any-return]
-    history = held[1]
-    bias, activation, alpha, norm, residual = epilogue
-    plan = history.plan if activation is None else history.whole
-    if plan is None or residual is not None or plan.generation != settings.generation:
+    if residual is not None or plan.generation != settings.generation:
         return None
     vectors, between, rulebook, side = plan.vectors, plan.between, kmap.rulebook, kmap.flipped
     if bias is not between[0]:
@@ -166,8 +168,6 @@ def _begin_deferred(
     history = history_of(owner) if _on and not trace.recorders else DISABLED
     done, residual = "" if epilogue[3] is None else STEP_NORM, epilogue[4]
     if history.disabled or residual is not None:
-        if history.disabled and history is not DISABLED:
-            disabled_layers.add(id(owner))
         return convolution.convolve(x, weight, kmap, epilogue, form)
     if not may_wait(x, weight, kmap, epilogue):  # what is known of earlier calls stays known
         return convolution.convolve(x, weight, kmap, epilogue, form)

@@ -82,7 +82,7 @@ class PendingConv:
         return not self.call.target and self._used == 0 and self.steps[-1:] != STEP_ACTIVATION
 
     @eagerly
-    def read(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """The result [N_out, C_out] in its dtype, for whoever looks at it now; launched unless it is there."""
         if self._used & _TAKEN:
             self.call.history.read(self.steps)

@@ -56,3 +56,10 @@ def eagerly(function: F) -> F:
     if _leave_alone is not None:
         _leave_alone(function.__code__)
     return function
+
+
+def apart(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` between two graphs, while a program is traced."""
+    from .apart import apart
+
+    return apart(function, *args)

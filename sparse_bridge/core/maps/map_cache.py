@@ -25,10 +25,10 @@ from .coordinate_map import CoordinateMap
 class MapStore:
     """Coordinate and kernel maps over one set of coordinates, by geometry.
 
-    tracker: what a provider knows of the input that the coordinates descend from, see `request`.
+    recording: what a provider knows of the input that the coordinates descend from, see `request`.
     """
 
-    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "_order", "_shown", "root", "tracker")
+    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "_order", "_shown", "recording", "root")
 
     def __init__(self, root: CoordinateMap | None = None, device: torch.device | None = None) -> None:
         """root: the coordinates, where this package made them.  device: of what is kept here, where
@@ -40,7 +40,7 @@ class MapStore:
         self._shown: dict[Hashable, tuple[torch.Tensor, int]] = {}
         self._lock = threading.RLock()
         self._alias: weakref.ref[torch.Tensor] | None = None
-        self.tracker: Any = None
+        self.recording: Any = None
 
     def get(
         self, key: Hashable, build: Callable[[], Any], shown: Callable[[Any], torch.Tensor | None] = lambda value: None

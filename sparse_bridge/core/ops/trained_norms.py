@@ -9,22 +9,21 @@ computes twice: it counts what is saved for the backward pass, which has to be t
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from ... import hooks, policy, settings, state
+from ... import hooks, settings
 from ...native import calls as native_calls
 from ..conv import waiting
+from ..conv.history import histories, history_of
 from ..conv.waiting import shortcuts
 from ..device.torch_compat import SAVED_TENSORS_HOOKS
 from .batch_norm import batch_norm_training, serves
 
 _OWN = nn.BatchNorm1d.forward
-_layers: dict[int, tuple[weakref.ref[Any], policy.Attempts]] = {}  # calls that may tell their norms
 
 
 def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
@@ -32,37 +31,16 @@ def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
     found. A view of a class of its own then, else y itself."""
     if torch.compiler.is_compiling():
         return y
-    held = _layers.get(id(layer))
-    if held is not None and held[0]() is layer:
-        if held[1].over:
-            return y
-    else:
-        key = id(layer)
-        held = weakref.ref(layer, lambda gone: _forget(key, gone)), policy.Attempts(policy.NORM_CALLS)
-        _layers[key] = held
+    held = histories.get(id(layer))
+    if held is not None and held[1].norm_calls.over and held[0]() is layer:
+        return y
+    calls = history_of(layer).norm_calls
     if not (y.requires_grad and _usual(y)):
         return y
-    held[1].due()
+    calls.due()
     made = y.as_subclass(waiting.ProfiledFeatures)
     made.plain = y
     return made
-
-
-def _forget(key: int, gone: weakref.ref[Any]) -> None:
-    held = _layers.get(key)
-    if held is not None and held[0] is gone:
-        del _layers[key]
-
-
-def count() -> int:
-    """Layers whose calls are counted, or were."""
-    return len(_layers)
-
-
-@state.owns
-def reset() -> None:
-    """Forget which layers are known."""
-    _layers.clear()
 
 
 def _usual(x: torch.Tensor) -> bool:

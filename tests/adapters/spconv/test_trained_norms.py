@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.conv import waiting
-from sparse_bridge.core.ops import trained_norms
+from sparse_bridge.core.conv.history import histories
 from tests.checks import assert_close
 from tests.clouds import cloud
 
@@ -246,13 +246,13 @@ def test_copies_and_files(sp, kernel_lane, torchs):
 
 def test_layers_are_forgotten(sp, kernel_lane):
     gc.collect()
-    before = trained_norms.count()
+    before = len(histories)
     layer = block(sp, kernel_lane).first
     layer(scene(sp, kernel_lane))
-    assert trained_norms.count() == before + 1
+    assert len(histories) == before + 1
     del layer
     gc.collect()
-    assert trained_norms.count() == before
+    assert len(histories) == before
 
 
 def test_containers_fuse_from_the_first_step(sp, kernel_lane, torchs):

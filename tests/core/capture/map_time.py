@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparse_bridge
 from sparse_bridge.core.capture import batched_builder, prefetch
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
-from sparse_bridge.core.capture.history import boxes_of, loose_levels
+from sparse_bridge.core.capture.recording import boxes_of, loose_levels
 from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook

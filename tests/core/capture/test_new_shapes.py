@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge import policy
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import prefetch
-from sparse_bridge.core.capture.history import KindHistory, RequestHistory, Step
+from sparse_bridge.core.capture.recording import Recording, Step
 from sparse_bridge.core.geometry.boxes import Box, laid_out
 from sparse_bridge.core.maps import map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
@@ -269,23 +270,24 @@ def test_keys_of_any_width(kernel_lane, built):
 
 
 def test_a_network_that_is_asked_something_else_every_time():
-    history, offsets = KindHistory(), THREE
+    last = None
     for turn in range(300):
-        if history.full:
-            history = KindHistory()
-        record = RequestHistory(10)
-        assert history.begin(record)[1] is None
-        record.steps += [Step(0, MapRequest(f"{turn}", offsets))]
+        new = Recording(10)
+        assert new.follow(last) is None
+        new.steps += [Step(0, MapRequest(f"{turn}", THREE))]
+        last = new
+        assert len(last.lists) <= policy.REQUEST_LISTS
 
 
 def test_growth_is_the_largest_of_late():
-    history, step = KindHistory(), Step(0, MapRequest("strided", THREE, (2, 2, 2)))
+    last, step = None, Step(0, MapRequest("strided", THREE, (2, 2, 2)))
     for rows in (50, 90, 10, 10):
-        record = RequestHistory(100)
-        history.begin(record)
-        record.steps.append(step)
-        record.rows[0] = rows
-    assert 0.8 < record.growth(0) < 0.9 and record.growth(1) is None
+        new = Recording(100)
+        new.follow(last)
+        new.steps.append(step)
+        new.rows[0] = rows
+        last = new
+    assert 0.8 < last.growth(0) < 0.9 and last.growth(1) is None
 
 
 def test_bounds_travel_together():

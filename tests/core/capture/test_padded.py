@@ -85,7 +85,7 @@ def tensor(sp, coords, x=None):
 def learnt(sp, network, lane, seeds=(1, 2, 3)):
     for seed in seeds:
         network(tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=lane.device)))
-    return prefetch.history_of(torch.zeros(1, device=lane.device).device, BOX)
+    return prefetch.recording_of(torch.zeros(1, device=lane.device).device, BOX)
 
 
 def prepared(coords, record, capacity, **how):
@@ -298,7 +298,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         x = tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=kernel_lane.device))
         found = model(x)
         (found["y"].features.sum() + found["deep"].sum()).backward()
-    record = prefetch.history_of(x.features.device, BOX, training=True)
+    record = prefetch.recording_of(x.features.device, BOX, training=True)
     coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
     x = tensor(sp, coords)
     x.features.requires_grad_()

@@ -211,11 +211,10 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
     for seed in (1, 2):
         scene(kernel_lane, seed, share=0.9).network()
     outgrown = scene(kernel_lane, 3, share=0.9)
-    (history,) = prefetch._histories.values()
-    record = history._newest
-    record.rows, record.n_rows, record.largest = dict.fromkeys(record.rows, 1), 1 << 20, {}
+    (last,) = prefetch._newest.values()
+    last.rows, last.n_rows, last.largest = dict.fromkeys(last.rows, 1), 1 << 20, {}
     assert outgrown.network() == 5
-    attempts = history._after[0].attempts
+    attempts = last.alike.attempts
     assert attempts.failures == 1 and attempts.wait == 2
 
 

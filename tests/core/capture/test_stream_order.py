@@ -15,7 +15,7 @@ import torch
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import captured_maps, captured_model, prefetch, units
-from sparse_bridge.core.capture.recording import GraphMemory
+from sparse_bridge.core.capture.graph_capture import GraphMemory
 from sparse_bridge.core.capture.replay_parts import Replays
 from sparse_bridge.core.device import stream_order
 from tests.core.capture.graph_sizes import graphs_of

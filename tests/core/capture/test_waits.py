@@ -12,8 +12,8 @@ import sparse_bridge
 from sparse_bridge.adapters.torchsparse.geometry import Sites, box_bounds, core_box, output_rule, reach_bounds
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import prefetch
-from sparse_bridge.core.capture.history import Step, boxes_of, loose_levels
 from sparse_bridge.core.capture.level_layouts import LevelLayouts, chains_of
+from sparse_bridge.core.capture.recording import Step, boxes_of, loose_levels
 from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box, record_of
 from sparse_bridge.core.geometry.data_bounds import DataBounds

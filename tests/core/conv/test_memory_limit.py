@@ -376,7 +376,7 @@ def test_nothing_is_deferred():
         with sparse_bridge.memory_limit("1GiB"):
             y = layers.convolve_layer(weight, x, weight, kmap, bias, form)
             assert type(y) is torch.Tensor
-        assert torch.equal(waits.read(), y)
+        assert torch.equal(waits.materialize(), y)
 
 
 def test_threads():

@@ -27,8 +27,8 @@ from ....refusals import Refusal, Why
 from ...device.kernels import hash_table
 from ...geometry.boxes import Box, KeyLayout
 from ...maps.coordinate_map import table_of
-from ..answers import Repeated
 from ..level_layouts import LevelLayouts
+from ..recording import Answers, Views
 
 if TYPE_CHECKING:
     from ..batched_builder import BatchedBuilder
@@ -86,14 +86,15 @@ class Traces:
         self._number, self._lock = 0, threading.Lock()
         self._failed = False
 
-    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None:
-        """Queue a scene from a trace; None where none serves it, and it is to be queued as ever."""
+    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
+        """Its answers, queued from a trace, or (None,) where it is not like the last; None where no
+        trace serves it, and it is to be queued as ever."""
         found = self._repeated(builder, capacities)
         if found is None:
             builder.ends = []
         return found
 
-    def _repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None:
+    def _repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
         kind = self._kind(builder)
         made = None if kind is None else self._made.get(kind)
         if not made or not _undisturbed(builder):
@@ -114,7 +115,7 @@ class Traces:
             return None
         rows = builder.sizes(capacities, read, lengths)
         if rows is None:
-            return Repeated(None)
+            return (None,)
         exact = [rows[place + 1] for place in capacities]
         for _, maps in list(one.maps):  # another thread may learn more
             found = maps(state, (), exact)
@@ -124,7 +125,7 @@ class Traces:
             return None
         sides, coords = found[0]
         levels = dict(zip([place + 1 for place in capacities], coords, strict=True))
-        return Repeated(builder.assembled(list(sides), rows, levels))
+        return (builder.assembled(list(sides), rows, levels),)
 
     def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
         """Trace a scene that has just been queued, where scenes like it keep coming: less and less
@@ -158,11 +159,11 @@ class Traces:
         if max([box.furthest for box in builder.boxes.values()]) > _FAR:
             return None
         keys = tuple([(one.key64, one.steps is not None) for one in builder.layouts.values()])
-        of = settings.generation, builder.last.tiled, builder.last.asked
+        of = settings.generation, builder.last.views
         with self._lock:
             if of != self._of:
-                copies = [{place: set(one) for place, one in each.items()} for each in of[1:]]
-                self._of, self._number = (of[0], *copies), self._number + 1
+                copies = [Views(set(tiled), set(asked)) for tiled, asked in of[1]]
+                self._of, self._number = (of[0], copies), self._number + 1
                 self._made.clear()
                 self._met.clear()
             return self._number, keys

@@ -91,25 +91,25 @@ class MapsStep:
     def __call__(self, coords: torch.Tensor, *given: int) -> list[tuple[Any, Any, Any]]:
         root = sites(coords)
         first = self._built(0, root, given)
-        answers, tracker = [first], root.store.tracker
+        answers, recording = [first], root.store.recording
         steps = self._steps
-        if steps is not None and tracker is not None and len(tracker.record.steps) == 1:
+        if steps is not None and recording is not None and len(recording.steps) == 1:
             for number in range(1, len(self._asked)):
-                found = self._again(number, steps[number], tracker, answers)
+                found = self._again(number, steps[number], recording, answers)
                 if found is None:
                     break
                 answers.append(found)
         learnt: list[Any] | None = None
-        if len(answers) == 1 and tracker is not None and len(tracker.record.steps) == 1:
-            learnt = [tracker.record.steps[0]]
+        if len(answers) == 1 and recording is not None and len(recording.steps) == 1:
+            learnt = [recording.steps[0]]
         for number in range(len(answers), len(self._asked)):
             one = self._asked[number]
             over = root if one.source < 0 else answers[one.source].sites
-            count = 0 if tracker is None else len(tracker.record.steps)
+            count = 0 if recording is None else len(recording.steps)
             made = self._built(number, over, given)
             answers.append(made)
             if learnt is not None:
-                learnt.append(_learnt(tracker, count, made, answers))
+                learnt.append(_learnt(recording, count, made, answers))
         if learnt is not None:
             self._steps = None if None in learnt else learnt
         return [self._shown(one, made) for one, made in zip(self._asked, answers, strict=True)]
@@ -123,16 +123,16 @@ class MapsStep:
             check_least(made.sites, one.least)
         return made
 
-    def _again(self, number: int, step: Any, tracker: Any, answers: list[Made]) -> Made | None:
+    def _again(self, number: int, step: Any, recording: Any, answers: list[Made]) -> Made | None:
         """A map that is ready."""
         if isinstance(step, int):
             return answers[step]
-        built = tracker.again(step)
+        built = recording.again(step)
         if built is None:
             return None
         if built.coords is None:
             return Made(built.kmap)
-        built.store.tracker = tracker
+        built.store.recording = recording
         made = Sites(built.coords.coords, built.store)
         check_least(made, self._asked[number].least or 0)
         return Made(built.kmap, made)
@@ -145,9 +145,9 @@ class MapsStep:
         return made.kmap, coords, made.sites
 
 
-def _learnt(tracker: Any, count: int, made: Made, answers: Sequence[Made]) -> Any:
+def _learnt(recording: Any, count: int, made: Made, answers: Sequence[Made]) -> Any:
     """The one step that a map has taken, or the number of the map that it equals; None: neither."""
-    steps = tracker.record.steps
+    steps = recording.steps
     if len(steps) == count + 1:
         return steps[-1]
     same = [at for at, other in enumerate(answers[:-1]) if other.kmap is made.kmap]

@@ -21,28 +21,26 @@ from .... import hooks, state
 from ....native import calls as native_calls
 from ...device.torch_compat import eagerly
 from ..epilogue import Norm
-from .tensors import PLAIN, Waiting, features_of, materialize
+from .tensors import LazyTensor, Waiting, features_of
 
 
-class ProfiledFeatures(torch.Tensor):
+class ProfiledFeatures(LazyTensor, torch.Tensor):
     """Features [N, C] of a layer in training, of any float dtype, of which it is found out which norm takes them.
     Everything is done with `plain`, which they are."""
 
     plain: torch.Tensor
+
+    def materialize(self) -> torch.Tensor:
+        return self.plain
 
     @classmethod
     @eagerly
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _batch_norm_of_torch and not torch.compiler.is_compiling():
             install_on_frame(_outside(sys._getframe(1)))
-        named = {name: materialize(value) for name, value in (kwargs or {}).items()}
-        if len(types) > 1:  # other classes have a say
-            return func(*materialize(args), **named)
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*materialize(args), **named)
+        return cls.on_plain(func, types, args, kwargs)
 
 
-PLAIN[ProfiledFeatures] = lambda x: x.plain
 # What a norm in training makes of plain features by kernels, or None; set where those are.
 in_training: Callable[[nn.Module, torch.Tensor], torch.Tensor | None] | None = None
 

@@ -12,14 +12,29 @@ from typing import Any
 import torch
 
 from ....native import calls as native_calls
-from ...device.torch_compat import eagerly
+from ...device.torch_compat import apart, eagerly
 from ..pending import Following, PendingConv
 
 # What may follow: None where it does not this time.
 FOLLOWING: dict[Any, Callable[..., torch.Tensor | None]] = {}
 
 
-class Features:
+class LazyTensor:
+    """A tensor of which it is still open what its values are, or who reads them. Whatever is not
+    foreseen is done with plain tensors."""
+
+    def materialize(self) -> torch.Tensor:
+        """A plain tensor of the values."""
+        raise NotImplementedError
+
+    @classmethod
+    @eagerly
+    def on_plain(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """`func` of plain tensors."""
+        return func(*materialize(args), **{name: materialize(value) for name, value in (kwargs or {}).items()})
+
+
+class Features(LazyTensor):
     """What both kinds of tensor share."""
 
     pending: PendingConv
@@ -54,23 +69,24 @@ class Features:
             found = follow(*args, **kwargs) if kwargs else follow(*args)
             if found is not None:
                 return found
-        kwargs = kwargs or {}
         if func in _ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        return func(*materialize(args), **{name: materialize(value) for name, value in kwargs.items()})
+                return func(*args, **(kwargs or {}))
+        return cls.on_plain(func, types, args, kwargs)
+
+    @eagerly
+    def materialize(self) -> torch.Tensor:
+        pending = self.pending
+        if not torch.compiler.is_compiling():
+            return pending.materialize()
+        there = pending.fallback if pending.result is None else pending.result
+        return apart(pending.materialize) if there is None else there  # type: ignore[no-any-return]
 
 
 class Waiting(Features, torch.Tensor):
     """Features without memory: their convolution has not been launched."""
 
-    @classmethod
-    @eagerly
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        named = {name: materialize(value) for name, value in (kwargs or {}).items()}
-        return func(*materialize(args), **named)
+    __torch_dispatch__ = LazyTensor.on_plain  # type: ignore[assignment]
 
 
 class Watched(Features, torch.Tensor):
@@ -126,7 +142,7 @@ def features_of(pending: Following) -> torch.Tensor:
         there = pending.result if pending.fallback is None else pending.fallback
         made = there.as_subclass(Watched)  # type: ignore[union-attr]
     else:
-        return pending.read()
+        return pending.materialize()
     made.pending = pending
     return made  # type: ignore[no-any-return]
 
@@ -137,29 +153,11 @@ def _sum(x: Any, other: Any) -> torch.Tensor | None:
     return FOLLOWING[torch.Tensor.add](x, other)
 
 
-def _read(x: Any) -> torch.Tensor:
-    pending: PendingConv = x.pending
-    if not torch.compiler.is_compiling():
-        return pending.read()
-    there = pending.fallback if pending.result is None else pending.result
-    if there is not None:
-        return there
-    from ...device.apart import apart
-
-    found: torch.Tensor = apart(pending.read)
-    return found
-
-
-# Plain tensors for those that are none, by class.
-PLAIN: dict[type, Callable[[Any], torch.Tensor]] = {Waiting: _read, Watched: _read}
-
-
 @eagerly
 def materialize(value: Any) -> Any:
-    """`value` with plain tensors for features that wait."""
-    plain = PLAIN.get(type(value))
-    if plain is not None:
-        return plain(value)
+    """`value` with plain tensors for lazy ones."""
+    if isinstance(value, LazyTensor):
+        return type(value).materialize(value)
     if isinstance(value, (list, tuple)):
         made = [materialize(one) for one in value]
         return made if isinstance(value, list) else tuple(made)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_bridge.core.capture import recording
+from sparse_bridge.core.capture import graph_capture
 from sparse_bridge.core.capture.captured_maps import captured
-from sparse_bridge.core.capture.recording import Remains, captured_from
+from sparse_bridge.core.capture.graph_capture import Remains, captured_from
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.kernels.runtime import triton_compat, uploads
@@ -148,9 +148,9 @@ def test_the_cache_of_the_allocator(fake_gpu):
     """It can be emptied while no thread captures."""
     emptied = []
     fake_gpu.has(empty_cache=lambda: emptied.append(True))
-    captured(recording.empty_cache, None)
+    captured(graph_capture.empty_cache, None)
     assert not emptied
-    recording.empty_cache()
+    graph_capture.empty_cache()
     assert emptied == [True]
 
 
@@ -183,8 +183,8 @@ def test_more_numbers_than_there_is_room_for(fake_gpu):
 def test_memory_of_calls_without_a_graph(monkeypatch):
     """It goes back when they are over, and not again and again."""
     given_back = []
-    monkeypatch.setattr(recording, "empty_cache", lambda: given_back.append(len(told)))
-    memory, told = recording.EagerMemory(), []
+    monkeypatch.setattr(graph_capture, "empty_cache", lambda: given_back.append(len(told)))
+    memory, told = graph_capture.EagerMemory(), []
 
     def run(calls):
         for one in calls:

@@ -1,0 +1,204 @@
+"""Launches recorded as a graph, and what must not happen anywhere meanwhile.
+
+A graph that is destroyed by the thread that captures spoils the capture, and so does pinned memory
+that goes while a stream that has used it is captured. Nobody knows who lets go of them, and when:
+the garbage collector, a model that drops another one in its forward, a cache that is full. So they
+stay until no thread captures. The allocator cannot empty its cache meanwhile, either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ... import policy
+from ...kernels.runtime.uploads import uploaded, uploads_later
+from ..device.stream_order import capture_stream, waiting
+
+
+class _Captures:
+    """The captures that are under way, of all threads; the garbage collector is off meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock, self._number, self._was_on = threading.Lock(), 0, False
+        self._left: list[Any] = []
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._number:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._number += 1
+
+    def end(self) -> None:
+        left: list[Any] = []
+        with self._lock:
+            self._number -= 1
+            if not self._number:
+                left, self._left = self._left, left
+                if self._was_on:
+                    gc.enable()
+        left.clear()  # with the lock free, as their end may let go of more
+
+    def outlive(self, things: Any) -> None:
+        """Hold them while anything is captured. Takes no lock: any line may let go of something."""
+        if self._number:
+            self._left.append(things)
+
+    def empty_cache(self) -> None:
+        """Give free memory back to the device, unless anything is captured."""
+        with self._lock:
+            if not self._number:
+                torch.cuda.empty_cache()
+
+
+_captures = _Captures()
+empty_cache = _captures.empty_cache
+
+
+class EagerMemory:
+    """What calls without a graph leave in the allocator's cache: given back once they are over, a
+    few times in all, as each time costs the next such call its allocations."""
+
+    def __init__(self) -> None:
+        self._streak, self._returns = policy.REPLAYS_SETTLED, policy.Attempts(policy.MEMORY_RETURNS)
+
+    def computed(self) -> None:
+        """A call went without a graph."""
+        self._streak = 0
+
+    def replayed(self) -> None:
+        """A graph served a call."""
+        self._streak += 1
+        if self._streak == policy.REPLAYS_SETTLED and self._returns.due():
+            empty_cache()
+
+
+class Remains:
+    """Things that go with their owner, or after the captures that are under way then."""
+
+    def __init__(self, *things: Any) -> None:
+        self._things = things
+
+    def __del__(self, outlive: Callable[[Any], None] = _captures.outlive) -> None:
+        outlive(self._things)
+
+
+class CapturedGraph(Remains):
+    """A graph that was captured."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, *held: Any) -> None:
+        super().__init__(graph, *held)
+        self.replay = graph.replay
+
+
+class GraphCapture:
+    """What is launched on the current stream inside of it becomes a graph.
+
+    torch's own context manager would collect garbage and empty the allocator's cache before.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+
+    def graph(self, *held: Any) -> CapturedGraph:
+        """The graph, once it is captured.  held: what its launches read."""
+        return CapturedGraph(self._graph, *held)
+
+    def __enter__(self) -> None:
+        _captures.begin()
+        try:
+            # Other threads cannot wait for this stream while it captures, see `StreamOrder.wait`.
+            torch.cuda.current_stream().synchronize()
+            with waiting:
+                self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except BaseException:
+            _captures.end()
+            raise
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            self._end(error)
+        finally:
+            _captures.end()
+
+    def _end(self, error: Any) -> None:
+        if error is None:
+            try:
+                self._graph.capture_end()
+                return
+            except BaseException:
+                _abandon(self._graph, self._pool)
+                raise
+        _abandon(self._graph, self._pool)
+
+
+def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None) -> tuple[CapturedGraph, Any]:
+    """(the graph of what `work` launches on the current stream, what it returns).
+
+    room: for numbers that launches read, see `uploads_later`.
+    """
+    capture = GraphCapture(pool)
+    with uploads_later(room) as writes, capture:
+        made = work()
+    for place, values in writes:
+        place.copy_(uploaded(values, place.device))
+    return capture.graph(room), made
+
+
+def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[CapturedGraph, Any]:
+    """The same from where `work` enters the context that it is given."""
+    capture = GraphCapture(pool)
+    made = work([capture])
+    return capture.graph(), made
+
+
+class GraphMemory:
+    """The memory of a model's graphs, of which one is replayed at a time.
+
+    What one of them has freed serves the next one, if that is captured on the same stream and asks
+    for no larger block. So all are captured on `stream`, and one block has room for the largest.
+
+    pool: of the allocator, as captures take it.  rows: of inputs that there is room for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
+        self._device = device
+        self.rows, self._left = 0, dict[str, torch.Tensor]()
+        self._held: list[CapturedGraph] = []  # the allocator keeps what a graph has used
+
+    def reserve(self, size: int, rows: int) -> None:
+        """Have a block of `size` bytes, enough for graphs of so many rows, unless the GPU is full;
+        on `stream`."""
+        self.rows = rows
+        if size <= 0:  # freed memory serves
+            return
+
+        def work() -> None:
+            block = torch.empty(size, dtype=torch.uint8, device=self._device)
+            block[:1].zero_()  # torch warns of a graph of nothing
+
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._held.append(captured(work, self.pool)[0])
+
+    def left_in(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """The tensor in which every graph leaves the result of this name, to be copied at once."""
+        if name not in self._left:
+            self._left[name] = torch.empty_like(like)
+        return self._left[name]
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture that failed, in the allocator as well, which torch leaves out then."""
+    from ...kernels.runtime.triton_compat import end_pool
+
+    with contextlib.suppress(RuntimeError):
+        graph.capture_end()
+    with contextlib.suppress(RuntimeError):
+        end_pool(torch.cuda.current_device(), pool)
