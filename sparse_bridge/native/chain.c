@@ -278,7 +278,7 @@ static PyObject *chain_call(PyObject *object, PyObject *args, PyObject *names) {
   if (!values || !PyList_CheckExact(values) ||
       PyList_GET_SIZE(values) < chain->first + chain->n_steps)
     return PyErr_Format(PyExc_TypeError, "a chain takes the list of its values");
-  if (refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (declined()) Py_RETURN_NOTIMPLEMENTED;
   memset(steps, 0, chain->n_steps * sizeof *steps);
   Run run = {.s = s, .chain = chain, .values = values, .steps = steps};
   PyObject *first = value(&run, s, chain->steps[0].operands[0]);

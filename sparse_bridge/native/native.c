@@ -24,7 +24,7 @@
 
 /* clang-format off */
 #define NAMES(X)                                                                                   \
-  X(_compiled) X(_pairs_at) X(after) X(backward) X(before) X(direct) X(empty_like) X(get)          \
+  X(_compiled) X(_pairs_at) X(after) X(backward) X(before) X(direct) X(empty_like) X(get) X(native)          \
   X(padding) X(place) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)              \
   X(sum_sizes) X(_get_tracing_state) X(momentum) X(track_running_stats) X(num_batches_tracked)     \
   X(in_channels) X(norm_parts)                                                                                   \
@@ -100,12 +100,31 @@ static PyObject *no_slope;                                          /* 0.0 */
 static int configured;
 static uint64_t refusing; /* of 2^32 questions, so many are refused at random: for tests */
 static uint64_t drawn;
+static PyObject *asked_at; /* `settings.generation` when the switch was last asked */
+static int turned_off;
 
 static int refused(void) {
   if (!configured) return 1;
   if (!refusing) return 0;
   drawn ^= drawn << 13, drawn ^= drawn >> 7, drawn ^= drawn << 17;
   return (drawn >> 32) < refusing;
+}
+
+/* Whether Python is to take a call: also where the setting `native` is off now. */
+static int declined(void) {
+  if (refused()) return 1;
+  PyObject *now = PyDict_GetItem(g_settings, s_generation);
+  if (now == asked_at) return turned_off;
+  PyObject *get = PyDict_GetItem(g_settings, s_get);
+  PyObject *settings = get ? PyObject_CallNoArgs(get) : NULL;
+  PyObject *native = settings ? PyObject_GetAttr(settings, s_native) : NULL;
+  Py_XDECREF(settings);
+  if (!native) PyErr_Clear(); /* Python asks again, and raises */
+  if (!native || !now) return 1;
+  turned_off = native == Py_False;
+  Py_DECREF(native);
+  Py_XSETREF(asked_at, Py_NewRef(now));
+  return turned_off;
 }
 
 /* ---- references that one call holds ---------------------------------------------------------- */
@@ -830,7 +849,7 @@ static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObje
 /* `layers.known_call`(owner, x, weight, kmap, epilogue, form) */
 static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
-  if (count != 6 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 6 || declined()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *owner = args[0], *x = args[1], *weight = args[2], *kmap = args[3], *given = args[4];
   PyObject *history = history_of(s, owner);
   if (!history || !PyTuple_Check(given)) return ended(s, NULL);
@@ -935,7 +954,7 @@ static PyObject *features_alone(Scope *s, PyObject *conv) {
 
 static PyObject *features_of(PyObject *module, PyObject *conv) {
   SCOPE(s);
-  if (!Py_IS_TYPE(conv, (PyTypeObject *)g_PendingConv) || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (!Py_IS_TYPE(conv, (PyTypeObject *)g_PendingConv) || declined()) Py_RETURN_NOTIMPLEMENTED;
   return ended(s, features(s, conv));
 }
 
@@ -1107,7 +1126,7 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
  * residual): the result.  None for what is absent. */
 static PyObject *planned(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
-  if (count != 10 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 10 || declined()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *held = SLOT(args[0], FusedPlan, native), *x = args[1], *weight = args[2];
   PyObject *kmap = args[3], *bias = args[4] == Py_None ? NULL : args[4], *residual = NULL;
   refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
@@ -1243,7 +1262,7 @@ static PyObject *trained_layer(Scope *s, PyObject *layer, PyObject *const *opera
  * note, the dictionary of `keys`, sys.modules, torch.float16, _trained, check_parameters. */
 static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
-  if (count != 5 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 5 || declined()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *layer = get(s, args[0], s___dict__), *x = get(s, args[1], s___dict__);
   PyObject *parts = args[4], *keys = PyTuple_GET_ITEM(parts, 2);
   refuse_unless(s,

@@ -43,7 +43,7 @@ static Pass norm_pass(Scope *s, PyObject *kernel, Cut *c, PyObject *number, PyOb
  * batches, momentum, eps, relu): (y, memory). None for a vector that is not there. */
 static PyObject *norm_forward(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
-  if (count != 10 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 10 || declined()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *spec = args[0], *x = args[1];
   uint64_t x_at = starts_at(s, x);
   PyObject *aligned = x_at & 15 ? Py_False : Py_True;
@@ -79,7 +79,7 @@ static PyObject *norm_forward(PyObject *module, PyObject *const *args, Py_ssize_
  * beta), None for a vector that is not there. */
 static PyObject *norm_backward(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
-  if (count != 7 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 7 || declined()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *spec = args[0], *x = args[1], *dy = args[2], *memory = args[5];
   PyObject *made[3] = {0}; /* dx and those of the vectors */
   long long sizes[2];
@@ -143,7 +143,7 @@ static int nobody_watches(Scope *s, PyObject *parts) {
  * kind that has been met. */
 static PyObject *trained_norm(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
-  if (count != 3 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 3 || declined()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *norm = args[0], *x = args[1], *parts = item(s, g_calls, s_norm_parts);
   refuse_unless(s, parts && PyTuple_CheckExact(parts) && PyTuple_GET_SIZE(parts) == 5);
   if (s->state != GOES_ON) return ended(s, NULL);

@@ -126,7 +126,7 @@ static Known *known_product(Scope *s, PyObject *product) {
  * KernelMap, form): (y, plan). */
 static PyObject *run_plain(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
-  if (count != 5 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 5 || declined()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *x = args[0], *weight = args[1], *bias = args[2] == Py_None ? NULL : args[2];
   PyObject *kmap = args[3], *form = args[4];
   refuse_unless(s, Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && is_plain(weight) &&
@@ -229,7 +229,7 @@ static void wgraded(Scope *s, PyObject *product, PyObject *rulebook, int side, P
  * weight, dy, whether dx is wanted, dtype of dw or None): (dx, dw). */
 static PyObject *gradients(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
-  if (count != 7 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  if (count != 7 || declined()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *plan = args[0], *kmap = args[1], *x = args[2], *weight = args[3], *dy = args[4];
   PyObject *dtype = args[6], *dx = Py_None, *dw = Py_None, *wgrad = NULL;
   refuse_unless(s, Py_IS_TYPE(plan, (PyTypeObject *)g_ConvPlan) &&

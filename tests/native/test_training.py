@@ -173,6 +173,15 @@ def settings_change_between_the_passes(world):
     world.step()
 
 
+def turned_off_and_on(world):
+    """Python takes every call while it is off."""
+    with settings.override(native=False), served() as by_helper:
+        world.step()
+        world.step()
+    assert set(by_helper.values()) == {0}
+    world.step()
+
+
 def launches_fail(world):
     for name in ("gather_gemm", "wgrad_gemm", "sum_shares", "batch_norm_apply", "batch_norm_dx"):
         left = [2]
@@ -201,6 +210,7 @@ EVENTS = {
         hooks,
         the_graph_is_kept,
         settings_change_between_the_passes,
+        turned_off_and_on,
         launches_fail,
     )
 }
