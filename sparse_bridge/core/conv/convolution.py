@@ -21,7 +21,6 @@ from .checks import check, check_devices, like_result
 from .epilogue import Epilogue, Norm, check_activation
 from .history import histories
 from .plan import ConvForm, Wanted, backward, run
-from .weight_casts import backward_begins, cast_weight
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 _modes = torch._C._len_torch_dispatch_stack
@@ -77,7 +76,7 @@ class _Conv(torch.autograd.Function):
     ) -> torch.Tensor:
         x_cast, weight_cast = x, weight
         if dtype is not None:
-            x_cast, weight_cast = _cast(x, dtype), cast_weight(weight, dtype)
+            x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
         kmap.rulebook.trained = True
         y, plan = run(x_cast, weight_cast, kmap, Epilogue(bias), form)
         ctx.save_for_backward(x_cast, weight_cast)
@@ -95,8 +94,6 @@ class _Conv(torch.autograd.Function):
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     kmap, plan, weight_dtype, bias_dtype = ctx.problem
-    if weight.dtype is not weight_dtype:
-        backward_begins()
     wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     if dy.dtype != x.dtype:
         dy = dy.to(x.dtype)
