@@ -38,6 +38,7 @@ def test_no_other_figure_of_speed_stands_in_the_readme() -> None:
     ("part", "name"),
     [
         ("throughput", "scale_out_h200"),
+        ("throughput", "scale_out_h200_x2"),
         ("first_step", "scale_out_h200"),
         ("curves", "scale_out_h200"),
         ("curves", "scale_out_cpu"),
