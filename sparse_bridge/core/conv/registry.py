@@ -19,6 +19,7 @@ from ...refusals import Why
 from .dataflow import Case, Dataflow
 
 _automatic: tuple[str, ...] = ("masked", "per_offset")
+_IRREGULAR = ("grouped", "per_offset")  # the same for maps that tables cannot hold
 _OF_DEVICE = {Why.FLOW_DEVICE, Why.FLOW_DEVICE_DTYPE, Why.FLOW_FAULT}  # another device may serve
 
 
@@ -58,8 +59,8 @@ def choose(case: Case, wanted: str = "") -> Dataflow:
     """
     forced = wanted or settings.get().dataflow
     if not case.regular:
-        by_kernels = settings.DATAFLOWS.get(forced, True) and _serves(entry("grouped"), case)
-        return entry("grouped" if by_kernels else _automatic[-1])
+        names = _IRREGULAR if forced == "auto" or entry(forced).kernels else _IRREGULAR[-1:]
+        return next(flow for flow in map(entry, names) if _serves(flow, case))
     if forced != "auto":
         by = f"sparse_bridge.dataflow(module, {wanted!r})" if wanted else ""
         return _forced(entry(forced), case, by)
