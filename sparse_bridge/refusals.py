@@ -205,7 +205,7 @@ class Why(enum.Enum):
     FLOW_IRREGULAR = "an offset of the kernel map meets a row more than once", "use the dataflow `auto` or `grouped`"
     FLOW_DTYPE = "kernels do not multiply {}", "convert the layer to fp32, fp16 or bf16"
     FLOW_DEVICE_DTYPE = "{} does not multiply {}", "convert the layer to fp32 or fp16"
-    FLOW_DEVICE = "Triton kernels do not serve {}: {}", "see `Triton kernels do not run on` above"
+    FLOW_DEVICE = "Triton kernels do not run on {}: {}", "see `Triton kernels do not run on` above"
     FLOW_FAULT = "({}) {}", "update driver and torch, then " + _REPORT
 
     def __init__(self, text: str, remedy: str | None = None, verdict: Verdict = _FINAL) -> None:

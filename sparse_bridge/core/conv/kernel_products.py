@@ -20,9 +20,8 @@ from ...kernels.tiles.epilogue_bits import BIAS
 from ...native import calls as native_calls
 from ...refusals import Refusal, Why
 from ..device import self_check
-from ..device.device_support import kernel_target
+from ..device.device_support import kernel_target, problem_of
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
-from ..device.selection import select
 from ..maps.rulebook import Rulebook
 from ..tuning.problem import Problem, gather_problem
 from ..tuning.tuner import Trial, current, final, tile_for
@@ -62,7 +61,7 @@ def _of_device(case: Case) -> list[Refusal]:
     force kernels that the device does not have."""
     target, device, dtype = kernel_target(case.device), case.device, case.dtype
     if target is None:
-        why = select(device).problem or "plain torch was asked for"
+        why = problem_of(device) or "plain torch was asked for"
         return [refusal(Why.FLOW_DEVICE, device, why)]
     if dtype == torch.bfloat16 and not target.has_bf16:
         return [refusal(Why.FLOW_DEVICE_DTYPE, target.arch, dtype)]
