@@ -64,7 +64,10 @@ class Why(enum.Enum):
         "its coordinates are not int32 [N, 1 + D] on the device of its features",
         "hand over such coordinates",
     )
-    GRAPH_ROWS = "it is given no rows, or other numbers of features and coordinates", "hand over some"
+    GRAPH_ROWS = (
+        "it is given no rows, or other numbers of features and coordinates",
+        "hand over a row of each per site",
+    )
     # Where, and how it is called.
     GRAPH_DEVICE = "its features are not on a GPU", "move model and input to a GPU"
     GRAPH_MEMORY = (

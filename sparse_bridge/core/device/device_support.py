@@ -67,6 +67,7 @@ class Devices:
             if problem is None:
                 return target
         if problem is None:
+            self._problems.pop(device, None)
             return None
         if forces_kernels():
             raise refusal(f"Triton kernels on {device}", problem)
