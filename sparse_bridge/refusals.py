@@ -47,12 +47,41 @@ class Why(enum.Enum):
 
     # A model is not replayed: what it is given.
     GRAPH_OBJECT = "it is given a {}", _ARGUMENTS
+    GRAPH_NO_TENSOR = "it is given no sparse tensor", _ARGUMENTS
     GRAPH_SEVERAL = "it is given {} sparse tensors; graphs are of one", _ARGUMENTS
     GRAPH_ATTRIBUTE = "{!r} of the {} that it is given is a {}", _ARGUMENTS
     GRAPH_TWO_PLACES = "it is given one object in two places", _ARGUMENTS
     GRAPH_NEW_KINDS = (
         "its calls are of ever new kinds: {}, {} were replayed",
         "keep what changes from call to call in tensors, not in numbers, text or shapes",
+    )
+    GRAPH_FEATURES = "its sparse tensor has no features [N, C]", _ARGUMENTS
+    GRAPH_HAS_MAPS = (
+        "its sparse tensor has kernel maps already, or none that belong to it alone",
+        "begin with a sparse tensor that no layer has seen",
+    )
+    GRAPH_COORDINATES = (
+        "its coordinates are not int32 [N, 1 + D] on the device of its features",
+        "hand over such coordinates",
+    )
+    GRAPH_ROWS = (
+        "it is given no rows, or other numbers of features and coordinates",
+        "hand over a row of each per site",
+    )
+    # Where, and how it is called.
+    GRAPH_DEVICE = "its features are not on a GPU", "move model and input to a GPU"
+    GRAPH_MEMORY = (
+        "memory is limited, and graphs have memory of their own",
+        "call the model outside of `memory_limit`",
+    )
+    GRAPH_NESTED = "a graph is being captured around it", "nothing: what is around it is replayed as one"
+    GRAPH_HOOKS = (
+        "a module of it has hooks, or trains where no gradients are recorded",
+        "take the hooks off, and call `.eval()` for inference",
+    )
+    GRAPH_ENOUGH = (
+        "there are as many captures as its replayed calls are worth so far",
+        "nothing: more calls are worth more captures; inputs of fewer sizes need fewer",
     )
     # What it reads.
     GRAPH_READS_OBJECT = "it reads {!r}, a {}", _READ_LESS
@@ -179,7 +208,7 @@ class Why(enum.Enum):
     FLOW_IRREGULAR = "an offset of the kernel map meets a row more than once", "use the dataflow `auto` or `grouped`"
     FLOW_DTYPE = "kernels do not multiply {}", "convert the layer to fp32, fp16 or bf16"
     FLOW_DEVICE_DTYPE = "{} does not multiply {}", "convert the layer to fp32 or fp16"
-    FLOW_DEVICE = "Triton kernels do not serve {}: {}", "see `Triton kernels do not run on` above"
+    FLOW_DEVICE = "Triton kernels do not run on {}: {}", "see `Triton kernels do not run on` above"
     FLOW_FAULT = "({}) {}", "update driver and torch, then " + _REPORT
 
     def __init__(self, text: str, remedy: str | None = None, verdict: Verdict = _FINAL) -> None:

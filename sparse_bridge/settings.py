@@ -26,22 +26,36 @@ import threading
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import SettingError
 
 PREFIX = "SPARSE_BRIDGE_"
-# Whether Triton kernels compute a dataflow. `core.conv.dataflows` has a file for each.
+
+
+class DataflowTraits(NamedTuple):
+    """What code below the convolutions asks of a dataflow.
+
+    kernels: Triton kernels compute it.  tiles: it follows the tiles that a map keeps, so that these
+    are worth having before a layer asks for them.
+    """
+
+    kernels: bool
+    tiles: bool = False
+
+
+# `core.conv.dataflows` has a file for each.
 DATAFLOWS = {
-    "masked": True,
-    "masked:2": True,
-    "masked:3": True,
-    "masked:4": True,
-    "unmasked": True,
-    "grouped": True,
-    "per_offset": False,
-    "explicit": False,
+    "masked": DataflowTraits(True, tiles=True),
+    "masked:2": DataflowTraits(True),
+    "masked:3": DataflowTraits(True),
+    "masked:4": DataflowTraits(True),
+    "unmasked": DataflowTraits(True),
+    "grouped": DataflowTraits(True),
+    "per_offset": DataflowTraits(False),
+    "explicit": DataflowTraits(False),
 }
+TILED = {"auto", *(name for name, traits in DATAFLOWS.items() if traits.tiles)}
 CHOICES = {
     "dataflow": ("auto", *DATAFLOWS),
     "fp32": ("auto", "ieee"),

@@ -50,7 +50,7 @@ class Lane:
     @property
     def kernels(self) -> bool:
         """Whether Triton kernels do the work."""
-        return settings.DATAFLOWS[self.dataflow]
+        return settings.DATAFLOWS[self.dataflow].kernels
 
     def serving(self, dtype):
         """The lane's dataflow, or the automatic one for a dtype that its kernels do not multiply:

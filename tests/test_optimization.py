@@ -13,6 +13,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.conv import epilogue
+from sparse_bridge.refusals import Why
 from tests.adapters.spconv import doors
 from tests.checks import assert_close
 from tests.rules import layers_wait
@@ -320,9 +321,10 @@ def test_the_report_names_models_that_are_optimised(case):
     with torch.no_grad():
         for _ in range(3):
             model(x)
-    assert lines()[replayed] == 1
+    with_reason = f"{replayed}; {Why.GRAPH_DEVICE.says()}"
+    assert lines()[with_reason] == 1
     sparse_bridge.restore(model)
-    assert replayed not in lines()
+    assert with_reason not in lines()
 
 
 def test_the_example_is_called_until_layers_know_what_follows(case, passes):

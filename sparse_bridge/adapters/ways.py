@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .. import native
@@ -66,7 +66,7 @@ def tuned_groups() -> tuple[str, ...]:
 
 def open_ways() -> tuple[str, ...]:
     """See `Report.ways`: a line each, for those that are open in this process."""
-    return tuple(itertools.chain(_followed(), _programs(), _helped()))
+    return tuple(itertools.chain(_followed(), _programs(), _helped(), _in_torch()))
 
 
 def replayed() -> list[tuple[str, int, int, str | None]]:
@@ -92,6 +92,11 @@ def _programs() -> Iterator[str]:
     backend = _loaded("core.compile.programs.backend")
     if backend is not None and backend.made:
         yield f'graphs of torch.compile(backend="sparse_bridge") that are programs: {backend.made}'
+
+
+def _in_torch() -> Iterable[str]:
+    registry = _loaded("core.conv.registry")
+    return () if registry is None else registry.in_torch()
 
 
 def _helped() -> Iterator[str]:

@@ -29,7 +29,7 @@
   X(sum_sizes) X(_get_tracing_state) X(momentum) X(track_running_stats) X(num_batches_tracked)     \
   X(in_channels) X(norm_parts)                                                                                   \
   X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)    \
-  X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(conv1x1) X(_current_level)    \
+  X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(_current_level)    \
   X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
   X(flipped) X(forward) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
   X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
@@ -37,7 +37,7 @@
   X(_make) X(_map) X(memory) X(MIN_DEFERRED_ELEMENTS) X(n_offsets) X(n_pairs) X(n_rows)            \
   X(__name__) X(native) X(nbytes)                                                                  \
   X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
-  X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(ready) X(record_voxel_count)          \
+  X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(ready)          \
   X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(row_numbers) X(rows) X(rows_of)           \
   X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
   X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(stride) X(subm) X(symmetric) X(table) X(_tables)        \
@@ -1259,7 +1259,8 @@ static PyObject *trained_layer(Scope *s, PyObject *layer, PyObject *const *opera
 }
 
 /* `conv._known` of the stand-in's tensors(layer, x, weight, epilogue, parts).  parts: form_of,
- * note, the dictionary of `keys`, sys.modules, torch.float16, _trained, check_parameters. */
+ * note, the dictionary of `keys`, sys.modules, torch.float16, _trained, check_parameters,
+ * LONG_WAY_OPTIONS. */
 static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
   if (count != 5 || declined()) Py_RETURN_NOTIMPLEMENTED;
@@ -1274,9 +1275,12 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
   PyObject *features = item(s, x, s__features), *timer = item(s, x, s__timer);
   PyObject *key = item(s, layer, s_indice_key), *inverted = item(s, layer, s_inverse);
   refuse_unless(s, features && Py_IS_TYPE(features, (PyTypeObject *)g_Tensor) && key && inverted &&
-                       item(s, layer, s_conv1x1) == Py_False && key != Py_None &&
-                       item(s, layer, s_record_voxel_count) == Py_False &&
-                       item(s, x, s_benchmark) == Py_False);
+                       key != Py_None && item(s, x, s_benchmark) == Py_False);
+  PyObject *options = PyTuple_GET_ITEM(parts, 7);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(options); i++) {
+    PyObject *option = item(s, layer, PyTuple_GET_ITEM(options, i));
+    refuse_unless(s, option && !truth(s, option));
+  }
   int learns = truth(s, asked(s, a_is_grad_enabled));
   refuse_unless(s, unset(s, a_is_inference_mode_enabled));
   if (s->state == GOES_ON && timer && timer != Py_None)

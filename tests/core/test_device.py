@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import pathlib
 import subprocess
 import sys
 
@@ -194,12 +196,25 @@ def test_a_forced_dataflow_that_cannot_serve_says_why(fake_gpu, flow):
 
 
 def test_every_dataflow_of_the_settings_has_a_file():
-    for name, kernels in settings.DATAFLOWS.items():
+    for name, traits in settings.DATAFLOWS.items():
         flow = registry.entry(name)
-        assert (flow.name, flow.kernels) == (name, kernels)
+        assert (flow.name, flow.kernels) == (name, traits.kernels)
     assert registry.entry(registry.automatic()[-1]).refusals(Case(CUDA, torch.float64, False)) == [], (
         "the last one serves everything"
     )
+
+
+def test_nobody_compares_names_of_dataflows():
+    """Attributes and methods of a dataflow say what it needs, so that a new one is a file of its own.
+    `splits=` of `override.dataflow` is an option of "masked", by name."""
+    package, seen = pathlib.Path(settings.__file__).parent, set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                words = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+                if words & settings.DATAFLOWS.keys():
+                    seen.add(file.relative_to(package).as_posix())
+    assert seen == {"core/conv/override.py"}
 
 
 def test_tf32_is_asked_of_those_that_have_it():

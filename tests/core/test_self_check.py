@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sparse_bridge import log, settings
+import sparse_bridge
+from sparse_bridge import log, settings, state
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import kernel_products, registry
 from sparse_bridge.core.conv.dataflow import Case
@@ -18,6 +19,7 @@ from sparse_bridge.core.device import precision, self_check, self_check_problems
 from sparse_bridge.errors import DeviceError, KernelError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target
+from sparse_bridge.refusals import Why
 from tests.checks import assert_close, assert_error
 from tests.core.layers import layer, tensors
 
@@ -293,6 +295,27 @@ def test_a_dtype_that_fails_is_the_only_one_to_fall_back(gpu, caplog):
         assert chosen(CUDA, torch.bfloat16) == ("masked", HOPPER)
     (record,) = caplog.records
     assert "fp16 products failed" in record.getMessage() and "sm_90" in record.getMessage()
+    assert record.getMessage().endswith("doctor --json`.")
+    assert record.getMessage().partition(". ")[0] in registry.in_torch()
+
+
+def test_the_reason_of_a_device_is_that_of_its_check(gpu, caplog):
+    gpu["int32 keys"] = "look-ups failed the self-check"
+    with caplog.at_level(logging.INFO, "sparse_bridge"):
+        assert chosen(CUDA, SINGLE) == ("per_offset", None)
+    why = Why.FLOW_DEVICE.says(CUDA, gpu["int32 keys"])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{why}. Using the per-offset dataflow in torch.",
+        f"layers in float32 on cuda:0 run in torch: {why}.",
+    ]
+
+
+def test_the_report_says_what_kernels_do_not_multiply(gpu):
+    assert chosen(CUDA, torch.float64) == ("per_offset", None)
+    line = f"layers in float64 on cuda:0 run in torch: {Why.FLOW_DTYPE.says(torch.float64)}"
+    assert line in str(sparse_bridge.report()).splitlines()
+    state.reset()
+    assert line not in str(sparse_bridge.report())
 
 
 @pytest.mark.parametrize("part, dtype", [("int32 keys", HALF), ("fp16", HALF), ("fp32", SINGLE)])

@@ -34,7 +34,7 @@ CHOSEN = """
 """
 BLOCKS = """
     adapters.ledger._listeners core.capture.padded._local core.capture.graph_capture._captures
-    core.capture.replay_parts._local core.capture.units._local
+    core.capture.graph_capture._local core.capture.units._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
     core.device.stream_order._users

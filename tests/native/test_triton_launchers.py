@@ -143,16 +143,15 @@ def driver(monkeypatch):
     helper()
 
 
-def made(run=None, version=(3, 6), **changed):
+def made(run=None, **changed):
     run = CudaLauncher() if run is None else run
-    return native_launch.native_launcher(described(**changed), run, version)
+    return native_launch.native_launcher(described(**changed), run)
 
 
 def test_what_is_launched_directly(driver):
     kind = helper().Launcher
     assert type(made()) is kind
     assert type(made(HIPLauncher(), warp_size=64)) is kind
-    assert type(made(version=(3, 3))) is kind and type(made(version=(4, 0, 1))) is kind
     assert type(made(signature={})) is kind
 
 
@@ -170,10 +169,6 @@ def test_what_is_launched_directly(driver):
         {"signature": {"x": ("*fp16", "i32")}},
         {"signature": {"x": "tensordesc<fp16[64, 64]>"}},
         {"signature": {"x": None}},
-        {"version": (3, 2)},
-        {"version": (3, 2, 9)},
-        {"version": (2, 1)},
-        {"version": (0,)},
         {"run": XPULauncher()},
         {"run": lambda *args: None},
     ],
@@ -184,6 +179,15 @@ def test_what_is_launched_directly(driver):
 )
 def test_what_triton_launches(driver, changed):
     assert made(**changed) is None
+
+
+@pytest.mark.parametrize("constants", [False, True])
+def test_launchers_that_take_no_constants(driver, monkeypatch, constants):
+    """Up to Triton 3.2."""
+    monkeypatch.setattr(triton_compat, "PASS_CONSTEXPRS", constants)
+    compiled = described()
+    compiled.run, compiled.packed_metadata = CudaLauncher(), ()
+    assert (type(triton_compat.launcher_of(compiled)[0]) is helper().Launcher) == constants
 
 
 def test_a_gpu_that_looks_after_memory(driver):

@@ -15,6 +15,7 @@ import torch
 from ...core.geometry.offsets import Offsets
 from ...errors import ContractError
 from .errors import ArgumentValueError, StrideError
+from .strides import product, ratio
 from .upstream.enums import RegionType
 
 Points = tuple[tuple[int, ...], ...]
@@ -219,8 +220,7 @@ class KernelSpec:
 
     def scaled(self, tensor_stride: Iterable[int]) -> list[int]:
         """The tensor stride behind this kernel."""
-        pairs = zip(tensor_stride, self.stride, strict=True)
-        return [t // s if self.transposed else t * s for t, s in pairs]
+        return list((ratio if self.transposed else product)(tuple(tensor_stride), self.stride))
 
 
 @functools.cache

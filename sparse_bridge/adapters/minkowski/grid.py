@@ -7,8 +7,6 @@ rule the tensor stride) and with the spatial axes reversed: MinkowskiEngine's ke
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import NamedTuple
 
 import torch
@@ -17,8 +15,6 @@ from ...core.device import stream_order
 from ...core.geometry.boxes import Box
 from ...core.geometry.constants import constant
 from ...core.geometry.data_bounds import DataBounds
-from ...core.geometry.offsets import Offsets
-from ...core.geometry.reach import AxisReach, BoxReach
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.lookup import find_rows
@@ -27,8 +23,8 @@ from ...core.maps.request import BuiltMap, MapRequest, announce, request
 from ...errors import CoordinateError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import KernelSpec
+from .strides import Stride, product
 
-Stride = tuple[int, ...]
 Key = tuple[Stride, str]
 _INT32 = torch.iinfo(torch.int32)
 
@@ -95,39 +91,6 @@ def integral(coords: torch.Tensor) -> torch.Tensor:
             f"the coordinate {bad} is not finite or leaves 32-bit integers; shift or coarsen the coordinates."
         )
     return found
-
-
-def common_unit(*units: tuple[int, ...]) -> tuple[int, ...]:
-    """Greatest common divisor per axis."""
-    return tuple(math.gcd(*axis) for axis in zip(*units, strict=True))
-
-
-def ratio(large: Stride, small: Stride) -> Stride:
-    """The quotient per axis, rounded down."""
-    return tuple(a // b for a, b in zip(large, small, strict=True))
-
-
-@functools.cache
-def reached(offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...]) -> BoxReach:
-    """Bounds of the places (c * multiplier + offset) / divisor, where whole, of coordinates c: a
-    rule of requests."""
-    axes = []
-    for axis, (m, d) in enumerate(zip(multiplier, divisor, strict=True)):
-        along = [offset[axis] for offset in offsets.values]
-        axes.append(AxisReach(m, d, min(along), max(along)))
-    return BoxReach(tuple(axes))
-
-
-@functools.cache
-def negated(offsets: Offsets) -> Offsets:
-    """The offsets the other way, in the same order."""
-    return Offsets.of([tuple(-c for c in offset) for offset in offsets.values])
-
-
-def strided_request(offsets: Offsets, divisor: tuple[int, ...]) -> MapRequest:
-    """For the places (c + offset) / divisor: those u that reach a c by u * divisor - offset."""
-    rule = reached(offsets, (1,) * len(divisor), divisor)
-    return MapRequest("strided", negated(offsets), divisor, rule, "first_seen")
 
 
 class Grid:
@@ -307,7 +270,7 @@ class Grid:
 
     def cells(self, divisor: tuple[int, ...]) -> CoordinateMap:
         """The distinct cells of `divisor` units that hold a coordinate, by their first row."""
-        own, out = self.own_view(), tuple(d * u for d, u in zip(divisor, self.unit, strict=True))
+        own, out = self.own_view(), product(divisor, self.unit)
         axes = _divided(own.coords[:, 1:], divisor[::-1])
         coarse = CoordinateMap(torch.cat([own.coords[:, :1], axes], 1), self.box(out))
         return coarse.distinct_map()

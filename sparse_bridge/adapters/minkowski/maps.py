@@ -31,8 +31,9 @@ from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError
 from .errors import KeyStateError, StrideError, TensorDeviceError
 from .geometry import KernelSpec, Region, cell_region, core_offsets
-from .grid import Grid, Key, LayerMap, Stride, common_unit, floor_to, negated, ratio, reached, strided_request
+from .grid import Grid, Key, LayerMap, floor_to
 from .points import FieldMap
+from .strides import Stride, common_unit, negated, product, ratio, reached, strided_request
 
 ENTERED = "entered"  # where a coordinate tensor's store tells its manager and key
 _LETTERS = string.digits + string.ascii_uppercase
@@ -176,7 +177,7 @@ class MapRegistry:
         memo = (key, stride, name)
         if memo in self._strided:
             return self._strided[memo]
-        out_stride = tuple(t * s for t, s in zip(grid.stride, stride, strict=True))
+        out_stride = product(grid.stride, stride)
         found = (out_stride, name or key[1])
         if found not in self.grids or self.grids[found].made == "pruned":
             make = self._flatten if 0 in out_stride else self._coarsen
@@ -213,7 +214,7 @@ class MapRegistry:
     def expanded(self, key: Key, region: Region, stride: Stride) -> Key:
         """A new map: {u + o * tensor stride} that lie on the coarser grid (expand_coordinates)."""
         grid = self.grid(key)
-        out = self.free_key(tuple(t * s for t, s in zip(grid.stride, stride, strict=True)))
+        out = self.free_key(product(grid.stride, stride))
         scale = ratio(grid.stride, grid.unit)
         divisor = ratio(out[0], grid.unit)[::-1]
         offsets = core_offsets(region, scale)

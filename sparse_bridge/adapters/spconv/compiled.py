@@ -59,13 +59,10 @@ def sites_of(x: Any) -> Traced:
 
 
 def build(sites: Sites, numbers: Sequence[int]) -> Made:
-    """The map of a layer: numbers as `_numbers` puts them."""
-    ndim, subm, transposed, order = numbers[:4]
-    parts = [tuple(numbers[4 + ndim * i : 4 + ndim * (i + 1)]) for i in range(5)]
-    rest = list(numbers[4 + 5 * ndim :])
-    geometry = LayerGeometry._make([*parts, bool(subm), bool(transposed)])
-    asked = geometry, ORDERS[order], "a compiled layer"
-    built, _ = ask(sites.store, sites.coords, rest[0], rest[1:], *asked)
+    """The map of a layer.  numbers: its geometry, see `LayerGeometry.numbers`, batch size and grid."""
+    layer, (batch_size, *shape) = _relative(numbers), numbers[-1 - numbers[0] :]
+    geometry, order = LayerGeometry.of_numbers(layer)
+    built, _ = ask(sites.store, sites.coords, batch_size, shape, geometry, ORDERS[order], "a compiled layer")
     if built.coords is None or built.store is None:
         return Made(built.kmap)
     return Made(built.kmap, Sites(built.coords.coords, built.store))
@@ -73,28 +70,10 @@ def build(sites: Sites, numbers: Sequence[int]) -> Made:
 
 def _relative(numbers: Sequence[Any]) -> Sequence[Any]:
     """Without the batch size and the grid."""
-    return numbers[: 4 + 5 * numbers[0]]
+    return numbers[: -1 - numbers[0]]
 
 
 coordinates.register(_BUILDER, build, _relative)
-
-
-def _numbers(geometry: LayerGeometry, order: str, batch_size: int, shape: list[int]) -> list[int]:
-    n_axes = len(shape)
-    more = geometry.output_padding or (0,) * n_axes
-    return [
-        n_axes,
-        int(geometry.subm),
-        int(geometry.transposed),
-        ORDERS.index(order),
-        *geometry.kernel,
-        *geometry.stride,
-        *geometry.padding,
-        *geometry.dilation,
-        *more,
-        batch_size,
-        *shape,
-    ]
 
 
 def served(x: Any, layer: Any) -> bool:
@@ -112,7 +91,7 @@ def _made(layer: Any, x: Any) -> Record:
     check_dimension(layer, x)
     geometry, shape = LayerGeometry.of(layer), shape_of(x)
     out_shape, sites = geometry.output_shape(shape, what), sites_of(x)
-    numbers = _numbers(geometry, order_of_layer(layer, x), x.batch_size, shape)
+    numbers = [*geometry.numbers(ORDERS.index(order_of_layer(layer, x))), x.batch_size, *shape]
     if geometry.subm:
         handle, out = sites.map(_BUILDER, numbers), sites
     else:
@@ -136,8 +115,8 @@ class Answer(NamedTuple):
         return out
 
 
-def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, precision: str) -> Answer:
-    """The output of a convolution. precision: as of `ConvForm`."""
+def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, form: ConvForm) -> Answer:
+    """The output of a convolution."""
     what = type(layer).__name__
     features, entries = check_input(x, what), dict(x.indice_dict)
     if features.shape[1] != layer.in_channels:
@@ -155,7 +134,6 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, prec
     sites, shape = record.after, record.out_spatial_shape
     if inverse:
         sites, shape = record.before, record.spatial_shape
-    form = ConvForm("ovi", layer.groups, precision)
     rows = sites.coords.shape[0]
     y = products.conv(features, weight, epilogue, record.handle, rows, form, inverse)
     return Answer(y, sites, shape, entries)

@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 _PLAIN = Epilogue()
+# Options of a layer with which, once they are set, `_known` and the compiled helper leave it to the long way.
+LONG_WAY_OPTIONS = "conv1x1", "record_voxel_count"
 ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}
 
 
@@ -142,13 +144,14 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
         out = native(layer, x, weight, epilogue, _PARTS)
         if out is not NotImplemented:
             return out
+    for option in LONG_WAY_OPTIONS:
+        if getattr(layer, option):
+            return None
     features, timer = getattr(x, "_features", None), getattr(x, "_timer", None)
     if (
         type(features) is not torch.Tensor
         or torch.is_grad_enabled()
         or torch.is_inference_mode_enabled()
-        or layer.conv1x1
-        or layer.record_voxel_count
         or x.benchmark
         or (timer is not None and timer.enable)
     ):
@@ -177,8 +180,8 @@ def _traced(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names:
         return _pointwise(layer, x, check_input(x, type(layer).__name__), weight, epilogue.bias)
     learns = torch.is_grad_enabled()  # an activation that needs a gradient follows the product
     end = Epilogue(epilogue.bias) if learns else epilogue
-    precision = _precision(allow_tf32(), _adds_in_fp16(layer, x._features))
-    made = compiled.convolved(layer, x, weight, end, precision)
+    form = ConvForm("ovi", layer.groups, _precision(allow_tf32(), _adds_in_fp16(layer, x._features)))
+    made = compiled.convolved(layer, x, weight, end, form)
     out = made.tensor(x, _activated(made.features, epilogue) if learns else made.features)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
@@ -299,7 +302,7 @@ def _pointwise(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor,
 
 
 # What the compiled helper reads.
-_PARTS = form_of, note, vars(keys), sys.modules, torch.float16, _trained, check_parameters
+_PARTS = form_of, note, vars(keys), sys.modules, torch.float16, _trained, check_parameters, LONG_WAY_OPTIONS
 
 
 def record_voxels(layer: Any, y: torch.Tensor) -> None:

@@ -121,6 +121,19 @@ class LayerGeometry(NamedTuple):
             getattr(layer, "transposed", False),
         )
 
+    def numbers(self, order: int) -> list[int]:
+        """As graphs hold it, with the number of the order of new rows.  Programs that were exported have them so."""
+        n_axes = len(self.kernel)
+        rule = [n_axes, int(self.subm), int(self.transposed), order, *self.kernel, *self.stride, *self.padding]
+        return [*rule, *self.dilation, *(self.output_padding or (0,) * n_axes)]
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[int]) -> tuple[LayerGeometry, int]:
+        """(the geometry, the order) of `numbers`."""
+        n_axes, subm, transposed, order, *rest = numbers
+        sizes = [tuple(rest[at : at + n_axes]) for at in range(0, len(rest), n_axes)]
+        return cls._make([*sizes, bool(subm), bool(transposed)]), order
+
     @property
     def rule(self) -> LayerGeometry:
         """What of it decides where outputs lie: a rule of requests, alike for layers that share
@@ -156,3 +169,12 @@ class LayerGeometry(NamedTuple):
         if self.subm:
             return submanifold_offsets(self.kernel, self.dilation)
         return strided_offsets(self.kernel, self.dilation, self.padding)
+
+
+@functools.cache  # scenes bring grids of ever new sizes, layers do not
+def request_of(geometry: LayerGeometry, order: str) -> tuple[str, Offsets, tuple[int, ...], Any, str]:
+    """What a layer asks for, a `MapRequest` but for its box.  order: of new rows."""
+    if geometry.subm:
+        return "submanifold", geometry.offsets, (), None, "given"
+    kind = "generative" if geometry.transposed else "strided"
+    return kind, geometry.offsets, geometry.stride, geometry.rule, order

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ...core.geometry.boxes import Box
-from ...core.geometry.offsets import Offsets
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
 from ...core.maps.request import BuiltMap, MapRequest, request
 from .. import providers  # noqa: F401 - maps are prefetched
-from .geometry import LayerGeometry
+from .geometry import LayerGeometry, request_of
 from .rules.outside import warn_of_rows_outside
 from .rules.row_order import order_of_layer
 from .tensors import shape_of
@@ -83,13 +82,4 @@ def _request_of(
 ) -> tuple[MapRequest, Box, list[int]]:
     """(what a layer asks in a grid, the grid's box, the output's grid)."""
     out_shape, box = geometry.output_shape(list(shape), what), Box.grid(batch_size, shape)
-    return MapRequest(*_asked_of(geometry, order), box), box, out_shape
-
-
-@functools.cache  # scenes bring grids of ever new sizes, layers do not
-def _asked_of(geometry: LayerGeometry, order: str) -> tuple[str, Offsets, tuple[int, ...], Any, str]:
-    """A `MapRequest` but for its box."""
-    if geometry.subm:
-        return "submanifold", geometry.offsets, (), None, "given"
-    kind = "generative" if geometry.transposed else "strided"
-    return kind, geometry.offsets, geometry.stride, geometry.rule, order
+    return MapRequest(*request_of(geometry, order), box), box, out_shape

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,23 @@ import torch
 from ... import policy
 from ...kernels.runtime.uploads import uploaded, uploads_later
 from ..device.stream_order import capture_stream, waiting
+
+_local = threading.local()
+
+
+def trying() -> bool:
+    """Whether this thread captures a model, or tries to."""
+    return getattr(_local, "trying", False)
+
+
+@contextlib.contextmanager
+def trial() -> Iterator[None]:
+    """In this block the thread does."""
+    _local.trying = True
+    try:
+        yield
+    finally:
+        _local.trying = False
 
 
 class _Captures:

@@ -100,7 +100,7 @@ class Early:
         if graph is None or not graph.maps.exact:
             return False
         with owner.lock, torch.cuda.device(cmap.device):
-            if not (owner.allowed() and kinds.capturable(coords)):
+            if not (owner.allowed() and kinds.why_not(coords) is None):
                 return False
             owner.start(graph, root)
             found: bool = graph.maps.learn(root)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ... import memory, settings
+from ...refusals import Why
 from ..conv.convolution import autocast_dtype
 from ..device import rocm
 from ..geometry.data_bounds import Root
@@ -53,20 +54,25 @@ def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     )
 
 
-def root_of(tensors: Tensors, x: Any) -> Root | None:
-    """The coordinates of a sparse tensor as the core has them, in their box; None where calls with
-    it may not be captured."""
+def root_of(tensors: Tensors, x: Any) -> Root | Why:
+    """The coordinates of a sparse tensor as the core has them, in their box; or why calls with it may not be
+    captured."""
     features = tensors.features_of(x)
-    if features is None or features.ndim != 2 or not capturable(features):
-        return None
-    root = tensors.capture_root(x)
+    if features is None or features.ndim != 2:
+        return Why.GRAPH_FEATURES
+    why = why_not(features)
+    if why is not None:
+        return why
+    root: Root | None = tensors.capture_root(x)
     if root is None:
-        return None
+        return Why.GRAPH_HAS_MAPS
     coords = root.coords
     columns = (coords.device, coords.dtype, coords.ndim, coords.shape[-1])
     if columns != (features.device, torch.int32, 2, 1 + root.bounds.dimension):
-        return None
-    return root if 0 < features.shape[0] == coords.shape[0] else None
+        return Why.GRAPH_COORDINATES
+    if not 0 < features.shape[0] == coords.shape[0]:
+        return Why.GRAPH_ROWS
+    return root
 
 
 def kind_of(tensors: Tensors, call: Call, root: Root) -> Kind:
@@ -87,15 +93,15 @@ def kind_of(tensors: Tensors, call: Call, root: Root) -> Kind:
     )
 
 
-def capturable(features: torch.Tensor) -> bool:
-    """Whether launches over these features can be captured now; not inside another model that is
-    being captured, nor under a limit on memory, of which graphs have their own."""
-    if features.is_cuda and not rocm.replays_graphs():
+def why_not(features: torch.Tensor) -> Why | None:
+    """Why launches over these features cannot be captured now; None where they can."""
+    if not features.is_cuda:
+        return Why.GRAPH_DEVICE
+    if not rocm.replays_graphs():
         rocm.say_that_graphs_stay_off()
-        return False
-    return (
-        features.is_cuda
-        and memory.limit is None
-        and not torch.cuda.is_current_stream_capturing()
-        and padded.current() is None
-    )
+        return Why.GRAPH_ROCM
+    if memory.limit is not None:
+        return Why.GRAPH_MEMORY
+    if torch.cuda.is_current_stream_capturing() or padded.current() is not None:
+        return Why.GRAPH_NESTED
+    return None

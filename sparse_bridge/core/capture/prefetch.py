@@ -108,7 +108,7 @@ def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Record
         return recording
     target, now = _target(cmap), settings.get()
     allowed = now.capture != "off" and memory.limit is None  # all maps of a scene come at once
-    if target is None or not allowed or now.dataflow not in ("auto", "masked"):
+    if target is None or not allowed or now.dataflow not in settings.TILED:
         return recording
     kept = recording.shared()
     last = _learn(cmap, kept, first)

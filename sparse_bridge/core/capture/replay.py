@@ -164,7 +164,7 @@ class Replayer(Replays):
                 return Captured(self.forward, call, scene, features, place, around)
 
             scene.fill = float("nan")
-            weights = self.own_tensors()
+            weights = [*self.model.parameters(), *self.model.buffers()]
             reads = ForeignReads([features, *scene.tensors(), *weights])
             made = work([reads])
             if self.told_apart(scene, known):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-import contextlib
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from .calls import followers
 from .calls.call import Call, call_of
 from .calls.outcome import MISSING
 from .captured_model import ROWS, Place, Tensors, statistics_kept
-from .graph_capture import EagerMemory, GraphMemory, empty_cache
+from .graph_capture import EagerMemory, GraphMemory, empty_cache, trial, trying
 from .graph_maps import Early, smallest
 from .kinds import Kind, Root, addresses, kind_of, root_of
 from .padded import PaddedInput
@@ -32,22 +32,7 @@ class Served(NamedTuple):
     after: Callable[[Any], None]
 
 
-_local = threading.local()
 _ordering = threading.Lock()
-
-
-def trying() -> bool:
-    """Whether this thread captures a model, or tries to."""
-    return getattr(_local, "trying", False)
-
-
-@contextlib.contextmanager
-def _trial() -> Iterator[None]:
-    _local.trying = True
-    try:
-        yield
-    finally:
-        _local.trying = False
 
 
 class Replays(abc.ABC):
@@ -76,6 +61,7 @@ class Replays(abc.ABC):
         self.by_box = False  # a graph for every box; where the model looks at bounds
         self.reason: str | None = None  # why a capture failed
         self.undecided: str | None = None  # why the last trial showed nothing
+        self.declined: Why | None = None  # why the last call that might have been captured was not
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
@@ -120,20 +106,26 @@ class Replays(abc.ABC):
                 self.attempts.failed()
             self.refuse(str(error))
             return None
-        return None if call is None else self.served(call)
+        if call is None:
+            self.decline(Why.GRAPH_NO_TENSOR)
+            return None
+        return self.served(call)
 
     def served(self, call: Call) -> Served | None:
         """What a graph makes of a call, MISSING where none is for it; None where it may not be replayed."""
         tensors = self.tensors_of(call.x)
-        root = None if tensors is None else root_of(tensors, call.x)
-        if tensors is None or root is None:
+        root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x)
+        if isinstance(root, Why):
+            self.decline(root)
             return None
+        assert tensors is not None
         features = tensors.features_of(call.x)
         assert features is not None  # `root_of` has seen them
         with self.early.ahead(self, root, features):
             if self.possible():
                 return self._served(tensors, call, root)
             self.early.told(None)
+            self.decline(Why.GRAPH_HOOKS)
             return None
 
     def start(self, graph: Any, root: Root) -> None:
@@ -167,7 +159,7 @@ class Replays(abc.ABC):
     def _prove(self, kind: Kind, graph: Any, call: Call, root: Root, out: Any) -> None:
         """At the first input that is strange in these ways: whether the graph computes what the model did."""
         strange = graph.made.strange(root)
-        with _trial(), torch.no_grad(), statistics_kept(self.model):
+        with trial(), torch.no_grad(), statistics_kept(self.model):
             seen = self.values(graph, call, root)
             if seen is None:
                 return
@@ -210,10 +202,6 @@ class Replays(abc.ABC):
     def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
         """A call that no graph is for has returned `out`."""
 
-    def own_tensors(self) -> list[torch.Tensor]:
-        """Parameters and buffers."""
-        return [*self.model.parameters(), *self.model.buffers()]
-
     def held(self, kind: Kind, root: Root) -> Any:
         """The smallest graph that serves an input of `kind`."""
         capacity = kind.capacity
@@ -252,9 +240,10 @@ class Replays(abc.ABC):
         if self.given_up() is not None or kind in self.graphs:
             return
         if self.captures >= self.most + self.hits // policy.CALLS_PER_CAPTURE:
+            self.decline(Why.GRAPH_ENOUGH)
             return
         try:
-            with self.lock, torch.cuda.device(kind.device), _trial():
+            with self.lock, torch.cuda.device(kind.device), trial():
                 self.follow()  # a trial replays maps in the memory that the graphs share
                 self.early.forget()
                 if len(self.graphs) >= self.most:  # the one that has not served for longest
@@ -265,7 +254,7 @@ class Replays(abc.ABC):
                 graph = capture()
                 if graph is not None:
                     self.captures += 1
-                    self.undecided = None
+                    self.undecided = self.declined = None
                     self.graphs[kind] = graph
                     empty_cache()  # what the trial took on a stream of its own
                 elif (len(self.reads), self.by_box) == known:
@@ -340,9 +329,15 @@ class Replays(abc.ABC):
 
     def why(self) -> str | None:
         """What stands in the way of replays, or did."""
-        return self.reason or self.undecided
+        return self.reason or self.undecided or (self.declined and self.declined.says())
 
-    def _say(self, what: str, reason: str) -> None:
+    def decline(self, why: Why) -> None:
+        """Remember why this call is left alone; calls to come need not be."""
+        if why is not self.declined:
+            self.declined = why
+            self._say(why.name, why.says(), logging.INFO)
+
+    def _say(self, what: str, reason: str, level: int = logging.WARNING) -> None:
         name = type(self.model).__name__
         text = f"{name} is not replayed from a graph: {reason}"
-        log.once((what, type(self).__name__, name), text, level=30)
+        log.once((what, type(self).__name__, name), text, level)

@@ -37,8 +37,9 @@ from .calls.frames import constants_alive
 from .calls.given import ENTRANCE, Given, with_copies
 from .calls.wrappers import wraps
 from .captured_model import Tensors
+from .graph_capture import trying
 from .replay import Replayer, Summary
-from .replay_parts import MISSING, Served, trying
+from .replay_parts import MISSING, Served
 from .replay_training import TrainingReplayer
 
 _CALL = nn.Module._call_impl.__code__

@@ -35,14 +35,6 @@ def serving_flow(rulebook: Rulebook, side: int, product: Product | LayerProduct)
     return flow_for(rulebook, side, product) or flow_of(rulebook, side, product)
 
 
-def possible_flows(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> list[str]:
-    """`serving_flow`, and what it becomes where the rows of such a map come ordered, as layers of
-    larger scenes wanted them."""
-    name = serving_flow(rulebook, side, product)
-    stays = is_stem(product)
-    return [name, "masked"] if name == "unmasked" and not stays else [name]
-
-
 def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:
     """The dataflow of the rows of `side`: "masked" unless *unmasked* is clearly cheaper, which
     gives every row the same bits. Others add up in an order of their own: they are on request.

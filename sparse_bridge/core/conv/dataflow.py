@@ -67,15 +67,17 @@ class LayerProduct(NamedTuple):
 
 class Dataflow:
     """The base of all: plain torch, for every case.  name: as settings spell it.  joint: it has
-    `gradients`."""
+    `gradients`.  same_sums: kernels add up a row in the usual order, offset by offset, so that it
+    has the bits that others of these give it, and tuning may put one in another's place."""
 
     name: str
     joint = False
+    same_sums = False
 
     @property
     def kernels(self) -> bool:
         """Whether Triton kernels compute it."""
-        return settings.DATAFLOWS[self.name]
+        return settings.DATAFLOWS[self.name].kernels
 
     def by_rule(self) -> Dataflow:
         """What "auto" takes in its place: itself, or one that looks at each map."""

@@ -20,11 +20,10 @@ from ...kernels.tiles.epilogue_bits import BIAS
 from ...native import calls as native_calls
 from ...refusals import Refusal, Why
 from ..device import self_check
-from ..device.device_support import kernel_target
+from ..device.device_support import kernel_target, problem_of
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
-from ..device.selection import select
 from ..maps.rulebook import Rulebook
-from ..tuning.problem import gather_problem
+from ..tuning.problem import Problem, gather_problem
 from ..tuning.tuner import Trial, current, final, tile_for
 from .dataflow import Case, Dataflow, Gather, LayerProduct, Wgrad, new_key, refusal, unit_channels
 from .epilogue import Epilogue
@@ -62,7 +61,7 @@ def _of_device(case: Case) -> list[Refusal]:
     force kernels that the device does not have."""
     target, device, dtype = kernel_target(case.device), case.device, case.dtype
     if target is None:
-        why = select(device).problem or "plain torch was asked for"
+        why = problem_of(device) or "plain torch was asked for"
         return [refusal(Why.FLOW_DEVICE, device, why)]
     if dtype == torch.bfloat16 and not target.has_bf16:
         return [refusal(Why.FLOW_DEVICE_DTYPE, target.arch, dtype)]
@@ -109,6 +108,20 @@ class KernelDataflow(Dataflow):
         """Rows that the kernel multiplies, for the choice of a tile."""
         return n_rows
 
+    def likely_work(self, n_offsets: int, n_rows: int) -> int:
+        """`work` of a map that is not there yet, into so many rows."""
+        return n_rows
+
+    def dry_table(self, n_offsets: int) -> Any:
+        """What stands for the table of `view` where a launch only compiles (`precompile.dry_run`)."""
+        if not self.packed:
+            return torch.empty((n_offsets, 1), dtype=torch.int32)
+        from ...kernels.maps.tile_list import TileList
+        from ..device.self_check_problems import COMMON_ROWS
+
+        memory = torch.empty(TileList.size(n_offsets, 1), dtype=torch.int32)
+        return TileList(memory, n_offsets, 1, COMMON_ROWS)
+
     def packs(self, product: Product) -> bool:
         """Whether narrow_gemm serves a product."""
         return self.packing and packs_offsets(product.w, product.precision)
@@ -118,7 +131,11 @@ class KernelDataflow(Dataflow):
         tunes."""
         if self.packs(product):
             return tile_of(product)
-        return tile_for(gather_problem(product, self.name, n_rows, n_in), trial)
+        return tile_for(gather_problem(product, self.name, n_rows, n_in, self.tile_rule), trial)
+
+    def tile_rule(self, problem: Problem) -> TileConfig:
+        """The tile of a problem before tuning."""
+        return problem.gather_tile()
 
     def spec(self, product: Product, tile: TileConfig) -> Any:
         """What the kernel needs to know but for the map."""

@@ -9,22 +9,42 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ... import log, settings
+from ... import log, settings, state
 from ...errors import DeviceError, UnsupportedError
 from ...kernels.runtime.target import Target
-from ...refusals import Why
+from ...refusals import Refusal, Why
 from .dataflow import Case, Dataflow
 
 _automatic: tuple[str, ...] = ("masked", "per_offset")
+_IRREGULAR = ("grouped", "per_offset")  # the same for maps that tables cannot hold
+_in_torch: dict[Case, list[Refusal]] = {}  # on GPUs, although nobody forces torch
 _OF_DEVICE = {Why.FLOW_DEVICE, Why.FLOW_DEVICE_DTYPE, Why.FLOW_FAULT}  # another device may serve
 
 
 def automatic() -> tuple[str, ...]:
     """The dataflows that "auto" tries, in this order."""
     return _automatic
+
+
+@state.owns
+def reset() -> None:
+    """Forget what ran in torch."""
+    _in_torch.clear()
+
+
+def in_torch() -> tuple[str, ...]:
+    """What ran in torch on GPUs although nobody forced it, and why, a line each."""
+    return tuple(itertools.starmap(_said, list(_in_torch.items())))
+
+
+def _said(case: Case, reasons: list[Refusal]) -> str:
+    dtype = str(case.dtype).removeprefix("torch.")
+    return f"layers in {dtype} on {case.device} run in torch: {'; '.join(map(str, reasons))}"
 
 
 @contextmanager
@@ -58,8 +78,8 @@ def choose(case: Case, wanted: str = "") -> Dataflow:
     """
     forced = wanted or settings.get().dataflow
     if not case.regular:
-        by_kernels = settings.DATAFLOWS.get(forced, True) and _serves(entry("grouped"), case)
-        return entry("grouped" if by_kernels else _automatic[-1])
+        names = _IRREGULAR if forced == "auto" or entry(forced).kernels else _IRREGULAR[-1:]
+        return next(flow for flow in map(entry, names) if _serves(flow, case))
     if forced != "auto":
         by = f"sparse_bridge.dataflow(module, {wanted!r})" if wanted else ""
         return _forced(entry(forced), case, by)
@@ -80,16 +100,14 @@ def _forced(flow: Dataflow, case: Case, by: str = "") -> Dataflow:
 
 
 def _serves(flow: Dataflow, case: Case) -> bool:
+    """Whether it does; if not, why is said in the log, and kept for the report."""
     reasons = flow.refusals(case)
-    for reason in reasons:
-        if reason.why is Why.FLOW_FAULT:
-            log.once(
-                ("fault", str(case.device), str(reason)),
-                f"On {case.device} {reason}. Layers in {case.dtype} use the per-offset "
-                "dataflow in torch. Please report this with the output of `python -m sparse_bridge "
-                "doctor --json`.",
-                level=30,
-            )
+    if reasons and case.device.type != "cpu" and _in_torch.get(case) != reasons:
+        _in_torch[case] = reasons
+        fault = any(reason.why is Why.FLOW_FAULT for reason in reasons)
+        ask = " Please report this with the output of `python -m sparse_bridge doctor --json`." if fault else ""
+        text = _said(case, reasons)
+        log.once(("flow", text), f"{text}.{ask}", logging.WARNING if fault else logging.INFO)
     return not reasons
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ... import log, settings, state
 from ...kernels.runtime.target import Target
+from ...refusals import Why
 from . import rocm, self_check
 from .selection import forces_kernels, refusal, select
 
@@ -27,6 +28,7 @@ class Devices:
         """Forget every decision, and that devices were used; who listens stays."""
         self._targets: dict[tuple[torch.device, bool, bool], Target] = {}
         self._used: set[tuple[torch.device, bool]] = set()
+        self._problems: dict[torch.device, str] = {}
         self._generation = -1
 
     def on_first_use(self, listener: FirstUse) -> None:
@@ -65,15 +67,18 @@ class Devices:
             if problem is None:
                 return target
         if problem is None:
+            self._problems.pop(device, None)
             return None
         if forces_kernels():
             raise refusal(f"Triton kernels on {device}", problem)
-        log.once(
-            ("no-triton", str(device), problem),
-            f"Triton kernels do not run on {device}: {problem}. Using the per-offset dataflow in torch.",
-            level=30,
-        )
+        self._problems[device] = problem
+        said = Why.FLOW_DEVICE.says(device, problem)
+        log.once(("no-triton", str(device), problem), f"{said}. Using the per-offset dataflow in torch.", level=30)
         return None
+
+    def problem_of(self, device: torch.device) -> str | None:
+        """Why `kernel_target` has last found none for a device that kernels were wanted on."""
+        return self._problems.get(device)
 
     def _announce(self, device: torch.device, target: Target, key64: bool) -> None:
         if (device, key64) not in self._used:
@@ -83,7 +88,7 @@ class Devices:
 
 
 _devices = Devices()  # of this process
-kernel_target = _devices.kernel_target
+kernel_target, problem_of = _devices.kernel_target, _devices.problem_of
 on_first_use = _devices.on_first_use
 reset = state.owns(_devices.reset)
 

@@ -22,14 +22,15 @@ class Selection(NamedTuple):
 
 def forces_kernels() -> bool:
     """Whether the settings force a dataflow of Triton kernels."""
-    return settings.DATAFLOWS.get(settings.get().dataflow, False)
+    flow = settings.DATAFLOWS.get(settings.get().dataflow)
+    return flow is not None and flow.kernels
 
 
 def select(device: torch.device) -> Selection:
     """GPUs use kernels unless a dataflow of plain torch is forced, CPU tensors only when one of
     kernels is."""
-    automatic = device.type != "cpu"
-    if not settings.DATAFLOWS.get(settings.get().dataflow, automatic):
+    flow = settings.DATAFLOWS.get(settings.get().dataflow)
+    if not (flow.kernels if flow is not None else device.type != "cpu"):
         return Selection(None, None)
     problem = targets.unavailable(device)
     return Selection(targets.of(device) if problem is None else None, problem)

@@ -71,7 +71,7 @@ def _optimistic_rulebook(cmap: CoordinateMap, offsets: Offsets, target: Target) 
     """The map of distinct, live rows, queued before the device says whether they are; None when
     they are not. With tiles, which most layers ask for, where memory is not limited."""
     rulebook = _submanifold_rulebook(cmap, offsets, None)
-    tiled = settings.get().dataflow in ("auto", "masked") and memory.limit is None
+    tiled = settings.get().dataflow in settings.TILED and memory.limit is None
     if tiled and len(offsets) <= _TILED_OFFSETS:
         rulebook.tiles(0, target)
     return rulebook if cmap.unique and cmap.alive is None else None

@@ -3,6 +3,7 @@ gather-GEMM follows them, kept with the rulebook."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,12 @@ def count_pairs(rulebooks: Sequence[Rulebook], target: Target) -> None:
     batch = PairBatch([tiles for _, (tiles, _) in found], lists, target)
     for place, (one, (_, side)) in enumerate(found):
         one.expect(batch, place, side)
+
+
+def likely_pairs(n_offsets: int, n_rows: int) -> int:
+    """About how many pairs a map into so many rows has; every row one, where there is one offset. Nobody knows yet;
+    it decides little: products over pairs are wide."""
+    return n_rows * math.ceil(n_offsets / 3)
 
 
 class PairGroups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -58,7 +59,8 @@ class Problem(NamedTuple):
     device: of the tensors.  precision: of the product, see `device.precision`.  order: "io" where
     the output channels of the weight are the closer ones in memory, else "oi".  n_rows, n_in: rows
     of the result and of what is gathered; for wgrad those of dy and x.  work: pairs (wgrad), else
-    0.  c_in, c_out: channels per group of the product itself.
+    0.  c_in, c_out: channels per group of the product itself.  tile_rule: of its dataflow, the tile
+    before tuning; None for `gather_tile`.
     """
 
     direction: str
@@ -75,6 +77,7 @@ class Problem(NamedTuple):
     n_rows: int
     n_in: int
     work: int = 0
+    tile_rule: Callable[[Problem], TileConfig] | None = None
 
     def bucket(self) -> Bucket:
         """The bucket; a function of the host's numbers alone."""
@@ -102,24 +105,28 @@ class Problem(NamedTuple):
 
     def default(self) -> TileConfig:
         """The tile that needs no tuning."""
-        return self._cut(self._default())
+        if self.direction == "wgrad":
+            from ...kernels.tiles.tile_config import wgrad_tile
+
+            return self._cut(wgrad_tile(self.target, self.dtype, self.c_in, self.c_out, self.precision, self.work))
+        return self._cut(self.gather_tile() if self.tile_rule is None else self.tile_rule(self))
 
     def _cut(self, tile: TileConfig) -> TileConfig:
         from ...kernels.tiles.clamps import clamp_for_splits
 
         return tile if self.splits == 1 else clamp_for_splits(tile)
 
-    def _default(self) -> TileConfig:
-        from ...kernels.tiles.tile_config import gather_tile, grouped_tile, wgrad_tile
-
-        target, dtype, precision = self.target, self.dtype, self.precision
-        if self.direction == "wgrad":
-            return wgrad_tile(target, dtype, self.c_in, self.c_out, precision, self.work)
+    @property
+    def form(self) -> tuple[Target, torch.dtype, int, int, int, int, str, str]:
+        """What `tile_config.gather_tile` and `grouped_tile` choose by, in their order."""
         sizes = self.n_rows, self.c_in, self.c_out, self.n_offsets
-        if self.dataflow == "grouped":
-            return grouped_tile(target, dtype, *sizes, precision, self.order)
-        expanding = self.n_rows > self.n_in
-        return gather_tile(target, dtype, *sizes, precision, self.order, expanding=expanding)
+        return self.target, self.dtype, *sizes, self.precision, self.order
+
+    def gather_tile(self) -> TileConfig:
+        """The usual tile of kernels that gather rows."""
+        from ...kernels.tiles.tile_config import gather_tile
+
+        return gather_tile(*self.form, expanding=self.n_rows > self.n_in)
 
     def candidates(self) -> list[TileConfig]:
         """Tiles worth timing, the default first."""
@@ -157,9 +164,12 @@ def _order(w: Weights) -> str:
     return "oi" if abs(w.strides[1]) < abs(w.strides[2]) else "io"
 
 
-def gather_problem(product: Product, dataflow: str, n_rows: int, n_in: int) -> Problem:
-    """The problem of a forward or dgrad product of `n_in` rows into `n_rows`."""
-    return _problem(product, "dgrad" if product.w.exchanged else "fwd", dataflow, n_rows, n_in)
+def gather_problem(
+    product: Product, dataflow: str, n_rows: int, n_in: int, tile_rule: Callable[[Problem], TileConfig] | None = None
+) -> Problem:
+    """The problem of a forward or dgrad product of `n_in` rows into `n_rows`; the rest as for `Problem`."""
+    problem = _problem(product, "dgrad" if product.w.exchanged else "fwd", dataflow, n_rows, n_in)
+    return problem._replace(tile_rule=tile_rule)
 
 
 def wgrad_problem(product: Product, n_rows: int, n_in: int, n_pairs: int) -> Problem:

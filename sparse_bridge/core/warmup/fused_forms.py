@@ -17,7 +17,7 @@ from ..conv.epilogue import Epilogue, Norm
 from ..conv.kernel_products import GatherProduct
 from ..geometry.weights import layout_of
 from ..maps.rulebook import Rulebook
-from .product_kernels import Expected, Sizes, launch_over, work_over
+from .product_kernels import Expected, Sizes, launch_over
 
 if TYPE_CHECKING:
     from ..conv.kernel_products import Inputs
@@ -69,8 +69,7 @@ def compile_others(product: GatherProduct, rulebook: Rulebook, side: int, inputs
         like = Rulebook(*sizes, rulebook.n_offsets, one.device, symmetric=rulebook.symmetric)
         like.trained = rulebook.trained
         for flow in product.flow.possible(like, side, one):
-            work = work_over(flow, one.w.n_offsets, n_rows)
-            tile = flow.tile(one, work, n_in)
+            tile = flow.tile(one, flow.likely_work(one.w.n_offsets, n_rows), n_in)
             if (flow.name, tile) not in known and times != 1.0:  # its own one is launched next
                 launch_over(flow, one, tile, (n_rows, n_in), vectors)
             known.add((flow.name, tile))

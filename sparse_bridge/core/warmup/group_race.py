@@ -25,9 +25,9 @@ from ...kernels.runtime.target import Target
 from ..conv import registry
 from ..conv.choice import flow_of, layer_of, map_class_of
 from ..conv.dataflow import LayerProduct
-from ..conv.dataflows.masked import BY_RULE
+from ..conv.dataflows.masked import BY_RULE, kernels_of
 from ..conv.epilogue import Epilogue
-from ..conv.kernel_products import GatherProduct, KernelDataflow
+from ..conv.kernel_products import GatherProduct
 from ..conv.plan import ConvPlan
 from ..device import trace
 from ..maps.kernel_map import KernelMap
@@ -37,8 +37,10 @@ from ..tuning.groups import GroupWinner, Layer, MapClass, View, choose
 from ..tuning.kernel_hash import code_hash
 from ..tuning.trial import device_timer, mismatch
 
-# What add up a row in the same order. Mask splits and lists of pairs do not: they are on request.
-_FLOWS = ("masked", "unmasked")
+
+def _rivals() -> list[str]:
+    """The dataflows of which one may take another's place."""
+    return [name for name in settings.DATAFLOWS if registry.entry(name).same_sums]
 
 
 @dataclasses.dataclass
@@ -207,7 +209,7 @@ class Race:
             if not torch.equal(run(), reference) or not bool((reference != 0).any()):
                 continue  # it proves nothing
             runs[layer, rule] = run
-            for flow in _FLOWS:
+            for flow in _rivals():
                 if flow == rule:
                     continue
                 try:
@@ -227,9 +229,7 @@ class Race:
         return runs
 
     def _product(self, layer: Layer, name: str, x: torch.Tensor, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
-        flow = registry.entry(name)
-        assert isinstance(flow, KernelDataflow)
-        product = GatherProduct(flow, self.group.uses[layer].product)
+        product = GatherProduct(kernels_of(name), self.group.uses[layer].product)
         return functools.partial(product, self._copy(name), layer.side, x, weight, Epilogue())
 
     @functools.cache  # noqa: B019 - lives as long as the race
@@ -239,7 +239,7 @@ class Race:
 
     def _needs(self, layer: Layer, flow: str) -> frozenset[View]:
         side = 0 if self.rulebook.symmetric else layer.side
-        return frozenset() if flow == "unmasked" else frozenset({("tiles", side)})
+        return frozenset({("tiles", side)} if kernels_of(flow).packed else ())
 
     def _paid(self) -> frozenset[View]:
         """Built whatever is chosen: what gradients of weights need."""

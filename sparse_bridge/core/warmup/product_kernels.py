@@ -8,7 +8,6 @@ knows them says so; others are guessed.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +25,7 @@ from ..device.column_sums import column_sums
 from ..device.precision import KERNEL_DTYPES
 from ..device.self_check_problems import COMMON_ROWS
 from ..geometry.weights import layout_of
+from ..maps.pair_groups import likely_pairs
 from ..maps.rulebook import Rulebook
 from ..ops.pointwise import takes
 from ..tuning.problem import wgrad_problem
@@ -180,19 +180,12 @@ def _gather(
             return
         flow = others[0]
     product = GatherProduct(flow, in_trusted_kernels(layer)).product
-    work = work_over(flow, layer.w.n_offsets, n_rows)
-    tile = flow.tile(product, work, n_in)
+    tile = flow.tile(product, flow.likely_work(layer.w.n_offsets, n_rows), n_in)
     if (side, flow.name, tile) in known:
         return
     known.add((side, flow.name, tile))
     vectors = (Epilogue() if side else one.epilogue).vectors
     launch_over(flow, product, tile, (n_rows, n_in), vectors)
-
-
-def work_over(flow: KernelDataflow, n_offsets: int, n_rows: int) -> int:
-    """Rows that a product into so many multiplies. Pairs, which nobody knows yet, decide little:
-    such products are wide."""
-    return _pairs(n_offsets, n_rows) if flow.name == "grouped" else n_rows
 
 
 def launch_over(
@@ -202,7 +195,7 @@ def launch_over(
     w = product.w
     x = torch.empty((1, w.groups * w.c_in), dtype=product.dtype)
     y = x.new_empty((1, w.groups * w.c_out))
-    launch = flow.launch(flow.spec(product, tile), _table(flow, w.n_offsets), *rows)
+    launch = flow.launch(flow.spec(product, tile), flow.dry_table(w.n_offsets), *rows)
     launch(x, x.new_empty(1), vectors, y)
 
 
@@ -215,36 +208,6 @@ def flows_over(layer: LayerProduct, one: Expected, side: int, sizes: Sizes) -> l
     return masked.BY_RULE.possible(map_like, side, layer)
 
 
-class _Pairs:
-    """Stands for `PairGroups`."""
-
-    def __init__(self) -> None:
-        from ...kernels.gemm.grouped_gemm import Groups
-
-        one, two = (torch.empty(n, dtype=torch.int32) for n in (1, 2))
-        self.groups = Groups(one, one, two)
-
-    def tiles(self, block_m: int) -> torch.Tensor:
-        return torch.empty((1, 4), dtype=torch.int32)
-
-
-def _table(flow: KernelDataflow, n_offsets: int) -> Any:
-    """What the kernel of a dataflow follows."""
-    from ...kernels.maps.tile_list import TileList
-
-    if flow.name == "grouped":
-        return _Pairs()
-    if not flow.packed:
-        return torch.empty((n_offsets, 1), dtype=torch.int32)
-    memory = torch.empty(TileList.size(n_offsets, 1), dtype=torch.int32)
-    return TileList(memory, n_offsets, 1, COMMON_ROWS)
-
-
-def _pairs(n_offsets: int, n_rows: int) -> int:
-    """About how many a map has; every row one, where there is one offset."""
-    return n_rows * math.ceil(n_offsets / 3)
-
-
 def _wgrad(layer: LayerProduct, one: Expected, sizes: Sizes) -> None:
     from ...kernels.gemm.wgrad_gemm import WgradGemm
 
@@ -252,7 +215,7 @@ def _wgrad(layer: LayerProduct, one: Expected, sizes: Sizes) -> None:
     x, dy = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
     rows = torch.empty(1, dtype=torch.int32)
     starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)
-    n_pairs = _pairs(w.n_offsets, sizes.n_out)
+    n_pairs = likely_pairs(w.n_offsets, sizes.n_out)
     tile = tile_for(wgrad_problem(product.product, sizes.n_out, sizes.n_in, n_pairs))
     launch = WgradGemm(product.spec(tile, mirrored), (rows, rows, starts), *sizes, n_pairs >> mirrored)
     launch(x, dy, torch.empty(1, dtype=one.weight.dtype))

@@ -18,7 +18,6 @@ import torch
 
 from ... import native
 
-_FIRST = (3, 3)  # whose launchers take the constants, too
 _KINDS = {
     "constexpr": "x",
     "i1": "b",
@@ -81,11 +80,11 @@ def enter_context(driver: Any) -> None:
     driver.cuCtxSetCurrent(context)
 
 
-def native_launcher(compiled: Any, run: Any, version: tuple[int, ...]) -> Any:
+def native_launcher(compiled: Any, run: Any) -> Any:
     """What launches a compiled kernel, called with (grid x, y, z, stream, *values, *constants);
     None where Triton's own launcher has to."""
     kind, metadata = type(run).__name__, compiled.metadata
-    if kind not in _DRIVERS or version < _FIRST or (helper := native.module()) is None:
+    if kind not in _DRIVERS or (helper := native.module()) is None:
         return None
     special = (
         getattr(metadata, "num_ctas", 1) != 1

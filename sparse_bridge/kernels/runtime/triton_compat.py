@@ -78,7 +78,7 @@ def launcher_of(compiled: Any) -> Entry:
     """How to run a compiled kernel again."""
     with loading():
         run = compiled.run
-    direct = native_launcher(compiled, run, VERSION)
+    direct = native_launcher(compiled, run) if PASS_CONSTEXPRS else None
     if direct is not None:
         return direct, (), ()
     between = (compiled.function, compiled.packed_metadata, None, None, None)

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ... import _version
+from ... import _version, settings
 from ...tables import fitting, megabytes, times
 from ..profiling.results import LayerProfile
 from .points import PointCloud
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from ...adapters.lifecycle import FrameworkStatus
 
 _FLOW_STYLE = {
-    "masked": "green",
-    **{f"masked:{splits}": "green" for splits in (2, 3, 4)},
-    "unmasked": "bright_green",
-    "grouped": "bright_cyan",
-    "per_offset": "cyan",
-    "explicit": "yellow",
+    **{name: "green" if traits.kernels else "cyan" for name, traits in settings.DATAFLOWS.items()},
     "mm": "blue",
     "original": "magenta",
 }

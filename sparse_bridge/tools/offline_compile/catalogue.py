@@ -1,6 +1,7 @@
 """Every kernel in every form in which it can be launched on a target.
 
-One list serves the compile check and the test that records launches and finds each of them here.
+One list serves the compile check and the test that records launches and finds each of them here:
+what the files `forms_*` declare.
 Tiles are not written down again: they are what `tile_config` and `candidates` answer over classes
 of channels and rows.
 """
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
+import pathlib
 
 from ...kernels.runtime.target import Target
-from . import forms_gemm, forms_grouped, forms_maps, forms_narrow, forms_norms, forms_pools
 from .forms import Form, Space
 
-DECLARATIONS = (forms_maps, forms_gemm, forms_grouped, forms_narrow, forms_pools, forms_norms)
+_FILES = [file.stem for file in pathlib.Path(__file__).parent.glob("forms_*.py")]
+DECLARATIONS = [importlib.import_module(f".{name}", __package__) for name in sorted(_FILES)]
 
 
 @functools.lru_cache(maxsize=32)

@@ -6,7 +6,6 @@ from ...kernels.runtime.target import Target
 from .compiling import Code
 from .forms import Form
 
-_PRODUCTS = ("gather_gemm", "grouped_gemm", "narrow_gemm", "wgrad_gemm")
 _LEAST_ROWS = 64  # rows of one warpgroup's product
 _NVIDIA_REGISTERS = 255  # of a thread, at most
 _BY_CHOICE = 64  # bytes
@@ -25,9 +24,9 @@ ACCEPTED: dict[tuple[object, ...], int] = {
 
 def product_of(form: Form) -> str | None:
     """fp16, bf16, fp32, tf32 or tf32x3 for a kernel that multiplies matrices, else None."""
-    if form.kernel not in _PRODUCTS:
+    precision = form.named.get("PRECISION")
+    if precision is None:
         return None
-    precision = form.named["PRECISION"]
     return form.types[0].lstrip("*") if precision in ("ieee", "half") else str(precision)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sparse_bridge import log, settings
 from sparse_bridge.core.capture import kinds
+from sparse_bridge.refusals import Why
 
 
 @pytest.mark.parametrize("capture, replayed", [("prefetch", False), ("always", True)])
@@ -17,9 +18,9 @@ def test_models_are_replayed_on_rocm_only_if_the_settings_say_so(fake_gpu, caplo
     fake_gpu.has(capturing=False)
     log.reset()
     with settings.override(capture=capture), caplog.at_level(logging.INFO, "sparse_bridge"):
-        assert kinds.capturable(features)
+        assert kinds.why_not(features) is None
         fake_gpu.has(hip="7.2.1")
         for _ in range(2):
-            assert kinds.capturable(features) is replayed
+            assert kinds.why_not(features) is (None if replayed else Why.GRAPH_ROCM)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (not replayed) and all("SPARSE_BRIDGE_CAPTURE=always" in s for s in said)

@@ -102,7 +102,7 @@ class TestOtherSizes:
         def broken(*_):
             raise RuntimeError("no memory")
 
-        monkeypatch.setattr(fused_forms, "work_over", broken)
+        monkeypatch.setattr(fused_forms, "launch_over", broken)
         with caplog.at_level("DEBUG", "sparse_bridge"):
             tell(END)
         assert "no memory" in caplog.text and precompile.dry_runs == 0

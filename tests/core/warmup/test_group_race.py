@@ -14,7 +14,7 @@ from sparse_bridge import settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import plan as plans
 from sparse_bridge.core.conv import registry
-from sparse_bridge.core.conv.choice import possible_flows, serving_flow
+from sparse_bridge.core.conv.choice import serving_flow
 from sparse_bridge.core.device import trace
 from sparse_bridge.core.tuning import tuner
 from sparse_bridge.core.tuning.tuner import Tuner
@@ -266,5 +266,5 @@ def test_the_rule_and_the_tuner_are_asked_in_one_place():
     from sparse_bridge.core.warmup import product_kernels
 
     assert masked.serving_flow is serving_flow
-    assert product_kernels.masked is masked and masked.possible_flows is possible_flows
+    assert product_kernels.masked is masked
     assert settings.get().tune in settings.CHOICES["tune"]

@@ -5,15 +5,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ....kernels.gemm.product import Product
 from ....kernels.runtime.target import Target
-from ...maps.pair_groups import PairGroups, pair_groups
+from ...maps.pair_groups import PairGroups, likely_pairs, pair_groups
 from ...maps.rulebook import Rulebook
+from ...tuning.problem import Problem
 from ..kernel_products import KernelDataflow
 
 if TYPE_CHECKING:
     from ....kernels.gemm.grouped_gemm import GroupedGemm
     from ....kernels.tiles.tile import TileConfig
+
+
+class _DryGroups:
+    """Stands for `PairGroups` where a launch only compiles."""
+
+    def __init__(self) -> None:
+        from ....kernels.gemm.grouped_gemm import Groups
+
+        one, two = (torch.empty(n, dtype=torch.int32) for n in (1, 2))
+        self.groups = Groups(one, one, two)
+
+    def tiles(self, block_m: int) -> torch.Tensor:
+        return torch.empty((1, 4), dtype=torch.int32)
 
 
 class Grouped(KernelDataflow):
@@ -27,6 +43,17 @@ class Grouped(KernelDataflow):
     def work(self, table: Any, n_rows: int) -> int:
         pairs: int = table.n_pairs
         return max(pairs, 1)
+
+    def likely_work(self, n_offsets: int, n_rows: int) -> int:
+        return likely_pairs(n_offsets, n_rows)
+
+    def dry_table(self, n_offsets: int) -> _DryGroups:
+        return _DryGroups()
+
+    def tile_rule(self, problem: Problem) -> TileConfig:
+        from ....kernels.tiles.tile_config import grouped_tile
+
+        return grouped_tile(*problem.form)
 
     def spec(self, product: Product, tile: TileConfig) -> Any:
         from ....kernels.gemm.grouped_gemm import GroupedSpec

@@ -9,7 +9,7 @@ from ....kernels.gemm.product import Product
 from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
 from .. import registry
-from ..choice import is_stem, possible_flows, serving_flow, unordered_rows
+from ..choice import is_stem, serving_flow, unordered_rows
 from ..dataflow import Dataflow, LayerProduct
 from ..kernel_products import BY_PYTHON, OVER_TABLE, OVER_TILES, KernelDataflow
 
@@ -25,7 +25,7 @@ class Masked(KernelDataflow):
     packed = True
 
     def __init__(self, splits: int = 1) -> None:
-        self.splits, self.packing = splits, splits == 1
+        self.splits, self.packing, self.same_sums = splits, splits == 1, splits == 1
         self.name = "masked" if splits == 1 else f"masked:{splits}"
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[TileList, bool]:
@@ -53,10 +53,12 @@ class _ByRule(Masked):
     """Kernels as nobody forces them: the dataflow that the rules name for each map."""
 
     def serving(self, rulebook: Rulebook, side: int, product: Product | LayerProduct) -> KernelDataflow:
-        return _kernels(serving_flow(rulebook, side, product))
+        return kernels_of(serving_flow(rulebook, side, product))
 
     def possible(self, rulebook: Rulebook, side: int, product: Product | LayerProduct) -> list[KernelDataflow]:
-        return list(map(_kernels, possible_flows(rulebook, side, product)))
+        flow = self.serving(rulebook, side, product)
+        # Rows of such a map may come ordered, as layers of larger scenes wanted them.
+        return [flow] if flow.packed or is_stem(product) else [flow, DATAFLOW]
 
     def by_helper(self, product: Product) -> tuple[int, int, int, int]:
         flow = OVER_TABLE if is_stem(product) else OVER_TILES
@@ -66,7 +68,8 @@ class _ByRule(Masked):
         return self.serving(rulebook, side, product).name
 
 
-def _kernels(name: str) -> KernelDataflow:
+def kernels_of(name: str) -> KernelDataflow:
+    """The dataflow of that name, which is one of kernels."""
     flow = registry.entry(name)
     assert isinstance(flow, KernelDataflow)
     return flow

@@ -14,7 +14,7 @@ from ..kernel_products import OVER_TABLE, KernelDataflow
 class Unmasked(KernelDataflow):
     """Gather-GEMM over the neighbour table int32 [V, N] as it is."""
 
-    name, packed, packing = "unmasked", False, True
+    name, packed, packing, same_sums = "unmasked", False, True, True
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[torch.Tensor, bool]:
         """See `Rulebook.neighbors`: (int32 [V, n_rows[side]], whether its offsets run backwards)."""

@@ -1,0 +1,108 @@
+"""Calls that models are not replayed for, without a trial: the reason is in the log and in the report."""
+
+from __future__ import annotations
+
+import logging
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge import log, memory
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture import kinds, padded, replay
+from sparse_bridge.core.capture.replay_training import TrainingReplayer
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.data_bounds import Root
+from sparse_bridge.refusals import Why
+from tests.adapters.spconv import doors
+
+ON_A_GPU = types.SimpleNamespace(is_cuda=True)
+
+
+def test_where_launches_cannot_be_captured(fake_gpu, monkeypatch):
+    fake_gpu.has(capturing=False)
+    assert kinds.why_not(ON_A_GPU) is None
+    assert kinds.why_not(torch.zeros(2, 4)) is Why.GRAPH_DEVICE
+    with memory.memory_limit("8GiB"):
+        assert kinds.why_not(ON_A_GPU) is Why.GRAPH_MEMORY
+    with monkeypatch.context() as patched:
+        patched.setattr(padded, "current", lambda: object())
+        assert kinds.why_not(ON_A_GPU) is Why.GRAPH_NESTED
+    fake_gpu.has(capturing=True)
+    assert kinds.why_not(ON_A_GPU) is Why.GRAPH_NESTED
+
+
+class Framework:
+    """features, and coordinates or None."""
+
+    def __init__(self, features, coords, dtype=torch.int32):
+        self.features = features
+        self.root = None if coords is None else Root(torch.zeros(coords, dtype=dtype), Box.grid(2, (5, 5, 5)))
+
+    def features_of(self, x):
+        return self.features
+
+    def capture_root(self, x):
+        return self.root
+
+
+TWO = torch.zeros(2, 4)
+
+
+@pytest.mark.parametrize(
+    "framework, why",
+    [
+        (Framework(None, (2, 4)), Why.GRAPH_FEATURES),
+        (Framework(torch.zeros(2, 4, 1), (2, 4)), Why.GRAPH_FEATURES),
+        (Framework(TWO, None), Why.GRAPH_HAS_MAPS),
+        (Framework(TWO, (2, 4), torch.int64), Why.GRAPH_COORDINATES),
+        (Framework(TWO, (2, 5)), Why.GRAPH_COORDINATES),
+        (Framework(TWO, (3, 4)), Why.GRAPH_ROWS),
+        (Framework(TWO[:0], (0, 4)), Why.GRAPH_ROWS),
+        (Framework(TWO, (2, 4)), None),
+    ],
+)
+def test_sparse_tensors_that_no_graph_is_for(monkeypatch, framework, why):
+    monkeypatch.setattr(kinds, "why_not", lambda features: None)
+    found = kinds.root_of(framework, object())
+    assert found is (why or framework.root)
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x
+
+
+def replayer():
+    model = Model().eval()
+    return replay.Replayer(TrainingReplayer(model, model.forward, protocol.of))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_the_reason_is_said_once_and_kept(monkeypatch, caplog, capturable):
+    if capturable:
+        monkeypatch.setattr(kinds, "why_not", lambda features: None)
+    one, hook = replayer(), lambda *_: None
+    log.reset()
+    with doors.standin() as sp, caplog.at_level(logging.INFO, "sparse_bridge"), torch.no_grad():
+        x, handle = doors.tensor(sp), one.model.register_forward_hook(hook)
+        for _ in range(3):
+            one(x)
+        first = one.why()
+        handle.remove()
+        one(3)
+    assert first == (Why.GRAPH_HOOKS if capturable else Why.GRAPH_DEVICE).says()
+    assert one.why() == Why.GRAPH_NO_TENSOR.says()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Model is not replayed from a graph: {reason}" for reason in (first, one.why())
+    ]
+
+
+def test_captures_end_where_calls_are_not_worth_more():
+    one = replayer()
+    one.captures = one.most
+    one.calls["kind"] = types.SimpleNamespace(due=lambda: True)
+    one.consider("kind", lambda: pytest.fail("captured"))
+    assert one.why() == Why.GRAPH_ENOUGH.says()
