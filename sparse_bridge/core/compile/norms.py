@@ -109,7 +109,8 @@ differentiate("batch_norm_backward", forget, None)
 
 
 def served(norm: Any, x: torch.Tensor) -> bool:
-    """Whether a traced BatchNorm1d becomes an operator: in training, with a momentum."""
+    """Whether a traced BatchNorm1d becomes an operator: in training, with a momentum, over x [N, C] of any float dtype
+    on a GPU."""
     return (
         norm.training
         and x.dim() == 2
@@ -119,12 +120,14 @@ def served(norm: Any, x: torch.Tensor) -> bool:
 
 
 def move(running: torch.Tensor, now: torch.Tensor, momentum: float) -> None:
-    """Move a running statistic [C] in place: (1 - momentum) of it stays, `momentum` of `now` [C] comes."""
+    """Move a running statistic [C] in place: (1 - momentum) of it stays, `momentum` of `now` [C] comes. Each is of a
+    float dtype of its own."""
     running.mul_(1.0 - momentum).add_(now.to(running.dtype), alpha=momentum)
 
 
 def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
-    """What `norm` makes of x [N, C], and with `relu` a ReLU of that."""
+    """What `norm` makes of x [N, C], and with `relu` a ReLU of that: [N, C] in x's dtype, fp16 / bf16 / fp32 / fp64.
+    Running statistics move by torch's rule. Raises, when the graph runs, what `batch_norm` does."""
     y, seen, _ = ops.batch_norm(x, norm.weight, norm.bias, norm.eps, relu)
     if norm.track_running_stats and norm.running_mean is not None:
         momentum: Any = norm.momentum

@@ -144,8 +144,12 @@ def batch_norm_backward(
     dbeta: torch.Tensor | None,
     relu: bool,
 ) -> None:
-    """Write dx [N, C], and dgain and dbeta [C], like gain and beta, where those are given; `memory`
-    from the forward pass, whose sums are overwritten."""
+    """Write dx [N, C], and dgain and dbeta [C] where there are a gain and a beta.
+
+    x, dy, dx: contiguous, of one dtype: fp16, bf16 or fp32.  gain, beta: [C], in x's dtype or fp32, their gradients
+    alike.  count: int32 [1], one less than the rows that there are; None: all are.  memory: fp32, from
+    `batch_norm_forward`; its sums are overwritten.  relu: a ReLU followed the norm.
+    """
     n_rows, n_channels = x.shape
     aligned = (x.data_ptr() % 16 == 0, dy.data_ptr() % 16 == 0)
     parts, programs, blocks, tile = cut_of(n_rows, n_channels, all(aligned), spec.units)
