@@ -29,7 +29,7 @@ def _forward(
     dtype, n_channels = _statistics(x), x.shape[1]
     with torch.no_grad():
         seen = x.new_zeros((2, n_channels), dtype=dtype)
-        y = batch_norm(x, weight, bias, seen[0], seen[1], momentum=1.0, eps=eps, relu=relu)
+        y = batch_norm(x, (weight, bias, seen[0], seen[1], None), momentum=1.0, eps=eps, relu=relu)
     return y.contiguous(), seen, x.new_zeros(MEMORY_ROWS * n_channels, dtype=dtype)
 
 
@@ -64,7 +64,7 @@ def _backward_in_torch(
     given: Any = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
     leaves = [t for t in given if t is not None]
     with recording():
-        y = batch_norm(given[0], given[1], given[2], None, None, momentum=0.0, eps=eps, relu=relu)
+        y = batch_norm(given[0], (given[1], given[2], None, None, None), momentum=0.0, eps=eps, relu=relu)
         found = iter(torch.autograd.grad(y, leaves, dy.contiguous()))
     return tuple(None if t is None else next(found).contiguous() for t in given)
 

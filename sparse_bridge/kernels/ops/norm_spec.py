@@ -16,6 +16,8 @@ PROGRAMS = 1  # of a compute unit
 
 # Gain, beta, running mean and variance [C], and the number of batches; None: not there.
 Vectors = tuple[torch.Tensor | None, ...]
+# dx [N, C], and of gain and beta [C]; None: not there.
+Gradients = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 def tile_of(channels: int, even: bool) -> tuple[int, int]:
