@@ -169,11 +169,12 @@ def common_product(
     """The product by a weight [OFFSETS, c_in, c_out] of any device, whose dtype is multiplied, and the tile that
     common layers take for it."""
     from ...kernels.gemm.product import Product
+    from ...kernels.tiles.tile import GemmSize
     from ...kernels.tiles.tile_config import gather_tile
     from ..geometry.weights import layout_of
 
     w = layout_of(weight, "vio")
-    tile = gather_tile(target, weight.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
+    tile = gather_tile(target, weight.dtype, GemmSize(COMMON_ROWS, w.c_in, w.c_out, OFFSETS), precision)
     return Product(target, device, weight.dtype, precision, w, end), tile
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ...kernels.gemm.product import Product, Weights
 from ...kernels.runtime.target import Target
-
-if TYPE_CHECKING:
-    from ...kernels.tiles.tile import TileConfig
+from ...kernels.tiles.tile import GemmSize, TileConfig
 
 
 class Bucket(NamedTuple):
@@ -115,11 +113,9 @@ class Problem(NamedTuple):
         target, dtype, precision = self.target, self.dtype, self.precision
         if self.direction == "wgrad":
             return wgrad_tile(target, dtype, self.c_in, self.c_out, precision, self.work)
-        sizes = self.n_rows, self.c_in, self.c_out, self.n_offsets
-        if self.dataflow == "grouped":
-            return grouped_tile(target, dtype, *sizes, precision, self.order)
-        expanding = self.n_rows > self.n_in
-        return gather_tile(target, dtype, *sizes, precision, self.order, expanding=expanding)
+        default = grouped_tile if self.dataflow == "grouped" else gather_tile
+        size = GemmSize(self.n_rows, self.c_in, self.c_out, self.n_offsets, self.n_rows > self.n_in)
+        return default(target, dtype, size, precision, self.order)
 
     def candidates(self) -> list[TileConfig]:
         """Tiles worth timing, the default first."""
@@ -127,17 +123,9 @@ class Problem(NamedTuple):
             return [self.default()]
         from ...kernels.tiles.candidates import candidates
 
-        found = candidates(
-            self.target,
-            self.dtype,
-            self.c_in,
-            self.c_out,
-            self.n_offsets,
-            self.precision,
-            self.direction,
-            self.n_rows,
-            self.order,
-        )
+        # Also where the map expands: the tile of other maps is worth timing there.
+        size = GemmSize(self.n_rows, self.c_in, self.c_out, self.n_offsets)
+        found = candidates(self.target, self.dtype, size, self.precision, self.direction, self.order)
         return list(dict.fromkeys([self.default(), *map(self._cut, found)]))
 
     def allows(self, tile: TileConfig) -> bool:
