@@ -107,9 +107,8 @@ def _depthwise(device: torch.device) -> None:
 def _norms(device: torch.device) -> None:
     for dtype in (torch.float16, torch.float32):
         x, norm = _values(ROWS, 48, dtype, device), torch.nn.BatchNorm1d(48).to(device)
-        batch_norm.batch_norm(
-            x, norm.weight, norm.bias, norm.running_mean, norm.running_var, momentum=0.1, eps=1e-5, relu=True
-        ).sum().backward()
+        vectors = norm.weight, norm.bias, norm.running_mean, norm.running_var, None
+        batch_norm.batch_norm(x, vectors, momentum=0.1, eps=1e-5, relu=True).sum().backward()
 
 
 LAYERS: dict[str, Run] = {

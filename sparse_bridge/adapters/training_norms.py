@@ -57,17 +57,8 @@ class _Result:
         history_of(self.norm).read("")
         held: dict[str, Any] = self.norm._parameters
         with torch.inference_mode(False), torch.enable_grad():
-            return batch_norm(
-                self.x,
-                held["weight"],
-                held["bias"],
-                None,
-                None,
-                momentum=0.0,
-                eps=self.norm.eps,
-                relu=False,
-                batches=None,
-            )
+            vectors = held["weight"], held["bias"], None, None, None
+            return batch_norm(self.x, vectors, momentum=0.0, eps=self.norm.eps)
 
     def taken(self) -> torch.Tensor:
         """With the ReLU; a tensor of its own for everybody who asks."""

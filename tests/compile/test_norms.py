@@ -22,7 +22,7 @@ def test_the_operator_is_the_layer(map_lane, relu, affine):
     weight, bias = (features(1, 18, seed, torch.float32, map_lane.device)[0] if affine else None for seed in (2, 3))
     running = torch.zeros(2, 18, device=map_lane.device)
     given = [None if t is None else t.clone().requires_grad_() for t in (x, weight, bias)]
-    want = engine.batch_norm(*given, running[0], running[1], momentum=1.0, eps=1e-3, relu=relu)
+    want = engine.batch_norm(given[0], (*given[1:], running[0], running[1], None), momentum=1.0, eps=1e-3, relu=relu)
     wanted = torch.autograd.grad(want, [t for t in given if t is not None], dy)
     mine = [None if t is None else t.detach().clone().requires_grad_() for t in given]
     y, seen, _ = ops.batch_norm(*mine, 1e-3, relu)

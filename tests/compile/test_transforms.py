@@ -88,7 +88,7 @@ def test_coordinates_of_transforms_are_refused(coords):
 
 def test_norms_and_dense_grids_in_torch_are_transformed(coords, plain_settings):
     def norm(x):
-        return batch_norm.batch_norm(x, None, None, None, None, momentum=0.1, eps=1e-3)
+        return batch_norm.batch_norm(x, (None,) * 5, momentum=0.1, eps=1e-3)
 
     def grid(x):
         return dense.to_dense(x, coords, [2, *GRID])
@@ -102,7 +102,7 @@ def test_norms_and_dense_grids_in_torch_are_transformed(coords, plain_settings):
 @pytest.mark.interpreted
 def test_norms_by_kernels_refuse_transforms(map_lane):
     def run(x):
-        return batch_norm.batch_norm(x, None, None, None, None, momentum=0.1, eps=1e-3)
+        return batch_norm.batch_norm(x, (None,) * 5, momentum=0.1, eps=1e-3)
 
     x, t = (features(33, 4, seed, torch.float32, map_lane.device) for seed in (0, 1))
     if batch_norm.serves(x) is None:

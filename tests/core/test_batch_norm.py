@@ -30,18 +30,8 @@ def layer(channels, dtype=torch.float32, device="cpu", seed=0, **options):
 
 
 def apply(norm, x, relu=False, count=None):
-    return batch_norm(
-        x,
-        norm.weight,
-        norm.bias,
-        norm.running_mean,
-        norm.running_var,
-        momentum=norm.momentum,
-        eps=norm.eps,
-        relu=relu,
-        count=count,
-        batches=norm.num_batches_tracked,
-    )
+    vectors = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked
+    return batch_norm(x, vectors, momentum=norm.momentum, eps=norm.eps, relu=relu, count=count)
 
 
 @pytest.fixture
@@ -167,7 +157,7 @@ def test_fp64_and_odd_arguments_go_to_torch(map_lane, monkeypatch):
     x = features(30, 5, dtype=torch.float64, device=map_lane.device).requires_grad_()
     torch.testing.assert_close(apply(norm, x, True), copy.deepcopy(norm)(x).relu())
     assert torch.autograd.gradcheck(
-        lambda a: batch_norm(a, norm.weight, norm.bias, None, None, momentum=0.1, eps=1e-5),
+        lambda a: batch_norm(a, (norm.weight, norm.bias, None, None, None), momentum=0.1, eps=1e-5),
         x[:7].detach().requires_grad_(),
     )
     norm = layer(5, device=map_lane.device)
@@ -264,7 +254,7 @@ def first_of_its_kind():
     with pretended_gpu() as gpu, settings.override(warmup=True):
         gpu.has(answers={batch_norms: HOPPER})
         batch_norms.reset()
-        yield lambda x: batch_norm(x, None, None, None, None, momentum=0.1, eps=1e-3)
+        yield lambda x: batch_norm(x, (None,) * 5, momentum=0.1, eps=1e-3)
     batch_norms.reset()
 
 

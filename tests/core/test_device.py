@@ -18,7 +18,7 @@ from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.errors import DeviceError, OverflowLimitError, SettingError, UnsupportedError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target
-from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.kernels.tiles.tile import GemmSize, TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
 from tests.checks import assert_error
 
@@ -145,7 +145,7 @@ def test_default_tiles_fit_every_target(backend, arch, shared):
     for dtype in DTYPES:
         for c_in, c_out in ((1, 1), (3, 130), (64, 64), (512, 512)):
             tiles = [wgrad_tile(target, dtype, c_in, c_out)]
-            tiles += [gather_tile(target, dtype, n, c_in, c_out, 27) for n in (1, 100, 10**6)]
+            tiles += [gather_tile(target, dtype, GemmSize(n, c_in, c_out, 27)) for n in (1, 100, 10**6)]
             for tile in tiles:
                 assert isinstance(tile, TileConfig)
                 assert tile.shared_bytes(dtype.itemsize) <= target.shared_memory

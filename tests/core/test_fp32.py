@@ -16,7 +16,7 @@ from sparse_bridge.core.geometry.weights import WeightLayout, layout_of
 from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
 from sparse_bridge.kernels.gemm.product import Product
 from sparse_bridge.kernels.runtime.target import described
-from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.kernels.tiles.tile import GemmSize, TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
 from tests.checks import assert_close
 from tests.core.layers import check, layer, leaves, tensors
@@ -147,7 +147,7 @@ def test_tiles_of_wide_layers():
     hopper, half = dataclasses.replace(described("sm_90"), compute_units=132), torch.float16
 
     def blocks(rows, c, order="oi"):
-        tile = gather_tile(hopper, half, rows, c, c, 27, order=order)
+        tile = gather_tile(hopper, half, GemmSize(rows, c, c, 27), order=order)
         return tile.block_m, tile.block_n, tile.block_k
 
     assert blocks(400_000, 256) == (128, 256, 128)
@@ -161,9 +161,8 @@ def test_tiles_that_queue_rows(fake_gpu):
     compute unit holds few; not where the offsets are few, sums are in fp16, or Triton is older."""
     hopper, half = dataclasses.replace(described("sm_90"), compute_units=132), torch.float16
 
-    def blocks(rows, c, **how):
-        given = {"n_offsets": 27, "precision": "ieee", **how}
-        tile = gather_tile(hopper, half, rows, c, c, **given)
+    def blocks(rows, c, n_offsets=27, precision="ieee"):
+        tile = gather_tile(hopper, half, GemmSize(rows, c, c, n_offsets), precision)
         return tile.block_m, tile.block_n, tile.block_k, tile.num_stages
 
     assert blocks(10_000, 128) == (64, 128, 128, 7) == blocks(17_000, 128)
@@ -175,7 +174,7 @@ def test_tiles_that_queue_rows(fake_gpu):
     assert blocks(100_000, 96) == (128, 128, 32, 10) and blocks(10_000, 96)[3] < 7
     assert blocks(100_000, 64, n_offsets=8)[3] < 7 and blocks(100_000, 64, precision="half")[3] < 7
     assert blocks(10_000, 64, n_offsets=8)[3] == 7 and blocks(10_000, 64, n_offsets=1)[3] < 7
-    columns = [gather_tile(hopper, half, n, 64, 64, 27).block_n for n in (1_500, 5_000, 10_000)]
+    columns = [gather_tile(hopper, half, GemmSize(n, 64, 64, 27)).block_n for n in (1_500, 5_000, 10_000)]
     assert columns == [16, 32, 64]
     fake_gpu.has(triton=(3, 4, 0))
     assert blocks(100_000, 64)[3] < 7
@@ -206,7 +205,7 @@ def test_tiles_depend_on_no_more_than_plans_remember(dtype):
         found = {}
         for n in rows:
             kind = octaves(hopper, n, n)
-            tile = gather_tile(hopper, dtype, n, c_in, c_out, 27, "ieee", order)
+            tile = gather_tile(hopper, dtype, GemmSize(n, c_in, c_out, 27), "ieee", order)
             assert found.setdefault(kind, tile) == tile, (n, c_in)
         found = {}
         for pairs in rows:

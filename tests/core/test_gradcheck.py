@@ -93,5 +93,5 @@ def test_what_a_transform_has_left_behind(lane):
     y.sum().backward()
     assert weight.grad is not None
     norm = torch.nn.BatchNorm1d(6).to(lane.device)
-    found = batch_norm(leaked[0], norm.weight, norm.bias, None, None, momentum=0.1, eps=1e-5)
+    found = batch_norm(leaked[0], (norm.weight, norm.bias, None, None, None), momentum=0.1, eps=1e-5)
     torch.testing.assert_close(found, norm(x), rtol=1e-4, atol=1e-4)

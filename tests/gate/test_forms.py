@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
 from sparse_bridge.kernels.tiles.candidates import DIRECTIONS, candidates
 from sparse_bridge.kernels.tiles.clamps import clamp_for_problem, clamp_for_registers
-from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.kernels.tiles.tile import GemmSize, TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, ways, wgrad_tile
 from sparse_bridge.tools.offline_compile import forms_gemm
 from sparse_bridge.tools.offline_compile.catalogue import covering, launchable, spaces
@@ -57,11 +57,11 @@ def test_every_tile_is_listed(arch, kind, c_in, c_out, n_rows, n_offsets, order,
         for c in cases
         if (c.dtype, c.precision) == (dtype, precision)
     }
-    sizes = (c_in, c_out, n_offsets, precision)
-    chosen = gather_tile(target, dtype, n_rows, *sizes)
-    found = candidates(target, dtype, *sizes, "fwd", n_rows)
+    size = GemmSize(n_rows, c_in, c_out, n_offsets)
+    chosen = gather_tile(target, dtype, size, precision)
+    found = candidates(target, dtype, size, precision, "fwd")
     assert found[0] == chosen
-    chosen = gather_tile(target, dtype, n_rows, *sizes, order, expanding=grows)
+    chosen = gather_tile(target, dtype, size._replace(expanding=grows), precision, order)
     assert {chosen, *found} <= listed
     listed = {
         c.tile
@@ -69,7 +69,7 @@ def test_every_tile_is_listed(arch, kind, c_in, c_out, n_rows, n_offsets, order,
         for c in cases
         if (c.dtype, c.precision) == (dtype, precision)
     }
-    found = candidates(target, dtype, *sizes, "wgrad", n_rows)
+    found = candidates(target, dtype, size, precision, "wgrad")
     assert found[0] == wgrad_tile(target, dtype, c_in, c_out, precision)
     assert set(found) <= listed
 
@@ -83,7 +83,7 @@ def test_what_a_tile_does_not_depend_on(arch):
     for (dtype, precision), *where in itertools.product(forms_gemm.products(target), rows, sizes, sizes):
         queued, roomy = ways(target, dtype, precision)
         found = {
-            (order, v, grows): gather_tile(target, dtype, *where, v, precision, order, expanding=grows)
+            (order, v, grows): gather_tile(target, dtype, GemmSize(*where, v, grows), precision, order)
             for order in ("oi", "io")
             for v in (8, 27)
             for grows in (False, True)
@@ -98,7 +98,7 @@ def test_candidates_fit_their_target(arch):
     target = targets.described(arch)
     for dtype, precision in forms_gemm.products(target):
         for direction in DIRECTIONS:
-            tiles = candidates(target, dtype, 64, 96, 27, precision, direction)
+            tiles = candidates(target, dtype, GemmSize(1 << 17, 64, 96, 27), precision, direction)
             assert 1 <= len(tiles) <= 12 and len(set(tiles)) == len(tiles)
             for tile in tiles:
                 assert tile.shared_bytes(dtype.itemsize) <= target.shared_memory
@@ -113,7 +113,7 @@ def test_crowded_waves_keep_their_registers(arch):
     """128 x 128 results in 4 waves of 64 lanes leave no room for a second wave."""
     target, seen = targets.described(arch), 0
     for c_in, c_out in itertools.product((16, 64, 128), (64, 128)):
-        for tile in candidates(target, torch.float16, c_in, c_out, 27, "ieee", "fwd"):
+        for tile in candidates(target, torch.float16, GemmSize(1 << 17, c_in, c_out, 27), "ieee", "fwd"):
             if dict(tile.vendor).get("waves_per_eu"):
                 seen += 1
                 assert tile.block_m * tile.block_n <= 32 * tile.num_warps * target.warp_size
@@ -122,7 +122,7 @@ def test_crowded_waves_keep_their_registers(arch):
 
 def test_candidates_refuse_what_is_no_direction():
     with pytest.raises(ValueError, match="'up'; expected one of"):
-        candidates(targets.described("sm_90"), torch.float16, 16, 16, 27, "ieee", "up")
+        candidates(targets.described("sm_90"), torch.float16, GemmSize(1 << 17, 16, 16, 27), "ieee", "up")
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "sm_75"])
@@ -264,8 +264,7 @@ def test_two_buffers_fit_cdna4(n_rows):
     """Whatever the stages: newer Triton keeps two buffers, and pads them."""
     target = targets.described("gfx950")
     for dtype, c_in, c_out in ((torch.float16, 512, 512), (torch.float32, 256, 256)):
-        sizes = (c_in, c_out, 27, "ieee")
-        for tile in candidates(target, dtype, *sizes, "fwd", n_rows):
+        for tile in candidates(target, dtype, GemmSize(n_rows, c_in, c_out, 27), "ieee", "fwd"):
             one = dataclasses.replace(tile, num_stages=2).shared_bytes(dtype.itemsize)
             assert 2 * one < target.shared_memory * 16 / 17
 

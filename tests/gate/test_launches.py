@@ -174,20 +174,11 @@ def normalise(x):
     for one in (norm, torch.nn.BatchNorm1d(channels).to(x.dtype)):
         steps = one.num_batches_tracked
         for batches, relu, live in ((steps, True, None), (None, False, count)):
-            batch_norm.batch_norm(
-                x,
-                one.weight,
-                one.bias,
-                one.running_mean,
-                one.running_var,
-                momentum=0.1,
-                eps=1e-5,
-                relu=relu,
-                count=live,
-                batches=batches,
-            ).sum().backward()
-    batch_norm.batch_norm(x, None, None, None, None, momentum=0.1, eps=1e-5).sum().backward()
-    batch_norm.batch_norm(x, norm.weight, None, None, None, momentum=0.1, eps=1e-5).sum().backward()
+            vectors = one.weight, one.bias, one.running_mean, one.running_var, batches
+            batch_norm.batch_norm(x, vectors, momentum=0.1, eps=1e-5, relu=relu, count=live).sum().backward()
+    for weight in (None, norm.weight):
+        vectors = weight, None, None, None, None
+        batch_norm.batch_norm(x, vectors, momentum=0.1, eps=1e-5).sum().backward()
 
 
 TINY = {1: (12,), 2: (5, 4), 3: (3, 4, 3)}

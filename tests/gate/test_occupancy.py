@@ -18,6 +18,7 @@ if (triton_version() or (0,)) < (3, 5) or INTERPRETED or EMULATED:
 from sparse_bridge.core.tuning.cost import predicted
 from sparse_bridge.core.tuning.problem import Problem
 from sparse_bridge.kernels.tiles.candidates import candidates
+from sparse_bridge.kernels.tiles.tile import GemmSize
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
 from sparse_bridge.tools.offline_compile import checks
 from sparse_bridge.tools.offline_compile.catalogue import spaces
@@ -36,7 +37,7 @@ def defaults(arch, channels):
     for dtype, precision in products(target):
         for c in channels if dtype != torch.bfloat16 else ():
             for n in ROWS:
-                tile = gather_tile(target, dtype, n, c, c, 27, precision)
+                tile = gather_tile(target, dtype, GemmSize(n, c, c, 27), precision)
                 found["gather_gemm", Case(tile, dtype, precision)] = None
                 tile = wgrad_tile(target, dtype, c, c, precision, 3 * n)
                 found["wgrad_gemm", Case(tile, dtype, precision)] = None
@@ -135,7 +136,7 @@ def test_the_cost_model_sees_no_much_better_tile(arch, direction):
             n,
             3 * n if direction == "wgrad" else 0,
         )
-        tiles = candidates(target, torch.float16, c, c, 27, "ieee", direction, n)
+        tiles = candidates(target, torch.float16, GemmSize(n, c, c, 27), "ieee", direction)
         costs = [predicted(problem, t, lambda m: int(3 * n * REDUNDANT[m] / m)) for t in tiles]
         best = min(zip(costs, tiles, strict=True), key=lambda one: one[0])
         assert costs[0] <= 1.8 * best[0], (c, tiles[0], best[1])

@@ -16,7 +16,7 @@ from sparse_bridge.kernels.runtime.architectures import GENERATIONS
 from sparse_bridge.kernels.runtime.generation import Candidates, Chip, Generation, RegisterLimits
 from sparse_bridge.kernels.runtime.target import described
 from sparse_bridge.kernels.tiles.candidates import candidates
-from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.kernels.tiles.tile import GemmSize, TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile
 from sparse_bridge.tools.offline_compile import catalogue, checks, forms_gemm, running
 from tests.releases import triton_since
@@ -66,11 +66,11 @@ def test_precision_and_layout_follow_the_record(invented):
 
 
 def test_tiles_follow_the_record(invented):
-    wide = (torch.float16, 1 << 20, 256, 256, 27, "ieee")
+    wide = (torch.float16, GemmSize(1 << 20, 256, 256, 27), "ieee")
     assert gather_tile(invented, *wide, "oi") == TileConfig(128, 256, 128, 8, 2)
     assert gather_tile(invented, *wide, "io") == TileConfig(128, 64, 64, 16, 5)
     for direction in ("fwd", "wgrad"):
-        tiles = candidates(invented, torch.float16, 64, 64, 27, "ieee", direction)
+        tiles = candidates(invented, torch.float16, GemmSize(1 << 17, 64, 64, 27), "ieee", direction)
         assert TileConfig(*MINE[0]) in tiles
 
 

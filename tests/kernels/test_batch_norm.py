@@ -69,7 +69,7 @@ class Layer:
         memory = batch_norm_forward(spec, self.x, vectors, self.count, y, 0.3, 1e-3, relu)
         dw, db = (self.spoiled(gain), self.spoiled(beta)) if affine else (None, None)
         dy = self.dy if dy is None else dy
-        batch_norm_backward(spec, self.x, dy, gain, beta, self.count, memory, dx, dw, db, relu)
+        batch_norm_backward(spec, self.x, dy, gain, beta, self.count, memory, (dx, dw, db), relu)
         found = {"y": y, "dx": dx, "dw": dw, "db": db, "batches": batches}
         return found | ({"mean": mean, "var": var} if running else {})
 
@@ -186,7 +186,7 @@ def test_more_than_two_to_the_31_values(channels):
     from sparse_bridge.core.ops.batch_norm import batch_norm
 
     leaf, dy = x.requires_grad_(), torch.empty_like(x).normal_()
-    y = batch_norm(leaf, None, None, None, None, momentum=0.1, eps=1e-5, relu=True)
+    y = batch_norm(leaf, (None,) * 5, momentum=0.1, eps=1e-5, relu=True)
     y.backward(dy)
     mean, total = (torch.zeros(channels, dtype=torch.float64, device="cuda") for _ in range(2))
     with torch.no_grad():

@@ -11,7 +11,7 @@ from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.new_rows import count_owners, link_new_rows, number_new_rows
 from tests import oracle, reference
 from tests.clouds import cloud
-from tests.kernels.calls import find, geometry, insert, target_of
+from tests.kernels.calls import find, geometry, insert, reach, target_of
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
@@ -104,9 +104,9 @@ def test_new_coordinates(kernel_lane, n_offsets, n):
     n_new = last + 1
     want = reference.generative_coords(coords, out_box, offsets.values, (1, 1), out_box)
     assert n_new == len(want) and overflow <= 0
-    there, kernel_geometry = coords.to(lane.device), geometry(offsets, lane.device)
-    new = number_new_rows(table, slots, owned, n_new, there, kernel_geometry, False, target_of(lane))
-    linked, scattered = link_new_rows(table, slots, n_new, there, kernel_geometry, False, target_of(lane))
+    rows = reach(lane, coords, out_box, geometry(offsets, lane.device))
+    new = number_new_rows(table, slots, owned, n_new, rows, target_of(lane))
+    linked, scattered = link_new_rows(table, slots, n_new, rows, target_of(lane))
     assert torch.equal(new.cpu(), want)
     pairs = reference.find_pairs(want, out_box, coords, out_box, offsets.values, (1, 1))
     assert triples(linked.nbr) == oracle.pair_triples(pairs)
@@ -149,10 +149,10 @@ def test_strided_coordinates(kernel_lane, size, dilation, stride, most, link):
     _, _, overflow, last = table.flags.tolist()[:4]
     n_new = last + 1
     assert n_new == len(want) > 1 and overflow <= 0
-    there = coords.to(lane.device)
-    new = number_new_rows(table, slots, owned, n_new, there, kernel_geometry, False, target_of(lane))
+    rows = reach(lane, coords, box, kernel_geometry)
+    new = number_new_rows(table, slots, owned, n_new, rows, target_of(lane))
     assert torch.equal(new.cpu(), want)
-    linked, scattered = link_new_rows(table, slots, n_new, there, kernel_geometry, False, target_of(lane), link=link)
+    linked, scattered = link_new_rows(table, slots, n_new, rows, target_of(lane), link=link)
     pairs = oracle.pair_triples(reference.find_pairs(coords, box, want, box, offsets.values, stride))
     assert triples(scattered.nbr) == pairs and scattered.nbr.shape == (len(offsets), n_new)
     assert (linked is not None) == link

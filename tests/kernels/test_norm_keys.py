@@ -27,16 +27,14 @@ def test_addresses_shapes_dtypes_and_what_is_missing(kernel_lane, keys):  # noqa
             weight = None if missing & 1 else norm.weight
             bias = None if missing & 2 else norm.bias
             running = (None, None) if missing == 3 else (norm.running_mean, norm.running_var)
+            batches = norm.num_batches_tracked if missing < 2 else None
             batch_norm(
                 shifted(x, a).requires_grad_(),
-                weight,
-                bias,
-                *running,
+                (weight, bias, *running, batches),
                 momentum=1.0,
                 eps=1.0,
                 relu=bool(missing & 1),
                 count=count if missing & 2 else None,
-                batches=norm.num_batches_tracked if missing < 2 else None,
             ).backward(shifted(dy, b))
     assert {name for name, _ in keys} == {
         "batch_norm_partials",

@@ -291,14 +291,7 @@ def _counted(module: nn.BatchNorm1d, x: torch.Tensor, scene: PaddedInput) -> tor
     if module.momentum is None:
         raise Refusal(Why.GRAPH_MOMENTUM)
     tracked = module.training and module.track_running_stats
-    return batch_norm(
-        x,
-        module.weight,
-        module.bias,
-        mean if tracked else None,
-        var if tracked else None,
-        momentum=module.momentum,
-        eps=module.eps,
-        count=scene.counts[scene.level_of(x)],
-        batches=module.num_batches_tracked if tracked else None,
-    )
+    moved = (mean, var, module.num_batches_tracked) if tracked else (None, None, None)
+    count = scene.counts[scene.level_of(x)]
+    vectors = module.weight, module.bias, *moved
+    return batch_norm(x, vectors, momentum=module.momentum, eps=module.eps, count=count)

@@ -84,7 +84,10 @@ def reset() -> None:
 
 def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> Sites:
     """The sites behind a handle, unless the visible coordinates were changed in place since: version `then`, `now`.
-    Raises KernelError where the two do not have one shape."""
+
+    coords: int32 [N, 1 + D].  handle: int64 [1] on the CPU. Raises KernelError where the two do not have one shape,
+    LifecycleError where the handle is gone.
+    """
     if then != now:
         return enter(coords)
     found = handles.value_of(handle, Sites)
@@ -97,7 +100,8 @@ def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> S
 
 
 def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
-    """The map of a builder over coordinates. Raises UnsupportedError for a builder that is not registered."""
+    """The map of a builder over coordinates. Raises UnsupportedError for a builder that is not registered, and what
+    the builder raises."""
     found = _builders.get(builder)
     if found is None:
         raise UnsupportedError(f"this graph needs maps of {builder}; import sparse_bridge.compile before loading it.")
@@ -124,12 +128,12 @@ def _new_map(
 
 
 def check_least(sites: Sites, least: int) -> None:
-    """ShapeError for fewer rows than a graph serves."""
+    """Raises ShapeError for fewer rows than a graph serves."""
     check_rows(sites.coords.shape[0], least)
 
 
 def check_rows(n_rows: int, least: int) -> None:
-    """`check_least` of a number of rows."""
+    """`check_least` of a number of rows. Raises ShapeError."""
     if n_rows < least:
         raise ShapeError(
             f"a layer of a compiled graph made {n_rows} rows; the graph serves "
@@ -153,8 +157,8 @@ define("new_map", f"({_ASKED}, int least) -> (Tensor, Tensor, Tensor)", _new_map
 class Traced:
     """Coordinates while a program is traced.
 
-    coords: as users see them.  handle: of the `Sites`.  version: of `coords` when both were made.
-    made: a layer made them.
+    coords: int32 [N, 1 + D], as users see them.  handle: of the `Sites`, int64 [1] on the CPU.  version: of `coords`
+    when both were made.  made: a layer made them.
     """
 
     def __init__(self, coords: torch.Tensor, handle: torch.Tensor, made: bool = False) -> None:
@@ -162,13 +166,15 @@ class Traced:
         self.made = made
 
     def map(self, builder: str, numbers: Sequence[int]) -> torch.Tensor:
-        """A handle of the kernel map onto coordinates that are known."""
+        """A handle, int64 [1], of the kernel map onto coordinates that are known. Raises UnsupportedError where nobody
+        has registered the builder."""
         now = version_of(self.coords)
         found: torch.Tensor = ops.map(self.coords, self.handle, self.version, now, builder, numbers)
         return found
 
     def new_map(self, builder: str, numbers: Sequence[int], training: bool) -> tuple[torch.Tensor, Traced]:
-        """A handle of the kernel map onto new coordinates, and those."""
+        """A handle, int64 [1], of the kernel map onto new coordinates, and those. Raises, when the graph runs,
+        ShapeError for fewer rows than `least_rows`."""
         now, least = version_of(self.coords), least_rows(training)
         kmap, coords, handle = ops.new_map(self.coords, self.handle, self.version, now, builder, numbers, least)
         return kmap, Traced(coords, handle, True)
@@ -185,7 +191,7 @@ def entered(coords: torch.Tensor) -> Traced:
 
 
 def version_of(coords: torch.Tensor) -> int:
-    """Changes when a traced program changes the tensor in place."""
+    """A number that changes when a traced program changes coords, int32 [N, 1 + D], in place."""
     return coords._version
 
 

@@ -34,7 +34,7 @@ _ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid}
 class _OfGraph:
     """What stands for an object of the engine in a graph. Outside it is read like that object.
 
-    handle: of the object.
+    handle: of the object, int64 [1] on the CPU.
     """
 
     kind: type
@@ -73,8 +73,8 @@ class GraphMap(_OfGraph):
 
 
 class GraphKernelMap(_OfGraph):
-    """A `KernelMap` in a graph. reversed: it reads that of the handle
-    backwards."""
+    """A `KernelMap` in a graph.  handle: int64 [1] on the CPU.  rows: of x and y.  backwards: it is the map of the
+    handle with x and y exchanged."""
 
     kind = KernelMap
 
@@ -132,7 +132,8 @@ def coordinate_map(
     *,
     outside: str = "error",
 ) -> GraphMap:
-    """`core.functional.coordinate_map` of coords int32 [N, 1 + D] as an operator."""
+    """`core.functional.coordinate_map` of coords int32 [N, 1 + D] as an operator. Raises what that raises, as all
+    operators here do when their graph runs."""
     handle = ops.coordinate_map(coords, _numbers(spatial_shape), batch_size, outside)
     return GraphMap(handle, coords)
 
@@ -200,8 +201,8 @@ def conv(
     allow_tf32: bool = False,
     fp16_accumulation: bool = False,
 ) -> torch.Tensor:
-    """`core.functional.conv` of x [N_in, C_in] as an operator: [N_out, C_out]. Between two graphs for a map that was
-    made outside."""
+    """`core.functional.conv` of x [N_in, C_in] as an operator: [N_out, C_out] in x's dtype, or autocast's. Between two
+    graphs for a map that was made outside."""
     if not isinstance(kmap, GraphKernelMap):
         found: torch.Tensor = between_two_graphs(
             eager,
@@ -232,13 +233,14 @@ def conv(
 
 
 def pool(eager: Any, x: torch.Tensor, kmap: Any, mode: str, floor: float = float("-inf")) -> Any:
-    """`core.functional.pool` of x [N_in, C] as an operator: [N_out, C]. Between two graphs for a map that was made
-    outside."""
+    """`core.functional.pool` of x [N_in, C] as an operator: [N_out, C] in x's dtype. Between two graphs for a map that
+    was made outside."""
     if not isinstance(kmap, GraphKernelMap):
         return between_two_graphs(eager, x, kmap, mode, floor)
     return ops.pool(x, kmap.n_out, kmap.handle, mode, floor, kmap.reversed)
 
 
 def global_pool(eager: Any, x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str) -> Any:
-    """`core.functional.global_pool` of x [N, C], batch int [N] as an operator: [batch_size, C]."""
+    """`core.functional.global_pool` of x [N, C] and batch int32 or int64 [N] as an operator: [batch_size, C] in x's
+    dtype."""
     return ops.global_pool(x, batch, batch_size, mode)

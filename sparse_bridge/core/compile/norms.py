@@ -29,7 +29,7 @@ def _forward(
     dtype, n_channels = _statistics(x), x.shape[1]
     with torch.no_grad():
         seen = x.new_zeros((2, n_channels), dtype=dtype)
-        y = batch_norm(x, weight, bias, seen[0], seen[1], momentum=1.0, eps=eps, relu=relu)
+        y = batch_norm(x, (weight, bias, seen[0], seen[1], None), momentum=1.0, eps=eps, relu=relu)
     return y.contiguous(), seen, x.new_zeros(MEMORY_ROWS * n_channels, dtype=dtype)
 
 
@@ -64,7 +64,7 @@ def _backward_in_torch(
     given: Any = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
     leaves = [t for t in given if t is not None]
     with recording():
-        y = batch_norm(given[0], given[1], given[2], None, None, momentum=0.0, eps=eps, relu=relu)
+        y = batch_norm(given[0], (given[1], given[2], None, None, None), momentum=0.0, eps=eps, relu=relu)
         found = iter(torch.autograd.grad(y, leaves, dy.contiguous()))
     return tuple(None if t is None else next(found).contiguous() for t in given)
 
@@ -109,7 +109,8 @@ differentiate("batch_norm_backward", forget, None)
 
 
 def served(norm: Any, x: torch.Tensor) -> bool:
-    """Whether a traced BatchNorm1d becomes an operator: in training, with a momentum."""
+    """Whether a traced BatchNorm1d becomes an operator: in training, with a momentum, over x [N, C] of any float dtype
+    on a GPU."""
     return (
         norm.training
         and x.dim() == 2
@@ -119,12 +120,14 @@ def served(norm: Any, x: torch.Tensor) -> bool:
 
 
 def move(running: torch.Tensor, now: torch.Tensor, momentum: float) -> None:
-    """Move a running statistic [C] in place: (1 - momentum) of it stays, `momentum` of `now` [C] comes."""
+    """Move a running statistic [C] in place: (1 - momentum) of it stays, `momentum` of `now` [C] comes. Each is of a
+    float dtype of its own."""
     running.mul_(1.0 - momentum).add_(now.to(running.dtype), alpha=momentum)
 
 
 def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
-    """What `norm` makes of x [N, C], and with `relu` a ReLU of that."""
+    """What `norm` makes of x [N, C], and with `relu` a ReLU of that: [N, C] in x's dtype, fp16 / bf16 / fp32 / fp64.
+    Running statistics move by torch's rule. Raises, when the graph runs, what `batch_norm` does."""
     y, seen, _ = ops.batch_norm(x, norm.weight, norm.bias, norm.eps, relu)
     if norm.track_running_stats and norm.running_mean is not None:
         momentum: Any = norm.momentum

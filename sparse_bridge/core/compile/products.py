@@ -26,7 +26,7 @@ _FORM = "Tensor kmap, str layout, int groups, str precision, str dataflow, bool 
 
 
 def map_of(handle: torch.Tensor, transposed: bool) -> KernelMap:
-    """The kernel map behind a handle, or its reverse."""
+    """The kernel map behind a handle, int64 [1], or its reverse. Raises LifecycleError where it is gone."""
     found = handles.value_of(handle, KernelMap)
     return found.transposed() if transposed else found
 
@@ -224,10 +224,11 @@ def conv(
     form: ConvForm,
     transposed: bool = False,
 ) -> torch.Tensor:
-    """`convolve` while a program is traced: [rows, C_out].
+    """`convolve` while a program is traced: [rows, C_out] in x's dtype, or autocast's.
 
-    kmap: a handle; transposed: of a map that is read backwards.  rows: of its output.  epilogue:
-    anything but the bias has no gradient.
+    x: [N_in, C_in], fp16 / bf16 / fp32 / fp64.  weight: laid out as `form.layout` says.  kmap: a handle, int64 [1];
+    transposed: of a map that is read backwards.  rows: of its output.  epilogue: anything but the bias has no
+    gradient; to ask for one raises UnsupportedError.
     """
     dtype = autocast_dtype(x.device)
     if dtype is not None:

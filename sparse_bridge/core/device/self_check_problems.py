@@ -58,6 +58,7 @@ def _crowd(part: str) -> torch.Tensor:
 
 def check_keys(device: torch.device, target: Target, part: str) -> str | None:
     """Hash table and look-up, and with them the atomics on shared addresses."""
+    from ...kernels.maps.coord_key import Reach
     from ...kernels.maps.hash_table import HashTable, hash_insert
     from ...kernels.maps.neighbor_table import neighbor_lookup
     from ..geometry.boxes import Box
@@ -76,13 +77,12 @@ def check_keys(device: torch.device, target: Target, part: str) -> str | None:
     slots = torch.empty((1, ROWS), dtype=torch.int32, device=device)
     origin = Offsets.of([(0, 0, 0)]).geometry(device, one, one, 1)
     bounds = box.layout(device).bounds
-    hash_insert(table, there, origin, bounds, None, slots, False, target)
+    hash_insert(table, Reach(there, origin, bounds, False), slots, target)
     counted = table.counters()
     if counted != (len(first), ROWS, False):
         return f"the hash table counted {counted}; expected {(len(first), ROWS, False)}"
-    found = neighbor_lookup(
-        table, ROWS, there, offsets.geometry(device, one, one, 1), bounds, None, len(offsets), -1, False, target
-    ).nbr.cpu()
+    near = Reach(there, offsets.geometry(device, one, one, 1), bounds, False)
+    found = neighbor_lookup(table, ROWS, near, target).nbr.cpu()
     wrong = int((found != torch.tensor(wanted, dtype=torch.int32)).sum())
     return f"{wrong} of {found.numel()} neighbours are wrong" if wrong else None
 
@@ -169,17 +169,19 @@ def common_product(
     """The product by a weight [OFFSETS, c_in, c_out] of any device, whose dtype is multiplied, and the tile that
     common layers take for it."""
     from ...kernels.gemm.product import Product
+    from ...kernels.tiles.tile import GemmSize
     from ...kernels.tiles.tile_config import gather_tile
     from ..geometry.weights import layout_of
 
     w = layout_of(weight, "vio")
-    tile = gather_tile(target, weight.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
+    tile = gather_tile(target, weight.dtype, GemmSize(COMMON_ROWS, w.c_in, w.c_out, OFFSETS), precision)
     return Product(target, device, weight.dtype, precision, w, end), tile
 
 
 def check_new_coordinates(device: torch.device, target: Target, part: str) -> str | None:
     """The launches of a strided layer: candidates, their owners, their order, and the table; then
     sorted rows."""
+    from ...kernels.maps.coord_key import Reach
     from ...kernels.maps.hash_table import HashTable, hash_insert
     from ...kernels.maps.new_rows import count_owners, link_new_rows, number_new_rows, owner_counters
     from ...kernels.maps.row_ranks import sort_rows
@@ -199,22 +201,23 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
     there, n_new = coords.to(device), len(sites)
     geometry = offsets.geometry(device, one, (2, 2, 2), -1)
     wide = box.wide(offsets, one) or box.wide(offsets, (2, 2, 2))
+    reach = Reach(there, geometry, box.layout(device).bounds, wide)
     table = HashTable.allocate(1 << 11, box.key64, device, owner_counters(len(coords)))
     slots = torch.empty((geometry.n_row_offsets, len(coords)), dtype=torch.int32, device=device)
-    hash_insert(table, there, geometry, box.layout(device).bounds, None, slots, wide, target)
+    hash_insert(table, reach, slots, target)
     owned = count_owners(table, slots, target)
     if (counted := int(table.total.view()) + 1) != n_new:
         return f"{counted} new coordinates were counted; expected {n_new}"
-    new = number_new_rows(table, slots, owned, n_new, there, geometry, wide, target)
+    new = number_new_rows(table, slots, owned, n_new, reach, target)
     if new.tolist() != [list(site) for site in sites]:
         return "the new coordinates are others, or in another order"
-    scattered = link_new_rows(table, slots, n_new, there, geometry, wide, target)[1].nbr.cpu()
+    scattered = link_new_rows(table, slots, n_new, reach, target)[1].nbr.cpu()
     v, out = torch.nonzero(scattered >= 0, as_tuple=True)
     found = set(zip(v.tolist(), scattered[v, out].tolist(), out.tolist(), strict=True))
     if found != pairs:
         return f"{len(found ^ pairs)} of {len(pairs)} pairs are wrong"
     numbers = -2 - table.values.cpu()
-    moved = sort_rows(table, new, box.layout(device).bounds, target).cpu()
+    moved = sort_rows(table, new, reach.bounds, target).cpu()
     renamed = -2 - table.values.cpu()
     named = numbers >= 0
     if moved.tolist() != sorted(new.tolist(), key=lambda site: (site[0], *site[:0:-1])):

@@ -13,7 +13,7 @@ from ...kernels.runtime.parts import Operand
 from ...kernels.runtime.target import Target
 from ..device import stream_order
 from ..device.device_support import kernel_target
-from ..device.kernels import hash_table
+from ..device.kernels import coord_key, hash_table
 from ..device.no_double_backward import refuse_wrapped
 from ..geometry.boxes import Box, KeyLayout
 from ..geometry.data_bounds import DataBounds
@@ -35,12 +35,13 @@ def table_of(
     coords: torch.Tensor, target: Target, layout: KeyLayout, count: Operand | None
 ) -> tuple[HashTable, torch.Tensor]:
     """(hash table of coordinates int32 [N, 1 + D], the slots of the rows, int32 [N]); count: of the rows in use, see
-    `hash_insert`."""
+    `Reach`."""
     device, one = coords.device, (1,) * (coords.shape[1] - 1)
     geometry = _origin(len(one)).geometry(device, one, one, 1)
     table = hash_table.HashTable.allocate(capacity_for(coords.shape[0]), layout.key64, device)
     slots = coords.new_empty(coords.shape[0])
-    hash_table.hash_insert(table, coords, geometry, layout.bounds, None, slots, False, target, count)
+    reach = coord_key.Reach(coords, geometry, layout.bounds, False, None, count)
+    hash_table.hash_insert(table, reach, slots, target)
     return table, slots
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ...kernels.runtime.parts import Operand, Part, Slab, taken
 from ...kernels.runtime.target import Target
-from ..device.kernels import hash_table, neighbor_table, new_rows, row_ranks
+from ..device.kernels import coord_key, hash_table, neighbor_table, new_rows, row_ranks
 from ..geometry.boxes import Box, KeyLayout
 from ..geometry.offsets import Offsets
 
@@ -57,30 +57,19 @@ class Expansion:
         slab: Slab | None = None,
     ) -> None:
         """slab: for what nobody reads after `link`, `scratch_elements`."""
-        self.source, self.out, self.target, self._slab = source, out, target, slab
-        device = source.coords.device
-        self.geometry = offsets.geometry(device, multiplier, divisor, sign)
-        self.wide = source.layout.wide(offsets, multiplier) or out.wide(offsets, divisor)
-        shape = self.geometry.n_row_offsets, source.coords.shape[0]
-        self.slots: Part | None = taken(slab, device, *shape)
+        self.target, self._slab = target, slab
+        coords, layout, alive, last = source
+        geometry = offsets.geometry(coords.device, multiplier, divisor, sign)
+        wide = layout.wide(offsets, multiplier) or out.wide(offsets, divisor)
+        self.reach = coord_key.Reach(coords, geometry, out.bounds, wide, alive, last)
+        self.slots: Part | None = taken(slab, coords.device, geometry.n_row_offsets, coords.shape[0])
 
     def insert(self, table: HashTable) -> None:
         """Fill an empty table with the coordinates; how many there are goes to its counters."""
-        source = self.source
         assert self.slots is not None
-        hash_table.hash_insert(
-            table,
-            source.coords,
-            self.geometry,
-            self.out.bounds,
-            source.alive,
-            self.slots,
-            self.wide,
-            self.target,
-            source.last,
-        )
+        hash_table.hash_insert(table, self.reach, self.slots, self.target)
         self.table = table
-        self._owned = new_rows.count_owners(table, self.slots, self.target, source.last, self._slab)
+        self._owned = new_rows.count_owners(table, self.slots, self.target, self.reach.last, self._slab)
 
     def number(self, n_new: int, order: str, counted: bool, zeroed: bool = False) -> torch.Tensor:
         """The new coordinates int32 [n_new, 1 + D] in `order`, see `MapRequest`; the table then
@@ -89,26 +78,14 @@ class Expansion:
         counted: only the table's counter tells how many of these rows are in use.  zeroed: zeros
         behind them.
         """
-        source = self.source
         assert self.slots is not None
-        coords = new_rows.number_new_rows(
-            self.table,
-            self.slots,
-            self._owned,
-            n_new,
-            source.coords,
-            self.geometry,
-            self.wide,
-            self.target,
-            source.last,
-            zeroed,
-        )
+        coords = new_rows.number_new_rows(self.table, self.slots, self._owned, n_new, self.reach, self.target, zeroed)
         if order == "first_seen" or n_new == 0:
             return coords
         return row_ranks.sort_rows(
             self.table,
             coords,
-            self.out.bounds,
+            self.reach.bounds,
             self.target,
             self.table.total if counted else None,
             self._slab,
@@ -124,22 +101,12 @@ class Expansion:
     ) -> tuple[NeighborTable, NeighborTable | None]:
         """(table of the new rows, table of the old rows if `link`); once. slabs: for both, of
         -1."""
-        slots, source = self.slots, self.source
+        slots = self.slots
         assert slots is not None
         self.slots = self._slab = None  # may be reused for a table
         del self._owned
         linked, scattered = new_rows.link_new_rows(
-            self.table,
-            slots,
-            n_new,
-            source.coords,
-            self.geometry,
-            self.wide,
-            self.target,
-            source.last,
-            count_new,
-            link,
-            slabs,
+            self.table, slots, n_new, self.reach, self.target, count_new, link, slabs
         )
         return scattered, linked
 
@@ -190,19 +157,8 @@ def look_up(
     center: the offset that is every row itself, found or not; -1: none.  slab: see
     `neighbor_lookup`.
     """
-    device, one = here.coords.device, (1,) * offsets.dimension
-    wide = here.layout.wide(offsets, step) or known.wide(offsets, one)
-    return neighbor_table.neighbor_lookup(
-        table,
-        n_values,
-        here.coords,
-        offsets.geometry(device, step, one, 1),
-        known.bounds,
-        here.alive,
-        len(offsets),
-        center,
-        wide,
-        target,
-        here.last,
-        slab,
-    )
+    (coords, layout, alive, last), one = here, (1,) * offsets.dimension
+    geometry = offsets.geometry(coords.device, step, one, 1)
+    wide = layout.wide(offsets, step) or known.wide(offsets, one)
+    reach = coord_key.Reach(coords, geometry, known.bounds, wide, alive, last)
+    return neighbor_table.neighbor_lookup(table, n_values, reach, target, center, slab)

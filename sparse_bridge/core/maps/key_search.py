@@ -132,24 +132,15 @@ def find_rows(cmap: CoordinateMap, coords: torch.Tensor, offsets: Offsets, strid
             part = slice(lists.starts[v], lists.starts[v + 1])
             nbr[v, lists.out_rows[part]] = lists.in_rows[part].int()
     else:
+        from ...kernels.maps.coord_key import Reach
         from ...kernels.maps.neighbor_table import neighbor_lookup
 
         one = (1,) * offsets.dimension
         # The queries' bounds are unknown, so coordinates are computed in 64 bits.
         geometry = offsets.geometry(coords.device, steps, one, 1)
         bounds = found_in.box.layout(coords.device).bounds
-        nbr = neighbor_lookup(
-            found_in.table(target),
-            found_in.n_rows,
-            coords.contiguous(),
-            geometry,
-            bounds,
-            None,
-            n_offsets,
-            -1,
-            True,
-            target,
-        ).nbr
+        reach = Reach(coords.contiguous(), geometry, bounds, True)
+        nbr = neighbor_lookup(found_in.table(target), found_in.n_rows, reach, target).nbr
     if first is not None:
         rows = first.first.int()
         nbr = torch.where(nbr >= 0, rows[nbr.clamp(min=0).long()], nbr)

@@ -154,9 +154,9 @@ def _insert_candidates(expansion: Expansion, out_box: Box) -> int:
     from ...kernels.maps.hash_table import FLAGS, HashTable
     from ...kernels.maps.new_rows import owner_counters
 
-    coords = expansion.source.coords
+    coords, geometry = expansion.reach[:2]
     n, key64 = coords.shape[0], out_box.key64
-    most = min(expansion.geometry.n_row_offsets * n, out_box.volume)
+    most = min(geometry.n_row_offsets * n, out_box.volume)
     guess = most if most <= 1 << 16 else min(most, n)
     counters = owner_counters(n)
     while True:

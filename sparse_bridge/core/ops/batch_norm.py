@@ -20,7 +20,7 @@ from ..device.precision import KERNEL_DTYPES
 from ..device.torch_compat import SAVED_TENSORS_HOOKS, TENSOR_GUARDS, guards
 
 if TYPE_CHECKING:
-    from ...kernels.ops.norm_spec import NormSpec, Vectors
+    from ...kernels.ops.norm_spec import Gradients, NormSpec, Vectors
 
 _MOST_ROWS = (1 << 31) - (1 << 20)  # kernels count rows in 32 bits, and a few more than there are
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -30,7 +30,7 @@ class _Call(NamedTuple):
     """What needs no gradient.  moved: running mean and variance, and the number of batches."""
 
     spec: NormSpec
-    moved: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+    moved: Vectors
     counter: torch.Tensor | None
     momentum: float
     eps: float
@@ -76,14 +76,18 @@ class _BatchNorm(torch.autograd.Function):
             made = native(spec, x, dy, weight, bias, memory, relu)
             if made is not NotImplemented:
                 return *made, None
-        dx = torch.empty_like(x)
-        dw = None if weight is None else torch.empty_like(weight)
-        db = None if bias is None else torch.empty_like(bias)
-        passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, dx, dw, db, relu)
-        return dx, dw, db, None
+        grads = gradients_like(x, weight, bias)
+        passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, grads, relu)
+        return *grads, None
 
 
 run_directly = direct_apply(_BatchNorm)
+
+
+def gradients_like(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> Gradients:
+    """Memory for the gradients of x [N, C], weight and bias [C], each of its dtype; None for what there is not."""
+    dw = None if weight is None else torch.empty_like(weight)
+    return torch.empty_like(x), dw, None if bias is None else torch.empty_like(bias)
 
 
 class _Form(NamedTuple):
@@ -138,7 +142,7 @@ def _launch_all(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
     forward, backward = passes()
     memory = forward(spec, x, vectors, None, x, 0.1, 1e-5, False)
     weight, bias = vectors[:2]
-    backward(spec, x, x, weight, bias, None, memory, x, weight, bias, False)
+    backward(spec, x, x, weight, bias, None, memory, (x, weight, bias), False)
 
 
 def launch_both(x: torch.Tensor, vectors: Vectors, target: Target) -> None:
@@ -215,31 +219,27 @@ def _counts(x: torch.Tensor, batches: torch.Tensor) -> bool:
 
 def batch_norm(
     x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
+    vectors: Vectors,
     *,
     momentum: float,
     eps: float,
     relu: bool = False,
     count: torch.Tensor | None = None,
-    batches: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Normalise every channel by its mean and variance over the rows: [N, C] in x's dtype.
 
     Args:
         x: [N, C], fp16 / bf16 / fp32 / fp64.
-        weight, bias: [C] or None, in x's dtype or fp32, and so are their gradients.
-        running_mean, running_var: [C] or None; moved by `momentum` towards the mean and the
-            unbiased variance, in place.
+        vectors: weight, bias, running mean, running variance and number of batches, each or None.
+            Weight and bias: [C], in x's dtype or fp32, and so are their gradients. Running mean and
+            variance: [C]; moved by `momentum` towards the mean and the unbiased variance, in place.
+            Number of batches: int64 scalar; counted up by one with them.
+        momentum, eps: as torch's.
         relu: apply a ReLU to the result.
         count: int32 [1] on x's device, one less than the rows that there are, or None for all of
             x. Rows behind are not read; they are 0 in the result and in x's gradient. With fewer
             than two rows the running statistics stay as they are. Where kernels serve x, the host
             never waits for it.
-        batches: int64 scalar, the number of batches tracked, or None; counted up by one with the
-            running statistics.
 
     Raises: DataTypeError for a `count` of another kind; ValueError, as torch does, for a single row
         (without `count`) or an eps that is not positive; whatever torch raises for tensors that do
@@ -247,7 +247,6 @@ def batch_norm(
     """
     if count is not None and (count.dtype is not torch.int32 or count.device != x.device):
         raise DataTypeError(f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have.")
-    vectors = weight, bias, running_mean, running_var, batches
     form, shape = None, x.shape
     if not (
         eps <= 0
@@ -258,11 +257,12 @@ def batch_norm(
         if form is None or form.generation != settings.generation or shape[0] > _MOST_ROWS or not form.same(*vectors):
             form = _form_of(x, vectors)
     if form is None:
-        return _in_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu, count, batches)
+        return _in_torch(x, vectors, momentum, eps, relu, count)
     refuse_transforms()
+    weight, bias, *_, batches = vectors
     if batches is not None:
         torch.autograd.graph.increment_version(batches)  # as its add_ would; the others' are kept
-    call = _Call(form.spec, (running_mean, running_var, batches), count, momentum, eps, relu)
+    call = _Call(form.spec, vectors[2:], count, momentum, eps, relu)
     apply = _BatchNorm.apply if wrapped(x) else run_directly
     result: torch.Tensor = apply(x, weight, bias, call)
     return result
@@ -287,30 +287,18 @@ def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> to
             momentum, batches = 1.0 / float(batches), None
     return batch_norm(
         x,
-        parameters["weight"],
-        parameters["bias"],
-        mean,
-        var,
+        (parameters["weight"], parameters["bias"], mean, var, batches),
         momentum=0.0 if momentum is None else momentum,
         eps=norm.eps,
         relu=relu,
-        batches=batches,
     )
 
 
 def _in_torch(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    momentum: float,
-    eps: float,
-    relu: bool,
-    count: torch.Tensor | None,
-    batches: torch.Tensor | None,
+    x: torch.Tensor, vectors: Vectors, momentum: float, eps: float, relu: bool, count: torch.Tensor | None
 ) -> torch.Tensor:
     """`batch_norm` in plain torch."""
+    weight, bias, running_mean, running_var, batches = vectors
     missing = 0
     if count is not None:
         n_rows = min(max(int(count) + 1, 0), x.shape[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...kernels.runtime.target import Target
-from .batch_norm import compile_together, fits, passes, serves
+from .batch_norm import compile_together, fits, gradients_like, passes, serves
 
 MEMORY_ROWS = 2 + 2 * 128  # rows of the most memory that kernels need between both passes
 
@@ -49,9 +49,7 @@ def backward_pass(
     from ...kernels.ops.norm_spec import spec_of
 
     x, memory = x.contiguous(), memory.clone()  # sums are written into it
-    dx = torch.empty_like(x)
-    dw = None if weight is None else torch.empty_like(weight)
-    db = None if bias is None else torch.empty_like(bias)
+    grads = gradients_like(x, weight, bias)
     spec = spec_of(x, (weight, bias, None, None, None), target)
-    passes()[1](spec, x, dy.contiguous(), weight, bias, None, memory, dx, dw, db, relu)
-    return dx, dw, db
+    passes()[1](spec, x, dy.contiguous(), weight, bias, None, memory, grads, relu)
+    return grads

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ...kernels.gemm.product import Product, Weights
 from ...kernels.runtime.target import Target
-
-if TYPE_CHECKING:
-    from ...kernels.tiles.tile import TileConfig
+from ...kernels.tiles.tile import GemmSize, TileConfig
 
 
 class Bucket(NamedTuple):
@@ -117,16 +115,16 @@ class Problem(NamedTuple):
         return tile if self.splits == 1 else clamp_for_splits(tile)
 
     @property
-    def form(self) -> tuple[Target, torch.dtype, int, int, int, int, str, str]:
+    def form(self) -> tuple[Target, torch.dtype, GemmSize, str, str]:
         """What `tile_config.gather_tile` and `grouped_tile` choose by, in their order."""
-        sizes = self.n_rows, self.c_in, self.c_out, self.n_offsets
-        return self.target, self.dtype, *sizes, self.precision, self.order
+        size = GemmSize(self.n_rows, self.c_in, self.c_out, self.n_offsets, self.n_rows > self.n_in)
+        return self.target, self.dtype, size, self.precision, self.order
 
     def gather_tile(self) -> TileConfig:
         """The usual tile of kernels that gather rows."""
         from ...kernels.tiles.tile_config import gather_tile
 
-        return gather_tile(*self.form, expanding=self.n_rows > self.n_in)
+        return gather_tile(*self.form)
 
     def candidates(self) -> list[TileConfig]:
         """Tiles worth timing, the default first."""
@@ -134,17 +132,9 @@ class Problem(NamedTuple):
             return [self.default()]
         from ...kernels.tiles.candidates import candidates
 
-        found = candidates(
-            self.target,
-            self.dtype,
-            self.c_in,
-            self.c_out,
-            self.n_offsets,
-            self.precision,
-            self.direction,
-            self.n_rows,
-            self.order,
-        )
+        # Also where the map expands: the tile of other maps is worth timing there.
+        size = GemmSize(self.n_rows, self.c_in, self.c_out, self.n_offsets)
+        found = candidates(self.target, self.dtype, size, self.precision, self.direction, self.order)
         return list(dict.fromkeys([self.default(), *map(self._cut, found)]))
 
     def allows(self, tile: TileConfig) -> bool:

@@ -28,16 +28,16 @@ class TileLists(Protocol):
     """What tiles of rows visit: `TileList`, or the pairs by offset."""
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(what tiles of `block_m` rows visit, how many blocks each of them visits)."""
+        """(int32 [tiles, n]: what tiles of `block_m` rows visit, int32 or bool [tiles]: how many blocks each of them
+        visits)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """A problem with its tensors.
 
-    build: tile -> plan, called as plan(*inputs, result).  fresh: new memory for a result.  table:
-    what a gather-GEMM follows (`TileList`, nbr [V, N] or pairs by offset), None
-    for wgrad.
+    build: tile -> plan, called as plan(*inputs, result).  fresh: new memory for a result, of the product's shape and
+    dtype.  table: what a gather-GEMM follows (`TileList`, nbr int32 [V, N] or pairs by offset), None for wgrad.
     """
 
     build: Callable[[TileConfig], Any]
@@ -69,8 +69,8 @@ class Trial:
 
 
 def reference_of(trial: Trial, tile: TileConfig) -> torch.Tensor | None:
-    """The result of the default tile, to compare others with. None if it proves nothing: if not all
-    of it was written, if it is zero or not finite throughout, or if it does not repeat."""
+    """The result of the default tile, of the shape and dtype of `trial.fresh`, to compare others with. None if it
+    proves nothing: if not all of it was written, if it is zero or not finite throughout, or if it does not repeat."""
     first, second = trial.run(tile), trial.run(tile, poison=113.0)
     same = torch.equal(torch.nan_to_num(first, nan=7.0), torch.nan_to_num(second, nan=7.0))
     telling = (torch.isfinite(first) & (first != 0)).any()
@@ -80,7 +80,7 @@ def reference_of(trial: Trial, tile: TileConfig) -> torch.Tensor | None:
 def mismatch(
     result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, precision: str, exact: bool
 ) -> str | None:
-    """How `result` differs from `reference`, or None. dtype, precision: of the products.
+    """How `result` differs from `reference`, of one shape and dtype, or None. dtype, precision: of the products.
 
     exact: in any bit, as rows of a gather-GEMM must not; else beyond rounding, for sums over rows,
     whose order a tile may change.

@@ -67,8 +67,8 @@ class Group:
 
 
 class Watcher:
-    """Collects the groups of the convolutions that it is shown. Those of maps without rows, or
-    whose rows only the device knows, stay with the rules."""
+    """Collects the groups of the convolutions that it is shown, with their weights, of any layout and float dtype.
+    Those of maps without rows, or whose rows only the device knows, stay with the rules."""
 
     def __init__(self) -> None:
         self.groups: dict[Any, Group] = {}

@@ -36,6 +36,7 @@ class MapKernels:
     """Those of one device and width of keys."""
 
     def __init__(self, device: torch.device, target: Target, key64: bool) -> None:
+        from ...kernels.maps.coord_key import Reach
         from ...kernels.maps.hash_table import HashTable
 
         self.target = target
@@ -43,17 +44,19 @@ class MapKernels:
         self._nbr = torch.empty((len(self._offsets), FEW), dtype=torch.int32)
         self._coords = self._nbr.new_empty((FEW, 4))
         self._box = Box.grid(1, KEYS["int64 keys" if key64 else "int32 keys"])
-        self._bounds = self._box.layout(device).bounds
         self._table = HashTable.allocate(1 << 9, key64, device)
-        self._near = self._offsets.geometry(device, _ONE, _ONE, 1)
-        self._origin = Offsets.of([(0, 0, 0)]).geometry(device, _ONE, _ONE, 1)
+        near = self._offsets.geometry(device, _ONE, _ONE, 1)
+        origin = Offsets.of([(0, 0, 0)]).geometry(device, _ONE, _ONE, 1)
+        bounds, wide = self._box.layout(device).bounds, self._box.wide(self._offsets, _ONE)
+        self._near = Reach(self._coords, near, bounds, wide)
+        self._same = Reach(self._coords, origin, bounds, False)
 
     def looked_up(self) -> None:
         """What a first submanifold map is looked up with, which is checked before anything else."""
         from ...kernels.maps.hash_table import hash_insert
 
         slots = self._nbr.new_empty((1, FEW))
-        hash_insert(self._table, self._coords, self._origin, self._bounds, None, slots, False, self.target)
+        hash_insert(self._table, self._same, slots, self.target)
         self._look_up()
 
     def ordered(self, volumes: Iterable[int]) -> None:
@@ -131,19 +134,7 @@ class MapKernels:
     def _look_up(self) -> None:
         from ...kernels.maps.neighbor_table import neighbor_lookup
 
-        offsets = self._offsets
-        neighbor_lookup(
-            self._table,
-            FEW,
-            self._coords,
-            self._near,
-            self._bounds,
-            None,
-            len(offsets),
-            offsets.center,
-            self._box.wide(offsets, _ONE),
-            self.target,
-        )
+        neighbor_lookup(self._table, FEW, self._near, self.target, self._offsets.center)
 
     def _expand(self, offsets: Offsets, stride: tuple[int, ...], link: bool) -> None:
         from ...kernels.maps.hash_table import HashTable

@@ -191,7 +191,8 @@ def _gather(
 def launch_over(
     flow: KernelDataflow, product: Product, tile: TileConfig, rows: tuple[int, int], vectors: Vectors | None
 ) -> None:
-    """Launch a product over stand-ins.  rows: of the result, and of what is gathered."""
+    """Launch a product over stand-ins: x [1, columns] in the product's dtype.  rows: of the result, and of what is
+    gathered.  vectors: [C_out], as of the epilogue, or None."""
     w = product.w
     x = torch.empty((1, w.groups * w.c_in), dtype=product.dtype)
     y = x.new_empty((1, w.groups * w.c_out))

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..runtime.parts import Operand
+
 EMPTY = tl.constexpr(-1)  # a hash slot without a key
 
 
@@ -34,15 +36,36 @@ class Geometry(NamedTuple):
     class_offsets: torch.Tensor | None = None
 
     @property
+    def n_offsets(self) -> int:
+        """The kernel volume, V."""
+        return self.table.shape[0] - 2
+
+    @property
     def n_row_offsets(self) -> int:
         """Offsets that may lead to a whole coordinate from one row, at most."""
-        return self.table.shape[0] - 2 if self.class_offsets is None else self.class_offsets.shape[1]
+        return self.n_offsets if self.class_offsets is None else self.class_offsets.shape[1]
 
     @property
     def classes(self) -> torch.Tensor:
         """`class_offsets`, int32 [classes, W]; where that is None `table`, which stands for a pointer that
         is not followed."""
         return self.table if self.class_offsets is None else self.class_offsets
+
+
+class Reach(NamedTuple):
+    """Rows, and what they reach by the offsets of a geometry.
+
+    coords: int32 [N, 1 + D], contiguous.  bounds: int32 [1 + D, 2], as above, of what is reached.  wide: it is
+    computed in 64 bits.  alive: int32 [N], rows below 0 reach nothing; None: all may.  last: int32 [1], one less
+    than the rows in use; None: all are.
+    """
+
+    coords: torch.Tensor
+    geometry: Geometry
+    bounds: Operand
+    wide: bool
+    alive: torch.Tensor | None = None
+    last: Operand | None = None
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from ..runtime.launch import cdiv
 from ..runtime.parts import Operand, Part, viewed
 from ..runtime.symbolic import filled
 from ..runtime.target import Target
-from .coord_key import Geometry
+from .coord_key import Reach
 from .hash_kernels import hash_claim_kernel, hash_insert_kernel
 
 FLAGS = 4
@@ -120,31 +120,19 @@ def insert_shape(block_v: int, target: Target) -> tuple[int, int]:
     return (4 * target.warp_size, 4) if block_v == 1 else (256 // block_v, 1)
 
 
-def hash_insert(
-    table: HashTable,
-    coords: torch.Tensor,
-    geometry: Geometry,
-    bounds: Operand,
-    alive: torch.Tensor | None,
-    slots: Operand,
-    wide: bool,
-    target: Target,
-    count: Operand | None = None,
-) -> None:
-    """Insert the coordinates that the rows of `coords` reach by every offset of `geometry` into an
-    empty table.
+def hash_insert(table: HashTable, reach: Reach, slots: Operand, target: Target) -> None:
+    """Insert the coordinates that rows reach into an empty table.
 
     With a single offset, undivided, the table's counters count; else only the overflow flag means
     something.
 
-    coords: [N, 1 + D] int32, contiguous.  geometry, bounds: see `coord_key`.  alive: [N] int32,
-    rows below 0 are skipped; None: no row is.  slots: [geometry.n_row_offsets, N] int32, written, -1
-    where an offset leads nowhere; columns behind the rows in use are left as they were.  wide: compute
-    coordinates in 64 bits.  count: int32, one less than the rows in use; None if all are.
+    slots: int32 [reach.geometry.n_row_offsets, N], written, -1 where an offset leads nowhere; columns behind the rows
+    in use are left as they were.
 
     The table's keys, counters and values are updated; the caller reads them. A full table raises
     nothing: it sets the overflow flag.
     """
+    coords, geometry, bounds, wide, alive, count = reach
     n_rows, columns = coords.shape
     n_row_offsets = geometry.n_row_offsets
     block_v = offsets_per_program(n_row_offsets)

@@ -19,7 +19,7 @@ from ..runtime.launch import cdiv, register
 from ..runtime.parts import Operand, Slab, memory_of, taken, viewed
 from ..runtime.symbolic import allocated
 from ..runtime.target import Target
-from .coord_key import Geometry, live_rows, locate
+from .coord_key import Reach, live_rows, locate
 from .hash_kernels import hash_find, value_at
 from .hash_table import MAX_PROBES, HashTable
 
@@ -242,26 +242,16 @@ def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
 
 
 def neighbor_lookup(
-    table: HashTable,
-    n_values: int,
-    coords: torch.Tensor,
-    geometry: Geometry,
-    bounds: Operand,
-    alive: torch.Tensor | None,
-    n_offsets: int,
-    center: int,
-    wide: bool,
-    target: Target,
-    count: Operand | None = None,
-    slab: Slab | None = None,
+    table: HashTable, n_values: int, reach: Reach, target: Target, center: int = -1, slab: Slab | None = None
 ) -> NeighborTable:
-    """Table int32 [V, N] of what the rows of `coords`, int32 [N, 1 + D], reach among the keys of `table`, with masks.
+    """Table int32 [V, N] of what rows reach among the keys of `table`, with masks; columns behind the rows in use
+    become -1.
 
-    n_values: rows that were inserted in `table`.  alive: int32 [N], rows below 0 reach nothing; None: all may.
-    center: the offset that is every row itself, or -1.  count: of the rows in use, see `NeighborTable`; columns
-    behind them become -1.  slab: for the table and its masks; None: they get memory of their own.
+    n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or -1.  slab: for the
+    table and its masks; None: they get memory of their own.
     """
-    n_rows, columns = coords.shape
+    coords, geometry, bounds, wide, alive, count = reach
+    (n_rows, columns), n_offsets = coords.shape, geometry.n_offsets
     # A single warp waits only for its own slowest look-up.
     grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
     device, (keys, values, _) = table.device, table.own

@@ -11,7 +11,7 @@ import torch
 from ..runtime.launch import cdiv
 from ..runtime.parts import Operand, Part, Slab, taken
 from ..runtime.target import Target
-from .coord_key import Geometry
+from .coord_key import Reach
 from .hash_table import FLAGS, HashTable, offsets_per_program
 from .neighbor_table import OPTIONS, NeighborTable
 from .new_row_kernels import assign_kernel, count_kernel, link_kernel, place_kernel
@@ -74,26 +74,17 @@ def owner_counters(n_rows: int) -> int:
 
 
 def number_new_rows(
-    table: HashTable,
-    slots: Operand,
-    owned: Operand,
-    n_new: int,
-    coords: torch.Tensor,
-    geometry: Geometry,
-    wide: bool,
-    target: Target,
-    count: Operand | None = None,
-    zeroed: bool = False,
+    table: HashTable, slots: Operand, owned: Operand, n_new: int, reach: Reach, target: Target, zeroed: bool = False
 ) -> torch.Tensor:
     """Give the distinct keys that `hash_insert` left in `table` their rows: the new coordinates
     int32 [n_new, 1 + D].
 
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and
-    device. slots: int32 [n_row_offsets, N] from `hash_insert`; owned: int32, from `count_owners`.
-    n_new: how many keys there are, or at most; what exceeds it is not written.  coords: int32
-    [N, 1 + D].  count: of the rows in use, see `NeighborTable`.  zeroed: zeros where no key is; else
-    anything.  `table` then maps keys to the new rows.
+    device. slots: int32 [n_row_offsets, N] from `hash_insert`, for the same `reach`; owned: int32, from
+    `count_owners`.  n_new: how many keys there are, or at most; what exceeds it is not written.  zeroed: zeros where
+    no key is; else anything.  `table` then maps keys to the new rows.
     """
+    coords, geometry, _, wide, _, count = reach
     n_row_offsets, n_rows = slots.shape
     block_v, block = _shape(n_row_offsets)
     shape, (_, values, flags) = (n_new, coords.shape[1]), table.own
@@ -133,11 +124,8 @@ def link_new_rows(
     table: HashTable,
     slots: Operand,
     n_new: int,
-    coords: torch.Tensor,
-    geometry: Geometry,
-    wide: bool,
+    reach: Reach,
     target: Target,
-    count: Operand | None = None,
     count_new: Operand | None = None,
     link: bool = True,
     slabs: tuple[Slab | None, Slab | None] = (None, None),
@@ -149,7 +137,8 @@ def link_new_rows(
     link: whether the former is wanted; None otherwise.  count_new: int32 [1], the new rows in use less
     one.  slabs: for the latter and the former, of -1.
     """
-    (n_row_offsets, n_rows), n_offsets = slots.shape, geometry.table.shape[0] - 2
+    coords, geometry, _, wide, _, count = reach
+    (n_row_offsets, n_rows), n_offsets = slots.shape, geometry.n_offsets
     classes, device = geometry.class_offsets is not None, table.device
     transposed = taken(slabs[0], device, n_offsets, n_new, fill=-1)
     linked, mask = slots, None

@@ -241,9 +241,11 @@ def batch_norm_forward(
 ) -> torch.Tensor:
     """Write y [N, C]; returns `memory` with what the gradient needs.
 
-    x: [N, C] contiguous, fp16 / bf16 / fp32, y alike.  vectors: running statistics are updated by
-    `momentum`, the number of batches, int64, is counted up.  count: int32 [1], one less than the
-    rows that there are.  memory: for PARTS parts, where the caller has it.
+    x: [N, C] contiguous, fp16 / bf16 / fp32, y alike.  vectors: [C], in x's dtype or fp32; running statistics
+    are updated by `momentum`, the number of batches, int64, is counted up.  count: int32 [1], one less than the
+    rows that there are; None: all are.  memory: fp32 [(2 + 2 * PARTS) * C], where the caller has it.
+
+    torch's rule: rows are normalised by their biased variance, the running one moves towards the unbiased.
     """
     n_rows, n_channels = x.shape
     aligned = x.data_ptr() % 16 == 0

@@ -10,7 +10,7 @@ import triton.language as tl
 from ..maps.coord_key import live_rows
 from ..runtime.launch import register
 from .batch_norm import OPTIONS, affine, normal, saved, span, unread
-from .norm_spec import PARTS, NormSpec, cut_of
+from .norm_spec import PARTS, Gradients, NormSpec, cut_of
 
 
 @triton.jit(
@@ -139,13 +139,16 @@ def batch_norm_backward(
     beta: torch.Tensor | None,
     count: torch.Tensor | None,
     memory: torch.Tensor,
-    dx: torch.Tensor,
-    dgain: torch.Tensor | None,
-    dbeta: torch.Tensor | None,
+    grads: Gradients,
     relu: bool,
 ) -> None:
-    """Write dx [N, C], and dgain and dbeta [C], like gain and beta, where those are given; `memory`
-    from the forward pass, whose sums are overwritten."""
+    """Write `grads`: dx [N, C], and those of gain and beta [C], where there are such.
+
+    x, dy, dx: contiguous, of one dtype: fp16, bf16 or fp32.  gain, beta: [C], in x's dtype or fp32, their gradients
+    alike.  count: int32 [1], one less than the rows that there are; None: all are.  memory: fp32, from
+    `batch_norm_forward`; its sums are overwritten.  relu: a ReLU followed the norm.
+    """
+    dx, dgain, dbeta = grads
     n_rows, n_channels = x.shape
     aligned = (x.data_ptr() % 16 == 0, dy.data_ptr() % 16 == 0)
     parts, programs, blocks, tile = cut_of(n_rows, n_channels, all(aligned), spec.units)

@@ -16,6 +16,8 @@ PROGRAMS = 1  # of a compute unit
 
 # Gain, beta, running mean and variance [C], and the number of batches; None: not there.
 Vectors = tuple[torch.Tensor | None, ...]
+# dx [N, C], and of gain and beta [C]; None: not there.
+Gradients = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 def tile_of(channels: int, even: bool) -> tuple[int, int]:
@@ -38,7 +40,7 @@ class Cut(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)  # both passes of all layers of a scene ask
 def cut_of(n_rows: int, n_channels: int, aligned: bool, compute_units: int) -> Cut:
-    """aligned: to 16 bytes, every tensor of rows."""
+    """The cut of x [n_rows, n_channels].  aligned: to 16 bytes, every tensor of rows."""
     channels = 16 if n_channels <= 16 else 32
     tile = tile_of(channels, aligned and n_channels % 16 == 0)
     blocks = cdiv(n_channels, channels)
@@ -79,6 +81,7 @@ _known = functools.lru_cache(maxsize=1024)(NormSpec)
 
 
 def spec_of(x: torch.Tensor, vectors: Vectors, target: Target) -> NormSpec:
-    """The norm of features like x [N, C] with vectors like these."""
+    """The norm of features like x [N, C], fp16 / bf16 / fp32, with vectors like these [C]: of x's dtype or fp32, and
+    an int64 number of batches. One object for equal kinds."""
     kinds = tuple([None if vector is None else vector.dtype for vector in vectors])
     return _known(target, x.device, x.dtype, x.shape[1], kinds)

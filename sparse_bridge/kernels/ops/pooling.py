@@ -154,8 +154,11 @@ def _channels(n_channels: int) -> int:
 def pool_forward(
     x: torch.Tensor, nbr: torch.Tensor, y: torch.Tensor, count: torch.Tensor, mode: str, floor: float, target: Target
 ) -> None:
-    """x [N_in, C] contiguous, nbr [V, N_out] int32; y [N_out, C] and, for "avg", count [N_out]
-    int32 are written."""
+    """Write y [N_out, C], like x, and for "avg" count int32 [N_out], the inputs of each window.
+
+    x: [N_in, C] contiguous, fp16 / bf16 / fp32.  nbr: int32 [V, N_out].  mode: "max" (`floor` at least), "avg" or
+    "sum"; KeyError for any other. Sums run in fp32.
+    """
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (MODES[mode], _ROWS, _channels(n_channels))
     pool_forward_kernel.launch(
@@ -179,8 +182,11 @@ def pool_backward(
     mode: str,
     target: Target,
 ) -> None:
-    """nbr [V, N_in]: the transposed table. dx [N_in, C] is written; x and y matter only for "max",
-    count for "avg"."""
+    """Write dx [N_in, C], like dy.
+
+    dy: [N_out, C] contiguous, fp16 / bf16 / fp32.  nbr: int32 [V, N_in], the transposed table.  x [N_in, C] and
+    y [N_out, C] are read for "max", count int32 [N_out] for "avg".  mode: as of `pool_forward`.
+    """
     (n_offsets, n_rows), n_channels = nbr.shape, dx.shape[1]
     constants = (MODES[mode], _ROWS, _channels(n_channels))
     addresses = specialise(x.data_ptr(), y.data_ptr(), dy.data_ptr(), nbr.data_ptr())

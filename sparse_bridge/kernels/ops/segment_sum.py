@@ -202,8 +202,8 @@ def segment_sum(
     """Write y [S, C]: over the entries e = order[starts[s] : starts[s + 1]], the sum of weight[e] *
     x[e // per_row], divided by count[s].
 
-    x [N, C] and weight [N * per_row] contiguous floats; order, starts int64 or int32; count [S]
-    integers.
+    x [N, C] and weight [N * per_row] contiguous floats; order [E] and starts [S + 1] int64 or int32; count [S]
+    integers. y is of any float dtype. Sums are fp32, of fp64 fp64.
     """
     n_segments, n_channels = y.shape
     n_chunks = cdiv(order.shape[0], CHUNK)

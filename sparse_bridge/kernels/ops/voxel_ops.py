@@ -115,8 +115,8 @@ def gather_sum(
 ) -> None:
     """Write y [N, C]: the sum over k of weight[i, k] * x[index[i, k]] / count[index[i, k]].
 
-    x [M, C], index [N, K], weight [N, K] contiguous; count [M] integers. Indices outside x add
-    nothing.
+    x [M, C] and weight [N, K]: contiguous floats.  index [N, K], count [M]: int32 or int64. Indices outside x, or
+    with a count of 0, add nothing. Sums are fp32, of fp64 fp64.
     """
     (n_rows, n_channels), per_row = y.shape, index.shape[1]
     channels = channel_block(n_channels, x.dtype)
@@ -137,8 +137,11 @@ def gather_sum(
 
 
 def trilinear(coords: torch.Tensor, index: torch.Tensor, weight: torch.Tensor, scale: float, target: Target) -> None:
-    """Write weight [N, 8] for points coords [N, >= 3] (any strides) and corner indices [N, 8];
-    cells are `scale` wide."""
+    """Write weight [N, 8], the trilinear weights of the corners of the cells around points, divided by their sum.
+
+    coords: floats [N, >= 3] of any strides, x, y and z first.  index: int32 or int64 [N, 8], corner 4 * bx + 2 * by +
+    bz; below 0 the weight is 0.  weight: floats, contiguous.  scale: width of a cell, in the unit of coords.
+    """
     constants = (coords.dtype == torch.float64, _POINTS)
     key = (constants, coords.dtype, weight.dtype, index.dtype, float(scale) == 1.0)
     trilinear_kernel.launch(
@@ -153,8 +156,8 @@ def trilinear(coords: torch.Tensor, index: torch.Tensor, weight: torch.Tensor, s
 
 
 def count_index(index: torch.Tensor, count: torch.Tensor, target: Target) -> None:
-    """Add to count [M] int32, which the caller has zeroed, the occurrences of each value in
-    `index` [N]."""
+    """Add to count int32 [M], which the caller has zeroed, the occurrences of each value in `index`, int32 or int64
+    [N]. Values outside 0 .. M - 1 are passed over."""
     block = 1024
     count_kernel.launch(
         index.device,

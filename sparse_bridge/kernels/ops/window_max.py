@@ -78,7 +78,10 @@ def _launch(
 
 
 def window_max(x: torch.Tensor, nbr: torch.Tensor, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y [n_rows, C], int32 [n_rows, C] rows of the maxima) of contiguous x along nbr."""
+    """(y [N_out, C], like x; int32 [N_out, C], the rows of the maxima, -1 where there is none).
+
+    x: [N_in, C] contiguous, fp16 / bf16 / fp32.  nbr: int32 [V, N_out]. Of equal values the smallest row counts.
+    """
     y = x.new_empty((nbr.shape[1], x.shape[1]))
     index = torch.empty(y.shape, dtype=torch.int32, device=x.device)
     _launch(forward_kernel, (x, nbr, y, index), nbr, x.shape[1], target)
@@ -86,7 +89,11 @@ def window_max(x: torch.Tensor, nbr: torch.Tensor, target: Target) -> tuple[torc
 
 
 def window_max_backward(dy: torch.Tensor, index: torch.Tensor, nbr: torch.Tensor, target: Target) -> torch.Tensor:
-    """dx [n_in, C] from contiguous dy [n_out, C]; nbr [V, n_in] is the transposed table."""
+    """dx [N_in, C], like dy.
+
+    dy: [N_out, C] contiguous, fp16 / bf16 / fp32.  index: int32 [N_out, C] of `window_max`.  nbr: int32 [V, N_in], the
+    transposed table. Sums run in fp32.
+    """
     dx = dy.new_empty((nbr.shape[1], dy.shape[1]))
     _launch(backward_kernel, (dy, index, nbr, dx), nbr, dy.shape[1], target)
     return dx

@@ -9,7 +9,10 @@ import torch
 
 
 class Fetched:
-    """Small int32 vectors of one device on their way to the host; later work is not waited for."""
+    """Small int32 vectors [n] of one device on their way to the host; later work is not waited for.
+
+    vectors: one or more; the last has elements.
+    """
 
     def __init__(self, vectors: Sequence[torch.Tensor]) -> None:
         self._vectors, self._event = list(vectors), None
@@ -28,7 +31,7 @@ class Fetched:
         return not torch.cuda.is_current_stream_capturing() and bool(self._event.query())
 
     def read(self) -> list[list[int]]:
-        """Their values."""
+        """Their values, vector by vector. Waits for the copy."""
         if self._event is None:
             return [vector.tolist() for vector in self._vectors]
         self._event.synchronize()
@@ -36,7 +39,7 @@ class Fetched:
 
     @staticmethod
     def now(vectors: Sequence[torch.Tensor]) -> list[list[int]]:
-        """The values of small int32 vectors of one device, waited for: a `Fetched` that is read at
+        """The values of small int32 vectors [n] of one device, waited for: a `Fetched` that is read at
         once takes an event, which costs the host as much as three launches."""
         sizes = [len(vector) for vector in vectors]
         return _cut(_on_host(vectors, sizes, waits=True), sizes)

@@ -97,7 +97,8 @@ class Encoder:
         self._words.extend(words)
 
     def write(self, kind: str, target: str | None, args: Sequence[Any]) -> None:
-        """A step of a trace, see `launch_trace.Step`."""
+        """A step of a trace, see `launch_trace.Step`. Raises Refusal where it reads what nobody has written, or an
+        object that steps cannot hold."""
         if kind in GUARDS:
             self.step(kind, *map(self.number, args[:2]), int(args[2]))
         elif kind == "LAUNCH":
@@ -122,12 +123,12 @@ class Encoder:
             self._passing.clear()
 
     def hold(self, names: Sequence[str]) -> None:
-        """Carry over what no step reads by name, but work on the device."""
+        """Carry over what no step reads by name, but work on the device. Raises Refusal for an unknown name."""
         for name in names:
             self._known_object(name)
 
     def number(self, value: Any) -> int:
-        """The place of a number."""
+        """The place of a number. Raises Refusal for a symbol that nobody has written."""
         if type(value) is not Sym:
             return self._new_number(("literal", int(value)), int(value))
         found = self._numbers.get(value.name)
@@ -143,7 +144,8 @@ class Encoder:
         return self._numbers[name]
 
     def object(self, value: Any) -> int:
-        """The place of an object; one that is made for it lives as long as the step."""
+        """The place of an object; one that is made for it lives as long as the step. Raises Refusal for one that is
+        neither plain nor memory of the trace."""
         kind = type(value)
         if kind is Memory:
             return self._memory(value)

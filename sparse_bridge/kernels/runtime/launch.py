@@ -71,8 +71,8 @@ def numbers() -> dict[Hashable, int]:
 
 
 def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
-    """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one
-    by one."""
+    """Which tensors, of any shape and dtype, start at a multiple of 16 bytes; Triton's specialisation tells them
+    apart, one by one."""
     return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
 
 
@@ -171,7 +171,7 @@ class Kernel:
         in signature order, constexprs last.
 
         device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see
-        the module's text.
+        the module's text. Raises Refusal in a trace where the kernel is not compiled yet.
         """
         beforehand = precompile.futures() if precompile.dry_runs else None
         if not target.raw:
@@ -219,8 +219,8 @@ class Kernel:
         options: dict[str, Any],
         key: Hashable,
     ) -> None:
-        """`launch` of a kernel that takes all its tensors first; by their addresses where it can,
-        which takes half as long."""
+        """`launch` of a kernel that takes all its tensors first, of any shape and dtype; by their addresses where it
+        can, which takes half as long."""
         if target.takes_addresses:
             values = *[tensor.data_ptr() for tensor in tensors], *numbers
             if self.start(device.index, key, grid, values, constants):
@@ -268,7 +268,8 @@ class Kernel:
 
 
 def register(fn: Any) -> Kernel:
-    """Enter a `@triton.jit` function into the registry; the result launches it."""
+    """Enter a `@triton.jit` function into the registry; the result launches it. Raises TypeError where its constexpr
+    parameters do not come last."""
     names = getattr(fn, "arg_names", None) or list(fn.signature.parameters)
     parameters = getattr(fn, "params", None)
     if parameters is not None:

@@ -66,7 +66,7 @@ class Trace:
         return Sym(self, self._numbers[-1], hint)
 
     def tensor(self, shape: tuple[Any, ...], dtype: torch.dtype, at: Sym) -> Memory:
-        """The next tensor, at the address that a number is."""
+        """The next tensor, of this shape and dtype, at the address that a number is."""
         self._tensors.append(f"x{len(self._tensors)}")
         return Memory(self, self._tensors[-1], shape, dtype, self.device, at)
 
@@ -102,7 +102,7 @@ class Trace:
     def call(
         self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any], dtype: torch.dtype
     ) -> torch.Tensor:
-        """A call that makes a tensor of this shape, for which `Memory` stands."""
+        """A call that makes a tensor of this shape and dtype, for which `Memory` stands."""
         return self._memory(self._called(function, args), None, tuple(shape), dtype)
 
     def several(
@@ -112,7 +112,7 @@ class Trace:
         sizes: Sequence[Any],
         dtype: torch.dtype,
     ) -> list[torch.Tensor]:
-        """A call that makes vectors of these sizes."""
+        """A call that makes vectors [size] of these sizes and this dtype."""
         name = self._called(function, args)
         return [self._memory(name, item, (size,), dtype) for item, size in enumerate(sizes)]
 
@@ -134,7 +134,8 @@ class Trace:
     def launch(
         self, kernel: Any, grid: tuple[Any, ...], args: Sequence[Any], constants: Sequence[Any], key: Any
     ) -> None:
-        """A launch of a kernel that is compiled. constants: that its launcher takes."""
+        """A launch of a kernel. constants: that its launcher takes. Raises Refusal where the kernel is not compiled
+        for this key."""
         entry = kernel.compiled(device_index(self.device), _concrete(key))
         if entry is None:
             raise Refusal(Why.TRACE_NOT_COMPILED, kernel.name)
@@ -152,7 +153,7 @@ class Trace:
         return [Sym(self, name, hint) for name, hint in zip(self._waited, hints, strict=True)]
 
     def traced(self, result: Any) -> Traced:
-        """Both programs; the second returns `result`."""
+        """Both programs; the second returns `result`. Raises Refusal where a step cannot be written."""
         self._steps.append(Step("RETURN", (result,), None, *_read((result,))))
         second = list(_wanted(self._steps, set()))
         made = {*[step.target for step in second], *self._waited}

@@ -37,11 +37,11 @@ class Part:
         return Part, (self.memory, self.start, self.shape, self.dtype, self.step)
 
     def data_ptr(self) -> int:
-        """Address of the first element."""
+        """Address of the first element, in bytes."""
         return self.at
 
     def view(self) -> torch.Tensor:
-        """The part as a tensor."""
+        """The part as a tensor of its shape and dtype, which shares its memory."""
         if self._view is None:
             memory, start, shape = self.memory, self.start, self.shape
             if self.dtype != memory.dtype:
@@ -71,12 +71,13 @@ def viewed(arg: Any) -> Any:
 
 
 def memory_of(arg: Operand) -> torch.Tensor:
-    """The tensor that an operand lies in."""
+    """The tensor that an operand lies in: itself, or the int32 vector [n] of a part."""
     return arg.memory if isinstance(arg, Part) else arg
 
 
 def taken(slab: Slab | None, device: torch.device, *shape: int, fill: int | None = None) -> Part:
-    """A part of `slab`, which was filled like this, or of memory of its own."""
+    """A part, int32 of `shape`: of `slab`, which was filled like this, or of memory of its own. Raises RuntimeError
+    where the slab is full."""
     if slab is None:
         slab = Slab(math.prod(shape), device, fill)
     return slab.part(*shape)
@@ -107,7 +108,7 @@ def memory_for(size: int, device: torch.device, fill: int | None = None) -> torc
 
 
 def memories_for(sizes: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
-    """int32 vectors of these sizes, or more. Small ones that follow each other share a memory, at
+    """int32 vectors [size] of these sizes, or more. Small ones that follow each other share a memory, at
     multiples of 128 bytes: to take one costs the host as much as a launch. It lives as long as the
     last of them, so large ones have their own."""
     if (trace := trace_of(*sizes)) is not None:

@@ -27,7 +27,7 @@ class StepRecorder(Protocol):
     def call(
         self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any], dtype: torch.dtype
     ) -> torch.Tensor:
-        """A call that makes a tensor of this shape."""
+        """A call that makes a tensor of this shape and dtype."""
 
     def several(
         self,
@@ -36,7 +36,7 @@ class StepRecorder(Protocol):
         sizes: Sequence[Any],
         dtype: torch.dtype,
     ) -> list[torch.Tensor]:
-        """A call that makes vectors of these sizes."""
+        """A call that makes vectors [size] of these sizes and this dtype."""
 
 
 class Sym:
@@ -126,7 +126,7 @@ def largest(numbers: Sequence[Any]) -> Any:
 
 
 class Memory:
-    """A tensor of a scene, as far as launches and those who slice it go.
+    """A tensor of a scene, of `shape` and `dtype`, as far as launches and those who slice it go.
 
     name: in the trace, of it or of what it is part of.  item: which one of several under this name.
     length: rows that it was cut to.
@@ -159,11 +159,11 @@ class Memory:
         return self.at
 
     def new_empty(self, shape: Any) -> torch.Tensor:
-        """New memory of the same dtype and device, as a step of the trace."""
+        """New memory of this shape, of the same dtype and device, as a step of the trace."""
         return allocated(shape if isinstance(shape, tuple) else (shape,), self.dtype, self.device)
 
     def narrow(self, axis: int, start: Any, length: Any) -> Memory:
-        """Of the first axis, from its start on."""
+        """The first `length` rows. Raises Refusal for another axis or start, and for what has been cut before."""
         if axis or type(start) is not int or start or self.length is not None:
             raise Refusal(Why.TRACE_SLICE)
         return Memory(
@@ -188,7 +188,7 @@ def trace_of(*values: Any) -> StepRecorder | None:
 
 
 def allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`torch.empty`, which a trace writes down."""
+    """`torch.empty` of this shape and dtype, which a trace writes down."""
     if (trace := trace_of(*shape)) is not None:
         return trace.call(allocated, (shape, dtype, device), shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)

@@ -36,7 +36,9 @@ _later = _Later()
 
 @contextlib.contextmanager
 def uploads_later(room: torch.Tensor | None) -> Iterator[_Writes]:
-    """Let captured launches read what `uploaded` is to send, from `room`, which is int64.
+    """Let captured launches read what `uploaded` is to send, from `room`, int64 [n]; None: captures send it.
+
+    `uploaded` raises RuntimeError where `room` is too small.
 
     What is yielded has to be written before a replay, and `room` lives as long as the graph. It
     must not be of the capture's pool, whose memory other graphs write to.
@@ -52,7 +54,8 @@ def uploaded(values: Sequence[int], device: torch.device, reaches: Sequence[torc
     """The values as int64 [n] on `device`, without waiting for it.
 
     reaches: whose addresses are among the values. They live as long as the result, which tells
-    whoever checks a kernel's accesses what it may reach.
+    whoever checks a kernel's accesses what it may reach. Raises RuntimeError in a capture that sends more than its
+    room, see `uploads_later`, holds.
     """
     if (trace := trace_of(values[0])) is not None:
         return trace.call(uploaded, (list(values), device), (len(values),), torch.int64)

@@ -14,7 +14,7 @@ import torch
 from ..runtime.generation import Shape
 from ..runtime.target import Target
 from .clamps import clamp_for_registers, clamp_for_smem
-from .tile import TileConfig, power
+from .tile import GemmSize, TileConfig, power
 from .tile_config import gather_tile, wgrad_tile
 
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
@@ -23,23 +23,16 @@ _SHARED_RESULTS = 32  # of a thread, at most, under waves_per_eu > 1
 
 
 def candidates(
-    target: Target,
-    dtype: torch.dtype,
-    c_in: int,
-    c_out: int,
-    n_offsets: int,
-    precision: str,
-    direction: str,
-    n_rows: int = 1 << 17,
-    order: str = "oi",
+    target: Target, dtype: torch.dtype, size: GemmSize, precision: str, direction: str, order: str = "oi"
 ) -> list[TileConfig]:
     """Distinct tiles worth timing for one problem, the default first.
 
-    c_in, c_out: channels per group of the product itself: for "dgrad" c_in counts the columns of
-    dy.  n_rows: result rows, for the default; wgrad ignores it.
-    precision: "ieee", "tf32" or "tf32x3", for fp32.  direction: one of `DIRECTIONS`.
-    order: see `gather_tile`.
+    size: of the product itself: for "dgrad" c_in counts the columns of dy. Its rows are for the
+    default; wgrad reads its channels alone.
+    precision: "ieee", "tf32" or "tf32x3", for fp32.  direction: one of `DIRECTIONS`, ValueError for
+    any other.  order: see `gather_tile`.
     """
+    c_in, c_out = size.c_in, size.c_out
     if direction not in DIRECTIONS:
         raise ValueError(f"direction {direction!r}; expected one of {DIRECTIONS}.")
     lists, half = target.generation.candidates, dtype in (torch.float16, torch.bfloat16)
@@ -47,7 +40,7 @@ def candidates(
         default = wgrad_tile(target, dtype, c_in, c_out, precision)
         tiles = _shapes(lists.wgrad_half if half else lists.wgrad_single, c_in, c_out, None)
     else:
-        default = gather_tile(target, dtype, n_rows, c_in, c_out, n_offsets, precision, order)
+        default = gather_tile(target, dtype, size, precision, order)
         tiles = _shapes(lists.gather_half if half else lists.gather_single, None, c_out, c_in)
     largest = max(tiles, key=lambda t: (t.block_m * t.block_n * t.block_k, t.num_warps))
     if largest.block_m * largest.block_n >= 64 * 64:

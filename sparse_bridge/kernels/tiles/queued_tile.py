@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..runtime.target import Target
-from .tile import ROWS_OF_THREE, ROWS_OF_TWO, TileConfig, power
+from .tile import ROWS_OF_THREE, ROWS_OF_TWO, GemmSize, TileConfig, power
 
 # Per compute unit: from here on rows of one tile are alike enough for larger tiles. A power of two,
 # because plans decide once per octave.
@@ -65,20 +65,19 @@ def depth_of(precision: str, c_in: int) -> int:
     return min(depth, 32) if precision == "tf32x3" and c_in % depth else depth
 
 
-def queued_tile(
-    target: Target, precision: str, n_rows: int, c_in: int, c_out: int, n_offsets: int, expanding: bool
-) -> TileConfig | None:
+def queued_tile(target: Target, precision: str, size: GemmSize) -> TileConfig | None:
     """The tile of halves (precision "ieee"), or of fp32 by TF32 products, one or three; None where
-    the tiles of other devices are as fast. expanding: see `gather_tile`."""
+    the tiles of other devices are as fast."""
+    n_rows, c_in, c_out, n_offsets, expanding = size
     single = expanding and 1 < n_offsets <= _FEW_OFFSETS  # about one product a row
     if precision == "ieee":
-        return (_spread_out if single else _of_halves)(target, n_rows, c_in, c_out, n_offsets)
+        return (_spread_out if single else _of_halves)(target, size)
     if precision == "tf32" and max(c_in, c_out) > 64:
         if single:
             return None
         if c_out > 32 or n_rows < 64 * target.compute_units:
-            return _of_wide_singles(target, n_rows, c_in, c_out, n_offsets)
-    return _of_singles(target, precision, n_rows, c_in, c_out, n_offsets, single)
+            return _of_wide_singles(target, size)
+    return _of_singles(target, precision, size)
 
 
 def _deepened(tile: TileConfig, c_in: int, deepest: int) -> TileConfig:
@@ -96,19 +95,21 @@ def _tall(programs: int, target: Target) -> bool:
     return 4 * programs >= 5 * target.compute_units
 
 
-def _spread_out(target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int) -> TileConfig | None:
+def _spread_out(target: Target, size: GemmSize) -> TileConfig | None:
     """Halves of maps whose rows have about one product each."""
+    n_rows, c_in, c_out, n_offsets, _ = size
     units, n = target.compute_units, power(c_out, 16, 128)
     if n_rows >= _FEW_ROWS * units or n_offsets * c_in * c_out * 2 > CACHED_WEIGHT:
         return None
     if max(n, c_in) <= 32:
-        return _of_halves(target, n_rows, c_in, c_out, n_offsets)
+        return _of_halves(target, size)
     if c_out % 128 == 0 and -(-n_rows // 64) * (c_out // 128) >= 4 * units:
         return TileConfig(128, 128, power(c_in, 16, 64), 4, ROWS_OF_TWO)
     return TileConfig(64, min(n, 64), power(c_in, 16, 64 if n_rows >= 64 * units else 128), 4, 3)
 
 
-def _of_halves(target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int) -> TileConfig | None:
+def _of_halves(target: Target, size: GemmSize) -> TileConfig | None:
+    n_rows, c_in, c_out, n_offsets, _ = size
     units, n = target.compute_units, power(c_out, 16, 128)
     columns, short = -(-c_out // n), n_offsets <= _FEW_OFFSETS
     few = n_rows * columns < 512 * units
@@ -135,8 +136,9 @@ def _of_halves(target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: in
     return tile if tall else _deepened(spread(target, tile, n_rows, c_out), c_in, 256)
 
 
-def _of_wide_singles(target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int) -> TileConfig | None:
+def _of_wide_singles(target: Target, size: GemmSize) -> TileConfig | None:
     """One TF32 product, of more than 64 channels."""
+    n_rows, c_in, c_out, n_offsets, _ = size
     units, n, depth = target.compute_units, power(c_out, 16, 128), power(c_in, 16, 64)
     columns, short = -(-c_out // n), n_offsets <= _FEW_OFFSETS
     tiles = -(-n_rows // 64)
@@ -152,10 +154,9 @@ def _of_wide_singles(target: Target, n_rows: int, c_in: int, c_out: int, n_offse
     return _deepened(tile, c_in, 128)
 
 
-def _of_singles(
-    target: Target, precision: str, n_rows: int, c_in: int, c_out: int, n_offsets: int, expanding: bool
-) -> TileConfig | None:
-    """One TF32 product, or three, whose depth is the layer's; `expanding` as above."""
+def _of_singles(target: Target, precision: str, size: GemmSize) -> TileConfig | None:
+    """One TF32 product, or three, whose depth is the layer's."""
+    n_rows, c_in, c_out, n_offsets, expanding = size
     units, n, depth = target.compute_units, power(c_out, 16, 128), depth_of(precision, c_in)
     tiles, three = -(-n_rows // 64), precision == "tf32x3"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..runtime.target import Target
 
@@ -11,6 +11,20 @@ from ..runtime.target import Target
 # the rows. Triton (3.5 and newer) shares the stages among them: seven keep the rows of two steps
 # under way, ten those of three. Up to four there is one buffer less than stages.
 DEEPEST, ROWS_OF_TWO, ROWS_OF_THREE = 4, 7, 10
+
+
+class GemmSize(NamedTuple):
+    """What a gather-GEMM's tile depends on of its map and weight.
+
+    n_rows: of the result.  c_in, c_out: channels per group.  n_offsets: kernel volume.  expanding: the result has more
+    rows than x, as of transposed and inverse layers.
+    """
+
+    n_rows: int
+    c_in: int
+    c_out: int
+    n_offsets: int
+    expanding: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

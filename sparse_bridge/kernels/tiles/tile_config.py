@@ -7,7 +7,7 @@ import torch
 from ..runtime.target import Target
 from .clamps import clamp_for_registers, clamp_for_smem
 from .queued_tile import CACHED_WEIGHT, MOST_ROWS, depth_of, queued_tile, spread, wide_pays
-from .tile import TileConfig, power
+from .tile import GemmSize, TileConfig, power
 
 __all__ = ["CACHED_WEIGHT", "depth_of", "gather_tile", "grouped_tile", "ways", "wgrad_shares", "wgrad_tile"]
 
@@ -17,8 +17,8 @@ GROUPED_WIDE = (128, 256, 64, 8, 3)
 def ways(target: Target, dtype: torch.dtype, precision: str) -> tuple[bool, bool]:
     """Whether a gather-GEMM's rows queue up, and whether its operands have room for wide tiles.
 
-    A tile depends on `order` only with room, on `expanding` only with a queue, and on `n_offsets`
-    only with either.
+    A tile depends on `order` only with room, on `GemmSize.expanding` only with a queue, and on its
+    `n_offsets` only with either.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     queued = target.queues_rows and (half or precision != "ieee")
@@ -28,28 +28,26 @@ def ways(target: Target, dtype: torch.dtype, precision: str) -> tuple[bool, bool
 def gather_tile(
     target: Target,
     dtype: torch.dtype,
-    n_rows: int,
-    c_in: int,
-    c_out: int,
-    n_offsets: int,
+    size: GemmSize,
     precision: str = "ieee",
     order: str = "oi",
     grouped: bool = False,
-    expanding: bool = False,
 ) -> TileConfig:
-    """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of
-    fp32, order says which channels of the weight are next to each other ("oi": the input's).
-    grouped: of the grouped one, whose rows are known before its reduction begins.  expanding: rows
-    of the result are more than those of x, as of transposed and inverse layers.
+    """Default tile of the gather-GEMM.
 
-    A row has the same bits in every tile that this gives one layer, whatever n_rows is.
+    dtype: fp16, bf16 or fp32.  precision: of fp32, "ieee", "tf32" or "tf32x3"; "half" where fp16 is added up in fp16.
+    order: which channels of the weight are next to each other, "oi" the input's, "io" the output's.  grouped: of the
+    grouped one, whose rows are known before its reduction begins.
+
+    A row has the same bits in every tile that this gives one layer, whatever the rows are.
     """
+    n_rows, c_in, c_out, n_offsets, _ = size
     half = dtype in (torch.float16, torch.bfloat16)
     queued, roomy = ways(target, dtype, precision)
     if queued and not grouped:
         tile = None
         if precision != "half":
-            tile = queued_tile(target, "ieee" if half else precision, n_rows, c_in, c_out, n_offsets, expanding)
+            tile = queued_tile(target, "ieee" if half else precision, size)
         if tile is not None:
             return clamp_for_smem(tile, target, dtype.itemsize)
     if roomy and wide_pays(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
@@ -79,22 +77,15 @@ def gather_tile(
 
 
 def grouped_tile(
-    target: Target,
-    dtype: torch.dtype,
-    n_pairs: int,
-    c_in: int,
-    c_out: int,
-    n_offsets: int,
-    precision: str = "ieee",
-    order: str = "oi",
+    target: Target, dtype: torch.dtype, size: GemmSize, precision: str = "ieee", order: str = "oi"
 ) -> TileConfig:
-    """Default tile of the grouped gather-GEMM over `n_pairs` pairs; the rest as for `gather_tile`.
+    """Default tile of the grouped gather-GEMM, whose rows are pairs; the rest as for `gather_tile`.
 
     Rows' addresses do not change along its reduction, so that shallow blocks in three stages beat
     the deep ones of the gather-GEMM (H200, 1024 channels: 88 and 102 us).
     """
     # Whichever channels of the weight are next to each other: 88 and 89 us.
-    tile = gather_tile(target, dtype, n_pairs, c_in, c_out, n_offsets, precision, grouped=True)
+    tile = gather_tile(target, dtype, size, precision, grouped=True)
     if tile.block_n == 256:
         tile = clamp_for_smem(TileConfig(*GROUPED_WIDE), target, dtype.itemsize)
         tile = clamp_for_registers(tile, target, dtype, precision, wgrad=False)

@@ -20,7 +20,7 @@ from ...kernels.runtime.target import Target
 from ...kernels.tiles.candidates import candidates
 from ...kernels.tiles.clamps import clamp_for_problem, clamp_for_splits
 from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM
-from ...kernels.tiles.tile import TileConfig
+from ...kernels.tiles.tile import GemmSize, TileConfig
 from ...kernels.tiles.tile_config import gather_tile, ways, wgrad_tile
 from .forms import PLACES, POINTED, Form, Space, make
 
@@ -75,10 +75,10 @@ def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
         offsets = (_OFFSETS, _FEW_OFFSETS) if roomy or queued else (_OFFSETS,)
         grown = (False, True) if queued else (False,)
         for n, order, v, grows in itertools.product(rows, orders, offsets, grown):
-            tile = gather_tile(target, dtype, n, c_in, c_out, v, precision, order, expanding=grows)
+            tile = gather_tile(target, dtype, GemmSize(n, c_in, c_out, v, grows), precision, order)
             default[Case(tile, dtype, precision)] = None
-        many = 256 * target.compute_units
-        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", many):
+        many = GemmSize(256 * target.compute_units, c_in, c_out, _OFFSETS)
+        for tile in candidates(target, dtype, many, precision, "fwd"):
             tuned[Case(tile, dtype, precision)] = None
     return list(default), [case for case in tuned if case not in default]
 
@@ -94,7 +94,7 @@ def wgrad_tiles(target: Target) -> tuple[list[Case], list[Case]]:
         for pairs in (1, 1 << 20):
             tile = wgrad_tile(target, dtype, c_in, c_out, precision, pairs)
             default[Case(tile, dtype, precision)] = None
-        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "wgrad"):
+        for tile in candidates(target, dtype, GemmSize(1, c_in, c_out, _OFFSETS), precision, "wgrad"):
             tuned[Case(tile, dtype, precision)] = None
     return list(default), [case for case in tuned if case not in default]
 

@@ -14,6 +14,7 @@ from ...kernels.gemm.grouped_gemm import SUM_LANES, SUM_ROWS, grouped_gemm_kerne
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
 from ...kernels.tiles.clamps import clamp_for_grouped
+from ...kernels.tiles.tile import GemmSize
 from ...kernels.tiles.tile_config import grouped_tile
 from .forms import PLACES, POINTED, Form, Space, make
 from .forms_gemm import (
@@ -72,10 +73,9 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "size": ("int32", "wide"),
     }
     default, tuned = gather_tiles(target)
+    size = GemmSize(1 << 20, 1024, 1024, 27)
     wide = [
-        dataclasses.replace(c, tile=grouped_tile(target, c.dtype, 1 << 20, 1024, 1024, 27))
-        for c in default
-        if c.dtype != torch.float32
+        dataclasses.replace(c, tile=grouped_tile(target, c.dtype, size)) for c in default if c.dtype != torch.float32
     ]
     default = list(dict.fromkeys([*default, *wide]))
     tuned = [case for case in tuned if case not in default]

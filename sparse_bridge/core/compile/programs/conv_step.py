@@ -24,10 +24,11 @@ OptionalTensor = torch.Tensor | None
 
 
 class ConvStep:
-    """y = act(norm(conv(x) + bias) + residual). A call returns [rows of the map's outputs, C_out].
-    No map is that of every row onto itself.
+    """y = act(norm(conv(x) + bias) + residual) without gradients. A call takes x [N_in, C_in] and the weight, bias,
+    norm's vectors [C_out] and residual [N_out, C_out], and returns [N_out, C_out] in x's dtype. No map is that of
+    every row onto itself.
 
-    transposed: the map is read backwards.
+    transposed: the map is read backwards. Raises what `conv` does.
     """
 
     __name__ = __qualname__ = "conv"  # in the program that torch writes
@@ -86,7 +87,8 @@ class Link(NamedTuple):
 
 
 class ChainStep:
-    """Convolutions in a row. A call returns the results that others read, as a tuple.
+    """Convolutions in a row. A call returns the results that others read, [N_out, C_out] each, in x's dtype, as a
+    tuple.
 
     The compiled helper runs those of them that follow each other and whose maps it can bind; one
     that it refuses again and again is left out.  n_args: of a call.  itemsize: bytes of a value of

@@ -24,19 +24,19 @@ def join(graph: Graph) -> None:
 
 @has_side_effect
 def move_averages(running: list[torch.Tensor], now: list[torch.Tensor], keep: float, take: float) -> None:
-    """running = running * keep + now * take, of many vectors."""
+    """running = running * keep + now * take, of many tensors: floats of one dtype, of any shape, in place."""
     torch._foreach_mul_(running, keep)
     torch._foreach_add_(running, now, alpha=take)
 
 
 @has_side_effect
 def count(counters: list[torch.Tensor], step: int) -> None:
-    """Add `step` to many counters."""
+    """Add `step` in place to many counters: integers of one dtype, of any shape."""
     torch._foreach_add_(counters, step)
 
 
 def cast(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Contiguous copies of contiguous tensors in another dtype, which share memory."""
+    """Contiguous copies in another dtype, which share memory, of contiguous tensors of any shape."""
     memory = tensors[0].new_empty(sum([one.numel() for one in tensors]), dtype=dtype)
     made: list[torch.Tensor] = _flat(memory, tensors)
     torch._foreach_copy_(made, tensors)

@@ -25,22 +25,24 @@ def sites(coords: torch.Tensor) -> Sites:
 
 
 def known_sites(handle: torch.Tensor) -> Sites:
-    """The coordinates behind a handle that another operator made."""
+    """The coordinates behind a handle, int64 [1], that another operator made. Raises LifecycleError where it is
+    gone."""
     return handles.value_of(handle, Sites)
 
 
 def map_over(
     coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int]
 ) -> KernelMap | RowMatrix:
-    """The map onto coordinates that are known."""
+    """The map of a builder onto coordinates that are known; coords int32 [N, 1 + D] and their versions are not read,
+    as the graph writes to none. Raises UnsupportedError for a builder that is not registered."""
     return build(known, builder, numbers).kmap
 
 
 def new_map(
     coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int], least: int
 ) -> tuple[KernelMap | RowMatrix, torch.Tensor, Sites]:
-    """The map onto new coordinates, and those. int32 [M, 1 + D]. Raises ShapeError for fewer than
-    `least` rows."""
+    """The map onto new coordinates, those, int32 [M, 1 + D], and their sites. Raises ShapeError for fewer than `least`
+    rows; else as `map_over`."""
     kmap, made = build(known, builder, numbers)
     assert made is not None
     check_least(made, least)
@@ -48,7 +50,7 @@ def new_map(
 
 
 def same_rows(x: torch.Tensor, listed: bool) -> KernelMap:
-    """The map of every row of x [N, C] onto itself. listed: with pair lists, for gradients."""
+    """The map of every row of x [N, C], of any dtype, onto itself. listed: with pair lists, for gradients."""
     n_rows, device = x.shape[0], x.device
     return pointwise.identity(n_rows, device, listed) or pointwise.made(n_rows, device, listed)
 
@@ -75,8 +77,9 @@ class Asked(NamedTuple):
 
 
 class MapsStep:
-    """All maps over the coordinates that a program was handed. A call with those and with the
-    numbers that differ from scene to scene returns, for each, (map, coordinates, sites).
+    """All maps over the coordinates that a program was handed. A call with those, int32 [N, 1 + D], and with the
+    numbers that differ from scene to scene returns, for each, (map, coordinates int32 [M, 1 + D], sites). It raises
+    ShapeError for fewer new rows than the graph serves.
 
     Scenes are asked the same: where all their maps are prefetched, what was asked of the last scene
     tells which is which.
