@@ -101,6 +101,6 @@ def test_no_other_test_needs_capture():
     assert not own or sum(needs_capture(files[path]) for path in own) > 15
     assert [str(path.relative_to(TESTS)) for path in others if needs_capture(files[path])] == []
     late = "def test():\n    from sparse_bridge.core import capture\n"
-    assert needs_capture(late) and needs_capture("import sparse_bridge.core.capture.kinds")
+    assert needs_capture(late) and needs_capture("import sparse_bridge.core.capture.graph_key")
     assert needs_capture("from .capture.doors import scene")
     assert not needs_capture("from sparse_bridge.core import conv, captured")

@@ -17,23 +17,23 @@ from ... import policy
 from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
-from . import kinds, padded, prefetch
+from . import graph_key, padded, prefetch
 from .captured_maps import CapturedMaps, padded_input
 from .graph_capture import GraphMemory
-from .kinds import Kind
+from .graph_key import GraphKey
 
 
 def maps_like(
-    root: Root, kind: Kind, memory: GraphMemory, training: bool = False
+    root: Root, key: GraphKey, memory: GraphMemory, training: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
     are not asked the same, or this one is not like the others."""
     coords, box = root.coords, root.box
-    recording = prefetch.recording_of(kind.device, box, training)
-    target = kernel_target(kind.device)
+    recording = prefetch.recording_of(key.device, box, training)
+    target = kernel_target(key.device)
     if recording is None or target is None:
         return None
-    scene = padded_input(coords, kind.capacity, recording)
+    scene = padded_input(coords, key.capacity, recording)
     steps, n_rows = tuple(recording.steps), coords.shape[0]
     exact = root.bounds is not box and all(one.derivable for one in steps)
     maps = CapturedMaps(scene, box, target, steps, memory, n_rows, exact)
@@ -45,22 +45,22 @@ def maps_like(
     return maps, rows
 
 
-def smallest(kinds: Iterable[Kind], capacity: int, n_rows: int) -> Kind | None:
+def smallest_fitting(keys: Iterable[GraphKey], capacity: int, n_rows: int) -> GraphKey | None:
     """The smallest of the graphs with capacity for an input, unless it is much too large; of
-    several the last. capacity: that of its own kind."""
-    found: Kind | None = None
-    for kind in kinds:
-        if capacity <= kind.capacity <= max(capacity, policy.GRAPH_WIDEST * n_rows) and (
-            found is None or kind.capacity <= found.capacity
+    several the last. capacity: that of its own key."""
+    found: GraphKey | None = None
+    for key in keys:
+        if capacity <= key.capacity <= max(capacity, policy.GRAPH_WIDEST * n_rows) and (
+            found is None or key.capacity <= found.capacity
         ):
-            found = kind
+            found = key
     return found
 
 
 class GraphOwner(Protocol):
     """Who has the graphs of a model, see `replay_parts.Replays`."""
 
-    graphs: dict[Kind, Any]
+    graphs: dict[GraphKey, Any]
     lock: RLock
 
     def allowed(self) -> bool:
@@ -100,7 +100,7 @@ class Early:
         if graph is None or not graph.maps.exact:
             return False
         with owner.lock, torch.cuda.device(cmap.device):
-            if not (owner.allowed() and kinds.why_not(coords) is None):
+            if not (owner.allowed() and graph_key.why_not_capturable(coords) is None):
                 return False
             owner.start(graph, root)
             found: bool = graph.maps.learn(root)
@@ -145,7 +145,7 @@ class Early:
             finally:
                 self.started, self.ran = None, False
 
-    def likely(self, graphs: Mapping[Kind, Any], root: Root) -> Any:
+    def likely(self, graphs: Mapping[GraphKey, Any], root: Root) -> Any:
         """A graph that probably serves an input; None where there is none to guess."""
         graph = None if self._guesses.over else self._of_size(graphs, root.coords)
         if graph is None:
@@ -154,10 +154,10 @@ class Early:
         return None if known and not graph.maps.serves(root.box) else graph
 
     @staticmethod
-    def _of_size(graphs: Mapping[Kind, Any], coords: torch.Tensor) -> Any:
+    def _of_size(graphs: Mapping[GraphKey, Any], coords: torch.Tensor) -> Any:
         n_rows = len(coords)
-        kind = smallest(list(graphs), padded.capacity_of(n_rows), n_rows) if graphs else None
-        return None if kind is None else graphs.get(kind)
+        key = smallest_fitting(list(graphs), padded.capacity_of(n_rows), n_rows) if graphs else None
+        return None if key is None else graphs.get(key)
 
     def told(self, graph: Any) -> None:
         """Learn which graph serves the call under way, None for no one."""

@@ -23,8 +23,8 @@ from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import ROWS, Captured, untouched
 from .graph_capture import captured_from
+from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
-from .kinds import Kind, Root, addresses
 from .replay_parts import MISSING, Replays, Served
 from .replay_training import TrainingReplayer
 
@@ -52,7 +52,7 @@ class _Graph:
         self._weights = [one.detach() for one in weights]
 
     def takes(self, features: torch.Tensor) -> bool:
-        """Whether features can be copied in, as far as their kind goes."""
+        """Whether features can be copied in, as far as dtype and width go."""
         own = self.features
         return (features.dtype, features.shape[1:]) == (own.dtype, own.shape[1:])
 
@@ -141,24 +141,24 @@ class Replayer(Replays):
         with self._run(graph, call, root) as made:
             return None if made is None else list(map(made, graph.made.outcome.values()))
 
-    def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
-        self.consider(kind, lambda: self._capture(kind, call, root, out))
+    def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+        self.consider(key, lambda: self._capture(key, call, root, out))
 
-    def _capture(self, kind: Kind, call: Call, root: Root, out: Any) -> _Graph | None:
+    def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
-        alone, memory = untouched(self.model, kind.tensors), self.memory
+        alone, memory = untouched(self.model, key.tensors), self.memory
         assert memory is not None
-        aside = on_own_stream(kind.device, memory.stream)
+        aside = on_own_stream(key.device, memory.stream)
         with torch.inference_mode(False), torch.no_grad(), aside, alone:
-            found = maps_like(root, kind, memory)
+            found = maps_like(root, key, memory)
             if found is None:
                 return None
             maps, rows = found
-            scene, own = maps.scene, kind.tensors.features_of(call.x)
+            scene, own = maps.scene, key.tensors.features_of(call.x)
             assert own is not None
-            features = torch.full((kind.capacity, kind.channels), float("nan"), dtype=kind.dtype, device=kind.device)
+            features = torch.full((key.capacity, key.channels), float("nan"), dtype=key.dtype, device=key.device)
             features[: own.shape[0]].copy_(own)
-            place, known = self.place(kind, root.box), len(self.reads)
+            place, known = self.place(key, root.box), len(self.reads)
 
             def work(around: Sequence[Any]) -> Captured:
                 return Captured(self.forward, call, scene, features, place, around)
@@ -174,5 +174,5 @@ class Replayer(Replays):
             del made, mine
             scene.fill = None
             return self.roomy(
-                kind, memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, reads.alters)
+                key, memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, reads.alters)
             )

@@ -20,8 +20,8 @@ from .calls.call import Call, call_of
 from .calls.outcome import MISSING
 from .captured_model import ROWS, Place, Tensors, statistics_kept
 from .graph_capture import EagerMemory, GraphMemory, empty_cache, trial, trying
-from .graph_maps import Early, smallest
-from .kinds import Kind, Root, addresses, kind_of, root_of
+from .graph_key import GraphKey, Root, addresses, key_of, root_of
+from .graph_maps import Early, smallest_fitting
 from .padded import PaddedInput
 
 
@@ -53,8 +53,8 @@ class Replays(abc.ABC):
 
     def _forget(self) -> None:
         self.modules: list[nn.Module] = []  # of the model, once it is called
-        self.graphs: dict[Kind, Any] = {}
-        self.calls: dict[Kind, policy.Attempts] = {}
+        self.graphs: dict[GraphKey, Any] = {}
+        self.calls: dict[GraphKey, policy.Attempts] = {}
         self.captures, self.attempts = 0, policy.Attempts(policy.CAPTURE_FAILURES)
         self.barren = policy.Attempts(policy.CAPTURE_BARREN)  # no maps, or a trial that showed nothing
         self.hits, self.eager = 0, EagerMemory()
@@ -140,15 +140,15 @@ class Replays(abc.ABC):
         return False
 
     def _served(self, tensors: Tensors, call: Call, root: Root) -> Served | None:
-        kind = self.known(kind_of(tensors, call, root))
+        key = self.complete_key(key_of(tensors, call, root))
         if self.by_box:
-            kind = kind._replace(label=(kind.label, root.box))
-        graph = self.held(kind, root)
+            key = key._replace(label=(key.label, root.box))
+        graph = self.held(key, root)
         self.early.told(graph)
         if graph is None:
-            return Served(MISSING, lambda out: self.after(kind, call, root, out))
+            return Served(MISSING, lambda out: self.after(key, call, root, out))
         if not graph.made.strange(root) <= graph.proved:
-            return Served(MISSING, lambda out: self._prove(kind, graph, call, root, out))
+            return Served(MISSING, lambda out: self._prove(key, graph, call, root, out))
         made = self.replayed(graph, call, root)
         if made is not MISSING:
             self.hits += 1
@@ -156,7 +156,7 @@ class Replays(abc.ABC):
             self.eager.replayed()
         return Served(made, lambda _: None)
 
-    def _prove(self, kind: Kind, graph: Any, call: Call, root: Root, out: Any) -> None:
+    def _prove(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
         """At the first input that is strange in these ways: whether the graph computes what the model did."""
         strange = graph.made.strange(root)
         with trial(), torch.no_grad(), statistics_kept(self.model):
@@ -190,30 +190,30 @@ class Replays(abc.ABC):
     def possible(self) -> bool:
         """Whether the modules, which are known, do not stand against it."""
 
-    def known(self, kind: Kind) -> Kind:
-        """`kind`, and what else counts."""
-        return kind
+    def complete_key(self, key: GraphKey) -> GraphKey:
+        """`key`, and what else counts."""
+        return key
 
     @abc.abstractmethod
     def replayed(self, graph: Any, call: Call, root: Root) -> Any:
         """The model's output, or MISSING where the graph cannot serve the call."""
 
     @abc.abstractmethod
-    def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
+    def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """A call that no graph is for has returned `out`."""
 
-    def held(self, kind: Kind, root: Root) -> Any:
-        """The smallest graph that serves an input of `kind`."""
-        capacity = kind.capacity
-        fitting = [one for one in self.graphs if one._replace(capacity=capacity) == kind]
-        kind = smallest(fitting, capacity, len(root.coords)) or kind
-        graph = self.graphs.get(kind)
+    def held(self, key: GraphKey, root: Root) -> Any:
+        """The smallest graph that serves an input of `key`."""
+        capacity = key.capacity
+        fitting = [one for one in self.graphs if one._replace(capacity=capacity) == key]
+        key = smallest_fitting(fitting, capacity, len(root.coords)) or key
+        graph = self.graphs.get(key)
         if graph is None or not graph.maps.serves(root.box):
             return None
         with _ordering:
-            found = self.graphs.pop(kind, None)
+            found = self.graphs.pop(key, None)
             if found is not None:
-                self.graphs[kind] = found  # the last one used stands last
+                self.graphs[key] = found  # the last one used stands last
         return graph
 
     def moved(self, graph: Any) -> bool:
@@ -232,30 +232,30 @@ class Replays(abc.ABC):
             stream.wait_stream(self.stream)
         self.stream = stream
 
-    def consider(self, kind: Kind, capture: Callable[[], Any]) -> None:
+    def consider(self, key: GraphKey, capture: Callable[[], Any]) -> None:
         """Capture a graph where scenes of this size keep coming. capture: returns it, or None for this time."""
         self.eager.computed()
-        if not self.calls.setdefault(kind, policy.Attempts(policy.CAPTURE)).due():
+        if not self.calls.setdefault(key, policy.Attempts(policy.CAPTURE)).due():
             return
-        if self.given_up() is not None or kind in self.graphs:
+        if self.given_up() is not None or key in self.graphs:
             return
         if self.captures >= self.most + self.hits // policy.CALLS_PER_CAPTURE:
             self.decline(Why.GRAPH_ENOUGH)
             return
         try:
-            with self.lock, torch.cuda.device(kind.device), trial():
+            with self.lock, torch.cuda.device(key.device), trial():
                 self.follow()  # a trial replays maps in the memory that the graphs share
                 self.early.forget()
                 if len(self.graphs) >= self.most:  # the one that has not served for longest
                     del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # it lasts as long as they do
-                    self.memory = GraphMemory(kind.device)
+                    self.memory = GraphMemory(key.device)
                 known = len(self.reads), self.by_box
                 graph = capture()
                 if graph is not None:
                     self.captures += 1
                     self.undecided = self.declined = None
-                    self.graphs[kind] = graph
+                    self.graphs[key] = graph
                     empty_cache()  # what the trial took on a stream of its own
                 elif (len(self.reads), self.by_box) == known:
                     self.barren.failed()
@@ -278,23 +278,23 @@ class Replays(abc.ABC):
             self.refuse(str(refusal))
 
     def told_apart(self, scene: PaddedInput, known: int) -> bool:
-        """Whether a trial has shown that more tells calls apart than `known` entries of
+        """Whether a trial has shown that more tells calls apart than `complete_key` entries of
         dictionaries: what is captured now would not be asked for."""
         by_box, self.by_box = self.by_box, self.by_box or bool(scene.grids)
         return len(self.reads) > known or self.by_box > by_box
 
-    def roomy(self, kind: Kind, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
+    def roomy(self, key: GraphKey, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
         """What `capture` makes in a pool that is given to it. A dry run tells how much memory
         that takes; so much is then there for the largest input so far. Another one tells what
-        follows layers, where that was not known: a graph must not launch them twice."""
-        if memory.rows < kind.capacity:
+        follows layers, where that was not complete_key: a graph must not launch them twice."""
+        if memory.rows < key.capacity:
             empty_cache()
-            before = torch.cuda.memory_reserved(kind.device)
+            before = torch.cuda.memory_reserved(key.device)
             capture(torch.cuda.graph_pool_handle())  # which is dropped at once
-            took = torch.cuda.memory_reserved(kind.device) - before
+            took = torch.cuda.memory_reserved(key.device) - before
             empty_cache()
-            largest = max([kind.capacity, *(one.capacity for one in self.calls)])
-            memory.reserve(took * largest // kind.capacity, largest)
+            largest = max([key.capacity, *(one.capacity for one in self.calls)])
+            memory.reserve(took * largest // key.capacity, largest)
         tries = pending.tries
         made = capture(memory.pool)
         if pending.tries > tries:
@@ -312,9 +312,9 @@ class Replays(abc.ABC):
             return Why.GRAPH_NEW_KINDS.says(len(self.calls), self.hits)
         return None
 
-    def place(self, kind: Kind, box: Box) -> Place:
+    def place(self, key: GraphKey, box: Box) -> Place:
         """Of a captured model."""
-        return Place(kind.tensors, box, self.reads, self.model, self.drop)
+        return Place(key.tensors, box, self.reads, self.model, self.drop)
 
     def drop(self, reason: str) -> None:
         """Replay no more."""

@@ -23,8 +23,8 @@ from .calls.call import Call
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import untouched
 from .graph_capture import captured, captured_from
+from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
-from .kinds import Kind, Root, addresses
 from .replay_parts import MISSING, Replays
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
@@ -52,11 +52,11 @@ class TrainingReplayer(Replays):
     def possible(self) -> bool:
         return not any(map(hooks.hooked, self.modules))
 
-    def known(self, kind: Kind) -> Kind:
+    def complete_key(self, key: GraphKey) -> GraphKey:
         modes = tuple([module.training for module in self.modules])
         held = itertools.chain.from_iterable([m._parameters.values() for m in self.modules])
         wanted = tuple([p.requires_grad for p in held if p is not None])
-        return kind._replace(switches=(*kind.switches, modes, wanted))
+        return key._replace(switches=(*key.switches, modes, wanted))
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self.lock, torch.cuda.device(root.coords.device):
@@ -76,8 +76,8 @@ class TrainingReplayer(Replays):
         run.open = False
         return made
 
-    def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
-        self.consider(kind, lambda: self._capture(kind, call, root, out))
+    def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+        self.consider(key, lambda: self._capture(key, call, root, out))
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this scene."""
@@ -94,19 +94,19 @@ class TrainingReplayer(Replays):
         self.pending = weakref.ref(run)
         return run
 
-    def _capture(self, kind: Kind, call: Call, root: Root, out: Any) -> _Graph | None:
+    def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
         self.capturing = True
         try:
-            alone = untouched(self.model, kind.tensors)
+            alone = untouched(self.model, key.tensors)
             memory = self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
-            with on_one_thread, on_own_stream(kind.device, memory.stream), alone:
-                found = maps_like(root, kind, memory, training=True)
+            with on_one_thread, on_own_stream(key.device, memory.stream), alone:
+                found = maps_like(root, key, memory, training=True)
                 if found is None:
                     return None
                 maps, rows = found
-                place, known = self.place(kind, root.box), len(self.reads)
+                place, known = self.place(key, root.box), len(self.reads)
                 copy = PaddedModel(self.model, call, root.coords, place)
                 made = copy.try_out(maps.scene, rows)
                 if self.told_apart(maps.scene, known):
@@ -116,7 +116,7 @@ class TrainingReplayer(Replays):
                 made.alike(call, out, mine)
                 del made, mine
                 left = [memory.left_in(name, p) for name, p in copy.trained.items()]
-                return self.roomy(kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left))
+                return self.roomy(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left))
         finally:
             self.capturing = False
 

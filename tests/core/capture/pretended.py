@@ -13,7 +13,7 @@ import contextlib
 import pytest
 import torch
 
-from sparse_bridge.core.capture import captured_maps, captured_model, kinds, padded, replay, replay_training
+from sparse_bridge.core.capture import captured_maps, captured_model, graph_key, padded, replay, replay_training
 from sparse_bridge.core.capture.captured_model import Captured
 from sparse_bridge.core.capture.replay_trial import leaves_of
 from sparse_bridge.core.device import self_check
@@ -98,7 +98,7 @@ def replays_on_the_cpu(gpu):
     gpu.replaces(self_check, problem=other_norms)
     gpu.replaces(replay, captured_from=capture_from)
     gpu.replaces(replay_training, captured_from=capture_from, captured=capture)
-    gpu.replaces(kinds, why_not=lambda features: None if padded.current() is None else Why.GRAPH_NESTED)
+    gpu.replaces(graph_key, why_not_capturable=lambda features: None if padded.current() is None else Why.GRAPH_NESTED)
     gpu.replaces(replay_training._Run, forward=forward)
     return streams
 

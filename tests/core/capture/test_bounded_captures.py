@@ -16,7 +16,7 @@ from . import doors
 from .pretended import graphs_on_the_cpu, replays_on_the_cpu
 
 
-class Kind:
+class Key:
     """Calls over one shape."""
 
     device = torch.device("cpu")
@@ -31,7 +31,7 @@ def trainer(fake_gpu):
 
 @pytest.mark.parametrize("visits", [1, 2, 5, 40])
 def test_twenty_shapes_are_captured_three_times_at_most(trainer, visits):
-    shapes, captured = [Kind() for _ in range(20)], []
+    shapes, captured = [Key() for _ in range(20)], []
     for _ in range(visits):
         for shape in shapes:
             trainer.consider(shape, lambda: captured.append(1) or object())
@@ -40,7 +40,7 @@ def test_twenty_shapes_are_captured_three_times_at_most(trainer, visits):
 
 
 def test_calls_that_are_served_pay_for_more(trainer):
-    shapes = [Kind() for _ in range(20)]
+    shapes = [Key() for _ in range(20)]
     trainer.hits = 2 * policy.CALLS_PER_CAPTURE
     for _ in range(5):
         for shape in shapes:
@@ -51,7 +51,7 @@ def test_calls_that_are_served_pay_for_more(trainer):
 def test_ever_new_shapes_are_not_looked_at_any_more(trainer):
     assert trainer.ready()
     for _ in range(policy.CALL_KINDS):
-        trainer.consider(Kind(), object)
+        trainer.consider(Key(), object)
     assert not trainer.captures and "ever new kinds" in trainer.given_up()
     trainer.modules = None  # nor are its modules
     assert not trainer.ready() and trainer.modules is None

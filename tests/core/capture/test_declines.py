@@ -11,7 +11,7 @@ from torch import nn
 
 from sparse_bridge import log, memory
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import kinds, padded, replay
+from sparse_bridge.core.capture import graph_key, padded, replay
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.data_bounds import Root
@@ -23,15 +23,15 @@ ON_A_GPU = types.SimpleNamespace(is_cuda=True)
 
 def test_where_launches_cannot_be_captured(fake_gpu, monkeypatch):
     fake_gpu.has(capturing=False)
-    assert kinds.why_not(ON_A_GPU) is None
-    assert kinds.why_not(torch.zeros(2, 4)) is Why.GRAPH_DEVICE
+    assert graph_key.why_not_capturable(ON_A_GPU) is None
+    assert graph_key.why_not_capturable(torch.zeros(2, 4)) is Why.GRAPH_DEVICE
     with memory.memory_limit("8GiB"):
-        assert kinds.why_not(ON_A_GPU) is Why.GRAPH_MEMORY
+        assert graph_key.why_not_capturable(ON_A_GPU) is Why.GRAPH_MEMORY
     with monkeypatch.context() as patched:
         patched.setattr(padded, "current", lambda: object())
-        assert kinds.why_not(ON_A_GPU) is Why.GRAPH_NESTED
+        assert graph_key.why_not_capturable(ON_A_GPU) is Why.GRAPH_NESTED
     fake_gpu.has(capturing=True)
-    assert kinds.why_not(ON_A_GPU) is Why.GRAPH_NESTED
+    assert graph_key.why_not_capturable(ON_A_GPU) is Why.GRAPH_NESTED
 
 
 class Framework:
@@ -65,8 +65,8 @@ TWO = torch.zeros(2, 4)
     ],
 )
 def test_sparse_tensors_that_no_graph_is_for(monkeypatch, framework, why):
-    monkeypatch.setattr(kinds, "why_not", lambda features: None)
-    found = kinds.root_of(framework, object())
+    monkeypatch.setattr(graph_key, "why_not_capturable", lambda features: None)
+    found = graph_key.root_of(framework, object())
     assert found is (why or framework.root)
 
 
@@ -83,7 +83,7 @@ def replayer():
 @pytest.mark.parametrize("capturable", [False, True])
 def test_the_reason_is_said_once_and_kept(monkeypatch, caplog, capturable):
     if capturable:
-        monkeypatch.setattr(kinds, "why_not", lambda features: None)
+        monkeypatch.setattr(graph_key, "why_not_capturable", lambda features: None)
     one, hook = replayer(), lambda *_: None
     log.reset()
     with doors.standin() as sp, caplog.at_level(logging.INFO, "sparse_bridge"), torch.no_grad():

@@ -13,7 +13,7 @@ import sparse_bridge
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import captured_maps, padded
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
-from sparse_bridge.core.capture.graph_maps import Early, smallest
+from sparse_bridge.core.capture.graph_maps import Early, smallest_fitting
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
@@ -23,20 +23,20 @@ from . import doors
 from .pretended import replays_on_the_cpu
 
 
-def kinds(*capacities):
+def keys(*capacities):
     return [SimpleNamespace(capacity=one, name=number) for number, one in enumerate(capacities)]
 
 
 def test_the_smallest_with_capacity():
-    of = kinds(512, 2048, 1024, 1024)
-    assert smallest(of, 512, 500).name == 0
-    assert smallest(of, 640, 630).name == 3  # of several the one that was used last
-    assert smallest(of, 2048, 1500).name == 1
-    assert smallest(of[:2], 640, 600) is None  # far too large
-    assert smallest(of, 4096, 4000) is None and smallest([], 512, 500) is None
+    of = keys(512, 2048, 1024, 1024)
+    assert smallest_fitting(of, 512, 500).name == 0
+    assert smallest_fitting(of, 640, 630).name == 3  # of several the one that was used last
+    assert smallest_fitting(of, 2048, 1500).name == 1
+    assert smallest_fitting(of[:2], 640, 600) is None  # far too large
+    assert smallest_fitting(of, 4096, 4000) is None and smallest_fitting([], 512, 500) is None
 
 
-class Kind:
+class Key:
     def __init__(self, capacity):
         self.capacity = capacity
 
@@ -49,7 +49,7 @@ class Graph:
 def test_wrong_guesses_come_to_an_end():
     root = Root(torch.zeros(500, 4), None)
     early, graph = Early(), Graph()
-    graphs = {Kind(padded.capacity_of(500)): graph}
+    graphs = {Key(padded.capacity_of(500)): graph}
     for right in (False, False, True, False, False, False):
         assert early.likely(graphs, root) is graph
         early.started = graph
@@ -61,9 +61,9 @@ def test_wrong_guesses_come_to_an_end():
 
 
 def test_no_guess_for_other_bounds_or_without_graphs():
-    root, kind = Root(torch.zeros(500, 4), None), Kind(padded.capacity_of(500))
+    root, key = Root(torch.zeros(500, 4), None), Key(padded.capacity_of(500))
     assert Early().likely({}, root) is None
-    assert Early().likely({kind: Graph(serves=False)}, root) is None
+    assert Early().likely({key: Graph(serves=False)}, root) is None
 
 
 @pytest.mark.emulated

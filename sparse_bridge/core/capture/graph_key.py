@@ -20,7 +20,7 @@ from .captured_model import Tensors
 _data_ptr = torch.Tensor.data_ptr
 
 
-class Kind(NamedTuple):
+class GraphKey(NamedTuple):
     """What a graph was captured for.
 
     wide: whether keys of the coordinates take 64 bits.  label: what else the sparse tensor says of
@@ -60,7 +60,7 @@ def root_of(tensors: Tensors, x: Any) -> Root | Why:
     features = tensors.features_of(x)
     if features is None or features.ndim != 2:
         return Why.GRAPH_FEATURES
-    why = why_not(features)
+    why = why_not_capturable(features)
     if why is not None:
         return why
     root: Root | None = tensors.capture_root(x)
@@ -75,11 +75,11 @@ def root_of(tensors: Tensors, x: Any) -> Root | Why:
     return root
 
 
-def kind_of(tensors: Tensors, call: Call, root: Root) -> Kind:
+def key_of(tensors: Tensors, call: Call, root: Root) -> GraphKey:
     """What would have to be captured for a call over these coordinates."""
     features = tensors.features_of(call.x)
     assert features is not None  # `root_of` has seen them
-    return Kind(
+    return GraphKey(
         tensors,
         features.device,
         features.dtype,
@@ -93,7 +93,7 @@ def kind_of(tensors: Tensors, call: Call, root: Root) -> Kind:
     )
 
 
-def why_not(features: torch.Tensor) -> Why | None:
+def why_not_capturable(features: torch.Tensor) -> Why | None:
     """Why launches over these features cannot be captured now; None where they can."""
     if not features.is_cuda:
         return Why.GRAPH_DEVICE
