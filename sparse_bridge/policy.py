@@ -92,7 +92,7 @@ TRACE = Schedule(after=1, each=11)  # one scene says nothing of another; the mor
 LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a graph
 CAPTURE = Schedule(after=2, each=1)  # calls of one kind: what comes a third time is likely to come again
 CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
-CAPTURE_BARREN = Schedule(failures=8)  # trials that showed nothing; the next input often tells
+CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the next input often tells
 CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 CALLS_PER_CAPTURE = 32  # that graphs serve make up for one more capture
 INFERENCE_GRAPHS = 6  # of a model; the one that has not served for longest goes

@@ -21,6 +21,10 @@ RETIRED = {
     r"first_order|device\.serving|adapters\.late|adapters\.expected": "no_double_backward, "
     "device_support, lazy_features, warmup_registry",
     r"History, over|history\.over": "History.disabled",
+    r"capture\.kinds|class Kind|\w*_BARREN|\w+\.(?:hurried|told_apart|roomy)": "graph_key, GraphKey, "
+    "CAPTURE_INCONCLUSIVE, launch_speculatively, needs_more_guards, capture_in_pool",
+    r"replay_parts|class Replays|class Early|calls\.followers": "graphed_module, GraphedModule, SpeculativeLaunch, "
+    "announced_inputs",
 }
 SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs", ".")
 SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}

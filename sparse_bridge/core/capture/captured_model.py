@@ -128,7 +128,7 @@ class Captured:
         if self.tensors.features_of(self.twin) is not features or features._version != version:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
 
-    def strange(self, root: Root) -> set[int]:
+    def differing_columns(self, root: Root) -> set[int]:
         """In what an input differs from the one of the capture so that a model may tell: columns
         of its box; its rows, where numbers of the outcome may follow from them."""
         box, mine = root.box, self.place.box

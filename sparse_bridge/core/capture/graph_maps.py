@@ -58,7 +58,7 @@ def smallest_fitting(keys: Iterable[GraphKey], capacity: int, n_rows: int) -> Gr
 
 
 class GraphOwner(Protocol):
-    """Who has the graphs of a model, see `replay_parts.Replays`."""
+    """Who has the graphs of a model, see `graphed_module.GraphedModule`."""
 
     graphs: dict[GraphKey, Any]
     lock: RLock
@@ -66,17 +66,17 @@ class GraphOwner(Protocol):
     def allowed(self) -> bool:
         """Whether nothing stands against a replay but, perhaps, the modules."""
 
-    def follow(self) -> None:
+    def wait_for_last_replay(self) -> None:
         """Have the current stream wait for the last replay."""
 
     def start(self, graph: Any, root: Root) -> None:
         """Queue the maps over an input, unless they are: under the lock, on its device."""
 
-    def hurried(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
+    def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
         """Queue what a graph does with features behind its maps; whether it did."""
 
 
-class Early:
+class SpeculativeLaunch:
     """What is queued for a call before it has been looked at, by the rows of its input alone.
 
     A wrong guess costs the GPU that work; nobody sees its results. The lock of the model's graphs
@@ -85,13 +85,13 @@ class Early:
 
     def __init__(self) -> None:
         self.started: Any = None  # the graph whose maps are queued for the call under way
-        self.ran = False  # and all that it does besides
+        self.launched: Any = None  # the same graph, if all that it does is queued, too
         self._guesses = policy.Attempts(policy.GUESSES)
         # The graph whose maps are queued for a call to come, over which coordinates; attempts at that.
         self._expected: tuple[Any, torch.Tensor, int] | None = None
         self._announced = policy.Attempts(policy.GUESSES)
 
-    def expect(self, owner: GraphOwner, cmap: CoordinateMap) -> bool:
+    def launch_announced(self, owner: GraphOwner, cmap: CoordinateMap) -> bool:
         """Queue the maps of the graph that will probably serve new coordinates, whose bounds are
         still to be learnt; whether it does. Waits for the first of its launches."""
         assert cmap.data_bounds is not None
@@ -109,13 +109,13 @@ class Early:
                 self._announced.failed()
         return found
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """What is queued for a call to come is overwritten."""
         if self._expected is not None:
             self._expected = None
             self._announced.failed()
 
-    def taken(self, graph: Any, coords: torch.Tensor) -> bool:
+    def claim(self, graph: Any, coords: torch.Tensor) -> bool:
         """Whether the maps that are queued are those of a graph over these coordinates."""
         expected, self._expected = self._expected, None
         if expected is None:
@@ -125,27 +125,27 @@ class Early:
         return found
 
     @contextlib.contextmanager
-    def ahead(self, owner: GraphOwner, root: Root, features: torch.Tensor) -> Iterator[None]:
+    def launch(self, owner: GraphOwner, root: Root, features: torch.Tensor) -> Iterator[None]:
         """Queue the graph that probably serves an input, if there is one to guess."""
-        graph = self.likely(owner.graphs, root)
+        graph = self.predict(owner.graphs, root)
         if graph is None:
             yield
             return
         with owner.lock, torch.cuda.device(root.coords.device):
             if owner.allowed():  # still: another thread may be in the middle of a step
-                if self.taken(graph, root.coords):
-                    owner.follow()
+                if self.claim(graph, root.coords):
+                    owner.wait_for_last_replay()
                 else:
                     owner.start(graph, root)
                 self.started = graph
                 if root.known or graph.maps.learn(root):
-                    self.ran = owner.hurried(graph, root, features)
+                    self.launched = graph if owner.launch_speculatively(graph, root, features) else None
             try:
                 yield
             finally:
-                self.started, self.ran = None, False
+                self.started = self.launched = None
 
-    def likely(self, graphs: Mapping[GraphKey, Any], root: Root) -> Any:
+    def predict(self, graphs: Mapping[GraphKey, Any], root: Root) -> Any:
         """A graph that probably serves an input; None where there is none to guess."""
         graph = None if self._guesses.over else self._of_size(graphs, root.coords)
         if graph is None:
@@ -159,7 +159,7 @@ class Early:
         key = smallest_fitting(list(graphs), padded.capacity_of(n_rows), n_rows) if graphs else None
         return None if key is None else graphs.get(key)
 
-    def told(self, graph: Any) -> None:
+    def confirm(self, graph: Any) -> None:
         """Learn which graph serves the call under way, None for no one."""
         if self.started is not None and (graph is not self.started or self._guesses.failures):
             self._guesses.learn(graph is self.started)

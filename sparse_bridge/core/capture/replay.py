@@ -5,7 +5,7 @@ they are captured once (HIP has the same graphs) over a padded input, see `padde
 features and coordinates are copied in, results cut to size and copied out, for which the host waits
 only until the coordinates of all levels are through. Before a graph is trusted, the model runs over
 the padded input with NaN in every row that does not exist, and has to agree with what it computes
-ordinarily. Sparse tensors are read through `replay_parts.Tensors`, whatever their framework.
+ordinarily. Sparse tensors are read through `graphed_module.Tensors`, whatever their framework.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .captured_model import ROWS, Captured, untouched
 from .graph_capture import captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
-from .replay_parts import MISSING, Replays, Served
+from .graphed_module import MISSING, GraphedModule, ReplayResult
 from .replay_training import TrainingReplayer
 
 
@@ -45,7 +45,7 @@ class _Graph:
         """work: the model over the padded input, `features` in it, inside of contexts.  weights:
         parameters and buffers.  alters: see `ForeignReads`."""
         self.maps, self.features, self.alters = maps, features, alters
-        self.proved: set[int] = set()  # columns in which boxes may differ
+        self.verified: set[int] = set()  # columns in which boxes may differ
         self.graph, self.made = captured_from(work, pool)
         self.parameters = addresses(modules)
         # Launches that are queued before anybody asks whether these moved read them here.
@@ -78,14 +78,14 @@ class Summary(NamedTuple):
     reason: str | None
 
 
-def summary_of(*modes: Replays) -> Summary:
+def summary_of(*modes: GraphedModule) -> Summary:
     """Of one model, whose calls these serve."""
     hits, graphs = sum(one.hits for one in modes), sum(len(one.graphs) for one in modes)
     reason = next((why for one in modes if (why := one.why()) is not None), None)
     return Summary(type(modes[0].model).__name__, hits, graphs, reason)
 
 
-class Replayer(Replays):
+class Replayer(GraphedModule):
     """The forward of a model in evaluation; training: takes the calls with gradients."""
 
     most = policy.INFERENCE_GRAPHS
@@ -99,14 +99,14 @@ class Replayer(Replays):
         """Hits and graphs, of calls with and without gradients, and what stands against more."""
         return summary_of(self, self.training)
 
-    def mode(self) -> Replays:
+    def mode(self) -> GraphedModule:
         """What serves calls now."""
         return self.training if torch.is_grad_enabled() else self
 
-    def serving(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served | None:
+    def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         if torch.is_grad_enabled():
-            return self.training.serving(args, kwargs)
-        return super().serving(args, kwargs)
+            return self.training.try_replay(args, kwargs)
+        return super().try_replay(args, kwargs)
 
     def allowed(self) -> bool:
         return hooks.inference()
@@ -119,16 +119,16 @@ class Replayer(Replays):
         """One at a time, until what it left is copied: all graphs of a model share their memory."""
         with self.lock, torch.cuda.device(root.coords.device):
             self.start(graph, root)
-            ran, gone = self.early.ran and self.early.started is graph, self.moved(graph)
-            if not (ran or gone):
+            launched, gone = self.speculation.launched is graph, self.parameters_moved(graph)
+            if not (launched or gone):
                 graph.run(graph.made.tensors.features_of(call.x))
             yield None if gone else graph.values(call, root)
 
-    def hurried(self, graph: _Graph, root: Root, features: torch.Tensor) -> bool:
-        strange = graph.made.strange(root)
-        if graph.alters or not (graph.takes(features) and strange <= graph.proved):
+    def launch_speculatively(self, graph: _Graph, root: Root, features: torch.Tensor) -> bool:
+        columns = graph.made.differing_columns(root)
+        if graph.alters or not (graph.takes(features) and columns <= graph.verified):
             return False
-        if self.by_box and strange - {ROWS}:  # in another grid it would write behind its own
+        if self.by_box and columns - {ROWS}:  # in another grid it would write behind its own
             return False
         graph.run(features)
         return True
@@ -142,7 +142,7 @@ class Replayer(Replays):
             return None if made is None else list(map(made, graph.made.outcome.values()))
 
     def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
-        self.consider(key, lambda: self._capture(key, call, root, out))
+        self.capture_when_due(key, lambda: self._capture(key, call, root, out))
 
     def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
@@ -167,12 +167,12 @@ class Replayer(Replays):
             weights = [*self.model.parameters(), *self.model.buffers()]
             reads = ForeignReads([features, *scene.tensors(), *weights])
             made = work([reads])
-            if self.told_apart(scene, known):
+            if self.needs_more_guards(scene, known):
                 return None
             mine = [made.of(call, rows, root)(value) for value in made.outcome.values()]
             made.compare(call, out, mine)
             del made, mine
             scene.fill = None
-            return self.roomy(
+            return self.capture_in_pool(
                 key, memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, reads.alters)
             )

@@ -25,11 +25,11 @@ from .captured_model import untouched
 from .graph_capture import captured, captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
-from .replay_parts import MISSING, Replays
+from .graphed_module import MISSING, GraphedModule
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
 
-class TrainingReplayer(Replays):
+class TrainingReplayer(GraphedModule):
     """The forward of a model where gradients are wanted.
 
     Between a replayed forward and its backward pass, other inputs run as ever: all graphs of a
@@ -77,7 +77,7 @@ class TrainingReplayer(Replays):
         return made
 
     def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
-        self.consider(key, lambda: self._capture(key, call, root, out))
+        self.capture_when_due(key, lambda: self._capture(key, call, root, out))
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this scene."""
@@ -85,7 +85,7 @@ class TrainingReplayer(Replays):
         if before is not None and before.open:  # another thread's, by now
             return None
         self.start(graph, root)
-        if self.moved(graph):
+        if self.parameters_moved(graph):
             return None
         rows = graph.maps.rows(len(root.coords))
         if rows is None:
@@ -109,14 +109,14 @@ class TrainingReplayer(Replays):
                 place, known = self.place(key, root.box), len(self.reads)
                 copy = PaddedModel(self.model, call, root.coords, place)
                 made = copy.try_out(maps.scene, rows)
-                if self.told_apart(maps.scene, known):
+                if self.needs_more_guards(maps.scene, known):
                     return None
                 with torch.no_grad():
                     mine = list(map(made.of(call, rows, root), made.outcome.values()))
                 made.alike(call, out, mine)
                 del made, mine
                 left = [memory.left_in(name, p) for name, p in copy.trained.items()]
-                return self.roomy(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left))
+                return self.capture_in_pool(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left))
         finally:
             self.capturing = False
 
@@ -134,7 +134,7 @@ class _Graph:
     ) -> None:
         """gradients: where those of the trained parameters come to lie."""
         self.maps, self.scene, self.model = maps, maps.scene, copy.model
-        self.proved: set[int] = set()  # columns in which boxes may differ
+        self.verified: set[int] = set()  # columns in which boxes may differ
         self.tensors = copy.place.tensors
         self.features, self.reach = copy.capacity(self.scene), copy.reach
         work = functools.partial(copy.over, self.scene, self.features)
@@ -189,7 +189,7 @@ class _Run:
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         graph = self.graph
         with self.owner.lock:
-            self.owner.follow()
+            self.owner.wait_for_last_replay()
             graph.features.detach()[: features.shape[0]].copy_(features)
             graph.forward.replay()
             used = graph.scene.used
@@ -204,7 +204,7 @@ class _Run:
             )
         graph = self.graph
         with self.owner.lock:
-            self.owner.follow()
+            self.owner.wait_for_last_replay()
             for wide, one in zip(graph.cotangents, gradients, strict=True):
                 rows = graph.scene.used(wide, self.rows) if one is not None else 0
                 if one is not None:

@@ -31,15 +31,15 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from . import padded, prefetch
-from .calls import followers
+from .calls import announced_inputs
 from .calls.call import Call, call_of, given_to, read_constants
 from .calls.frames import constants_alive
 from .calls.given import ENTRANCE, Given, with_copies
 from .calls.wrappers import wraps
 from .captured_model import Tensors
 from .graph_capture import trying
+from .graphed_module import MISSING, ReplayResult
 from .replay import Replayer, Summary
-from .replay_parts import MISSING, Served
 from .replay_training import TrainingReplayer
 
 _CALL = nn.Module._call_impl.__code__
@@ -67,7 +67,7 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
     """
     global _tensors_of, _layers_of
     _tensors_of, _layers_of = tensors_of, layers_of
-    requests.register(_provide, followers.announced)
+    requests.register(_provide, announced_inputs.announced)
 
 
 def wanted() -> bool:
@@ -173,7 +173,7 @@ class _Visit:
         self.dicts, self.parts = given_to(args, kwargs)
         self.before = {place: dict(own) for place, own in self.dicts.items()}
         self.entered = False
-        self.served: Served | None = None
+        self.result: ReplayResult | None = None
 
 
 class _Replayed(BaseException):
@@ -230,8 +230,8 @@ class Unit:
             if found.visit is not visit:
                 raise
             return found.value
-        if visit.served is not None:
-            visit.served.after(out)
+        if visit.result is not None:
+            visit.result.computed(out)
         return out
 
     def enter(self, visit: _Visit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -250,9 +250,9 @@ class Unit:
             mode.attempts.failed()
             return
         over = functools.partial(self._over, visit)
-        visit.served = mode.served(Call(call.x, over, constants, dicts, parts, self.tensors_of))
-        if visit.served is not None and visit.served.found is not MISSING:
-            raise _Replayed(visit, visit.served.found)
+        visit.result = mode.try_call(Call(call.x, over, constants, dicts, parts, self.tensors_of))
+        if visit.result is not None and visit.result.output is not MISSING:
+            raise _Replayed(visit, visit.result.output)
 
     def _over(self, visit: _Visit, function: Callable[..., Any], given: Given) -> Any:
         again = _Visit(self, (), {}, given)

@@ -34,7 +34,7 @@ def test_twenty_shapes_are_captured_three_times_at_most(trainer, visits):
     shapes, captured = [Key() for _ in range(20)], []
     for _ in range(visits):
         for shape in shapes:
-            trainer.consider(shape, lambda: captured.append(1) or object())
+            trainer.capture_when_due(shape, lambda: captured.append(1) or object())
     assert len(captured) == trainer.captures == (0 if visits < 3 else trainer.most)
     assert len(trainer.graphs) <= trainer.most
 
@@ -44,14 +44,14 @@ def test_calls_that_are_served_pay_for_more(trainer):
     trainer.hits = 2 * policy.CALLS_PER_CAPTURE
     for _ in range(5):
         for shape in shapes:
-            trainer.consider(shape, object)
+            trainer.capture_when_due(shape, object)
     assert trainer.captures == trainer.most + 2 and len(trainer.graphs) == trainer.most
 
 
 def test_ever_new_shapes_are_not_looked_at_any_more(trainer):
     assert trainer.ready()
     for _ in range(policy.CALL_KINDS):
-        trainer.consider(Key(), object)
+        trainer.capture_when_due(Key(), object)
     assert not trainer.captures and "ever new kinds" in trainer.given_up()
     trainer.modules = None  # nor are its modules
     assert not trainer.ready() and trainer.modules is None

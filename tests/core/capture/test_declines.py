@@ -104,5 +104,5 @@ def test_captures_end_where_calls_are_not_worth_more():
     one = replayer()
     one.captures = one.most
     one.calls["kind"] = types.SimpleNamespace(due=lambda: True)
-    one.consider("kind", lambda: pytest.fail("captured"))
+    one.capture_when_due("kind", lambda: pytest.fail("captured"))
     assert one.why() == Why.GRAPH_ENOUGH.says()

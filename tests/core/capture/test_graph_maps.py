@@ -13,7 +13,7 @@ import sparse_bridge
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import captured_maps, padded
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
-from sparse_bridge.core.capture.graph_maps import Early, smallest_fitting
+from sparse_bridge.core.capture.graph_maps import SpeculativeLaunch, smallest_fitting
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
@@ -48,22 +48,22 @@ class Graph:
 
 def test_wrong_guesses_come_to_an_end():
     root = Root(torch.zeros(500, 4), None)
-    early, graph = Early(), Graph()
+    speculation, graph = SpeculativeLaunch(), Graph()
     graphs = {Key(padded.capacity_of(500)): graph}
     for right in (False, False, True, False, False, False):
-        assert early.likely(graphs, root) is graph
-        early.started = graph
-        early.told(graph if right else None)
-        early.started = None
-    assert early.likely(graphs, root) is None
-    early.told(graph)  # nothing was guessed
-    assert early.likely(graphs, root) is None
+        assert speculation.predict(graphs, root) is graph
+        speculation.started = graph
+        speculation.confirm(graph if right else None)
+        speculation.started = None
+    assert speculation.predict(graphs, root) is None
+    speculation.confirm(graph)  # nothing was guessed
+    assert speculation.predict(graphs, root) is None
 
 
 def test_no_guess_for_other_bounds_or_without_graphs():
     root, key = Root(torch.zeros(500, 4), None), Key(padded.capacity_of(500))
-    assert Early().likely({}, root) is None
-    assert Early().likely({key: Graph(serves=False)}, root) is None
+    assert SpeculativeLaunch().predict({}, root) is None
+    assert SpeculativeLaunch().predict({key: Graph(serves=False)}, root) is None
 
 
 @pytest.mark.emulated
@@ -81,14 +81,14 @@ def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, fake_gp
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
         mode = TrainingReplayer if trains else Replayer
         own_start, own_possible = captured_maps.CapturedMaps.start, mode.possible
-        own_allowed, own_hurried = mode.allowed, mode.hurried
+        own_allowed, own_launch = mode.allowed, mode.launch_speculatively
 
-        def hurried(*given):
-            ran = own_hurried(*given)
-            told.extend(["run"] if ran else [])
-            return ran
+        def launch(*given):
+            launched = own_launch(*given)
+            told.extend(["run"] if launched else [])
+            return launched
 
-        monkeypatch.setattr(mode, "hurried", hurried)
+        monkeypatch.setattr(mode, "launch_speculatively", launch)
         monkeypatch.setattr(
             captured_maps.CapturedMaps, "start", lambda *given: told.append("maps") or own_start(*given)
         )

@@ -16,7 +16,7 @@ from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import captured_maps, captured_model, prefetch, units
 from sparse_bridge.core.capture.graph_capture import GraphMemory
-from sparse_bridge.core.capture.replay_parts import Replays
+from sparse_bridge.core.capture.graphed_module import GraphedModule
 from sparse_bridge.core.device import stream_order
 from tests.core.capture.graph_sizes import graphs_of
 
@@ -166,7 +166,7 @@ def test_replays_on_two_streams(streams, fake_gpu, trains):
 
 @pytest.mark.emulated
 def test_replays_that_would_not_wait_are_noticed(streams, fake_gpu, monkeypatch):
-    monkeypatch.setattr(Replays, "follow", lambda self: None)
+    monkeypatch.setattr(GraphedModule, "wait_for_last_replay", lambda self: None)
     with pytest.raises(Race):
         two_streams(streams, fake_gpu, "spconv", False)
 

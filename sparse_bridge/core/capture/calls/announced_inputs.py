@@ -1,8 +1,8 @@
-"""Who is given the inputs that a framework announces: its maps are queued at once.
+"""Models whose maps are queued as soon as a framework announces an input.
 
 A framework that looks for equal rows when a tensor is made queues a table for that and waits. Where
-tensors of its kind went to a model that is replayed, the model's captured maps tell the same: they
-are queued instead, and are there when the model is called.
+tensors of this kind went to a replayed model before, the captured maps of that model tell the same.
+They are queued instead, and are there when the model is called.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .... import hooks, policy, state
 from ...maps.coordinate_map import CoordinateMap
 from ...maps.map_cache import MapStore
 from .. import padded, prefetch
-from ..graph_maps import Early, GraphOwner
+from ..graph_maps import GraphOwner, SpeculativeLaunch
 
 _Kind = tuple[torch.device, int, Hashable]
 
 
-class Follower(GraphOwner, Protocol):
-    """A model whose graphs may be queued for inputs that are announced.  early: what is."""
+class AnnouncedInputOwner(GraphOwner, Protocol):
+    """A model whose graphs may be queued for announced inputs.  speculation: what is queued."""
 
-    early: Early
+    speculation: SpeculativeLaunch
 
 
 class _Announced(threading.local):
@@ -36,13 +36,13 @@ class _Announced(threading.local):
 
 
 _announced = _Announced()
-_followers: dict[_Kind, weakref.ref[Follower]] = {}
+_owners: dict[_Kind, weakref.ref[AnnouncedInputOwner]] = {}
 
 
 @state.owns
 def forget() -> None:
-    """Of all kinds, who was given them."""
-    _followers.clear()
+    """Drop what was learnt of all kinds."""
+    _owners.clear()
     _announced.last = None
 
 
@@ -51,19 +51,19 @@ def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
     probably serve them, else by maps of their own."""
     kind = cmap.device, cmap.coords.shape[1], name
     _announced.last = weakref.ref(cmap.coords), kind
-    known = _followers.get(kind)
+    known = _owners.get(kind)
     owner = None if known is None else known()
     new = cmap.unbounded and padded.current() is None and not hooks.traced()
-    if owner is not None and new and owner.early.expect(owner, cmap):
+    if owner is not None and new and owner.speculation.launch_announced(owner, cmap):
         cmap.validate(cmap.n_rows, cmap.n_rows, False)  # the graph has seen that rows are distinct
         return
     prefetch.announced(store, cmap, name)
 
 
-def served(owner: Follower, coords: torch.Tensor) -> None:
+def replayed(owner: AnnouncedInputOwner, coords: torch.Tensor) -> None:
     """Learn that a replay of `owner` served an input."""
     last = _announced.last
     if last is not None and last[0]() is coords:
-        if len(_followers) >= policy.ANNOUNCED_KINDS:
-            _followers.clear()
-        _followers[last[1]] = weakref.ref(owner)
+        if len(_owners) >= policy.ANNOUNCED_KINDS:
+            _owners.clear()
+        _owners[last[1]] = weakref.ref(owner)

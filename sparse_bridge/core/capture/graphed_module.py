@@ -1,4 +1,4 @@
-"""What captured models have in common: which calls may be replayed, and the graphs so far."""
+"""A model and its graphs: which calls may be replayed, and when another graph is captured."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from ... import log, policy
 from ...refusals import Refusal, Verdict, Why
 from ..conv import pending
 from ..geometry.boxes import Box
-from .calls import followers
+from .calls import announced_inputs
 from .calls.call import Call, call_of
 from .calls.outcome import MISSING
 from .captured_model import ROWS, Place, Tensors, statistics_kept
 from .graph_capture import EagerMemory, GraphMemory, empty_cache, trial, trying
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
-from .graph_maps import Early, smallest_fitting
+from .graph_maps import SpeculativeLaunch, smallest_fitting
 from .padded import PaddedInput
 
 
-class Served(NamedTuple):
-    """found: a replayed output, or MISSING; then `after` wants to hear of the one that was computed."""
+class ReplayResult(NamedTuple):
+    """output: of a replay, or MISSING: call `computed` with the output of the eager call then."""
 
-    found: Any
-    after: Callable[[Any], None]
-
-
-_ordering = threading.Lock()
+    output: Any
+    computed: Callable[[Any], None]
 
 
-class Replays(abc.ABC):
+_order_lock = threading.Lock()
+
+
+class GraphedModule(abc.ABC):
     """The graphs of a model, by what they were captured for, and when to capture another.
 
     forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.
@@ -56,7 +56,7 @@ class Replays(abc.ABC):
         self.graphs: dict[GraphKey, Any] = {}
         self.calls: dict[GraphKey, policy.Attempts] = {}
         self.captures, self.attempts = 0, policy.Attempts(policy.CAPTURE_FAILURES)
-        self.barren = policy.Attempts(policy.CAPTURE_BARREN)  # no maps, or a trial that showed nothing
+        self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)  # no maps, or a trial that showed nothing
         self.hits, self.eager = 0, EagerMemory()
         self.by_box = False  # a graph for every box; where the model looks at bounds
         self.reason: str | None = None  # why a capture failed
@@ -65,7 +65,7 @@ class Replays(abc.ABC):
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
-        self.lock, self.early = threading.RLock(), Early()
+        self.lock, self.speculation = threading.RLock(), SpeculativeLaunch()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model begin anew."""
@@ -79,13 +79,13 @@ class Replays(abc.ABC):
         self._forget()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        served = None if torch.compiler.is_compiling() else self.serving(args, kwargs)
-        if served is None:
+        result = None if torch.compiler.is_compiling() else self.try_replay(args, kwargs)
+        if result is None:
             return self.forward(*args, **kwargs)
-        if served.found is not MISSING:
-            return served.found
+        if result.output is not MISSING:
+            return result.output
         out = self.forward(*args, **kwargs)
-        served.after(out)
+        result.computed(out)
         return out
 
     def ready(self) -> bool:
@@ -95,7 +95,7 @@ class Replays(abc.ABC):
         self.modules = self.modules or list(self.model.modules())
         return not trying() and self.allowed()
 
-    def serving(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served | None:
+    def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         """A call that may be replayed, and what a graph made of it."""
         if not self.ready():
             return None
@@ -109,9 +109,9 @@ class Replays(abc.ABC):
         if call is None:
             self.decline(Why.GRAPH_NO_TENSOR)
             return None
-        return self.served(call)
+        return self.try_call(call)
 
-    def served(self, call: Call) -> Served | None:
+    def try_call(self, call: Call) -> ReplayResult | None:
         """What a graph makes of a call, MISSING where none is for it; None where it may not be replayed."""
         tensors = self.tensors_of(call.x)
         root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x)
@@ -121,60 +121,60 @@ class Replays(abc.ABC):
         assert tensors is not None
         features = tensors.features_of(call.x)
         assert features is not None  # `root_of` has seen them
-        with self.early.ahead(self, root, features):
+        with self.speculation.launch(self, root, features):
             if self.possible():
-                return self._served(tensors, call, root)
-            self.early.told(None)
+                return self._try_graph(tensors, call, root)
+            self.speculation.confirm(None)
             self.decline(Why.GRAPH_HOOKS)
             return None
 
     def start(self, graph: Any, root: Root) -> None:
         """Queue the maps over an input, unless they are: under the lock, on its device."""
-        if self.early.started is not graph:
-            self.follow()
-            self.early.forget()
+        if self.speculation.started is not graph:
+            self.wait_for_last_replay()
+            self.speculation.discard()
             graph.maps.start(root.coords, root.bounds)
 
-    def hurried(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
+    def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
         """Queue what a graph does with features behind its maps, where nobody else can notice."""
         return False
 
-    def _served(self, tensors: Tensors, call: Call, root: Root) -> Served | None:
+    def _try_graph(self, tensors: Tensors, call: Call, root: Root) -> ReplayResult | None:
         key = self.complete_key(key_of(tensors, call, root))
         if self.by_box:
             key = key._replace(label=(key.label, root.box))
-        graph = self.held(key, root)
-        self.early.told(graph)
+        graph = self.graph_for(key, root)
+        self.speculation.confirm(graph)
         if graph is None:
-            return Served(MISSING, lambda out: self.after(key, call, root, out))
-        if not graph.made.strange(root) <= graph.proved:
-            return Served(MISSING, lambda out: self._prove(key, graph, call, root, out))
+            return ReplayResult(MISSING, lambda out: self.after(key, call, root, out))
+        if not graph.made.differing_columns(root) <= graph.verified:
+            return ReplayResult(MISSING, lambda out: self._verify(key, graph, call, root, out))
         made = self.replayed(graph, call, root)
         if made is not MISSING:
             self.hits += 1
-            followers.served(self, root.coords)
+            announced_inputs.replayed(self, root.coords)
             self.eager.replayed()
-        return Served(made, lambda _: None)
+        return ReplayResult(made, lambda _: None)
 
-    def _prove(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
-        """At the first input that is strange in these ways: whether the graph computes what the model did."""
-        strange = graph.made.strange(root)
+    def _verify(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
+        """At the first input that differs in these columns: whether the graph computes what the model did."""
+        columns = graph.made.differing_columns(root)
         with trial(), torch.no_grad(), statistics_kept(self.model):
             seen = self.values(graph, call, root)
             if seen is None:
                 return
             try:
                 graph.made.compare(call, out, seen)
-                graph.proved |= strange
+                graph.verified |= columns
             except Refusal as error:
                 if error.verdict is Verdict.UNDECIDED:
                     return
                 if error.verdict is Verdict.FINAL:
                     raise
-                if strange == {ROWS}:
+                if columns == {ROWS}:
                     self.attempts.failed()
                     self.refuse(str(error))
-                self.by_box = self.by_box or strange != {ROWS}
+                self.by_box = self.by_box or columns != {ROWS}
                 self.graphs.clear()
                 self.calls.clear()
 
@@ -202,7 +202,7 @@ class Replays(abc.ABC):
     def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """A call that no graph is for has returned `out`."""
 
-    def held(self, key: GraphKey, root: Root) -> Any:
+    def graph_for(self, key: GraphKey, root: Root) -> Any:
         """The smallest graph that serves an input of `key`."""
         capacity = key.capacity
         fitting = [one for one in self.graphs if one._replace(capacity=capacity) == key]
@@ -210,13 +210,13 @@ class Replays(abc.ABC):
         graph = self.graphs.get(key)
         if graph is None or not graph.maps.serves(root.box):
             return None
-        with _ordering:
+        with _order_lock:
             found = self.graphs.pop(key, None)
             if found is not None:
                 self.graphs[key] = found  # the last one used stands last
         return graph
 
-    def moved(self, graph: Any) -> bool:
+    def parameters_moved(self, graph: Any) -> bool:
         """Whether what a graph reads has moved, so that none is of use any longer. It takes as long
         as the rest of a call's checks: ask when launches are queued."""
         if graph.parameters == addresses(self.modules):
@@ -225,14 +225,14 @@ class Replays(abc.ABC):
         self.calls.clear()
         return True
 
-    def follow(self) -> None:
+    def wait_for_last_replay(self) -> None:
         """All graphs of a model share their memory: the current stream goes on where the last replay was queued."""
         stream = torch.cuda.current_stream()
         if self.stream is not None and stream != self.stream:
             stream.wait_stream(self.stream)
         self.stream = stream
 
-    def consider(self, key: GraphKey, capture: Callable[[], Any]) -> None:
+    def capture_when_due(self, key: GraphKey, capture: Callable[[], Any]) -> None:
         """Capture a graph where scenes of this size keep coming. capture: returns it, or None for this time."""
         self.eager.computed()
         if not self.calls.setdefault(key, policy.Attempts(policy.CAPTURE)).due():
@@ -244,8 +244,8 @@ class Replays(abc.ABC):
             return
         try:
             with self.lock, torch.cuda.device(key.device), trial():
-                self.follow()  # a trial replays maps in the memory that the graphs share
-                self.early.forget()
+                self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
+                self.speculation.discard()
                 if len(self.graphs) >= self.most:  # the one that has not served for longest
                     del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # it lasts as long as they do
@@ -258,7 +258,7 @@ class Replays(abc.ABC):
                     self.graphs[key] = graph
                     empty_cache()  # what the trial took on a stream of its own
                 elif (len(self.reads), self.by_box) == known:
-                    self.barren.failed()
+                    self.inconclusive.failed()
         except Refusal as error:
             self._failed(error)
         # A model may do anything at all in there; it runs as it did.
@@ -268,7 +268,7 @@ class Replays(abc.ABC):
     def _failed(self, refusal: Refusal) -> None:
         """A trial or a capture ended with it."""
         if refusal.verdict is Verdict.UNDECIDED:
-            self.barren.failed()
+            self.inconclusive.failed()
             self.undecided = str(refusal)
             self._say("undecided", self.undecided)
         else:
@@ -277,16 +277,16 @@ class Replays(abc.ABC):
                 self.attempts.give_up()
             self.refuse(str(refusal))
 
-    def told_apart(self, scene: PaddedInput, known: int) -> bool:
-        """Whether a trial has shown that more tells calls apart than `complete_key` entries of
+    def needs_more_guards(self, scene: PaddedInput, known: int) -> bool:
+        """Whether a trial has shown that more tells calls apart than `known` entries of
         dictionaries: what is captured now would not be asked for."""
         by_box, self.by_box = self.by_box, self.by_box or bool(scene.grids)
         return len(self.reads) > known or self.by_box > by_box
 
-    def roomy(self, key: GraphKey, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
+    def capture_in_pool(self, key: GraphKey, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
         """What `capture` makes in a pool that is given to it. A dry run tells how much memory
         that takes; so much is then there for the largest input so far. Another one tells what
-        follows layers, where that was not complete_key: a graph must not launch them twice."""
+        follows layers, where that was not known: a graph must not launch them twice."""
         if memory.rows < key.capacity:
             empty_cache()
             before = torch.cuda.memory_reserved(key.device)
@@ -306,7 +306,7 @@ class Replays(abc.ABC):
         """Why nothing is captured any more, if so."""
         if self.attempts.over:
             return self.reason
-        if self.barren.over and not self.graphs:
+        if self.inconclusive.over and not self.graphs:
             return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
         if len(self.calls) >= max(policy.CALL_KINDS, self.hits):
             return Why.GRAPH_NEW_KINDS.says(len(self.calls), self.hits)
