@@ -21,11 +21,11 @@ from . import padded
 from .batched_builder import boxes_of
 from .calls.call import Call
 from .calls.foreign import ForeignReads
-from .calls.outcome import MISSING, Alike, Outcome, Own, holds_numbers, rebuilt
+from .calls.output_spec import MISSING, Lookup, OutputSpec, StructureCheck, has_numbers, map_structure
 from .padded import PaddedInput
 
 ROWS = -1  # in the place of a column
-_TORCHS = ("_parameters", "_buffers", "_modules")
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
 class Tensors(Protocol):
@@ -77,7 +77,7 @@ class Tensors(Protocol):
 Cut = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Place(NamedTuple):
+class CaptureContext(NamedTuple):
     """tensors: the framework.  box: of the input.  reads: what models read of dictionaries.
     model: whose results these are; dropped: to be called where it is not to be replayed any more,
     with the reason."""
@@ -90,7 +90,7 @@ class Place(NamedTuple):
 
 
 class Captured:
-    """A model over a padded input: its outcome, whose tensors stay where they are."""
+    """A model over a padded input: its output, whose tensors stay where they are."""
 
     def __init__(
         self,
@@ -98,66 +98,66 @@ class Captured:
         call: Call,
         scene: PaddedInput,
         features: torch.Tensor,
-        place: Place,
-        around: Sequence[contextlib.AbstractContextManager[Any]] = (),
+        context: CaptureContext,
+        contexts: Sequence[contextlib.AbstractContextManager[Any]] = (),
     ) -> None:
-        """Run it.  around: what to enter when it begins with the sparse tensor.
+        """Run it.  contexts: what to enter when it begins with the sparse tensor.
 
         Raises Refusal where it does more to its input than to read it."""
-        self.tensors, self.scene = place.tensors, scene
-        self.forward, self.place, self.features = forward, place, features
+        self.tensors, self.scene = context.tensors, scene
+        self.forward, self.context, self.features = forward, context, features
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
         version = features._version
-        with statistics_kept(place.model), contextlib.ExitStack() as stack:
+        with statistics_kept(context.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
             def start() -> Any:
-                for one in (*around, padded.using(scene), _uncached_autocast()):
+                for one in (*contexts, padded.using(scene), _uncached_autocast()):
                     modes.append(stack.enter_context(one))
                 shape = scene.coords.shape[0]
-                root = CoordinateMap(scene.coords, place.box, Rows(None, scene.count, shape))
+                root = CoordinateMap(scene.coords, context.box, Rows(None, scene.count, shape))
                 root.adopt()
-                self.twin = self.tensors.over(call.x, features, root)
-                self.coords = self.tensors.coordinates_of(self.twin)
-                return self.twin
+                self.padded_x = self.tensors.over(call.x, features, root)
+                self.coords = self.tensors.coordinates_of(self.padded_x)
+                return self.padded_x
 
-            self.outcome = self._launched(Outcome.of(call, forward, start, place.reads))
+            self.spec = self._launched(OutputSpec.of(call, forward, start, context.reads))
             for mode in modes:
                 if isinstance(mode, ForeignReads):
-                    shown(self.tensors, self.outcome, mode.check)
-        if self.tensors.features_of(self.twin) is not features or features._version != version:
+                    for_each_output(self.tensors, self.spec, mode.check)
+        if self.tensors.features_of(self.padded_x) is not features or features._version != version:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
 
     def differing_columns(self, root: Root) -> set[int]:
         """In what an input differs from the one of the capture so that a model may tell: columns
-        of its box; its rows, where numbers of the outcome may follow from them."""
-        box, mine = root.box, self.place.box
+        of its box; its rows, where numbers of the output may follow from them."""
+        box, mine = root.box, self.context.box
         found: set[int] = set()
         if box is not mine:
             pairs = zip(mine.lo, mine.size, box.lo, box.size, strict=True)
             found = {n for n, (a, b, c, d) in enumerate(pairs) if (a, b) != (c, d)}
-        if self.outcome.numbers and len(root.coords) != self.rows:
+        if self.spec.numbers and len(root.coords) != self.rows:
             found.add(ROWS)
         return found
 
-    def _launched(self, outcome: Outcome) -> Outcome:
-        """The same without convolutions that wait to be launched, and with coordinates in place: a
+    def _launched(self, spec: OutputSpec) -> OutputSpec:
+        """The same without convolutions that wait to be launched, and with coordinates in context: a
         framework may compute them when they are first read, which no graph would repeat."""
 
         def inside(y: Any) -> Any:
             self.tensors.features_of(y)
-            if not self.tensors.on_rows_of(self.twin, y):
+            if not self.tensors.on_rows_of(self.padded_x, y):
                 self.tensors.coordinates_of(y)
             return y
 
         known: dict[int, Any] = {}
 
         def made(value: Any) -> Any:
-            return rebuilt(self.tensors, value, materialize, inside, outcome.kept, known)
+            return map_structure(self.tensors, value, materialize, inside, spec.passthrough, known)
 
-        new = {place: {key: made(one) for key, one in entries.items()} for place, entries in outcome.written.items()}
-        found = outcome._replace(value=made(outcome.value), written=new)
-        numbers = [holds_numbers(one, self.tensors.is_tensor) for one in found.values()]
+        new = {path: {key: made(one) for key, one in entries.items()} for path, entries in spec.written.items()}
+        found = spec._replace(value=made(spec.value), written=new)
+        numbers = [has_numbers(one, self.tensors.is_tensor) for one in found.values()]
         return found._replace(numbers=any(numbers))
 
     def cutter(self, call: Call, rows: dict[int, int]) -> Cut:
@@ -175,50 +175,50 @@ class Captured:
         return cut
 
     def of(self, call: Call, rows: dict[int, int], root: Root, made: Cut | None = None) -> Callable[[Any], Any]:
-        """What makes a value of the outcome one of `call`, whose coordinates are `root`; made: how
+        """What makes a value of the output one of `call`, whose coordinates are `root`; made: how
         tensors of it become the call's, if not as copies of the rows that there are."""
         cut = self.cutter(call, rows)
         boxes: dict[int, Box] = {}
-        if root.box is not self.place.box:
+        if root.box is not self.context.box:
             boxes = boxes_of(root.box, self.scene.recording.steps)
 
         def sparse(y: Any) -> Any:
             wide = self.tensors.features_of(y)
             assert wide is not None
             box = boxes.get(self.scene.level_of(wide))
-            mine = self.tensors.on_rows_of(self.twin, y)
+            mine = self.tensors.on_rows_of(self.padded_x, y)
             coords = None if mine else cut(self.tensors.coordinates_of(y))
             result = self.tensors.result(call.x, y, (made or cut)(wide), coords, box)
             self.tensors.keep_for(result, y, lambda: self._with_maps(call, root))
             return result
 
         known: dict[int, Any] = {}
-        own = self._own(call, root)
-        return lambda value: rebuilt(self.tensors, value, made or cut, sparse, own, known)
+        own = self._input_lookup(call, root)
+        return lambda value: map_structure(self.tensors, value, made or cut, sparse, own, known)
 
-    def _own(self, call: Call, root: Any) -> Own:
-        """What finds that of the call which a value of the outcome stands for."""
-        found = self.outcome.own(call)
+    def _input_lookup(self, call: Call, root: Any) -> Lookup:
+        """The function that finds the input of the call which a value of the output stands for."""
+        found = self.spec.input_lookup(call)
 
-        def own(value: Any) -> Any:
-            if value is self.twin:  # the model has maps of it now
+        def lookup(value: Any) -> Any:
+            if value is self.padded_x:  # the model has maps of it now
                 self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root))
             return found(value)
 
-        return own
+        return lookup
 
     def compare(self, call: Call, out: Any, made: list[Any]) -> None:
-        """Raise Refusal unless `made`, the values of the outcome as those of `call`, are what
+        """Raise Refusal unless `made`, the values of the output as those of `call`, are what
         the model returned for it, `out`."""
-        self.alike(call, out, made)
-        owned = call.owned(self.tensors)
+        self.assert_same_structure(call, out, made)
+        owned = call.inputs_by_id(self.tensors)
 
         def theirs(value: Any) -> Any:
             return value if id(value) in owned else MISSING
 
-        expected = _outputs(self.tensors, self.outcome.seen_in(call, out), theirs)
+        expected = _outputs(self.tensors, self.spec.values_of_call(call, out), theirs)
         found = _outputs(self.tensors, made, theirs)
-        wide = _outputs(self.tensors, self.outcome.values(), self.outcome.kept)
+        wide = _outputs(self.tensors, self.spec.values(), self.spec.passthrough)
         if not len(expected) == len(found) > 0:
             raise Refusal(Why.GRAPH_OUTPUT_COUNT, len(expected), len(found))
         for number, (one, other, whole) in enumerate(zip(expected, found, wide, strict=True)):
@@ -228,26 +228,26 @@ class Captured:
             if one[1] is not None and other[1] is not None:
                 padded.compare(f"coordinates of {name}", one[1], other[1])
 
-    def alike(self, call: Call, out: Any, made: list[Any]) -> None:
+    def assert_same_structure(self, call: Call, out: Any, made: list[Any]) -> None:
         """The same of all but the numbers in tensors."""
-        likeness = Alike(call, self.tensors)
-        for one, other in zip(self.outcome.seen_in(call, out), made, strict=True):
+        likeness = StructureCheck(call, self.tensors)
+        for one, other in zip(self.spec.values_of_call(call, out), made, strict=True):
             likeness.check("its output", one, other)
 
     def _with_maps(self, call: Call, root: Any) -> Any:
-        """A sparse tensor of the call's outcome with its kernel maps, which somebody wants who is
+        """A sparse tensor of the call's output with its kernel maps, which somebody wants who is
         no part of the model: it computes once more, and is not replayed from now on."""
-        self.place.dropped(Why.GRAPH_MAPS_OUTSIDE.says())
+        self.context.dropped(Why.GRAPH_MAPS_OUTSIDE.says())
         found: list[Any] = []
         features = self.tensors.features_of(call.x)
         assert features is not None
-        with torch.no_grad(), statistics_kept(self.place.model), torch.random.fork_rng():
+        with torch.no_grad(), statistics_kept(self.context.model), torch.random.fork_rng():
             start = functools.partial(
                 self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
-            outcome = Outcome.of(call, self.forward, start, set())
-            outcome.each(self.tensors, lambda _: None, found.append)
-        return found[0] if found else outcome.x
+            spec = OutputSpec.of(call, self.forward, start, set())
+            spec.for_each(self.tensors, lambda _: None, found.append)
+        return found[0] if found else spec.x
 
 
 @contextlib.contextmanager
@@ -262,12 +262,12 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
             buffer.copy_(values)
 
 
-def shown(tensors: Tensors, outcome: Outcome, look: Callable[[torch.Tensor], None]) -> None:
-    """Show all tensors of an outcome but coordinates of sparse tensors to `look`."""
-    outcome.each(tensors, look, lambda y: look(tensors.features_of(y)))  # type: ignore[arg-type]
+def for_each_output(tensors: Tensors, spec: OutputSpec, look: Callable[[torch.Tensor], None]) -> None:
+    """Show all tensors of an output but coordinates of sparse tensors to `look`."""
+    spec.for_each(tensors, look, lambda y: look(tensors.features_of(y)))  # type: ignore[arg-type]
 
 
-def _outputs(tensors: Tensors, values: list[Any], own: Own) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+def _outputs(tensors: Tensors, values: list[Any], own: Lookup) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """(tensor, None) or (features, coordinates) of all that values hold but for what is the call's
     own."""
     found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -282,12 +282,12 @@ def _outputs(tensors: Tensors, values: list[Any], own: Own) -> list[tuple[torch.
         return y
 
     for value in values:
-        rebuilt(tensors, value, plain, sparse, own, known)
+        map_structure(tensors, value, plain, sparse, own, known)
     return found
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module, tensors: Tensors) -> Iterator[None]:
+def assert_no_mutation(model: nn.Module, tensors: Tensors) -> Iterator[None]:
     """Raise Refusal where the modules of a model come to hold other things in attributes,
     which are put back: a graph could not repeat it. The frameworks' own layers may."""
     before = [
@@ -296,7 +296,7 @@ def untouched(model: nn.Module, tensors: Tensors) -> Iterator[None]:
     try:
         yield
     finally:
-        moved = [(m, name) for m, held, inside in before for name in _moved(m, held, inside)]
+        moved = [(m, name) for m, held, inside in before for name in _changed(m, held, inside)]
         for module, held, _ in before:
             for name in set(module.__dict__) | set(held):
                 if module.__dict__.get(name) is not held.get(name):
@@ -311,11 +311,11 @@ def _contents(module: nn.Module) -> dict[str, Any]:
     return {
         name: list(value.items()) if isinstance(value, dict) else list(value)
         for name, value in module.__dict__.items()
-        if type(value) in (list, dict) and name not in _TORCHS
+        if type(value) in (list, dict) and name not in _MODULE_DICTS
     }
 
 
-def _moved(module: nn.Module, held: dict[str, Any], inside: dict[str, Any]) -> Iterator[str]:
+def _changed(module: nn.Module, held: dict[str, Any], inside: dict[str, Any]) -> Iterator[str]:
     now = module.__dict__
     for name in set(now) | set(held):
         if now.get(name) is not held.get(name):

@@ -17,8 +17,8 @@ from ..conv import pending
 from ..geometry.boxes import Box
 from .calls import announced_inputs
 from .calls.call import Call, call_of
-from .calls.outcome import MISSING
-from .captured_model import ROWS, Place, Tensors, statistics_kept
+from .calls.output_spec import MISSING
+from .captured_model import ROWS, CaptureContext, Tensors, statistics_kept
 from .graph_capture import EagerMemory, GraphMemory, empty_cache, trial, trying
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch, smallest_fitting
@@ -312,9 +312,9 @@ class GraphedModule(abc.ABC):
             return Why.GRAPH_NEW_KINDS.says(len(self.calls), self.hits)
         return None
 
-    def place(self, key: GraphKey, box: Box) -> Place:
+    def capture_context(self, key: GraphKey, box: Box) -> CaptureContext:
         """Of a captured model."""
-        return Place(key.tensors, box, self.reads, self.model, self.drop)
+        return CaptureContext(key.tensors, box, self.reads, self.model, self.drop)
 
     def drop(self, reason: str) -> None:
         """Replay no more."""

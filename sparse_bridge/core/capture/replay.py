@@ -21,7 +21,7 @@ from ... import hooks, policy
 from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import ROWS, Captured, untouched
+from .captured_model import ROWS, Captured, assert_no_mutation
 from .graph_capture import captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
@@ -62,7 +62,7 @@ class _Graph:
         self.graph.replay()
 
     def values(self, call: Call, root: Root) -> Callable[[Any], Any] | None:
-        """What makes values of the outcome those of the call. None where the graph cannot serve
+        """What makes values of the output those of the call. None where the graph cannot serve
         this input."""
         rows = self.maps.rows(len(root.coords))
         return None if rows is None else self.made.of(call, rows, root)
@@ -135,18 +135,18 @@ class Replayer(GraphedModule):
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self._run(graph, call, root) as made:
-            return MISSING if made is None else graph.made.outcome.given_to(call, made)
+            return MISSING if made is None else graph.made.spec.write_back(call, made)
 
     def values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
         with self._run(graph, call, root) as made:
-            return None if made is None else list(map(made, graph.made.outcome.values()))
+            return None if made is None else list(map(made, graph.made.spec.values()))
 
     def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         self.capture_when_due(key, lambda: self._capture(key, call, root, out))
 
     def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
-        alone, memory = untouched(self.model, key.tensors), self.memory
+        alone, memory = assert_no_mutation(self.model, key.tensors), self.memory
         assert memory is not None
         aside = on_own_stream(key.device, memory.stream)
         with torch.inference_mode(False), torch.no_grad(), aside, alone:
@@ -158,10 +158,10 @@ class Replayer(GraphedModule):
             assert own is not None
             features = torch.full((key.capacity, key.channels), float("nan"), dtype=key.dtype, device=key.device)
             features[: own.shape[0]].copy_(own)
-            place, known = self.place(key, root.box), len(self.reads)
+            context, known = self.capture_context(key, root.box), len(self.reads)
 
-            def work(around: Sequence[Any]) -> Captured:
-                return Captured(self.forward, call, scene, features, place, around)
+            def work(contexts: Sequence[Any]) -> Captured:
+                return Captured(self.forward, call, scene, features, context, contexts)
 
             scene.fill = float("nan")
             weights = [*self.model.parameters(), *self.model.buffers()]
@@ -169,7 +169,7 @@ class Replayer(GraphedModule):
             made = work([reads])
             if self.needs_more_guards(scene, known):
                 return None
-            mine = [made.of(call, rows, root)(value) for value in made.outcome.values()]
+            mine = [made.of(call, rows, root)(value) for value in made.spec.values()]
             made.compare(call, out, mine)
             del made, mine
             scene.fill = None

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from ... import hooks, policy
 from .calls.call import Call
 from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import untouched
+from .captured_model import assert_no_mutation
 from .graph_capture import captured, captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
@@ -72,7 +72,7 @@ class TrainingReplayer(GraphedModule):
         assert features is not None
         with torch.no_grad():
             found = graph.values(run.forward(features.detach()), call, run, root)
-            made = list(map(found, graph.made.outcome.values()))
+            made = list(map(found, graph.made.spec.values()))
         run.open = False
         return made
 
@@ -97,7 +97,7 @@ class TrainingReplayer(GraphedModule):
     def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
         self.capturing = True
         try:
-            alone = untouched(self.model, key.tensors)
+            alone = assert_no_mutation(self.model, key.tensors)
             memory = self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
@@ -106,14 +106,14 @@ class TrainingReplayer(GraphedModule):
                 if found is None:
                     return None
                 maps, rows = found
-                place, known = self.place(key, root.box), len(self.reads)
-                copy = PaddedModel(self.model, call, root.coords, place)
+                context, known = self.capture_context(key, root.box), len(self.reads)
+                copy = PaddedModel(self.model, call, root.coords, context)
                 made = copy.try_out(maps.scene, rows)
                 if self.needs_more_guards(maps.scene, known):
                     return None
                 with torch.no_grad():
-                    mine = list(map(made.of(call, rows, root), made.outcome.values()))
-                made.alike(call, out, mine)
+                    mine = list(map(made.of(call, rows, root), made.spec.values()))
+                made.assert_same_structure(call, out, mine)
                 del made, mine
                 left = [memory.left_in(name, p) for name, p in copy.trained.items()]
                 return self.capture_in_pool(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left))
@@ -135,7 +135,7 @@ class _Graph:
         """gradients: where those of the trained parameters come to lie."""
         self.maps, self.scene, self.model = maps, maps.scene, copy.model
         self.verified: set[int] = set()  # columns in which boxes may differ
-        self.tensors = copy.place.tensors
+        self.tensors = copy.context.tensors
         self.features, self.reach = copy.capacity(self.scene), copy.reach
         work = functools.partial(copy.over, self.scene, self.features)
         self.forward, self.made = captured_from(work, pool)
@@ -153,10 +153,10 @@ class _Graph:
         held = itertools.chain.from_iterable([m._parameters.values() for m in run.owner.modules])
         trained = [p for p in dict.fromkeys(held) if p is not None and p.requires_grad]
         found = _Replay.apply(run, self.tensors.features_of(call.x), *trained)
-        return self.made.outcome.given_to(call, self.values(found, call, run, root))
+        return self.made.spec.write_back(call, self.values(found, call, run, root))
 
     def values(self, found: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
-        """What makes values of the outcome those of the call, which the leaves `found` are of."""
+        """What makes values of the output those of the call, which the leaves `found` are of."""
         made = {id(leaf): one for leaf, one in zip(self.leaves, found, strict=True)}
         cut = self.made.cutter(call, run.rows)
 

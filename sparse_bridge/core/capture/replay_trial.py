@@ -23,8 +23,8 @@ from ..ops.batch_norm import batch_norm
 from . import padded
 from .calls.call import Call
 from .calls.foreign import ForeignReads
-from .calls.outcome import Outcome
-from .captured_model import Captured, Place, Tensors, shown
+from .calls.output_spec import OutputSpec
+from .captured_model import CaptureContext, Captured, Tensors, for_each_output
 from .padded import PaddedInput
 
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
@@ -37,12 +37,12 @@ class PaddedModel:
     What autograd knows of the parameters themselves belongs to other streams.
     """
 
-    def __init__(self, model: nn.Module, call: Call, coords: torch.Tensor, place: Place) -> None:
+    def __init__(self, model: nn.Module, call: Call, coords: torch.Tensor, context: CaptureContext) -> None:
         """model: called by itself.  call: of the kind that will come; coords: of its sparse tensor,
         as the core has them."""
-        self.model, self.call, self.place = model, call, place
-        self.root = CoordinateMap(coords, place.box)
-        features = place.tensors.features_of(call.x)
+        self.model, self.call, self.context = model, call, context
+        self.root = CoordinateMap(coords, context.box)
+        features = context.tensors.features_of(call.x)
         assert features is not None
         self.features = features
         self.aliases = {
@@ -70,10 +70,10 @@ class PaddedModel:
                 raise Refusal(Why.GRAPH_OTHER_PARAMETER, name)
         return out
 
-    def over(self, scene: PaddedInput, features: torch.Tensor, around: Sequence[Any] = ()) -> Captured:
-        """The model over a padded input. features: its own, [capacity, C].  around: contexts to run it in."""
-        with _counted_norms(self.model, self.place.tensors):
-            return Captured(self, self.call, scene, features, self.place, around)
+    def over(self, scene: PaddedInput, features: torch.Tensor, contexts: Sequence[Any] = ()) -> Captured:
+        """The model over a padded input. features: its own, [capacity, C].  contexts: contexts to run it in."""
+        with _counted_norms(self.model, self.context.tensors):
+            return Captured(self, self.call, scene, features, self.context, contexts)
 
     def alone(self, nudge: float = 0.0) -> tuple[list[torch.Tensor], torch.Tensor]:
         """(what the model makes of the scene as it is, its features). nudge: change those by about
@@ -82,10 +82,10 @@ class PaddedModel:
         if nudge:
             features *= 1 + nudge * torch.randn_like(features)
         features.requires_grad_(self.features.requires_grad)
-        root = CoordinateMap(self.root.coords, self.place.box)
-        start = functools.partial(self.place.tensors.over, self.call.x, features, root)
-        outcome = Outcome.of(self.call, self, start, self.place.reads)
-        return _leaves(self.place.tensors, outcome), features
+        root = CoordinateMap(self.root.coords, self.context.box)
+        start = functools.partial(self.context.tensors.over, self.call.x, features, root)
+        spec = OutputSpec.of(self.call, self, start, self.context.reads)
+        return _leaves(self.context.tensors, spec), features
 
     def look(self, scene: PaddedInput) -> None:
         """Raise Refusal where the model computes with other tensors than its own."""
@@ -171,18 +171,18 @@ class PaddedModel:
 
 
 def leaves_of(made: Captured) -> list[torch.Tensor]:
-    """The tensors of an outcome through which gradients come, each once."""
-    return _leaves(made.tensors, made.outcome)
+    """The tensors of an output through which gradients come, each once."""
+    return _leaves(made.tensors, made.spec)
 
 
-def _leaves(tensors: Tensors, outcome: Outcome) -> list[torch.Tensor]:
+def _leaves(tensors: Tensors, spec: OutputSpec) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
 
     def look(tensor: torch.Tensor) -> None:
         if tensor.requires_grad:
             found[id(tensor)] = tensor
 
-    shown(tensors, outcome, look)
+    for_each_output(tensors, spec, look)
     if not found:
         raise Refusal(Why.GRAPH_NO_GRADIENT)
     return list(found.values())

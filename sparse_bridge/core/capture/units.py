@@ -32,9 +32,9 @@ from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from . import padded, prefetch
 from .calls import announced_inputs
-from .calls.call import Call, call_of, given_to, read_constants
+from .calls.call import Call, call_of, other_inputs, read_constants
 from .calls.frames import constants_alive
-from .calls.given import ENTRANCE, Given, with_copies
+from .calls.input_proxies import RESUMED, InputProxies, with_proxies
 from .calls.wrappers import wraps
 from .captured_model import Tensors
 from .graph_capture import trying
@@ -168,9 +168,9 @@ class _Visit:
     from there on.
     """
 
-    def __init__(self, unit: Unit, args: Any, kwargs: Any, given: Given | None = None) -> None:
+    def __init__(self, unit: Unit, args: Any, kwargs: Any, given: InputProxies | None = None) -> None:
         self.unit, self.args, self.kwargs, self.given = unit, args, kwargs, given
-        self.dicts, self.parts = given_to(args, kwargs)
+        self.dicts, self.parts = other_inputs(args, kwargs)
         self.before = {place: dict(own) for place, own in self.dicts.items()}
         self.entered = False
         self.result: ReplayResult | None = None
@@ -239,7 +239,7 @@ class Unit:
         mode = self.replayer.mode()
         known = {id(one) for one in visit.dicts.values()}
         try:
-            call = call_of(args, kwargs, self.tensors_of, set(), ENTRANCE)
+            call = call_of(args, kwargs, self.tensors_of, set(), RESUMED)
             if call is None or not mode.ready():
                 return
             dicts, parts = {**visit.dicts, **call.dicts}, {**visit.parts, **call.parts}
@@ -254,11 +254,11 @@ class Unit:
         if visit.result is not None and visit.result.output is not MISSING:
             raise _Replayed(visit, visit.result.output)
 
-    def _over(self, visit: _Visit, function: Callable[..., Any], given: Given) -> Any:
+    def _over(self, visit: _Visit, function: Callable[..., Any], given: InputProxies) -> Any:
         again = _Visit(self, (), {}, given)
         given.before = visit.before
-        args = [with_copies(one, given, (n,)) for n, one in enumerate(visit.args)]
-        kwargs = {key: with_copies(one, given, (key,)) for key, one in visit.kwargs.items()}
+        args = [with_proxies(one, given, (n,)) for n, one in enumerate(visit.args)]
+        kwargs = {key: with_proxies(one, given, (key,)) for key, one in visit.kwargs.items()}
         with _visiting(again):
             out = function(*args, **kwargs)
         if not again.entered:
@@ -315,7 +315,7 @@ class _Entrance:
         if visit.given is None:
             visit.unit.enter(visit, args, kwargs)
             return self.own(*args, **kwargs)
-        put, named = visit.given.entered(args, kwargs)
+        put, named = visit.given.resumed_arguments(args, kwargs)
         return self.own(*put, **named)
 
     def take_out(self) -> None:

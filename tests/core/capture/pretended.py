@@ -34,11 +34,11 @@ def tensors(made):
 
         def sparse(y):
             found.append(made.tensors.features_of(y))
-            if not made.tensors.on_rows_of(made.twin, y):
+            if not made.tensors.on_rows_of(made.padded_x, y):
                 found.append(made.tensors.coordinates_of(y))
 
         with NothingComputed():  # a graph would not repeat it
-            made.outcome.each(made.tensors, found.append, sparse)
+            made.spec.for_each(made.tensors, found.append, sparse)
         return found
     if isinstance(made, torch.Tensor):
         return [made]

@@ -15,7 +15,7 @@ from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded, prefetch
 from sparse_bridge.core.capture.calls.call import call_of
 from sparse_bridge.core.capture.captured_maps import builder_over
-from sparse_bridge.core.capture.captured_model import Place
+from sparse_bridge.core.capture.captured_model import CaptureContext
 from sparse_bridge.core.capture.padded import PaddedInput, capacity_of
 from sparse_bridge.core.capture.replay_trial import PaddedModel
 from sparse_bridge.core.device.device_support import kernel_target
@@ -308,7 +308,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         expected = pytest.raises(Refusal, match=words)
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
-        PaddedModel(model, call, coords, Place(PROTOCOL, BOX, set(), model, str)).try_out(scene, rows)
+        PaddedModel(model, call, coords, CaptureContext(PROTOCOL, BOX, set(), model, str)).try_out(scene, rows)
 
 
 @pytest.mark.parametrize("trains", [False, True])

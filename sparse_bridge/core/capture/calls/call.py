@@ -1,9 +1,9 @@
-"""Calls of a model: the sparse tensor that they are about, and what else they are given.
+"""Calls of a model: their sparse tensor and their other inputs.
 
 A graph repeats what a model computed of one sparse tensor. What else a call holds must not matter,
 or be the same: tensors that the model computes with are found by `foreign_reads`, numbers and text
 are part of what a graph was captured for, and of dictionaries only the entries that the model reads
-count. Entries that a model writes into a dictionary it was given are its output as well.
+count. Entries that a model writes into a dictionary among its inputs are its output as well.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import torch
 
 from ....refusals import Refusal, Why
 from ..padded import named
-from .given import PLAIN, Given, is_plain, role_of, with_copies
+from .input_proxies import PLAIN, InputProxies, is_plain, role_of, with_proxies
 from .wrappers import attributes, sparse_in, wraps
 
 
 class Call(NamedTuple):
-    """x: the sparse tensor.  over: calls a function as the model was, with another sparse tensor in
-    the place of x and dictionaries and objects that are watched, as `Given` has them.  constants:
-    what else counts, by value.  dicts: the dictionaries that were given, by place; parts: objects
+    """x: the sparse tensor.  rerun: calls a function as the model was, with another sparse tensor in
+    the place of x and proxies of dictionaries and objects, see `InputProxies`.  constants:
+    what else counts, by value.  dicts: the dictionaries among the inputs, by path; parts: objects
     around x, what lies in them, and other tensors.  tensors_of: the framework of x."""
 
     x: Any
-    over: Callable[[Callable[..., Any], Given], Any]
+    rerun: Callable[[Callable[..., Any], InputProxies], Any]
     constants: Hashable
     dicts: Mapping[Any, dict[Any, Any]]
     parts: Mapping[Any, Any]
     tensors_of: Callable[[Any], Any]
 
-    def at(self, place: Any) -> Any:
-        """What was given in a place; () for x. Raises Refusal."""
-        if place == ():
+    def input_at(self, path: Any) -> Any:
+        """The input with this path; () for x. Raises Refusal."""
+        if path == ():
             return self.x
-        found = self.dicts.get(place, self.parts.get(place))
+        found = self.dicts.get(path, self.parts.get(path))
         if found is None:
-            raise Refusal(Why.GRAPH_RETURNS_UNKNOWN, place[-1])
+            raise Refusal(Why.GRAPH_RETURNS_UNKNOWN, path[-1])
         return found
 
-    def owned(self, tensors: Any) -> dict[int, Any]:
-        """All that was given, by identity."""
+    def inputs_by_id(self, tensors: Any) -> dict[int, Any]:
+        """All inputs, by identity."""
         mine = [self.x, tensors.features_of(self.x), tensors.coordinates_of(self.x)]
         return {id(one): one for one in (*mine, *self.dicts.values(), *self.parts.values())}
 
@@ -61,28 +61,28 @@ def constant(value: Any) -> Hashable:
 
 def _is_code(value: Any) -> bool:
     """Whether a value is a class or a function of a module, which hold no more state than the
-    forward that is given them."""
+    forward that takes them."""
     if isinstance(value, (types.FunctionType, type)):
         return getattr(value, "__closure__", None) is None
     return isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, (types.ModuleType, type(None)))
 
 
-def given_to(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[Any, dict[Any, Any]], dict[Any, Any]]:
-    """(dictionaries, tensors) by place, of arguments without a sparse tensor."""
-    seen = _Seen(lambda _: None)
+def other_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[Any, dict[Any, Any]], dict[Any, Any]]:
+    """(dictionaries, tensors) by path, of arguments without a sparse tensor."""
+    seen = _Arguments(lambda _: None)
     for name, one in (*enumerate(args), *kwargs.items()):
-        seen.within(one, (name,))
+        seen.collect(one, (name,))
     return seen.dicts, seen.parts
 
 
 def read_constants(dicts: Mapping[Any, dict[Any, Any]], reads: set[Any]) -> Hashable:
     """What counts of dictionaries. Raises Refusal."""
-    shown = []
-    for place, key in sorted(reads, key=repr):
-        own = dicts.get(place)
+    signature = []
+    for path, key in sorted(reads, key=repr):
+        own = dicts.get(path)
         if own is not None:
-            shown.append((place, key, _entry(own, key)))
-    return tuple(shown)
+            signature.append((path, key, _entry(own, key)))
+    return tuple(signature)
 
 
 def _entry(own: dict[Any, Any], key: Any) -> Hashable:
@@ -96,36 +96,36 @@ def call_of(
     kwargs: Mapping[str, Any],
     tensors_of: Callable[[Any], Any],
     reads: set[Any],
-    front: tuple[Any, ...] = (),
+    prefix: tuple[Any, ...] = (),
 ) -> Call | None:
     """The call with these arguments, one of which is a sparse tensor, as it is, in a list, in a
     dictionary or in an object around it; None where there is none.
 
-    tensors_of: the framework of a sparse tensor.  reads: what models read of dictionaries.  front:
-    of all places.  Raises Refusal.
+    tensors_of: the framework of a sparse tensor.  reads: what models read of dictionaries.  prefix:
+    of all paths.  Raises Refusal.
     """
-    seen = _Seen(tensors_of)
+    seen = _Arguments(tensors_of)
     parts: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
-    shown = tuple([(name, seen.shape(one, (*front, name))) for name, one in parts])
+    signature = tuple([(name, seen.signature(one, (*prefix, name))) for name, one in parts])
     several = len({id(one) for one in seen.found})
     if several > 1:
         raise Refusal(Why.GRAPH_SEVERAL, several)
     if not several:
         return None
-    seen.alone()
-    before = {place: dict(own) for place, own in seen.dicts.items()}
-    before |= {place: dict(vars(own)) for place, own in seen.objects.items()}
+    seen.refuse_aliases()
+    before = {path: dict(own) for path, own in seen.dicts.items()}
+    before |= {path: dict(vars(own)) for path, own in seen.objects.items()}
 
-    def over(function: Callable[..., Any], given: Given) -> Any:
-        given.before, x = before, given.begin()
-        put = [with_copies(one, given, (*front, name), x, seen.is_tensor) for name, one in parts]
+    def rerun(function: Callable[..., Any], inputs: InputProxies) -> Any:
+        inputs.before, x = before, inputs.begin()
+        put = [with_proxies(one, inputs, (*prefix, name), x, seen.is_tensor) for name, one in parts]
         return function(*put[: len(args)], **dict(zip(kwargs, put[len(args) :], strict=True)))
 
-    constants = shown, read_constants(seen.dicts, reads)
-    return Call(seen.found[0], over, constants, seen.dicts, seen.parts, tensors_of)
+    constants = signature, read_constants(seen.dicts, reads)
+    return Call(seen.found[0], rerun, constants, seen.dicts, seen.parts, tensors_of)
 
 
-class _Seen:
+class _Arguments:
     """What the arguments of a call hold.
 
     found: sparse tensors.  dicts, objects and parts: see `Call`; objects are parts.
@@ -142,70 +142,70 @@ class _Seen:
         tensors = self._tensors_of(value)
         return tensors is not None and tensors.is_tensor(value)
 
-    def shape(self, value: Any, place: Any) -> Hashable:
+    def signature(self, value: Any, path: Any) -> Hashable:
         """What tells calls apart in a structure but for dictionaries, whose sparse tensors are
         found as well. Raises Refusal."""
         if self.is_tensor(value):
             self.found.append(value)
             return "x"
         if type(value) in (list, tuple):
-            parts = [self.shape(one, (*place, n)) for n, one in enumerate(value)]
+            parts = [self.signature(one, (*path, n)) for n, one in enumerate(value)]
             return type(value), tuple(parts)
         if type(value) is dict:
-            return self._dict(value, place)
+            return self._dict(value, path)
         if wraps(value, self.is_tensor):
-            return self._object(value, place)
+            return self._object(value, path)
         if isinstance(value, torch.Tensor):
-            self.parts[place] = value
+            self.parts[path] = value
         return constant(value)
 
-    def _dict(self, value: dict[Any, Any], place: Any) -> Hashable:
-        self.dicts[place] = value
+    def _dict(self, value: dict[Any, Any], path: Any) -> Hashable:
+        self.dicts[path] = value
         found = []
         for key, one in value.items():
             if type(one) is dict or self.is_tensor(one) or wraps(one, self.is_tensor):
-                found.append((key, self.shape(one, (*place, key))))
+                found.append((key, self.signature(one, (*path, key))))
             else:
-                self.within(one, (*place, key))
+                self.collect(one, (*path, key))
         return dict, tuple(found)
 
-    def within(self, value: Any, place: Any) -> None:
+    def collect(self, value: Any, path: Any) -> None:
         """Remember dictionaries and tensors that lie deeper."""
         if isinstance(value, torch.Tensor):
-            self.parts[place] = value
+            self.parts[path] = value
         elif type(value) in (list, tuple):
             for number, one in enumerate(value):
-                self.within(one, (*place, number))
+                self.collect(one, (*path, number))
         elif type(value) is dict:
-            self._dict(value, place)
+            self._dict(value, path)
 
-    def _object(self, value: Any, place: Any) -> Hashable:
-        self.objects[place] = self.parts[place] = value
+    def _object(self, value: Any, path: Any) -> Hashable:
+        self.objects[path] = self.parts[path] = value
         held = attributes(value)
         assert held is not None
         (x,) = {id(one): one for one in sparse_in(value, self.is_tensor)}.values()
-        shown = [(name, self._part(value, one, (*place, name), x)) for name, one in held.items()]
-        return type(value), tuple(shown)
+        signature = [(name, self._part(value, one, (*path, name), x)) for name, one in held.items()]
+        return type(value), tuple(signature)
 
-    def _part(self, own: Any, value: Any, place: Any, x: Any) -> Hashable:
+    def _part(self, own: Any, value: Any, path: Any, x: Any) -> Hashable:
         """The same of an attribute of an object around `x`."""
         if is_plain(value):
             return constant(value)
         if isinstance(value, torch.Tensor):
             role = role_of(value, x, self._tensors_of(x))
             if role == "tensor":
-                self.parts[place] = value
+                self.parts[path] = value
             return role
         if type(value) in (list, tuple):
-            self.parts[place] = value
+            self.parts[path] = value
             return type(value), bool(value)
         if type(value) is dict or self.is_tensor(value) or wraps(value, self.is_tensor):
-            return self.shape(value, place)
-        raise Refusal(Why.GRAPH_ATTRIBUTE, place[-1], named(own), named(value))
+            return self.signature(value, path)
+        raise Refusal(Why.GRAPH_ATTRIBUTE, path[-1], named(own), named(value))
 
-    def alone(self) -> None:
-        """Raise Refusal where one object that can be written to stands in two places."""
-        places = [*self.dicts.values(), *self.objects.values()]
+    def refuse_aliases(self) -> None:
+        """Raise Refusal where one object that can be written to has two paths."""
+        paths = [*self.dicts.values(), *self.objects.values()]
         lists = [one for one in self.parts.values() if type(one) in (list, tuple)]
-        if len({id(one) for one in (*places, *lists)}) < len(places) + len(lists):
+        if len({id(one) for one in (*paths, *lists)}) < len(paths) + len(lists):
             raise Refusal(Why.GRAPH_TWO_PLACES)

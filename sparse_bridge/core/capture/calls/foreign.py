@@ -50,7 +50,7 @@ class ForeignReads(TorchDispatchMode):
         return any(one.untyped_storage()._cdata in self._before for one in _tensors(written))
 
     def check(self, tensor: torch.Tensor) -> None:
-        """Raise Refusal for a tensor of an outcome that was there before."""
+        """Raise Refusal for an output tensor that was there before."""
         if tensor.untyped_storage()._cdata not in self.known and tensor.numel():
             raise Refusal(Why.GRAPH_RETURNS_FOREIGN, list(tensor.shape))
 

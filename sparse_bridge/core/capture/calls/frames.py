@@ -13,7 +13,7 @@ from torch import nn
 
 from ....refusals import Refusal, Why
 from ..padded import named
-from .given import PLAIN
+from .input_proxies import PLAIN
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)

@@ -1,9 +1,8 @@
-"""What a call is given in a trial, in place of what it was given: something that tells what the
-model reads of it, and what it writes.
+"""Proxies of the inputs of a call: in a trial they record what the model reads of them and writes to them.
 
 Objects around the sparse tensor become others of the same class. Their numbers and text are part of
-what a graph is captured for; lists and other tensors may only be passed on, and stand for those of
-the calls to come: whoever looks into them is refused.
+what a graph is captured for. Lists and other tensors may only be passed on, as they stand for those of
+the calls to come: a model that looks into them is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 from ....refusals import Refusal, Why
 from .wrappers import anew, attributes, sparse_in, wraps
 
-ENTRANCE = ("its entrance",)  # in front of places of what it is given
-SEVERAL = object()  # in the place of a place
+RESUMED = ("its entrance",)  # in front of the paths of what a resume point is called with
+AMBIGUOUS = object()  # instead of a path
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -28,22 +27,22 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, PLAIN)
 
 
-class Given:
-    """What a call is given instead: another sparse tensor, and copies of the dictionaries and of
-    the objects around sparse tensors, which say what of them is read and written from `begin` on.
+class InputProxies:
+    """The inputs of a call in a trial: another sparse tensor, and copies of the dictionaries and of the
+    objects around sparse tensors. They record what is read and written from `begin` on.
 
-    twins: by identity, everything that stands for something of the call, and its place there.
+    proxies: by identity, all that stands for an input of the call, and its path there.
     """
 
     def __init__(self, reads: set[Any], start: Callable[[], Any], tensors_of: Callable[[Any], Any]) -> None:
-        """reads: (place, key) of what was read, which grows.  start: makes the sparse tensor, when
+        """reads: (path, key) of what was read, which grows.  start: makes the sparse tensor, when
         the part of the call begins that counts.  tensors_of: the framework of one."""
         self.reads, self._start, self._tensors_of = reads, start, tensors_of
         self.x: Any = None
         self.before: Mapping[Any, dict[Any, Any]] = {}  # as they were when the call came
-        self.copies: dict[Any, Watched] = {}
-        self.watching = False
-        self.twins: dict[int, tuple[Any, Any]] = {}
+        self.tracked: dict[Any, TrackedDict] = {}
+        self.tracking = False
+        self.proxies: dict[int, tuple[Any, Any]] = {}
         self._objects: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
         self._refusal: Refusal | None = None
 
@@ -57,53 +56,53 @@ class Given:
         self._refusal = self._refusal or Refusal(why, *details)
         raise self._refusal
 
-    def copy(self, place: Any, own: dict[Any, Any]) -> Watched:
-        """A copy of the dictionary `own` in a place of the call, whose reads are noticed."""
-        made = self.copies[place] = Watched(own)
-        made.place, made.given, made.own = place, self, dict(own) if self.watching else {}
-        self.stands(made, place)
+    def track(self, path: Any, own: dict[Any, Any]) -> TrackedDict:
+        """A copy of the dictionary `own`, an input with this path, that records what is read of it."""
+        made = self.tracked[path] = TrackedDict(own)
+        made.path, made.inputs, made.own = path, self, dict(own) if self.tracking else {}
+        self.register(made, path)
         return made
 
-    def stands(self, twin: Any, place: Any) -> None:
-        """A value stands for what a call has in a place."""
-        known = self.twins.get(id(twin))
-        self.twins[id(twin)] = twin, place if known is None else SEVERAL
+    def register(self, proxy: Any, path: Any) -> None:
+        """A value stands for the input with this path."""
+        known = self.proxies.get(id(proxy))
+        self.proxies[id(proxy)] = proxy, path if known is None else AMBIGUOUS
 
     def begin(self) -> Any:
         """The sparse tensor."""
         self.x = self._start()
-        for one in self.copies.values():
+        for one in self.tracked.values():
             one.own = dict(dict.items(one))
-        self.watching = True
+        self.tracking = True
         return self.x
 
-    def entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
-        """Begin where an entrance is called, and what it is to be given."""
+    def resumed_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """Begin where a resume point is called; the arguments that it is called with."""
         self.begin()
-        named = {key: self.in_place_of(one, (*ENTRANCE, key)) for key, one in kwargs.items()}
-        return [self.in_place_of(one, (*ENTRANCE, n)) for n, one in enumerate(args)], named
+        named = {key: self.substitute(one, (*RESUMED, key)) for key, one in kwargs.items()}
+        return [self.substitute(one, (*RESUMED, n)) for n, one in enumerate(args)], named
 
-    def in_place_of(self, value: Any, place: Any) -> Any:
+    def substitute(self, value: Any, path: Any) -> Any:
         """What stands for a sparse tensor or an object around one; other values do themselves."""
         if self.is_tensor(value):
             return self.x
-        return self.object(value, place) if wraps(value, self.is_tensor) else value
+        return self.proxy_of(value, path) if wraps(value, self.is_tensor) else value
 
-    def object(self, own: Any, place: Any) -> Any:
+    def proxy_of(self, own: Any, path: Any) -> Any:
         """An object like `own`, around the sparse tensor of this trial."""
-        held = self.before.get(place, attributes(own))
+        held = self.before.get(path, attributes(own))
         assert held is not None
         (x,) = {id(one): one for one in sparse_in(own, self.is_tensor)}.values()
-        twin = anew(own, {name: self._part(one, (*place, name), x) for name, one in held.items()})
-        self._objects.append((twin, dict(vars(twin)), dict(vars(type(twin)))))
-        self.stands(twin, place)
-        return twin
+        proxy = anew(own, {name: self._part(one, (*path, name), x) for name, one in held.items()})
+        self._objects.append((proxy, dict(vars(proxy)), dict(vars(type(proxy)))))
+        self.register(proxy, path)
+        return proxy
 
-    def made(self, value: Any) -> bool:
+    def is_proxy(self, value: Any) -> bool:
         """Whether a value is such an object."""
         return any(value is one for one, _, _ in self._objects)
 
-    def _part(self, value: Any, place: Any, x: Any) -> Any:
+    def _part(self, value: Any, path: Any, x: Any) -> Any:
         """What stands for an attribute of an object around `x`."""
         if is_plain(value):
             return value
@@ -113,39 +112,39 @@ class Given:
                 return tensors.features_of(self.x)
             if role == "coordinates":
                 return tensors.coordinates_of(self.x)
-            twin: Any = _unread(self, place)
+            proxy: Any = _tensor_proxy(self, path)
         elif type(value) in (list, tuple):
-            twin = _UnreadList() if type(value) is list else _UnreadTuple()
-            twin.given, twin.place, twin.truth = self, place, bool(value)
+            proxy = _ListProxy() if type(value) is list else _TupleProxy()
+            proxy.inputs, proxy.path, proxy.truth = self, path, bool(value)
         elif type(value) is dict:
-            return with_copies(value, self, place, self.x, self.is_tensor, unread=True)
+            return with_proxies(value, self, path, self.x, self.is_tensor, opaque=True)
         else:
-            return self.in_place_of(value, place)
-        self.stands(twin, place)
-        return twin
+            return self.substitute(value, path)
+        self.register(proxy, path)
+        return proxy
 
     def written(self) -> dict[Any, dict[Any, Any]]:
-        """New values by place and key. Raises Refusal where entries are gone, attributes were
+        """New values by path and key. Raises Refusal where entries are gone, attributes were
         written, or something was refused before."""
         if self._refusal is not None:
             raise self._refusal
-        for twin, held, shared in self._objects:
-            if not _same_entries(vars(twin), held) or not _same_entries(vars(type(twin)), shared):
-                raise Refusal(Why.GRAPH_WRITES_OBJECT, type(twin).__name__)
+        for proxy, held, shared in self._objects:
+            if not _same_entries(vars(proxy), held) or not _same_entries(vars(type(proxy)), shared):
+                raise Refusal(Why.GRAPH_WRITES_OBJECT, type(proxy).__name__)
         found = {}
-        for place, copy in self.copies.items():
+        for path, copy in self.tracked.items():
             if not copy.own.keys() <= set(dict.keys(copy)):
                 raise Refusal(Why.GRAPH_TAKES_ENTRIES)
             new = {key: value for key, value in dict.items(copy) if key not in copy.own or copy.own[key] is not value}
             if new:
-                found[place] = new
+                found[path] = new
         return found
 
     def end(self) -> None:
-        """Let go of what the call was given."""
+        """Let go of the inputs of the call."""
         self.before, self._start = {}, lambda: None
         self._objects.clear()
-        for copy in self.copies.values():
+        for copy in self.tracked.values():
             dict.clear(copy)
             copy.own = {}
 
@@ -161,73 +160,73 @@ def role_of(value: torch.Tensor, x: Any, tensors: Any) -> str:
     return "coordinates" if value is tensors.coordinates_of(x) else "tensor"
 
 
-def with_copies(
-    value: Any, given: Given, place: Any = (), x: Any = None, is_x: Any = None, unread: bool = False
+def with_proxies(
+    value: Any, inputs: InputProxies, path: Any = (), x: Any = None, is_x: Any = None, opaque: bool = False
 ) -> Any:
-    """A structure with watched copies of its dictionaries, `x` for what `is_x`, and objects around
+    """A structure with tracked copies of its dictionaries, `x` for what `is_x`, and objects around
     it in the place of those around that.
 
-    unread: tensors have no values, either."""
+    opaque: tensors have no values, either."""
     if is_x is not None and is_x(value):
         return x
     if isinstance(value, torch.Tensor):
-        twin = _unread(given, place) if unread else value
-        given.stands(twin, place)
-        return twin
+        proxy = _tensor_proxy(inputs, path) if opaque else value
+        inputs.register(proxy, path)
+        return proxy
 
     def inside(key: Any, one: Any) -> Any:
-        return with_copies(one, given, (*place, key), x, is_x, unread)
+        return with_proxies(one, inputs, (*path, key), x, is_x, opaque)
 
     if type(value) in (list, tuple):
         return type(value)([inside(n, one) for n, one in enumerate(value)])
     if type(value) is dict:
-        own = given.before.get(place, value)
-        return given.copy(place, {key: inside(key, one) for key, one in own.items()})
-    if is_x is not None and not unread and wraps(value, is_x):
-        return given.object(value, place)
+        own = inputs.before.get(path, value)
+        return inputs.track(path, {key: inside(key, one) for key, one in own.items()})
+    if is_x is not None and not opaque and wraps(value, is_x):
+        return inputs.proxy_of(value, path)
     return value
 
 
-class Watched(dict):  # type: ignore[type-arg]
+class TrackedDict(dict):  # type: ignore[type-arg]
     """A copy of a dictionary. Entries that were there are read one by one, under their keys."""
 
-    place: Any
-    given: Given
+    path: Any
+    inputs: InputProxies
     own: dict[Any, Any]
 
-    def _seen(self, key: Any) -> None:
-        if not self.given.watching:
+    def _record_read(self, key: Any) -> None:
+        if not self.inputs.tracking:
             return
         if dict.__contains__(self, key):
             value = dict.__getitem__(self, key)
             if key not in self.own or self.own[key] is not value:
                 return  # its own
-            if value is self.given.x or self.given.made(value):
+            if value is self.inputs.x or self.inputs.is_proxy(value):
                 return
             if not isinstance(value, (*PLAIN, torch.Tensor, dict)):
-                self.given.refuse(Why.GRAPH_READS_OBJECT, key, type(value).__name__)
-        self.given.reads.add((self.place, key))
+                self.inputs.refuse(Why.GRAPH_READS_OBJECT, key, type(value).__name__)
+        self.inputs.reads.add((self.path, key))
 
     def __getitem__(self, key: Any) -> Any:
-        self._seen(key)
+        self._record_read(key)
         return dict.__getitem__(self, key)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """As of a dictionary; the read is noticed."""
-        self._seen(key)
+        """As of a dictionary; the read is recorded."""
+        self._record_read(key)
         return dict.get(self, key, default)
 
     def __contains__(self, key: Any) -> bool:
-        self._seen(key)
+        self._record_read(key)
         return dict.__contains__(self, key)
 
 
-def _whole(name: str) -> Any:
+def _whole_read(name: str) -> Any:
     own = getattr(dict, name)
 
-    def method(self: Watched, *args: Any, **kwargs: Any) -> Any:
-        if self.given.watching:
-            self.given.refuse(Why.GRAPH_READS_ALL)
+    def method(self: TrackedDict, *args: Any, **kwargs: Any) -> Any:
+        if self.inputs.tracking:
+            self.inputs.refuse(Why.GRAPH_READS_ALL)
         return own(self, *args, **kwargs)
 
     return method
@@ -248,35 +247,35 @@ for _name in (
     "clear",
     "setdefault",
 ):
-    setattr(Watched, _name, _whole(_name))
+    setattr(TrackedDict, _name, _whole_read(_name))
 
 
-class _Unseen:
-    """What stands for a list or a tuple, and holds nothing."""
+class _SequenceProxy:
+    """Stands for a list or a tuple, and holds nothing."""
 
-    given: Given
-    place: Any
+    inputs: InputProxies
+    path: Any
     truth: bool
 
     def __bool__(self) -> bool:
         return self.truth
 
 
-class _UnreadList(_Unseen, list[Any]):
+class _ListProxy(_SequenceProxy, list[Any]):
     """Stands for a list."""
 
 
-class _UnreadTuple(_Unseen, tuple[Any, ...]):
+class _TupleProxy(_SequenceProxy, tuple[Any, ...]):
     """Stands for a tuple."""
 
 
-def _looking(self: Any, *args: Any, **kwargs: Any) -> Any:
-    self.given.refuse(Why.GRAPH_READS_LIST, self.place[-1])
+def _refuse_read(self: Any, *args: Any, **kwargs: Any) -> Any:
+    self.inputs.refuse(Why.GRAPH_READS_LIST, self.path[-1])
 
 
 for _kind, _names in (
     (
-        _UnreadList,
+        _ListProxy,
         (
             "__delitem__",
             "__iadd__",
@@ -294,7 +293,7 @@ for _kind, _names in (
             "sort",
         ),
     ),
-    (_UnreadTuple, ("__hash__",)),
+    (_TupleProxy, ("__hash__",)),
 ):
     for _name in (
         *_names,
@@ -316,16 +315,16 @@ for _kind, _names in (
         "count",
         "index",
     ):
-        setattr(_kind, _name, _looking)
+        setattr(_kind, _name, _refuse_read)
 
 
-def _unread(given: Given, place: Any) -> torch.Tensor:
+def _tensor_proxy(inputs: InputProxies, path: Any) -> torch.Tensor:
     """Stands for a tensor, and has no values."""
 
-    class Unread(torch.Tensor):
+    class TensorProxy(torch.Tensor):
         @classmethod
         def __torch_function__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-            given.refuse(Why.GRAPH_READS_TENSOR, place[-1])
+            inputs.refuse(Why.GRAPH_READS_TENSOR, path[-1])
 
-    made: torch.Tensor = torch.Tensor._make_subclass(Unread, torch.empty(0))
+    made: torch.Tensor = torch.Tensor._make_subclass(TensorProxy, torch.empty(0))
     return made

@@ -1,4 +1,4 @@
-"""What calls return and write: as values of a trial or a graph, and as those of the call itself."""
+"""The outputs of calls: what they return and write, as values of a trial or a graph and as those of the call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from ....refusals import Refusal, Why
 from ..padded import named
 from .call import Call
-from .given import PLAIN, SEVERAL, Given
+from .input_proxies import AMBIGUOUS, PLAIN, InputProxies
 from .wrappers import anew, attributes, wraps
 
 MISSING: Any = object()
 _DICTS = (dict, collections.OrderedDict)
 
-Own = Callable[[Any], Any]
+Lookup = Callable[[Any], Any]
 
 
 class Tensors(Protocol):
@@ -37,43 +37,43 @@ def _nothing(_: Any) -> Any:
     return MISSING
 
 
-class Outcome(NamedTuple):
-    """What a call returned, and what it wrote into dictionaries that it was given.
+class OutputSpec(NamedTuple):
+    """What a call returned, and what it wrote into dictionaries among its inputs.
 
-    twins: what in there stands for something of the call, by identity, with its place.  x: the
-    sparse tensor that it was given.  numbers: whether there are any outside of tensors.
+    proxies: what in there stands for an input of the call, by identity, with its path.  x: the
+    sparse tensor that it took.  numbers: whether there are any outside of tensors.
     """
 
     value: Any
     written: dict[Any, dict[Any, Any]]
-    twins: dict[int, tuple[Any, Any]]
+    proxies: dict[int, tuple[Any, Any]]
     x: Any
     numbers: bool = False
 
     @staticmethod
-    def of(call: Call, function: Callable[..., Any], start: Callable[[], Any], reads: set[Any]) -> Outcome:
+    def of(call: Call, function: Callable[..., Any], start: Callable[[], Any], reads: set[Any]) -> OutputSpec:
         """The call of `function` with another sparse tensor, that `start` makes."""
-        given = Given(reads, start, call.tensors_of)
-        value = call.over(function, given)
-        found = Outcome(value, given.written(), given.twins, given.x)
-        given.end()
+        inputs = InputProxies(reads, start, call.tensors_of)
+        value = call.rerun(function, inputs)
+        found = OutputSpec(value, inputs.written(), inputs.proxies, inputs.x)
+        inputs.end()
         return found
 
-    def kept(self, value: Any) -> Any:
-        """`value` where it stands for something of the call, else MISSING."""
-        known = self.twins.get(id(value))
+    def passthrough(self, value: Any) -> Any:
+        """`value` where it stands for an input of the call, else MISSING."""
+        known = self.proxies.get(id(value))
         return value if value is self.x or (known and known[0] is value) else MISSING
 
-    def own(self, call: Call) -> Own:
-        """What finds that of `call` which a value stands for, else MISSING."""
+    def input_lookup(self, call: Call) -> Lookup:
+        """The function that finds the input of `call` which a value stands for, else MISSING."""
 
         def found(value: Any) -> Any:
-            if self.kept(value) is MISSING:
+            if self.passthrough(value) is MISSING:
                 return MISSING
-            place = () if value is self.x else self.twins[id(value)][1]
-            if place is SEVERAL:
+            path = () if value is self.x else self.proxies[id(value)][1]
+            if path is AMBIGUOUS:
                 raise Refusal(Why.GRAPH_RETURNS_SHARED)
-            return call.at(place)
+            return call.input_at(path)
 
         return found
 
@@ -81,66 +81,66 @@ class Outcome(NamedTuple):
         """What was returned, then what was written, in the order of the dictionaries."""
         return [self.value, *(one for new in self.written.values() for one in new.values())]
 
-    def seen_in(self, call: Call, value: Any) -> list[Any]:
+    def values_of_call(self, call: Call, value: Any) -> list[Any]:
         """The same of the call itself, which returned `value`."""
-        places = [(place, key) for place, new in self.written.items() for key in new]
-        return [value, *(call.dicts[place][key] for place, key in places)]
+        paths = [(path, key) for path, new in self.written.items() for key in new]
+        return [value, *(call.dicts[path][key] for path, key in paths)]
 
-    def given_to(self, call: Call, made: Callable[[Any], Any]) -> Any:
+    def write_back(self, call: Call, made: Callable[[Any], Any]) -> Any:
         """What the call returns, with what `made` makes of these values, some of which it writes
         into dictionaries."""
-        new = {place: {key: made(one) for key, one in found.items()} for place, found in self.written.items()}
+        new = {path: {key: made(one) for key, one in found.items()} for path, found in self.written.items()}
         result = made(self.value)
-        for place, entries in new.items():
-            call.dicts[place].update(entries)
+        for path, entries in new.items():
+            call.dicts[path].update(entries)
         return result
 
-    def each(self, tensors: Tensors, look: Callable[[torch.Tensor], Any], inside: Callable[[Any], Any]) -> None:
-        """Show all tensors to `look` and all sparse ones to `inside`, but for what it was given."""
+    def for_each(self, tensors: Tensors, look: Callable[[torch.Tensor], Any], inside: Callable[[Any], Any]) -> None:
+        """Show all tensors to `look` and all sparse ones to `inside`, but for inputs of the call."""
 
         def seen(tensor: Any) -> Any:
             look(tensor)
             return tensor
 
-        def sparse(y: Any) -> Any:
+        def on_sparse(y: Any) -> Any:
             inside(y)
             return y
 
         for value in self.values():
-            rebuilt(tensors, value, seen, sparse, self.kept)
+            map_structure(tensors, value, seen, on_sparse, self.passthrough)
 
 
-def rebuilt(
+def map_structure(
     tensors: Tensors,
     value: Any,
-    cut: Callable[[torch.Tensor], Any],
-    sparse: Callable[[Any], Any],
-    own: Own = _nothing,
-    known: dict[int, Any] | None = None,
+    on_tensor: Callable[[torch.Tensor], Any],
+    on_sparse: Callable[[Any], Any],
+    lookup: Lookup = _nothing,
+    memo: dict[int, Any] | None = None,
 ) -> Any:
-    """A model's output with `cut` of every tensor and `sparse` of every sparse tensor, in its own
+    """A model's output with `on_tensor` of every tensor and `on_sparse` of every sparse tensor, in its own
     structure: what is one object stays one.
 
-    own: what becomes of a value without being looked at, or MISSING.  known: what was made of
+    lookup: what becomes of a value without being looked at, or MISSING.  memo: what was made of
     values, by identity, if it is to go on.  Raises Refusal.
     """
-    known = {} if known is None else known
-    found = own(value)
+    memo = {} if memo is None else memo
+    found = lookup(value)
     if found is not MISSING:
         return found
     if isinstance(value, PLAIN):
         return value
-    if id(value) in known:
-        return known[id(value)]
+    if id(value) in memo:
+        return memo[id(value)]
 
     def inside(one: Any) -> Any:
-        return rebuilt(tensors, one, cut, sparse, own, known)
+        return map_structure(tensors, one, on_tensor, on_sparse, lookup, memo)
 
     held = attributes(value)
     if isinstance(value, torch.Tensor):
-        made = cut(value)
+        made = on_tensor(value)
     elif tensors.is_tensor(value):
-        made = sparse(value)
+        made = on_sparse(value)
     elif type(value) in _DICTS:
         made = type(value)([(name, inside(one)) for name, one in value.items()])
     elif isinstance(value, (list, tuple)):
@@ -150,11 +150,11 @@ def rebuilt(
         made = anew(value, {name: inside(one) for name, one in held.items()})
     else:
         raise Refusal(Why.GRAPH_RETURNS_OBJECT, named(value))
-    known[id(value)] = made
+    memo[id(value)] = made
     return made
 
 
-def holds_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
+def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
     """Whether there are numbers in a value, outside of tensors and of what stands for others."""
     if isinstance(value, (int, float)):
         return not isinstance(value, bool)
@@ -166,16 +166,16 @@ def holds_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
         parts = value.values()
     elif type(value) in (list, tuple, torch.Size) or hasattr(value, "_fields"):
         parts = value
-    return any(holds_numbers(one, is_tensor) for one in parts)
+    return any(has_numbers(one, is_tensor) for one in parts)
 
 
-class Alike:
+class StructureCheck:
     """Whether values that were made for a call are those that it returned, but for numbers in
     tensors: classes, numbers and text, what is one object, and what is the call's own."""
 
     def __init__(self, call: Call, tensors: Tensors) -> None:
         self._tensors = tensors
-        self._owned = call.owned(tensors)
+        self._owned = call.inputs_by_id(tensors)
         self._pairs: dict[int, Any] = {}
         self._back: dict[int, Any] = {}
 
