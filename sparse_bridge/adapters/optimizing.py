@@ -42,9 +42,9 @@ def leave(name: str) -> None:
     """Framework `name` is disabled: its modules have their own forward again, and with the last
     one that was enabled so, the setting before is in force."""
     global _before
-    units = sys.modules.get("sparse_bridge.core.capture.units")
-    if units is not None:
-        units.remove()
+    regions = sys.modules.get("sparse_bridge.core.capture.graph_regions")
+    if regions is not None:
+        regions.remove()
     waiting = sys.modules.get("sparse_bridge.core.conv.waiting")
     if waiting is not None:
         waiting.reset()

@@ -14,4 +14,4 @@ from . import base, protocol
 
 with contextlib.suppress(UnsupportedError):
     base.capture("prefetch").install()
-    base.capture("units").install(protocol.of, protocol.n_layers)
+    base.capture("graph_regions").install(protocol.of, protocol.n_layers)

@@ -26,7 +26,8 @@ RETIRED = {
     r"replay_parts|class Replays|class Early|calls\.followers": "graphed_module, GraphedModule, SpeculativeLaunch, "
     "announced_inputs",
     r"calls\.(?:given|outcome)|class (?:Alike|Place)|rebuilt\(tensors|"
-    r"capture[.\w]* import untouched": "input_proxies, output_spec, CaptureContext, map_structure, assert_no_mutation",
+    r"capture[.\w]* import (?:untouched|units)|capture\.units|_Entrance": "graph_regions, input_proxies, "
+    "output_spec, CaptureContext, map_structure, assert_no_mutation",
 }
 SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs", ".")
 SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}

@@ -34,7 +34,7 @@ CHOSEN = """
 """
 BLOCKS = """
     adapters.ledger._listeners core.capture.padded._local core.capture.graph_capture._captures
-    core.capture.graph_capture._local core.capture.units._local
+    core.capture.graph_capture._local core.capture.graph_regions._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
     core.device.stream_order._users
@@ -46,7 +46,7 @@ BLOCKS = """
 """
 REGISTERED = """
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
-    core.capture.units._layers_of core.capture.units._tensors_of core.compile.coordinates._builders
+    core.capture.graph_regions._layers_of core.capture.graph_regions._tensors_of core.compile.coordinates._builders
     core.compile.library.functions core.conv.kernel_products._listeners core.maps.request._listener
     core.maps.request._provider
     core.warmup.preload._begun core.warmup.preload._thread kernels.runtime.launch.REGISTRY
@@ -88,13 +88,13 @@ TOUCHED = {
     "whether anybody still listens is to be seen nowhere else": "adapters.ledger._listeners",
     "without a GPU its graphs, random numbers and flags are imitated": (
         "core.capture.captured_maps._own_random_numbers core.capture.prefetch._target "
-        "core.capture.replay_training._Run core.capture.traces.maps._distinct core.capture.units._provide"
+        "core.capture.replay_training._Run core.capture.traces.maps._distinct core.capture.graph_regions._provide"
     ),
     "a helper that is compiled anew, or not at all, must not be known to other tests": (
         "native._listeners native._module native._reason native._thread"
     ),
     "graphs that were captured are counted and looked into": (
-        "core.capture.prefetch._newest core.capture.units._units"
+        "core.capture.prefetch._newest core.capture.graph_regions._regions"
     ),
     "what is compiled ahead is compared with what is launched": (
         "core.conv.kernel_products._listeners core.warmup.compilation._described "

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge.core.capture import prefetch, units
+from sparse_bridge.core.capture import graph_regions, prefetch
 from sparse_bridge.core.maps import request
 from tests.adapters.spconv import doors
 
@@ -40,7 +40,7 @@ def own_provider():
 def nothing_learnt():
     """Neither of scenes nor of parts of models, before and after."""
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()
     yield
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()

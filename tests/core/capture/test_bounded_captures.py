@@ -8,7 +8,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import policy
-from sparse_bridge.core.capture import prefetch, units
+from sparse_bridge.core.capture import graph_regions, prefetch
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 
@@ -63,7 +63,7 @@ def test_training_over_twenty_shapes(kernel_lane, fake_gpu):
     if kernel_lane.device == "cpu":
         replays_on_the_cpu(fake_gpu)
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()
     with doors.standin("spconv") as module:
         plain = doors.network(module, "spconv", kernel_lane.device).train()
         twin = doors.network(module, "spconv", kernel_lane.device).train()

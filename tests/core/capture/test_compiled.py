@@ -8,7 +8,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import policy, settings
-from sparse_bridge.core.capture import prefetch, units
+from sparse_bridge.core.capture import graph_regions, prefetch
 from sparse_bridge.core.maps import request
 from tests.compile.comparison import assert_same
 from tests.compile.programs import DOORS, PROGRAMS, scene
@@ -35,11 +35,11 @@ def test_optimized_with_graphs(door):
 def test_settings(door, choice, rules):
     """With `graphs` a part of a model that ran before has a forward that replays it."""
     rules.set(policy, LEAST_LAYERS=1)
-    request.register(units._provide, prefetch.announced)  # whatever ran before
+    request.register(graph_regions._provide, prefetch.announced)  # whatever ran before
     with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         expected = program(*scene(0))
-        assert len(units.summary()) == (choice == "graphs")
+        assert len(graph_regions.summary()) == (choice == "graphs")
         assert fused(program, *scene(0))["conv_fused"] == 3
         assert_same(program(*scene(0)), expected)
-        units.remove()
+        graph_regions.remove()

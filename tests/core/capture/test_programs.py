@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sparse_bridge import settings
-from sparse_bridge.core.capture import units
+from sparse_bridge.core.capture import graph_regions
 from tests.clouds import cloud, features
 from tests.core.capture.graph_sizes import graphs_of
 
@@ -152,7 +152,7 @@ def test_a_whole_program(models, kernel_lane, case, trains):
             assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
             scale = 1 + float(theirs.detach().abs().max())
             torch.testing.assert_close(mine / scale, theirs / scale, rtol=2e-3, atol=1e-3)
-    (part,) = [one for one in units.summary() if one.hits]
+    (part,) = [one for one in graph_regions.summary() if one.hits]
     assert (part.name, part.reason) == (name, None)
 
 
@@ -171,7 +171,7 @@ def test_what_is_not_replayed_of_trellis(models, kernel_lane):
             expected = plain(*given)
         assert type(found) is type(expected) and found.layout == expected.layout
         torch.testing.assert_close(found.feats, expected.feats, rtol=2e-3, atol=1e-3)
-    assert not any(one.hits for one in units.summary())
-    (part,) = units.summary()
+    assert not any(one.hits for one in graph_regions.summary())
+    (part,) = graph_regions.summary()
     assert part.name == "SLatFlowIO"
     assert re.search(r"goes on with 'h', a .*trellis_sparse\.SparseTensor", part.reason)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import prefetch, units
+from sparse_bridge.core.capture import graph_regions, prefetch
 from tests.core.capture.graph_sizes import graphs_of
 from tests.rules import layers_wait
 
@@ -76,7 +76,7 @@ def untaught(rules):
 
     def forget():
         prefetch.forget()
-        units.remove()
+        graph_regions.remove()
 
     yield forget
     forget()
@@ -210,7 +210,7 @@ def test_streams_are_what_their_scenes_are(map_lane, fake_gpu, untaught, built, 
             if map_lane.kernels and turn == len(start) - 1:
                 assert not built, "nothing was prepared"
                 replayed = optimize == "graphs" and device == "cpu"
-                assert sum(one.hits for one in units.summary()) >= replayed, units.summary()
+                assert sum(one.hits for one in graph_regions.summary()) >= replayed, graph_regions.summary()
             with settings.override(optimize="off", capture="off"):
                 theirs = run(plain, module, name, event, device)
             same(mine, theirs, exact)

@@ -10,7 +10,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.capture import replay, units
+from sparse_bridge.core.capture import graph_regions, replay
 from tests.checks import assert_close
 from tests.clouds import cloud, features
 
@@ -250,7 +250,7 @@ def test_only_what_can_be_captured_is_considered(sp):
 def test_a_limit_on_memory_keeps_models_from_being_replayed():
     """Graphs have memory of their own."""
     with settings.override(optimize="graphs"):
-        assert units.wanted()
+        assert graph_regions.enabled()
         with sparse_bridge.memory_limit("1GiB"):
-            assert not units.wanted()
-        assert units.wanted()
+            assert not graph_regions.enabled()
+        assert graph_regions.enabled()

@@ -12,7 +12,7 @@ import torch
 import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import padded, replay, units
+from sparse_bridge.core.capture import graph_regions, padded, replay
 from sparse_bridge.core.capture.calls.call import constant
 from sparse_bridge.core.conv.kernel_products import GatherProduct
 from sparse_bridge.refusals import Refusal
@@ -99,7 +99,7 @@ def test_a_program_that_is_not_changed(kernel_lane, fake_gpu, monkeypatch, name,
                 same_gradients(model, plain)
         part = model.backbone if kind is Whole else model
         unit = part.__dict__["forward"]
-        assert [one.name for one in units.summary() if one.hits] == [type(part).__name__]
+        assert [one.name for one in graph_regions.summary() if one.hits] == [type(part).__name__]
         assert not any(map(hooks.replaced, copy.deepcopy(model).modules()))
         text = str(sparse_bridge.report())
         assert f"{type(part).__name__}: {unit.replayer.summary().hits} calls replayed from 1 graphs" in text
@@ -139,7 +139,7 @@ def test_functions_among_the_arguments(kernel_lane, fake_gpu, rules, name):
                 found.append((out, [protocol.features_of(out["out"]), out["deep"]]))
             for mine, theirs in zip(found[0][1], found[1][1], strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=1e-3)
-        (part,) = [one for one in units.summary() if one.hits]
+        (part,) = [one for one in graph_regions.summary() if one.hits]
         assert part.name == "Told" and part.graphs == 2 and part.hits >= 6
 
 

@@ -8,7 +8,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.capture import prefetch, units
+from sparse_bridge.core.capture import graph_regions, prefetch
 from tests.clouds import cloud
 from tests.core.capture.graph_sizes import graphs_of
 
@@ -29,10 +29,10 @@ def device(map_lane, fake_gpu, rules):
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(256))
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()
     yield map_lane.device
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()
 
 
 class Door:
@@ -130,10 +130,10 @@ def test_the_bits_of_a_row(device, map_lane, name, dtype):
                     assert_same(door(wanted), plain)
                     assert_same(door(shuffled(wanted)), plain)
                     assert_same(item(door(mixed), 1, 1), plain)
-                replays = [one.hits for one in units.summary() if one.name == "Network"]
+                replays = [one.hits for one in graph_regions.summary() if one.name == "Network"]
                 if map_lane.kernels:
-                    assert any(replays) == (level == "graphs"), units.summary()
-                units.remove()
+                    assert any(replays) == (level == "graphs"), graph_regions.summary()
+                graph_regions.remove()
 
 
 @pytest.mark.parametrize("name", doors.NAMES)

@@ -10,7 +10,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters.minkowski import manager
-from sparse_bridge.core.capture import prefetch, units
+from sparse_bridge.core.capture import graph_regions, prefetch
 from sparse_bridge.core.device import stream_order, workspace
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.map_cache import MapStore
@@ -30,10 +30,10 @@ def streams(fake_gpu, rules, monkeypatch):
     rules.hold(graphs_of(160))
     monkeypatch.setattr(workspace, "_LIMIT_BYTES", -1)  # a CPU has one buffer for all streams
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()
     yield replays_on_the_cpu(fake_gpu)
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()
 
 
 def pair_of(streams):
@@ -126,7 +126,7 @@ def test_a_model_that_is_replayed_and_one_that_is_not(kernel_lane, streams, fake
                 expected = results(plain, doors.scene(module, "minkowski", seed, "cpu", 0.3))
             for mine in found:
                 same(mine, expected)
-        assert sum(one.hits for one in units.summary()) > 0, units.summary()
+        assert sum(one.hits for one in graph_regions.summary()) > 0, graph_regions.summary()
 
 
 @pytest.fixture

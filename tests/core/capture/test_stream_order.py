@@ -14,7 +14,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import captured_maps, captured_model, prefetch, units
+from sparse_bridge.core.capture import captured_maps, captured_model, graph_regions, prefetch
 from sparse_bridge.core.capture.graph_capture import GraphMemory
 from sparse_bridge.core.capture.graphed_module import GraphedModule
 from sparse_bridge.core.device import stream_order
@@ -30,10 +30,10 @@ def fresh(rules):
     """Nothing learnt yet, and classes of few rows."""
     rules.hold(graphs_of(160))
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()
     yield
     prefetch.forget()
-    units.remove()
+    graph_regions.remove()
 
 
 def results(model, x, trains=False):
@@ -141,7 +141,7 @@ def two_streams(streams, fake_gpu, name, trains, mode="graphs"):
         with settings.override(optimize="off", capture="off"):
             for seed, (share, mine) in enumerate(zip(shares, found, strict=True)):
                 same(mine, results(plain, doors.scene(module, name, seed, "cpu", share), trains))
-        return sum(one.hits for one in units.summary())
+        return sum(one.hits for one in graph_regions.summary())
 
 
 @pytest.mark.emulated
@@ -153,7 +153,7 @@ def test_replays_on_two_streams(streams, fake_gpu, trains):
         cut = own(self, call, rows)
 
         def copied(tensor):
-            held.extend(unit.replayer.lock._is_owned() for unit in units._units.values())
+            held.extend(unit.replayer.lock._is_owned() for unit in graph_regions._regions.values())
             return cut(tensor)
 
         return copied
@@ -273,7 +273,7 @@ class TestOnAGpu:
                 with concurrent.futures.ThreadPoolExecutor(threads) as pool:
                     found = list(pool.map(run, seeds))
             torch.cuda.synchronize()
-            assert mode != "graphs" or sum(one.hits for one in units.summary()) > 0
+            assert mode != "graphs" or sum(one.hits for one in graph_regions.summary()) > 0
         for mine, theirs in zip(found, expected, strict=True):
             same(mine, theirs)
 

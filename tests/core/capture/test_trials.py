@@ -15,7 +15,7 @@ from benchmarks.peers import PEERS
 from benchmarks.works import fill
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import units
+from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.capture.padded import compare
 from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools.networks.torchsparse import Backbone
@@ -143,7 +143,7 @@ def test_why_a_model_is_not_replayed(replayed, case):
         model = network(module, replayed, after)
         for seed in range(5):
             model(half(module, seed, replayed))
-        (found,) = [one for one in units.summary() if one.name == "Followed"]
+        (found,) = [one for one in graph_regions.summary() if one.name == "Followed"]
         if words is None:
             assert found == ("Followed", 1, 1, None)
         else:
@@ -159,13 +159,13 @@ def test_scenes_that_overflow_show_nothing(replayed):
         for seed in range(4):
             found = model(half(module, seed, replayed, 1e4))
         assert bool(found["rows"].isnan().any())
-        (waiting,) = units.summary()
+        (waiting,) = graph_regions.summary()
         words = r"output 2 \(level 0\), float16 .* is NaN in \d+ rows, .* ends at 6\.55e\+04"
         assert (waiting.hits, waiting.graphs) == (0, 0) and re.search(words, waiting.reason)
         assert waiting.reason in str(sparse_bridge.report())
         for seed in range(4, 7):
             model(half(module, seed, replayed))
-        assert units.summary() == [("Followed", 2, 1, None)]
+        assert graph_regions.summary() == [("Followed", 2, 1, None)]
 
 
 @pytest.mark.emulated
@@ -187,7 +187,7 @@ def test_backbones_of_torchsparse(replayed, name):
                 expected = model(doors.tensor(module, "torchsparse", x.coords, x.feats))
             assert torch.equal(found.coords, expected.coords) and len(found.feats)
             compare("the last output", expected.feats, found.feats)
-        assert units.summary() == [("Backbone", 1, 1, None)]
+        assert graph_regions.summary() == [("Backbone", 1, 1, None)]
 
 
 def scattered(module, seed, device, shape=(40, 37, 40)):

@@ -12,7 +12,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import hooks, settings
-from sparse_bridge.core.capture import units
+from sparse_bridge.core.capture import graph_regions
 from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors, wrapped
@@ -86,7 +86,7 @@ def test_a_stack_of_blocks(device, name, trains):
             same(mine, theirs, given, own)
             if trains:
                 same_gradients(model, plain)
-        (part,) = units.summary()
+        (part,) = graph_regions.summary()
         assert (part.name, part.graphs, part.reason) == ("Stack", 1, None) and part.hits >= 2
         assert "Stack: " in str(sparse_bridge.report())
     assert not any(map(hooks.replaced, model.modules()))
@@ -145,10 +145,10 @@ def test_a_program_that_makes_them(device, name, trains, kind):
             torch.testing.assert_close(rows, others, rtol=1e-3, atol=1e-4)
             if trains:
                 same_gradients(model, plain)
-        replayed = {one.name for one in units.summary() if one.hits}
+        replayed = {one.name for one in graph_regions.summary() if one.hits}
         assert replayed == {"Stack" if kind is Program else "Decoder"}
         if kind is Program:
-            (whole,) = [one for one in units.summary() if one.name == "Program"]
+            (whole,) = [one for one in graph_regions.summary() if one.name == "Program"]
             assert "Grid" in whole.reason
 
 
@@ -246,7 +246,7 @@ def test_what_is_refused(device, monkeypatch, case):
             torch.testing.assert_close(mine.feats, theirs.feats, rtol=1e-3, atol=1e-4)
             assert mine.layout == theirs.layout and vars(given).keys() == vars(own).keys()
             assert getattr(mine, "rows", None) == getattr(theirs, "rows", None)
-        (part,) = [one for one in units.summary() if one.name == "Stack"]
+        (part,) = [one for one in graph_regions.summary() if one.name == "Stack"]
         assert part.hits == 0
         assert re.search(words, part.reason), part.reason
         assert part.reason in str(sparse_bridge.report())
@@ -280,9 +280,9 @@ def test_objects_that_cannot_be_copied(device, kind):
             with settings.override(optimize="off"):
                 expected = model(kind(wrapped.grid(module, "spconv", seed, device).data))
             torch.testing.assert_close(found.feats, expected.feats, rtol=1e-3, atol=1e-4)
-        assert not any(one.hits for one in units.summary())
+        assert not any(one.hits for one in graph_regions.summary())
         if kind is Holds:
-            assert "'lock' of the " in units.summary()[0].reason
+            assert "'lock' of the " in graph_regions.summary()[0].reason
 
 
 class Passes(nn.Module):
@@ -307,7 +307,7 @@ def test_what_is_passed_on_is_the_call_s_own(device):
             out = model(x, times)
             assert out["x"] is x and out["times"] is times and out["data"] is x.data
             assert out["layout"] is x.layout and out["y"][0] is out["y"][1]
-        (part,) = units.summary()
+        (part,) = graph_regions.summary()
         assert (part.name, part.reason) == ("Passes", None) and part.hits >= 2
 
 
@@ -330,7 +330,7 @@ def test_tensors_beside_a_dense_grid(device):
             times = torch.full((2, 3), float(seed), device=device)
             x = doors.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
             assert model(x, times)["times"] is times
-        (part,) = units.summary()
+        (part,) = graph_regions.summary()
         assert part.name == "Timed" and part.hits >= 1
 
 
@@ -353,7 +353,7 @@ def test_inner_parts_where_two_are_given(device):
             with settings.override(optimize="off"):
                 expected = model(wrapped.grid(module, "spconv", seed, device), other)
             torch.testing.assert_close(found.feats, expected.feats, rtol=1e-3, atol=1e-4)
-        parts = {one.name: one for one in units.summary()}
+        parts = {one.name: one for one in graph_regions.summary()}
         assert "2 sparse tensors" in parts["TwoOfThem"].reason and parts["Stack"].hits >= 2
 
 
@@ -379,8 +379,8 @@ def test_numbers_that_follow_from_one_axis(device):
             shape = (6 if seed < 9 else seed, 5, 7 if seed < 5 else 8 + seed % 2)
             x = doors.scene(module, "spconv", seed, device, 0.3, shape=shape)
             assert model(wrapped.Grid(x)).height == shape[0]
-        (part,) = units.summary()
-        assert part.hits >= 2 and units._units[model].replayer.by_box
+        (part,) = graph_regions.summary()
+        assert part.hits >= 2 and graph_regions._regions[model].replayer.by_box
 
 
 class Optional(Decoder):
@@ -400,7 +400,7 @@ def test_whether_something_else_is_given(device):
             x = wrapped.grid(module, "spconv", seed, device)
             labels = None if seed < 6 else torch.ones(3, device=device)
             assert model(x.feats, x.coords, labels)[1] == ("none" if seed < 6 else "some")
-        (part,) = [one for one in units.summary() if one.hits]
+        (part,) = [one for one in graph_regions.summary() if one.hits]
         assert part.name == "Optional"
 
 
@@ -421,6 +421,6 @@ def test_numbers_of_rows(device):
             x = wrapped.grid(module, "spconv", seed, device, 0.2 + 0.02 * seed)
             _, rows = model(x.feats, x.coords)
             assert rows == len(x.coords)
-        parts = {one.name: one for one in units.summary()}
+        parts = {one.name: one for one in graph_regions.summary()}
         assert parts["Counted"].hits == 0 and "over a padded input" in parts["Counted"].reason
         assert parts["Stack"].hits >= 1

@@ -1,13 +1,13 @@
-"""Parts of models that are replayed without being asked for: found when their layers want maps.
+"""Regions of models that are replayed from graphs without being asked for: chosen when layers want maps.
 
 The first request for a kernel map over new coordinates comes from a layer deep inside of a model.
-The calls of modules that are under way then tell who was given the sparse tensor, or made it of
-something else. The outermost of these modules is tried first: its forward is replaced by a `Unit`,
-which runs it until calls of a kind keep coming, and replays it from then on. A module that cannot
+The calls of modules on the stack then tell which modules took the sparse tensor or made it of
+something else. The outermost of these is tried first: a `GraphRegion` replaces its forward. The region
+runs it until calls of a kind keep coming, and replays it from then on. A module that cannot
 be replayed is left as it was, with the reason, and the next inner one is tried.
 
 A module that makes the sparse tensor itself (of features and coordinates, in a dictionary, say)
-runs ordinarily up to the first layer that takes it, the `Entrance`: what comes after is captured,
+runs ordinarily up to the first layer that takes it, the resume point. What comes after is captured,
 and in a replay never runs.
 """
 
@@ -46,9 +46,9 @@ _CALL = nn.Module._call_impl.__code__
 _TensorsOf = Callable[[Any], "Tensors | None"]
 _lock = threading.RLock()
 _local = threading.local()
-_units: weakref.WeakKeyDictionary[nn.Module, Unit] = weakref.WeakKeyDictionary()
+_regions: weakref.WeakKeyDictionary[nn.Module, GraphRegion] = weakref.WeakKeyDictionary()
 _refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-_settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # outermost modules with nothing to find
+_exhausted: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # outermost modules with nothing to find
 
 
 def _nobody(_: Any) -> Any:
@@ -70,50 +70,50 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
     requests.register(_provide, announced_inputs.announced)
 
 
-def wanted() -> bool:
+def enabled() -> bool:
     """Whether the settings ask for it, and no limit on memory forbids it."""
     return settings.get().optimize == "graphs" and memory.limit is None
 
 
 def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
-    if wanted() and padded.current() is None and not trying() and not hooks.traced():
-        _look(sys._getframe(1))
+    if enabled() and padded.current() is None and not trying() and not hooks.traced():
+        _install_region(sys._getframe(1))
     return prefetch.provide(store, cmap, req)
 
 
 def summary() -> list[Summary]:
-    """Parts that are replayed or wait for it, and those that are not, and why."""
+    """Regions that are replayed or wait for it, and those that are not, and why."""
     with _lock:
-        found = [unit.replayer.summary() for unit in _units.values()]
-        return found + [Summary(type(m).__name__, 0, 0, why) for m, why in _refused.items()]
+        regions = [region.replayer.summary() for region in _regions.values()]
+        return regions + [Summary(type(m).__name__, 0, 0, why) for m, why in _refused.items()]
 
 
 @state.owns
 def remove() -> None:
-    """Give all modules their own forward back, and forget what was found."""
+    """Give all modules their own forward back, and forget all regions."""
     with _lock:
-        while _units:
-            _units.popitem()[1].take_out()
+        while _regions:
+            _regions.popitem()[1].uninstall()
         _refused.clear()
-        _settled.clear()
+        _exhausted.clear()
 
 
-class _Calling(NamedTuple):
+class _ActiveCall(NamedTuple):
     """A call of a module that is under way."""
 
     module: nn.Module
-    takes: bool  # a sparse tensor
+    takes_sparse: bool  # whether a sparse tensor is among its inputs
 
 
-def _calls(frame: types.FrameType | None) -> Iterator[_Calling]:
+def _active_calls(frame: types.FrameType | None) -> Iterator[_ActiveCall]:
     """From the innermost one outwards."""
     while frame is not None:
         if frame.f_code is _CALL:
             held = frame.f_locals
             module, args, kwargs = (held.get(name) for name in ("self", "args", "kwargs"))
             if isinstance(module, nn.Module):
-                given = [*(args or ()), *(kwargs or {}).values()]
-                yield _Calling(module, any(map(_holds, given)))
+                inputs = [*(args or ()), *(kwargs or {}).values()]
+                yield _ActiveCall(module, any(map(_holds_sparse, inputs)))
         frame = frame.f_back
 
 
@@ -122,35 +122,35 @@ def _is_tensor(value: Any) -> bool:
     return tensors is not None and tensors.is_tensor(value)
 
 
-def _holds(value: Any) -> bool:
+def _holds_sparse(value: Any) -> bool:
     """Whether there is a sparse tensor in a value, or an object around one."""
     if isinstance(value, (list, tuple)):
-        return any(map(_holds, value))
+        return any(map(_holds_sparse, value))
     if isinstance(value, dict):
-        return any(map(_holds, value.values()))
+        return any(map(_holds_sparse, value.values()))
     return _is_tensor(value) or wraps(value, _is_tensor)
 
 
-def _look(frame: types.FrameType | None) -> None:
+def _install_region(frame: types.FrameType | None) -> None:
     """Give the largest module around a layer that may be replayed a forward that does."""
-    calls = list(_calls(frame))[::-1]  # outermost first
-    if not calls or calls[0].module in _settled:
+    calls = list(_active_calls(frame))[::-1]  # outermost first
+    if not calls or calls[0].module in _exhausted:
         return
     with _lock:
-        if any(one.module in _units for one in calls):
+        if any(one.module in _regions for one in calls):
             return
-        for place, one in enumerate(calls):
+        for depth, one in enumerate(calls):
             if one.module in _refused or not _possible(one.module):
                 continue
-            entrance = None
-            if not one.takes:
-                inner = next((c.module for c in calls[place + 1 :] if c.takes), None)
+            resume_point = None
+            if not one.takes_sparse:
+                inner = next((c.module for c in calls[depth + 1 :] if c.takes_sparse), None)
                 if inner is None or not hooks.plain(inner):
                     continue
-                entrance = inner
-            _units[one.module] = Unit(one.module, _tensors_of, entrance)
+                resume_point = inner
+            _regions[one.module] = GraphRegion(one.module, _tensors_of, resume_point)
             return
-        _settled.add(calls[0].module)
+        _exhausted.add(calls[0].module)
 
 
 def _possible(module: nn.Module) -> bool:
@@ -161,141 +161,140 @@ def _possible(module: nn.Module) -> bool:
     return hooks.plain(module) and _layers_of(module) >= policy.LEAST_LAYERS
 
 
-class _Visit:
+class _CallFrame:
     """One call of a module that makes its sparse tensor itself.
 
-    given: another sparse tensor to be taken at the entrance, and copies of dictionaries, watched
-    from there on.
+    proxies: in a trial, of the inputs; reads and writes count from the resume point on.
     """
 
-    def __init__(self, unit: Unit, args: Any, kwargs: Any, given: InputProxies | None = None) -> None:
-        self.unit, self.args, self.kwargs, self.given = unit, args, kwargs, given
+    def __init__(self, region: GraphRegion, args: Any, kwargs: Any, proxies: InputProxies | None = None) -> None:
+        self.region, self.args, self.kwargs, self.proxies = region, args, kwargs, proxies
         self.dicts, self.parts = other_inputs(args, kwargs)
-        self.before = {place: dict(own) for place, own in self.dicts.items()}
+        self.before = {path: dict(own) for path, own in self.dicts.items()}
         self.entered = False
         self.result: ReplayResult | None = None
 
 
-class _Replayed(BaseException):
+class _ShortCircuit(BaseException):
     """Leaves a forward whose result is known already."""
 
-    def __init__(self, visit: _Visit, value: Any) -> None:
-        self.visit, self.value = visit, value
+    def __init__(self, call_frame: _CallFrame, value: Any) -> None:
+        self.call_frame, self.value = call_frame, value
 
 
 @contextlib.contextmanager
-def _visiting(visit: _Visit | None) -> Iterator[None]:
-    before = getattr(_local, "visit", None)
-    _local.visit = visit
+def _entered(call_frame: _CallFrame | None) -> Iterator[None]:
+    before = getattr(_local, "call_frame", None)
+    _local.call_frame = call_frame
     try:
         yield
     finally:
-        _local.visit = before
+        _local.call_frame = before
 
 
-class Unit:
+class GraphRegion:
     """The forward of a part of a model that is replayed where calls of a kind keep coming."""
 
     in_place_of = None
 
-    def __init__(self, model: nn.Module, tensors_of: _TensorsOf, entrance: nn.Module | None = None) -> None:
-        """entrance: the module inside that first takes the sparse tensor that `model` makes."""
+    def __init__(self, model: nn.Module, tensors_of: _TensorsOf, resume_point: nn.Module | None = None) -> None:
+        """resume_point: the module inside that first takes the sparse tensor that `model` makes."""
         self.model, self.tensors_of = model, tensors_of
         self.own = functools.partial(type(model).forward, model)
         self.__wrapped__ = self.own
         self.replayer = Replayer(TrainingReplayer(model, self.own, tensors_of))
-        self.entrance = None if entrance is None else _Entrance(entrance)
+        self.resume_point = None if resume_point is None else _ResumePoint(resume_point)
         model.__dict__["forward"] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():  # first: nobody can trace the rest
             return self.own(*args, **kwargs)
-        visit: _Visit | None = getattr(_local, "visit", None)
-        inside = visit is not None and visit.given is not None  # of a trial
-        if inside or not wanted() or trying() or padded.current() is not None:
+        call_frame: _CallFrame | None = getattr(_local, "call_frame", None)
+        inside = call_frame is not None and call_frame.proxies is not None  # of a trial
+        if inside or not enabled() or trying() or padded.current() is not None:
             return self.own(*args, **kwargs)
-        if self.entrance is None:
+        if self.resume_point is None:
             out = self.replayer(*args, **kwargs)
         else:
-            out = self._through(args, kwargs)
-        self._settle()
+            out = self._call_to_resume_point(args, kwargs)
+        self._stop_if_given_up()
         return out
 
-    def _through(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        visit = _Visit(self, args, kwargs)
+    def _call_to_resume_point(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call_frame = _CallFrame(self, args, kwargs)
         try:
-            with _visiting(visit):
+            with _entered(call_frame):
                 out = self.own(*args, **kwargs)
-        except _Replayed as found:
-            if found.visit is not visit:
+        except _ShortCircuit as short:
+            if short.call_frame is not call_frame:
                 raise
-            return found.value
-        if visit.result is not None:
-            visit.result.computed(out)
+            return short.value
+        if call_frame.result is not None:
+            call_frame.result.computed(out)
         return out
 
-    def enter(self, visit: _Visit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The entrance was called. Raises _Replayed where a graph knows what would come."""
+    def enter(self, call_frame: _CallFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The resume point was called. Raises _ShortCircuit where a graph has the result."""
         mode = self.replayer.mode()
-        known = {id(one) for one in visit.dicts.values()}
+        known = {id(one) for one in call_frame.dicts.values()}
         try:
             call = call_of(args, kwargs, self.tensors_of, set(), RESUMED)
             if call is None or not mode.ready():
                 return
-            dicts, parts = {**visit.dicts, **call.dicts}, {**visit.parts, **call.parts}
-            alive = constants_alive(sys._getframe(1), _THROUGH, lambda one: id(one) in known or _is_tensor(one))
+            dicts, parts = {**call_frame.dicts, **call.dicts}, {**call_frame.parts, **call.parts}
+            alive = constants_alive(sys._getframe(1), _OUTER_CODE, lambda one: id(one) in known or _is_tensor(one))
             constants = call.constants, alive, read_constants(dicts, mode.reads)
         except Refusal as error:
             mode.refuse(str(error))
             mode.attempts.failed()
             return
-        over = functools.partial(self._over, visit)
-        visit.result = mode.try_call(Call(call.x, over, constants, dicts, parts, self.tensors_of))
-        if visit.result is not None and visit.result.output is not MISSING:
-            raise _Replayed(visit, visit.result.output)
+        rerun = functools.partial(self._rerun, call_frame)
+        call_frame.result = mode.try_call(Call(call.x, rerun, constants, dicts, parts, self.tensors_of))
+        if call_frame.result is not None and call_frame.result.output is not MISSING:
+            raise _ShortCircuit(call_frame, call_frame.result.output)
 
-    def _over(self, visit: _Visit, function: Callable[..., Any], given: InputProxies) -> Any:
-        again = _Visit(self, (), {}, given)
-        given.before = visit.before
-        args = [with_proxies(one, given, (n,)) for n, one in enumerate(visit.args)]
-        kwargs = {key: with_proxies(one, given, (key,)) for key, one in visit.kwargs.items()}
-        with _visiting(again):
+    def _rerun(self, call_frame: _CallFrame, function: Callable[..., Any], proxies: InputProxies) -> Any:
+        rerun_frame = _CallFrame(self, (), {}, proxies)
+        proxies.before = call_frame.before
+        args = [with_proxies(one, proxies, (n,)) for n, one in enumerate(call_frame.args)]
+        kwargs = {key: with_proxies(one, proxies, (key,)) for key, one in call_frame.kwargs.items()}
+        with _entered(rerun_frame):
             out = function(*args, **kwargs)
-        if not again.entered:
+        if not rerun_frame.entered:
             raise Refusal(Why.GRAPH_BRANCH)
         return out
 
-    def _settle(self) -> None:
+    def _stop_if_given_up(self) -> None:
         modes = self.replayer, self.replayer.training
         reason = next((why for mode in modes if (why := mode.given_up()) is not None), None)
         if reason is not None and not any(mode.graphs for mode in modes):
             with _lock:
-                if _units.pop(self.model, None) is not None:
-                    self.take_out()
+                if _regions.pop(self.model, None) is not None:
+                    self.uninstall()
                     _refused[self.model] = reason
-                    _settled.clear()  # inner ones may do
+                    _exhausted.clear()  # inner ones may do
 
-    def take_out(self) -> None:
+    def uninstall(self) -> None:
         """Give the model its own forward back."""
         if self.model.__dict__.get("forward") is self:
             del self.model.__dict__["forward"]
-        if self.entrance is not None:
-            self.entrance.take_out()
+        if self.resume_point is not None:
+            self.resume_point.uninstall()
 
     def __reduce__(self) -> Any:
         """Pickles of the model know its own forward."""
         return functools.partial, (type(self.model).forward, self.model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        twin = memo.get(id(self.model))
-        return self if twin is None else functools.partial(type(twin).forward, twin)
+        copied = memo.get(id(self.model))
+        return self if copied is None else functools.partial(type(copied).forward, copied)
 
 
-_THROUGH = Unit._through.__code__
+_OUTER_CODE = GraphRegion._call_to_resume_point.__code__
 
 
-class _Entrance:
-    """The forward of the module that first takes the sparse tensor which its unit makes."""
+class _ResumePoint:
+    """The forward of the module that first takes the sparse tensor which its region makes."""
 
     in_place_of = None
 
@@ -308,17 +307,17 @@ class _Entrance:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():
             return self.own(*args, **kwargs)
-        visit: _Visit | None = getattr(_local, "visit", None)
-        if visit is None or visit.entered or visit.unit.entrance is not self:
+        call_frame: _CallFrame | None = getattr(_local, "call_frame", None)
+        if call_frame is None or call_frame.entered or call_frame.region.resume_point is not self:
             return self.own(*args, **kwargs)
-        visit.entered = True
-        if visit.given is None:
-            visit.unit.enter(visit, args, kwargs)
+        call_frame.entered = True
+        if call_frame.proxies is None:
+            call_frame.region.enter(call_frame, args, kwargs)
             return self.own(*args, **kwargs)
-        put, named = visit.given.resumed_arguments(args, kwargs)
+        put, named = call_frame.proxies.resumed_arguments(args, kwargs)
         return self.own(*put, **named)
 
-    def take_out(self) -> None:
+    def uninstall(self) -> None:
         if self.module.__dict__.get("forward") is self:
             del self.module.__dict__["forward"]
 
@@ -326,5 +325,5 @@ class _Entrance:
         return functools.partial, (type(self.module).forward, self.module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        twin = memo.get(id(self.module))
-        return self if twin is None else functools.partial(type(twin).forward, twin)
+        copied = memo.get(id(self.module))
+        return self if copied is None else functools.partial(type(copied).forward, copied)
