@@ -28,7 +28,7 @@ from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
 from .level_layouts import Level, LevelLayouts
 from .padded import PaddedInput, rows_found
-from .recording import PAIRS, Answer, Answers, Recording, Step, boxes_of, loose_levels
+from .recording import PAIRS, Answer, Answers, Recording, Step, boxes_of, levels_with_unknown_bounds
 from .scene_memory import SceneMemory, Slabs, room_for, rule_of
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "Sides"]
@@ -67,7 +67,7 @@ class BatchedBuilder:
         """slack: memory of a level over the estimate.  where: layouts of levels that are not those
         of their boxes.  boxes: where the input's is to be learnt.  traces: of scenes like this."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
-        self.slack, self.where, self.loose = slack, where, loose_levels(steps)
+        self.slack, self.where, self.unknown_levels = slack, where, levels_with_unknown_bounds(steps)
         self.memory, self.traces = SceneMemory(steps, last, cmap.device), traces
         self.traced = False  # whether a trace has queued the scene
         self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
@@ -75,8 +75,8 @@ class BatchedBuilder:
         self.levels: dict[int, Level] = {}
         self.room: dict[int, int] = {}  # rows that levels had memory for when they were expanded
         self.expansions: dict[int, Expansion] = {}
-        self.ends: list[torch.Tensor] = []  # of `loose_levels`, see `DataBounds`
-        self.found: dict[int, Box] = {}  # their bounds, once they are known
+        self.ends: list[torch.Tensor] = []  # of `levels_with_unknown_bounds`, see `DataBounds`
+        self.exact_boxes: dict[int, Box] = {}  # their bounds, once they are known
         self.boxes = boxes_of(cmap.box, steps) if boxes is None else boxes
 
     def answers(self) -> Answers | None:
@@ -89,7 +89,7 @@ class BatchedBuilder:
             self.traced = found[0] is not None
             return found[0]
         counters, root = self.expanded(capacities)
-        read = Fetched.now([counters, root.flags, *self.besides()])
+        read = Fetched.now([counters, root.flags, *self.extra_readbacks()])
         rows = self.sizes(capacities, read, self.counter_lengths())
         if rows is None:
             return None
@@ -99,12 +99,12 @@ class BatchedBuilder:
             self.traces.learn(self, capacities, rows)
         return answers
 
-    def over(self, cmap: Any, target: Target) -> BatchedBuilder:
-        """One that queues the same over others."""
+    def copy_over(self, cmap: Any, target: Target) -> BatchedBuilder:
+        """A builder of the same maps over other coordinates."""
         return BatchedBuilder(cmap, target, self.steps, self.last, boxes=self.boxes)
 
-    def besides(self) -> list[torch.Tensor]:
-        """What else the host wants to know: bounds."""
+    def extra_readbacks(self) -> list[torch.Tensor]:
+        """What else the host reads: bounds."""
         return [ends.flatten() for ends in self.ends]
 
     def lay_out(self, scene: PaddedInput) -> bool:
@@ -114,14 +114,14 @@ class BatchedBuilder:
         if (capacities := self._capacities()) is None:
             return False
         taken = {self.cmap.n_rows}
-        for place in capacities:
-            while capacities[place] in taken:
-                capacities[place] += 8
-            taken.add(capacities[place])
+        for index in capacities:
+            while capacities[index] in taken:
+                capacities[index] += 8
+            taken.add(capacities[index])
         self.lay_levels_out()
         scene.counters, root = self.expanded(capacities)
         scene.lengths, scene.flags = tuple(self.counter_lengths()), root.flags
-        rooms = {place + 1: capacity for place, capacity in capacities.items()}
+        rooms = {index + 1: capacity for index, capacity in capacities.items()}
         scene.capacities = {0: self.cmap.n_rows, **rooms}
         counts = {level: made.count for level, made in self.levels.items()}
         scene.counts = {at: scene.count if n is None else viewed(n) for at, n in counts.items()}
@@ -131,19 +131,19 @@ class BatchedBuilder:
         """Queue the maps over these coordinates: the sides of every step."""
         rows = {level: one.capacity for level, one in self.levels.items()}
         slabs, made = self.memory.tables(rows, self.room), list[list[Any]]()
-        for places in self.memory.batches(rows):
-            made += [self._linked(place, slabs[place]) for place in places]
-            self._tile(made, places)
-            for place in places:
-                slabs[place] = Slabs()
+        for indices in self.memory.batches(rows):
+            made += [self._linked(index, slabs[index]) for index in indices]
+            self._tile(made, indices)
+            for index in indices:
+                slabs[index] = Slabs()
         return [tuple(sides) for sides in made]
 
-    def _tile(self, made: list[list[Any]], places: range) -> None:
+    def _tile(self, made: list[list[Any]], indices: range) -> None:
         """Queue the tiles of these steps, which take the place of their tables."""
-        wanted = [(place, side) for place in places for side in self._tiled(place, made[place])]
-        tiles = tile_batch.tile_batch([made[place][side] for place, side in wanted], self.target)
-        for (place, side), found in zip(wanted, tiles, strict=True):
-            made[place][side] = found
+        wanted = [(index, side) for index in indices for side in self._tiled(index, made[index])]
+        tiles = tile_batch.tile_batch([made[index][side] for index, side in wanted], self.target)
+        for (index, side), found in zip(wanted, tiles, strict=True):
+            made[index][side] = found
 
     def coords(self) -> dict[int, torch.Tensor]:
         """The coordinates of the new levels, by level."""
@@ -165,49 +165,49 @@ class BatchedBuilder:
     def expanded(self, capacities: dict[int, int]) -> tuple[torch.Tensor, Any]:
         """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""
         root, tables = self.root(), self._tables(capacities)
-        rows = {place + 1: capacity for place, capacity in capacities.items()}
+        rows = {index + 1: capacity for index, capacity in capacities.items()}
         slab = self.memory.scratch({0: self.cmap.n_rows, **rows})
-        for place, table in tables.items():
-            self._expand(place, self.steps[place], capacities[place], table, slab)
-            if place + 1 in self.loose:
+        for index, table in tables.items():
+            self._expand(index, self.steps[index], capacities[index], table, slab)
+            if index + 1 in self.unknown_levels:
                 assert self.where is not None
-                self.ends.append(self.levels[place + 1].ends())
-                self.where.derive(self.ends[-1], self.steps, self.target, place + 1)
+                self.ends.append(self.levels[index + 1].ends())
+                self.where.derive(self.ends[-1], self.steps, self.target, index + 1)
         if not tables:
             return root.flags[:0], root
         memory = next(iter(tables.values())).total.memory  # where these come first
         return memory[: sum(self.counter_lengths())], root
 
     def _capacities(self) -> dict[int, int] | None:
-        """Rows to reserve at every new level, by the place of its step; None where that is not
+        """Rows to reserve at every new level, by the index of its step; None where that is not
         known."""
         capacities: dict[int, int] = {}
         if self.boxes[0].oversized or kernel_target(self.device, self._key64) is None:
             return None
-        if self.where is None and self.loose:
+        if self.where is None and self.unknown_levels:
             self.where = LevelLayouts(self.boxes, (), self.device)
             self.layouts = self.where.layouts
             if not self.where.serves(self.boxes):
                 return None
             self.where.upload(self.boxes)
-        for place, step in enumerate(self.steps):
+        for index, step in enumerate(self.steps):
             if not step.makes:
                 continue
             if step.request.order == "by_offset":
                 return None  # no launches make it
-            growth = self.last.growth(place)
+            growth = self.last.growth(index)
             below = self.cmap.n_rows if step.level == 0 else capacities.get(step.level - 1)
-            out_box = self.boxes.get(place + 1)
+            out_box = self.boxes.get(index + 1)
             if growth is None or below is None or out_box is None or out_box.oversized:
                 return None
-            layout = self.layouts.get(place + 1)
+            layout = self.layouts.get(index + 1)
             key64 = out_box.key64 if layout is None else layout.key64
             if kernel_target(self.device, key64 or self._key64, True) is None:
                 return None
             cells = (out_box if layout is None else layout.limits).volume
             most = min(below * len(step.request.offsets), max(1, cells))
             likely = int(self.slack * growth * self.cmap.n_rows)
-            capacities[place] = min(most, room_for(likely + 256))
+            capacities[index] = min(most, room_for(likely + 256))
         return capacities
 
     @property
@@ -217,52 +217,52 @@ class BatchedBuilder:
         return self.boxes[0].key64 if layout is None else layout.key64
 
     def _tables(self, capacities: dict[int, int]) -> dict[int, Any]:
-        """Empty hash tables of the new levels, by the places of their steps."""
+        """Empty hash tables of the new levels, by the indices of their steps."""
         wanted = []
-        for place, capacity in capacities.items():
+        for index, capacity in capacities.items():
             # Half full at worst; for the capacity alone it would be a third.
-            level = self.steps[place].level
+            level = self.steps[index].level
             counters = new_rows.owner_counters(self.cmap.n_rows if level == 0 else capacities[level - 1])
-            key64 = self.layouts[place + 1].key64
+            key64 = self.layouts[index + 1].key64
             wanted.append((capacity_for(-(-2 * capacity // 3)), key64, counters))
         tables = hash_table.HashTable.allocate_all(wanted, self.device)
         return dict(zip(capacities, tables, strict=True))
 
     def counter_lengths(self) -> list[int]:
         """Lengths of the new tables' flags and counters, which lie one after another."""
-        return [level.table.own[2].shape[0] for place, level in self.levels.items() if place]
+        return [level.table.own[2].shape[0] for number, level in self.levels.items() if number]
 
-    def _expand(self, place: int, step: Step, capacity: int, table: Any, slab: Slab | None) -> None:
+    def _expand(self, index: int, step: Step, capacity: int, table: Any, slab: Slab | None) -> None:
         """slab: see `SceneMemory.scratch`."""
-        below, out, req = self.levels[step.level], self.layouts[place + 1], step.request
-        slab = slab if self.memory.passing(place) else None
+        below, out, req = self.levels[step.level], self.layouts[index + 1], step.request
+        slab = slab if self.memory.passing(index) else None
         zeroed = self.cmap.rows.device is not None
         expansion = Expansion(below.source(), req.offsets, *rule_of(req), out, self.target, slab)
         expansion.insert(table)
         coords = expansion.number(capacity, req.order, True, zeroed)
-        self.expansions[place] = expansion
+        self.expansions[index] = expansion
         self.room[step.level] = below.capacity
-        self.levels[place + 1] = Level(coords, out, table, table.total)
+        self.levels[index + 1] = Level(coords, out, table, table.total)
 
-    def _linked(self, place: int, slabs: Slabs) -> list[Any]:
+    def _linked(self, index: int, slabs: Slabs) -> list[Any]:
         """Queue the tables of one step."""
-        step = self.steps[place]
+        step = self.steps[index]
         level, target, offsets = self.levels[step.level], self.target, step.request.offsets
         if step.makes:
-            new, both = self.levels[place + 1], self.memory.both(place)
-            return [*self.expansions[place].link(new.capacity, new.count, both, slabs.linked)]
+            new, both = self.levels[index + 1], self.memory.both(index)
+            return [*self.expansions[index].link(new.capacity, new.count, both, slabs.linked)]
         here, stride, center = level, (1,) * offsets.dimension, offsets.center
         if step.out is not None:
             here, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
-            here.source(), level.table, level.capacity, level.layout, offsets, stride, target, center, slabs.found
+            here.source(), level.table, level.capacity, level.layout, offsets, stride, target, center, slabs.looked_up
         )
         return [table, None]
 
-    def _tiled(self, place: int, sides: Sequence[Any]) -> list[int]:
+    def _tiled(self, index: int, sides: Sequence[Any]) -> list[int]:
         """Which sides of a step products want in tiles."""
         tiled = self.memory.tiled
-        return [s for s, found in enumerate(sides) if found is not None and tiled(place, s)]
+        return [s for s, found in enumerate(sides) if found is not None and tiled(index, s)]
 
     def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
         """Rows of every level, from what the host has read, of the new tables so many counters;
@@ -273,7 +273,7 @@ class BatchedBuilder:
             cmap.validate(*hash_table.live_flags(root))
         if not cmap.unique or cmap.alive is not None:
             return None
-        levels = {place + 1: capacity for place, capacity in capacities.items()}
+        levels = {index + 1: capacity for index, capacity in capacities.items()}
         rows = rows_found(counters, lengths, levels)
         if rows is not None:
             self.learn(ends, rows)
@@ -288,10 +288,10 @@ class BatchedBuilder:
 
     def learn(self, ends: Sequence[list[int]], rows: dict[int, int]) -> None:
         """Learn where levels end, of which there are so many rows, and with that all bounds."""
-        levels = zip(self.loose, ends, strict=True)
-        self.found = {level: box_of(values) for level, values in levels if rows[level]}
-        if self.found or self.boxes.get(0) is not self.cmap.box:
-            self.boxes = boxes_of(self.cmap.box, self.steps, self.found)
+        levels = zip(self.unknown_levels, ends, strict=True)
+        self.exact_boxes = {level: box_of(values) for level, values in levels if rows[level]}
+        if self.exact_boxes or self.boxes.get(0) is not self.cmap.box:
+            self.boxes = boxes_of(self.cmap.box, self.steps, self.exact_boxes)
 
     def assembled(
         self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor], scene: PaddedInput | None = None
@@ -303,27 +303,27 @@ class BatchedBuilder:
         answers: Answers = {}
         maps, paired = {0: self.cmap}, list[Rulebook]()
         ends = {level: Rows.of(count) if scene is None else scene.rows(level) for level, count in rows.items()}
-        for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
-            kmap, new = self._answer(place, step, sides, ends, coords, scene)
+        for index, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
+            kmap, new = self._answer(index, step, sides, ends, coords, scene)
             if new is not None:
-                maps[place + 1] = new
+                maps[index + 1] = new
             given = None if step.out is None else maps[step.out]
             answers[step] = Answer(maps[step.level], given, kmap, new)
-            if PAIRS in self.last.views[place].asked and scene is None:
+            if PAIRS in self.last.views[index].asked and scene is None:
                 paired.append(kmap.rulebook)
         count_pairs(paired, self.target)
         return answers
 
     def _answer(
         self,
-        place: int,
+        index: int,
         step: Step,
         sides: Sides,
         rows: dict[int, Rows],
         coords: dict[int, torch.Tensor],
         scene: PaddedInput | None,
     ) -> tuple[KernelMap, CoordinateMap | None]:
-        out = step.ends(place)
+        out = step.ends(index)
         x, y = rows[step.level], rows[out]
         offsets, same = step.request.offsets, out == step.level
         symmetric, center = same and offsets.symmetric, offsets.center if same else -1
@@ -335,5 +335,5 @@ class BatchedBuilder:
         new = CoordinateMap(here, self.boxes[out], y, own=True)
         new.adopt()
         new.loose = step.request.loose
-        new.tight = self.found.get(out) if scene is None else new.box
+        new.tight = self.exact_boxes.get(out) if scene is None else new.box
         return kmap, new

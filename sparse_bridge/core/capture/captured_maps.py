@@ -17,7 +17,7 @@ from ..geometry.data_bounds import DataBounds, Root
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from .batched_builder import BatchedBuilder
-from .graph_capture import GraphMemory, Remains, captured
+from .graph_capture import GraphMemory, KeepAlive, captured
 from .level_layouts import LevelLayouts
 from .padded import PaddedInput
 from .recording import Recording, Step, boxes_of
@@ -121,7 +121,7 @@ class CapturedMaps:
             self.second, made = captured(self._maps, memory.pool, records)
         scene.prepared = made, coords
         self.event, self._stream = torch.cuda.Event(), Streams(device)
-        self._remains = Remains(self.host, self.inputs.host, self.event)
+        self._keep_alive = KeepAlive(self.host, self.inputs.host, self.event)
 
     def _laid_out(self) -> BatchedBuilder:
         """A builder that has queued the coordinates of all levels. Raises Refusal."""

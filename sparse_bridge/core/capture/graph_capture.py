@@ -23,19 +23,19 @@ from ..device.stream_order import capture_stream, waiting
 _local = threading.local()
 
 
-def trying() -> bool:
+def in_trial() -> bool:
     """Whether this thread captures a model, or tries to."""
-    return getattr(_local, "trying", False)
+    return getattr(_local, "in_trial", False)
 
 
 @contextlib.contextmanager
 def trial() -> Iterator[None]:
     """In this block the thread does."""
-    _local.trying = True
+    _local.in_trial = True
     try:
         yield
     finally:
-        _local.trying = False
+        _local.in_trial = False
 
 
 class _Captures:
@@ -78,7 +78,7 @@ _captures = _Captures()
 empty_cache = _captures.empty_cache
 
 
-class EagerMemory:
+class CacheTrimmer:
     """What calls without a graph leave in the allocator's cache: given back once they are over, a
     few times in all, as each time costs the next such call its allocations."""
 
@@ -96,7 +96,7 @@ class EagerMemory:
             empty_cache()
 
 
-class Remains:
+class KeepAlive:
     """Things that go with their owner, or after the captures that are under way then."""
 
     def __init__(self, *things: Any) -> None:
@@ -106,7 +106,7 @@ class Remains:
         outlive(self._things)
 
 
-class CapturedGraph(Remains):
+class CapturedGraph(KeepAlive):
     """A graph that was captured."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, *held: Any) -> None:

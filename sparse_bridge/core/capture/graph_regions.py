@@ -37,7 +37,7 @@ from .calls.frames import constants_alive
 from .calls.input_proxies import RESUMED, InputProxies, with_proxies
 from .calls.wrappers import wraps
 from .captured_model import Tensors
-from .graph_capture import trying
+from .graph_capture import in_trial
 from .graphed_module import MISSING, ReplayResult
 from .replay import Replayer, Summary
 from .replay_training import TrainingReplayer
@@ -76,7 +76,7 @@ def enabled() -> bool:
 
 
 def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
-    if enabled() and padded.current() is None and not trying() and not hooks.traced():
+    if enabled() and padded.current() is None and not in_trial() and not hooks.traced():
         _install_region(sys._getframe(1))
     return prefetch.provide(store, cmap, req)
 
@@ -211,7 +211,7 @@ class GraphRegion:
             return self.own(*args, **kwargs)
         call_frame: _CallFrame | None = getattr(_local, "call_frame", None)
         inside = call_frame is not None and call_frame.proxies is not None  # of a trial
-        if inside or not enabled() or trying() or padded.current() is not None:
+        if inside or not enabled() or in_trial() or padded.current() is not None:
             return self.own(*args, **kwargs)
         if self.resume_point is None:
             out = self.replayer(*args, **kwargs)

@@ -19,7 +19,7 @@ from .calls import announced_inputs
 from .calls.call import Call, call_of
 from .calls.output_spec import MISSING
 from .captured_model import ROWS, CaptureContext, Tensors, statistics_kept
-from .graph_capture import EagerMemory, GraphMemory, empty_cache, trial, trying
+from .graph_capture import CacheTrimmer, GraphMemory, empty_cache, in_trial, trial
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch, smallest_fitting
 from .padded import PaddedInput
@@ -57,7 +57,7 @@ class GraphedModule(abc.ABC):
         self.calls: dict[GraphKey, policy.Attempts] = {}
         self.captures, self.attempts = 0, policy.Attempts(policy.CAPTURE_FAILURES)
         self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)  # no maps, or a trial that showed nothing
-        self.hits, self.eager = 0, EagerMemory()
+        self.hits, self.trimmer = 0, CacheTrimmer()
         self.by_box = False  # a graph for every box; where the model looks at bounds
         self.reason: str | None = None  # why a capture failed
         self.undecided: str | None = None  # why the last trial showed nothing
@@ -93,7 +93,7 @@ class GraphedModule(abc.ABC):
         if not self.graphs and self.given_up() is not None:
             return False
         self.modules = self.modules or list(self.model.modules())
-        return not trying() and self.allowed()
+        return not in_trial() and self.allowed()
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         """A call that may be replayed, and what a graph made of it."""
@@ -153,7 +153,7 @@ class GraphedModule(abc.ABC):
         if made is not MISSING:
             self.hits += 1
             announced_inputs.replayed(self, root.coords)
-            self.eager.replayed()
+            self.trimmer.replayed()
         return ReplayResult(made, lambda _: None)
 
     def _verify(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
@@ -234,7 +234,7 @@ class GraphedModule(abc.ABC):
 
     def capture_when_due(self, key: GraphKey, capture: Callable[[], Any]) -> None:
         """Capture a graph where scenes of this size keep coming. capture: returns it, or None for this time."""
-        self.eager.computed()
+        self.trimmer.computed()
         if not self.calls.setdefault(key, policy.Attempts(policy.CAPTURE)).due():
             return
         if self.given_up() is not None or key in self.graphs:

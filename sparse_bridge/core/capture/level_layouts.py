@@ -19,7 +19,7 @@ from ..geometry.constants import constant
 from ..geometry.data_bounds import DataBounds
 from ..geometry.reach import BoxReach
 from ..maps.expansion import Source
-from .recording import Step, loose_levels
+from .recording import Step, levels_with_unknown_bounds
 
 _FAR = 1 << 24  # coordinates beyond are not served
 
@@ -69,8 +69,8 @@ class LevelLayouts:
         columns = len(boxes[0].size)
         limits = Box.spanning((-_FAR,) * columns, (2 * _FAR,) * columns)
         self.layouts = {
-            level: layout_over(self.sent, 2 + size * place, limits, box.key64 or level in key64, bool(box.steps))
-            for place, (level, box) in enumerate(boxes.items())
+            level: layout_over(self.sent, 2 + size * index, limits, box.key64 or level in key64, bool(box.steps))
+            for index, (level, box) in enumerate(boxes.items())
         }
 
     @staticmethod
@@ -107,8 +107,8 @@ class LevelLayouts:
 
         chains = chains_of(tuple(steps))[level]
         width = 2 + max(map(len, chains.values())) * (ends.shape[1] - 1) * 5
-        places = {one: place for place, one in enumerate(self.layouts)}
-        rules = tuple((places[one], chain) for one, chain in chains.items())
+        indices = {one: index for index, one in enumerate(self.layouts)}
+        rules = tuple((indices[one], chain) for one, chain in chains.items())
         level_bounds(ends, _table(rules, width, ends.device), self.records, target)
 
 
@@ -117,20 +117,20 @@ Chain = tuple[BoxReach, ...]
 
 @functools.lru_cache(maxsize=256)
 def chains_of(steps: tuple[Step, ...]) -> dict[int, dict[int, Chain]]:
-    """By levels whose ends are measured, the input's own and `loose_levels`: the levels whose
-    bounds follow from them, and the rules that lead there, as far as kernels know their
+    """By levels whose ends are measured, the input's own and `levels_with_unknown_bounds`: the levels
+    whose bounds follow from them, and the rules that lead there, as far as kernels know their
     arithmetic."""
-    measured = {0, *loose_levels(steps)}
+    measured = {0, *levels_with_unknown_bounds(steps)}
     chains: dict[int, dict[int, Chain]] = {level: {} for level in sorted(measured)}
     chains[0][0] = ()
     start = dict.fromkeys(measured, -1)
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         rule = step.request.output
         if step.makes and isinstance(rule, BoxReach) and step.level in start:
             own = step.level in measured
             first = step.level if own else start[step.level]
-            chains[first][place + 1] = (*(() if own else chains[first][step.level]), rule)
-            start[place + 1] = first
+            chains[first][index + 1] = (*(() if own else chains[first][step.level]), rule)
+            start[index + 1] = first
     return chains
 
 
@@ -138,8 +138,8 @@ def chains_of(steps: tuple[Step, ...]) -> dict[int, dict[int, Chain]]:
 def _table(chains: tuple[tuple[int, Chain], ...], width: int, device: torch.device) -> torch.Tensor:
     """What `level_bounds` reads, in rows of `width`."""
     table: list[int] = []
-    for place, chain in chains:
-        row = [place, len(chain)]
+    for index, chain in chains:
+        row = [index, len(chain)]
         for rule in chain:
             for axis in rule.axes:
                 row += map(int, axis)

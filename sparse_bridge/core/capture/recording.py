@@ -27,7 +27,7 @@ class Step(NamedTuple):
     """A request over level `level`, without bounds; out: the level of its output coordinates, where
     those are given (and then no part of the request).
 
-    Level 0 holds the input's own coordinates; a step at place i of the recording that makes
+    Level 0 holds the input's own coordinates; the step with index i of the recording that makes
     coordinates makes level i + 1.
     """
 
@@ -40,9 +40,9 @@ class Step(NamedTuple):
         """Whether it makes coordinates."""
         return self.request.kind in ("strided", "generative")
 
-    def ends(self, place: int) -> int:
-        """The level of its outputs, if it stands at this place."""
-        return place + 1 if self.makes else self.level if self.out is None else self.out
+    def ends(self, index: int) -> int:
+        """The level of its outputs, if it has this index."""
+        return index + 1 if self.makes else self.level if self.out is None else self.out
 
     @property
     def relative(self) -> bool:
@@ -55,39 +55,39 @@ class Step(NamedTuple):
         return not self.makes or isinstance(self.request.output, BoxReach)
 
 
-def boxes_of(box: Box, steps: Sequence[Step], found: Mapping[int, Box] | None = None) -> dict[int, Box]:
+def boxes_of(box: Box, steps: Sequence[Step], exact: Mapping[int, Box] | None = None) -> dict[int, Box]:
     """The boxes of all levels over inputs in `box`, as far as they have any.
 
-    found: exact bounds of `loose_levels`, where they are known.
+    exact: bounds of `levels_with_unknown_bounds`, where they are known.
     """
     boxes = {0: box}
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         below = boxes.get(step.level)
-        if found and step.level in found and isinstance(step.request.output, BoxReach):
-            below = found[step.level]
+        if exact and step.level in exact and isinstance(step.request.output, BoxReach):
+            below = exact[step.level]
         made = step.request.out_box(below) if step.makes and below is not None else None
         if made is not None:
-            boxes[place + 1] = made
+            boxes[index + 1] = made
     return boxes
 
 
 @functools.lru_cache(maxsize=256)
-def loose_levels(steps: tuple[Step, ...]) -> tuple[int, ...]:
+def levels_with_unknown_bounds(steps: tuple[Step, ...]) -> tuple[int, ...]:
     """Levels that may end inside their boxes, where the bounds of others start from their ends."""
     sources = {s.level for s in steps if s.makes and isinstance(s.request.output, BoxReach)}
     return tuple(
-        place + 1 for place, step in enumerate(steps) if step.makes and place + 1 in sources and step.request.loose
+        index + 1 for index, step in enumerate(steps) if step.makes and index + 1 in sources and step.request.loose
     )
 
 
 class Answer(NamedTuple):
-    """kmap: the map of a step over the coordinates `over`, whose outputs are `given`, or the `new`
-    ones that it made."""
+    """kmap: the map of a step from `in_coords` to `out_coords`, where those are given, or to the
+    `new_coords` that it made."""
 
-    over: CoordinateMap
-    given: CoordinateMap | None
+    in_coords: CoordinateMap
+    out_coords: CoordinateMap | None
     kmap: KernelMap
-    new: CoordinateMap | None
+    new_coords: CoordinateMap | None
 
 
 Answers = dict[Step, Answer]
@@ -135,7 +135,7 @@ class Expectation:
 class Recording:
     """What one input of `n_rows` rows in `box` was asked, and what is expected of others.
 
-    levels: of its coordinates.  steps: the requests.  By their places, views: of their maps; rows:
+    levels: of its coordinates.  steps: the requests.  By their indices, views: of their maps; rows:
     of the levels that they made; largest: such rows per row of the input, of inputs before.
     ready: answers to steps that are expected, for `stream`.  expected: what inputs like the one before
     told of this one.  alike: what inputs like this one tell of the next, once that is there.  lists:
@@ -181,54 +181,54 @@ class Recording:
         # apart are their coordinates. Another stream may run before the work that was queued here.
         if (
             found is not None
-            and found.over is cmap
-            and (step.out is None or found.given is req.output)
+            and found.in_coords is cmap
+            and (step.out is None or found.out_coords is req.output)
             and self.stream == targets.current_stream(cmap.device)
         ):
             return self._take(step, found)
-        place = self._enter(step)
+        index = self._enter(step)
         built = requests.build(cmap, req)  # raises for a padded input
         rulebook = built.kmap.rulebook
         for side in (0, 1):  # built now, so what tiles there are were asked for
             if rulebook.tiled(side):
-                self.views[place].wanted(side, True)
-        return self._remember(place, built)
+                self.views[index].wanted(side, True)
+        return self._remember(index, built)
 
     def again(self, step: Step) -> BuiltMap | None:
         """The answer that is ready to a request of which it is known that it takes this step; None
         where it has to be asked."""
         found = self.ready.get(step)
-        if found is None or self.stream != targets.current_stream(found.over.device):
+        if found is None or self.stream != targets.current_stream(found.in_coords.device):
             return None
         return self._take(step, found)
 
     def _take(self, step: Step, found: Answer) -> BuiltMap:
         del self.ready[step]
-        return self._remember(self._enter(step), BuiltMap.of(found.kmap, found.new))
+        return self._remember(self._enter(step), BuiltMap.of(found.kmap, found.new_coords))
 
     def _enter(self, step: Step) -> int:
-        """The place of a step that is taken now."""
+        """The index of a step that is taken now."""
         self.views.append(Views(set(), set()))
         self.steps.append(step)
         return len(self.steps) - 1
 
-    def _remember(self, place: int, built: BuiltMap) -> BuiltMap:
+    def _remember(self, index: int, built: BuiltMap) -> BuiltMap:
         """Hear which views of the map are asked for, and know the level that was made."""
-        built.kmap.rulebook.observe(self.views[place])
+        built.kmap.rulebook.observe(self.views[index])
         if built.coords is not None:
-            self.rows[place] = built.coords.n_rows
-            self.levels[built.coords] = place + 1
+            self.rows[index] = built.coords.n_rows
+            self.levels[built.coords] = index + 1
         return built
 
     # once it was asked
 
-    def growth(self, place: int) -> float | None:
+    def growth(self, index: int) -> float | None:
         """Rows that a step made, per row of the input: the most that this and earlier inputs
         had."""
-        rows = self.rows.get(place)
+        rows = self.rows.get(index)
         if rows is None:
             return None
-        return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(place, 0.0))
+        return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(index, 0.0))
 
     def follow(self, before: Recording | None) -> Recording | None:
         """Learn that it comes behind `before`, the last input with the same first request. The
@@ -243,8 +243,8 @@ class Recording:
         expected.following = self
         if last is None or last.alike is None:
             return None
-        grown = {place: last.growth(place) or last.largest.get(place) for place in {**last.largest, **last.rows}}
-        self.largest = {place: rate for place, rate in grown.items() if rate is not None}
+        grown = {index: last.growth(index) or last.largest.get(index) for index in {**last.largest, **last.rows}}
+        self.largest = {index: rate for index, rate in grown.items() if rate is not None}
         return last if trusted and last.alike.seen >= policy.INPUTS_ALIKE else None
 
     def settled(self) -> bool:
@@ -260,8 +260,8 @@ class Recording:
         """The same with both sides of every map to coordinates of its own wanted, as tiles where
         one is."""
         views = list(self.views)
-        for place, step in enumerate(self.steps):
+        for index, step in enumerate(self.steps):
             if step.makes:
-                tiled, asked = views[place]
-                views[place] = Views({0, 1} if tiled else tiled, asked | {0, 1})
+                tiled, asked = views[index]
+                views[index] = Views({0, 1} if tiled else tiled, asked | {0, 1})
         return dataclasses.replace(self, views=views)

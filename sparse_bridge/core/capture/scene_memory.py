@@ -41,7 +41,7 @@ class Slabs(NamedTuple):
     """Of a step: for its table, if it is looked up, or its two tables, if they are scattered to.
     None where there is none: tables take memory of their own."""
 
-    found: Slab | None = None
+    looked_up: Slab | None = None
     linked: tuple[Slab | None, Slab | None] = (None, None)
 
 
@@ -56,24 +56,24 @@ class SceneMemory:
         self._steps, self._last, self._device = steps, last, device
         self.sharing = False
         self._geometries = {
-            place: step.request.offsets.geometry(device, *rule_of(step.request))
-            for place, step in enumerate(steps)
+            index: step.request.offsets.geometry(device, *rule_of(step.request))
+            for index, step in enumerate(steps)
             if step.makes
         }
 
-    def tiled(self, place: int, side: int) -> bool:
+    def tiled(self, index: int, side: int) -> bool:
         """Whether products want a side of a step in tiles."""
-        return side in self._last.views[place].tiled
+        return side in self._last.views[index].tiled
 
-    def both(self, place: int) -> bool:
+    def both(self, index: int) -> bool:
         """Whether both sides of a map to new coordinates are asked for. Inference has no use for
         the second, which is as large."""
-        return 1 in self._last.views[place].asked
+        return 1 in self._last.views[index].asked
 
-    def passing(self, place: int) -> bool:
+    def passing(self, index: int) -> bool:
         """Whether nobody reads the slots of a step that makes coordinates once it is linked: they
         become no table."""
-        return not self.both(place) or self._geometries[place].class_offsets is not None
+        return not self.both(index) or self._geometries[index].class_offsets is not None
 
     def scratch(self, rows: Mapping[int, int]) -> Slab | None:
         """Slab for what `passing` steps need until they are linked. rows: of every level, as far as
@@ -82,10 +82,10 @@ class SceneMemory:
             return None
         size = sum(
             scratch_elements(
-                rows[step.level], self._geometries[place].n_row_offsets, rows[place + 1], step.request.order
+                rows[step.level], self._geometries[index].n_row_offsets, rows[index + 1], step.request.order
             )
-            for place, step in enumerate(self._steps)
-            if step.makes and self.passing(place)
+            for index, step in enumerate(self._steps)
+            if step.makes and self.passing(index)
         )
         return Slab.or_none(size, self._device)
 
@@ -95,38 +95,38 @@ class SceneMemory:
         if not self.sharing:
             return [Slabs()] * len(self._steps)
         found, blank = 0, 0
-        for place, step in enumerate(self._steps):
+        for index, step in enumerate(self._steps):
             n_offsets = len(step.request.offsets)
             if not step.makes:
-                if self.tiled(place, 0):
-                    found += neighbor_table.table_elements(rows[step.ends(place)], n_offsets)
+                if self.tiled(index, 0):
+                    found += neighbor_table.table_elements(rows[step.ends(index)], n_offsets)
                 continue
-            if self.tiled(place, 0):
-                blank += Slab.rounded(n_offsets * rows[place + 1])
-            if self.tiled(place, 1) and self.both(place) and self.passing(place):
+            if self.tiled(index, 0):
+                blank += Slab.rounded(n_offsets * rows[index + 1])
+            if self.tiled(index, 1) and self.both(index) and self.passing(index):
                 blank += Slab.rounded(n_offsets * room[step.level])
         one, other = Slab.or_none(found, self._device), Slab.or_none(blank, self._device, _BLANK)
-        return [self._slabs(place, one, other) for place in range(len(self._steps))]
+        return [self._slabs(index, one, other) for index in range(len(self._steps))]
 
     def batches(self, rows: Mapping[int, int]) -> list[range]:
         """Steps whose tables become tiles side by side, in order.  rows: see `scratch`."""
         ends, held = list[int](), 0
-        for place in range(len(self._steps)):
-            size = self._table_elements(place, rows)
+        for index in range(len(self._steps)):
+            size = self._table_elements(index, rows)
             if held and held + size > BATCH:
-                ends.append(place)
+                ends.append(index)
                 held = 0
             held += size
         bounds = [0, *ends, len(self._steps)]
         return [range(*pair) for pair in itertools.pairwise(bounds)]
 
-    def _table_elements(self, place: int, rows: Mapping[int, int]) -> int:
+    def _table_elements(self, index: int, rows: Mapping[int, int]) -> int:
         """Elements of the tables of a step that become tiles."""
-        step = self._steps[place]
-        first = rows[step.ends(place)] if self.tiled(place, 0) else 0
-        other = rows[step.level] if step.makes and self.tiled(place, 1) and self.both(place) else 0
+        step = self._steps[index]
+        first = rows[step.ends(index)] if self.tiled(index, 0) else 0
+        other = rows[step.level] if step.makes and self.tiled(index, 1) and self.both(index) else 0
         return len(step.request.offsets) * (first + other)
 
-    def _slabs(self, place: int, found: Slab | None, blank: Slab | None) -> Slabs:
-        first, second = self.tiled(place, 0), self.tiled(place, 1)
+    def _slabs(self, index: int, found: Slab | None, blank: Slab | None) -> Slabs:
+        first, second = self.tiled(index, 0), self.tiled(index, 1)
         return Slabs(found if first else None, (blank if first else None, blank if second else None))

@@ -34,20 +34,20 @@ class UnboundedBuilder(BatchedBuilder):
         assert cmap.data_bounds is not None and last.box is not None
         guess = boxes_of(last.box, steps)
         self.bounds, self.key64, self.outgrown = cmap.data_bounds, key64, False
-        self.given = LevelLayouts(guess, key64, cmap.device)
-        super().__init__(cmap, target, steps, last, where=self.given, boxes=guess, traces=traces)
+        self.guessed = LevelLayouts(guess, key64, cmap.device)
+        super().__init__(cmap, target, steps, last, where=self.guessed, boxes=guess, traces=traces)
 
     def lay_levels_out(self) -> None:
-        self.given.derive(self.bounds.ends, self.steps, self.target)
+        self.guessed.derive(self.bounds.ends, self.steps, self.target)
 
-    def besides(self) -> list[torch.Tensor]:
-        return [*super().besides(), self.bounds.ends.flatten()]
+    def extra_readbacks(self) -> list[torch.Tensor]:
+        return [*super().extra_readbacks(), self.bounds.ends.flatten()]
 
     def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
         *read, ends = read
         boxes = boxes_of(self.bounds.learn(ends), self.steps)
         self.key64 |= {level for level, box in boxes.items() if box.key64}
-        self.outgrown = not self.given.serves(boxes)
+        self.outgrown = not self.guessed.serves(boxes)
         if self.outgrown:
             self.cmap.drop_table()
             return None

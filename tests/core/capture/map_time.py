@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparse_bridge
 from sparse_bridge.core.capture import batched_builder, prefetch
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
-from sparse_bridge.core.capture.recording import boxes_of, loose_levels
+from sparse_bridge.core.capture.recording import boxes_of, levels_with_unknown_bounds
 from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
@@ -129,7 +129,7 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
             found = self.last.rows[place] if rows is None else rows(self, place, capacities[place])
             counters += [-1, -1, -1, found - 1, *[-1] * (length - 4)]
         n, boxes = self.cmap.n_rows, boxes_of(self.cmap.box, self.steps)
-        loose = [boxes[level] for level in loose_levels(self.steps)]
+        loose = [boxes[level] for level in levels_with_unknown_bounds(self.steps)]
         ends = [[*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose]
         return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends], lengths)
 

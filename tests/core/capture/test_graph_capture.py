@@ -14,7 +14,7 @@ from torch import nn
 
 from sparse_bridge.core.capture import graph_capture
 from sparse_bridge.core.capture.captured_maps import captured
-from sparse_bridge.core.capture.graph_capture import Remains, captured_from
+from sparse_bridge.core.capture.graph_capture import KeepAlive, captured_from
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.kernels.runtime import triton_compat, uploads
@@ -138,7 +138,7 @@ def test_a_capture_that_fails():
 
 def test_memory_that_a_capture_has_used():
     memory = torch.zeros(2)
-    there, owner = weakref.ref(memory), [Remains(memory)]
+    there, owner = weakref.ref(memory), [KeepAlive(memory)]
     del memory
     _, during = captured(lambda: (owner.clear(), there() is not None)[1], None)
     assert during and there() is None
@@ -184,7 +184,7 @@ def test_memory_of_calls_without_a_graph(monkeypatch):
     """It goes back when they are over, and not again and again."""
     given_back = []
     monkeypatch.setattr(graph_capture, "empty_cache", lambda: given_back.append(len(told)))
-    memory, told = graph_capture.EagerMemory(), []
+    memory, told = graph_capture.CacheTrimmer(), []
 
     def run(calls):
         for one in calls:

@@ -76,9 +76,9 @@ class Compared:
         tensor = torch.tensor
 
         def answers(builder: Any) -> Any:
-            twin = copy.copy(builder)
-            twin.levels, twin.room, twin.expansions, twin.ends, twin.found = {}, {}, {}, [], {}
-            twin.layouts, twin.traces = dict(builder.layouts), None
+            copied = copy.copy(builder)
+            copied.levels, copied.room, copied.expansions, copied.ends, copied.exact_boxes = {}, {}, {}, [], {}
+            copied.layouts, copied.traces = dict(builder.layouts), None
             for box in builder.boxes.values():
                 box.layout(builder.device)  # which is sent once, as what is found below
             if builder.cmap.data_bounds is not None:
@@ -86,7 +86,7 @@ class Compared:
             before = self.traced
             found, one = self._noted(own, builder)
             if self.traced > before:
-                launches, made = self._noted(own, twin)[1]
+                launches, made = self._noted(own, copied)[1]
                 for seen, expected in zip(one[0], launches, strict=True):
                     if seen != expected:  # the difference of all of it would be a long one
                         pytest.fail(f"{seen}\n{expected}")

@@ -13,7 +13,7 @@ from sparse_bridge.adapters.torchsparse.geometry import Sites, box_bounds, core_
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.capture.level_layouts import LevelLayouts, chains_of
-from sparse_bridge.core.capture.recording import Step, boxes_of, loose_levels
+from sparse_bridge.core.capture.recording import Step, boxes_of, levels_with_unknown_bounds
 from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box, record_of
 from sparse_bridge.core.geometry.data_bounds import DataBounds
@@ -209,7 +209,7 @@ def test_bounds_of_levels_on_the_device(kernel_lane, rules, low, size):
     ends = torch.tensor([[1, *low], [3, *(lo + n - 1 for lo, n in zip(low, size, strict=True))]])
     ends = ends.to(device, torch.int32)
     assert DataBounds(ends).box is box
-    loose, chains = loose_levels(tuple(steps)), chains_of(tuple(steps))
+    loose, chains = levels_with_unknown_bounds(tuple(steps)), chains_of(tuple(steps))
     assert set(chains) == {0, *loose} and sum(map(len, chains.values())) == 1 + len(rules)
     # Loose levels may end anywhere in their boxes: here at the first row and the last but one.
     found, boxes = {}, boxes_of(box, steps)

@@ -81,7 +81,7 @@ class Traces:
 
     def __init__(self) -> None:
         self._made: dict[_Kind, list[_Traced]] = {}
-        self._met: dict[_Kind, policy.Attempts] = {}
+        self._attempts: dict[_Kind, policy.Attempts] = {}
         self._of: Any = None  # what else the traces are of
         self._number, self._lock = 0, threading.Lock()
         self._failed = False
@@ -110,13 +110,13 @@ class Traces:
             return None
         (counters, flags, lengths, ends), state = first
         builder.ends = list(ends)
-        read = Fetched.now([counters, flags.view(), *builder.besides()])
+        read = Fetched.now([counters, flags.view(), *builder.extra_readbacks()])
         if not _distinct(read[1], cmap.n_rows):
             return None
         rows = builder.sizes(capacities, read, lengths)
         if rows is None:
             return (None,)
-        exact = [rows[place + 1] for place in capacities]
+        exact = [rows[index + 1] for index in capacities]
         for _, maps in list(one.maps):  # another thread may learn more
             found = maps(state, (), exact)
             if found is not None:
@@ -124,7 +124,7 @@ class Traces:
         else:
             return None
         sides, coords = found[0]
-        levels = dict(zip([place + 1 for place in capacities], coords, strict=True))
+        levels = dict(zip([index + 1 for index in capacities], coords, strict=True))
         return (builder.assembled(list(sides), rows, levels),)
 
     def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
@@ -135,7 +135,7 @@ class Traces:
             return
         if native.module() is None:  # it may come: its compiler may be slow, or it is turned off
             return
-        if not self._met.setdefault(kind, policy.Attempts(policy.TRACE)).due():
+        if not self._attempts.setdefault(kind, policy.Attempts(policy.TRACE)).due():
             return
         try:
             self._enter(kind, _traced(builder, capacities, rows))
@@ -165,7 +165,7 @@ class Traces:
                 copies = [Views(set(tiled), set(asked)) for tiled, asked in of[1]]
                 self._of, self._number = (of[0], copies), self._number + 1
                 self._made.clear()
-                self._met.clear()
+                self._attempts.clear()
             return self._number, keys
 
 
@@ -205,7 +205,7 @@ def _numbers(builder: BatchedBuilder, capacities: dict[int, int]) -> list[int]:
         numbers.append(layout.bounds.at)
         if layout.steps is not None:
             numbers.append(layout.steps.at)
-    if builder.loose and builder.where is not None:
+    if builder.unknown_levels and builder.where is not None:
         numbers.append(builder.where.records.data_ptr())
     return numbers
 
@@ -217,23 +217,23 @@ def _traced(builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int,
     numbers = iter(_numbers(builder, capacities))
     at, n_rows = trace.number(next(numbers)), trace.number(next(numbers))
     coords = trace.tensor((n_rows, cmap.coords.shape[1]), torch.int32, at)
-    room: dict[int, Any] = {place: trace.number(next(numbers)) for place in capacities}
+    room: dict[int, Any] = {index: trace.number(next(numbers)) for index in capacities}
     layouts = {level: _layout(trace, layout, numbers) for level, layout in builder.layouts.items()}
     root: Any = _Root(coords)
     target = TracedTarget.of(builder.target, trace)
-    twin = builder.over(root, target)
-    twin.layouts, twin.memory.sharing = layouts, True
-    if builder.loose:
-        twin.where = LevelLayouts.at(_Address(trace.number(next(numbers))), layouts)
+    copy = builder.copy_over(root, target)
+    copy.layouts, copy.memory.sharing = layouts, True
+    if builder.unknown_levels:
+        copy.where = LevelLayouts.at(_Address(trace.number(next(numbers))), layouts)
     with NoOperations():
-        counters, table = twin.expanded(room)
-        given = counters, table.own[2], tuple(twin.counter_lengths()), tuple(twin.ends)
-        exact: list[Any] = trace.waits(given, [rows[place + 1] for place in capacities])
-        found: dict[int, Any] = dict(zip([place + 1 for place in capacities], exact, strict=True))
+        counters, table = copy.expanded(room)
+        given = counters, table.own[2], tuple(copy.counter_lengths()), tuple(copy.ends)
+        exact: list[Any] = trace.waits(given, [rows[index + 1] for index in capacities])
+        found: dict[int, Any] = dict(zip([index + 1 for index in capacities], exact, strict=True))
         found[0] = n_rows
-        twin.cut(found)
-        sides = tuple(twin.queued())
-        return trace.traced((sides, tuple(twin.coords().values())))
+        copy.cut(found)
+        sides = tuple(copy.queued())
+        return trace.traced((sides, tuple(copy.coords().values())))
 
 
 def _layout(trace: Trace, layout: KeyLayout, numbers: Any) -> KeyLayout:
