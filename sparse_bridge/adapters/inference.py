@@ -76,8 +76,8 @@ def _rows(x: Any) -> torch.Tensor:
     if isinstance(x, LazyFeatures):
         features: torch.Tensor = getattr(x, x.features_attribute)
         return features
-    frame = protocol.of(x)
-    found = None if frame is None else frame.features_of(x)
+    framework = protocol.of(x)
+    found = None if framework is None else framework.features_of(x)
     if found is None:
         raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
     return found

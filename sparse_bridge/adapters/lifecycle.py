@@ -20,7 +20,7 @@ from typing import Any
 from .. import releases, settings
 from ..errors import LifecycleError, UnsupportedError
 from ..log import logger
-from . import base, layer_device, ledger, optimizing
+from . import base, call_stats, layer_device, optimizing
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
 from .enabling import child_counts, forks, inherited, limiting, model_layers, options
@@ -52,12 +52,12 @@ if hasattr(os, "register_at_fork"):
 class Handle:
     """What one `enable()` holds. As a context manager it lets go at the end of the block."""
 
-    def __init__(self, held: tuple[Active, ...], claims: contextlib.ExitStack, baseline: ledger.Tally) -> None:
+    def __init__(self, held: tuple[Active, ...], claims: contextlib.ExitStack, baseline: call_stats.Tally) -> None:
         self._held = held
         self._claims = claims
         self._released = False
         self._baseline = baseline
-        self._final: ledger.Tally | None = None
+        self._final: call_stats.Tally | None = None
 
     def __enter__(self) -> Handle:
         return self
@@ -75,7 +75,7 @@ class Handle:
             if self._released or sys.is_finalizing():  # when imports are gone
                 return
             self._released = True
-            self._final = ledger.snapshot()
+            self._final = call_stats.snapshot()
             self._claims.close()
             for held in reversed(self._held):
                 _let_go(held)
@@ -84,16 +84,16 @@ class Handle:
         """Status of this handle's frameworks, as long as it holds them."""
         with _lock:
             names = [held.adapter.name for held in self._held]
-            return ledger.Statuses({name: _describe(name) for name in names})
+            return call_stats.Statuses({name: _describe(name) for name in names})
 
-    def report(self) -> ledger.Report:
+    def report(self) -> call_stats.Report:
         """Layers that ran while this handle was held, and how its frameworks were answered."""
-        tally = ledger.since(self._baseline, self._final)
+        tally = call_stats.since(self._baseline, self._final)
         names = [held.adapter.name for held in self._held]
-        layers = {name: found for name, found in ledger.counts(tally).items() if name in names}
+        layers = {name: found for name, found in call_stats.counts(tally).items() if name in names}
         with _lock:
             described = tuple(_described(held) for held in self._held)
-        return ledger.Report(described, layers)
+        return call_stats.Report(described, layers)
 
 
 def enable(
@@ -139,7 +139,7 @@ def enable(
     with _lock:
         for name in names:
             join(name)
-        baseline = ledger.snapshot()
+        baseline = call_stats.snapshot()
         held: list[Active] = []
         claims = contextlib.ExitStack()
         try:
@@ -212,15 +212,15 @@ def status() -> dict[str, FrameworkStatus]:
         for name in tuple(inherited.waiting()):
             join(name)
         names = dict.fromkeys((*base.ADAPTERS, *_active))
-        return ledger.Statuses({name: _describe(name) for name in names})
+        return call_stats.Statuses({name: _describe(name) for name in names})
 
 
-def report(model: Any = None) -> ledger.Report:
+def report(model: Any = None) -> call_stats.Report:
     """Layers that ran in this process, how the enabled frameworks are answered, and of a torch
     module its sparse layers, with the times and memory that a profile of it has measured."""
     with _lock:
         described = tuple(map(_described, _active.values()))
-    return ledger.Report(described, ledger.counts(), modules=model_layers.modules_of(model))
+    return call_stats.Report(described, call_stats.counts(), modules=model_layers.modules_of(model))
 
 
 def _hold(name: str, wanted: Wanted) -> Active:
@@ -265,7 +265,7 @@ def _activate(adapter: Framework, wanted: Wanted) -> Active:
     undo, version = _start(adapter, chosen)
     names = PackageNames(adapter.other_names)
     names.install()
-    ledger.set_strict(name, wanted.strict)
+    call_stats.set_strict(name, wanted.strict)
     optimizing.choose(name, wanted.optimize)
     limiting.choose(name, wanted.memory_limit)
     _left_out.pop(name, None)
@@ -305,7 +305,7 @@ def _deactivate(active: Active) -> None:
     name = active.adapter.name
     if _active.get(name) is active:
         del _active[name]
-        ledger.set_strict(name, None)
+        call_stats.set_strict(name, None)
         optimizing.leave(name)
         active.was_imported = active.imported
         active.names.uninstall()

@@ -74,16 +74,16 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     """
     if hooks.traced():
         return _traced(x, lambda features: _traced_norm(norm, run, features))
-    frame = protocol.of(x)
-    features = None if frame is None else frame.features_of(x)
-    if frame is None or features is None:
+    framework = protocol.of(x)
+    features = None if framework is None else framework.features_of(x)
+    if framework is None or features is None:
         raise AttributeError(f"{type(norm).__name__} takes a sparse tensor, got {type(x).__name__}.")
     if not (fusion.is_training_norm(norm, run) and fusion.training_fusible(features)):
-        return frame.with_features(x, run(features))
+        return framework.with_features(x, run(features))
     history = history_of(norm)
     rectified = history.seen == STEP_ACTIVATION and not history.disabled and _foreseen(features)
     y = fusion.batch_norm_training(norm, features, rectified)
-    out = frame.with_features(x, y)
+    out = framework.with_features(x, y)
     if rectified:
         delattr(out, out.features_attribute)
         out._late = _Result(norm, features, y)
@@ -102,7 +102,7 @@ def _traced(x: Any, run: Callable[..., torch.Tensor]) -> Any:
     """A sparse tensor with what `run` makes of its features, in a graph: compilers fuse that."""
     if isinstance(x, LazyFeatures):
         return x._with(run(getattr(x, x.features_attribute)))
-    return _frame(x).with_features(x, run(_features(x)))
+    return _framework_of(x).with_features(x, run(_features(x)))
 
 
 def _foreseen(features: torch.Tensor) -> bool:
@@ -128,14 +128,14 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
                 setattr(x, x.features_attribute, y)
             else:
                 x._late = late
-            return _frame(x).with_features(x, y)
+            return _framework_of(x).with_features(x, y)
         setattr(x, x.features_attribute, late.materialize())
     elif isinstance(late, History):
         late.seen = STEP_ACTIVATION
-    return _frame(x).with_features(x, run(_features(x)))
+    return _framework_of(x).with_features(x, run(_features(x)))
 
 
-def _frame(x: Any) -> protocol.TensorProtocol:
+def _framework_of(x: Any) -> protocol.TensorProtocol:
     found = protocol.of(x)
     if found is None:
         raise AttributeError(f"expected a sparse tensor, got {type(x).__name__}.")
@@ -143,7 +143,7 @@ def _frame(x: Any) -> protocol.TensorProtocol:
 
 
 def _features(x: Any) -> torch.Tensor:
-    found = _frame(x).features_of(x)
+    found = _framework_of(x).features_of(x)
     if found is None:
         raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
     return found

@@ -28,8 +28,8 @@ RETIRED = {
     r"calls\.(?:given|outcome)|class (?:Alike|Place)|rebuilt\(tensors|"
     r"capture[.\w]* import (?:untouched|units)|capture\.units|_Entrance": "graph_regions, input_proxies, "
     "output_spec, CaptureContext, map_structure, assert_no_mutation",
-    "Remains|EagerMemory|loose_levels|def besides": "KeepAlive, CacheTrimmer, levels_with_unknown_bounds, "
-    "extra_readbacks",
+    "Remains|EagerMemory|loose_levels|def besides|ledger": "KeepAlive, CacheTrimmer, levels_with_unknown_bounds, "
+    "extra_readbacks, call_stats",
 }
 SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs", ".")
 SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}

@@ -14,7 +14,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings, state
-from sparse_bridge.adapters import ledger
+from sparse_bridge.adapters import call_stats
 from sparse_bridge.core.conv import choice
 from tests.adapters.spconv import doors
 from tests.clouds import cloud
@@ -87,7 +87,7 @@ def program() -> Iterator[object]:
 
 @scene("original framework")
 def original() -> Iterator[object]:
-    ledger.note("spconv", "SubMConv3d", "a reason")
+    call_stats.note("spconv", "SubMConv3d", "a reason")
     yield
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import sparse_bridge
-from sparse_bridge.adapters import base, ledger, lifecycle
+from sparse_bridge.adapters import base, call_stats, lifecycle
 
 from .fakes import FakeAdapter, write_real, write_standin
 
@@ -39,11 +39,11 @@ def world(tmp_path, monkeypatch, plain_settings):
     monkeypatch.setattr(base, "ADAPTERS", {})
     monkeypatch.setattr(base, "_loaded", {})
     monkeypatch.setattr(lifecycle, "_left_out", {})
-    ledger.reset()
+    call_stats.reset()
     finders = list(sys.meta_path)
     yield found
     sparse_bridge.disable()
     assert sys.meta_path == finders
     for name in [name for name in sys.modules if name.startswith("fake")]:
         del sys.modules[name]
-    ledger.reset()
+    call_stats.reset()

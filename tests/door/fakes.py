@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import textwrap
 
-from sparse_bridge.adapters import ledger
+from sparse_bridge.adapters import call_stats
 from sparse_bridge.adapters.base import Framework, Patch
 
 REAL_CONV = """
@@ -69,7 +69,7 @@ def write_standin(root: pathlib.Path, name: str) -> None:
 
 def bridged_forward(self, x, scale=1):
     """The adapter's own docstring."""
-    ledger.note("fake", type(self).__name__)
+    call_stats.note("fake", type(self).__name__)
     return ("bridged", x * scale)
 
 
@@ -103,9 +103,9 @@ class FakeAdapter(Framework):
     def _factory(self, original):
         def forward(self_, x, scale=1):
             if scale == 1:
-                ledger.note(self.name, "Conv")
+                call_stats.note(self.name, "Conv")
                 return ("bridged", x)
-            ledger.note(self.name, "Conv", reason=f"scale={scale} unsupported")
+            call_stats.note(self.name, "Conv", reason=f"scale={scale} unsupported")
             return original(self_, x, scale)
 
         return forward

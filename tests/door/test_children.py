@@ -25,11 +25,11 @@ TELL = """
     def tell(scale=1):
         from invented.engine import Conv
         from sparse_bridge import enable, settings
-        from sparse_bridge.adapters import ledger
+        from sparse_bridge.adapters import call_stats
         made = Conv(3) if "standin" in Conv.forward.__code__.co_consts else Conv()
         made.forward(1, *([scale] if scale != 1 else []))
         mode = repr(enable("invented")).strip(">").split()[-1]
-        return [made.forward(1)[0], mode, ledger.is_strict("invented"), settings.get().optimize]
+        return [made.forward(1)[0], mode, call_stats.is_strict("invented"), settings.get().optimize]
 """
 
 

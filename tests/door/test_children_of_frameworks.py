@@ -105,9 +105,9 @@ def test_an_installed_spconv_is_not_run_in_children_without_a_word(tmp_path):
 
         def mode():
             import sparse_bridge
-            from sparse_bridge.adapters import ledger
+            from sparse_bridge.adapters import call_stats
             status = sparse_bridge.status()["spconv"]
-            return status.mode, ledger.is_strict("spconv"), "flex_gemm" in sparse_bridge.status()
+            return status.mode, call_stats.is_strict("spconv"), "flex_gemm" in sparse_bridge.status()
 
         if __name__ == "__main__":
             for way in ("spawn", "forkserver"):

@@ -13,7 +13,7 @@ import pytest
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.adapters import base, ledger, lifecycle
+from sparse_bridge.adapters import base, call_stats, lifecycle
 from sparse_bridge.adapters.base import Patch
 from sparse_bridge.errors import LifecycleError, SettingError, UnsupportedError
 from tests.patience import PATIENCE
@@ -224,7 +224,7 @@ def test_reports_cover_what_ran_while_held(world):
         conv.forward(1)
         conv.forward(1, 2)
     conv.forward(1)
-    assert handle.report().layers == {adapter.name: {"Conv": ledger.LayerCount(1, {"scale=2 unsupported": 1})}}
+    assert handle.report().layers == {adapter.name: {"Conv": call_stats.LayerCount(1, {"scale=2 unsupported": 1})}}
     assert sparse_bridge.report().layers[adapter.name]["Conv"].bridged == 3
     text = str(handle.report())
     assert f"{adapter.name} 9.1.0: patch" in text
@@ -255,7 +255,7 @@ def test_threads_may_race(world):
     assert not failures
     assert modes() == {}
     assert dict(vars(conv.Conv)) == before
-    assert ledger.counts()[patched.name]["Conv"].bridged == 800
+    assert call_stats.counts()[patched.name]["Conv"].bridged == 800
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -266,7 +266,7 @@ def test_a_forked_child_is_enabled_and_not_deadlocked(world):
     ready, done = threading.Event(), threading.Event()
 
     def hold_locks():
-        with lifecycle._lock, ledger._lock:
+        with lifecycle._lock, call_stats._lock:
             ready.set()
             done.wait()
 
@@ -286,7 +286,7 @@ def test_a_forked_child_is_enabled_and_not_deadlocked(world):
 
 def _in_child(name):
     importlib.import_module(f"{name}.engine").Conv(1)
-    ledger.note(name, "Conv")
+    call_stats.note(name, "Conv")
     sparse_bridge.disable()
     sys.exit(int(name in sys.modules))
 

@@ -25,7 +25,7 @@ CHOSEN = """
     adapters.enabling.inherited._describe adapters.enabling.limiting._limits
     adapters.flex_gemm.ADAPTER adapters.flex_gemm.profile._chosen adapters.flex_gemm.profile._reason
     adapters.flex_gemm.upstream.autotuner._begun adapters.flex_gemm.upstream.autotuner._cache
-    adapters.ledger._strict adapters.lifecycle._active
+    adapters.call_stats._strict adapters.lifecycle._active
     adapters.lifecycle._left_out adapters.minkowski.profile._chosen
     adapters.minkowski.profile._reason adapters.minkowski.profile._settled
     adapters.optimizing._before adapters.optimizing._chosen adapters.torchsparse.profile._chosen
@@ -33,7 +33,7 @@ CHOSEN = """
     core.conv.override._modules optimization._models settings._current
 """
 BLOCKS = """
-    adapters.ledger._listeners core.capture.padded._local core.capture.graph_capture._captures
+    adapters.call_stats._listeners core.capture.padded._local core.capture.graph_capture._captures
     core.capture.graph_capture._local core.capture.graph_regions._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
@@ -84,8 +84,8 @@ EXCEPTIONS = {
 # Private names that tests touch, by reason.
 TOUCHED = {
     "invented frameworks must not be known to other tests": ("adapters.base._loaded adapters.lifecycle._left_out"),
-    "a fork while another thread holds them is what is tested": ("adapters.ledger._lock adapters.lifecycle._lock"),
-    "whether anybody still listens is to be seen nowhere else": "adapters.ledger._listeners",
+    "a fork while another thread holds them is what is tested": ("adapters.call_stats._lock adapters.lifecycle._lock"),
+    "whether anybody still listens is to be seen nowhere else": "adapters.call_stats._listeners",
     "without a GPU its graphs, random numbers and flags are imitated": (
         "core.capture.captured_maps._own_random_numbers core.capture.prefetch._target "
         "core.capture.replay_training._Run core.capture.traces.maps._distinct core.capture.graph_regions._provide"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.adapters.ledger import Report, Statuses
+from sparse_bridge.adapters.call_stats import Report, Statuses
 from sparse_bridge.tools.profiling.recorder import ModelProfile
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import sparse_bridge
-from sparse_bridge.adapters import ledger
+from sparse_bridge.adapters import call_stats
 from sparse_bridge.errors import DataTypeError, LifecycleError
 from sparse_bridge.tools.profiling.recorder import ModelProfile
 from tests.adapters.spconv import doors
@@ -32,7 +32,7 @@ def _plain(plain_settings):
 def clean():
     yield
     sparse_bridge.disable()
-    ledger.reset()
+    call_stats.reset()
 
 
 def coords(rows=300):
@@ -238,7 +238,7 @@ def test_nothing_changes(case):
     assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
-    assert ledger._listeners == []
+    assert call_stats._listeners == []
     model.eval(), other.eval()
     with torch.no_grad(), sparse_bridge.profile(model):
         seen = run(model, torch.ones(300, 4))
@@ -343,7 +343,7 @@ class Left(nn.Module):
     """A layer that is left to its framework."""
 
     def forward(self, x):
-        ledger.note("fake", "Conv", "groups=2")
+        call_stats.note("fake", "Conv", "groups=2")
         return x
 
 
@@ -412,7 +412,7 @@ def test_a_report_of_a_model_that_was_not_measured():
         (only,) = sparse_bridge.report(model).modules
     assert (only.name, only.framework, only.kind) == ("0", "spconv", "submanifold")
     assert only.parameter_bytes == (27 * 4 * 8 + 8) * 4 and only.ms is None
-    report = sparse_bridge.adapters.ledger.Report((), {}, modules=(only,))
+    report = sparse_bridge.adapters.call_stats.Report((), {}, modules=(only,))
     assert "Not measured" in str(report)
     assert json.loads(report.to_json())["modules"][0]["name"] == "0"
 

@@ -15,8 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 from ...log import logger
-from .. import ledger
-from ..ledger import Call, Report, Tally
+from .. import call_stats
+from ..call_stats import Call, Report, Tally
 
 _DIGITS = 20
 _folder: str = ""  # of this program's report; "": there is none
@@ -58,7 +58,7 @@ class _KeptTally(dict[Call, int]):
 def keep(folder: str) -> None:
     """This process is a child: write what its layers count to `folder`; "": nowhere."""
     if folder:
-        ledger.count_in(_KeptTally(ledger.snapshot(), folder))
+        call_stats.count_in(_KeptTally(call_stats.snapshot(), folder))
 
 
 def expect(folder: str) -> None:
@@ -86,4 +86,4 @@ def added_to(report: Report, folder: str) -> Report:
             framework, layer, reason = json.loads(line[_DIGITS + 1 :])
             tally[framework, layer, reason] += int(line[:_DIGITS])
     counted = {key: n for key, n in tally.items() if n}
-    return dataclasses.replace(report, layers=ledger.counts(counted), children=len(files))
+    return dataclasses.replace(report, layers=call_stats.counts(counted), children=len(files))

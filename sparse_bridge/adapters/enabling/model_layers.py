@@ -61,8 +61,8 @@ def modules_of(model: Any) -> tuple[ModuleReport, ...]:
     seen = {layer.name: layer for layer in measured(model)}
     found = []
     for name, module in model.named_modules():
-        layer, frame = seen.get(name), protocol.of(module)
-        facts = None if frame is None else frame.describe(module)
+        layer, adapter = seen.get(name), protocol.of(module)
+        facts = None if adapter is None else adapter.describe(module)
         framework, kind = protocol.name_of(type(module)) or "", "" if facts is None else facts.kind
         times: tuple[Any, ...] = ()
         if layer is not None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ... import memory, settings
 from ...errors import LifecycleError, SettingError
-from .. import base, ledger, optimizing
+from .. import base, call_stats, optimizing
 from ..alias_names import PackageNames
 from . import limiting
 
@@ -47,9 +47,9 @@ def choice_of(enabled: Enabled) -> dict[str, Any]:
     import begins with, and those of them that are claimed."""
     adapter, mode, names = enabled.adapter, enabled.mode, enabled.names
     name, aliases = adapter.name, tuple(adapter.aliases) if mode == "standin" else ()
-    wanted = Wanted(mode, ledger.chosen_strict(name), adapter.profile(), optimizing.chosen(name), limiting.chosen(name))
-    known = [*adapter.packages, *aliases, *adapter.other_names]
-    return {**wanted._asdict(), "names": known, "claimed": names.claims()}
+    strict = call_stats.chosen_strict(name)
+    wanted = Wanted(mode, strict, adapter.profile(), optimizing.chosen(name), limiting.chosen(name))
+    return {**wanted._asdict(), "names": [*adapter.packages, *aliases, *adapter.other_names], "claimed": names.claims()}
 
 
 def check_same(name: str, mode: str, wanted: Wanted) -> None:
@@ -58,8 +58,8 @@ def check_same(name: str, mode: str, wanted: Wanted) -> None:
     wrong = []
     if wanted.mode in ("patch", "standin") and wanted.mode != mode:
         wrong.append(f"mode={wanted.mode!r} (it is {mode!r})")
-    if wanted.strict is not None and wanted.strict != ledger.is_strict(name):
-        wrong.append(f"strict={wanted.strict} (it is {ledger.is_strict(name)})")
+    if wanted.strict is not None and wanted.strict != call_stats.is_strict(name):
+        wrong.append(f"strict={wanted.strict} (it is {call_stats.is_strict(name)})")
     if wrong:
         raise LifecycleError(
             f"{name} is enabled already with other options than {' and '.join(wrong)}. "

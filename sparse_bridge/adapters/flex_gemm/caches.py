@@ -250,7 +250,7 @@ def _sorted_idx(masks: torch.Tensor) -> torch.Tensor:
     return torch.argsort(code.int())
 
 
-def _signal(place: int) -> Callable[[NeighborCache], torch.Tensor]:
+def _signal(part: int) -> Callable[[NeighborCache], torch.Tensor]:
     """Input rows, output rows or starts of all pairs, grouped by offset, rows ascending."""
 
     def write(cache: NeighborCache) -> torch.Tensor:
@@ -258,7 +258,7 @@ def _signal(place: int) -> Callable[[NeighborCache], torch.Tensor]:
         offset, out_rows = (table >= 0).nonzero(as_tuple=True)
         counts = torch.bincount(offset, minlength=table.shape[0])
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        rows = (table[offset, out_rows], out_rows, starts)[place]
+        rows = (table[offset, out_rows], out_rows, starts)[part]
         return rows.int().view(torch.uint32)
 
     return write

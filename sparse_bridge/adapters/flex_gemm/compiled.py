@@ -66,9 +66,9 @@ def build(sites: Sites, numbers: Sequence[int]) -> Made:
         cache = submanifold_cache(sites.coords, rest[6:] or None, *layer)
         return Made(cache._kmap)
     layer, shape = Strided.of(kernel, *steps), rest[12:]
-    places = output_coordinates(sites.coords, shape, layer)
-    cache = strided_cache(sites.coords, places, shape, layer)
-    return Made(cache._kmap, Sites(places, store_of(places)))
+    out_coords = output_coordinates(sites.coords, shape, layer)
+    cache = strided_cache(sites.coords, out_coords, shape, layer)
+    return Made(cache._kmap, Sites(out_coords, store_of(out_coords)))
 
 
 coordinates.register(_BUILDER, build)

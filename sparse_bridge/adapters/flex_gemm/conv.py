@@ -14,7 +14,7 @@ from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ...core.device.no_double_backward import no_double_backward
 from ...core.traced import between_graphs
-from ..ledger import note
+from ..call_stats import note
 from .arguments import check_operands, kernel_of
 from .arguments import kernel_size as kernel_sizes
 from .caches import map_of
@@ -321,7 +321,7 @@ def sparse_conv3d(
 
     Args:
         as `sparse_submanifold_conv3d`, any kernel size; and
-        out_coords: int32 [M, 4], taken as they are; None: every place of the output grid with an
+        out_coords: int32 [M, 4], taken as they are; None: every cell of the output grid with an
             input, ascending.
 
     Returns: ([M, C_out], output coordinates int32 [M, 4], the cache).

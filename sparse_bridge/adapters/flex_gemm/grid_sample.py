@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import DeviceError
-from ..ledger import note
+from ..call_stats import note
 from .arguments import check_features, check_tensors
 from .errors import ArgumentShapeError, ArgumentValueError, PointTypeError
 from .geometry import grid_shape

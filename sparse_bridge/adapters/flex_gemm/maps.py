@@ -42,7 +42,7 @@ def submanifold_cache(
 def output_coordinates(
     coords: torch.Tensor, shape: Sequence[int], layer: Strided, order: int | None = None
 ) -> torch.Tensor:
-    """Every place of the output grid that an input reaches, int32 [M, 4].
+    """Every cell of the output grid that an input reaches, int32 [M, 4].
 
     Ascending by (batch, x, y, z), or along the curve that `order` names, see `options.row_order`
     (None: that of the module).

@@ -80,7 +80,7 @@ def patches() -> list[Patch]:
     found += _function(grid.GridSample3dFunction, grid_sample.grid_sample_3d, None)
     if hasattr(spconv, "SparseConv3dFunction"):  # not before 1.1
         found += _function(spconv.SparseConv3dFunction, _strided, conv.SparseConv3dFunction)
-    places: list[tuple[Any, str, Callable[..., Any]]] = [
+    functions: list[tuple[Any, str, Callable[..., Any]]] = [
         (spconv, "sparse_submanifold_conv3d", conv.sparse_submanifold_conv3d),
         (spconv, "sparse_conv3d", conv.sparse_conv3d),
         (grid, "grid_sample_3d", grid_sample.grid_sample_3d),
@@ -88,8 +88,8 @@ def patches() -> list[Patch]:
     ]
     if hasattr(package.ops, "serialize"):
         serialize = importlib.import_module("flex_gemm.ops.serialize")
-        places += [(serialize, name, getattr(codes, name)) for name in codes.__all__]
-    found += [_seam(*place) for place in places if hasattr(place[0], place[1])]
+        functions += [(serialize, name, getattr(codes, name)) for name in codes.__all__]
+    found += [_seam(*one) for one in functions if hasattr(one[0], one[1])]
     return found + switch("flex_gemm.kernels.triton.spconv.config", "allow_tf32", _VERSIONS)
 
 

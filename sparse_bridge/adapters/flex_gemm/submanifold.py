@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...core.traced import between_graphs
-from ..ledger import note
+from ..call_stats import note
 from .arguments import check_operands, check_tensors, integers, per_axis, shape_entries
 from .caches import SubMConvNeighborCache
 from .conv import multiply

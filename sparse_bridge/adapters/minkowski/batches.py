@@ -119,9 +119,9 @@ def rows_at(items: Items, batch_index: Any) -> torch.Tensor:
 
     Raises: ItemIndexError.
     """
-    place, rows = operator.index(batch_index), items[1]
-    found = listed(items) if place < 0 else rows
-    if not -len(found) <= place < len(found):
+    index, rows = operator.index(batch_index), items[1]
+    found = listed(items) if index < 0 else rows
+    if not -len(found) <= index < len(found):
         span = f"0 .. {len(rows) - 1}" if rows else "none"
-        raise ItemIndexError(f"batch index {place}; the coordinate manager has {span}.")
-    return found[place]
+        raise ItemIndexError(f"batch index {index}; the coordinate manager has {span}.")
+    return found[index]

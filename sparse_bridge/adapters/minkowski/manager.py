@@ -31,11 +31,11 @@ def insert_field(registry: MapRegistry, coords: torch.Tensor, stride: tuple[int,
 def over(registry: MapRegistry, key: Key, root: CoordinateMap) -> MapRegistry:
     """A registry that has the map `key` alone, with the coordinates `root` instead of its own."""
     grid = registry.grid(key)
-    twin = Grid(None, grid.stride, grid.unit, (grid.lo, grid.hi), grid.made)
-    twin.adopt(None, root)
+    copied = Grid(None, grid.stride, grid.unit, (grid.lo, grid.hi), grid.made)
+    copied.adopt(None, root)
     made = type(registry)(registry.dimension)
     made.use_device(root.device)
-    made.grids[key] = twin
+    made.grids[key] = copied
     return made
 
 

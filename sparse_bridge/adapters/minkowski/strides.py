@@ -1,4 +1,4 @@
-"""Arithmetic of strides: which places a layer of some stride reaches, and what it asks for.
+"""Arithmetic of strides: which coordinates a layer of some stride reaches, and what it asks for.
 
 A unit is what all coordinates of a map are multiples of. Offsets and divisors of requests run along
 the axes as the core has them, see `grid`.
@@ -33,7 +33,7 @@ def ratio(large: Stride, small: Stride) -> Stride:
 
 @functools.cache
 def reached(offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...]) -> BoxReach:
-    """Bounds of the places (c * multiplier + offset) / divisor, where whole, of coordinates c: a
+    """Bounds of the coordinates (c * multiplier + offset) / divisor, where whole, of inputs c: a
     rule of requests."""
     axes = []
     for axis, (m, d) in enumerate(zip(multiplier, divisor, strict=True)):
@@ -49,6 +49,6 @@ def negated(offsets: Offsets) -> Offsets:
 
 
 def strided_request(offsets: Offsets, divisor: tuple[int, ...]) -> MapRequest:
-    """For the places (c + offset) / divisor: those u that reach a c by u * divisor - offset."""
+    """For the coordinates (c + offset) / divisor: those u that reach a c by u * divisor - offset."""
     rule = reached(offsets, (1,) * len(divisor), divisor)
     return MapRequest("strided", negated(offsets), divisor, rule, "first_seen")

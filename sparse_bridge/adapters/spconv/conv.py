@@ -27,7 +27,7 @@ from ...core.ops.pointwise import linear_layer
 from ...core.ops.trained_norms import profiled
 from ...errors import ContractError, UnsupportedError
 from ...native import calls as native_calls
-from ..ledger import note
+from ..call_stats import note
 from ..warmup_registry import Expected, new_coordinates, pointwise, trains
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension

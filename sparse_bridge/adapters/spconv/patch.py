@@ -12,7 +12,7 @@ from torch.fx import Proxy
 
 from ...errors import UnsupportedError
 from ..base import Patch
-from ..ledger import note
+from ..call_stats import note
 from . import pool as pools
 from . import sums, tracing, weights
 from .conv import conv_forward

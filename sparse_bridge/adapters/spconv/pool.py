@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...core.ops import pool as core_pool
-from ..ledger import note
+from ..call_stats import note
 from . import benchmark
 from .conv import record_voxels
 from .geometry import check_dimension

@@ -48,12 +48,12 @@ class _Bridged:
         self._map, self._store, self._lazy = kmap, store, {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
         values = {name: copy.deepcopy(self.__dict__[name], memo) for name in _COMMON}
         extra = {k: v for k, v in self.__dict__.items() if k.endswith("voxel_num")}
-        twin._fill({**values, **extra}, self._map, None)
-        return twin
+        copied._fill({**values, **extra}, self._map, None)
+        return copied
 
     def _common(self) -> list[Any]:
         return [self.__dict__[name] for name in _COMMON[2:]]

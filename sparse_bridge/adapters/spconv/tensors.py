@@ -111,10 +111,10 @@ def add_in_place(x: Any, other: Any) -> Any:
 
 def selected(x: Any, valid_indices: torch.Tensor) -> Any:
     """`x.select_by_index`: the chosen rows, with no kernel maps."""
-    twin = x.replace_feature(x._features[valid_indices])
-    twin.indices = x.indices[valid_indices]
-    twin.indice_dict = {}
-    return twin
+    copied = x.replace_feature(x._features[valid_indices])
+    copied.indices = x.indices[valid_indices]
+    copied.indice_dict = {}
+    return copied
 
 
 def assign_features(x: Any, value: Any) -> None:

@@ -16,7 +16,7 @@ from ...core.ops.relational import RelationMap, relation_map
 from ...core.ops.relational_layer import forward, node_inputs
 from ...errors import UnsupportedError
 from ..base import Patch
-from ..ledger import note
+from ..call_stats import note
 
 _VERSIONS = ">=2.3"
 _AGGREGATIONS = ("mean", "add", "sum")

@@ -21,8 +21,8 @@ from ...core.maps.kernel_map import KernelMap
 from ...core.ops.pointwise import linear_layer
 from ...errors import ContractError, CoordinateError, DataTypeError, DeviceError, SettingError, ShapeError
 from ...log import once
+from ..call_stats import note
 from ..fusion import EpilogueLayers
-from ..ledger import note
 from ..warmup_registry import Expected, new_coordinates, of_kernel
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ..base import Patch
-from ..ledger import note
+from ..call_stats import note
 from .conv import conv3d
 from .operations import dense, norm
 from .profile import of_version

@@ -54,8 +54,8 @@ def expected(container: nn.Module) -> Iterator[Expected]:
     """The products of a container that end in a norm and an activation; those of kernel volume 1
     do not, see `_run`."""
     children = list(container.children())
-    for place, layer in enumerate(children):
-        following = layers_after(children, place + 1) if hooks.inference() and _bare(layer) else None
+    for index, layer in enumerate(children):
+        following = layers_after(children, index + 1) if hooks.inference() and _bare(layer) else None
         if following is not None:
             for one in conv.expected(layer):
                 if one.pointwise:

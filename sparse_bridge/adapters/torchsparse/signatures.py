@@ -21,42 +21,42 @@ _FUNCTION = {
 }
 
 
-def _decide(what: str, given: tuple[Any, ...], old_flag: int) -> Profile:
+def _decide(what: str, arguments: tuple[Any, ...], old_flag: int) -> Profile:
     """The profile, corrected by a bool where 2.1 has a number, or the other way round.
 
-    old_flag: place among `given` of the first bool in the old signature.
+    old_flag: index among `arguments` of the first bool in the old signature.
     """
     release = profiles.peek()
-    if len(given) <= old_flag:
+    if len(arguments) <= old_flag:
         return release
-    is_old = isinstance(given[old_flag], bool)
+    is_old = isinstance(arguments[old_flag], bool)
     if release.batch_first and is_old:
         return profiles.saw_old_signature(f"{what} got a bool at argument {old_flag + 5}")
     if not release.batch_first and not is_old:
         raise SignatureError(
-            f"{what} got {given[old_flag]!r} at argument {old_flag + 5}, where torchsparse "
+            f"{what} got {arguments[old_flag]!r} at argument {old_flag + 5}, where torchsparse "
             f"{release.name} takes a bool; in 2.1 a number stands there. If the project is written "
             "for 2.1, say enable('torchsparse', profile='2.1')."
         )
     return release
 
 
-def layer_arguments(given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+def layer_arguments(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `Conv3d` behind (in_channels, out_channels, kernel_size, stride), by name.
 
     Raises SignatureError.
     """
-    release = _decide("Conv3d", given, old_flag=1)
-    return bind("Conv3d", _LAYER[release.name], given, keywords)
+    release = _decide("Conv3d", arguments, old_flag=1)
+    return bind("Conv3d", _LAYER[release.name], arguments, keywords)
 
 
-def conv3d_arguments(given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+def conv3d_arguments(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `conv3d` behind (input, weight, kernel_size, bias, stride), by name.
 
     Raises SignatureError.
     """
-    release = _decide("conv3d", given, old_flag=1)
-    bound = bind("conv3d", _FUNCTION[release.name], given, keywords)
+    release = _decide("conv3d", arguments, old_flag=1)
+    bound = bind("conv3d", _FUNCTION[release.name], arguments, keywords)
     if release.name == "2.0":
         bound.pop("epsilon", None)
         bound.pop("mm_thresh", None)
@@ -66,7 +66,7 @@ def conv3d_arguments(given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[s
 
 
 def coords_arguments(
-    what: str, names: tuple[str, ...], given: tuple[Any, ...], keywords: dict[str, Any]
+    what: str, names: tuple[str, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments by name of a function whose first one is coordinates: `_coords` in 2.1, `coords`
     before; either is taken.
@@ -74,11 +74,11 @@ def coords_arguments(
     Raises SignatureError.
     """
     if "coords" in keywords:
-        if "_coords" in keywords or given:
+        if "_coords" in keywords or arguments:
             raise SignatureError(f"{what} got its coordinates twice.")
         keywords = {"_coords": keywords["coords"], **keywords}
         del keywords["coords"]
-    bound = bind(what, ("_coords", *names), given, keywords)
+    bound = bind(what, ("_coords", *names), arguments, keywords)
     if "_coords" not in bound:
         raise SignatureError(f"{what} needs coordinates, int32 [N, 4], as its first argument.")
     return {"coords": bound.pop("_coords"), **bound}

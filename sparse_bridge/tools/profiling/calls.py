@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...adapters import ledger, protocol
+from ...adapters import call_stats, protocol
 from ...core.device import trace
 from .clock import Interval, Peak
 from .results import LayerProfile, Totals
@@ -72,9 +72,9 @@ class Call:
         self.peak: Peak | None = None
         self.interval: Interval = Interval(None)
         self.events: list[trace.Event] = []
-        self.notes: list[ledger.Call] = []
+        self.notes: list[call_stats.Call] = []
 
-    def end(self, events: list[trace.Event], notes: list[ledger.Call]) -> None:
+    def end(self, events: list[trace.Event], notes: list[call_stats.Call]) -> None:
         """The call is over; events, notes: its own, without those of calls inside."""
         self.events, self.notes = events, notes
         self.peak_bytes = None if self.peak is None else self.peak.bytes()
@@ -141,7 +141,7 @@ def _profile(layer: Layer) -> LayerProfile:
     )
 
 
-def _framework(layer: Layer, notes: list[ledger.Call]) -> str:
+def _framework(layer: Layer, notes: list[call_stats.Call]) -> str:
     if notes:
         return notes[-1][0]
     if layer.kind.__module__.partition(".")[0] == "torch":
@@ -149,7 +149,7 @@ def _framework(layer: Layer, notes: list[ledger.Call]) -> str:
     return protocol.name_of(layer.kind) or ""
 
 
-def _function(layer: Layer, notes: list[ledger.Call]) -> str:
+def _function(layer: Layer, notes: list[call_stats.Call]) -> str:
     """The framework's functions that a module of the model's own called, else the class."""
     called = dict.fromkeys(name for _, name, _ in notes)
     return ", ".join(called) or layer.kind.__name__

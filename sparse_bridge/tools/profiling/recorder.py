@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from ... import hooks
-from ...adapters import ledger, protocol
+from ...adapters import call_stats, protocol
 from ...adapters.enabling import model_layers
 from ...core.device import trace
 from ...errors import DataTypeError, LifecycleError
@@ -58,7 +58,7 @@ class ModelProfile:
         self._stack: contextlib.ExitStack | None = None
         self._thread = 0
         self._events: list[trace.Event] = []
-        self._notes: list[ledger.Call] = []
+        self._notes: list[call_stats.Call] = []
         self._gradients = Gradients()
         self._title = "all modules" if model is None else type(model).__name__
         self._found: tuple[tuple[results.LayerProfile, ...], results.Totals] | None = None
@@ -77,7 +77,7 @@ class ModelProfile:
         self._gradients = Gradients()
         with contextlib.ExitStack() as stack:
             self._events = stack.enter_context(trace.record())
-            self._notes = stack.enter_context(ledger.listen())
+            self._notes = stack.enter_context(call_stats.listen())
             stack.callback(self._gradients.stop)
             for remove in self._hooks():
                 stack.callback(remove)

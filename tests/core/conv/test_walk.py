@@ -134,7 +134,7 @@ def test_the_way_from_every_framework_to_the_launcher_is_short():
         # The framework's own function takes seven.
         wide = ["adapters/flex_gemm/conv.py:sparse_submanifold_conv3d"]
         assert way.wide(6) == (wide if name == "flex_gemm" else [])
-        # The result's tensor and the ledger come behind the launch.
+        # The result's tensor and the call's count come behind the launch.
         assert len(steady.files) <= len(way.files) + 3 <= len(cold.files)
         assert set(steady.twice) <= {"adapters/torchsparse/tensors.py"}
         seen[name] = [file for file in way.files if file.startswith(("core/", "kernels/"))]

@@ -60,9 +60,9 @@ triton_autotune = autotune
 
 
 def path_of_environment() -> str:
-    """`FLEX_GEMM_AUTOTUNE_CACHE_PATH`, or the place in the home directory."""
-    place = os.path.expanduser("~/.flex_gemm/autotune_cache.json")
-    return os.environ.get("FLEX_GEMM_AUTOTUNE_CACHE_PATH", place)
+    """`FLEX_GEMM_AUTOTUNE_CACHE_PATH`, or the file in the home directory."""
+    default = os.path.expanduser("~/.flex_gemm/autotune_cache.json")
+    return os.environ.get("FLEX_GEMM_AUTOTUNE_CACHE_PATH", default)
 
 
 def _switch(name: str, default: Any) -> Any:
@@ -118,9 +118,9 @@ def load_autotune_cache(path_or_cache: Any = None) -> None:
 def save_autotune_cache(path: Any = None) -> None:
     """Write what was loaded as JSON."""
     _begin()
-    place = _default_path() if path is None else pathlib.Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps(_cache, indent=1), encoding="utf-8")
+    file = _default_path() if path is None else pathlib.Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(_cache, indent=1), encoding="utf-8")
 
 
 def get_num_sm() -> int:

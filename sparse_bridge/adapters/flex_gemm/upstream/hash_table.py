@@ -51,9 +51,9 @@ def hashmap_insert(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor, v: t
     if len(k) != len(v):
         raise ArgumentShapeError(f"hashmap_insert got {len(k)} keys for {len(v)} values.")
     held, stored, new, value = _signed(keys), _signed(vals), _signed(k), _signed(v)
-    new, place = torch.unique(new, return_inverse=True)
+    new, inverse = torch.unique(new, return_inverse=True)
     last = torch.zeros_like(new, dtype=torch.int64)
-    last.scatter_reduce_(0, place, torch.arange(len(place), device=place.device), "amax")
+    last.scatter_reduce_(0, inverse, torch.arange(len(inverse), device=inverse.device), "amax")
     value = value.index_select(0, last)
     slots = _slots(held, new)
     missing = (slots < 0).nonzero().squeeze(1)

@@ -12,7 +12,7 @@ import torch
 from ....core.conv.convolution import convolve
 from ....core.conv.epilogue import Epilogue
 from ....core.traced import between_graphs
-from ...ledger import note
+from ...call_stats import note
 from ..arguments import check_operands, check_tensors
 from ..errors import ArgumentShapeError, ArgumentValueError
 from ..options import form
@@ -84,7 +84,7 @@ def sparse_conv(
     Args:
         as `submanifold_conv`, a shape is needed; with `kernel_delta` the window reads q * stride +
             offset + delta.
-        output_coords: int32 [M, batch columns + D], taken as they are; None: every place of the
+        output_coords: int32 [M, batch columns + D], taken as they are; None: every cell of the
             output grid with an input, ascending.
         output_shape: (batch sizes, extents, C), C is not looked at; None: by the formula.
 

@@ -11,7 +11,7 @@ from ....core.maps.key_search import find_rows
 from ....core.ops.dense import first_outside, to_dense
 from ....core.ops.voxel import devoxelize
 from ....core.traced import between_graphs
-from ...ledger import note
+from ...call_stats import note
 from ..arguments import INTEGERS, check_features, check_tensors, per_axis
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError, PointTypeError
 from ..lattice import Lattice, columns_of, lattice

@@ -11,7 +11,7 @@ from ....core.maps.kernel_map import KernelMap, dense_table
 from ....core.ops.pool import pool
 from ....core.ops.voxel import devoxelize
 from ....core.traced import between_graphs
-from ...ledger import note
+from ...call_stats import note
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentValueError
 from . import cache as caches

@@ -11,7 +11,7 @@ import torch
 from ....core.maps.kernel_map import dense_table
 from ....core.ops.voxel import devoxelize
 from ....core.traced import between_graphs
-from ...ledger import note
+from ...call_stats import note
 from ..arguments import Ints
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentValueError
@@ -82,7 +82,7 @@ def sparse_pixel_shuffle(
 ) -> Found:
     """Channels [N, V * C] to the V = prod(factor) children of each row, [M, C].
 
-    The child at row-major place v of its block gets `feats.view(N, V, C)[:, v]`. Others, results
+    The child with row-major index v of its block gets `feats.view(N, V, C)[:, v]`. Others, results
     and errors as in `sparse_upsample`.
     """
     what = "sparse_pixel_shuffle"

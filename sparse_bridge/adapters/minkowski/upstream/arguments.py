@@ -105,13 +105,13 @@ def _renamed(texts: list[str], own: frozenset[str], known: frozenset[str]) -> di
 
 
 def _common(mine: list[str], theirs: list[str]) -> int:
-    """At how many places, from the first one, both orders have the same parameter."""
-    places = 0
+    """How many parameters, from the first one, both orders share."""
+    count = 0
     for name, text in zip(mine, theirs, strict=False):
         if text.rpartition("=")[2] != name:
             break
-        places += 1
-    return places
+        count += 1
+    return count
 
 
 def _check_names(what: str, kwargs: dict[str, Any], own: frozenset[str], old: dict[str, str | None]) -> None:

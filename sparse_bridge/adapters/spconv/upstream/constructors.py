@@ -1,4 +1,4 @@
-"""Constructors of layers with many arguments: names, places and defaults are written once, in that of
+"""Constructors of layers with many arguments: names, positions and defaults are written once, in that of
 the base."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ....core.ops.dense import to_dense as scattered
 from ....core.ops.voxel import voxelize
 from ....core.traced import between_graphs
 from ....errors import CoordinateError, GeometryError
-from ...ledger import note
+from ...call_stats import note
 from .. import profile as profiles
 from ..conv import allow_tf32
 from ..maps import bounds_of
@@ -96,9 +96,9 @@ def height_compression(x: Any, offset: torch.Tensor, shape: torch.Tensor, dim: i
     extents = shape.tolist()
     cell, height, _, (n_items, n_u, n_v) = _cells(x, coords, offset, extents, dim, what)
     n_heights = extents[dim]
-    place = cell * n_heights + height.clamp(0, n_heights - 1)
+    voxel = cell * n_heights + height.clamp(0, n_heights - 1)
     ones = torch.ones(n_items * n_u * n_v * n_heights, dtype=torch.int32, device=feats.device)
-    y = voxelize(feats, place, ones).view(n_items, n_u, n_v, n_heights, feats.shape[1])
+    y = voxelize(feats, voxel, ones).view(n_items, n_u, n_v, n_heights, feats.shape[1])
     note("torchsparse", what)
     return y.permute(0, 3, 4, 1, 2).reshape(n_items, -1, n_u, n_v)
 

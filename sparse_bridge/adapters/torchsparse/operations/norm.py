@@ -11,7 +11,7 @@ from ....core.ops.pool import global_pool
 from ....core.ops.spread import spread
 from ....errors import CoordinateError, ShapeError
 from ...base import Patch
-from ...ledger import note
+from ...call_stats import note
 from .. import profile as profiles
 from ..maps import coordinate_map
 from ..tensors import check_input, fapply, make_like, range_of

@@ -8,7 +8,7 @@ import torch
 
 from ....core.maps import map_cache
 from ....core.ops.pool import global_pool
-from ...ledger import note
+from ...call_stats import note
 from .. import profile as profiles
 from ..maps import bounds_of
 from ..tensors import check_input, item_counts

@@ -53,7 +53,7 @@ class CoordinateTable:
         self._keys = keys
 
     def lookup_vals(self, keys: torch.Tensor) -> torch.Tensor:
-        """int32 [ceil(M / 128) * 128]: place + 1 of each int64 key."""
+        """int32 [ceil(M / 128) * 128]: index + 1 of each int64 key."""
         if self._keys is None:
             raise ContractError("lookup_vals before insert_vals: the table is empty.")
         return _padded(key_search.find_keys(keys, self._keys, torch.int32) + 1)

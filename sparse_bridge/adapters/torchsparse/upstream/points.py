@@ -44,7 +44,7 @@ def sphash(coords: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.T
 
 
 def sphashquery(queries: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    """First place of each query in references, -1 where it is missing; the shape of queries.
+    """First index of each query in references, -1 where it is missing; the shape of queries.
 
     int64 up to 2.0, int32 in 2.1. Raises ShapeError, DataTypeError, DeviceError.
     """

@@ -6,7 +6,7 @@ from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import BroadcastMode, OperationType
 
-from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.errors import FeatureShapeError, FeatureTypeError
 from sparse_bridge.adapters.minkowski.rows import broadcast
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4

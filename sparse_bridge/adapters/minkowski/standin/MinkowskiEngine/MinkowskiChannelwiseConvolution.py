@@ -7,7 +7,7 @@ from MinkowskiEngine.MinkowskiKernelGenerator import KernelLayer, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, refuse_input
 from torch.nn import Parameter
 
-from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.conv import channelwise_convolution
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 

@@ -9,7 +9,7 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import ConvolutionMode
 from torch.nn import Parameter
 
-from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.conv import collapsed, convolve, fold, pointwise
 from sparse_bridge.adapters.minkowski.errors import StrideError

@@ -4,7 +4,7 @@ import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 
-from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.errors import FeatureTypeError
 from sparse_bridge.adapters.minkowski.points import interpolation_matrix
 from sparse_bridge.core.traced import between_graphs

@@ -6,8 +6,8 @@ from MinkowskiEngine.MinkowskiTensor import Tensor, refuse_kind
 from torch import nn
 
 from sparse_bridge.adapters import fusion, inference, training_norms
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.lazy_features import pending_of
-from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski import profile
 
 _NAMES = (

@@ -9,7 +9,7 @@ from MinkowskiEngineBackend._C import CoordinateMapKey, GlobalPoolingMode, Pooli
 from torch import nn
 
 from sparse_bridge.adapters import training_norms
-from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.norm import batch_norm, instance_norm
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4

@@ -14,7 +14,7 @@ from MinkowskiEngine.MinkowskiTensor import (
 from MinkowskiEngine.MinkowskiTensorField import TensorField
 from torch import nn
 
-from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski import dense
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
 from sparse_bridge.errors import ContractError

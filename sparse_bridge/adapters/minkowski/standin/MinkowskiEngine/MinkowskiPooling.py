@@ -7,7 +7,7 @@ from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction, MinkowskiDirectMaxPoolingFunction
 from MinkowskiEngineBackend._C import GlobalPoolingMode, PoolingMode
 
-from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.pool import global_pooling, local_pooling, transposed_pooling
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import base_mode, checked, member

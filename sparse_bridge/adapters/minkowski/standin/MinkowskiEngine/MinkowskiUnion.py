@@ -4,7 +4,7 @@ from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 
-from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.rows import union
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError

@@ -1,6 +1,6 @@
 """Strided convolutions, both ways."""
 
-from sparse_bridge.adapters.flex_gemm.v2.places import of as _of
+from sparse_bridge.adapters.flex_gemm.v2.module_names import of as _of
 
 _NAMES = _of(__name__)
 globals().update(_NAMES)

@@ -1,4 +1,4 @@
-"""Which layers ran here and which ran in the original framework, and why.
+"""Statistics of layer calls: which ran here and which ran in the original framework, and why.
 
 Adapters call `note` once per layer call; everything else reads.
 """

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from sparse_bridge.adapters import ledger
+from sparse_bridge.adapters import call_stats
 from sparse_bridge.adapters.base import FrameworkStatus
-from sparse_bridge.adapters.ledger import LayerCount, Report, Statuses
+from sparse_bridge.adapters.call_stats import LayerCount, Report, Statuses
 from sparse_bridge.adapters.ways import MapCount
 from sparse_bridge.errors import UnsupportedError
 from tests.walk import walk
@@ -15,43 +15,44 @@ from tests.walk import walk
 
 @pytest.fixture(autouse=True)
 def clean():
-    ledger.reset()
+    call_stats.reset()
     yield
-    ledger.reset()
-    ledger.set_strict("f", None)
+    call_stats.reset()
+    call_stats.set_strict("f", None)
 
 
 def test_counts_by_framework_layer_and_reason():
     for reason in (None, "groups=2", None, "groups=2", "complex"):
-        ledger.note("f", "Conv", reason)
-    ledger.note("f", "Pool")
-    assert ledger.counts() == {"f": {"Conv": LayerCount(2, {"groups=2": 2, "complex": 1}), "Pool": LayerCount(1, {})}}
+        call_stats.note("f", "Conv", reason)
+    call_stats.note("f", "Pool")
+    conv = LayerCount(2, {"groups=2": 2, "complex": 1})
+    assert call_stats.counts() == {"f": {"Conv": conv, "Pool": LayerCount(1, {})}}
 
 
 def test_since_survives_a_reset():
-    ledger.note("f", "Conv")
-    ledger.note("f", "Conv")
-    before = ledger.snapshot()
-    ledger.note("f", "Pool")
-    assert ledger.since(before) == {("f", "Pool", None): 1}
-    ledger.reset()
-    ledger.note("f", "Conv")
-    assert ledger.since(before) == {("f", "Conv", None): 1}
+    call_stats.note("f", "Conv")
+    call_stats.note("f", "Conv")
+    before = call_stats.snapshot()
+    call_stats.note("f", "Pool")
+    assert call_stats.since(before) == {("f", "Pool", None): 1}
+    call_stats.reset()
+    call_stats.note("f", "Conv")
+    assert call_stats.since(before) == {("f", "Conv", None): 1}
 
 
 def test_strict_refuses_and_does_not_count():
-    ledger.set_strict("f", True)
-    ledger.note("f", "Conv")
+    call_stats.set_strict("f", True)
+    call_stats.note("f", "Conv")
     with pytest.raises(UnsupportedError, match=r"f Conv .*groups=2.*strict=False"):
-        ledger.note("f", "Conv", "groups=2")
-    ledger.note("g", "Conv", "groups=2")
-    assert ledger.counts()["f"]["Conv"] == LayerCount(1, {})
+        call_stats.note("f", "Conv", "groups=2")
+    call_stats.note("g", "Conv", "groups=2")
+    assert call_stats.counts()["f"]["Conv"] == LayerCount(1, {})
 
 
 def test_a_note_is_cheap():
-    ledger.note("f", "Conv")
-    seen = walk(lambda: ledger.note("f", "Conv"))
-    assert seen.files == ["adapters/ledger.py"] and seen.called == 1
+    call_stats.note("f", "Conv")
+    seen = walk(lambda: call_stats.note("f", "Conv"))
+    assert seen.files == ["adapters/call_stats.py"] and seen.called == 1
 
 
 def test_the_report_is_a_table():
@@ -87,12 +88,12 @@ def test_statuses_and_reports_are_tables_in_a_notebook():
 
 
 def test_calls_are_heard_by_their_own_thread_alone():
-    with ledger.listen() as mine, ledger.listen() as also:
-        ledger.note("f", "Conv", "groups=2")
-        other = threading.Thread(target=ledger.note, args=("f", "Pool"))
+    with call_stats.listen() as mine, call_stats.listen() as also:
+        call_stats.note("f", "Conv", "groups=2")
+        other = threading.Thread(target=call_stats.note, args=("f", "Pool"))
         other.start()
         other.join()
-    ledger.note("f", "Conv")
+    call_stats.note("f", "Conv")
     assert mine == also == [("f", "Conv", "groups=2")]
 
 
