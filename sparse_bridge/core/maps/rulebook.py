@@ -105,8 +105,8 @@ class Rulebook(ViewSet):
         """The same map with its tables, or the pair lists that it was given, and nothing made of
         them."""
         self.follow()
-        views = [None if self._given else self.table(0)[0], None]
-        if not (self._given or self.symmetric):
+        views = [None if self._from_lists else self.table(0)[0], None]
+        if not (self._from_lists or self.symmetric):
             views[1] = self.table(1)[0]
         made = Rulebook(
             self.rows[1],
@@ -115,7 +115,7 @@ class Rulebook(ViewSet):
             self.device,
             symmetric=self.symmetric,
             center=self.center,
-            lists=self._lists if self._given else None,
+            lists=self._lists if self._from_lists else None,
             regular=self.regular,
             views=views,
         )
@@ -141,7 +141,7 @@ class Rulebook(ViewSet):
         if self._dropped and self.rebuild is not None:
             made, self._dropped = self.rebuild.whole(), False
             self._tables, self._tiles, self._lists = made._tables, made._tiles, made._lists
-            self._given = made._given
+            self._from_lists = made._from_lists
             self._queued()
         if self.order is not None:
             self.order.wait(self._held)
@@ -292,7 +292,7 @@ class Rulebook(ViewSet):
             self._observer.listed()
         found = self._pairs
         if found is None:
-            if self._given and self._lists is not None:
+            if self._from_lists and self._lists is not None:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
                 x_rows, y_rows = lists.in_rows, lists.out_rows
