@@ -196,7 +196,7 @@ _launched = torch.compiler.assume_constant_result(pointwise.launched)
 
 def _linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`pointwise.linear` in a graph: the rule for any number of rows."""
-    dtype = pointwise.kind_of(x, w, bias)
+    dtype = pointwise.dtype_of(x, w, bias)
     if (
         x.device.type not in pointwise.DEVICES
         or dtype is None
