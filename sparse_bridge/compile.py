@@ -59,5 +59,5 @@ def live_handles() -> int:
 def needed(program: torch.export.ExportedProgram) -> list[str]:
     """The operators of sparse_bridge that an exported program calls."""
     targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
-    found = {t.name() for t in targets if isinstance(t, torch._ops.OpOverload)}
-    return sorted(name for name in found if name.startswith(f"{NAMESPACE}::"))
+    names = {t.name() for t in targets if isinstance(t, torch._ops.OpOverload)}
+    return sorted(name for name in names if name.startswith(f"{NAMESPACE}::"))

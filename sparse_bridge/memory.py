@@ -43,18 +43,18 @@ def size_of(text: str | int) -> int:
 
     Raises: SettingError.
     """
-    found = None
+    n_bytes = None
     if isinstance(text, int) and not isinstance(text, bool):
-        found = text
+        n_bytes = text
     elif isinstance(text, str):
         parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
         if parts is not None and parts[2].upper() in _UNITS:
-            found = int(float(parts[1]) * _UNITS[parts[2].upper()])
-    if found is None or found <= 0:
+            n_bytes = int(float(parts[1]) * _UNITS[parts[2].upper()])
+    if n_bytes is None or n_bytes <= 0:
         raise SettingError(
             f"a memory limit is {text!r}; expected a size such as '8GiB' or '512MB', or a number of bytes, above 0."
         )
-    return found
+    return n_bytes
 
 
 def shown(n_bytes: int) -> str:
@@ -96,7 +96,7 @@ class memory_limit:  # read as a function, like `torch.no_grad`
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         excess = _close(self)
         if excess is None:
@@ -110,23 +110,23 @@ class memory_limit:  # read as a function, like `torch.no_grad`
         return f"memory_limit({self.limit})"
 
 
-def _close(one: memory_limit) -> MemoryLimitError | None:
+def _close(opened: memory_limit) -> MemoryLimitError | None:
     """What exceeded a limit, and nobody was told of."""
     with _lock:
-        if not one.entered:
+        if not opened.entered:
             raise LifecycleError("a memory limit was closed that is not open.")
         try:
             _read_peaks(_gpus())
         finally:  # an allocator may have no statistics
-            one.entered -= 1
-            _open.remove(one.limit)
+            opened.entered -= 1
+            _open.remove(opened.limit)
             _turn()
         return _take_excess()
 
 
-def leave(one: memory_limit) -> None:
+def leave(opened: memory_limit) -> None:
     """Close it where no block ends: a RuntimeWarning says what exceeded it."""
-    excess = _close(one)
+    excess = _close(opened)
     if excess is not None:
         warnings.warn(str(excess), RuntimeWarning, stacklevel=2)
 

@@ -81,7 +81,7 @@ def restore(model: nn.Module) -> nn.Module:
 def replays() -> list[tuple[str, int, int, str | None]]:
     """Those of them with `graphs`: class, calls that were replayed, graphs, and why there are no
     more."""
-    found = []
+    rows = []
     for model in list(_models):
         forward = model.__dict__.get("forward")
         if isinstance(forward, _FirstCalls):
@@ -89,8 +89,8 @@ def replays() -> list[tuple[str, int, int, str | None]]:
         else:
             modes = [forward, getattr(forward, "training", None)]
         if hooks.optimized(model) and modes[-1] is not None:
-            found.append(base.capture("replay").summary_of(*modes))
-    return found
+            rows.append(base.capture("replay").summary_of(*modes))
+    return rows
 
 
 @dataclasses.dataclass(eq=False)

@@ -25,14 +25,14 @@ TRITONS: dict[str, tuple[str, str]] = {
     "2.15": ("3.9", "3.9"),
 }
 Release = tuple[int, ...]
-_told = False
+_warned = False
 
 
 @state.owns
 def reset() -> None:
     """Warn again."""
-    global _told
-    _told = False
+    global _warned
+    _warned = False
 
 
 def release(text: str) -> Release:
@@ -43,10 +43,10 @@ def release(text: str) -> Release:
 def untested(python: Release, torch: Release, triton: Release | None) -> str | None:
     """What of an installation is outside of the releases that were tested, as a sentence; None:
     nothing. triton: None where none is used."""
-    first, last = (release(one) for one in PYTHONS)
+    first, last = (release(text) for text in PYTHONS)
     if not first <= python[:2] <= last:
         return f"Python {_shown(python)} is not tested: {PYTHONS[0]} to {PYTHONS[1]} are."
-    known = [(release(one), *map(release, range_)) for one, range_ in TRITONS.items()]
+    known = [(release(text), *map(release, range_)) for text, range_ in TRITONS.items()]
     before = [row for row in known if row[0] <= torch[:2]]
     behind = [row for row in known if row[0] >= torch[:2]]
     if not (before and behind):
@@ -92,10 +92,10 @@ def here() -> str | None:
 
 def warn(stacklevel: int) -> None:
     """Say once in a process what of it was not tested.  stacklevel: as if the caller warned."""
-    global _told
-    if _told:
+    global _warned
+    if _warned:
         return
-    _told = True
+    _warned = True
     problem = here()
     if problem is not None:
         text = f"sparse_bridge: {problem} It may work; `python -m sparse_bridge prove` tells."

@@ -163,23 +163,23 @@ def _checked(name: str, value: object, shown: str) -> dict[str, Any]:
 
 def _listed(variable: str, text: str) -> dict[str, Any]:
     """Keywords and values of a list such as "mode=patch,strict"."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        name, given, value = item.partition("=")
+        name, separator, value = item.partition("=")
         if name not in KEYWORDS[variable]:
             raise SettingError(
                 f"{PREFIX}{variable} names {name!r}; expected a list of {', '.join(KEYWORDS[variable])}."
             )
-        found[name] = _check(name, value if given else "1", f"{name} in {PREFIX}{variable}")
-    return found
+        values[name] = _check(name, value if separator else "1", f"{name} in {PREFIX}{variable}")
+    return values
 
 
 def _parsed(variable: str, text: str) -> dict[str, Any]:
     """Keywords and values that one variable of today sets."""
     first, *more = KEYWORDS[variable]
     if variable == "TUNE":
-        mode, given, file = text.partition(":")
-        if given and mode == "pinned":
+        mode, separator, file = text.partition(":")
+        if separator and mode == "pinned":
             return {"tune": mode, "tune_file": file}
     elif more:
         return _listed(variable, text)
@@ -192,16 +192,16 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     Raises:
         SettingError: names a bad value and the allowed ones.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     # MAP_GRAPHS before AHEAD: where both are off, nothing is prefetched.
     for old in sorted(RENAMED, reverse=True):
         if PREFIX + old in environ:
             _warn(PREFIX + old, RENAMED[old])
-            found |= _checked(old.lower(), environ[PREFIX + old], PREFIX + old)
+            values |= _checked(old.lower(), environ[PREFIX + old], PREFIX + old)
     for variable in KEYWORDS:
         if PREFIX + variable in environ:
-            found |= _parsed(variable, environ[PREFIX + variable])
-    return Settings(**found)
+            values |= _parsed(variable, environ[PREFIX + variable])
+    return Settings(**values)
 
 
 _lock = threading.RLock()

@@ -50,8 +50,8 @@ class Table:
         if width is None:
             return filled
         needed = {i: max(len(self.columns[i].name), *(len(row[i]) for row in every)) for i in filled}
-        found = fitting(needed, {i: self.columns[i].spare for i in filled}, width)
-        return [i for i in filled if i in found]
+        fits = fitting(needed, {i: self.columns[i].spare for i in filled}, width)
+        return [i for i in filled if i in fits]
 
     def rich(self, width: int) -> RichTable:
         """Its rows for a rich console of this width."""

@@ -93,12 +93,12 @@ class Workers:
             return waiting.popleft() if waiting else None
 
     def _loop(self) -> None:
-        while (found := self._next()) is not None:
-            future, work = found
+        while (task := self._next()) is not None:
+            future, work = task
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
                 # Whoever waits for it gets it.
                 except BaseException as error:
                     future.set_exception(error)
-            del found, future, work  # or their tensors live until the next comes
+            del task, future, work  # or their tensors live until the next comes

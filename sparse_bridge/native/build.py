@@ -38,8 +38,8 @@ def compiler() -> list[str] | None:
             return shlex.split(chosen)
         except ValueError:  # quotes that do not end
             return [chosen]
-    found = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
-    return None if found is None else [found]
+    path = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+    return None if path is None else [path]
 
 
 def load() -> Any:
@@ -114,9 +114,9 @@ def stored() -> list[tuple[pathlib.Path, bool]]:
 
 def _whole(folder: pathlib.Path, digest: str, suffix: str) -> pathlib.Path | None:
     """The library of a digest in the folder, if it is as it was made."""
-    for found in sorted(folder.glob(f"{NAME}-{digest}-*{suffix}")):
-        if found.name == _name(digest, found.read_bytes(), suffix):
-            return found
+    for path in sorted(folder.glob(f"{NAME}-{digest}-*{suffix}")):
+        if path.name == _name(digest, path.read_bytes(), suffix):
+            return path
     return None
 
 

@@ -43,14 +43,14 @@ typedef struct {
   Prepared *steps;
 } Run;
 
-/* What is in a place of the list; NULL in a scope that refuses where nothing is. */
-static PyObject *value(Run *run, Scope *s, int place) {
-  refuse_unless(s, place < PyList_GET_SIZE(run->values));
-  return s->state == GOES_ON ? PyList_GET_ITEM(run->values, place) : NULL;
+/* What is at an index of the list; NULL in a scope that refuses where nothing is. */
+static PyObject *value(Run *run, Scope *s, int index) {
+  refuse_unless(s, index < PyList_GET_SIZE(run->values));
+  return s->state == GOES_ON ? PyList_GET_ITEM(run->values, index) : NULL;
 }
 
-/* The step whose result is in a place; negative: none of the chain. */
-static int step_at(Run *run, int place) { return place - run->chain->first; }
+/* The step whose result is at an index; negative: none of the chain. */
+static int step_at(Run *run, int index) { return index - run->chain->first; }
 
 static MapSide *side_for(Run *run, PyObject *kmap, int transposed) {
   Scope *s = run->s;
@@ -92,14 +92,14 @@ static MapSide *side_of_rows(Run *run, Known *plan, long long n_rows) {
 }
 
 /* Rows of an operand that has columns, which lie one after another. */
-static long long rows_of_operand(Run *run, Scope *s, int place, PyObject *dtype,
+static long long rows_of_operand(Run *run, Scope *s, int index, PyObject *dtype,
                                  long long columns) {
-  int at = step_at(run, place);
+  int at = step_at(run, index);
   if (at >= 0) {
     refuse_unless(s, run->chain->steps[at].columns == columns);
     return run->steps[at].side->n_rows;
   }
-  PyObject *tensor = value(run, s, place);
+  PyObject *tensor = value(run, s, index);
   refuse_unless(s, tensor && is_plain(tensor));
   PyObject *shape = get(s, tensor, s_shape);
   refuse_unless(s, shape && PyTuple_GET_SIZE(shape) == 2 && get(s, tensor, s_dtype) == dtype &&
@@ -126,8 +126,8 @@ static MapSide *side_of_step(Run *run, Scope *s, ChainStep *step, Known *plan) {
 }
 
 /* The weight of a step as its kernel reads it. A copy lives as long as the run. */
-static PyObject *weight_of_step(Run *run, Scope *s, int place, Known *plan) {
-  PyObject *weight = value(run, s, place);
+static PyObject *weight_of_step(Run *run, Scope *s, int index, Known *plan) {
+  PyObject *weight = value(run, s, index);
   PyObject *copied = s->state == GOES_ON ? SLOT(plan->product, GatherProduct, _copied) : Py_None;
   if (copied == Py_None) return weight;
   weight = hold(run->s, PyObject_CallMethodOneArg(copied, s_rows_of, weight));
@@ -251,8 +251,8 @@ static void launch_all(Run *run, uint64_t memory) {
     memcpy(cells, of->like->cells, sizeof cells);
     memcpy(&cells[OPERANDS], of->cells, sizeof of->cells);
     for (int k = 0; k < OPERANDS - 1; k++) {
-      int place = step->operands[k], made = step_at(run, place);
-      cells[k] = place < 0 ? y : made < 0 ? of->operands[k] : address(run, made, memory);
+      int index = step->operands[k], made = step_at(run, index);
+      cells[k] = index < 0 ? y : made < 0 ? of->operands[k] : address(run, made, memory);
     }
     cells[OPERANDS - 1] = y;
     unsigned grid[3] = {of->programs, of->like->grid[1], of->like->grid[2]};

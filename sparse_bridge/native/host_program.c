@@ -83,8 +83,8 @@ static HostState *host_state(HostProgram *program) {
 }
 
 /* A result; 0 where Python's would not fit, or there is none. */
-static int computed_number(int kind, int64_t a, int64_t b, int64_t *to) {
-  switch (kind) {
+static int computed_number(int op, int64_t a, int64_t b, int64_t *to) {
+  switch (op) {
   case ADD:
     return !__builtin_add_overflow(a, b, to);
   case SUB:
@@ -104,12 +104,12 @@ static int computed_number(int kind, int64_t a, int64_t b, int64_t *to) {
   }
   if (!b || (b == -1 && a == INT64_MIN)) return 0;
   int64_t rest = a % b, down = rest && (rest < 0) != (b < 0); /* towards minus infinity */
-  *to = kind == MOD ? rest + (down ? b : 0) : a / b - down;
+  *to = op == MOD ? rest + (down ? b : 0) : a / b - down;
   return 1;
 }
 
-static int guard_holds(int kind, int64_t a, int64_t b) {
-  switch (kind) {
+static int guard_holds(int op, int64_t a, int64_t b) {
+  switch (op) {
   case EQ:
     return a == b;
   case NE:
@@ -125,15 +125,15 @@ static int guard_holds(int kind, int64_t a, int64_t b) {
 }
 
 /* A number as a parameter in memory, as `stored` of an object. */
-static int stored_number(char kind, int64_t number, uint64_t *cell) {
-  int bits = kind == 'b' ? 8 : kind == 'h' ? 16 : kind == 'i' ? 32 : 64;
-  if (kind == 'f' || kind == 'd') {
+static int stored_number(char type, int64_t number, uint64_t *cell) {
+  int bits = type == 'b' ? 8 : type == 'h' ? 16 : type == 'i' ? 32 : 64;
+  if (type == 'f' || type == 'd') {
     PyObject *object = PyLong_FromLongLong(number);
-    int fits = object && stored(kind, object, cell);
+    int fits = object && stored(type, object, cell);
     Py_XDECREF(object);
     return fits;
   }
-  if (kind == 'P' ? number < 0
+  if (type == 'P' ? number < 0
                   : bits < 64 && (number >= 1ll << bits || number < -(1ll << (bits - 1))))
     return PyErr_Format(PyExc_OverflowError, "%lld is no number of %d bits", (long long)number,
                         bits),
@@ -149,12 +149,12 @@ static PyObject *launch_argument(HostState *run, int word) {
 
 static int launched_step(HostState *run, const int *words, int count) {
   PyObject *launcher = run->objects[words[0]];
-  const int *given = words + 1, n = count - 1;
+  const int *operands = words + 1, n = count - 1;
   Launcher *own = (Launcher *)launcher;
   if (!Py_IS_TYPE(launcher, &LauncherType) || n != own->count + 4) {
     PyObject *args[MOST_VALUES + 16] = {NULL}, *made = NULL;
     int known = 0;
-    while (known < n && (args[known] = launch_argument(run, given[known]))) known++;
+    while (known < n && (args[known] = launch_argument(run, operands[known]))) known++;
     if (known == n) made = PyObject_Vectorcall(launcher, args, n, NULL);
     while (known--) Py_DECREF(args[known]);
     Py_XDECREF(made);
@@ -163,20 +163,20 @@ static int launched_step(HostState *run, const int *words, int count) {
   uint64_t cells[MOST_VALUES];
   unsigned grid[3];
   for (int i = 0; i < 3; i++) {
-    int64_t size = given[i] < 0 ? -1 : run->numbers[given[i]];
+    int64_t size = operands[i] < 0 ? -1 : run->numbers[operands[i]];
     if (size < 0 || size > UINT32_MAX)
       return PyErr_Format(PyExc_OverflowError, "a grid of %lld", (long long)size), 0;
     grid[i] = (unsigned)size;
   }
   for (int i = 0; i < own->count; i++) {
-    int word = given[i + 4];
+    int word = operands[i + 4];
     if (own->kinds[i] == 'x') continue;
     if (!(word < 0 ? stored(own->kinds[i], run->objects[-1 - word], &cells[i])
                    : stored_number(own->kinds[i], run->numbers[word], &cells[i])))
       return 0;
   }
-  if (given[3] < 0) return PyErr_Format(PyExc_TypeError, "a stream is a number"), 0;
-  return started(own, grid, (uint64_t)run->numbers[given[3]], cells);
+  if (operands[3] < 0) return PyErr_Format(PyExc_TypeError, "a stream is a number"), 0;
+  return started(own, grid, (uint64_t)run->numbers[operands[3]], cells);
 }
 
 static PyObject *called_step(HostState *run, const int *words, int count) {
@@ -185,11 +185,11 @@ static PyObject *called_step(HostState *run, const int *words, int count) {
   return PyObject_Vectorcall(run->objects[words[1]], args, count - 2, NULL);
 }
 
-static PyObject *gathered_step(HostState *run, int kind, const int *words, int count) {
-  PyObject *made = kind == TUPLE ? PyTuple_New(count - 1) : PyList_New(count - 1);
+static PyObject *gathered_step(HostState *run, int op, const int *words, int count) {
+  PyObject *made = op == TUPLE ? PyTuple_New(count - 1) : PyList_New(count - 1);
   for (int i = 1; made && i < count; i++) {
     PyObject *one = Py_NewRef(run->objects[words[i]]);
-    if (kind == TUPLE)
+    if (op == TUPLE)
       PyTuple_SET_ITEM(made, i - 1, one);
     else
       PyList_SET_ITEM(made, i - 1, one);
@@ -198,8 +198,8 @@ static PyObject *gathered_step(HostState *run, int kind, const int *words, int c
 }
 
 /* A step that makes an object; NULL with an exception. */
-static PyObject *made_object(HostState *run, int kind, const int *words, int count) {
-  switch (kind) {
+static PyObject *made_object(HostState *run, int op, const int *words, int count) {
+  switch (op) {
   case INT:
     return PyLong_FromLongLong(run->numbers[words[1]]);
   case CALL:
@@ -207,7 +207,7 @@ static PyObject *made_object(HostState *run, int kind, const int *words, int cou
   case ITEM:
     return PySequence_GetItem(run->objects[words[1]], words[2]);
   }
-  return gathered_step(run, kind, words, count);
+  return gathered_step(run, op, words, count);
 }
 
 static int address_of(HostState *run, const int *words) {
@@ -222,28 +222,28 @@ static PyObject *run_program(HostProgram *program, HostState *run, HostState *ea
   const int *words = program->words, *end = words + program->n_words;
   int64_t *numbers = run->numbers;
   while (words < end) {
-    int kind = STEP_KIND(*words), count = STEP_WORDS(*words);
+    int op = STEP_KIND(*words), count = STEP_WORDS(*words);
     const int *w = words + 1;
     words = w + count;
-    if (kind <= BITS) {
-      int64_t b = kind < NEG ? numbers[w[2]] : 0;
-      if (!computed_number(kind, numbers[w[1]], b, &numbers[w[0]])) return NULL;
-    } else if (kind <= GE) {
-      if (guard_holds(kind, numbers[w[0]], numbers[w[1]]) != w[2]) return NULL;
-    } else if (kind <= ITEM) {
-      PyObject *made = made_object(run, kind, w, count);
+    if (op <= BITS) {
+      int64_t b = op < NEG ? numbers[w[2]] : 0;
+      if (!computed_number(op, numbers[w[1]], b, &numbers[w[0]])) return NULL;
+    } else if (op <= GE) {
+      if (guard_holds(op, numbers[w[0]], numbers[w[1]]) != w[2]) return NULL;
+    } else if (op <= ITEM) {
+      PyObject *made = made_object(run, op, w, count);
       if (!made) return NULL;
       if (w[0] < 0)
         Py_DECREF(made);
       else
         Py_XSETREF(run->objects[w[0]], made);
-    } else if (kind == ADDRESS) {
+    } else if (op == ADDRESS) {
       if (!address_of(run, w)) return NULL;
-    } else if (kind == LAUNCH) {
+    } else if (op == LAUNCH) {
       if (!launched_step(run, w, count)) return NULL;
-    } else if (kind == DROP) {
+    } else if (op == DROP) {
       for (int i = 0; i < count; i++) Py_XSETREF(run->objects[w[i]], Py_NewRef(Py_None));
-    } else if (kind == COMMIT) {
+    } else if (op == COMMIT) {
       if (earlier) forget_objects(earlier);
     } else {
       return Py_NewRef(run->objects[w[0]]);
@@ -310,28 +310,28 @@ static int well_formed(HostProgram *self) {
 #define NUMBER(at) ((at) >= 0 && (at) < n)
 #define OBJECT(at) ((at) >= 0 && (at) < m)
   for (int at = 0; at < self->n_words;) {
-    int kind = STEP_KIND(self->words[at]), count = STEP_WORDS(self->words[at]), fits = 1;
+    int op = STEP_KIND(self->words[at]), count = STEP_WORDS(self->words[at]), fits = 1;
     const int *w = &self->words[at + 1];
     at += 1 + count;
     if (count < 0 || at > self->n_words) return 0;
-    if (kind <= BITS) {
-      fits = count == (kind < NEG ? 3 : 2);
+    if (op <= BITS) {
+      fits = count == (op < NEG ? 3 : 2);
       for (int i = 0; fits && i < count; i++) fits = NUMBER(w[i]);
-    } else if (kind <= GE) {
+    } else if (op <= GE) {
       fits = count == 3 && NUMBER(w[0]) && NUMBER(w[1]);
-    } else if (kind == INT || kind == ITEM || kind == ADDRESS) {
-      fits = count == (kind == ITEM ? 3 : 2);
-      if (fits) fits = kind == ADDRESS ? NUMBER(w[0]) && OBJECT(w[1]) : OBJECT(w[0]);
-      if (fits && kind != ADDRESS) fits = kind == INT ? NUMBER(w[1]) : OBJECT(w[1]);
-    } else if (kind == LAUNCH) {
+    } else if (op == INT || op == ITEM || op == ADDRESS) {
+      fits = count == (op == ITEM ? 3 : 2);
+      if (fits) fits = op == ADDRESS ? NUMBER(w[0]) && OBJECT(w[1]) : OBJECT(w[0]);
+      if (fits && op != ADDRESS) fits = op == INT ? NUMBER(w[1]) : OBJECT(w[1]);
+    } else if (op == LAUNCH) {
       fits = count >= 1 && count <= MOST_VALUES + 16 && OBJECT(w[0]);
       for (int i = 1; fits && i < count; i++) fits = w[i] < 0 ? OBJECT(-1 - w[i]) : NUMBER(w[i]);
-    } else if (kind == CALL) {
+    } else if (op == CALL) {
       fits = count >= 2 && count <= MOST_VALUES && w[0] >= -1 && w[0] < m;
       for (int i = 1; fits && i < count; i++) fits = OBJECT(w[i]);
     } else {
-      fits = kind == COMMIT ? !count : kind == DROP || count >= 1;
-      fits &= kind < STEP_KINDS && (kind != RETURN || count == 1);
+      fits = op == COMMIT ? !count : op == DROP || count >= 1;
+      fits &= op < STEP_KINDS && (op != RETURN || count == 1);
       for (int i = 0; fits && i < count; i++) fits = OBJECT(w[i]);
     }
     if (!fits) return 0;

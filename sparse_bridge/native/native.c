@@ -71,7 +71,7 @@ HANDED(DECLARE)
   X(NormSpec, vectors_key)                                                                         \
   X(History, plan) X(History, whole) X(History, seen) X(History, alone) X(History, disabled)       \
   X(FusedPlan, native) X(LayerCall, between) X(LayerCall, changes) X(LayerCall, device)            \
-  X(LayerCall, dtype) X(LayerCall, fused) X(LayerCall, given) X(LayerCall, history)                \
+  X(LayerCall, dtype) X(LayerCall, fused) X(LayerCall, operands) X(LayerCall, history)             \
   X(LayerCall, launched) X(LayerCall, shape) X(LayerCall, stream) X(LayerCall, target)             \
   X(PendingConv, _count) X(PendingConv, _used) X(PendingConv, _version) X(PendingConv, call)       \
   X(PendingConv, epilogue) X(PendingConv, fallback) X(PendingConv, result) X(PendingConv, steps)   \
@@ -638,8 +638,8 @@ static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) 
   if (!self) return NULL;
   PyObject **to = &self->product;
   for (int i = 0; i < OBJECTS; i++) {
-    PyObject *given = PyTuple_GET_ITEM(args, i);
-    to[i] = i == 0 && given == Py_None ? NULL : Py_NewRef(given);
+    PyObject *value = PyTuple_GET_ITEM(args, i);
+    to[i] = i == 0 && value == Py_None ? NULL : Py_NewRef(value);
   }
   self->generation = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS));
   self->units = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS + 1));
@@ -850,14 +850,14 @@ static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObje
 static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
   if (count != 6 || declined()) Py_RETURN_NOTIMPLEMENTED;
-  PyObject *owner = args[0], *x = args[1], *weight = args[2], *kmap = args[3], *given = args[4];
+  PyObject *owner = args[0], *x = args[1], *weight = args[2], *kmap = args[3], *epilogue = args[4];
   PyObject *history = history_of(s, owner);
-  if (!history || !PyTuple_Check(given)) return ended(s, NULL);
-  PyObject *bias = PyTuple_GET_ITEM(given, 0), *activation = PyTuple_GET_ITEM(given, 1);
-  PyObject *norm = PyTuple_GET_ITEM(given, 3), *form = args[5];
+  if (!history || !PyTuple_Check(epilogue)) return ended(s, NULL);
+  PyObject *bias = PyTuple_GET_ITEM(epilogue, 0), *activation = PyTuple_GET_ITEM(epilogue, 1);
+  PyObject *norm = PyTuple_GET_ITEM(epilogue, 3), *form = args[5];
   int whole = activation != Py_None;
   PyObject *fused = whole ? SLOT(history, History, whole) : SLOT(history, History, plan);
-  refuse_unless(s, fused && fused != Py_None && PyTuple_GET_ITEM(given, 4) == Py_None);
+  refuse_unless(s, fused && fused != Py_None && PyTuple_GET_ITEM(epilogue, 4) == Py_None);
   PyObject *held = SLOT(fused, FusedPlan, native);
   refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
   if (s->state != GOES_ON) return ended(s, NULL);
@@ -875,9 +875,9 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   checked(s, plan, x, weight, rulebook, side, kmap, bias);
   if (s->state != GOES_ON) return ended(s, NULL);
   if (whole) {
-    refuse_unless(s,
-                  equal(s, PyTuple_GET_ITEM(plan->activation, 0), activation) &&
-                      equal(s, PyTuple_GET_ITEM(plan->activation, 1), PyTuple_GET_ITEM(given, 2)));
+    refuse_unless(
+        s, equal(s, PyTuple_GET_ITEM(plan->activation, 0), activation) &&
+               equal(s, PyTuple_GET_ITEM(plan->activation, 1), PyTuple_GET_ITEM(epilogue, 2)));
     refuse_unless(s, (norm == Py_None) == (end == Py_None));
     if (s->state != GOES_ON) return ended(s, NULL);
     return ended(s, computed(s, plan, x, weight, rulebook, side, bias, NULL));
@@ -917,7 +917,7 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
     moved += changes(s, PyTuple_GET_ITEM(plan->vectors, i));
   PyObject *changed = hold(s, PyLong_FromLongLong(moved));
   if (s->state != GOES_ON || !stream) return ended(s, NULL);
-  PUT(layer_call, LayerCall, given, operands), PUT(layer_call, LayerCall, shape, shape);
+  PUT(layer_call, LayerCall, operands, operands), PUT(layer_call, LayerCall, shape, shape);
   PUT(layer_call, LayerCall, history, history), PUT(layer_call, LayerCall, target, plan->steps);
   PUT(layer_call, LayerCall, fused, fused), PUT(layer_call, LayerCall, launched, y);
   PUT(layer_call, LayerCall, dtype, get(s, x, s_dtype)), PUT(layer_call, LayerCall, device, device);
@@ -925,7 +925,7 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   PUT(layer_call, LayerCall, changes, changed);
   PUT(history, History, seen, done), PUT(history, History, alone, zero);
   if (norm != Py_None) counted += moved;
-  return ended(s, pending(s, layer_call, given, done, counted));
+  return ended(s, pending(s, layer_call, epilogue, done, counted));
 }
 
 /* `tensors.features_of` of a pending convolution whose steps are known. */
@@ -968,13 +968,13 @@ typedef struct {
   int as_tensor;
 } Following;
 
-static Following following(Scope *s, PyObject *given) {
+static Following following(Scope *s, PyObject *input) {
   Following f = {0};
-  if (Py_IS_TYPE(given, (PyTypeObject *)g_PendingConv)) {
-    f.conv = given;
+  if (Py_IS_TYPE(input, (PyTypeObject *)g_PendingConv)) {
+    f.conv = input;
   } else {
-    refuse_unless(s, Py_IS_TYPE(given, (PyTypeObject *)g_Waiting));
-    f.conv = get(s, given, s_pending), f.as_tensor = 1;
+    refuse_unless(s, Py_IS_TYPE(input, (PyTypeObject *)g_Waiting));
+    f.conv = get(s, input, s_pending), f.as_tensor = 1;
   }
   refuse_unless(s, f.conv && Py_IS_TYPE(f.conv, (PyTypeObject *)g_PendingConv));
   f.call = SLOT(f.conv, PendingConv, call);
@@ -1085,12 +1085,13 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
                        equal(s, get(s, other, s_device), SLOT(f.call, LayerCall, device)) &&
                        !truth(s, call(s, other, s_is_inference)) &&
                        truth(s, call(s, other, s_is_contiguous)));
-  PyObject *given = SLOT(f.call, LayerCall, given), *between = SLOT(f.call, LayerCall, between);
+  PyObject *operands = SLOT(f.call, LayerCall, operands);
+  PyObject *between = SLOT(f.call, LayerCall, between);
   PyObject *epilogue = SLOT(f.conv, PendingConv, epilogue);
-  refuse_unless(s, given && between && epilogue);
+  refuse_unless(s, operands && between && epilogue);
   if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *x = PyTuple_GET_ITEM(given, 0), *weight = PyTuple_GET_ITEM(given, 1);
-  PyObject *kmap = PyTuple_GET_ITEM(given, 2), *bias = PyTuple_GET_ITEM(between, 0);
+  PyObject *x = PyTuple_GET_ITEM(operands, 0), *weight = PyTuple_GET_ITEM(operands, 1);
+  PyObject *kmap = PyTuple_GET_ITEM(operands, 2), *bias = PyTuple_GET_ITEM(between, 0);
   PyObject *norm = PyTuple_GET_ITEM(epilogue, 3);
   /* `changes_of`: nothing that the launch reads was changed in place since. */
   long long counted = changes(s, x) + changes(s, weight);
@@ -1337,9 +1338,9 @@ static PyObject *configure(PyObject *self, PyObject *handed) {
   configured = 0;
 #define TAKE(name)                                                \
   {                                                               \
-    PyObject *given = PyDict_GetItemString(handed, #name);        \
-    if (!given) return PyErr_Format(PyExc_KeyError, "%s", #name); \
-    Py_XSETREF(g_##name, Py_NewRef(given));                       \
+    PyObject *value = PyDict_GetItemString(handed, #name);        \
+    if (!value) return PyErr_Format(PyExc_KeyError, "%s", #name); \
+    Py_XSETREF(g_##name, Py_NewRef(value));                       \
   }
   HANDED(TAKE)
 #undef TAKE

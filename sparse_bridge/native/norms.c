@@ -183,7 +183,7 @@ static PyObject *trained_norm(PyObject *self, PyObject *const *args, Py_ssize_t 
   if (s->state == GOES_ON)
     rest = hold(s, PyTuple_Pack(6, PyTuple_GET_ITEM(form, 0), moved, Py_None, momentum, eps,
                                 truth(s, args[2]) ? Py_True : Py_False));
-  PyObject *given[] = {x, vectors[0], vectors[1], rest};
+  PyObject *arguments[] = {x, vectors[0], vectors[1], rest};
   if (s->state != GOES_ON) return ended(s, NULL);
-  return ended(s, hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(parts, 1), given, 4, NULL)));
+  return ended(s, hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(parts, 1), arguments, 4, NULL)));
 }

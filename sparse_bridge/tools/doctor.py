@@ -91,7 +91,7 @@ def _torch_facts(self_check: bool) -> dict[str, Any]:
     devices = [torch.device("cpu")]
     devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     described = [_device(device, self_check) for device in devices]
-    archs = tuple(one["architecture"] for one in described[1:] if one["architecture"])
+    archs = tuple(facts["architecture"] for facts in described[1:] if facts["architecture"])
     machine = known_faults.Machine(torch.version.hip, triton, archs, os.environ, settings.get().capture)
     said = [releases.here(), rocm.allocator_warning(), *known_faults.of(machine)]
     return {
@@ -118,7 +118,7 @@ def _device(device: torch.device, self_check: bool) -> dict[str, Any]:
     from ..kernels.runtime import target
 
     problem = target.unavailable(device)
-    found = None if problem is not None else target.of(device)
+    kernel_target = None if problem is not None else target.of(device)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name, memory = properties.name, properties.total_memory
@@ -128,17 +128,17 @@ def _device(device: torch.device, self_check: bool) -> dict[str, Any]:
         "device": str(device),
         "name": name,
         "memory_bytes": memory,
-        "architecture": found and found.arch,
-        "family": found and found.family,
-        "warp_size": found and found.warp_size,
-        "compute_units": found and found.compute_units,
-        "shared_memory_bytes": found and found.shared_memory,
+        "architecture": kernel_target and kernel_target.arch,
+        "family": kernel_target and kernel_target.family,
+        "warp_size": kernel_target and kernel_target.warp_size,
+        "compute_units": kernel_target and kernel_target.compute_units,
+        "shared_memory_bytes": kernel_target and kernel_target.shared_memory,
         "triton_problem": problem,
-        "self_check": _self_check(device, found) if found is not None and self_check else [],
+        "self_check": _self_check(device, kernel_target) if kernel_target is not None and self_check else [],
     }
 
 
-def _self_check(device: torch.device, found: Target) -> list[dict[str, Any]]:
+def _self_check(device: torch.device, kernel_target: Target) -> list[dict[str, Any]]:
     """The verdict on every part of a GPU; nothing where a CPU merely plays one."""
     import torch
 
@@ -147,9 +147,9 @@ def _self_check(device: torch.device, found: Target) -> list[dict[str, Any]]:
     if device.type == "cpu":
         return []
     verdicts = []
-    for part in self_check.parts_of(found):
+    for part in self_check.parts_of(kernel_target):
         try:
-            verdict = self_check.run(device, found, part)
+            verdict = self_check.run(device, kernel_target, part)
         except torch.cuda.OutOfMemoryError:
             reason = "not checked: the GPU has no memory left"
             verdict = self_check.Verdict(str(device), part, reason, 0.0)
@@ -163,12 +163,12 @@ def cache_folders() -> dict[str, pathlib.Path]:
         from ..kernels.runtime import target
     except ImportError:  # no torch: nothing is kept
         return {}
-    found = {"tuning": folders.cache()}
+    paths = {"tuning": folders.cache()}
     if target.triton_version() is not None:
         from ..kernels.runtime import triton_compat
 
-        found["Triton"] = triton_compat.triton_cache()
-    return found
+        paths["Triton"] = triton_compat.triton_cache()
+    return paths
 
 
 def _cache(name: str, folder: pathlib.Path) -> dict[str, Any]:
@@ -284,9 +284,9 @@ def _check_table(facts: dict[str, Any]) -> Table:
 
 def _cache_table(facts: dict[str, Any]) -> Table:
     table = _table("Caches", "cache", "files", "MiB", "folder")
-    for one in facts["caches"]:
-        mebibytes = f"{one['bytes'] / 2**20:.1f}"
-        table.add_row(one["cache"], str(one["files"]), mebibytes, one["folder"])
+    for cache in facts["caches"]:
+        mebibytes = f"{cache['bytes'] / 2**20:.1f}"
+        table.add_row(cache["cache"], str(cache["files"]), mebibytes, cache["folder"])
     return table
 
 
@@ -299,19 +299,19 @@ def _environment_table(facts: dict[str, Any]) -> Table:
 
 def _framework_table(facts: dict[str, Any]) -> Table:
     table = _table("Frameworks", "name", "installed", "enable() uses", "version", "why")
-    for one in facts["frameworks"]:
-        why = "\n".join([one["reason"] or "", *one["notes"]]).strip()
-        there = {True: "yes", False: "no", None: "?"}[one["installed"]]
-        mode, version = one["mode"] or "nothing", one["version"] or "-"
-        table.add_row(one["framework"], there, mode, version, why)
+    for framework in facts["frameworks"]:
+        why = "\n".join([framework["reason"] or "", *framework["notes"]]).strip()
+        there = {True: "yes", False: "no", None: "?"}[framework["installed"]]
+        mode, version = framework["mode"] or "nothing", framework["version"] or "-"
+        table.add_row(framework["framework"], there, mode, version, why)
     return table
 
 
 def _settings_table(facts: dict[str, Any]) -> Table:
     table = _table("Settings", "setting", "in force", "variable")
     for name, keywords in settings.KEYWORDS.items():
-        given = facts["environment"].get(_PREFIX + name)
-        shown = _PREFIX + name + ("" if given is None else f"={given}")
+        value = facts["environment"].get(_PREFIX + name)
+        shown = _PREFIX + name + ("" if value is None else f"={value}")
         for keyword in keywords:
             table.add_row(keyword, str(facts["settings"][keyword]), shown)
     return table

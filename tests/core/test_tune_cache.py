@@ -42,13 +42,13 @@ def test_round_trip(cache):
     tile = {"block_m": 16, "vendor": (("kpack", 2), ("waves_per_eu", 1))}
     assert cache.store("fwd", "a", winner(1.25, **tile))
     assert cache.store("wgrad", "a", winner(2.0, num_warps=8))
-    found = TuneCache(cache.place, STAMP).load()
+    found = TuneCache(cache.folder, STAMP).load()
     assert found["fwd"] == {"a": winner(1.25, **tile)}
     assert found["wgrad"] == {"a": winner(2.0, num_warps=8)}
     assert found["dgrad"] == {}, "directions are namespaces"
     assert cache.store("fwd", "a", winner(1.0))
     assert cache.load()["fwd"] == {"a": winner(1.0)}
-    assert not list(cache.place.glob(".*.tmp"))
+    assert not list(cache.folder.glob(".*.tmp"))
 
 
 def test_equal_winners_are_equal_files():
@@ -72,7 +72,7 @@ def test_equal_winners_are_equal_files():
 )
 def test_another_version_is_another_file(cache, change, caplog):
     cache.store("fwd", "a", winner())
-    other = TuneCache(cache.place, dataclasses.replace(STAMP, **change))
+    other = TuneCache(cache.folder, dataclasses.replace(STAMP, **change))
     assert other.path != cache.path and other.load() == {}
     # A file under a foreign name is not believed either.
     os.replace(cache.path, other.path)
@@ -159,7 +159,7 @@ def _store_many(connection, place, writer, count):
 @needs_fork
 def test_concurrent_writers_merge(cache, monkeypatch):
     monkeypatch.setattr(tune_cache, "WRITE_WAIT", 60.0)  # on a busy machine, too
-    started = [fork(_store_many, cache.place, writer, 15) for writer in range(4)]
+    started = [fork(_store_many, cache.folder, writer, 15) for writer in range(4)]
     for _, connection in started:
         connection.send("go")
     for child, connection in started:
@@ -183,7 +183,7 @@ def test_writers_killed_at_any_moment(cache):
     cache.path.write_text(encode(STAMP, {"dgrad": old}))
     chance, stored = random.Random(0), set()
     for attempt in range(25):
-        child, connection = fork(_store_for_ever, cache.place, 10_000 * attempt)
+        child, connection = fork(_store_for_ever, cache.folder, 10_000 * attempt)
         assert connection.poll(PATIENCE)
         time.sleep(chance.uniform(0, 0.02))
         kill(child)
@@ -196,7 +196,7 @@ def test_writers_killed_at_any_moment(cache):
         assert stored <= set(winners["fwd"]) and winners["dgrad"] == old
     assert len(stored) >= 25
     assert cache.store("fwd", "end", winner()), "the dead hold no lock"
-    assert not list(cache.place.glob("*.aside"))
+    assert not list(cache.folder.glob("*.aside"))
 
 
 def _die_in(connection, place, step):
@@ -213,13 +213,13 @@ def _die_in(connection, place, step):
 def test_killed_between_writing_and_replacing(cache, step):
     cache.store("fwd", "a", winner())
     before = cache.path.read_bytes()
-    child, connection = fork(_die_in, cache.place, step)
+    child, connection = fork(_die_in, cache.folder, step)
     assert connection.poll(PATIENCE) and connection.recv() == "here"
     kill(child)
     assert cache.path.read_bytes() == before
     assert cache.store("fwd", "c", winner())
     assert set(cache.load()["fwd"]) == {"a", "c"}
-    assert not list(cache.place.glob(".*.tmp")), "the next writer takes over what was left"
+    assert not list(cache.folder.glob(".*.tmp")), "the next writer takes over what was left"
 
 
 def _hold(connection, place):
@@ -230,7 +230,7 @@ def _hold(connection, place):
 
 @needs_fork
 def test_one_process_claims_a_bucket_and_waiting_for_it_ends(cache):
-    child, connection = fork(_hold, cache.place)
+    child, connection = fork(_hold, cache.folder)
     try:
         assert connection.poll(PATIENCE) and connection.recv() is True
         with cache.claim("fwd", "a", 0.1) as mine:

@@ -48,6 +48,6 @@ def test_the_nearer_solid_names_the_ray() -> None:
     image.add(Box((20, 0, 0), (1, 1, 1), Surface(0.5)), 3)
     image.add(Box((10, 0, 0), (1, 1, 1), Surface(0.5)), 5)
     image.add(Box((30, 0, 0), (1, 9, 1), Surface(0.5)), 7)
-    kinds = image.kind[0]
+    kinds = image.category[0]
     assert kinds[256] == 5 and {0, 5, 7} <= set(kinds.tolist())
     assert (kinds[~np.isfinite(image.t[0])] == 0).all()

@@ -102,13 +102,13 @@ def test_a_block_counted_for_waves_of_64():
         pytest.skip("written for the code that Triton 3.6 makes")
     wide, narrow = described("gfx942"), described("gfx1100")
     (space,) = spaces(wide)["insert_keys"]
-    good = space.build(place="large")
+    good = space.build(align="large")
     assert running.examine("gfx942", good).problems == ()
     assert good.constants == (4 * 64,)
     (found,) = running.examine("gfx1100", good).problems
     assert found.startswith("does not compile")
     (space,) = spaces(narrow)["insert_keys"]
-    assert running.examine("gfx1100", space.build(place="large")).problems == ()
+    assert running.examine("gfx1100", space.build(align="large")).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_is_compiled_is_what_a_launch_compiles():
 def test_code_of_a_small_kernel():
     target = described("gfx1201")
     (space,) = spaces(target)["table_masks"]
-    code = compile_form(space.build(place="small"), target)
+    code = compile_form(space.build(align="small"), target)
     assert code.matrix == "" and 0 < code.registers < 256
     assert (code.spilled, code.warp_size) == (0, 32)
 

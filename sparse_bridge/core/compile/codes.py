@@ -31,11 +31,11 @@ define(
 
 def encode(coords: torch.Tensor, bits: int, curve: str, dtype: torch.dtype) -> torch.Tensor:
     """`serialize.encode` while a program is traced: codes [N] in `dtype`, int32 or int64, of voxels int32 [N, 4]."""
-    found: torch.Tensor = ops.voxel_codes(coords, bits, curve, dtype == torch.int64)
-    return found
+    codes: torch.Tensor = ops.voxel_codes(coords, bits, curve, dtype == torch.int64)
+    return codes
 
 
 def decode(codes: torch.Tensor, bits: int, curve: str) -> torch.Tensor:
     """`serialize.decode` while a program is traced: voxels int32 [N, 4] of codes int32 or int64 [N]."""
-    found: torch.Tensor = ops.voxels_of_codes(codes, bits, curve)
-    return found
+    coords: torch.Tensor = ops.voxels_of_codes(codes, bits, curve)
+    return coords

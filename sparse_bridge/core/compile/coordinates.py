@@ -70,10 +70,10 @@ def enter(coords: torch.Tensor) -> Sites:
     if store is not None:
         return Sites(coords, store)
     key = coords.data_ptr(), tuple(coords.shape), coords.device
-    found = _entered.get(key)
-    if found is None or not torch.equal(found.coords, coords):
-        found = _entered[key] = Sites(coords.clone(), MapStore(device=coords.device))
-    return found
+    entry = _entered.get(key)
+    if entry is None or not torch.equal(entry.coords, coords):
+        entry = _entered[key] = Sites(coords.clone(), MapStore(device=coords.device))
+    return entry
 
 
 @state.owns
@@ -90,22 +90,22 @@ def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> S
     """
     if then != now:
         return enter(coords)
-    found = handles.value_of(handle, Sites)
-    if found.coords.shape != coords.shape:
+    known = handles.value_of(handle, Sites)
+    if known.coords.shape != coords.shape:
         raise KernelError(
-            f"a handle of {found.coords.shape[0]} coordinates came with {coords.shape[0]}; please "
+            f"a handle of {known.coords.shape[0]} coordinates came with {coords.shape[0]}; please "
             "report the graph that did that."
         )
-    return found
+    return known
 
 
 def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
     """The map of a builder over coordinates. Raises UnsupportedError for a builder that is not registered, and what
     the builder raises."""
-    found = _builders.get(builder)
-    if found is None:
+    entry = _builders.get(builder)
+    if entry is None:
         raise UnsupportedError(f"this graph needs maps of {builder}; import sparse_bridge.compile before loading it.")
-    return found[0](sites, numbers)
+    return entry[0](sites, numbers)
 
 
 def _coordinates(coords: torch.Tensor) -> torch.Tensor:
@@ -169,8 +169,8 @@ class Traced:
         """A handle, int64 [1], of the kernel map onto coordinates that are known. Raises UnsupportedError where nobody
         has registered the builder."""
         now = version_of(self.coords)
-        found: torch.Tensor = ops.map(self.coords, self.handle, self.version, now, builder, numbers)
-        return found
+        kmap: torch.Tensor = ops.map(self.coords, self.handle, self.version, now, builder, numbers)
+        return kmap
 
     def new_map(self, builder: str, numbers: Sequence[int], training: bool) -> tuple[torch.Tensor, Traced]:
         """A handle, int64 [1], of the kernel map onto new coordinates, and those. Raises, when the graph runs,

@@ -29,9 +29,9 @@ def shorten(operator: Any, run: Callable[..., Any]) -> None:
     dispatched = getattr(operator, "_op", None)
     arguments = operator._schema.arguments
     kinds = [str(argument.type) for argument in arguments]
-    if dispatched is None or any("List[Tensor]" in kind for kind in kinds):
+    if dispatched is None or any("List[Tensor]" in type_name for type_name in kinds):
         return
-    tensors = tuple(i for i, kind in enumerate(kinds) if "Tensor" in kind)
+    tensors = tuple(i for i, type_name in enumerate(kinds) if "Tensor" in type_name)
     count = len(arguments)
 
     def call(*args: Any, **more: Any) -> Any:
@@ -48,10 +48,10 @@ def shorten(operator: Any, run: Callable[..., Any]) -> None:
             return dispatched(*args, **more)
         learning = _learning()
         for i in tensors:
-            one = args[i]
-            if one is None:
+            value = args[i]
+            if value is None:
                 continue
-            if type(one) not in _PLAIN or one.is_meta or (learning and one.requires_grad):
+            if type(value) not in _PLAIN or value.is_meta or (learning and value.requires_grad):
                 return dispatched(*args)
         return run(*args)
 

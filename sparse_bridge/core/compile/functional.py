@@ -37,14 +37,14 @@ class _OfGraph:
     handle: of the object, int64 [1] on the CPU.
     """
 
-    kind: type
+    engine_class: type
 
     def __init__(self, handle: torch.Tensor) -> None:
         self.handle = handle
 
     def held(self) -> Any:
         """The object. Raises LifecycleError where its handle is gone."""
-        return handles.value_of(self.handle, self.kind)
+        return handles.value_of(self.handle, self.engine_class)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -55,7 +55,7 @@ class _OfGraph:
 class GraphMap(_OfGraph):
     """A `CoordinateMap` in a graph. coords: int32 [N, 1 + D]."""
 
-    kind = CoordinateMap
+    engine_class = CoordinateMap
 
     def __init__(self, handle: torch.Tensor, coords: torch.Tensor) -> None:
         super().__init__(handle)
@@ -76,7 +76,7 @@ class GraphKernelMap(_OfGraph):
     """A `KernelMap` in a graph.  handle: int64 [1] on the CPU.  rows: of x and y.  backwards: it is the map of the
     handle with x and y exchanged."""
 
-    kind = KernelMap
+    engine_class = KernelMap
 
     def __init__(self, handle: torch.Tensor, rows: tuple[int, int], n_offsets: int, backwards: bool = False) -> None:
         super().__init__(handle)
@@ -84,8 +84,8 @@ class GraphKernelMap(_OfGraph):
         self.n_offsets, self.reversed = n_offsets, backwards
 
     def held(self) -> Any:
-        found = super().held()
-        return found.transposed() if self.reversed else found
+        kmap = super().held()
+        return kmap.transposed() if self.reversed else kmap
 
     def transposed(self) -> GraphKernelMap:
         """The same pairs with x and y exchanged."""
@@ -93,29 +93,29 @@ class GraphKernelMap(_OfGraph):
         return GraphKernelMap(self.handle, rows, self.n_offsets, not self.reversed)
 
 
-def portable(given: Any) -> Any:
+def portable(built: Any) -> Any:
     """A map of the engine in the form that graphs take, and the engine, too.
 
-    given: a `CoordinateMap` or a `KernelMap`. Raises UnsupportedError for anything else.
+    built: a `CoordinateMap` or a `KernelMap`. Raises UnsupportedError for anything else.
     """
-    if isinstance(given, CoordinateMap):
-        return GraphMap(handles.make(given), given.coords)
-    if isinstance(given, KernelMap):
-        return GraphKernelMap(handles.make(given), (given.n_in, given.n_out), given.n_offsets)
-    raise UnsupportedError(f"portable() got {given!r}; expected a CoordinateMap or a KernelMap.")
+    if isinstance(built, CoordinateMap):
+        return GraphMap(handles.make(built), built.coords)
+    if isinstance(built, KernelMap):
+        return GraphKernelMap(handles.make(built), (built.n_in, built.n_out), built.n_offsets)
+    raise UnsupportedError(f"portable() got {built!r}; expected a CoordinateMap or a KernelMap.")
 
 
 @torch.compiler.assume_constant_result
 def _offsets(*form: Any) -> Offsets:
     kernel_size, dilation, padding = form
-    found: Offsets = functions["kernel_offsets"](kernel_size, dilation=dilation, padding=padding)
-    return found
+    offsets: Offsets = functions["kernel_offsets"](kernel_size, dilation=dilation, padding=padding)
+    return offsets
 
 
 def kernel_offsets(eager: Any, kernel_size: Any, *, dilation: Any = 1, padding: Any = None) -> Offsets:
     """`core.functional.kernel_offsets`, a constant of the graph. eager: that function, as everywhere here."""
-    found: Offsets = _offsets(kernel_size, dilation, padding)
-    return found
+    offsets: Offsets = _offsets(kernel_size, dilation, padding)
+    return offsets
 
 
 def _kernel(offsets: Offsets) -> tuple[list[int], int]:
@@ -138,8 +138,8 @@ def coordinate_map(
     return GraphMap(handle, coords)
 
 
-def _numbers(given: Any) -> list[int] | None:
-    return given if given is None else [given] if isinstance(given, int) else list(given)
+def _numbers(sizes: Any) -> list[int] | None:
+    return sizes if sizes is None else [sizes] if isinstance(sizes, int) else list(sizes)
 
 
 def submanifold(eager: Any, cmap: Any, offsets: Offsets) -> Any:
@@ -150,12 +150,12 @@ def submanifold(eager: Any, cmap: Any, offsets: Offsets) -> Any:
     return GraphKernelMap(handle, (cmap.n_rows, cmap.n_rows), len(offsets.values))
 
 
-def _onto_new(kind: str, eager: Any, cmap: Any, offsets: Offsets, stride: Any = 1, out_shape: Any = None) -> Any:
+def _onto_new(builder: str, eager: Any, cmap: Any, offsets: Offsets, stride: Any = 1, out_shape: Any = None) -> Any:
     if not isinstance(cmap, GraphMap):
         return between_two_graphs(eager, cmap, offsets, stride, out_shape)
     least = least_rows(torch.is_grad_enabled())
-    given = *_kernel(offsets), _numbers(stride), _numbers(out_shape)
-    kmap, coords, made = ops.expanded_map(cmap.coords, cmap.handle, *given, kind, least)
+    arguments = *_kernel(offsets), _numbers(stride), _numbers(out_shape)
+    kmap, coords, made = ops.expanded_map(cmap.coords, cmap.handle, *arguments, builder, least)
     rows = cmap.n_rows, coords.shape[0]
     return GraphMap(made, coords), GraphKernelMap(kmap, rows, len(offsets.values))
 

@@ -54,14 +54,14 @@ def _expanded(
     kind: str,
     least: int,
 ) -> Expanded:
-    given = _map(handle), _offsets(offsets, dimension), _steps(stride), out_shape
-    made, kmap = functions[kind](*given)
+    arguments = _map(handle), _offsets(offsets, dimension), _steps(stride), out_shape
+    made, kmap = functions[kind](*arguments)
     check_rows(made.n_rows, least)
     return handles.make(kmap), made.coords.clone(), handles.make(made)
 
 
-def _fake_expanded(coords: torch.Tensor, *given: Any) -> Expanded:
-    n_rows = torch.library.get_ctx().new_dynamic_size(min=given[-1])
+def _fake_expanded(coords: torch.Tensor, *arguments: Any) -> Expanded:
+    n_rows = torch.library.get_ctx().new_dynamic_size(min=arguments[-1])
     return handles.like(), coords.new_empty((n_rows, coords.shape[1])), handles.like()
 
 

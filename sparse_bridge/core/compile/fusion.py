@@ -36,15 +36,15 @@ def fuse(graph: Graph) -> int:
 
     For passes of your own over Inductor's graphs, `torch._inductor.config.pre_grad_custom_pass`.
     """
-    found = 0
+    count = 0
     for node in list(graph.nodes):
         start = _product(node)
         if start is not None:
-            found += _fused(graph, node, *start)
-    return found
+            count += _fused(graph, node, *start)
+    return count
 
 
-def _fused(graph: Graph, conv: Node, given: dict[str, Any], end: _End) -> bool:
+def _fused(graph: Graph, conv: Node, arguments: dict[str, Any], end: _End) -> bool:
     chain, y = [conv], _value(conv)
     if y is None or y.dim() != 2:
         return False
@@ -55,13 +55,13 @@ def _fused(graph: Graph, conv: Node, given: dict[str, Any], end: _End) -> bool:
             break
         end = more
         chain.append(node)
-    first = [given[name] for name in ("x", "weight", "bias")]
-    operands = [one for one in (*first, *end.norm, end.residual) if isinstance(one, Node)]
+    first = [arguments[name] for name in ("x", "weight", "bias")]
+    operands = [operand for operand in (*first, *end.norm, end.residual) if isinstance(operand, Node)]
     if len(chain) == 1 or y.requires_grad or writes_to(graph, chain, operands):
         return False
     with graph.inserting_before(chain[-1]):
         made = graph.call_function(
-            ops.conv_fused.default, (*given.values(), *end.norm, end.residual, end.eps, end.activation, end.alpha)
+            ops.conv_fused.default, (*arguments.values(), *end.norm, end.residual, end.eps, end.activation, end.alpha)
         )
     made.meta = dict(chain[-1].meta)
     chain[-1].replace_all_uses_with(made)
@@ -72,8 +72,8 @@ def _fused(graph: Graph, conv: Node, given: dict[str, Any], end: _End) -> bool:
 
 def _value(node: Any) -> torch.Tensor | None:
     """What stands for the node's result while the graph is made."""
-    found = node.meta.get("example_value") if isinstance(node, Node) else None
-    return found if isinstance(found, torch.Tensor) else None
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _product(node: Node) -> tuple[dict[str, Any], _End] | None:
@@ -82,22 +82,22 @@ def _product(node: Node) -> tuple[dict[str, Any], _End] | None:
         return _arguments(node, ops.conv.default), _End()
     if node.target not in (ops.conv_fused, ops.conv_fused.default):
         return None
-    given = _arguments(node, ops.conv_fused.default)
-    norm = tuple(given.pop(name) for name in ("mean", "var", "gain", "beta"))
-    return given, _End(norm, **{name: given.pop(name) for name in _End._fields[1:]})
+    arguments = _arguments(node, ops.conv_fused.default)
+    norm = tuple(arguments.pop(name) for name in ("mean", "var", "gain", "beta"))
+    return arguments, _End(norm, **{name: arguments.pop(name) for name in _End._fields[1:]})
 
 
 def _arguments(node: Node, overload: Any) -> dict[str, Any]:
     """By name, in the order of the schema."""
     names = [argument.name for argument in overload._schema.arguments]
-    found = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return {name: found[name] for name in names}
+    by_name = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return {name: by_name[name] for name in names}
 
 
 def _with(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
     """`end` and what `node` does with `before`, if one store can do both."""
     steps = _norm(end, node, before, y), _sum(end, node, before, y), _activation(end, node, before)
-    return next((one for one in steps if one is not None), None)
+    return next((longer for longer in steps if longer is not None), None)
 
 
 def _norm(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
@@ -105,7 +105,7 @@ def _norm(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
         return None
     x, mean, var, gain, beta, training, _, eps = arguments_of_batch_norm(node)
     vectors = [mean, var] if gain is None and beta is None else [mean, var, gain, beta]
-    values = [_value(one) for one in vectors]
+    values = [_value(vector) for vector in vectors]
     if x is not before or training or not all(_fits(value, y) for value in values):
         return None
     return end._replace(norm=(mean, var, gain, beta), eps=eps)
@@ -180,9 +180,9 @@ _ACTIVATIONS: dict[Any, Any] = {
 }
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(left: Any, right: Any) -> bool:
     """Whether two shapes are known to be equal, without a new guard."""
-    return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(left) == len(right) and all(_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _equal(a: Any, b: Any) -> bool:

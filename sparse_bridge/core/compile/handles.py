@@ -44,17 +44,17 @@ def like() -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
 
-def value_of(handle: torch.Tensor, kind: type[T]) -> T:
-    """The object behind a handle, int64 [1] on the CPU. Raises LifecycleError where it is gone or of another kind."""
+def value_of(handle: torch.Tensor, cls: type[T]) -> T:
+    """The object behind a handle, int64 [1] on the CPU. Raises LifecycleError where it is gone, or of another class."""
     memory = _known.get(int(handle))
-    if memory is None or not isinstance(memory.value, kind):
+    if memory is None or not isinstance(memory.value, cls):
         raise LifecycleError(
-            f"handle {int(handle)} stands for no {kind.__name__} of this process; handles are made "
+            f"handle {int(handle)} stands for no {cls.__name__} of this process; handles are made "
             "by sparse_bridge's operators, and live as long as the tensor that those returned. Do "
             "not copy or save them."
         )
-    found: T = memory.value
-    return found
+    value: T = memory.value
+    return value
 
 
 def count() -> int:

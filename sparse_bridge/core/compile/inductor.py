@@ -31,14 +31,14 @@ class Fuse(CustomGraphPass):
         self._before = before
 
     def __call__(self, graph: Graph) -> None:
-        for one in _several(self._before):
-            one(graph)
+        for graph_pass in _several(self._before):
+            graph_pass(graph)
         if settings.get().optimize != "off":
             fusion.fuse(graph)
 
     def uuid(self) -> Any:
         """What tells caches of graphs that the pass is another one; None: not to be cached."""
-        parts = [one.uuid() if hasattr(one, "uuid") else None for one in _several(self._before)]
+        parts = [graph_pass.uuid() if hasattr(graph_pass, "uuid") else None for graph_pass in _several(self._before)]
         if None in parts:
             return None
         return f"{_version()} {settings.get().optimize != 'off'} {parts}"
@@ -60,8 +60,8 @@ def install() -> None:
         setattr(config, _SETTING, Fuse(getattr(config, _SETTING)))
 
 
-def _several(given: Any) -> tuple[Any, ...]:
-    return tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
+def _several(passes: Any) -> tuple[Any, ...]:
+    return tuple(passes) if isinstance(passes, (list, tuple)) else () if passes is None else (passes,)
 
 
 @functools.cache

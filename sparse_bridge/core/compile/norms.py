@@ -61,12 +61,12 @@ def _backward(
 def _backward_in_torch(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, relu: bool
 ) -> tuple[torch.Tensor | None, ...]:
-    given: Any = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
-    leaves = [t for t in given if t is not None]
+    inputs: Any = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
+    leaves = [t for t in inputs if t is not None]
     with recording():
-        y = batch_norm(given[0], (given[1], given[2], None, None, None), momentum=0.0, eps=eps, relu=relu)
-        found = iter(torch.autograd.grad(y, leaves, dy.contiguous()))
-    return tuple(None if t is None else next(found).contiguous() for t in given)
+        y = batch_norm(inputs[0], (inputs[1], inputs[2], None, None, None), momentum=0.0, eps=eps, relu=relu)
+        grads = iter(torch.autograd.grad(y, leaves, dy.contiguous()))
+    return tuple(None if t is None else next(grads).contiguous() for t in inputs)
 
 
 def _fake_backward(
@@ -91,16 +91,16 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _gradient(ctx: Any, dy: torch.Tensor, *ignored: Any) -> tuple[torch.Tensor | None, ...]:
     tensors = ctx.saved_tensors
-    found = ops.batch_norm_backward(dy, *tensors, *ctx.form)
-    grads = (None if t is None else grad for t, grad in zip(tensors[:3], found, strict=True))
+    results = ops.batch_norm_backward(dy, *tensors, *ctx.form)
+    grads = (None if t is None else grad for t, grad in zip(tensors[:3], results, strict=True))
     return (*grads, None, None)
 
 
-_GIVEN, _FORM = "Tensor x, Tensor? weight, Tensor? bias", "float eps, bool relu"
-define("batch_norm", f"({_GIVEN}, {_FORM}) -> (Tensor, Tensor, Tensor)", _forward, _fake)
+_INPUTS, _FORM = "Tensor x, Tensor? weight, Tensor? bias", "float eps, bool relu"
+define("batch_norm", f"({_INPUTS}, {_FORM}) -> (Tensor, Tensor, Tensor)", _forward, _fake)
 define(
     "batch_norm_backward",
-    f"(Tensor dy, {_GIVEN}, Tensor memory, {_FORM}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor dy, {_INPUTS}, Tensor memory, {_FORM}) -> (Tensor, Tensor, Tensor)",
     _backward,
     _fake_backward,
 )

@@ -27,8 +27,8 @@ _FORM = "Tensor kmap, str layout, int groups, str precision, str dataflow, bool 
 
 def map_of(handle: torch.Tensor, transposed: bool) -> KernelMap:
     """The kernel map behind a handle, int64 [1], or its reverse. Raises LifecycleError where it is gone."""
-    found = handles.value_of(handle, KernelMap)
-    return found.transposed() if transposed else found
+    kmap = handles.value_of(handle, KernelMap)
+    return kmap.transposed() if transposed else kmap
 
 
 _form = functools.lru_cache(maxsize=256)(ConvForm)  # every call names one
@@ -69,23 +69,23 @@ def _conv_backward(
     bias: torch.Tensor | None,
     kmap: torch.Tensor,
     *form: Any,
-    kind: torch.dtype | None = None,
+    dw_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """kind: the dtype of dw; None: that of the weight."""
+    """dw_dtype: of the gradient; None: that of the weight."""
     if memory.limit is not None:
         memory_use.refuse_gradients()
     *read, transposed, wanted = form
-    form, found = _form(*read), map_of(kmap, transposed)
+    form, pairs = _form(*read), map_of(kmap, transposed)
     dx = dw = db = None
-    if found.x_fold is not None or found.y_fold is not None:
-        dx, dw, db = _folded_backward(dy, x, weight, bias, found, form, wanted)
-        return dx, dw if kind is None else dw.to(kind), db
+    if pairs.x_fold is not None or pairs.y_fold is not None:
+        dx, dw, db = _folded_backward(dy, x, weight, bias, pairs, form, wanted)
+        return dx, dw if dw_dtype is None else dw.to(dw_dtype), db
     with torch.no_grad():
         dy = dy.contiguous()
-        plan = find(x, weight, found, Epilogue(), form)
+        plan = find(x, weight, pairs, Epilogue(), form)
         if wanted[0] or wanted[1]:
-            want = Wanted(wanted[0], (kind or weight.dtype) if wanted[1] else None)
-            dx, dw = backward(plan, found, x, weight, dy, want)
+            want = Wanted(wanted[0], (dw_dtype or weight.dtype) if wanted[1] else None)
+            dx, dw = backward(plan, pairs, x, weight, dy, want)
         if wanted[2]:
             assert bias is not None
             db = column_sums(dy, bias.dtype, plan.product.target)
@@ -102,15 +102,15 @@ def _folded_backward(
     wanted: Sequence[bool],
 ) -> tuple[torch.Tensor, ...]:
     """Equal coordinates: gradients follow by composition."""
-    given: Any = [
+    inputs: Any = [
         tensor.detach().requires_grad_(wants) if tensor is not None else None
         for tensor, wants in zip((x, weight, bias), wanted, strict=True)
     ]
     with recording():
-        y = convolve(given[0], given[1], kmap, Epilogue(given[2]), form)
-    leaves = [tensor for tensor, wants in zip(given, wanted, strict=True) if wants]
-    found = iter(torch.autograd.grad(y, leaves, dy))
-    return tuple(next(found).contiguous() if wants else x.new_empty(0) for wants in wanted)
+        y = convolve(inputs[0], inputs[1], kmap, Epilogue(inputs[2]), form)
+    leaves = [tensor for tensor, wants in zip(inputs, wanted, strict=True) if wants]
+    grads = iter(torch.autograd.grad(y, leaves, dy))
+    return tuple(next(grads).contiguous() if wants else x.new_empty(0) for wants in wanted)
 
 
 def _fake_conv_backward(
@@ -132,8 +132,8 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, weight, bias, kmap = ctx.saved_tensors
     wanted = [bool(wants) for wants in ctx.needs_input_grad[:3]]
-    found = ops.conv_backward(dy.to(x.dtype), x, weight, bias, kmap, *ctx.form, wanted)
-    grads = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
+    results = ops.conv_backward(dy.to(x.dtype), x, weight, bias, kmap, *ctx.form, wanted)
+    grads = [grad if wants else None for grad, wants in zip(results, wanted, strict=True)]
     return (*grads, *(None,) * (2 + len(ctx.form)))
 
 
@@ -196,13 +196,13 @@ _launched = torch.compiler.assume_constant_result(pointwise.launched)
 
 def _linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`pointwise.linear` in a graph: the rule for any number of rows."""
-    kind = pointwise.kind_of(x, w, bias)
+    dtype = pointwise.dtype_of(x, w, bias)
     if (
         x.device.type not in pointwise.DEVICES
-        or kind is None
-        or not pointwise.takes(kind, w)
+        or dtype is None
+        or not pointwise.takes(dtype, w)
         or override.traced()
-        or not _launched(x.device, kind)
+        or not _launched(x.device, dtype)
     ):
         return rocm.linear(x, w, bias)
     kmap = ops.same_rows(x.detach(), torch.is_grad_enabled())

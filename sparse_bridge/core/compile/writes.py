@@ -35,17 +35,17 @@ def writes_to(graph: Graph, chain: Sequence[Node], operands: Iterable[Node]) -> 
     """Whether a node between the first and the last of `chain`, but none of `chain`, may write to
     the memory of `operands`. Also where that cannot be told."""
     own, memory = set(chain), set()
-    for one in operands:
-        found = _memory(one)
-        if found is None:
+    for operand in operands:
+        storages = _memory(operand)
+        if storages is None:
             return True
-        memory |= found
+        memory |= storages
     node = chain[0].next
     while node is not chain[-1]:
         if node not in own and may_write(node):
-            for one in node.all_input_nodes:
-                found = _memory(one)
-                if found is None or found & memory:
+            for operand in node.all_input_nodes:
+                storages = _memory(operand)
+                if storages is None or storages & memory:
                     return True
         node = node.next
     return False
@@ -64,7 +64,7 @@ def has_effects(node: Node) -> bool:
     if packet is None or isinstance(target, torch._ops.OpOverload):
         return node.is_impure() or getattr(target, "__module__", "") == F.__name__
     overloads = (getattr(packet, overload) for overload in packet.overloads())
-    return any(torch.Tag.nondeterministic_seeded in one.tags for one in overloads)
+    return any(torch.Tag.nondeterministic_seeded in variant.tags for variant in overloads)
 
 
 def _memory(node: Node) -> set[int] | None:
@@ -73,7 +73,7 @@ def _memory(node: Node) -> set[int] | None:
         return None
     value = node.meta["example_value"]
     values = value if isinstance(value, (list, tuple)) else [value]
-    return {one.untyped_storage()._cdata for one in values if isinstance(one, torch.Tensor)}
+    return {tensor.untyped_storage()._cdata for tensor in values if isinstance(tensor, torch.Tensor)}
 
 
 def may_write(node: Node) -> bool:
@@ -90,5 +90,5 @@ def may_write(node: Node) -> bool:
     if schema is not None:
         return bool(schema.is_mutable)
     # `inplace=True`, training norms, `out=`
-    given = (*node.args, *node.kwargs.values())
-    return any(one is True for one in given) or "out" in node.kwargs
+    arguments = (*node.args, *node.kwargs.values())
+    return any(value is True for value in arguments) or "out" in node.kwargs

@@ -59,8 +59,8 @@ def unordered_rows(product: Product | LayerProduct) -> tuple[int, int, int]:
     target, w = product.target, product.w
     assert target is not None
     half = product.dtype != torch.float32
-    kind = "half" if half else product_precision(target, product.dtype, product.precision)
-    rate = INTENSITY[kind] * MOVED * target.compute_units
+    product_type = "half" if half else product_precision(target, product.dtype, product.precision)
+    rate = INTENSITY[product_type] * MOVED * target.compute_units
     # Microseconds that a row over a table takes longer than over tiles.
     longer = _UNEVEN * 2.0 * w.n_offsets * w.c_in * w.c_out * w.groups / rate
     if is_stem(product):
@@ -112,7 +112,7 @@ def flow_for(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> 
 
 def used_groups() -> Groups:
     """Winners of groups that have decided about layers of this process."""
-    found: Groups = {}
+    groups: Groups = {}
     for known in list(tuner.current().known.values()):
-        found.update(known.groups.used)
-    return found
+        groups.update(known.groups.used)
+    return groups

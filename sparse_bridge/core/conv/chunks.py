@@ -72,10 +72,10 @@ class Part:
         """Where the products lie if every item takes so many rows, its pairs the first of them;
         made once for the same heights."""
         key = ("slots", *heights)
-        found: Slots | None = self.kept.get(key)
-        if found is None:
-            found = self.kept[key] = _slots(self, heights)
-        return found
+        slots: Slots | None = self.kept.get(key)
+        if slots is None:
+            slots = self.kept[key] = _slots(self, heights)
+        return slots
 
 
 class Slots(NamedTuple):
@@ -152,7 +152,7 @@ class Chunks:
         parts = list(self.parts())
         pairs: int = sum(part.x_rows.nbytes + part.rows.nbytes for part in parts)
         kept = (made for part in parts for made in part.kept.values() if isinstance(made, Slots))
-        slots: int = sum(one.nbytes for rows in kept for one in rows)
+        slots: int = sum(tensor.nbytes for rows in kept for tensor in rows)
         return pairs + slots
 
 
@@ -162,15 +162,15 @@ def chunks_of(kmap: KernelMap, width: int) -> Chunks:
     rulebook = kmap.rulebook
     rulebook.follow()
     key = _key(kmap, width)
-    found: Chunks | None = rulebook.cache.get(key)
-    if found is not None:
-        return found
+    chunks: Chunks | None = rulebook.cache.get(key)
+    if chunks is not None:
+        return chunks
     if rulebook.symmetric and kmap.flipped:  # the other side with its offsets reversed
-        found = chunks_of(kmap.transposed(), width).backwards()
+        chunks = chunks_of(kmap.transposed(), width).backwards()
     else:
-        found = cut(kmap, -(-rulebook.n_rows[kmap.side] // key[2]), pairs_of(kmap))
-    rulebook.cache.put(key, found)
-    return found
+        chunks = cut(kmap, -(-rulebook.n_rows[kmap.side] // key[2]), pairs_of(kmap))
+    rulebook.cache.put(key, chunks)
+    return chunks
 
 
 def cached(kmap: KernelMap, width: int) -> bool:

@@ -38,9 +38,9 @@ _form = functools.lru_cache(maxsize=256)(ConvForm)  # every call of `conv` names
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype autocast asks for on `device` now, or None outside autocast."""
-    kind = device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
+    device_type = device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
     return None
 
 

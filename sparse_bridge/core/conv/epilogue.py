@@ -96,7 +96,7 @@ class Epilogue(NamedTuple):
             # What torch's norm takes beside `dtype`: halves with statistics in fp32.
             if kinds != {dtype} and not (kinds == {torch.float32} and dtype.itemsize == 2):
                 wide = torch.promote_types(dtype, torch.float32)
-                vectors = [None if one is None else one.to(wide) for one in vectors]
+                vectors = [None if operand is None else operand.to(wide) for operand in vectors]
             mean, var, gain, beta = vectors
             y = F.batch_norm(y, mean, var, gain, beta, eps=eps)
         if self.residual is not None:

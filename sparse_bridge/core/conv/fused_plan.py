@@ -19,7 +19,7 @@ from ..maps.kernel_map import KernelMap
 from .epilogue import STEP_SUM, Epilogue, Norm
 from .plan import ConvForm, ConvPlan, run_plan
 
-Given = tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm]
+Operands = tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm]
 
 
 class FusedPlan:
@@ -70,7 +70,7 @@ class FusedPlan:
         self._plan, self.form, self.generation = plan, form, settings.generation
         self.columns, self.n_offsets = plan.columns_out, plan.n_offsets
         self.regular, self.device = plan.case.regular, plan.case.device
-        self.vectors = tuple([one for one in epilogue.vectors[1:5] if one is not None])
+        self.vectors = tuple([vector for vector in epilogue.vectors[1:5] if vector is not None])
         read = self.vectors if bias is None else (bias, *self.vectors)
         self.same = guards(*operands, *read, any_rows=True)
         # What a launch by kernels reads, where nothing has to be copied for it.
@@ -88,12 +88,12 @@ class FusedPlan:
             mine is its for mine, its in zip(self.read[1:5], epilogue.vectors[1:5], strict=True)
         )
 
-    def launch(self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
+    def launch(self, operands: Operands, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         """What the steps make of the convolution: [N_out, C_out] in x's dtype.
 
         bias: [C_out] or None, as the layer has one.  residual: contiguous, like the result, or None.
         """
-        x, weight, kmap, _ = given
+        x, weight, kmap, _ = operands
         rulebook, alike = kmap.rulebook, residual is None and bias is self.between[0]
         rows = rulebook.n_rows
         if self._over is not None and rows[0] and rows[1]:

@@ -75,9 +75,9 @@ histories: dict[int, tuple[weakref.ref[Any], History]] = {}
 def history_of(owner: Any) -> History:
     """Of a module or a layer's weight, as long as that lives."""
     key = id(owner)
-    found = histories.get(key)
-    if found is not None and found[0]() is owner:
-        return found[1]
+    entry = histories.get(key)
+    if entry is not None and entry[0]() is owner:
+        return entry[1]
     made = History()
 
     def forget(gone: weakref.ref[Any]) -> None:
@@ -109,9 +109,9 @@ class LayerCall:
         "device",
         "dtype",
         "fused",
-        "given",
         "history",
         "launched",
+        "operands",
         "shape",
         "stream",
         "target",
@@ -122,32 +122,32 @@ class LayerCall:
 
     def __init__(
         self,
-        given: tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm],
+        operands: tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm],
         shape: tuple[int, int],
         history: History,
         target: str,
     ) -> None:
-        self.given, self.shape, self.history, self.target = given, shape, history, target
+        self.operands, self.shape, self.history, self.target = operands, shape, history, target
         self.fused: FusedPlan | None = None
         self.launched: torch.Tensor | None = None
-        x = given[0]
+        x = operands[0]
         self.dtype, self.device, self.stream = x.dtype, x.device, -1
         if x.is_cuda:
             self.stream = torch._C._cuda_getCurrentRawStream(self.device.index)
 
     def takes(self, norm: Norm) -> bool:
         """Whether torch's batch norm takes these vectors, all of them, for this result."""
-        tensors, mine = [one for one in norm[:4] if one is not None], self.dtype
-        kind, columns = norm[0].dtype, (self.shape[1],)
-        if len(tensors) == 3 or not (kind is mine or (kind is torch.float32 and mine in _HALVES)):
+        tensors, mine = [vector for vector in norm[:4] if vector is not None], self.dtype
+        dtype, columns = norm[0].dtype, (self.shape[1],)
+        if len(tensors) == 3 or not (dtype is mine or (dtype is torch.float32 and mine in _HALVES)):
             return False
         return all(
-            type(one) in PLAIN
-            and not one.is_inference()
-            and one.dtype is kind
-            and one.shape == columns
-            and one.device == self.device
-            for one in tensors
+            type(vector) in PLAIN
+            and not vector.is_inference()
+            and vector.dtype is dtype
+            and vector.shape == columns
+            and vector.device == self.device
+            for vector in tensors
         )
 
     def undisturbed(self) -> bool:
@@ -183,7 +183,7 @@ class LayerCall:
     def run(self, epilogue: Epilogue) -> torch.Tensor:
         """Launch it: [N_out, C_out] in the call's dtype. The current stream waits for that of the call, if it is
         another one. For errors see `plan.run`."""
-        x, weight, kmap, form = self.given
+        x, weight, kmap, form = self.operands
         if not self.here():  # the layer's own stream, for which this one waits
             there = torch.cuda.ExternalStream(self.stream, x.device)
             with torch.cuda.stream(there):

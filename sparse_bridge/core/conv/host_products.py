@@ -196,8 +196,8 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     n_rows, missing = x.shape[0], [0, 0]
     if x.device.type == "cpu":
         shapes = _shape_of(w), _shape_of(w.t())
-        least, step = max(one.rows for one in shapes), ROWS
-        unit = max(one.unit for one in shapes)
+        least, step = max(shape.rows for shape in shapes), ROWS
+        unit = max(shape.unit for shape in shapes)
         missing = [-side % unit for side in w.shape]
         x = _aligned(x)
     else:

@@ -79,10 +79,10 @@ class KernelDataflow(Dataflow):
     packing = False
 
     def refusals(self, case: Case) -> list[Refusal]:
-        found = [] if case.regular or self.irregular else [refusal(Why.FLOW_IRREGULAR)]
+        reasons = [] if case.regular or self.irregular else [refusal(Why.FLOW_IRREGULAR)]
         if case.dtype not in KERNEL_DTYPES:
-            found.append(refusal(Why.FLOW_DTYPE, case.dtype))
-        return found or _of_device(case)
+            reasons.append(refusal(Why.FLOW_DTYPE, case.dtype))
+        return reasons or _of_device(case)
 
     def target(self, case: Case) -> Target | None:
         return kernel_target(case.device)
@@ -147,8 +147,8 @@ class KernelDataflow(Dataflow):
 
     def launch(self, spec: Any, table: Any, n_rows: int, n_in: int) -> Launch:
         """The kernel over one map."""
-        kind = _narrow_gemm()[1] if self.packs(spec.product) else _gather_gemm()
-        return kind(spec, table, n_rows, n_in)
+        launcher = _narrow_gemm()[1] if self.packs(spec.product) else _gather_gemm()
+        return launcher(spec, table, n_rows, n_in)
 
     def gather(self, product: LayerProduct) -> Gather:
         inner = in_kernels(product)

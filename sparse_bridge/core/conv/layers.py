@@ -124,14 +124,14 @@ def known_call(
     least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda]
     if history.disabled or history.seen != plan.steps or (rows.device is None and rows.capacity * plan.columns < least):
         return None
-    given = (x, weight, kmap, form)
-    call = LayerCall(given, (rulebook.n_rows[side], plan.columns), history, plan.steps)
+    operands = (x, weight, kmap, form)
+    call = LayerCall(operands, (rulebook.n_rows[side], plan.columns), history, plan.steps)
     changes = 0
-    for one in vectors:
-        changes += one._version
+    for vector in vectors:
+        changes += vector._version
     call.fused, call.between, call.changes = plan, between, changes
     if plan.at_the_call:
-        call.launched = plan.launch(given, bias, None)
+        call.launched = plan.launch(operands, bias, None)
     history.seen, history.alone = done, 0
     count = x._version + weight._version
     if bias is not None:

@@ -52,8 +52,8 @@ def _count(step: int) -> None:
 
 
 def _stack() -> list[str]:
-    found: list[str] = _local.__dict__.setdefault("stack", [])
-    return found
+    stack: list[str] = _local.__dict__.setdefault("stack", [])
+    return stack
 
 
 def current() -> str:
@@ -149,10 +149,10 @@ def dataflow(module: nn.Module, name: str | None, splits: int | None = None) -> 
 
 def listed() -> dict[str, dict[str, int]]:
     """Modules that were given a dataflow: how many of each class, by dataflow."""
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for module in list(_modules):
         name = of(module)
         if name is not None:
-            kinds = found.setdefault(name, {})
+            kinds = counts.setdefault(name, {})
             kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
-    return found
+    return counts

@@ -97,7 +97,7 @@ class PendingConv:
         return self.result
 
     def _changed(self) -> bool:
-        x, weight, _, _ = self.call.given
+        x, weight, _, _ = self.call.operands
         return changes_of(x, weight, self.epilogue) != self._count
 
     def _unchanged(self) -> torch.Tensor:
@@ -123,7 +123,7 @@ class PendingConv:
             call.waste()
         fits = call.takes(norm)
         epilogue = Epilogue(self.epilogue[0], None, 0.0, norm) if fits else None
-        tensors = [one for one in norm[:4] if one is not None]
+        tensors = [vector for vector in norm[:4] if vector is not None]
         if epilogue is not None and self._goes_on(STEP_NORM):
             return self._next(STEP_NORM, epilogue, tensors)
         return self._found_out(STEP_NORM, epilogue, tensors, otherwise)
@@ -164,7 +164,7 @@ class PendingConv:
             return self._found_out(STEP_SUM, epilogue, [other], otherwise)
         if call.fused is None or self._changed():
             return self._next(STEP_SUM, epilogue, (other,))
-        y = call.fused.launch(call.given, call.between[0], other.contiguous())
+        y = call.fused.launch(call.operands, call.between[0], other.contiguous())
         steps = self.steps + STEP_SUM
         self._used, call.history.seen = _TAKEN, steps
         if steps == call.target:
@@ -216,11 +216,11 @@ class PendingConv:
         if steps == call.target:  # the last one
             if self._changed():
                 self._unchanged()
-            x, weight, kmap, form = call.given
+            x, weight, kmap, form = call.operands
             y, plan = run(x, weight, kmap, epilogue, form)
             call.history.keep(fused_plan(plan, (x, weight), form, epilogue, steps))
             return y
-        return PendingConv(call, epilogue, steps, self._count + sum([one._version for one in operands]))
+        return PendingConv(call, epilogue, steps, self._count + sum([operand._version for operand in operands]))
 
     def _found_out(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> Following:
         """A step that nobody waited for."""
@@ -246,8 +246,8 @@ class PendingConv:
         if step == STEP_NORM and epilogue.norm is not None:
             norm = epilogue.norm.kept()
             epilogue = epilogue._replace(norm=norm)
-            operands = [one for one in norm[:4] if one is not None]
-        count = self._count + sum([one._version for one in operands])
+            operands = [vector for vector in norm[:4] if vector is not None]
+        count = self._count + sum([vector._version for vector in operands])
         made = PendingConv(self.call, epilogue, self.steps + step, count)
         made.fallback = otherwise(alone)
         self._used, self.call.history.seen = _TAKEN, made.steps

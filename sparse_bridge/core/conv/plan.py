@@ -109,12 +109,12 @@ class ConvPlan:
 
     def dgrad(self, backwards: bool = False) -> Gather:
         """backwards: of a map whose offsets count from the last one."""
-        found = self._dgrad.get(backwards)
-        if found is None:
+        gather = self._dgrad.get(backwards)
+        if gather is None:
             w = self.w.transposed()
             back = LayerProduct(*self.product[:4], w.reversed() if backwards else w)
-            found = self._dgrad[backwards] = self.dataflow.gather(back)
-        return found
+            gather = self._dgrad[backwards] = self.dataflow.gather(back)
+        return gather
 
     def wgrad(self, dw: torch.Tensor, like_weight: bool) -> Wgrad:
         """wgrad into memory like `dw`, [V, C_in / groups, C_out] or as the weight lies, any float dtype.
@@ -122,10 +122,10 @@ class ConvPlan:
         if not like_weight:
             w = layout_of(dw, self.form.layout, self.form.groups)
             return self.dataflow.wgrad(self.product._replace(w=w), dw.dtype)
-        found = self._wgrad.get(dw.dtype)
-        if found is None:
-            found = self._wgrad[dw.dtype] = self.dataflow.wgrad(self.product, dw.dtype)
-        return found
+        wgrad = self._wgrad.get(dw.dtype)
+        if wgrad is None:
+            wgrad = self._wgrad[dw.dtype] = self.dataflow.wgrad(self.product, dw.dtype)
+        return wgrad
 
     def gradient_like(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised memory for a gradient in `dtype`, of the weight's shape, such as [V, C_in / groups, C_out],
@@ -281,13 +281,13 @@ def present(plan: ConvPlan) -> ConvPlan:
         return plan
     if known_plans.generation != settings.generation:
         known_plans.renew()
-    found = known_plans.plans.get(plan.key)
-    if found is None:
-        found = plan.again()
-        if found.lasts:
-            known_plans.put(found)
-    found.generation = settings.generation
-    return found
+    current = known_plans.plans.get(plan.key)
+    if current is None:
+        current = plan.again()
+        if current.lasts:
+            known_plans.put(current)
+    current.generation = settings.generation
+    return current
 
 
 class Wanted(NamedTuple):

@@ -65,8 +65,8 @@ def entry(name: str) -> Dataflow:
     """The dataflow that settings call `name`; behind a colon: one of its file's `VARIANTS`."""
     file, _, variant = name.partition(":")
     module = importlib.import_module(f".dataflows.{file}", __package__)
-    found: Dataflow = module.VARIANTS[variant] if variant else module.DATAFLOW
-    return found
+    dataflow: Dataflow = module.VARIANTS[variant] if variant else module.DATAFLOW
+    return dataflow
 
 
 def choose(case: Case, wanted: str = "") -> Dataflow:
@@ -90,9 +90,9 @@ def _forced(flow: Dataflow, case: Case, by: str = "") -> Dataflow:
     reasons = flow.refusals(case)
     if not reasons:
         return flow
-    kind = DeviceError if all(reason.why in _OF_DEVICE for reason in reasons) else UnsupportedError
+    error_type = DeviceError if all(reason.why in _OF_DEVICE for reason in reasons) else UnsupportedError
     other = "auto or per_offset with it" if by else "SPARSE_BRIDGE_DATAFLOW=auto or per_offset"
-    raise kind(
+    raise error_type(
         f"{by or 'SPARSE_BRIDGE_DATAFLOW=' + flow.name} cannot serve {case.dtype} on "
         f"{case.device}: {'; '.join(map(str, reasons))}. Use {other}, or another "
         "dtype."

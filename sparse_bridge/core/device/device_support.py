@@ -49,13 +49,13 @@ class Devices:
             return self._find(device, key64, expands)
         if self._generation != settings.generation:
             self._targets, self._generation = {}, settings.generation
-        found = self._targets.get((device, key64, expands))
-        if found is None:
+        target = self._targets.get((device, key64, expands))
+        if target is None:
             rocm.warn_about_allocator()
-            found = self._find(device, key64, expands)
-            if found is not None:
-                self._targets[device, key64, expands] = found
-        return found
+            target = self._find(device, key64, expands)
+            if target is not None:
+                self._targets[device, key64, expands] = target
+        return target
 
     def _find(self, device: torch.device, key64: bool, expands: bool) -> Target | None:
         target, problem = select(device)

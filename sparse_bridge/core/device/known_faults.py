@@ -24,10 +24,10 @@ class Machine(NamedTuple):
     def rocm_is(self, first: tuple[int, ...], last: tuple[int, ...]) -> bool:
         """Whether ROCm's release lies between two, both included. torch's builds often say the
         number of a build in place of a patch; then all patches of a release count."""
-        found = tuple(int(part) for part in re.findall(r"\d+", self.rocm or "")[:3])
-        if len(found) < 3 or found[2] >= _BUILD:
-            first, last, found = first[:2], last[:2], found[:2]
-        return bool(found) and first <= found <= last
+        release = tuple(int(part) for part in re.findall(r"\d+", self.rocm or "")[:3])
+        if len(release) < 3 or release[2] >= _BUILD:
+            first, last, release = first[:2], last[:2], release[:2]
+        return bool(release) and first <= release <= last
 
     def has(self, *families: str) -> bool:
         """Whether an architecture begins with one of these."""

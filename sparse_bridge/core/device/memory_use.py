@@ -31,20 +31,20 @@ _lock = threading.Lock()
 _used: dict[int, weakref.ref[Droppable]] = {}  # in the order of their last use
 
 
-def use(one: Droppable) -> None:
-    """Say that `one` is used now."""
+def use(droppable: Droppable) -> None:
+    """Say that `droppable` is used now."""
     with _lock:
-        _used.pop(id(one), None)
-        _used[id(one)] = weakref.ref(one)
+        _used.pop(id(droppable), None)
+        _used[id(droppable)] = weakref.ref(droppable)
 
 
 def _alive(device: torch.device) -> list[Droppable]:
     with _lock:
-        found = [(key, one()) for key, one in _used.items()]
-        for key, one in found:
-            if one is None:
+        used = [(key, droppable()) for key, droppable in _used.items()]
+        for key, droppable in used:
+            if droppable is None:
                 del _used[key]
-    return [one for _, one in found if one is not None and one.device == device]
+    return [droppable for _, droppable in used if droppable is not None and droppable.device == device]
 
 
 @state.owns
@@ -59,8 +59,8 @@ def in_use(device: torch.device, *operands: torch.Tensor | None) -> int:
     operation's operands (any shape and dtype, None for none) and of the maps that are known."""
     if device.type in ("cuda", "xpu"):
         return memory.allocated(torch.get_device_module(device), device)[0]
-    own = {one.data_ptr(): one.nbytes for one in operands if one is not None}
-    return sum(own.values()) + sum(one.nbytes for one in _alive(device))
+    own = {operand.data_ptr(): operand.nbytes for operand in operands if operand is not None}
+    return sum(own.values()) + sum(operand.nbytes for operand in _alive(device))
 
 
 def limit_on(device: torch.device) -> int | None:
@@ -75,11 +75,11 @@ def limit_on(device: torch.device) -> int | None:
 
 def drop_others(device: torch.device, enough: Callable[[], bool], kept: object = None) -> bool:
     """Drop maps, except for `kept`, until there is `enough` room; whether there is."""
-    for one in _alive(device):
+    for droppable in _alive(device):
         if enough():
             return True
-        if one is not kept:
-            one.drop()
+        if droppable is not kept:
+            droppable.drop()
     return enough()
 
 

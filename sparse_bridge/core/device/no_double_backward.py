@@ -68,12 +68,12 @@ def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return backward(ctx, dy, *more)
         with torch.no_grad():
-            found = backward(ctx, dy, *more)
+            result = backward(ctx, dy, *more)
         saved = [tensor for tensor in ctx.saved_tensors if tensor is not None]
         if not any(tensor.requires_grad for tensor in (dy, *saved)):
-            return found
-        several = isinstance(found, tuple)
-        grads = list(found) if several else [found]
+            return result
+        several = isinstance(result, tuple)
+        grads = list(result) if several else [result]
         held = [i for i, grad in enumerate(grads) if grad is not None]
         marked = dy if dy.requires_grad else dy.detach().requires_grad_()
         for i, grad in zip(held, _Refusal.apply(marked, *(grads[i] for i in held)), strict=True):

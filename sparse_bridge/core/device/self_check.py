@@ -86,9 +86,9 @@ def run(device: torch.device, target: Target, part: str) -> Verdict:
     with _lock:
         if key not in _verdicts:
             start = time.perf_counter()
-            found = find_problem(device, target, part)
+            reason = find_problem(device, target, part)
             took = 1e3 * (time.perf_counter() - start)
-            verdict = Verdict(str(device), part, found, took)
+            verdict = Verdict(str(device), part, reason, took)
             instead = "IEEE multiply-adds" if key[2] == SPLIT else None
             if part in NORMS:
                 instead = "norms apart from their convolutions"

@@ -64,8 +64,8 @@ def check_keys(device: torch.device, target: Target, part: str) -> str | None:
     from ..geometry.boxes import Box
     from ..geometry.offsets import Offsets, box_offsets
 
-    one, coords = (1, 1, 1), _crowd(part)
-    offsets, box = box_offsets((3, 3, 3), one, one), Box.grid(2, KEYS[part])
+    ones, coords = (1, 1, 1), _crowd(part)
+    offsets, box = box_offsets((3, 3, 3), ones, ones), Box.grid(2, KEYS[part])
     first: dict[tuple[int, ...], int] = {}
     for row, site in enumerate(coords.tolist()):
         first.setdefault(tuple(site), row)
@@ -75,16 +75,16 @@ def check_keys(device: torch.device, target: Target, part: str) -> str | None:
     there = coords.to(device)
     table = HashTable.allocate(1 << 9, box.key64, device)
     slots = torch.empty((1, ROWS), dtype=torch.int32, device=device)
-    origin = Offsets.of([(0, 0, 0)]).geometry(device, one, one, 1)
+    origin = Offsets.of([(0, 0, 0)]).geometry(device, ones, ones, 1)
     bounds = box.layout(device).bounds
     hash_insert(table, Reach(there, origin, bounds, False), slots, target)
     counted = table.counters()
     if counted != (len(first), ROWS, False):
         return f"the hash table counted {counted}; expected {(len(first), ROWS, False)}"
-    near = Reach(there, offsets.geometry(device, one, one, 1), bounds, False)
-    found = neighbor_lookup(table, ROWS, near, target).nbr.cpu()
-    wrong = int((found != torch.tensor(wanted, dtype=torch.int32)).sum())
-    return f"{wrong} of {found.numel()} neighbours are wrong" if wrong else None
+    near = Reach(there, offsets.geometry(device, ones, ones, 1), bounds, False)
+    nbr = neighbor_lookup(table, ROWS, near, target).nbr.cpu()
+    wrong = int((nbr != torch.tensor(wanted, dtype=torch.int32)).sum())
+    return f"{wrong} of {nbr.numel()} neighbours are wrong" if wrong else None
 
 
 def check_products(device: torch.device, target: Target, part: str) -> str | None:
@@ -188,8 +188,8 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
     from ..geometry.boxes import Box
     from ..geometry.offsets import box_offsets
 
-    one, coords = (1, 1, 1), torch.unique(_crowd("int32 keys"), dim=0)
-    offsets, box = box_offsets((3, 3, 3), one, one), Box.grid(2, KEYS["int32 keys"])
+    ones, coords = (1, 1, 1), torch.unique(_crowd("int32 keys"), dim=0)
+    offsets, box = box_offsets((3, 3, 3), ones, ones), Box.grid(2, KEYS["int32 keys"])
     sites: dict[tuple[int, ...], int] = {}
     pairs = set()
     for row, (b, *site) in enumerate(coords.tolist()):
@@ -199,8 +199,8 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
             if not any(c % 2 for c in steps) and min(steps) >= 0:
                 pairs.add((at, row, sites.setdefault(u, len(sites))))
     there, n_new = coords.to(device), len(sites)
-    geometry = offsets.geometry(device, one, (2, 2, 2), -1)
-    wide = box.wide(offsets, one) or box.wide(offsets, (2, 2, 2))
+    geometry = offsets.geometry(device, ones, (2, 2, 2), -1)
+    wide = box.wide(offsets, ones) or box.wide(offsets, (2, 2, 2))
     reach = Reach(there, geometry, box.layout(device).bounds, wide)
     table = HashTable.allocate(1 << 11, box.key64, device, owner_counters(len(coords)))
     slots = torch.empty((geometry.n_row_offsets, len(coords)), dtype=torch.int32, device=device)
@@ -213,9 +213,9 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
         return "the new coordinates are others, or in another order"
     scattered = link_new_rows(table, slots, n_new, reach, target)[1].nbr.cpu()
     v, out = torch.nonzero(scattered >= 0, as_tuple=True)
-    found = set(zip(v.tolist(), scattered[v, out].tolist(), out.tolist(), strict=True))
-    if found != pairs:
-        return f"{len(found ^ pairs)} of {len(pairs)} pairs are wrong"
+    linked = set(zip(v.tolist(), scattered[v, out].tolist(), out.tolist(), strict=True))
+    if linked != pairs:
+        return f"{len(linked ^ pairs)} of {len(pairs)} pairs are wrong"
     numbers = -2 - table.values.cpu()
     moved = sort_rows(table, new, reach.bounds, target).cpu()
     renamed = -2 - table.values.cpu()

@@ -124,10 +124,10 @@ class Kept(Generic[_Key, _Value]):
 
     def get(self, key: _Key) -> _Value | None:
         """The value under a key, for work on the current stream; None where there is none."""
-        found = self._held.get(key)
-        if found is None:
+        entry = self._held.get(key)
+        if entry is None:
             return None
-        value, order = found
+        value, order = entry
         if order is not None:
             order.wait(lambda: (value,) if isinstance(value, torch.Tensor) else ())
         return value

@@ -21,10 +21,10 @@ BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch it
 def guards(*tensors: torch.Tensor, any_rows: bool = False) -> Callable[..., bool]:
     """Whether other tensors are of the same kinds and sizes (any shape and dtype), as one question. For callers who
     know that there are `TENSOR_GUARDS`.  any_rows: whatever the rows of the first."""
-    sizes: Any = [list(one.shape) for one in tensors]
+    sizes: Any = [list(tensor.shape) for tensor in tensors]
     if any_rows:
         sizes[0][0] = None
-    strides: Any = [list(one.stride()) for one in tensors]
+    strides: Any = [list(tensor.stride()) for tensor in tensors]
     same: Callable[..., bool]
     same = TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return same

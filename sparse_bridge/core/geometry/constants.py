@@ -9,12 +9,12 @@ _constants: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
 
 def constant(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """These few numbers on `device`, int32 [n]; sent once, and not to be changed."""
-    found = _constants.get((values, device))
-    if found is None:
+    tensor = _constants.get((values, device))
+    if tensor is None:
         with torch.inference_mode(False):
-            found = torch.tensor(values, dtype=torch.int32, device=device)
-        _constants[values, device] = found
-    return found
+            tensor = torch.tensor(values, dtype=torch.int32, device=device)
+        _constants[values, device] = tensor
+    return tensor
 
 
 def constants() -> list[torch.Tensor]:

@@ -95,9 +95,9 @@ def reached(columns: Array, hull: Hull | None, offsets: Offsets, rule: Rule, box
         hits = np.flatnonzero(every >= 0)
         keys.append(every.take(hits))
         places.append(hits + begin * n_offsets if begin else hits)
-    key, place = (part[0] if len(part) == 1 else np.concatenate(part) for part in (keys, places))
-    rows = place // n_offsets
-    return Reached(out, key, rows, place - rows * n_offsets)
+    key, index = (part[0] if len(part) == 1 else np.concatenate(part) for part in (keys, places))
+    rows = index // n_offsets
+    return Reached(out, key, rows, index - rows * n_offsets)
 
 
 def _one_each(

@@ -48,8 +48,8 @@ class Offsets:
         Raises: GeometryError for an empty or ragged list or a repeated offset, OverflowLimitError beyond 32 bits.
         """
         key = tuple(tuple(int(c) for c in offset) for offset in values)
-        found = Offsets._interned.get(key)
-        if found is None:
+        interned = Offsets._interned.get(key)
+        if interned is None:
             if not key or len({len(offset) for offset in key}) != 1 or not key[0]:
                 raise GeometryError(f"offsets must be a non-empty [V, D] list, got {values!r}.")
             if len(set(key)) != len(key):
@@ -59,8 +59,8 @@ class Offsets:
                 raise OverflowLimitError(
                     f"a kernel offset of {largest} leaves the 32-bit coordinate range; use less dilation or padding."
                 )
-            found = Offsets._interned.setdefault(key, Offsets(key))
-        return found
+            interned = Offsets._interned.setdefault(key, Offsets(key))
+        return interned
 
     def __len__(self) -> int:
         return len(self.values)
@@ -78,8 +78,8 @@ class Offsets:
         """int32 [2 + V, D] on `device`: multipliers, divisors, sign * offsets (see
         `kernels.coord_key`); cached."""
         key = (device, multiplier, divisor, sign)
-        found = self._geometry.get(key)
-        if found is None:
+        geometry = self._geometry.get(key)
+        if geometry is None:
             from ...kernels.maps.coord_key import Geometry
 
             shifts = tuple(step.bit_length() - 1 for step in divisor)
@@ -91,25 +91,25 @@ class Offsets:
                 *(tuple(sign * c for c in offset) for offset in self.values),
             ]
             table = torch.tensor(rows, dtype=torch.int32, device=device)
-            found = Geometry(table, division, self._classes(device, divisor, sign))
-            self._geometry[key] = found
-        return found
+            geometry = Geometry(table, division, self._classes(device, divisor, sign))
+            self._geometry[key] = geometry
+        return geometry
 
     def _classes(self, device: torch.device, divisor: tuple[int, ...], sign: int) -> torch.Tensor | None:
         """`Geometry.class_offsets`, where a class has fewer offsets than there are."""
         n_classes = math.prod(divisor)
         if n_classes == 1 or n_classes > _CLASSES:
             return None
-        found: list[list[int]] = [[] for _ in range(n_classes)]
+        members: list[list[int]] = [[] for _ in range(n_classes)]
         for v, offset in enumerate(self.values):
-            kind = 0
+            index = 0
             for c, step in zip(offset, divisor, strict=True):
-                kind = kind * step + -sign * c % step
-            found[kind].append(v)
-        most = max(map(len, found))
+                index = index * step + -sign * c % step
+            members[index].append(v)
+        most = max(map(len, members))
         if most == len(self):
             return None
-        rows = [one + [-1] * (most - len(one)) for one in found]
+        rows = [row + [-1] * (most - len(row)) for row in members]
         return torch.tensor(rows, dtype=torch.int32, device=device)
 
 

@@ -32,8 +32,8 @@ class OutsideLook:
         wrong = wrong & (columns[0] >= 0)
         first = wrong.int().argmax().view(1)
         count = wrong.sum(dtype=torch.int32).view(1)
-        found = torch.cat([count, first.int(), coords.index_select(0, first)[0]])
-        self._fetched = Fetched([found])
+        record = torch.cat([count, first.int(), coords.index_select(0, first)[0]])
+        self._fetched = Fetched([record])
 
     @property
     def ready(self) -> bool:

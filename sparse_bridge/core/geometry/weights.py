@@ -78,9 +78,9 @@ class WeightLayout:
             return self.reversed().rows_of(tensor)
         stride_v, stride_i, stride_o, stride_g = self.strides
         shape = (self.groups, self.c_out, self.n_offsets, self.c_in)
-        place = tensor.storage_offset() + self.shift
+        begin = tensor.storage_offset() + self.shift
         strides = (stride_g, stride_o, stride_v, stride_i)
-        return tensor.as_strided(shape, strides, place).contiguous()
+        return tensor.as_strided(shape, strides, begin).contiguous()
 
     def matrices(self, tensor: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, ...]:
         """[c_in, c_out] of every offset of one group, in the dtype of `tensor`, the parameter that this layout
@@ -88,16 +88,16 @@ class WeightLayout:
         if self.strides[0] >= 0:
             return self.stacked(tensor, group).unbind(0)
         stride_v, stride_i, stride_o, stride_g = self.strides
-        place = tensor.storage_offset() + self.shift + group * stride_g
+        begin = tensor.storage_offset() + self.shift + group * stride_g
         matrix, steps = (self.c_in, self.c_out), (stride_i, stride_o)
-        return tuple(tensor.as_strided(matrix, steps, place + v * stride_v) for v in range(self.n_offsets))
+        return tuple(tensor.as_strided(matrix, steps, begin + v * stride_v) for v in range(self.n_offsets))
 
     def stacked(self, tensor: torch.Tensor, group: int = 0) -> torch.Tensor:
         """[V, c_in, c_out] of one group, a view of `tensor` in its dtype; offsets must not run backwards."""
         stride_v, stride_i, stride_o, stride_g = self.strides
-        place = tensor.storage_offset() + self.shift + group * stride_g
+        begin = tensor.storage_offset() + self.shift + group * stride_g
         shape, strides = (self.n_offsets, self.c_in, self.c_out), (stride_v, stride_i, stride_o)
-        return tensor.as_strided(shape, strides, place)
+        return tensor.as_strided(shape, strides, begin)
 
 
 def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayout:

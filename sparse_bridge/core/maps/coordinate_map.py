@@ -36,8 +36,8 @@ def table_of(
 ) -> tuple[HashTable, torch.Tensor]:
     """(hash table of coordinates int32 [N, 1 + D], the slots of the rows, int32 [N]); count: of the rows in use, see
     `Reach`."""
-    device, one = coords.device, (1,) * (coords.shape[1] - 1)
-    geometry = _origin(len(one)).geometry(device, one, one, 1)
+    device, ones = coords.device, (1,) * (coords.shape[1] - 1)
+    geometry = _origin(len(ones)).geometry(device, ones, ones, 1)
     table = hash_table.HashTable.allocate(capacity_for(coords.shape[0]), layout.key64, device)
     slots = coords.new_empty(coords.shape[0])
     reach = coord_key.Reach(coords, geometry, layout.bounds, False, None, count)
@@ -192,8 +192,8 @@ class CoordinateMap:
             self.rows.number("Looking for equal rows")
             target = self.kernel_target()
             if target is None:
-                found = self.indexed()
-                self._alive, self._unique, self._checked = found.alive, found.unique, True
+                indexed = self.indexed()
+                self._alive, self._unique, self._checked = indexed.alive, indexed.unique, True
             else:
                 self.table(target)
                 self._read_counters()
@@ -281,10 +281,10 @@ class CoordinateMap:
         """The folding of equal coordinates (for maps that are not `unique`)."""
         self._follow()
         if self._duplicates is None:
-            found = None if self._slots is None else self._fold_table(self._slots)
-            found = found or self._fold_host()
+            duplicates = None if self._slots is None else self._fold_table(self._slots)
+            duplicates = duplicates or self._fold_host()
             self._queued()
-            self._duplicates = found
+            self._duplicates = duplicates
         return self._duplicates
 
     def distinct_map(self) -> CoordinateMap:
@@ -303,10 +303,10 @@ class CoordinateMap:
         number[order] = torch.arange(order.shape[0], device=self.device)
         first = index.rows.index_select(0, order)
         assert self._host is not None
-        place = self._host.inverse
-        inverse = torch.full_like(place, first.shape[0])
-        live = place >= 0
-        inverse[live] = number[place[live]]
+        rank = self._host.inverse
+        inverse = torch.full_like(rank, first.shape[0])
+        live = rank >= 0
+        inverse[live] = number[rank[live]]
         folded = CoordinateMap(self.coords.index_select(0, first), self.box)
         folded.adopt()
         self._distinct = folded

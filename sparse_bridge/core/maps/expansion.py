@@ -157,8 +157,8 @@ def look_up(
     center: the offset that is every row itself, found or not; -1: none.  slab: see
     `neighbor_lookup`.
     """
-    (coords, layout, alive, last), one = here, (1,) * offsets.dimension
-    geometry = offsets.geometry(coords.device, step, one, 1)
-    wide = layout.wide(offsets, step) or known.wide(offsets, one)
+    (coords, layout, alive, last), ones = here, (1,) * offsets.dimension
+    geometry = offsets.geometry(coords.device, step, ones, 1)
+    wide = layout.wide(offsets, step) or known.wide(offsets, ones)
     reach = coord_key.Reach(coords, geometry, known.bounds, wide, alive, last)
     return neighbor_table.neighbor_lookup(table, n_values, reach, target, center, slab)

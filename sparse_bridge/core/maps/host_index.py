@@ -78,11 +78,11 @@ class HostIndex:
 
     def keys(self, halo: tuple[int, ...]) -> Array:
         """Ascending keys of the hull widened by `halo`; the order does not depend on the halo."""
-        found = self._sorted.get(halo)
-        if found is None:
-            found = keys_of(columns_of(self.coords), self.hull, halo)
-            self.keep(halo, found)
-        return found
+        keys = self._sorted.get(halo)
+        if keys is None:
+            keys = keys_of(columns_of(self.coords), self.hull, halo)
+            self.keep(halo, keys)
+        return keys
 
     def steps(self, values: Array, halo: tuple[int, ...]) -> Array:
         """What offsets `values` [D, V] add to such a key: int64 [V]."""
@@ -100,12 +100,12 @@ class HostIndex:
         rows, places, counts = [], [], []
         together = max(1, (_LOOKED_UP if as_table else _MET) // max(1, n_queries))
         for first in range(0, n_steps, together):
-            found, hits = look_up(query, steps[first : first + together])
+            hit_rows, hits = look_up(query, steps[first : first + together])
             bounds = np.arange(min(together, n_steps - first) + 1) * n_queries
             ends = hits.searchsorted(bounds)
             counted = ends[1:] - ends[:-1]
             hits -= bounds[:-1].repeat(counted)
-            rows.append(found)
+            rows.append(hit_rows)
             places.append(hits)
             counts += counted.tolist()
         if len(rows) == 1:
@@ -123,9 +123,9 @@ class HostIndex:
 
         def look_up(query: Array, steps: Array) -> tuple[Rows32, Array]:
             # What leaves the table comes in at its other end, where the halo's cells are empty.
-            found = table.take(query + steps[:, None], mode="wrap").ravel()
-            hits = np.flatnonzero(found >= 0)
-            return found.take(hits), hits
+            rows = table.take(query + steps[:, None], mode="wrap").ravel()
+            hits = np.flatnonzero(rows >= 0)
+            return rows.take(hits), hits
 
         return look_up
 
@@ -139,19 +139,19 @@ class HostIndex:
 
         def look_up(query: Array, steps: Array) -> tuple[Rows32, Array]:
             order = steps.argsort()
-            place = np.empty((len(steps), len(query)), np.int64)
-            present = np.empty(place.shape, np.bool_)
+            position = np.empty((len(steps), len(query)), np.int64)
+            present = np.empty(position.shape, np.bool_)
             for at, previous in runs(steps[order]):
                 wanted = query + steps[order[at], None]
                 if previous is None:
-                    found = search(keys, wanted)
+                    first = search(keys, wanted)
                 else:
                     before = order[previous]
-                    found = place[before] + present[before]
-                place[order[at]] = found
-                present[order[at]] = keys.take(found) == wanted
+                    first = position[before] + present[before]
+                position[order[at]] = first
+                present[order[at]] = keys.take(first) == wanted
             hits = np.flatnonzero(present)
-            return rows.take(place.ravel().take(hits)), hits
+            return rows.take(position.ravel().take(hits)), hits
 
         return look_up
 
@@ -236,9 +236,9 @@ class Indexed:
     @functools.cached_property
     def inverse(self) -> torch.Tensor:
         """int64 [N], the sorted place of each row's coordinate, -1 if dead."""
-        place = np.full(self.coords.shape[0], -1, np.int64)
-        place[self._ordered.rows] = self._ordered.first.cumsum() - 1
-        return on_device(place, self.coords.device)
+        rank = np.full(self.coords.shape[0], -1, np.int64)
+        rank[self._ordered.rows] = self._ordered.first.cumsum() - 1
+        return on_device(rank, self.coords.device)
 
 
 class _Ordered(NamedTuple):
@@ -294,22 +294,22 @@ def lookup(
     return PairLists.of(pairs, False, device)
 
 
-def expand(found: Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str) -> tuple[torch.Tensor, PairLists]:
+def expand(indexed: Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str) -> tuple[torch.Tensor, PairLists]:
     """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in
-    `out_box`, of the live coordinates c of `found`, which must be distinct.
+    `out_box`, of the live coordinates c of `indexed`, which must be distinct.
 
     Returns them ([M, 1 + D] int32, in `order`, see `MapRequest`) and the pairs (row, new row).
     """
-    n_offsets, device = len(offsets), found.coords.device
-    hull, keys, in_rows, which = reached(found.columns, found.hull, offsets, rule, out_box)
+    n_offsets, device = len(offsets), indexed.coords.device
+    hull, keys, in_rows, which = reached(indexed.columns, indexed.hull, offsets, rule, out_box)
     n_cells = math.prod(hull.size)
     # In the order of discoverers: a coordinate's is the first row and offset that reaches it.
     lead = leaders(keys, n_cells, n_cells <= _table_size(len(keys)))
     first = lead == np.arange(len(lead))
     new_keys = keys[first]
     cells = np.array(np.unravel_index(new_keys, tuple(hull.size)))
-    if found.live is not None:
-        in_rows = found.live.take(in_rows)
+    if indexed.live is not None:
+        in_rows = indexed.live.take(in_rows)
     by_offset = stable_order(which, n_offsets)
     out_rows = first.cumsum(dtype=np.int32).take(lead.take(by_offset)) - np.int32(1)
     if order != "first_seen":

@@ -46,9 +46,9 @@ def leaders(keys: Array, bound: int, as_table: bool) -> Array:
         return first.take(keys)
     ordered, rows = sort_keys(keys, bound)
     new = differs(ordered)
-    found = np.empty_like(rows)
-    found[rows] = rows[new].take(new.cumsum() - 1)
-    return found
+    leading = np.empty_like(rows)
+    leading[rows] = rows[new].take(new.cumsum() - 1)
+    return leading
 
 
 def differs(ordered: Array) -> Mask:

@@ -85,9 +85,9 @@ def find_keys(queries: torch.Tensor, references: torch.Tensor, dtype: torch.dtyp
         )
     if references.shape[0] >= 1 << 29:
         raise OverflowLimitError(f"{references.shape[0]} references; a key table takes fewer than 2^29.")
-    found = torch.full(queries.shape, -1, dtype=dtype, device=queries.device)
-    if found.numel() == 0 or references.shape[0] == 0:
-        return found
+    rows = torch.full(queries.shape, -1, dtype=dtype, device=queries.device)
+    if rows.numel() == 0 or references.shape[0] == 0:
+        return rows
     target = kernel_target(queries.device, key64=True)
     if target is None:
         return _host_find(queries, references).to(dtype)
@@ -95,14 +95,14 @@ def find_keys(queries: torch.Tensor, references: torch.Tensor, dtype: torch.dtyp
     from ...kernels.maps.key_table import find_keys as launch
 
     table = build_table(references.contiguous(), capacity_for(references.shape[0]), target)
-    launch(table, queries.reshape(-1), found.view(-1), target)
-    return found
+    launch(table, queries.reshape(-1), rows.view(-1), target)
+    return rows
 
 
 def _host_find(queries: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
     ordered, order = torch.sort(references, stable=True)
-    place = torch.searchsorted(ordered, queries.contiguous()).clamp_(max=ordered.shape[0] - 1)
-    return torch.where(ordered[place] == queries, order[place], -1)
+    position = torch.searchsorted(ordered, queries.contiguous()).clamp_(max=ordered.shape[0] - 1)
+    return torch.where(ordered[position] == queries, order[position], -1)
 
 
 def find_rows(cmap: CoordinateMap, coords: torch.Tensor, offsets: Offsets, stride: Sequence[int]) -> torch.Tensor:
@@ -135,9 +135,9 @@ def find_rows(cmap: CoordinateMap, coords: torch.Tensor, offsets: Offsets, strid
         from ...kernels.maps.coord_key import Reach
         from ...kernels.maps.neighbor_table import neighbor_lookup
 
-        one = (1,) * offsets.dimension
+        ones = (1,) * offsets.dimension
         # The queries' bounds are unknown, so coordinates are computed in 64 bits.
-        geometry = offsets.geometry(coords.device, steps, one, 1)
+        geometry = offsets.geometry(coords.device, steps, ones, 1)
         bounds = found_in.box.layout(coords.device).bounds
         reach = Reach(coords.contiguous(), geometry, bounds, True)
         nbr = neighbor_lookup(found_in.table(target), found_in.n_rows, reach, target).nbr

@@ -28,10 +28,10 @@ def find_rows(cmap: CoordinateMap, query: torch.Tensor) -> torch.Tensor:
     if target is None or coords.shape[0] == 0:
         rows = _host_rows(cmap, coords)
     else:
-        one = (1,) * cmap.box.dimension
+        ones = (1,) * cmap.box.dimension
         origin = Offsets.of([(0,) * cmap.box.dimension])
         here, known = Source.of(coords, cmap.box), cmap.table(target)
-        table = look_up(here, known, cmap.n_rows, here.layout, origin, one, target)
+        table = look_up(here, known, cmap.n_rows, here.layout, origin, ones, target)
         rows = table.nbr[0].long()
     return rows if query.dtype == torch.int32 else torch.where(inside.all(1), rows, -1)
 
@@ -39,9 +39,9 @@ def find_rows(cmap: CoordinateMap, query: torch.Tensor) -> torch.Tensor:
 def _host_rows(cmap: CoordinateMap, coords: torch.Tensor) -> torch.Tensor:
     zero = Offsets.of([(0,) * cmap.box.dimension])
     stride = (1,) * cmap.box.dimension
-    found = search_of(cmap.box, zero).lookup(cmap.host(), coords, None, zero, stride)
+    pairs = search_of(cmap.box, zero).lookup(cmap.host(), coords, None, zero, stride)
     rows = torch.full((coords.shape[0],), -1, dtype=torch.int64, device=coords.device)
-    rows[found.out_rows] = found.in_rows
+    rows[pairs.out_rows] = pairs.in_rows
     return rows
 
 

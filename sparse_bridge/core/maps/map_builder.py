@@ -85,8 +85,8 @@ def _submanifold_rulebook(cmap: CoordinateMap, offsets: Offsets, alive: torch.Te
         lists = search_of(cmap.box, offsets).submanifold(cmap.host(), offsets, n)
         return Rulebook(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
     here = Source.of(cmap.coords, cmap.box, alive)
-    one, center = (1,) * offsets.dimension, offsets.center
-    table = look_up(here, cmap.table(target), n, here.layout, offsets, one, target, center)
+    ones, center = (1,) * offsets.dimension, offsets.center
+    table = look_up(here, cmap.table(target), n, here.layout, offsets, ones, target, center)
     return Rulebook(n, n, n_offsets, device, views=(table, None), **options)  # type: ignore[arg-type]
 
 
@@ -100,8 +100,8 @@ def strided(
     Raises: GeometryError for a dimension or stride that does not fit, KernelError where the hash table runs out of
         probes, Refusal where only the device knows how many rows there are.
     """
-    one = (1,) * offsets.dimension
-    new, rulebook = _expand(cmap, offsets, Rule(one, stride, -1), out_box, order)
+    ones = (1,) * offsets.dimension
+    new, rulebook = _expand(cmap, offsets, Rule(ones, stride, -1), out_box, order)
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
@@ -110,17 +110,17 @@ def generative(
 ) -> tuple[CoordinateMap, KernelMap]:
     """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for all of these in `out_box`; order,
     what is returned and errors as in `strided`."""
-    one = (1,) * offsets.dimension
-    new, rulebook = _expand(cmap, offsets, Rule(stride, one, 1), out_box, order)
+    ones = (1,) * offsets.dimension
+    new, rulebook = _expand(cmap, offsets, Rule(stride, ones, 1), out_box, order)
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
 def distinct(coords: torch.Tensor, box: Box) -> CoordinateMap:
     """The distinct ones of coordinates int32 [N, 1 + D] that lie in `box`, sorted, see `MapRequest`. Raises: what
     `CoordinateMap` does."""
-    one = (1,) * box.dimension
+    ones = (1,) * box.dimension
     origin = Offsets.of([(0,) * box.dimension])
-    return _expand(CoordinateMap(coords, box), origin, Rule(one, one, 1), box, "sorted")[0]
+    return _expand(CoordinateMap(coords, box), origin, Rule(ones, ones, 1), box, "sorted")[0]
 
 
 def _expand(

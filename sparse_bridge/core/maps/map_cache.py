@@ -50,39 +50,39 @@ class MapStore:
         shown: a tensor of it (any shape and dtype) whose memory users see, in outputs of layers, or None. Once they
         have changed it in place, the map is built again.
         """
-        found = self.peek(key)
-        if found is None:
+        built = self.peek(key)
+        if built is None:
             with self._lock:
-                found = self.peek(key)
-                if found is None:
-                    self.put(key, found := build())
-                    if (seen := shown(found)) is not None:
+                built = self.peek(key)
+                if built is None:
+                    self.put(key, built := build())
+                    if (seen := shown(built)) is not None:
                         self._shown[key] = seen, _version_of(seen)
-        return found
+        return built
 
     def coordinates(self, coords: torch.Tensor, box: Box) -> CoordinateMap:
         """The coordinate map of `coords` int32 [N, 1 + D] in `box`. Raises: what `CoordinateMap` does."""
         if self.root is not None and self.root.box is box:
             return self.root
-        found: CoordinateMap = self.get(box, lambda: CoordinateMap(coords, box))
-        return found
+        cmap: CoordinateMap = self.get(box, lambda: CoordinateMap(coords, box))
+        return cmap
 
     def known(self, box: Box) -> CoordinateMap | None:
         """The coordinate map in `box`, if there is one."""
         if self.root is not None and self.root.box is box:
             return self.root
-        found: CoordinateMap | None = self.peek(box)
-        return found
+        cmap: CoordinateMap | None = self.peek(box)
+        return cmap
 
     def alias(self, coords: torch.Tensor) -> torch.Tensor:
         """A tensor object over the same coordinates, int32 [N, 1 + D], that keeps this store alive; the same one
         while it lives. It shares their memory, but is a copy of an inference tensor."""
-        found = None if self._alias is None else self._alias()
-        if found is None:
-            found = normal_tensor(coords.clone if coords.is_inference() else coords.detach)
-            adopt(found, self)
-            self._alias = weakref.ref(found)  # a strong one would close a cycle through `_stores`
-        return found
+        alias = None if self._alias is None else self._alias()
+        if alias is None:
+            alias = normal_tensor(coords.clone if coords.is_inference() else coords.detach)
+            adopt(alias, self)
+            self._alias = weakref.ref(alias)  # a strong one would close a cycle through `_stores`
+        return alias
 
     def put(self, key: Hashable, value: Any) -> None:
         """Keep a map that was queued on the current stream, in place of an earlier one."""
@@ -93,12 +93,12 @@ class MapStore:
 
     def peek(self, key: Hashable) -> Any:
         """The map under `key` if there is one, and nobody wrote to what it shows, else None."""
-        found = self._maps.get(key)
+        value = self._maps.get(key)
         if self._shown and (seen := self._shown.get(key)) and _version_of(seen[0]) != seen[1]:
             return None
-        if found is not None and self._order is not None:
+        if value is not None and self._order is not None:
             self._order.wait()
-        return found
+        return value
 
 
 def _version_of(coords: torch.Tensor) -> int:

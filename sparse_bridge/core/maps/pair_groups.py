@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 def count_pairs(rulebooks: Sequence[Rulebook], target: Target) -> None:
     """Have the pairs of several maps counted, of which the host knows all rows. Whoever asks for
     their lists later, a backward pass say, need not wait for the device then."""
-    found = [(one, tiles) for one in rulebooks if (tiles := one.countable()) is not None]
-    if not found:
+    countable = [(rulebook, tiles) for rulebook in rulebooks if (tiles := rulebook.countable()) is not None]
+    if not countable:
         return
     from ...kernels.maps.pair_batch import PairBatch
 
-    lists = [one.n_lists for one, _ in found]
-    batch = PairBatch([tiles for _, (tiles, _) in found], lists, target)
-    for place, (one, (_, side)) in enumerate(found):
-        one.expect(batch, place, side)
+    lists = [rulebook.n_lists for rulebook, _ in countable]
+    batch = PairBatch([tiles for _, (tiles, _) in countable], lists, target)
+    for index, (rulebook, (_, side)) in enumerate(countable):
+        rulebook.expect(batch, index, side)
 
 
 def likely_pairs(n_offsets: int, n_rows: int) -> int:
@@ -49,15 +49,15 @@ class PairGroups:
         starts, rows = pairs.starts, (pairs.in_rows, pairs.out_rows)
         source, result = rows[side], rows[1 - side]
         n_lists, n_listed = len(starts) - 1, len(source)
-        place = torch.arange(n_listed, device=source.device)
+        position = torch.arange(n_listed, device=source.device)
         # Lists may have room for more pairs than there are: those are no row's.
-        result = torch.where(place < starts[-1], result, n_rows)
+        result = torch.where(position < starts[-1], result, n_rows)
         self._offsets = torch.arange(n_lists, device=source.device)
         self._lengths, self._begins = starts.diff(), starts[:-1]
         if pairs.mirrored:
             # Offset V - 1 - v has the pairs of v, swapped; the middle one has a list of its own.
             behind = rulebook.n_offsets - n_lists
-            swapped = torch.where(place < starts[behind], rows[side], n_rows)
+            swapped = torch.where(position < starts[behind], rows[side], n_rows)
             source, result = torch.cat([source, rows[1 - side]]), torch.cat([result, swapped])
             mirror = rulebook.n_offsets - 1 - self._offsets[:behind]
             self._offsets = torch.cat([self._offsets, mirror])
@@ -82,8 +82,8 @@ class PairGroups:
     def tiles(self, block_m: int) -> torch.Tensor:
         """int32 [T, 4]: offset, first pair and number of pairs (twice) of every tile; tiles that
         are not needed have no pairs. Without waiting for the device."""
-        found = self._tiles.get(block_m)
-        if found is None:
+        tiles = self._tiles.get(block_m)
+        if tiles is None:
             lengths = self._lengths
             per_list = (lengths + block_m - 1) // block_m
             ends = per_list.cumsum(0)
@@ -93,13 +93,13 @@ class PairGroups:
             count = (lengths[which] - within).clamp_(0, block_m)
             first = torch.where(count > 0, self._begins[which] + within, 0)
             made = torch.stack([self._offsets[which], first, count, count], 1).int()
-            found = self._tiles[block_m] = made
-        return found
+            tiles = self._tiles[block_m] = made
+        return tiles
 
 
 def pair_groups(rulebook: Rulebook, side: int, target: Target) -> PairGroups:
     """The pairs by which rows of `side` are computed; made once. Waits for the device where nobody
     has asked for pair lists before."""
     key = ("pair groups", side)
-    found: PairGroups | None = rulebook.cache.get(key)
-    return rulebook.cache.put(key, PairGroups(rulebook, side, target)) if found is None else found
+    groups: PairGroups | None = rulebook.cache.get(key)
+    return rulebook.cache.put(key, PairGroups(rulebook, side, target)) if groups is None else groups

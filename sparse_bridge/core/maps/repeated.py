@@ -74,15 +74,15 @@ class _Sites:
 
     @staticmethod
     def of(distinct: Rulebook) -> _Sites:
-        found = distinct.cache.get("sites")
-        if found is None:
+        cached = distinct.cache.get("sites")
+        if cached is None:
             offsets = [v for v in range(distinct.n_offsets) if v != distinct.center]
             pairs = [distinct.pair_list(v) for v in offsets]
             lengths = torch.tensor([len(x_rows) for x_rows, _ in pairs])
             numbers = torch.tensor(offsets).repeat_interleave(lengths).to(distinct.device)
             x_rows, y_rows = (torch.cat(rows).long() for rows in zip(*pairs, strict=True))
-            found = distinct.cache.put("sites", _Sites(numbers, x_rows, y_rows))
-        return found  # type: ignore[no-any-return]
+            cached = distinct.cache.put("sites", _Sites(numbers, x_rows, y_rows))
+        return cached  # type: ignore[no-any-return]
 
 
 def _with_center(

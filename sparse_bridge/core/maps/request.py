@@ -95,13 +95,13 @@ def _shown(built: BuiltMap) -> torch.Tensor | None:
 
 def request(store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], req: MapRequest) -> BuiltMap:
     """The map of `req` over `cmap`, of which `store` holds the maps; cmap: or how to get it."""
-    found: BuiltMap | None = store.peek(req)
-    if found is None:
-        found = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req), _shown)
+    built: BuiltMap | None = store.peek(req)
+    if built is None:
+        built = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req), _shown)
         kept: list[Any] | None = getattr(_local, "kept", None)
         if kept is not None:
-            kept.append((store, found))
-    return found
+            kept.append((store, built))
+    return built
 
 
 @contextmanager
@@ -120,8 +120,8 @@ class _Rebuild:
 
     def __init__(self, cmap: CoordinateMap, req: MapRequest, new: CoordinateMap | None) -> None:
         self._cmap, self._req = cmap, req
-        given = req.output if isinstance(req.output, CoordinateMap) else None
-        self._rows = cmap if req.kind == "submanifold" else given if given is not None else new
+        output = req.output if isinstance(req.output, CoordinateMap) else None
+        self._rows = cmap if req.kind == "submanifold" else output if output is not None else new
 
     def whole(self) -> Rulebook:
         return build(self._cmap, self._req).kmap.rulebook
@@ -131,7 +131,7 @@ class _Rebuild:
         return (
             self._req.kind != "generative"
             and self._cmap.kernel_target() is not None
-            and all(one is not None and one.distinct for one in (self._cmap, self._rows))
+            and all(coords is not None and coords.distinct for coords in (self._cmap, self._rows))
         )
 
     @property
@@ -151,9 +151,9 @@ class _Rebuild:
         return map_builder.table_of_rows(self._cmap, self._rows, self._req.offsets, stride, slice(begin, end))
 
     def drop(self) -> None:
-        for one in (self._cmap, self._rows):
-            if one is not None and one.distinct:
-                one.drop_table()
+        for coords in (self._cmap, self._rows):
+            if coords is not None and coords.distinct:
+                coords.drop_table()
 
 
 def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
@@ -204,13 +204,13 @@ _provider: Provider = _build
 _listener: Listener | None = None
 
 
-def announce(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
+def announce(store: MapStore, cmap: CoordinateMap, key: Hashable) -> None:
     """Say that requests over `cmap`, of which `store` will hold the maps, are to be expected.
 
-    kind: inputs of one kind are likely to be asked the same.
+    key: inputs with equal keys are likely to be asked the same.
     """
     if _listener is not None:
-        _listener(store, cmap, kind)
+        _listener(store, cmap, key)
 
 
 def registered() -> tuple[Provider, Listener | None]:

@@ -106,7 +106,7 @@ def rows_of(tensor: torch.Tensor) -> Rows:
     """The rows of a tensor [N, ...] of any dtype: all N, unless the `scope` of this thread says otherwise of N."""
     n_rows = tensor.shape[0]
     if in_scope():
-        found: Rows | None = _local.padded.get(n_rows)
-        if found is not None:
-            return found
+        rows: Rows | None = _local.padded.get(n_rows)
+        if rows is not None:
+            return rows
     return Rows.of(n_rows)

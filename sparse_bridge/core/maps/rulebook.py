@@ -105,8 +105,8 @@ class Rulebook(ViewSet):
         """The same map with its tables, or the pair lists that it was given, and nothing made of
         them."""
         self.follow()
-        views = [None if self._given else self.table(0)[0], None]
-        if not (self._given or self.symmetric):
+        views = [None if self._from_lists else self.table(0)[0], None]
+        if not (self._from_lists or self.symmetric):
             views[1] = self.table(1)[0]
         made = Rulebook(
             self.rows[1],
@@ -115,7 +115,7 @@ class Rulebook(ViewSet):
             self.device,
             symmetric=self.symmetric,
             center=self.center,
-            lists=self._lists if self._given else None,
+            lists=self._lists if self._from_lists else None,
             regular=self.regular,
             views=views,
         )
@@ -141,7 +141,7 @@ class Rulebook(ViewSet):
         if self._dropped and self.rebuild is not None:
             made, self._dropped = self.rebuild.whole(), False
             self._tables, self._tiles, self._lists = made._tables, made._tiles, made._lists
-            self._given = made._given
+            self._from_lists = made._from_lists
             self._queued()
         if self.order is not None:
             self.order.wait(self._held)
@@ -178,18 +178,18 @@ class Rulebook(ViewSet):
             return self.table(0)[0], True
         assert not (side and self.backward), "only `as_lists` holds what its rows meet"
         self.follow()
-        found = self._tables[side]
+        table = self._tables[side]
         if self._observer is not None:
             self._observer.wanted(side, False)
-        if found is None:
+        if table is None:
             tiles = self._tiles[side]
-            found = self._made(side) if tiles is None else tiles.table()
-            self._tables[side] = found
+            table = self._made(side) if tiles is None else tiles.table()
+            self._tables[side] = table
             self._queued()
-        elif found.count is not None:
-            found = self._tables[side] = found.used(self.n_rows[side])
+        elif table.count is not None:
+            table = self._tables[side] = table.used(self.n_rows[side])
             self._queued()
-        return found, False
+        return table, False
 
     def neighbors(self, side: int) -> tuple[torch.Tensor, bool]:
         """(int32 [V, n_rows[side]], -1 where absent; whether its offsets run backwards). Rows lie side by side,
@@ -197,14 +197,14 @@ class Rulebook(ViewSet):
         rows."""
         if side == 1 and self.symmetric:
             return self.neighbors(0)[0], True
-        found, n_rows = self._tables[side], self.n_rows[side]
-        if found is None or found.count is None or found.n_rows <= n_rows:
+        cached, n_rows = self._tables[side], self.n_rows[side]
+        if cached is None or cached.count is None or cached.n_rows <= n_rows:
             table, reverse = self.table(side)
             return table.nbr, reverse
         self.follow()
         if self._observer is not None:
             self._observer.wanted(side, False)
-        return found.nbr[:, :n_rows], False
+        return cached.nbr[:, :n_rows], False
 
     def _made(self, side: int) -> NeighborTable:
         """A table that nobody left: of the pair lists, or of the other side's."""
@@ -235,20 +235,20 @@ class Rulebook(ViewSet):
         reverse = side == 1 and self.symmetric
         side = 0 if reverse else side
         self.follow()
-        found = self._tiles[side]
+        tiles = self._tiles[side]
         if self._observer is not None:
             self._observer.wanted(side, True)
-        if found is None:
+        if tiles is None:
             from ...kernels.maps.mask_order import mask_order
             from ...kernels.maps.tile_packing import pack_tiles
 
             table = self._tables[side] or self.table(side)[0]
-            found = pack_tiles(table, mask_order(table, target), target)
-            found.n_rows = self.n_rows[side]
-            self._tiles[side] = found
+            tiles = pack_tiles(table, mask_order(table, target), target)
+            tiles.n_rows = self.n_rows[side]
+            self._tiles[side] = tiles
             self._tables[side] = None  # the tiles hold it all, in another order
             self._queued()
-        return found, reverse
+        return tiles, reverse
 
     @property
     def n_lists(self) -> int:
@@ -267,8 +267,8 @@ class Rulebook(ViewSet):
             n_lists = self.n_lists
             present = table.nbr[:n_lists] >= 0
             rows = present.nonzero()[:, 1]
-            found = table.nbr[:n_lists][present].long()
-            x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
+            others = table.nbr[:n_lists][present].long()
+            x_rows, y_rows = (others, rows) if side == 0 else (rows, others)
             starts = [0, *present.sum(1).cumsum(0).tolist()]
             self._lists = lists = PairLists(x_rows, y_rows, starts, self.symmetric)
             self._queued()
@@ -290,19 +290,19 @@ class Rulebook(ViewSet):
         self.follow()
         if self._observer is not None:
             self._observer.listed()
-        found = self._pairs
-        if found is None:
-            if self._given and self._lists is not None:
+        pairs = self._pairs
+        if pairs is None:
+            if self._from_lists and self._lists is not None:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
                 x_rows, y_rows = lists.in_rows, lists.out_rows
                 longest = max(b - a for a, b in itertools.pairwise(lists.starts))
-                found = DevicePairs(x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest)
+                pairs = DevicePairs(x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest)
             else:
-                found = self._compact(target)
-            self._pairs = found
+                pairs = self._compact(target)
+            self._pairs = pairs
             self._queued()
-        return found
+        return pairs
 
     def pairs_are(self, pairs: DevicePairs) -> None:
         """Take pair lists over that agree with the views."""
@@ -318,8 +318,8 @@ class Rulebook(ViewSet):
         room = None if self.rows[side].device is None else self.n_lists * self.n_rows[side]
         if lists is None:
             lists = compact_pairs(tiles, self.n_lists, target, room)
-        found, rows, starts = lists
-        x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
+        others, rows, starts = lists
+        x_rows, y_rows = (others, rows) if side == 0 else (rows, others)
         likely = len(rows) if room is None else room // 3
         return DevicePairs(x_rows, y_rows, starts, self.symmetric, likely)
 
@@ -335,6 +335,6 @@ class Rulebook(ViewSet):
         tiles = self._tiles[side]
         return (tiles, side) if tiles is not None and tiles.n_pairs > 0 else None
 
-    def expect(self, batch: PairBatch, place: int, side: int) -> None:
-        """Have the pair lists come from a batch, whose tiles at `place` are those of `side`."""
-        self._coming = batch, place, side
+    def expect(self, batch: PairBatch, index: int, side: int) -> None:
+        """Have the pair lists come from a batch, whose tiles at `index` are those of `side`."""
+        self._coming = batch, index, side

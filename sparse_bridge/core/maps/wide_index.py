@@ -27,17 +27,17 @@ def _inside(coords: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def _distinct(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(distinct rows in lexicographic order, place of each row among them)."""
+    """(distinct rows in lexicographic order, index of each row among them)."""
     if coords.shape[0] == 0:
         return coords, coords.new_empty(0, dtype=torch.int64)
-    distinct, place = torch.unique(coords, dim=0, return_inverse=True)
-    return distinct, place
+    distinct, index = torch.unique(coords, dim=0, return_inverse=True)
+    return distinct, index
 
 
-def _first_rank(place: torch.Tensor, rank: torch.Tensor, n_places: int) -> torch.Tensor:
-    """Smallest rank of each place, int64 [n_places]."""
-    first = torch.full((n_places,), torch.iinfo(torch.int64).max, device=place.device)
-    return first.scatter_reduce_(0, place, rank, "amin")
+def _first_rank(index: torch.Tensor, rank: torch.Tensor, n_places: int) -> torch.Tensor:
+    """Smallest rank of each of `n_places`, int64; index: the place of each rank."""
+    first = torch.full((n_places,), torch.iinfo(torch.int64).max, device=index.device)
+    return first.scatter_reduce_(0, index, rank, "amin")
 
 
 class Indexed(host_index.Indexed):
@@ -60,32 +60,32 @@ class Indexed(host_index.Indexed):
     @functools.cached_property
     def index(self) -> HostIndex:
         """The distinct live coordinates in lexicographic order."""
-        live, distinct, place = self._placed
-        return HostIndex(self.coords, _first_rank(place, live, distinct.shape[0]), self.box)
+        live, distinct, inverse = self._placed
+        return HostIndex(self.coords, _first_rank(inverse, live, distinct.shape[0]), self.box)
 
     @functools.cached_property
     def inverse(self) -> torch.Tensor:
         """The place of every row in `index`, int64 [N]; -1 for dead ones."""
-        live, _, place = self._placed
+        live, _, of_live = self._placed
         inverse = torch.full((self.coords.shape[0],), -1, dtype=torch.int64, device=live.device)
-        inverse[live] = place
+        inverse[live] = of_live
         return inverse
 
 
 def _match(index: HostIndex, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(positions of `query` int64 [M, 1 + D] that are present, their rows of the index)."""
     n = index.coords.shape[0]
-    distinct, place = _distinct(torch.cat([index.coords.long(), query]))
+    distinct, inverse = _distinct(torch.cat([index.coords.long(), query]))
     row_of = torch.full((distinct.shape[0],), -1, dtype=torch.int64, device=query.device)
-    row_of[place[:n]] = index.rows
-    found = row_of.index_select(0, place[n:])
-    hits = (found >= 0).nonzero().squeeze(1)
-    return hits, found.index_select(0, hits)
+    row_of[inverse[:n]] = index.rows
+    rows = row_of.index_select(0, inverse[n:])
+    hits = (rows >= 0).nonzero().squeeze(1)
+    return hits, rows.index_select(0, hits)
 
 
-def _collect(found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool = False) -> PairLists:
+def _collect(pairs: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool = False) -> PairLists:
     """One list of the pairs (in rows, out rows) of every offset."""
-    in_rows, out_rows = zip(*found, strict=True)
+    in_rows, out_rows = zip(*pairs, strict=True)
     starts = [0, *itertools.accumulate(map(len, in_rows))]
     return PairLists(torch.cat(in_rows), torch.cat(out_rows), starts, mirrored)
 
@@ -100,11 +100,11 @@ def lookup(
     if alive is not None:
         rows = (alive >= 0).nonzero().squeeze(1)
     scaled = coords.index_select(0, rows).long() * torch.tensor([1, *stride], device=device)
-    found = []
+    pairs = []
     for offset in offsets.values:
         hits, x_rows = _match(index, scaled + torch.tensor([0, *offset], device=device))
-        found.append((x_rows, rows.index_select(0, hits)))
-    return _collect(found)
+        pairs.append((x_rows, rows.index_select(0, hits)))
+    return _collect(pairs)
 
 
 def submanifold(index: HostIndex, offsets: Offsets, n_rows: int) -> PairLists:
@@ -112,22 +112,22 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int) -> PairLists:
     (dead rows too)."""
     device, mirrored = index.rows.device, offsets.symmetric
     every = torch.arange(n_rows, device=device)
-    found = []
+    pairs = []
     for v in range(len(offsets) // 2 + 1 if mirrored else len(offsets)):
         if v == offsets.center:
-            found.append((every, every))
+            pairs.append((every, every))
             continue
         offset = torch.tensor([0, *offsets.values[v]], device=device)
         hits, x_rows = _match(index, index.coords.long() + offset)
-        found.append((x_rows, index.rows.index_select(0, hits)))
-    return _collect(found, mirrored)
+        pairs.append((x_rows, index.rows.index_select(0, hits)))
+    return _collect(pairs, mirrored)
 
 
 def expand(
-    found: host_index.Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str
+    indexed: host_index.Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str
 ) -> tuple[torch.Tensor, PairLists]:
     """`host_index.expand` for an `out_box` of any size: (new coordinates int32 [M, 1 + D], the pairs)."""
-    coords, device, n_offsets = found.coords, found.coords.device, len(offsets)
+    coords, device, n_offsets = indexed.coords, indexed.coords.device, len(offsets)
     scale = torch.tensor([1, *rule.multiplier], device=device)
     divide = torch.tensor([1, *rule.divisor], device=device)
     scaled = coords.long() * scale
@@ -136,22 +136,22 @@ def expand(
         reached = scaled + rule.sign * torch.tensor([0, *offset], device=device)
         whole = torch.div(reached, divide, rounding_mode="floor")
         ok = (whole * divide == reached).all(1) & _inside(whole, out_box)
-        if found.alive is not None:
-            ok &= found.alive >= 0
+        if indexed.alive is not None:
+            ok &= indexed.alive >= 0
         rows.append(ok.nonzero().squeeze(1))
         candidates.append(whole.index_select(0, rows[-1]))
-    distinct, place = _distinct(torch.cat(candidates))
+    distinct, inverse = _distinct(torch.cat(candidates))
     rank = torch.cat([hit * n_offsets + v for v, hit in enumerate(rows)])
     if order == "by_offset":
         rank = torch.arange(rank.shape[0], device=device)
     if order in ("sorted", "ascending"):
         by_rank = sorted_rows(distinct, out_box, order)
     else:
-        by_rank = torch.argsort(_first_rank(place, rank, distinct.shape[0]))
+        by_rank = torch.argsort(_first_rank(inverse, rank, distinct.shape[0]))
     number = torch.empty_like(by_rank)
     number[by_rank] = torch.arange(by_rank.shape[0], device=device)
     starts = [0]
     for hit in rows:
         starts.append(starts[-1] + hit.shape[0])
-    pairs = PairLists(torch.cat(rows), number.index_select(0, place), starts, False)
+    pairs = PairLists(torch.cat(rows), number.index_select(0, inverse), starts, False)
     return distinct.index_select(0, by_rank).int(), pairs

@@ -168,9 +168,9 @@ def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
     ):
         return None
     form = _Form(spec_of(x, vectors, target), _never, settings.generation, settings.get().optimize != "off")
-    given = [vector for vector in vectors if vector is not None]
-    if TENSOR_GUARDS is not None and target.raw and len(given) == len(vectors):
-        form = _forms[x.dtype, x.device, x.shape[1]] = form._replace(same=guards(*given))
+    present = [vector for vector in vectors if vector is not None]
+    if TENSOR_GUARDS is not None and target.raw and len(present) == len(vectors):
+        form = _forms[x.dtype, x.device, x.shape[1]] = form._replace(same=guards(*present))
     return form
 
 

@@ -24,12 +24,12 @@ def _host_window(kmap: KernelMap, x: torch.Tensor) -> tuple[torch.Tensor, torch.
     for v in range(kmap.n_offsets):
         x_rows, y_rows = kmap.pair_list(v)
         value, best = x.index_select(0, x_rows), y.index_select(0, y_rows)
-        place, row = index.index_select(0, y_rows), x_rows.unsqueeze(1).expand_as(value)
+        best_row, row = index.index_select(0, y_rows), x_rows.unsqueeze(1).expand_as(value)
         nan, best_nan = value.isnan(), best.isnan()
         take = (value > best) | (nan & ~best_nan)
-        take |= ((value == best) | (nan & best_nan)) & (row < place)
+        take |= ((value == best) | (nan & best_nan)) & (row < best_row)
         y.index_copy_(0, y_rows, torch.where(take, value, best))
-        index.index_copy_(0, y_rows, torch.where(take, row, place))
+        index.index_copy_(0, y_rows, torch.where(take, row, best_row))
     empty = index == _NONE
     return torch.where(empty, 0, y), torch.where(empty, -1, index)
 

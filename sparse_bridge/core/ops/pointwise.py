@@ -81,7 +81,7 @@ def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
     """For torch's product, which is made in one piece: nothing but the result can be saved."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         memory_use.refuse_gradients()
-    shape, dtype = (x.shape[0], w.shape[1]), kind_of(x, w, None) or x.dtype
+    shape, dtype = (x.shape[0], w.shape[1]), dtype_of(x, w, None) or x.dtype
     memory_use.need(x.device, math.prod(shape) * dtype.itemsize, f"a product of {list(shape)}", x, w)
 
 
@@ -111,21 +111,21 @@ def by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bo
     """Whether kernels compute x [N, C_in] times w [C_in, C_out]: they take the dtypes (fp16 / bf16 / fp32) and
     sizes, there are rows, no setting and no functorch transform asks for something else, and the device has passed
     its checks."""
-    kind = kind_of(x, w, bias)
+    dtype = dtype_of(x, w, bias)
     return (
-        kind is not None
-        and takes(kind, w)
+        dtype is not None
+        and takes(dtype, w)
         and x.shape[0] > 0
         and not (override.inside and override.current())
         and not transformed()
-        and launched(x.device, kind)
+        and launched(x.device, dtype)
     )
 
 
-def takes(kind: torch.dtype, w: torch.Tensor) -> bool:
-    """Whether products by this weight w [C_in, C_out] are for kernels, where those serve `kind`: by the layer alone.
+def takes(dtype: torch.dtype, w: torch.Tensor) -> bool:
+    """Whether products by this weight w [C_in, C_out] are for kernels, where those serve `dtype`: by the layer alone.
     fp32 always; halves up to 2^17 values, beyond which cuBLAS is faster."""
-    return kind in KERNEL_DTYPES and (kind == torch.float32 or 0 < w.numel() <= _MOST_WEIGHT)
+    return dtype in KERNEL_DTYPES and (dtype == torch.float32 or 0 < w.numel() <= _MOST_WEIGHT)
 
 
 def form_of(x: torch.Tensor) -> ConvForm:
@@ -135,7 +135,7 @@ def form_of(x: torch.Tensor) -> ConvForm:
     return _TF32 if tf32 else FORM
 
 
-def kind_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype | None:
+def dtype_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype | None:
     """The dtype in which x [N, C_in], w [C_in, C_out] and bias are multiplied: x's, or autocast's (fp64 is left
     alone). None where dtypes differ outside of autocast: torch has an error of its own."""
     cast = autocast_dtype(x.device)
@@ -144,14 +144,14 @@ def kind_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torc
     return x.dtype if cast is None or x.dtype == torch.float64 else cast
 
 
-def launched(device: torch.device, kind: torch.dtype) -> bool:
-    """Whether kernels multiply `kind`, as settings and machine are."""
-    known = _served.get((device, kind))
+def launched(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels multiply `dtype`, as settings and machine are."""
+    known = _served.get((device, dtype))
     if known is not None and known[0] == settings.generation:
         return known[1]
     generation = settings.generation
-    served = settings.get().dataflow == "auto" and row_kernels(Case(device, kind))[1] is not None
-    _served[device, kind] = generation, served
+    served = settings.get().dataflow == "auto" and row_kernels(Case(device, dtype))[1] is not None
+    _served[device, dtype] = generation, served
     return served
 
 
@@ -161,18 +161,18 @@ def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | Non
     none yet."""
     key = (-1 if device.index is None else device.index), n_rows, listed
     with _lock:
-        found = _captured.get(key) or _maps.get(key)
+        kmap = _captured.get(key) or _maps.get(key)
         if capturing(device):
-            if found is not None:
-                _captured[key] = found
-            return found
-        if found is None:
-            found = _maps[key] = made(n_rows, device, listed)
+            if kmap is not None:
+                _captured[key] = kmap
+            return kmap
+        if kmap is None:
+            kmap = _maps[key] = made(n_rows, device, listed)
             if len(_maps) > _MAPS:
                 _maps.popitem(last=False)
         elif key in _maps:
             _maps.move_to_end(key)
-        return found
+        return kmap
 
 
 @state.owns

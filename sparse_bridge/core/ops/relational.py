@@ -70,21 +70,21 @@ class RelationMap:
         return torch.int64 if self.device.type == "cpu" else torch.int32
 
     def _checked(
-        self, source: torch.Tensor, target: torch.Tensor, kind: torch.Tensor, starts: torch.Tensor
+        self, source: torch.Tensor, target: torch.Tensor, relation: torch.Tensor, starts: torch.Tensor
     ) -> list[int]:
         """`starts` on the host, in the one wait for the device. Raises CoordinateError."""
         if not self.n_edges:
             return [0] * (self.n_relations + 1)
-        bounds = [end.long().view(1) for t in (source, target, kind) for end in t.aminmax()]
-        found: list[int] = torch.cat([*bounds, starts.long()]).tolist()
+        bounds = [end.long().view(1) for t in (source, target, relation) for end in t.aminmax()]
+        numbers: list[int] = torch.cat([*bounds, starts.long()]).tolist()
         limits = (("source node", self.n_in), ("target node", self.n_out), ("relation", self.n_relations))
-        for place, (name, limit) in enumerate(limits):
-            least, most = found[2 * place : 2 * place + 2]
+        for index, (name, limit) in enumerate(limits):
+            least, most = numbers[2 * index : 2 * index + 2]
             if least < 0 or most >= limit:
                 raise CoordinateError(
                     f"an edge names {name} {least if least < 0 else most}; expected 0 <= {name} < {limit}."
                 )
-        return found[6:]
+        return numbers[6:]
 
     @functools.cached_property
     def kmap(self) -> KernelMap:
@@ -100,32 +100,32 @@ class RelationMap:
         """From source nodes to groups; None where each has one edge."""
         if self.n_groups == self.n_edges:
             return None
-        found = self._sums.get(aggr)
-        if found is None:
-            found = EntrySums(self._source, self._begins, self.n_in, mean=aggr == "mean")
-            self._sums[aggr] = found
-        return found
+        sums = self._sums.get(aggr)
+        if sums is None:
+            sums = EntrySums(self._source, self._begins, self.n_in, mean=aggr == "mean")
+            self._sums[aggr] = sums
+        return sums
 
     def parts(self, n: int) -> list[tuple[slice, RelationMap]]:
         """The same edges by ranges of target nodes, about `n` parts with about as many groups each.
         Made once; waits for the device once and for each part."""
-        found = self._parts.get(n)
-        if found is None:
+        parts = self._parts.get(n)
+        if parts is None:
             ends = torch.bincount(self._targets, minlength=self.n_out).cumsum(0)
             wanted = torch.arange(1, n, device=self.device) * self.n_groups // n
             cuts = torch.searchsorted(ends, wanted, right=True).tolist()
             bounds = sorted({0, *cuts, self.n_out})
             counts = self._begins.diff()
             target = self._targets.repeat_interleave(counts, output_size=self.n_edges).long()
-            kind = self._relations().repeat_interleave(counts, output_size=self.n_edges)
-            found = []
+            relation = self._relations().repeat_interleave(counts, output_size=self.n_edges)
+            parts = []
             for begin, end in itertools.pairwise(bounds):
                 mine = ((target >= begin) & (target < end)).nonzero().squeeze(1)
                 edges = torch.stack([self._source.index_select(0, mine), target[mine] - begin])
-                part = RelationMap(edges, kind[mine], self.n_in, end - begin, self.n_relations)
-                found.append((slice(begin, end), part))
-            self._parts[n] = found
-        return found
+                part = RelationMap(edges, relation[mine], self.n_in, end - begin, self.n_relations)
+                parts.append((slice(begin, end), part))
+            self._parts[n] = parts
+        return parts
 
     def _relations(self) -> torch.Tensor:
         """The relation of every group."""

@@ -56,26 +56,26 @@ class RowMatrix:
             self._order.wait(self._held)
 
     def _held(self) -> Iterator[torch.Tensor]:
-        found = [self.out_rows, self.in_rows, self.weights]
+        tensors = [self.out_rows, self.in_rows, self.weights]
         for side in self._sides:
             if side is not None:
-                found += [side.rows, side.cols, side.weights, side.lengths]
-        return (one for one in found if one is not None)
+                tensors += [side.rows, side.cols, side.weights, side.lengths]
+        return (tensor for tensor in tensors if tensor is not None)
 
     def side(self, transposed: bool) -> _Sorted:
         """The pairs by output row, or by input row if `transposed`; sorted once."""
-        found = self._sides[transposed]
+        pairs = self._sides[transposed]
         self._follow()
-        if found is None:
+        if pairs is None:
             rows, cols = self.out_rows, self.in_rows
             if transposed:
                 rows, cols = cols, rows
             n_rows = self.n_in if transposed else self.n_out
-            found = _Sorted(rows, cols, self.weights, n_rows)
+            pairs = _Sorted(rows, cols, self.weights, n_rows)
             if self._order is not None:
                 self._order.queued()
-            self._sides[transposed] = found
-        return found
+            self._sides[transposed] = pairs
+        return pairs
 
     def counts(self) -> torch.Tensor:
         """Pairs of every output row, int64 [n_out]."""

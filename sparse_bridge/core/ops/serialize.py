@@ -31,8 +31,8 @@ def encode(coords: torch.Tensor, bits: int, curve: str, dtype: torch.dtype) -> t
         axes = _transposed(axes, bits)
     code = batch << 3 * bits
     for level in range(bits):
-        for place, axis in enumerate(axes):
-            code = code | (axis >> level & 1) << (3 * level + 2 - place)
+        for dimension, axis in enumerate(axes):
+            code = code | (axis >> level & 1) << (3 * level + 2 - dimension)
     return code.to(dtype)
 
 
@@ -49,8 +49,8 @@ def decode(code: torch.Tensor, bits: int, curve: str) -> torch.Tensor:
     code = code if wide else code.long() & 0xFFFFFFFF
     axes = [torch.zeros_like(code) for _ in range(3)]
     for level in range(bits):
-        for place in range(3):
-            axes[place] |= (code >> (3 * level + 2 - place) & 1) << level
+        for dimension in range(3):
+            axes[dimension] |= (code >> (3 * level + 2 - dimension) & 1) << level
     batch = code >> 3 * bits
     if wide and bits:  # the sign bit belongs to the batch and must not be copied
         batch &= (1 << (64 - 3 * bits)) - 1
@@ -62,8 +62,8 @@ def decode(code: torch.Tensor, bits: int, curve: str) -> torch.Tensor:
 def _transposed(axes: list[torch.Tensor], bits: int) -> list[torch.Tensor]:
     """Skilling's transposed Hilbert index of coordinates."""
     for level in range(bits - 1, 0, -1):
-        for place in range(3):
-            _undo(axes, place, 1 << level)
+        for dimension in range(3):
+            _undo(axes, dimension, 1 << level)
     axes[1] = axes[1] ^ axes[0]
     axes[2] = axes[2] ^ axes[1]
     turn = torch.zeros_like(axes[0])
@@ -80,15 +80,15 @@ def _coordinates(axes: list[torch.Tensor], bits: int) -> list[torch.Tensor]:
     axes[1] = axes[1] ^ axes[0]
     axes[0] = axes[0] ^ turn
     for level in range(1, bits):
-        for place in (2, 1, 0):
-            _undo(axes, place, 1 << level)
+        for dimension in (2, 1, 0):
+            _undo(axes, dimension, 1 << level)
     return axes
 
 
-def _undo(axes: list[torch.Tensor], place: int, q: int) -> None:
+def _undo(axes: list[torch.Tensor], dimension: int, q: int) -> None:
     """One axis at one level: invert the low bits of the first axis, or exchange them with it."""
-    first, other = axes[0], axes[place]
+    first, other = axes[0], axes[dimension]
     invert, swap = (other & q) != 0, (first ^ other) & (q - 1)
-    if place:
-        axes[place] = torch.where(invert, other, other ^ swap)
+    if dimension:
+        axes[dimension] = torch.where(invert, other, other ^ swap)
     axes[0] = torch.where(invert, first ^ (q - 1), first ^ swap)

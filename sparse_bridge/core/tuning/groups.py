@@ -96,19 +96,19 @@ def decode_groups(raw: Any) -> Groups:
     from ... import settings
 
     names = {field.name for field in dataclasses.fields(GroupWinner)}
-    found: Groups = {}
-    for key, one in raw.items():
-        if set(one) != names:
-            raise ValueError(f"a group of {sorted(one)}")
-        winner = GroupWinner(**one)
+    groups: Groups = {}
+    for key, value in raw.items():
+        if set(value) != names:
+            raise ValueError(f"a group of {sorted(value)}")
+        winner = GroupWinner(**value)
         counts = all(type(count) is int and count > 0 for count in winner.layers.values())
         times = winner.microseconds, winner.rule_microseconds
         if winner.key != key or not counts or not all(isinstance(t, (int, float)) for t in times):
             raise ValueError(f"a group {key!r} that does not say so of itself")
         if not set(winner.flows.values()) <= set(settings.DATAFLOWS):
             raise ValueError(f"a group of unknown dataflows {sorted(set(winner.flows.values()))}")
-        found[key] = winner
-    return found
+        groups[key] = winner
+    return groups
 
 
 class GroupTable:
@@ -151,17 +151,17 @@ class GroupTable:
         number of rows has it, or those that have it disagree."""
         asked = map_class, layer
         if asked not in self._answers:
-            self._answers[asked] = self._found(map_class, str(layer))
+            self._answers[asked] = self._look_up(map_class, str(layer))
         return self._answers[asked]
 
-    def _found(self, map_class: MapClass, name: str) -> str | None:
+    def _look_up(self, map_class: MapClass, name: str) -> str | None:
         for near in map_class.near():
-            found = self._by_layer.get((str(near), name))
-            if found:
-                flows = {winner.flows.get(name) for winner in found.values()}
+            winners = self._by_layer.get((str(near), name))
+            if winners:
+                flows = {winner.flows.get(name) for winner in winners.values()}
                 if len(flows) > 1:
                     return None
-                self.used.update(found)
+                self.used.update(winners)
                 return flows.pop()
         return None
 

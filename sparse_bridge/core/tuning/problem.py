@@ -35,9 +35,9 @@ class Bucket(NamedTuple):
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        kind = f"{self.dataflow}/{dtype}/{self.precision}/{self.order}"
+        product = f"{self.dataflow}/{dtype}/{self.precision}/{self.order}"
         channels = f"c{self.c_in}x{self.c_out}/g{self.groups}"
-        return f"{kind}/{channels}/v{self.n_offsets}/r{self.rows}/d{self.density}"
+        return f"{product}/{channels}/v{self.n_offsets}/r{self.rows}/d{self.density}"
 
     def neighbours(self) -> tuple[Bucket, ...]:
         """The buckets one octave away, nearest work first."""
@@ -134,8 +134,8 @@ class Problem(NamedTuple):
 
         # Also where the map expands: the tile of other maps is worth timing there.
         size = GemmSize(self.n_rows, self.c_in, self.c_out, self.n_offsets)
-        found = candidates(self.target, self.dtype, size, self.precision, self.direction, self.order)
-        return list(dict.fromkeys([self.default(), *map(self._cut, found)]))
+        tiles = candidates(self.target, self.dtype, size, self.precision, self.direction, self.order)
+        return list(dict.fromkeys([self.default(), *map(self._cut, tiles)]))
 
     def allows(self, tile: TileConfig) -> bool:
         """Whether a stored tile can run here: it fits the shared memory and the packed tiles, and

@@ -104,13 +104,13 @@ class Stamp:
 
 def encode(stamp: Stamp, winners: Winners, groups: Groups | None = None) -> str:
     """The text of a file of winners; equal winners give equal texts."""
-    found = {
-        direction: {bucket: _encode_winner(one) for bucket, one in sorted(buckets.items())}
+    content = {
+        direction: {bucket: _encode_winner(winner) for bucket, winner in sorted(buckets.items())}
         for direction, buckets in sorted(winners.items())
     }
-    held = {**dataclasses.asdict(stamp), "winners": found}
+    held = {**dataclasses.asdict(stamp), "winners": content}
     if groups:
-        held["groups"] = {key: dataclasses.asdict(one) for key, one in sorted(groups.items())}
+        held["groups"] = {key: dataclasses.asdict(winner) for key, winner in sorted(groups.items())}
     return json.dumps(held, indent=1) + "\n"
 
 
@@ -139,8 +139,8 @@ def decode(text: str) -> tuple[Stamp, Winners, Groups]:
             raise CacheFileError("its header names no device")
         winners: Winners = {direction: {} for direction in DIRECTIONS}
         for direction, buckets in raw["winners"].items():
-            for bucket, one in buckets.items():
-                winners[direction][bucket] = _decode_winner(one)
+            for bucket, value in buckets.items():
+                winners[direction][bucket] = _decode_winner(value)
         groups = decode_groups(raw.get("groups", {}))
     except CacheFileError:
         raise
@@ -170,16 +170,16 @@ def shipped_folder() -> Traversable:
 
 def shipped(stamp: Stamp) -> list[Held]:
     """The package's winners for a device: those of its name, then those of its architecture."""
-    found = []
+    files = []
     for name in dict.fromkeys((stamp.slug, stamp.arch)):
         path = shipped_folder().joinpath(f"{name}.json")
         if not path.is_file():
             continue
         try:
-            found.append(Held(*decode(path.read_text(encoding="utf-8"))[1:]))
+            files.append(Held(*decode(path.read_text(encoding="utf-8"))[1:]))
         except CacheFileError as error:
             log.once(("shipped", name), f"shipped winners {name}.json: {error}.", level=30)
-    return found
+    return files
 
 
 def pinned(path: str) -> list[Held]:
@@ -200,9 +200,9 @@ def pinned(path: str) -> list[Held]:
 class TuneCache:
     """The file of one stamp in one folder. Every failure of the disk means "nothing stored"."""
 
-    def __init__(self, place: pathlib.Path, stamp: Stamp) -> None:
-        self.place, self.stamp = place, stamp
-        self.path = place / stamp.file_name
+    def __init__(self, folder: pathlib.Path, stamp: Stamp) -> None:
+        self.folder, self.stamp = folder, stamp
+        self.path = folder / stamp.file_name
 
     def load(self) -> Winners:
         """The winners stored so far, but for groups; see `held`."""
@@ -255,9 +255,9 @@ class TuneCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, wait: float) -> Iterator[bool]:
-        lock = filelock.FileLock(self.place / "locks" / f"{name}.lock")
+        lock = filelock.FileLock(self.folder / "locks" / f"{name}.lock")
         try:
-            (self.place / "locks").mkdir(parents=True, exist_ok=True)
+            (self.folder / "locks").mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=wait, poll_interval=0.01)
         except filelock.Timeout:
             yield False
@@ -310,7 +310,7 @@ class TuneCache:
 
     def _warn(self, what: str, error: BaseException) -> None:
         log.once(
-            ("tune-cache", what, str(self.place)),
-            f"cannot {what} tuning results in {self.place}: {error}. They last for this process.",
+            ("tune-cache", what, str(self.folder)),
+            f"cannot {what} tuning results in {self.folder}: {error}. They last for this process.",
             level=30,
         )

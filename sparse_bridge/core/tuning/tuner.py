@@ -85,8 +85,8 @@ class Known:
             held = pinned(tune_file) if tune_file else shipped(stamp)
         elif not again:
             held = [self.cache.held(), *shipped(stamp)]
-        self.sources: list[Winners] = [one.winners for one in held]
-        self.groups = GroupTable(one.groups for one in held)
+        self.sources: list[Winners] = [file.winners for file in held]
+        self.groups = GroupTable(file.groups for file in held)
         self.choices: dict[Bucket, _Choice] = {}
         self.empty = not any(any(source.values()) for source in self.sources)
         if self.empty and mode == "pinned" and not tune_file:

@@ -56,10 +56,10 @@ def expect(module: Any, describe: Describe) -> None:
     _described[module] = describe
 
 
-def begin(one: Expected) -> bool:
+def begin(expected: Expected) -> bool:
     """Have what a product needs compiled in the background from now on; False where its device has
     not been used yet: it is to be expected then."""
-    device = one.weight.device
+    device = expected.weight.device
     with _lock:
         if device not in _devices:
             return False
@@ -67,7 +67,7 @@ def begin(one: Expected) -> bool:
         return True  # other threads may not load kernels now
     target = device_support.kernel_target(device)
     if target is not None and _warms(target):
-        products = [(asked, asked.dtype) for asked in (one, _checked(one.dtype))]
+        products = [(asked, asked.dtype) for asked in (expected, _checked(expected.dtype))]
         _guarded(_compile_products, device, target, products)
     return True
 
@@ -132,71 +132,71 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
     with torch.no_grad(), torch.device(device), dry_run():
         maps = MapKernels(device, target, key64)
         maps.looked_up()
-        for one, dtype in sorted(products, key=lambda told: told[0].layer is None):
-            if one.sizes is not None:  # no guess, and long to compile
-                compile_product(device, target, one, dtype, likely(one))
-        maps.ordered({_volume(one) for one, _ in products if one.symmetric})
+        for expected, dtype in sorted(products, key=lambda pair: pair[0].layer is None):
+            if expected.sizes is not None:  # no guess, and long to compile
+                compile_product(device, target, expected, dtype, likely(expected))
+        maps.ordered({_volume(expected) for expected, _ in products if expected.symmetric})
         _compile_products(device, target, products)
-        ends = [(end, dtype) for one, dtype in products for end in followed(one)] if fuses else []
+        ends = [(end, dtype) for expected, dtype in products for end in followed(expected)] if fuses else []
         _compile_checks(device, target, ends)
-        strided = {one.strided for one, _ in products if one.strided is not None}
+        strided = {expected.strided for expected, _ in products if expected.strided is not None}
         maps.expanded([*strided, *({CHECKED} - strided)])
-        maps.together({_volume(one) for one, _ in products if one.layer is not None})
-        for one, dtype in ends:
-            compile_product(device, target, one, dtype, likely(one))
-        for one, dtype in products:
-            compile_product(device, target, one, dtype, less_likely(one))
+        maps.together({_volume(expected) for expected, _ in products if expected.layer is not None})
+        for expected, dtype in ends:
+            compile_product(device, target, expected, dtype, likely(expected))
+        for expected, dtype in products:
+            compile_product(device, target, expected, dtype, less_likely(expected))
         maps.rest(strided)
         maps.paired()
         with dry_run(later=True):  # guesses about guesses
-            for one, dtype in ends:
-                compile_product(device, target, one, dtype, less_likely(one))
-            for one, dtype in (*products, *ends):
-                maps_of = [*likely(one), *less_likely(one)]
-                compile_product(device, target, one, dtype, maps_of, ordered=True)
+            for expected, dtype in ends:
+                compile_product(device, target, expected, dtype, less_likely(expected))
+            for expected, dtype in (*products, *ends):
+                maps_of = [*likely(expected), *less_likely(expected)]
+                compile_product(device, target, expected, dtype, maps_of, ordered=True)
 
 
-def _volume(one: Expected) -> int:
+def _volume(expected: Expected) -> int:
     """Kernel volume."""
-    sizes = one.weight.shape
-    return math.prod(sizes[1:-1]) if one.layout == "ovi" else sizes[0]
+    sizes = expected.weight.shape
+    return math.prod(sizes[1:-1]) if expected.layout == "ovi" else sizes[0]
 
 
 def _compile_products(device: torch.device, target: Target, products: list[tuple[Expected, torch.dtype]]) -> None:
     from ...kernels.runtime.precompile import dry_run
 
     with torch.no_grad(), torch.device(device), dry_run():
-        for one, dtype in products:
-            compile_product(device, target, one, dtype, likely(one))
-            compile_once(target, one, dtype)
+        for expected, dtype in products:
+            compile_product(device, target, expected, dtype, likely(expected))
+            compile_once(target, expected, dtype)
         _compile_checks(device, target, products)
 
 
 def _compile_checks(device: torch.device, target: Target, products: list[tuple[Expected, torch.dtype]]) -> None:
     """What the self-check runs for them, beside their own kind of product."""
     if settings.get().self_check:
-        for name in {_name(one, dtype) for one, dtype in products if one.trains}:
+        for name in {_name(expected, dtype) for expected, dtype in products if expected.trains}:
             _checked_wgrad(device, target, name)
-        for dtype in {dtype for one, dtype in products if one.epilogue.norm is not None}:
+        for dtype in {dtype for expected, dtype in products if expected.epilogue.norm is not None}:
             _checked_norms(device, target, dtype)
 
 
 def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
     """What the known layers on a device will ask for, and in which dtype, each form once; the
     self-check's first."""
-    found: dict[int, Expected] = {}
+    by_layer: dict[int, Expected] = {}
     for module, describe in list(_described.items()):
         for expected in describe(module):
             if expected.weight.device == device:
-                found[id(expected.layer)] = expected
-    dtypes = {expected.dtype for expected in found.values()} or {torch.float32}
+                by_layer[id(expected.layer)] = expected
+    dtypes = {expected.dtype for expected in by_layer.values()} or {torch.float32}
     forms: dict[Any, tuple[Expected, torch.dtype]] = {}
-    for one in (*map(_checked, dtypes), *found.values()):
-        shape, end = (tuple(one.weight.shape), one.weight.stride()), one.epilogue
-        normed = None if one.norm is None else [v is None or v.dtype for v in one.norm]
-        maps = one.symmetric, one.pointwise, one.sizes, one.strided, one.expanding
-        about = (one.layout, one.groups, one.trains, *maps, one.precision, str(normed))
-        forms.setdefault((shape, one.dtype, *end.form[:2], about), (one, one.dtype))
+    for wanted in (*map(_checked, dtypes), *by_layer.values()):
+        shape, end = (tuple(wanted.weight.shape), wanted.weight.stride()), wanted.epilogue
+        normed = None if wanted.norm is None else [v is None or v.dtype for v in wanted.norm]
+        maps = wanted.symmetric, wanted.pointwise, wanted.sizes, wanted.strided, wanted.expanding
+        about = (wanted.layout, wanted.groups, wanted.trains, *maps, wanted.precision, str(normed))
+        forms.setdefault((shape, wanted.dtype, *end.form[:2], about), (wanted, wanted.dtype))
     return list(forms.values())
 
 

@@ -27,24 +27,24 @@ _TIMES = (2.0, 0.5, 4.0, 0.25, 8.0)
 _MOST_ROWS = 1 << 21  # more need other forms, and are rare
 
 
-def followed(one: Expected) -> list[Expected]:
+def followed(expected: Expected) -> list[Expected]:
     """What may come of a layer's product in inference, where its container tells no more: without
     bias a norm and an activation, behind a single offset the norm alone, as in a projected skip;
     between as many channels a sum behind the norm, as at the end of a residual block."""
-    if one.layer is None or one.trains or one.sizes is not None:
+    if expected.layer is None or expected.trains or expected.sizes is not None:
         return []
-    w = layout_of(one.weight, one.layout, one.groups)
-    bias, activation, _, norm, _ = one.epilogue
+    w = layout_of(expected.weight, expected.layout, expected.groups)
+    bias, activation, _, norm, _ = expected.epilogue
     ends: list[Epilogue] = []
     if norm is None and bias is None and activation is None:
-        vector = torch.empty(w.columns_out, dtype=one.weight.dtype)
+        vector = torch.empty(w.columns_out, dtype=expected.weight.dtype)
         norm = Norm(vector, vector, vector, vector, 0.0)
         ends = [Epilogue(None, "relu", 0.0, norm)]
-        if one.pointwise:
+        if expected.pointwise:
             ends.insert(0, Epilogue(norm=norm))
-    if norm is not None and activation is None and one.symmetric and w.columns_in == w.columns_out:
-        ends.append(Epilogue(bias, "relu", 0.0, norm, torch.empty(1, dtype=one.dtype)))
-    return [dataclasses.replace(one, epilogue=end) for end in ends]
+    if norm is not None and activation is None and expected.symmetric and w.columns_in == w.columns_out:
+        ends.append(Epilogue(bias, "relu", 0.0, norm, torch.empty(1, dtype=expected.dtype)))
+    return [dataclasses.replace(expected, epilogue=end) for end in ends]
 
 
 def waits() -> bool:
@@ -56,7 +56,7 @@ def compile_others(product: GatherProduct, rulebook: Rulebook, side: int, inputs
     """Launch what a product over this map would over smaller and larger ones, each form once."""
     if side and rulebook.symmetric:
         return
-    one, met = product.product, rulebook.rows
+    case, met = product.product, rulebook.rows
     vectors = inputs[2] and tuple(
         [None if vector is None else torch.empty(1, dtype=vector.dtype) for vector in inputs[2]]
     )
@@ -66,10 +66,10 @@ def compile_others(product: GatherProduct, rulebook: Rulebook, side: int, inputs
         if max(n_rows, n_in) > _MOST_ROWS:
             continue
         sizes = Sizes(n_rows, n_in) if side else Sizes(n_in, n_rows)
-        like = Rulebook(*sizes, rulebook.n_offsets, one.device, symmetric=rulebook.symmetric)
+        like = Rulebook(*sizes, rulebook.n_offsets, case.device, symmetric=rulebook.symmetric)
         like.trained = rulebook.trained
-        for flow in product.flow.possible(like, side, one):
-            tile = flow.tile(one, flow.likely_work(one.w.n_offsets, n_rows), n_in)
+        for flow in product.flow.possible(like, side, case):
+            tile = flow.tile(case, flow.likely_work(case.w.n_offsets, n_rows), n_in)
             if (flow.name, tile) not in known and times != 1.0:  # its own one is launched next
-                launch_over(flow, one, tile, (n_rows, n_in), vectors)
+                launch_over(flow, case, tile, (n_rows, n_in), vectors)
             known.add((flow.name, tile))

@@ -106,14 +106,14 @@ def tune(watcher: Watcher) -> list[GroupWinner]:
     """Tune what was watched, and have later maps served by what won. Nothing is timed unless the
     setting is "full", nor on devices that have no clock."""
     tuner = tuners.current()
-    found: list[GroupWinner] = []
+    winners: list[GroupWinner] = []
     if settings.get().tune != "full":
-        return found
+        return winners
     for group in watcher.groups.values():
         winner = _tune(tuner, group)
         if winner is not None:
-            found.append(winner)
-    return found
+            winners.append(winner)
+    return winners
 
 
 def _tune(tuner: tuners.Tuner, group: Group) -> GroupWinner | None:

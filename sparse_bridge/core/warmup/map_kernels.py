@@ -118,9 +118,9 @@ class MapKernels:
         self._table.reversed = False
         self._look_up()
         for volume in {math.prod(layer.kernel) for layer in strided if layer != CHECKED}:
-            one = NeighborTable(self._many(volume), nbr)
-            mask_order(one, target)
-            tile_batch([one] * 2, target)
+            single = NeighborTable(self._many(volume), nbr)
+            mask_order(single, target)
+            tile_batch([single] * 2, target)
 
     def paired(self) -> None:
         """What pairs are listed with, for gradients of weights."""

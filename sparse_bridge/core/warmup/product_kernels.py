@@ -83,55 +83,55 @@ class Expected:
         return dtype
 
 
-def likely(one: Expected) -> list[Sizes]:
+def likely(expected: Expected) -> list[Sizes]:
     """The sizes of its map, or the first guess: the wider a layer, the fewer rows it meets."""
-    if one.sizes is not None:
-        return [one.sizes]
-    if _width(one) >= _DEEP:
-        return [_rows(one, 16)]
-    return [_rows(one, 8 if _coarse(one) else 1)]
+    if expected.sizes is not None:
+        return [expected.sizes]
+    if _width(expected) >= _DEEP:
+        return [_rows(expected, 16)]
+    return [_rows(expected, 8 if _coarse(expected) else 1)]
 
 
-def less_likely(one: Expected) -> list[Sizes]:
+def less_likely(expected: Expected) -> list[Sizes]:
     """Further guesses, on the other side of where rules take other tiles and dataflows."""
-    width = _width(one)
-    if one.sizes is not None:
+    width = _width(expected)
+    if expected.sizes is not None:
         return []
     times: list[float] = [4, 8, 16]
     if width >= _DEEP:
         times = [4, 32]
-    elif one.pointwise:
+    elif expected.pointwise:
         times = [8, 16]
-    elif width < 32 or _coarse(one):
+    elif width < 32 or _coarse(expected):
         times = [4]
     elif width >= 128:
         times = [4, 8, 16, 1 / 2]
-    if 32 <= width < _DEEP and not (one.pointwise or one.symmetric or one.trains):
+    if 32 <= width < _DEEP and not (expected.pointwise or expected.symmetric or expected.trains):
         # In inference many rows of a map between coordinates are ordered, few are not.
-        times.append(1 if _coarse(one) else 1 / 4)
-    return [_rows(one, few) for few in times]
+        times.append(1 if _coarse(expected) else 1 / 4)
+    return [_rows(expected, few) for few in times]
 
 
-def _rows(one: Expected, times_fewer: float) -> Sizes:
+def _rows(expected: Expected, times_fewer: float) -> Sizes:
     """A map into so many rows."""
     rows = int(COMMON_ROWS / times_fewer)
-    return Sizes(rows // 2 if one.expanding else rows, rows)
+    return Sizes(rows // 2 if expected.expanding else rows, rows)
 
 
-def _coarse(one: Expected) -> bool:
+def _coarse(expected: Expected) -> bool:
     """A wide layer between coordinates: deep in a network."""
-    return not (one.symmetric or one.pointwise) and _width(one) >= 128
+    return not (expected.symmetric or expected.pointwise) and _width(expected) >= 128
 
 
-def _width(one: Expected) -> int:
-    w = layout_of(one.weight, one.layout, one.groups)
+def _width(expected: Expected) -> int:
+    w = layout_of(expected.weight, expected.layout, expected.groups)
     return max(w.c_in, w.c_out)
 
 
 def compile_product(
     device: torch.device,
     target: Target,
-    one: Expected,
+    expected: Expected,
     dtype: torch.dtype,
     maps: Iterable[Sizes],
     ordered: bool = False,
@@ -141,40 +141,40 @@ def compile_product(
     ordered: instead, what it would where larger scenes have had the rows ordered and the rule for
     these sizes would leave them.
     """
-    if dtype not in KERNEL_DTYPES or (one.pointwise and not takes(dtype, one.weight)):
+    if dtype not in KERNEL_DTYPES or (expected.pointwise and not takes(dtype, expected.weight)):
         return
-    w = layout_of(one.weight, one.layout, one.groups)
-    product = LayerProduct(target, device, dtype, one.precision, w, one.epilogue.form)
-    back = w.transposed().reversed() if one.symmetric else w.transposed()
+    w = layout_of(expected.weight, expected.layout, expected.groups)
+    product = LayerProduct(target, device, dtype, expected.precision, w, expected.epilogue.form)
+    back = w.transposed().reversed() if expected.symmetric else w.transposed()
     gradient = product._replace(w=back, epilogue=EpilogueForm())
     known = set[Any]()
     for sizes in maps:
-        _gather(product, one, 0, sizes, known, ordered)
-        if one.trains and not ordered:
-            _gather(gradient, one, 1, sizes, known)
-            _wgrad(product, one, sizes)
+        _gather(product, expected, 0, sizes, known, ordered)
+        if expected.trains and not ordered:
+            _gather(gradient, expected, 1, sizes, known)
+            _wgrad(product, expected, sizes)
 
 
-def compile_once(target: Target, one: Expected, dtype: torch.dtype) -> None:
+def compile_once(target: Target, expected: Expected, dtype: torch.dtype) -> None:
     """What follows the product whatever the map: sums of gradients, norms."""
-    if dtype not in KERNEL_DTYPES or (one.pointwise and not takes(dtype, one.weight)):
+    if dtype not in KERNEL_DTYPES or (expected.pointwise and not takes(dtype, expected.weight)):
         return
-    columns, bias = layout_of(one.weight, one.layout, one.groups).columns_out, one.epilogue.bias
-    if one.trains and bias is not None:
+    columns, bias = layout_of(expected.weight, expected.layout, expected.groups).columns_out, expected.epilogue.bias
+    if expected.trains and bias is not None:
         column_sums(torch.empty((1, columns), dtype=dtype), bias.dtype, target)
-    if one.norm is not None:
+    if expected.norm is not None:
         from ..ops.batch_norm import launch_both
 
         features = torch.empty((1, columns), dtype=dtype).expand(COMMON_ROWS, -1)
-        launch_both(features, one.norm, target)
+        launch_both(features, expected.norm, target)
 
 
 def _gather(
-    layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: set[Any], ordered: bool = False
+    layer: LayerProduct, expected: Expected, side: int, sizes: Sizes, known: set[Any], ordered: bool = False
 ) -> None:
     """The product of one side, unless it is known.  side: 0 forward."""
     n_rows, n_in = sizes[1 - side], sizes[side]
-    flow, *others = flows_over(layer, one, side, sizes)
+    flow, *others = flows_over(layer, expected, side, sizes)
     if ordered:
         if not others:
             return
@@ -184,7 +184,7 @@ def _gather(
     if (side, flow.name, tile) in known:
         return
     known.add((side, flow.name, tile))
-    vectors = (Epilogue() if side else one.epilogue).vectors
+    vectors = (Epilogue() if side else expected.epilogue).vectors
     launch_over(flow, product, tile, (n_rows, n_in), vectors)
 
 
@@ -200,23 +200,23 @@ def launch_over(
     launch(x, x.new_empty(1), vectors, y)
 
 
-def flows_over(layer: LayerProduct, one: Expected, side: int, sizes: Sizes) -> list[KernelDataflow]:
+def flows_over(layer: LayerProduct, expected: Expected, side: int, sizes: Sizes) -> list[KernelDataflow]:
     """The dataflows that may serve a map, the likeliest first."""
-    if one.pointwise:  # over the identity map
+    if expected.pointwise:  # over the identity map
         return [unmasked.DATAFLOW]
-    map_like = Rulebook(*sizes, layer.w.n_offsets, layer.device, symmetric=one.symmetric)
-    map_like.trained = one.trains
+    map_like = Rulebook(*sizes, layer.w.n_offsets, layer.device, symmetric=expected.symmetric)
+    map_like.trained = expected.trains
     return masked.BY_RULE.possible(map_like, side, layer)
 
 
-def _wgrad(layer: LayerProduct, one: Expected, sizes: Sizes) -> None:
+def _wgrad(layer: LayerProduct, expected: Expected, sizes: Sizes) -> None:
     from ...kernels.gemm.wgrad_gemm import WgradGemm
 
-    product, w, mirrored = WgradProduct(layer), layer.w, one.symmetric
+    product, w, mirrored = WgradProduct(layer), layer.w, expected.symmetric
     x, dy = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
     rows = torch.empty(1, dtype=torch.int32)
     starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)
     n_pairs = likely_pairs(w.n_offsets, sizes.n_out)
     tile = tile_for(wgrad_problem(product.product, sizes.n_out, sizes.n_in, n_pairs))
     launch = WgradGemm(product.spec(tile, mirrored), (rows, rows, starts), *sizes, n_pairs >> mirrored)
-    launch(x, dy, torch.empty(1, dtype=one.weight.dtype))
+    launch(x, dy, torch.empty(1, dtype=expected.weight.dtype))

@@ -271,7 +271,7 @@ class WgradGemm:
     def _sum(self, partial: torch.Tensor, dw: torch.Tensor, dw_at: int) -> None:
         """Add up what programs that share a result have found."""
         spec, key = self.spec, (self.spec.sum_key, dw.dtype, dw_at % 16 == 0)
-        numbers = (*spec.sum_sizes, self.shares, *spec.place)
+        numbers = (*spec.sum_sizes, self.shares, *spec.layout)
         values = (partial.data_ptr(), dw_at, *self._pairs_at[2:], *numbers)
         if not (
             self._pairs_at

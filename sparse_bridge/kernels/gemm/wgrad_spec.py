@@ -39,7 +39,7 @@ class WgradSpec:
         self.rows = self.columns_in, self.columns = w.groups * c_in, w.groups * c_out
         self.row_kinds = specialise(*self.rows)
         self.blocks = cdiv(c_in, tile.block_m) * cdiv(c_out, tile.block_n)
-        self.place, self.quads = (w.shift, *w.strides), cdiv(c_in * self.columns, 4)
+        self.layout, self.quads = (w.shift, *w.strides), cdiv(c_in * self.columns, 4)
         self.padding = 4 * self.quads - c_in * self.columns  # behind the values of a partial result
         v_block = max(16, power_of_2(n_offsets))
         self.constants = (
@@ -54,15 +54,15 @@ class WgradSpec:
             tile.block_k,
         )
         self.options = tile.options(target)
-        place = self.place if direct else (0, 4 * self.quads, 1, c_in, c_in * c_out)
-        self.key = number_of(("wgrad", self.dtype, self.constants, tile, specialise(c_in, c_out, *place)))
-        self.before, self.after = (n_offsets, c_in, c_out, place[0]), place[1:]
+        layout = self.layout if direct else (0, 4 * self.quads, 1, c_in, c_in * c_out)
+        self.key = number_of(("wgrad", self.dtype, self.constants, tile, specialise(c_in, c_out, *layout)))
+        self.before, self.after = (n_offsets, c_in, c_out, layout[0]), layout[1:]
         size = c_in * self.columns
         shape = sum_shape(size, n_offsets, target.compute_units)
         self.sum_constants = (mirrored, v_block, *shape)
         self.sum_grid = (cdiv(size, shape[1]), n_offsets, 1)
         self.sum_sizes = (n_offsets, c_in, c_out, self.columns, self.quads)
-        self.sum_key = number_of(("sum", self.sum_constants, specialise(*self.place)))
+        self.sum_key = number_of(("sum", self.sum_constants, specialise(*self.layout)))
         self._others: dict[tuple[bool, bool], WgradSpec] = {}
 
     def fitting(self, direct: bool, wide: bool) -> WgradSpec:

@@ -140,7 +140,7 @@ def hash_insert(table: HashTable, reach: Reach, slots: Operand, target: Target) 
     max_probes = min(MAX_PROBES, table.capacity)
     unused = bounds  # stands for a pointer that is not followed
     keys, values, flags = table.own
-    place = (
+    pointers = (
         coords,
         geometry.table,
         geometry.classes,
@@ -157,7 +157,7 @@ def hash_insert(table: HashTable, reach: Reach, slots: Operand, target: Target) 
     grid = (cdiv(n_rows, rows), cdiv(n_row_offsets, block_v), 1)
     key = (constants, coords.data_ptr() % 16)
     options = {"num_warps": warps}
-    hash_insert_kernel.launch(coords.device, target, grid, (*place, flags, *sizes), constants, options, key)
+    hash_insert_kernel.launch(coords.device, target, grid, (*pointers, flags, *sizes), constants, options, key)
     hash_claim_kernel.launch(
-        coords.device, target, grid, (*place, values, slots, table.step, *sizes), constants, options, key
+        coords.device, target, grid, (*pointers, values, slots, table.step, *sizes), constants, options, key
     )

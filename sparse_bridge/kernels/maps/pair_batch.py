@@ -109,8 +109,8 @@ class PairBatch:
         ends_kernel.launch(device, target, grid, (self._records(),), (FIELDS, BLOCK), {"num_warps": 4}, ())
         self._counted = Fetched([self._memory[: starts[-1]].view(torch.int32)])
 
-    def take(self, place: int) -> Lists | None:
-        """The lists of the map at `place`. None on another stream than the one that counted, where
+    def take(self, index: int) -> Lists | None:
+        """The lists of the map at `index`. None on another stream than the one that counted, where
         others may have been written."""
         if self._stream is None or self._stream != current_stream(self._memory.device):
             return None
@@ -120,7 +120,7 @@ class PairBatch:
             totals = [(halves[2 * i] & 0xFFFFFFFF) + (halves[2 * i + 1] << 32) for i in lasts]
             self._lists = self.write(totals)
             self._tiles.clear()
-        return self._lists[place]
+        return self._lists[index]
 
     def write(self, totals: Sequence[int]) -> list[Lists]:
         """Queue the lists of all maps, which have so many pairs."""
@@ -146,17 +146,17 @@ class PairBatch:
     def _records(self, lists: Sequence[tuple[int, int]] = (), held: torch.Tensor | None = None) -> torch.Tensor:
         """lists: addresses in `held` of the entries and the rows of every map, once there are."""
         records, memory = list[int](), self._memory.data_ptr()
-        for place, tile_list in enumerate(self._tiles):
+        for index, tile_list in enumerate(self._tiles):
             tiles = tile_list.memory.data_ptr()
             records += (
                 tiles + 4 * tile_list.counts_at,
-                memory + 8 * self._ends[place],
-                memory + 8 * self._starts[place],
+                memory + 8 * self._ends[index],
+                memory + 8 * self._starts[index],
                 tiles + 4 * tile_list.packed_at,
                 tiles,
-                self._n_lists[place],
+                self._n_lists[index],
                 tile_list.n_pairs,
-                *(lists[place] if lists else (0, 0)),
+                *(lists[index] if lists else (0, 0)),
             )
         reaches = [self._memory, *(tile_list.memory for tile_list in self._tiles)]
         return uploaded(records, self._memory.device, reaches + ([] if held is None else [held]))

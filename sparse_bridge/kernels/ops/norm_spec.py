@@ -70,7 +70,7 @@ class NormSpec:
         self.target, self.device, self.units = target, device, target.compute_units
         self.addressed = target.takes_addresses
         gain, beta, mean, _, batches = kinds
-        self.present = tuple([0 if kind is None else 1 for kind in (gain, beta, mean, batches)])
+        self.present = tuple([0 if vector_dtype is None else 1 for vector_dtype in (gain, beta, mean, batches)])
         rows = "norm", dtype, specialise(n_channels)
         self.rows_key = number_of(rows)
         self.vectors_key = number_of((*rows, *kinds))

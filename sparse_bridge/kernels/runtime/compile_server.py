@@ -107,11 +107,11 @@ def _answer(pipe: Connection) -> None:
 
 
 def _compile(
-    environment: dict[str, str], place: tuple[str, str], fields: dict[str, Any], target: Any, options: dict[str, Any]
+    environment: dict[str, str], function: tuple[str, str], fields: dict[str, Any], target: Any, options: dict[str, Any]
 ) -> None:
     """Compile a form and its launcher.
 
-    environment: the program's, which switches parts of the compiler.  place: module and name of the
+    environment: the program's, which switches parts of the compiler.  function: module and name of the
     jit function.  fields: of Triton's `ASTSource`.
     """
     from sparse_bridge.kernels.runtime import triton_compat
@@ -119,7 +119,7 @@ def _compile(
     if environment != dict(os.environ):
         os.environ.clear()
         os.environ.update(environment)
-    fn = getattr(importlib.import_module(place[0]), place[1])
+    fn = getattr(importlib.import_module(function[0]), function[1])
     src = triton_compat.source_of(fn, fields)
     form = src.hash(), str(target), str(sorted(options.items())), str(triton_compat.triton_cache())
     # The user's own folder: in one of all users others could lay links.

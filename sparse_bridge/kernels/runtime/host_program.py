@@ -41,7 +41,7 @@ KINDS = (
     "COMMIT",
     "RETURN",
 )
-_NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
+_NUMBER_OF = {opcode: number for number, opcode in enumerate(KINDS)}
 GUARDS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
 
 
@@ -81,42 +81,42 @@ class Encoder:
         self._words, self._carried = array("i"), array("i")
         self._initial = array("q", [0] * len(numbers))
         self._objects: list[Any] = [None] * len(objects)
-        self._numbers: dict[Any, int] = {name: place for place, name in enumerate(numbers)}
-        self._places: dict[Any, int] = {name: place for place, name in enumerate(objects)}
+        self._numbers: dict[Any, int] = {name: index for index, name in enumerate(numbers)}
+        self._indices: dict[Any, int] = {name: index for index, name in enumerate(objects)}
         self._passing: list[int] = []  # objects that one step needs
-        self._free: list[int] = []  # where such objects were
+        self._free: list[int] = []  # indices of such objects
         self._earlier = earlier
 
     def steps(self) -> Steps:
         """What has been written so far."""
         return Steps(self._words.tobytes(), self._initial.tobytes(), tuple(self._objects), self._carried.tobytes())
 
-    def step(self, kind: str, *words: int) -> None:
+    def step(self, opcode: str, *words: int) -> None:
         """Write a step. words: its operands, int32."""
-        self._words.append(_NUMBER_OF[kind] | len(words) << 8)
+        self._words.append(_NUMBER_OF[opcode] | len(words) << 8)
         self._words.extend(words)
 
-    def write(self, kind: str, target: str | None, args: Sequence[Any]) -> None:
+    def write(self, opcode: str, target: str | None, args: Sequence[Any]) -> None:
         """A step of a trace, see `launch_trace.Step`. Raises Refusal where it reads what nobody has written, or an
         object that steps cannot hold."""
-        if kind in GUARDS:
-            self.step(kind, *map(self.number, args[:2]), int(args[2]))
-        elif kind == "LAUNCH":
-            self.step(kind, self._constant(args[0]), *map(self._argument, args[1:]))
-        elif kind == "CALL":
-            operands = [self._constant(args[0]), *[self.object(one) for one in args[1:]]]
-            self.step(kind, -1 if target is None else self._place(target), *operands)
-        elif kind == "ADDRESS":
+        if opcode in GUARDS:
+            self.step(opcode, *map(self.number, args[:2]), int(args[2]))
+        elif opcode == "LAUNCH":
+            self.step(opcode, self._constant(args[0]), *map(self._argument, args[1:]))
+        elif opcode == "CALL":
+            operands = [self._constant(args[0]), *[self.object(value) for value in args[1:]]]
+            self.step(opcode, -1 if target is None else self._object_index(target), *operands)
+        elif opcode == "ADDRESS":
             operand = self.object(args[0])
-            self.step(kind, self._new_number(target), operand)
-        elif kind == "RETURN":
-            self.step(kind, self.object(args[0]))
+            self.step(opcode, self._new_number(target), operand)
+        elif opcode == "RETURN":
+            self.step(opcode, self.object(args[0]))
             self._passing.clear()
-        elif kind in ("DROP", "COMMIT"):
-            self.step(kind, *[self._known_object(name) for name in args])
+        elif opcode in ("DROP", "COMMIT"):
+            self.step(opcode, *[self._known_object(name) for name in args])
         else:
-            operands = [self.number(one) for one in args]
-            self.step(kind, self._new_number(target), *operands)
+            operands = [self.number(value) for value in args]
+            self.step(opcode, self._new_number(target), *operands)
         if self._passing:
             self.step("DROP", *self._passing)
             self._free += self._passing
@@ -128,14 +128,14 @@ class Encoder:
             self._known_object(name)
 
     def number(self, value: Any) -> int:
-        """The place of a number. Raises Refusal for a symbol that nobody has written."""
+        """The index of a number. Raises Refusal for a symbol that nobody has written."""
         if type(value) is not Sym:
             return self._new_number(("literal", int(value)), int(value))
-        found = self._numbers.get(value.name)
-        return self.known_number(value.name) if found is None else found
+        index = self._numbers.get(value.name)
+        return self.known_number(value.name) if index is None else index
 
     def known_number(self, name: str) -> int:
-        """The place of a number that was written before, or by `earlier`. Raises Refusal for any other."""
+        """The index of a number that was written before, or by `earlier`. Raises Refusal for any other."""
         if name not in self._numbers:
             if self._earlier is None:
                 raise Refusal(Why.TRACE_UNKNOWN, name)
@@ -144,69 +144,69 @@ class Encoder:
         return self._numbers[name]
 
     def object(self, value: Any) -> int:
-        """The place of an object; one that is made for it lives as long as the step. Raises Refusal for one that is
+        """The index of an object; one that is made for it lives as long as the step. Raises Refusal for one that is
         neither plain nor memory of the trace."""
-        kind = type(value)
-        if kind is Memory:
+        cls = type(value)
+        if cls is Memory:
             return self._memory(value)
-        if kind is Sym:
+        if cls is Sym:
             return self._made("INT", self.number(value))
-        if kind in (tuple, list):
-            return self._made(kind.__name__.upper(), *[self.object(one) for one in value])
-        if "__reduce__" in kind.__dict__ and not isinstance(value, torch.device | torch.dtype):
+        if cls in (tuple, list):
+            return self._made(cls.__name__.upper(), *[self.object(part) for part in value])
+        if "__reduce__" in cls.__dict__ and not isinstance(value, torch.device | torch.dtype):
             function, args = value.__reduce__()
-            made = [self.object(one) for one in args]
+            made = [self.object(part) for part in args]
             return self._made("CALL", self._constant(function), *made)
-        if not (value is None or kind in NUMBERS or kind in _PLAIN):
-            raise Refusal(Why.TRACE_VALUE, kind.__name__)
+        if not (value is None or cls in NUMBERS or cls in _PLAIN):
+            raise Refusal(Why.TRACE_VALUE, cls.__name__)
         return self._constant(value)
 
     def _memory(self, value: Memory) -> int:
-        place = self._known_object(value.name)
+        index = self._known_object(value.name)
         if value.item is not None:
             temporary = self._temporary()
-            self.step("ITEM", temporary, place, value.item)
-            place = temporary
+            self.step("ITEM", temporary, index, value.item)
+            index = temporary
         if value.length is None:
-            return place
+            return index
         narrow = self._constant(torch.Tensor.narrow)
         start, length = self.object(0), self.object(value.length)
-        return self._made("CALL", narrow, place, start, start, length)
+        return self._made("CALL", narrow, index, start, start, length)
 
-    def _made(self, kind: str, *operands: int) -> int:
-        place = self._temporary()
-        self.step(kind, place, *operands)
-        return place
+    def _made(self, opcode: str, *operands: int) -> int:
+        index = self._temporary()
+        self.step(opcode, index, *operands)
+        return index
 
     def _argument(self, value: Any) -> int:
-        """Of a launch: a number, or an object as -1 - its place."""
-        kind = type(value)
-        if kind in NUMBERS and kind is not bool:
+        """Of a launch: a number, or an object as -1 - its index."""
+        cls = type(value)
+        if cls in NUMBERS and cls is not bool:
             return self.number(value)
         return -1 - self.object(value)
 
     def _known_object(self, name: str) -> int:
-        if name not in self._places:
+        if name not in self._indices:
             if self._earlier is None:
                 raise Refusal(Why.TRACE_UNKNOWN, name)
             there = self._earlier._known_object(name)
-            self._carried.extend((1, there, self._place(name)))
-        return self._places[name]
+            self._carried.extend((1, there, self._object_index(name)))
+        return self._indices[name]
 
     def _constant(self, value: Any) -> int:
         key: Any = type(value), value if type(value) in _VALUES else id(value)
         if type(value) is float:
             key = float, value.hex()
-        if key not in self._places:
-            self._places[key] = len(self._objects)
+        if key not in self._indices:
+            self._indices[key] = len(self._objects)
             self._objects.append(value)
-        return self._places[key]
+        return self._indices[key]
 
-    def _place(self, name: str) -> int:
-        if name not in self._places:
-            self._places[name] = len(self._objects)
+    def _object_index(self, name: str) -> int:
+        if name not in self._indices:
+            self._indices[name] = len(self._objects)
             self._objects.append(None)
-        return self._places[name]
+        return self._indices[name]
 
     def _temporary(self) -> int:
         if not self._free:

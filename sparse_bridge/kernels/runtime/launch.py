@@ -237,20 +237,20 @@ class Kernel:
         return key, tuple(map(_beyond_2_gib, args))
 
     def _launch_slowly(self, it: _Launch) -> None:
-        place = (it.device, it.key)
-        coming = self._coming.pop(place, None)
+        key = (it.device, it.key)
+        coming = self._coming.pop(key, None)
         if coming is not None and not coming.cancel():
             coming.exception()  # waits; what failed there fails again below, to the caller's face
         if self.start(it.device, it.key, it.grid, _values(it.args), it.constants):
             return
         with loading(), _addressing(it.small_pointers, it.args), compile_processes.asked_first(self.fn):
             compiled = self.fn[it.grid](*it.args, *it.constants, **OPTIONS, **it.options)
-        self._compiled[place] = launcher_of(compiled)
+        self._compiled[key] = launcher_of(compiled)
 
     def _compile(self, it: _Launch, futures: list[Future[Any]]) -> None:
         """Have a variant compiled in the background."""
-        place = (it.device, it.key)
-        if place in self._compiled:
+        key = (it.device, it.key)
+        if key in self._compiled:
             return
 
         def compile_it() -> None:
@@ -260,11 +260,11 @@ class Kernel:
                 compile_processes.asked_first(self.fn, begin=True),
             ):
                 compiled = self.fn.warmup(*it.args, *it.constants, grid=it.grid, **OPTIONS, **it.options)
-                self._compiled[place] = launcher_of(compiled)
+                self._compiled[key] = launcher_of(compiled)
 
-        if place not in self._coming:
-            self._coming[place] = precompile.submit(compile_it)
-        futures.append(self._coming[place])
+        if key not in self._coming:
+            self._coming[key] = precompile.submit(compile_it)
+        futures.append(self._coming[key])
 
 
 def register(fn: Any) -> Kernel:

@@ -22,11 +22,11 @@ from .target import Target, device_index
 
 
 class Step(NamedTuple):
-    """kind, args: see `Encoder.write`.  target: the name that it assigns, if any.  needs: the names
+    """opcode, args: see `Encoder.write`.  target: the name that it assigns, if any.  needs: the names
     that it reads.  memory: what its work reads or writes on the device.  plain: it is arithmetic,
     or a guard; early: and knows no address of memory that is taken, so that it can come first."""
 
-    kind: str
+    opcode: str
     args: tuple[Any, ...]
     target: str | None = None
     needs: frozenset[str] = frozenset()
@@ -72,27 +72,27 @@ class Trace:
 
     # what the host code does
 
-    def computed(self, kind: str, hint: int, *operands: Any) -> Sym:
-        """The result of arithmetic, one symbol for equal operands. kind: of `host_program.KINDS`.  hint: its value in
+    def computed(self, opcode: str, hint: int, *operands: Any) -> Sym:
+        """The result of arithmetic, one symbol for equal operands. opcode: of `host_program.KINDS`.  hint: its value in
         this scene."""
-        key = kind, *map(_key, operands)
-        found = self._known.get(key)
-        if found is None:
-            symbols = [one for one in operands if type(one) is Sym]
-            memory = frozenset().union(*[one.memory for one in symbols])
-            found = self._known[key] = Sym(self, f"t{len(self._known)}", hint, memory)
-            needs = frozenset(one.name for one in symbols)
-            self._steps.append(Step(kind, operands, found.name, needs, plain=True, early=not memory))
-        return found
+        key = opcode, *map(_key, operands)
+        symbol = self._known.get(key)
+        if symbol is None:
+            symbols = [operand for operand in operands if type(operand) is Sym]
+            memory = frozenset().union(*[operand.memory for operand in symbols])
+            symbol = self._known[key] = Sym(self, f"t{len(self._known)}", hint, memory)
+            needs = frozenset(operand.name for operand in symbols)
+            self._steps.append(Step(opcode, operands, symbol.name, needs, plain=True, early=not memory))
+        return symbol
 
-    def asked(self, kind: str, outcome: bool, *operands: Any) -> bool:
-        """The outcome of a comparison in this scene, which becomes a guard. kind: of `host_program.GUARDS`."""
-        key = kind, *map(_key, operands)
+    def asked(self, opcode: str, outcome: bool, *operands: Any) -> bool:
+        """The outcome of a comparison in this scene, which becomes a guard. opcode: of `host_program.GUARDS`."""
+        key = opcode, *map(_key, operands)
         if key not in self._asked:
             self._asked.add(key)
             needs, memory = _read(operands)
             args = (*operands, bool(outcome))
-            self._steps.append(Step(kind, args, None, needs, plain=True, early=not memory))
+            self._steps.append(Step(opcode, args, None, needs, plain=True, early=not memory))
         return outcome
 
     def run(self, function: Callable[..., Any], *args: Any) -> None:
@@ -142,14 +142,14 @@ class Trace:
         call, before, between = entry
         values = [arg if type(arg) in NUMBERS or type(arg) is float else arg.data_ptr() for arg in args]
         self._kept |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}
-        given = (call, *before, *grid, self._stream, *between, *values, *constants)
-        self._steps.append(Step("LAUNCH", given, None, *_read((grid, values))))
+        operands = (call, *before, *grid, self._stream, *between, *values, *constants)
+        self._steps.append(Step("LAUNCH", operands, None, *_read((grid, values))))
 
-    def waits(self, given: Any, hints: Sequence[int]) -> list[Sym]:
+    def waits(self, value: Any, hints: Sequence[int]) -> list[Sym]:
         """What the first program returns; the second one is handed as many numbers."""
-        self._steps.append(Step("RETURN", (given,), None, *_read((given,))))
+        self._steps.append(Step("RETURN", (value,), None, *_read((value,))))
         self._first, self._steps = self._steps, []
-        self._waited = [f"w{place}" for place in range(len(hints))]
+        self._waited = [f"w{index}" for index in range(len(hints))]
         return [Sym(self, name, hint) for name, hint in zip(self._waited, hints, strict=True)]
 
     def traced(self, result: Any) -> Traced:
@@ -162,15 +162,15 @@ class Trace:
         # Memory that the second program's work needs is not given back by the first one.
         first = list(_wanted(self._first, set(needed)))
         first[-1] = first[-1]._replace(memory=first[-1].memory | held)
-        begun = next(place for place, step in enumerate(second) if not step.plain)
+        begun = next(index for index, step in enumerate(second) if not step.plain)
         second.insert(begun, Step("COMMIT", ()))
         head = Encoder(self._numbers, self._tensors)
         for step in _freed(first, self._reached):
-            head.write(step.kind, step.target, step.args)
+            head.write(step.opcode, step.target, step.args)
         tail = Encoder(self._waited, (), head)
         tail.hold(sorted(held - made - set(self._tensors)))
         for step in _freed(second, self._reached):
-            tail.write(step.kind, step.target, step.args)
+            tail.write(step.opcode, step.target, step.args)
         return Traced(head.steps(), tail.steps(), tuple(self._kept.values()))
 
 
@@ -181,13 +181,13 @@ def _key(operand: Any) -> Any:
 def _read(values: Any) -> tuple[frozenset[str], frozenset[str]]:
     """(names, memory) that steps with these values read."""
     needs, memory = set[str](), set[str]()
-    for one in _leaves(values):
-        if type(one) is Sym:
-            needs.add(one.name)
-            memory |= one.memory
+    for leaf in _leaves(values):
+        if type(leaf) is Sym:
+            needs.add(leaf.name)
+            memory |= leaf.memory
         else:
-            needs |= one.names
-            memory |= one.at.memory
+            needs |= leaf.names
+            memory |= leaf.at.memory
     return frozenset(needs), frozenset(memory)
 
 
@@ -196,8 +196,8 @@ def _leaves(value: Any) -> Iterator[Any]:
     if type(value) in (Sym, Memory):
         yield value
     elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _leaves(one)
+        for part in value:
+            yield from _leaves(part)
     elif type(value) is not torch.device and "__reduce__" in type(value).__dict__:
         yield from _leaves(value.__reduce__()[1])
 
@@ -212,7 +212,7 @@ def _concrete(key: Any) -> Any:
 def _wanted(steps: list[Step], needed: set[str]) -> Iterator[Step]:
     """Without arithmetic whose results nobody reads. needed: names that others read."""
     kept = list[Step]()
-    steps = [*[one for one in steps if one.early], *[one for one in steps if not one.early]]
+    steps = [*[other for other in steps if other.early], *[other for other in steps if not other.early]]
     for step in reversed(steps):
         if not step.plain or step.target is None or step.target in needed:
             needed |= step.needs
@@ -224,19 +224,19 @@ def _freed(steps: list[Step], reached: dict[str, frozenset[str]]) -> Iterator[St
     """With memory given back behind the last step whose work needs it."""
 
     def all_of(names: frozenset[str]) -> set[str]:
-        found, new = set[str](), set(names)
+        closure, new = set[str](), set(names)
         while new:
-            found |= new
-            new = {one for name in new for one in reached.get(name, ())} - found
-        return found
+            closure |= new
+            new = {address for name in new for address in reached.get(name, ())} - closure
+        return closure
 
     last: dict[str, int] = {}
-    for place, step in enumerate(steps):
-        last.update(dict.fromkeys(all_of(step.memory), place))
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
+        last.update(dict.fromkeys(all_of(step.memory), index))
+    for index, step in enumerate(steps):
         yield step
-        ended = sorted(name for name, end in last.items() if end == place)
-        if ended and place + 1 < len(steps):
+        ended = sorted(name for name, end in last.items() if end == index)
+        if ended and index + 1 < len(steps):
             yield Step("DROP", tuple(ended))
 
 

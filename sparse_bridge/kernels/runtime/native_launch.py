@@ -45,8 +45,8 @@ def kinds_of(signature: dict[str, Any]) -> str | None:
     """The types of a kernel's arguments in letters, see `Launcher` in native.c; None where one has
     none."""
     letters = []
-    for kind in signature.values():
-        letter = "P" if isinstance(kind, str) and kind[:1] == "*" else _KINDS.get(kind)
+    for type_name in signature.values():
+        letter = "P" if isinstance(type_name, str) and type_name[:1] == "*" else _KINDS.get(type_name)
         if letter is None:
             return None
         letters.append(letter)
@@ -83,8 +83,8 @@ def enter_context(driver: Any) -> None:
 def native_launcher(compiled: Any, run: Any) -> Any:
     """What launches a compiled kernel, called with (grid x, y, z, stream, *values, *constants);
     None where Triton's own launcher has to."""
-    kind, metadata = type(run).__name__, compiled.metadata
-    if kind not in _DRIVERS or (helper := native.module()) is None:
+    name, metadata = type(run).__name__, compiled.metadata
+    if name not in _DRIVERS or (helper := native.module()) is None:
         return None
     special = (
         getattr(metadata, "num_ctas", 1) != 1
@@ -96,7 +96,7 @@ def native_launcher(compiled: Any, run: Any) -> Any:
         # From there on CUDA wants an attribute of the launch.
         or metadata.shared > 228 << 10
     )
-    kinds, driver = kinds_of(compiled.src.signature), driver_of(kind)
+    kinds, driver = kinds_of(compiled.src.signature), driver_of(name)
     if special or kinds is None or driver is None:
         return None
     threads = metadata.num_warps * getattr(metadata, "warp_size", 32)

@@ -15,10 +15,10 @@ from ...refusals import Refusal, Why
 class StepRecorder(Protocol):
     """Who writes down what is done with symbols, see `launch_trace.Trace`."""
 
-    def computed(self, kind: str, hint: int, *operands: Any) -> Sym:
+    def computed(self, opcode: str, hint: int, *operands: Any) -> Sym:
         """The result of arithmetic."""
 
-    def asked(self, kind: str, outcome: bool, *operands: Any) -> bool:
+    def asked(self, opcode: str, outcome: bool, *operands: Any) -> bool:
         """The outcome of a comparison, which becomes a guard."""
 
     def run(self, function: Callable[..., Any], *args: Any) -> None:
@@ -71,30 +71,30 @@ class Sym:
         return hash(self.__index__())
 
 
-def _computing(kind: str, function: Callable[[Any, Any], Any], swapped: bool) -> Any:
+def _computing(opcode: str, function: Callable[[Any, Any], Any], swapped: bool) -> Any:
     def method(self: Sym, other: Any) -> Any:
         if type(other) not in NUMBERS:
             return NotImplemented
         a, b = (other, self) if swapped else (self, other)
-        if kind == "ADD" and type(other) is not Sym and other == 0:
+        if opcode == "ADD" and type(other) is not Sym and other == 0:
             return self
-        return self.trace.computed(kind, function(hint_of(a), hint_of(b)), a, b)
+        return self.trace.computed(opcode, function(hint_of(a), hint_of(b)), a, b)
 
     return method
 
 
-def _asking(kind: str, function: Callable[[Any, Any], Any]) -> Any:
+def _asking(opcode: str, function: Callable[[Any, Any], Any]) -> Any:
     def method(self: Sym, other: Any) -> Any:
         if type(other) not in NUMBERS:
             return NotImplemented
         outcome = function(self.hint, hint_of(other))
-        return self.trace.asked(kind, outcome, self, other)
+        return self.trace.asked(opcode, outcome, self, other)
 
     return method
 
 
 NUMBERS = {int, bool, Sym}
-for _name, _kind in {
+for _name, _opcode in {
     "add": "ADD",
     "sub": "SUB",
     "mul": "MUL",
@@ -102,8 +102,8 @@ for _name, _kind in {
     "mod": "MOD",
     "lshift": "SHL",
 }.items():
-    setattr(Sym, f"__{_name}__", _computing(_kind, getattr(operator, _name), False))
-    setattr(Sym, f"__r{_name}__", _computing(_kind, getattr(operator, _name), True))
+    setattr(Sym, f"__{_name}__", _computing(_opcode, getattr(operator, _name), False))
+    setattr(Sym, f"__r{_name}__", _computing(_opcode, getattr(operator, _name), True))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Sym, f"__{_name}__", _asking(_name.upper(), getattr(operator, _name)))
 
@@ -170,10 +170,10 @@ class Memory:
             self.trace, self.name, (length, *self.shape[1:]), self.dtype, self.device, self.at, self.item, length
         )
 
-    def __getitem__(self, place: slice) -> Memory:
-        if place.start or place.step:
+    def __getitem__(self, rows: slice) -> Memory:
+        if rows.start or rows.step:
             raise Refusal(Why.TRACE_SLICE)
-        return self.narrow(0, 0, place.stop)
+        return self.narrow(0, 0, rows.stop)
 
 
 def trace_of(*values: Any) -> StepRecorder | None:

@@ -107,8 +107,8 @@ def prepare() -> None:
 def hash_files() -> None:
     """Have Triton hash its own files. The function has moved between releases; one that does
     without is left alone."""
-    for place in ("triton.compiler.compiler", "triton.runtime.cache"):
-        key = getattr(importlib.import_module(place), "triton_key", None)
+    for module in ("triton.compiler.compiler", "triton.runtime.cache"):
+        key = getattr(importlib.import_module(module), "triton_key", None)
         if key is not None:
             with contextlib.suppress(Exception):  # said again where it is wanted
                 key()
@@ -128,8 +128,8 @@ def name_constexprs(fn: Any) -> None:
     if VERSION < (3, 1) and targets.interpreted():
         raw = fn.fn
         raw.__annotations__ = {
-            name: triton.language.constexpr if kind == "tl.constexpr" else kind
-            for name, kind in raw.__annotations__.items()
+            name: triton.language.constexpr if annotation == "tl.constexpr" else annotation
+            for name, annotation in raw.__annotations__.items()
         }
 
 
@@ -247,7 +247,7 @@ def fill_disk_cache(src: Any, target: Any, options: dict[str, Any]) -> None:
             driver = importlib.import_module(backend.driver.__module__)
             # Up to 3.7 each signature has a launcher, a module in C.
             if hasattr(driver, "make_launcher"):
-                kind = next(one for name, one in vars(driver).items() if name.endswith("Launcher"))
+                launcher = next(member for name, member in vars(driver).items() if name.endswith("Launcher"))
                 # The program builds it again, and raises.
                 with contextlib.suppress(Exception):
-                    kind(src, kernel.metadata)
+                    launcher(src, kernel.metadata)

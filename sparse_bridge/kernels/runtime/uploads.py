@@ -22,9 +22,9 @@ class _Later(threading.local):
         self.room: torch.Tensor | None = None
         self.writes = _Writes()
 
-    def place(self, values: Sequence[int]) -> torch.Tensor:
+    def reserve(self, values: Sequence[int]) -> torch.Tensor:
         assert self.room is not None
-        start = sum(len(place) for place, _ in self.writes)
+        start = sum(len(view) for view, _ in self.writes)
         if (end := start + len(values)) > len(self.room):
             raise RuntimeError(f"a capture reads {end} numbers or more; {len(self.room)} fit.")
         self.writes.append((self.room[start:end], values))
@@ -61,7 +61,7 @@ def uploaded(values: Sequence[int], device: torch.device, reaches: Sequence[torc
         return trace.call(uploaded, (list(values), device), (len(values),), torch.int64)
     captures = targets.capturing(device)
     if captures and _later.room is not None:
-        return _later.place(values)
+        return _later.reserve(values)
     # In a capture the copy would read memory that is somebody else's by then; this one is refused.
     if targets.device_index(device) < 0 or captures:
         sent = torch.tensor(values, dtype=torch.int64, device=device)

@@ -77,9 +77,9 @@ def _shapes(shapes: tuple[Shape, ...], rows: int | None, columns: int, depth: in
     """The shapes, no wider than their channels (None: that side counts rows or pairs). One that
     would lose more than half a side is left out: a smaller one does its work better."""
     tiles = []
-    for place, (m, n, k, warps, stages) in enumerate(shapes):
+    for rank, (m, n, k, warps, stages) in enumerate(shapes):
         sides = ((m, rows), (n, columns), (k, depth))
         clipped = [side if size is None else power(size, 16, side) for side, size in sides]
-        if place < 2 or all(2 * c >= s for c, s in zip(clipped, (m, n, k), strict=True)):
+        if rank < 2 or all(2 * c >= s for c, s in zip(clipped, (m, n, k), strict=True)):
             tiles.append(TileConfig(clipped[0], clipped[1], clipped[2], warps, stages))
     return tiles

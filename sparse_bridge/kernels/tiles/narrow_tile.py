@@ -31,8 +31,8 @@ def narrow_tile(
 
     precision: of fp32.
     """
-    kind = _KINDS.get(dtype, "fp32" if precision == "ieee" else precision)
-    deepest = 256 // dtype.itemsize if target.generation.matrix_kinds(kind) else 16
+    product = _KINDS.get(dtype, "fp32" if precision == "ieee" else precision)
+    deepest = 256 // dtype.itemsize if target.generation.matrix_kinds(product) else 16
     width = width_of(c_in)
     # Channels that are loaded one by one take registers: 16 offsets of 5 channels 160, 8 take 88.
     few = n_offsets <= SMALL or (width == WIDEST and c_in < WIDEST)

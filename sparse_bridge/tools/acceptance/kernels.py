@@ -40,30 +40,30 @@ def cloud(rows: int, far: bool = False, repeats: bool = False) -> torch.Tensor:
     return coords.contiguous()
 
 
-def build(kind: str, coords: torch.Tensor, far: bool = False) -> Built:
+def build(layer: str, coords: torch.Tensor, far: bool = False) -> Built:
     """(coordinates of the outputs, kernel map) of one kind of layer."""
     shape = (1 << 20, 1 << 20, 1 << 20) if far else None
     cmap = functional.coordinate_map(coords, shape, 2)
     three, two = (functional.kernel_offsets((3, 3, 3)), functional.kernel_offsets((2, 2, 2), padding=0))
-    if kind == "submanifold":
+    if layer == "submanifold":
         return coords, functional.submanifold(cmap, three)
-    if kind == "between":
+    if layer == "between":
         outer: CoordinateMap = functional.strided(cmap, two, 2)[0]
         return outer.coords, functional.between(cmap, outer, three, 2)
-    if kind == "inverse":
+    if layer == "inverse":
         return coords, functional.inverse(functional.strided(cmap, two, 2)[1])
-    made, kmap = getattr(functional, kind)(cmap, three if kind == "strided" else two, 2)
+    made, kmap = getattr(functional, layer)(cmap, three if layer == "strided" else two, 2)
     return made.coords, kmap
 
 
 def _pairs(kmap: KernelMap) -> list[torch.Tensor]:
     """[2, P] input and output rows per kernel offset, by output row."""
-    found = []
+    pairs = []
     for v in range(kmap.n_offsets):
         x_rows, y_rows = (rows.cpu().long() for rows in kmap.pair_list(v))
         order = torch.argsort(y_rows * (kmap.n_in + 1) + x_rows)
-        found.append(torch.stack([x_rows[order], y_rows[order]]))
-    return found
+        pairs.append(torch.stack([x_rows[order], y_rows[order]]))
+    return pairs
 
 
 def maps(setup: Setup) -> Iterator[Outcome]:
@@ -72,18 +72,18 @@ def maps(setup: Setup) -> Iterator[Outcome]:
     for title, far, repeats in (("32-bit keys", False, False), ("64-bit keys", True, False), ("repeats", False, True)):
         coords = cloud(rows, far, repeats)
         wrong, count = [], 0
-        for kind in _KINDS:
+        for layer in _KINDS:
             with plain_torch():
-                want_coords, want = build(kind, coords, far)
+                want_coords, want = build(layer, coords, far)
                 want_pairs = _pairs(want)
             with setup.in_force():
-                got_coords, got = build(kind, coords.to(setup.device), far)
+                got_coords, got = build(layer, coords.to(setup.device), far)
                 got_pairs = _pairs(got)
             count += sum(pairs.shape[1] for pairs in want_pairs)
             same = torch.equal(got_coords.cpu(), want_coords) and all(
                 torch.equal(a, b) for a, b in zip(got_pairs, want_pairs, strict=True)
             )
-            wrong += [] if same else [kind]
+            wrong += [] if same else [layer]
         problem = f"{', '.join(wrong)} differ from plain torch" if wrong else None
         detail = f"{', '.join(_KINDS)}: {count:,} pairs, all the same"
         yield verdict(f"maps, {title}", problem, detail, rows=rows, pairs=count)
@@ -114,11 +114,11 @@ def products(setup: Setup) -> Iterator[Outcome]:
             continue
         limit, wrong = tolerances.of("product", name), []
         worst: dict[str, float] = {}
-        for kind in ("submanifold", "strided", "inverse"):
+        for layer in ("submanifold", "strided", "inverse"):
             with plain_torch():
-                reference = build(kind, coords)[1]
+                reference = build(layer, coords)[1]
             with setup.in_force(kernels):
-                built = build(kind, coords.to(setup.device))[1]
+                built = build(layer, coords.to(setup.device))[1]
             for c_in, c_out in _CHANNELS:
                 operands = _operands(reference, c_in, c_out, dtype)
                 with plain_torch():
@@ -130,7 +130,7 @@ def products(setup: Setup) -> Iterator[Outcome]:
                     largest, rms = error_of(a, b)
                     worst[part] = max(worst.get(part, 0.0), largest)
                     if largest > limit.largest or rms > limit.rms:
-                        wrong.append(f"{part} of {kind} {c_in} -> {c_out} ({largest:.1e})")
+                        wrong.append(f"{part} of {layer} {c_in} -> {c_out} ({largest:.1e})")
         problem = f"beyond {limit.largest:.0e}: {', '.join(wrong)}" if wrong else None
         how = "kernels" if kernels and setup.target is not None else "plain torch"
         detail = f"{how}; largest errors " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items())

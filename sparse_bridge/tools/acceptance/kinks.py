@@ -47,11 +47,11 @@ def away_from_kinks(model: nn.Module, forward: Callable[[], Any]) -> None:
             x += bias - before
 
     hooks = []
-    for one in model.modules():
-        if isinstance(one, nn.BatchNorm1d):
-            hooks.append(one.register_forward_hook(normed))
-        elif isinstance(one, nn.ReLU):
-            hooks.append(one.register_forward_pre_hook(moved))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            hooks.append(module.register_forward_hook(normed))
+        elif isinstance(module, nn.ReLU):
+            hooks.append(module.register_forward_pre_hook(moved))
     with torch.no_grad():
         forward()
     for hook in hooks:

@@ -91,14 +91,14 @@ def _again(
     cell = torch.stack([at // side**2, at // side % side, at % side], 1)
     near = cell[:, None] + offsets
     inside = ((near >= 0) & (near < side)).all(2)
-    place = (near * torch.tensor([side**2, side, 1])).sum(2).clamp_(0, side**3 - 1)
-    gathered = x[place.to(x.device).flatten()].cpu().double().unflatten(0, place.shape)
+    cells = (near * torch.tensor([side**2, side, 1])).sum(2).clamp_(0, side**3 - 1)
+    gathered = x[cells.to(x.device).flatten()].cpu().double().unflatten(0, cells.shape)
     gathered *= inside[:, :, None]
     w, gradient = weight.cpu().double(), dy[rows].cpu().double()
     y = torch.einsum("rvi,vio->ro", gathered, w)
     dw = torch.einsum("rvi,ro->vio", gathered, gradient)
     parts = torch.einsum("ro,vio->rvi", gradient, w)
-    touched, index = place[inside].unique(return_inverse=True)
+    touched, index = cells[inside].unique(return_inverse=True)
     dx = torch.zeros(len(touched), x.shape[1], dtype=torch.float64)
     dx.index_add_(0, index, parts[inside])
     return {"y": y, "dw": dw, "dx": dx, "rows": touched.to(x.device)}

@@ -23,8 +23,8 @@ def line(outcome: Outcome) -> str:
 
 def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     """How many passed, failed and were skipped."""
-    found = collections.Counter(outcome.status for outcome in outcomes)
-    return {status: found[status] for status in _MARKS}
+    by_status = collections.Counter(outcome.status for outcome in outcomes)
+    return {status: by_status[status] for status in _MARKS}
 
 
 def machine() -> dict[str, Any]:
@@ -44,13 +44,13 @@ def values(setup: Setup, facts: dict[str, Any], outcomes: Sequence[Outcome]) -> 
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
         "outcomes": [
             {
-                "name": one.name,
-                "status": one.status,
-                "detail": one.detail,
-                "seconds": round(one.seconds, 2),
-                "figures": one.figures,
+                "name": check.name,
+                "status": check.status,
+                "detail": check.detail,
+                "seconds": round(check.seconds, 2),
+                "figures": check.figures,
             }
-            for one in outcomes
+            for check in outcomes
         ],
         "machine": facts,
     }
@@ -63,15 +63,15 @@ def save(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 def markdown(content: dict[str, Any]) -> str:
     """A table for an issue."""
-    facts, found = content["machine"], content["counts"]
+    facts, counted = content["machine"], content["counts"]
     build = [f"{k} {facts[k.lower()]}" for k in ("CUDA", "ROCm") if facts.get(k.lower())]
     head = (
-        f"**{content['device']}**: {found[PASSED]} passed, {found[FAILED]} failed, "
-        f"{found[SKIPPED]} skipped in {content['seconds']:.0f} s. sparse_bridge "
+        f"**{content['device']}**: {counted[PASSED]} passed, {counted[FAILED]} failed, "
+        f"{counted[SKIPPED]} skipped in {content['seconds']:.0f} s. sparse_bridge "
         f"{content['sparse_bridge']}, torch {facts['torch']}, Triton {facts['triton']}, "
         f"{', '.join(build) or 'CPU build'}, {facts['platform']}."
     )
-    rows = [f"| {_MARKS[one['status']]} | {one['name']} | {_cell(one['detail'])} |" for one in content["outcomes"]]
+    rows = [f"| {_MARKS[row['status']]} | {row['name']} | {_cell(row['detail'])} |" for row in content["outcomes"]]
     return "\n".join([head, "", "| | check | result |", "|---|---|---|", *rows, ""])
 
 

@@ -14,6 +14,6 @@ def self_check(setup: Setup) -> Iterator[Outcome]:
         yield Outcome("self-check", SKIPPED, "no kernels serve this device")
         return
     for part in checks.parts_of(setup.target):
-        found = checks.run(setup.device, setup.target, part)
-        detail = f"{found.milliseconds:.0f} ms, compiling included"
-        yield verdict(f"self-check, {part}", found.problem, detail)
+        result = checks.run(setup.device, setup.target, part)
+        detail = f"{result.milliseconds:.0f} ms, compiling included"
+        yield verdict(f"self-check, {part}", result.problem, detail)

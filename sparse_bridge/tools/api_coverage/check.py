@@ -57,17 +57,17 @@ def check(framework: str, release: str, profile: str | None) -> Surface:
     """
     why = reasons(framework)
     with settings.override(mode="standin"), lifecycle.enable(framework, mode="standin", profile=profile):
-        found = tuple(finding_of(entry, why) for entry in entries(framework, release))
-    return Surface(framework, release, found, origins(framework, release))
+        findings = tuple(finding_of(entry, why) for entry in entries(framework, release))
+    return Surface(framework, release, findings, origins(framework, release))
 
 
 def finding_of(entry: Entry, why: tuple[Reason, ...]) -> Finding:
     try:
-        found = _resolve(entry)
-        absent = "is there to refuse" if refuses(found) else ""
+        member = _resolve(entry)
+        absent = "is there to refuse" if refuses(member) else ""
     except (ImportError, AttributeError, NotImplementedError) as error:
         absent = f"{type(error).__name__}: {error}"
-    wrong = "" if absent else "; ".join(_wrong(entry, found))
+    wrong = "" if absent else "; ".join(_wrong(entry, member))
     if not absent and not wrong:
         return Finding(entry, PRESENT)
     for reason in why:
@@ -77,48 +77,48 @@ def finding_of(entry: Entry, why: tuple[Reason, ...]) -> Finding:
 
 
 def _resolve(entry: Entry) -> Any:
-    found: Any = importlib.import_module(entry.module)
+    member: Any = importlib.import_module(entry.module)
     for part in entry.name.split(".") if entry.name else ():
-        owner, found = found, getattr(found, part, _NOTHING)
-        if part == "apply" and found is not _NOTHING:
+        owner, member = member, getattr(member, part, _NOTHING)
+        if part == "apply" and member is not _NOTHING:
             # of a function of autograd: it takes what is computed from
-            found = getattr(owner, "compute", getattr(owner, "forward", found))
-        if found is _NOTHING and not (entry.kind == "attribute" and has_attribute(owner, part)):
+            member = getattr(owner, "compute", getattr(owner, "forward", member))
+        if member is _NOTHING and not (entry.kind == "attribute" and has_attribute(owner, part)):
             return getattr(owner, part)  # raises, in the owner's own words
-    return found
+    return member
 
 
-def _signature(found: Any) -> inspect.Signature:
+def _signature(member: Any) -> inspect.Signature:
     """The signature by which the profile in force reads positional arguments."""
-    call = getattr(found, "__init__", None) if isinstance(found, type) else found
+    call = getattr(member, "__init__", None) if isinstance(member, type) else member
     in_force = getattr(call, "signature_in_force", None)
-    return inspect.signature(found) if in_force is None else in_force()
+    return inspect.signature(member) if in_force is None else in_force()
 
 
-def _wrong(entry: Entry, found: Any) -> Iterator[str]:
-    """In what `found` differs from what a table says."""
-    if entry.kind == "class" and not isinstance(found, type):
+def _wrong(entry: Entry, member: Any) -> Iterator[str]:
+    """How `member` differs from its entry in a table."""
+    if entry.kind == "class" and not isinstance(member, type):
         yield "is no class"
-    elif entry.kind == "function" and not callable(found):
+    elif entry.kind == "function" and not callable(member):
         yield "cannot be called"
-    elif entry.kind in ("property", "attribute") and inspect.isfunction(found):
+    elif entry.kind in ("property", "attribute") and inspect.isfunction(member):
         yield "is a method"
     elif entry.parameters is not None:
-        yield from _compare(entry, found)
-    for base in entry.bases if isinstance(found, type) else ():
+        yield from _compare(entry, member)
+    for base in entry.bases if isinstance(member, type) else ():
         module, _, name = base.rpartition(".")
         with contextlib.suppress(ImportError, AttributeError):  # its absence is told of itself
             above = getattr(importlib.import_module(module), name)
-            if isinstance(above, type) and not issubclass(found, above):
+            if isinstance(above, type) and not issubclass(member, above):
                 yield f"is no {name}"
 
 
-def _compare(entry: Entry, found: Any) -> Iterator[str]:
-    """What is wrong with the parameters of `found`: each must stand in its place with its name and
+def _compare(entry: Entry, member: Any) -> Iterator[str]:
+    """What is wrong with the parameters of `member`: each must stand at its index with its name and
     default; further ones may follow if they are optional."""
     assert entry.parameters is not None
     try:
-        ours = list(_signature(found).parameters.values())
+        ours = list(_signature(member).parameters.values())
     except (TypeError, ValueError):  # not written in Python: no names to compare
         return
     if ours and ours[0].name in ("self", "ctx") and "." in entry.name:
@@ -133,16 +133,16 @@ def _compare(entry: Entry, found: Any) -> Iterator[str]:
         if not rest and len(positional) != len(wanted):
             yield f"takes {len(positional)} arguments, not {len(wanted)}"
         return
-    for place, parameter in enumerate(wanted):
-        if place >= len(positional):
+    for index, parameter in enumerate(wanted):
+        if index >= len(positional):
             if not rest:
-                yield f"takes no {parameter.name!r} at place {place + 1}"
+                yield f"takes no {parameter.name!r} at place {index + 1}"
                 return
             break  # read at the call, by the rules of the profile
-        if positional[place].name != parameter.name:
-            yield f"place {place + 1} is {positional[place].name!r}, not {parameter.name!r}"
+        if positional[index].name != parameter.name:
+            yield f"place {index + 1} is {positional[index].name!r}, not {parameter.name!r}"
             return
-        yield from _compare_default(parameter, positional[place])
+        yield from _compare_default(parameter, positional[index])
     for parameter in entry.parameters:
         if parameter.kind == "keyword":
             if parameter.name in named:

@@ -84,9 +84,9 @@ _COLUMNS = (
 
 def _counts(surfaces: list[Surface]) -> Table:
     rows = []
-    for one in surfaces:
-        found = (one.findings, one.of(PRESENT), one.of(CHANGED), one.of(EXPLAINED), one.unexplained)
-        rows.append((one.framework, one.release, *(str(len(part)) for part in found)))
+    for surface in surfaces:
+        parts = (surface.findings, surface.of(PRESENT), surface.of(CHANGED), surface.of(EXPLAINED), surface.unexplained)
+        rows.append((surface.framework, surface.release, *(str(len(part)) for part in parts)))
     remark = "--all lists every name and reason, docs/surface.md has them by release."
     return Table("Public names of the frameworks", _COLUMNS, rows, remark=remark)
 

@@ -85,7 +85,7 @@ def _reasons(findings: Iterable[Finding], shown: Callable[[list[Finding]], list[
     grouped: dict[str, list[Finding]] = {}
     for finding in findings:
         grouped.setdefault(finding.reason, []).append(finding)
-    return (f"*{reason}*: {'; '.join(shown(found))}" for reason, found in grouped.items())
+    return (f"*{reason}*: {'; '.join(shown(names))}" for reason, names in grouped.items())
 
 
 def _modules(findings: Iterable[Finding]) -> Iterable[str]:

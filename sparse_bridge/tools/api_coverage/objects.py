@@ -34,7 +34,7 @@ _REGISTERS = ("register_buffer", "register_parameter")
 def has_attribute(owner: type, name: str) -> bool:
     """Whether objects of a class have an attribute: the class has it, says its type, or stores it
     in `self` in one of its methods, or an object that can be made has it."""
-    if hasattr(owner, name) or any(name in _stored_by(kind) for kind in owner.__mro__):
+    if hasattr(owner, name) or any(name in _stored_by(base) for base in owner.__mro__):
         return True
     return hasattr(_example(owner), name)
 
@@ -42,27 +42,27 @@ def has_attribute(owner: type, name: str) -> bool:
 @functools.cache
 def _example(owner: type) -> Any:
     """An object of a class, None where its arguments are not known."""
-    given = {}
+    arguments = {}
     for name, parameter in inspect.signature(owner).parameters.items():
         needed = parameter.default is parameter.empty
         if name in _ALWAYS or (needed and name in _EXAMPLES):
-            given[name] = _ALWAYS.get(name, _EXAMPLES.get(name))
+            arguments[name] = _ALWAYS.get(name, _EXAMPLES.get(name))
     try:
-        return owner(**given)
+        return owner(**arguments)
     except (SparseBridgeError, TypeError, ValueError):
         return None
 
 
 @functools.cache
-def _stored_by(kind: type) -> frozenset[str]:
-    found = set(getattr(kind, "__annotations__", ()))
-    if kind.__module__.partition(".")[0] in ("torch", "builtins", "typing"):
-        return frozenset(found)
-    for member in vars(kind).values():
+def _stored_by(cls: type) -> frozenset[str]:
+    names = set(getattr(cls, "__annotations__", ()))
+    if cls.__module__.partition(".")[0] in ("torch", "builtins", "typing"):
+        return frozenset(names)
+    for member in vars(cls).values():
         function = getattr(member, "__func__", getattr(member, "fget", member))
         if inspect.isfunction(function):
-            found.update(stored(_parsed(function)))
-    return frozenset(found)
+            names.update(stored(_parsed(function)))
+    return frozenset(names)
 
 
 def stored(tree: ast.AST) -> Iterator[str]:
@@ -92,9 +92,9 @@ def last_name(expression: ast.expr) -> str:
     return str(getattr(expression, "attr", getattr(expression, "id", "")))
 
 
-def refuses(found: Any) -> bool:
+def refuses(member: Any) -> bool:
     """Whether a function, or making an object of a class, does nothing but raise."""
-    function = vars(found).get("__init__") if isinstance(found, type) else found
+    function = vars(member).get("__init__") if isinstance(member, type) else member
     if not inspect.isfunction(function):
         return False
     parts = ast.walk(_parsed(function))

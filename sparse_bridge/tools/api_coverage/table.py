@@ -92,7 +92,7 @@ class Reason:
 def releases() -> tuple[tuple[str, str, str | None], ...]:
     """(framework, release, profile that `enable()` takes for it) of every table, in the order of
     the adapters and their profiles."""
-    found = []
+    rows = []
     for framework in base.frameworks():
         here = []
         for file in FOLDER.glob(f"{framework.name}-*.txt"):
@@ -101,22 +101,22 @@ def releases() -> tuple[tuple[str, str, str | None], ...]:
             if release != "absent":
                 here.append((framework.name, release, fits[0] if fits else None))
         order = [*framework.profiles, None]
-        found += sorted(here, key=lambda made: (order.index(made[2]), made[1]))
-    return tuple(found)
+        rows += sorted(here, key=lambda made: (order.index(made[2]), made[1]))
+    return tuple(rows)
 
 
 def _parameters(source: str) -> tuple[Parameter, ...]:
     arguments = ast.parse(f"def f{source}: pass").body[0].args  # type: ignore[attr-defined]
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(plain) - len(arguments.defaults)) + arguments.defaults
-    found = [Parameter(a.arg, d and ast.unparse(d)) for a, d in zip(plain, defaults, strict=True)]
+    parameters = [Parameter(a.arg, d and ast.unparse(d)) for a, d in zip(plain, defaults, strict=True)]
     if arguments.vararg:
-        found.append(Parameter(arguments.vararg.arg, None, "*"))
+        parameters.append(Parameter(arguments.vararg.arg, None, "*"))
     for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        found.append(Parameter(a.arg, d and ast.unparse(d), "keyword"))
+        parameters.append(Parameter(a.arg, d and ast.unparse(d), "keyword"))
     if arguments.kwarg:
-        found.append(Parameter(arguments.kwarg.arg, None, "**"))
-    return tuple(found)
+        parameters.append(Parameter(arguments.kwarg.arg, None, "**"))
+    return tuple(parameters)
 
 
 def _lines(file: pathlib.Path) -> Iterator[tuple[int, str]]:
@@ -130,48 +130,48 @@ def _lines(file: pathlib.Path) -> Iterator[tuple[int, str]]:
 def origins(framework: str, release: str) -> tuple[Origin, ...]:
     """What a table was made from."""
     text = (FOLDER / f"{framework}-{release}.txt").read_text(encoding="utf-8")
-    found = (_ORIGIN.match(line) for line in text.splitlines())
-    return tuple(Origin(m[1], m[2], int(m[3]), int(m[4])) for m in found if m)
+    matches = (_ORIGIN.match(line) for line in text.splitlines())
+    return tuple(Origin(m[1], m[2], int(m[3]), int(m[4])) for m in matches if m)
 
 
 @functools.cache
 def entries(framework: str, release: str) -> tuple[Entry, ...]:
     """The table of a release, each name once. Raises: SettingError."""
     file = FOLDER / f"{framework}-{release}.txt"
-    found: dict[str, Entry] = {}
+    by_name: dict[str, Entry] = {}
     module = owner = ""
     for number, line in _lines(file):
         if line.startswith("["):
             module, owner = line[1:-1], ""
-            found.setdefault(module, Entry(module, "", "module"))
+            by_name.setdefault(module, Entry(module, "", "module"))
             continue
         names = list(NAME.finditer(line))
         if not module or NAME.sub("", line).strip():
             raise SettingError(f"{file.name}, line {number}: {line!r} is no list of names.")
         for match in names:
             entry = _entry(match, module, owner if line.startswith(" ") else "")
-            found.setdefault(entry.full_name, entry)
+            by_name.setdefault(entry.full_name, entry)
             if not line.startswith(" "):
                 owner = entry.name
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def _entry(match: re.Match[str], module: str, owner: str) -> Entry:
     is_class, mark, name, taken, bases = match.groups()
-    kind = "class" if is_class else _KINDS.get(mark, "function" if taken else "")
+    category = "class" if is_class else _KINDS.get(mark, "function" if taken else "")
     parameters = None if taken in (None, "(*)") else _parameters(taken)
     above = tuple(base if "." in base else f"{module}.{base}" for base in (bases or "").split(", ") if base)
-    return Entry(module, f"{owner}.{name}" if owner else name, kind, parameters, above)
+    return Entry(module, f"{owner}.{name}" if owner else name, category, parameters, above)
 
 
 @functools.cache
 def reasons(framework: str) -> tuple[Reason, ...]:
     """Why names of a framework are left out, or taken differently. Raises: SettingError."""
     file = FOLDER / f"{framework}-absent.txt"
-    found = []
+    rows = []
     for number, line in _lines(file):
         pattern, separator, text = line.partition(": ")
         if not separator:
             raise SettingError(f"{file.name}, line {number}: expected 'pattern: reason'.")
-        found.append(Reason(pattern.removeprefix("~").strip(), text, pattern.startswith("~")))
-    return tuple(found)
+        rows.append(Reason(pattern.removeprefix("~").strip(), text, pattern.startswith("~")))
+    return tuple(rows)

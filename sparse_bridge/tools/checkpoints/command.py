@@ -44,7 +44,7 @@ _COLUMNS = (Column("metric", True), Column("published"), Column("here"), Column(
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `verify` command; `args.func` becomes `run`."""
-    titles = {**{one.name: one.title for one in PROJECTS.values()}, reno.NAME: reno.TITLE}
+    titles = {**{project.name: project.title for project in PROJECTS.values()}, reno.NAME: reno.TITLE}
     listed = "\n".join(f"  {name:12} {title}" for name, title in titles.items())
     parser = subparsers.add_parser(
         "verify",
@@ -119,8 +119,8 @@ def run(args: argparse.Namespace) -> int:
     tolerance = project.tolerance if args.tolerance is None else args.tolerance
     weights.require_file(args.checkpoint, "--checkpoint")
     _check_data(project, args.data)
-    found = weights.load(args.checkpoint, args.trust)
-    checked = weights.compare(found, project.keys(), project.title)
+    shapes = weights.load(args.checkpoint, args.trust)
+    checked = weights.compare(shapes, project.keys(), project.title)
     _say(_describe(args.checkpoint, checked))
     if args.check:
         return _checked(args, project, checked)
@@ -141,24 +141,24 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def _expected(project: Project, given: list[str]) -> dict[str, float]:
-    found = dict(project.published)
-    for text in given:
+def _expected(project: Project, options: list[str]) -> dict[str, float]:
+    metrics = dict(project.published)
+    for text in options:
         name, _, value = text.partition("=")
         try:
             number = float(value)
         except ValueError:
             number = math.nan
-        if name not in found or not math.isfinite(number):
-            raise SettingError(f"--expect {text}: expected METRIC=PERCENT with one of {', '.join(found)}.")
-        found[name] = number
-    unknown = [name for name, value in found.items() if value is None]
+        if name not in metrics or not math.isfinite(number):
+            raise SettingError(f"--expect {text}: expected METRIC=PERCENT with one of {', '.join(metrics)}.")
+        metrics[name] = number
+    unknown = [name for name, value in metrics.items() if value is None]
     if unknown:
         raise SettingError(
             f"nobody has published a number with the weights of {project.title}; give the one in "
             f"{project.source}: --expect {unknown[0]}=PERCENT."
         )
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _check_data(project: Project, folder: Path) -> None:
@@ -198,34 +198,34 @@ def _compare(
     args: argparse.Namespace,
     project: Project,
     checked: weights.Checked,
-    found: Mapping[str, float],
+    scores: Mapping[str, float],
     expected: Mapping[str, float],
     tolerance: float,
 ) -> int:
     """Print the comparison; the exit status."""
-    reached = {name: name in found and abs(found[name] - wanted) <= tolerance for name, wanted in expected.items()}
+    reached = {name: name in scores and abs(scores[name] - wanted) <= tolerance for name, wanted in expected.items()}
     if args.json:
         metrics = {
-            name: {"published": wanted, "here": found.get(name), "reached": reached[name]}
+            name: {"published": wanted, "here": scores.get(name), "reached": reached[name]}
             for name, wanted in expected.items()
         }
         facts = {**_facts(args, project, checked), "tolerance": tolerance, "metrics": metrics}
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
-        sys.stdout.write(_table(project, found, expected, reached, tolerance).plain() + "\n")
+        sys.stdout.write(_table(project, scores, expected, reached, tolerance).plain() + "\n")
     return 0 if all(reached.values()) else 1
 
 
 def _table(
     project: Project,
-    found: Mapping[str, float],
+    scores: Mapping[str, float],
     expected: Mapping[str, float],
     reached: Mapping[str, bool],
     tolerance: float,
 ) -> Table:
     rows = []
     for name, wanted in expected.items():
-        here = found.get(name)
+        here = scores.get(name)
         values = ("-", "-") if here is None else (f"{here:.2f}", f"{here - wanted:+.2f}")
         verdict = "not printed" if here is None else "reached" if reached[name] else "differs"
         rows.append((name, f"{wanted:.2f}", *values, verdict))

@@ -72,11 +72,11 @@ def _second_arguments(paths: Paths, config: str) -> list[str]:
 def _second_metrics(text: str) -> dict[str, float]:
     """3D average precision at moderate difficulty and 11 recall positions; the first block of a
     class is the one with its strict overlap."""
-    found: dict[str, float] = {}
+    precisions: dict[str, float] = {}
     block = re.compile(r"(\w+) AP@[^\n]*\n(?:[^\n]*\n)*?[^\n]*3d +AP: *[\d.]+, *([\d.]+)")
     for name, moderate in block.findall(text):
-        found.setdefault(name, float(moderate))
-    return found
+        precisions.setdefault(name, float(moderate))
+    return precisions
 
 
 def _kitti(folder: Path) -> Iterator[str]:
@@ -87,8 +87,8 @@ def _kitti(folder: Path) -> Iterator[str]:
         yield "ImageSets/val.txt is missing"
         return
     frames = names.read_text(encoding="utf-8").split()
-    for kind, ending in (("velodyne", "bin"), ("calib", "txt")):
-        files = [f"training/{kind}/{frame}.{ending}" for frame in frames]
+    for sensor, ending in (("velodyne", "bin"), ("calib", "txt")):
+        files = [f"training/{sensor}/{frame}.{ending}" for frame in frames]
         missing = [name for name in files if not (folder / name).is_file()]
         if missing:
             yield f"{len(missing):,} of {len(files):,} frames are missing, first {missing[0]}"
@@ -106,8 +106,8 @@ def _spunet_arguments(paths: Paths, config: str) -> list[str]:
 
 
 def _spunet_metrics(text: str) -> dict[str, float]:
-    found = re.findall(r"Val result: mIoU/mAcc/allAcc ([\d.]+)/[\d.]+/[\d.]+", text)
-    return {"mIoU": 100 * float(found[-1].rstrip("."))} if found else {}
+    values = re.findall(r"Val result: mIoU/mAcc/allAcc ([\d.]+)/[\d.]+/[\d.]+", text)
+    return {"mIoU": 100 * float(values[-1].rstrip("."))} if values else {}
 
 
 def _scannet(folder: Path) -> Iterator[str]:
@@ -137,16 +137,16 @@ def _minkunet_arguments(paths: Paths, config: str) -> list[str]:
 
 
 def _minkunet_metrics(text: str) -> dict[str, float]:
-    found = re.findall(r"\bmiou: ([\d.]+)", text)
-    return {"mIoU": 100 * float(found[-1])} if found else {}
+    values = re.findall(r"\bmiou: ([\d.]+)", text)
+    return {"mIoU": 100 * float(values[-1])} if values else {}
 
 
 def _semantic_kitti(folder: Path) -> Iterator[str]:
     if not (folder / "semantickitti_infos_val.pkl").is_file():
         yield "semantickitti_infos_val.pkl is missing (mmdet3d's create_data makes it)"
-    for kind, ending in (("velodyne", "bin"), ("labels", "label")):
-        if not any((folder / "sequences" / "08" / kind).glob(f"*.{ending}")):
-            yield f"sequences/08/{kind} holds no .{ending} file"
+    for part, ending in (("velodyne", "bin"), ("labels", "label")):
+        if not any((folder / "sequences" / "08" / part).glob(f"*.{ending}")):
+            yield f"sequences/08/{part} holds no .{ending} file"
 
 
 _ZOO = "configs/minkunet/README.md"
@@ -166,8 +166,8 @@ _MINKUNET = Project(
 )
 
 PROJECTS = {
-    one.name: one
-    for one in (
+    project.name: project
+    for project in (
         Project(
             name="openpcdet",
             title="SECOND of OpenPCDet on KITTI",
@@ -208,25 +208,25 @@ PROJECTS = {
 }
 
 
-def locate(project: Project, given: Path | None) -> Path:
+def locate(project: Project, tree: Path | None) -> Path:
     """The folder that holds the project's evaluation, absolute.
 
-    given: by the user; None: where the installed package lies.
+    tree: by the user; None: where the installed package lies.
     Raises: SettingError, with what is missing.
     """
-    if given is not None:
-        folder = given.resolve()
+    if tree is not None:
+        folder = tree.resolve()
         wanted = (project.script, project.config)
         missing = [name for name in wanted if not (folder / name).is_file()]
         if missing:
             raise SettingError(
-                f"--project {given} lacks {' and '.join(missing)}; expected the source tree that has {project.title}."
+                f"--project {tree} lacks {' and '.join(missing)}; expected the source tree that has {project.title}."
             )
         return folder
     spec = importlib.util.find_spec(project.package)
-    places = [] if spec is None else [Path(one) for one in spec.submodule_search_locations or ()]
-    for place in places:
-        for folder in (place.parent, place / ".mim"):  # .mim: in wheels of OpenMMLab's projects
+    places = [] if spec is None else [Path(path) for path in spec.submodule_search_locations or ()]
+    for package in places:
+        for folder in (package.parent, package / ".mim"):  # .mim: in wheels of OpenMMLab's projects
             if (folder / project.script).is_file() and (folder / project.config).is_file():
                 return folder.resolve()
     where = "is not installed" if spec is None else f"is installed without {project.script}"

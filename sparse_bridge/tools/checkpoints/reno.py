@@ -142,12 +142,12 @@ def round_trip(network: OccupancyCodec, points: torch.Tensor, bits: int, coder: 
     voxels = torch.nn.functional.pad(cells, (1, 0)).to(device)
     file = encode(network, voxels, step, coder)
     try:
-        read, found = decode(network, file, coder, device, len(points))
+        read, voxels_read = decode(network, file, coder, device, len(points))
     except CoordinateError as error:
         distinct = len(torch.unique(cells, dim=0))
         return Result(bits, len(points), distinct, len(file), 0, fault=str(error))
     assert read == step
-    return _compared(bits, cells, found[:, 1:].cpu(), len(file))
+    return _compared(bits, cells, voxels_read[:, 1:].cpu(), len(file))
 
 
 def by_program(tree: Path, checkpoint: Path, points: torch.Tensor, bits: int, say: Callable[[str], None]) -> Result:
@@ -158,8 +158,8 @@ def by_program(tree: Path, checkpoint: Path, points: torch.Tensor, bits: int, sa
 
     step, cells = _cells(points, bits)
     with tempfile.TemporaryDirectory(prefix="sparse_bridge_verify_") as scratch:
-        size, found = write_and_read(tree, checkpoint, points.numpy(), step, Path(scratch), say)
-    return _compared(bits, cells, _cells(torch.from_numpy(found), bits)[1], size)
+        size, points_read = write_and_read(tree, checkpoint, points.numpy(), step, Path(scratch), say)
+    return _compared(bits, cells, _cells(torch.from_numpy(points_read), bits)[1], size)
 
 
 def _cells(points: torch.Tensor, bits: int) -> tuple[float, torch.Tensor]:
@@ -172,10 +172,10 @@ def _compared(bits: int, wrote: torch.Tensor, read: torch.Tensor, size: int) -> 
     """wrote, read: cells int32, which may repeat."""
     import torch
 
-    wanted, found = torch.unique(wrote, dim=0), torch.unique(read, dim=0)
-    union = torch.unique(torch.cat([wanted, found]), dim=0)
-    came_back = len(wanted) + len(found) - len(union)
-    return Result(bits, len(wrote), len(wanted), size, came_back, len(found) - came_back)
+    wanted, decoded = torch.unique(wrote, dim=0), torch.unique(read, dim=0)
+    union = torch.unique(torch.cat([wanted, decoded]), dim=0)
+    came_back = len(wanted) + len(decoded) - len(union)
+    return Result(bits, len(wrote), len(wanted), size, came_back, len(decoded) - came_back)
 
 
 @contextlib.contextmanager
@@ -195,30 +195,30 @@ def _network(ts: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[OccupancyCod
 
     network = OccupancyCodec(ts).eval()
     shapes = {key: tuple(value.shape) for key, value in network.state_dict().items()}
-    found = {key: tuple(value.shape) for key, value in tensors.items()}
-    checked = weights.compare(found, shapes, TITLE)
+    stored = {key: tuple(value.shape) for key, value in tensors.items()}
+    checked = weights.compare(stored, shapes, TITLE)
     network.load_state_dict({key: tensors[key] for key in shapes})
     return network, checked
 
 
-def _precisions(given: list[int] | None) -> tuple[int, ...]:
-    found = tuple(dict.fromkeys(given or PRECISIONS))
-    for bits in found:
+def _precisions(options: list[int] | None) -> tuple[int, ...]:
+    bits_of = tuple(dict.fromkeys(options or PRECISIONS))
+    for bits in bits_of:
         if not 3 <= bits <= _MOST_BITS:
             raise SettingError(f"--bits {bits}: expected 3 to {_MOST_BITS} bits of a coordinate.")
-    return found
+    return bits_of
 
 
-def _sizes(given: list[str], precisions: tuple[int, ...]) -> dict[int, int]:
-    found = {}
-    for text in given:
+def _sizes(options: list[str], precisions: tuple[int, ...]) -> dict[int, int]:
+    sizes = {}
+    for text in options:
         bits, _, size = text.partition("=")
         if not (bits.isdigit() and int(bits) in precisions and size.isdigit() and int(size)):
             raise SettingError(
                 f"--expect {text}: expected BITS=BYTES with one of {', '.join(map(str, precisions))} bits."
             )
-        found[int(bits)] = int(size)
-    return found
+        sizes[int(bits)] = int(size)
+    return sizes
 
 
 def _report(
@@ -230,38 +230,38 @@ def _report(
     where: str,
 ) -> int:
     """Print the results; the exit status."""
-    found, rows = [], []
-    for one in results:
-        known = expected.get(one.bits)
-        near = known is None or abs(one.size - known) <= tolerance / 100 * known
-        found.append(
+    described, rows = [], []
+    for result in results:
+        known = expected.get(result.bits)
+        near = known is None or abs(result.size - known) <= tolerance / 100 * known
+        described.append(
             {
-                **dataclasses.asdict(one),
-                "bits_per_point": one.bits_per_point,
-                "whole": one.whole,
+                **dataclasses.asdict(result),
+                "bits_per_point": result.bits_per_point,
+                "whole": result.whole,
                 "expected": known,
-                "reached": one.whole and near,
+                "reached": result.whole and near,
             }
         )
-        verdict = "every voxel" if one.whole else "not every voxel"
+        verdict = "every voxel" if result.whole else "not every voxel"
         rows.append(
             (
-                f"{one.bits} bits",
-                f"{one.points:,}",
-                f"{one.voxels:,}",
-                f"{one.came_back:,}",
-                f"{one.size:,}",
-                f"{one.bits_per_point:.3f}",
+                f"{result.bits} bits",
+                f"{result.points:,}",
+                f"{result.voxels:,}",
+                f"{result.came_back:,}",
+                f"{result.size:,}",
+                f"{result.bits_per_point:.3f}",
                 "" if known is None else f"{known:,}",
                 verdict if near else f"{verdict}, another size",
             )
         )
     remark = f"On {where}." + f" Tolerance of sizes: {tolerance:g} %." * bool(expected)
-    faults = [f" {one.bits} bits: {one.fault}" for one in results if one.fault]
+    faults = [f" {result.bits} bits: {result.fault}" for result in results if result.fault]
     table = Table(TITLE, _COLUMNS, rows, remark=remark + "".join(faults))
-    facts = {**facts, "device": where, "tolerance": tolerance, "results": found}
+    facts = {**facts, "device": where, "tolerance": tolerance, "results": described}
     _show(as_json, facts, table.plain())
-    return 0 if all(one["reached"] for one in found) else 1
+    return 0 if all(result["reached"] for result in described) else 1
 
 
 def _show(as_json: bool, facts: Mapping[str, Any], text: str) -> None:

@@ -39,11 +39,11 @@ def write_and_read(
     scan, written, read = scratch / "scan.ply", scratch / "written", scratch / "read"
     _write_ply(scan, points)
     common = ["--ckpt", str(checkpoint)]
-    for script, given in (
+    for script, arguments in (
         ("compress.py", [str(scan), "--output_folder", f"{written}/", "--posQ", f"{step:.0f}"]),
         ("decompress.py", [f"{written}/*.bin", "--output_folder", f"{read}/"]),
     ):
-        command = [script, "--input_glob", *given, *common]
+        command = [script, "--input_glob", *arguments, *common]
         run_bridged("torchsparse", command, tree, tree, _TITLE, False, say)
     file, decoded = written / "scan.ply.bin", read / "scan.ply.bin.ply"
     for path in (file, decoded):
@@ -62,8 +62,8 @@ def _write_ply(path: Path, points: npt.NDArray[np.floating]) -> None:
 
 def _read_ply(path: Path) -> npt.NDArray[np.float64]:
     """The vertices of a file in text."""
-    _, found, rows = path.read_text(encoding="ascii").partition("end_header\n")
-    if not found:
+    _, separator, rows = path.read_text(encoding="ascii").partition("end_header\n")
+    if not separator:
         raise EvaluationError(f"{_TITLE} wrote a {path.name} that is no .ply file.")
     values = np.array(rows.split(), np.float64)
     n_rows = rows.count("\n")

@@ -105,18 +105,18 @@ def encode(network: OccupancyCodec, voxels: torch.Tensor, step: float, coder: Co
     levels = network.levels(voxels)
     blocks = []
     for (coords, codes), (finer, wanted) in itertools.pairwise(levels):
-        found, feats = network.expand(coords, codes)
+        children, feats = network.expand(coords, codes)
         order = canonical(finer)
-        if not torch.equal(found, finer.index_select(0, order)):
+        if not torch.equal(children, finer.index_select(0, order)):
             raise CoordinateError(
-                f"{len(coords)} cells name {len(found)} children, which are not the {len(finer)} "
+                f"{len(coords)} cells name {len(children)} children, which are not the {len(finer)} "
                 "cells of the next level: the convolution that counts occupancy is wrong."
             )
         wanted = wanted.index_select(0, order)
         low, high = wanted % SYMBOLS, wanted // SYMBOLS
-        for given, symbols in ((network.low(feats), low), (network.high(feats, low), high)):
+        for probabilities, symbols in ((network.low(feats), low), (network.high(feats, low), high)):
             coded = symbols.to(torch.int16).cpu()
-            blocks.append(coder.encode_int16_normalized_cdf(quantised(given), coded))
+            blocks.append(coder.encode_int16_normalized_cdf(quantised(probabilities), coded))
     coords, codes = levels[0]
     return b"".join(
         [
@@ -150,9 +150,9 @@ def decode(
         _check_rows(coords, most)
         low = _read(coder, network.low(feats), lower)
         codes = low + SYMBOLS * _read(coder, network.high(feats, low), upper)
-    found, _ = occupied_children(coords, codes)
-    _check_rows(found, most)
-    return step, found
+    voxels, _ = occupied_children(coords, codes)
+    _check_rows(voxels, most)
+    return step, voxels
 
 
 def _read(coder: Coder, probabilities: torch.Tensor, block: bytes) -> torch.Tensor:
@@ -174,9 +174,9 @@ def _packed(blocks: Sequence[bytes]) -> bytes:
 
 
 def _unpacked(data: bytes) -> list[bytes]:
-    found, at = [], 2
+    blocks, at = [], 2
     for _ in range(int.from_bytes(data[:2], "little")):
         begin = at + 4
         at = begin + int.from_bytes(data[at:begin], "little")
-        found.append(data[begin:at])
-    return found
+        blocks.append(data[begin:at])
+    return blocks

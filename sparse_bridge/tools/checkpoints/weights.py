@@ -37,12 +37,12 @@ def _unit(name: str, c_in: int, c_out: int, kernel: Shape = (3, 3, 3)) -> Iterat
 
 def second() -> dict[str, Shape]:
     """OpenPCDet's SECOND: the sparse backbone, for points with an intensity."""
-    found = [*_unit("backbone_3d.conv_input", 4, 16), *_unit("backbone_3d.conv1.0", 16, 16)]
+    shapes = [*_unit("backbone_3d.conv_input", 4, 16), *_unit("backbone_3d.conv1.0", 16, 16)]
     for stage, (c_in, c_out) in enumerate([(16, 32), (32, 64), (64, 64)], 2):
-        found += _unit(f"backbone_3d.conv{stage}.0", c_in, c_out)
-        for place in (1, 2):
-            found += _unit(f"backbone_3d.conv{stage}.{place}", c_out, c_out)
-    return dict([*found, *_unit("backbone_3d.conv_out", 64, 128, (3, 1, 1))])
+        shapes += _unit(f"backbone_3d.conv{stage}.0", c_in, c_out)
+        for number in (1, 2):
+            shapes += _unit(f"backbone_3d.conv{stage}.{number}", c_out, c_out)
+    return dict([*shapes, *_unit("backbone_3d.conv_out", 64, 128, (3, 1, 1))])
 
 
 def _residual(name: str, c_in: int, c_out: int, project: str) -> Iterator[tuple[str, Shape]]:
@@ -61,42 +61,42 @@ _HALF = (2, 2, 2)
 def spunet() -> dict[str, Shape]:
     """Pointcept's SpUNet-v1m1 for ScanNet: colours and normals in, 20 classes out."""
     top = "backbone"
-    found = [*_unit(f"{top}.conv_input", 6, 32, (5, 5, 5))]
+    shapes = [*_unit(f"{top}.conv_input", 6, 32, (5, 5, 5))]
     widths = (32, *_ENCODER)
     for stage, (c_in, c_out) in enumerate(itertools.pairwise(widths)):
-        found += _unit(f"{top}.down.{stage}", c_in, c_out, _HALF)
+        shapes += _unit(f"{top}.down.{stage}", c_in, c_out, _HALF)
         for block in range(_BLOCKS[stage]):
-            found += _residual(f"{top}.enc.{stage}.block{block}", c_out, c_out, "proj")
+            shapes += _residual(f"{top}.enc.{stage}.block{block}", c_out, c_out, "proj")
     coarse = _ENCODER[-1]
     for step, width in enumerate(_DECODER):
         stage = len(_DECODER) - 1 - step
-        found += _unit(f"{top}.up.{stage}", coarse, width, _HALF)
+        shapes += _unit(f"{top}.up.{stage}", coarse, width, _HALF)
         for block in range(2):
             c_in = width if block else width + widths[stage]
-            found += _residual(f"{top}.dec.{stage}.block{block}", c_in, width, "proj")
+            shapes += _residual(f"{top}.dec.{stage}.block{block}", c_in, width, "proj")
         coarse = width
-    found += [_conv(f"{top}.final", coarse, 20, (1, 1, 1)), (f"{top}.final.bias", (20,))]
-    return dict(found)
+    shapes += [_conv(f"{top}.final", coarse, 20, (1, 1, 1)), (f"{top}.final.bias", (20,))]
+    return dict(shapes)
 
 
 def minkunet34() -> dict[str, Shape]:
     """mmdet3d's MinkUNet34-W32 on its spconv backend, without the head."""
     top = "backbone"
-    found = [*_unit(f"{top}.conv_input.0", 4, 32), *_unit(f"{top}.conv_input.1", 32, 32)]
+    shapes = [*_unit(f"{top}.conv_input.0", 4, 32), *_unit(f"{top}.conv_input.1", 32, 32)]
     widths = (32, *_ENCODER)
     for stage, (c_in, c_out) in enumerate(itertools.pairwise(widths)):
-        found += _unit(f"{top}.encoder.{stage}.0", c_in, c_in, _HALF)
+        shapes += _unit(f"{top}.encoder.{stage}.0", c_in, c_in, _HALF)
         for block in range(_BLOCKS[stage]):
             before = c_out if block else c_in
-            found += _residual(f"{top}.encoder.{stage}.{1 + block}", before, c_out, "downsample")
+            shapes += _residual(f"{top}.encoder.{stage}.{1 + block}", before, c_out, "downsample")
     coarse = _ENCODER[-1]
     for step, width in enumerate(_DECODER):
-        found += _unit(f"{top}.decoder.{step}.0", coarse, width, _HALF)
+        shapes += _unit(f"{top}.decoder.{step}.0", coarse, width, _HALF)
         for block in range(2):
             before = width if block else width + widths[-2 - step]
-            found += _residual(f"{top}.decoder.{step}.1.{block}", before, width, "downsample")
+            shapes += _residual(f"{top}.decoder.{step}.1.{block}", before, width, "downsample")
         coarse = width
-    return dict(found)
+    return dict(shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,13 +150,13 @@ def tensors(path: Path, trusted: bool) -> dict[str, torch.Tensor]:
             held = held[name]
             break
     items = held.items() if isinstance(held, Mapping) else ()
-    found = {str(key).removeprefix("module."): value for key, value in items if isinstance(value, torch.Tensor)}
-    if not found:
+    weights = {str(key).removeprefix("module."): value for key, value in items if isinstance(value, torch.Tensor)}
+    if not weights:
         raise DataTypeError(
             f"{path} holds a {type(held).__name__} without weights; expected a checkpoint with "
             "'model_state' or 'state_dict'."
         )
-    return found
+    return weights
 
 
 def _unreadable(path: Path, error: BaseException) -> DataTypeError:
@@ -165,25 +165,25 @@ def _unreadable(path: Path, error: BaseException) -> DataTypeError:
     return DataTypeError(f"{path} is no checkpoint that torch reads ({reason}); download it again.")
 
 
-def compare(found: Mapping[str, Shape], expected: Mapping[str, Shape], what: str) -> Checked:
+def compare(stored: Mapping[str, Shape], expected: Mapping[str, Shape], what: str) -> Checked:
     """Whether a checkpoint has the sparse layers of `what`, in one layout of weights.
 
     Raises: ShapeError, with the number of faults and the first ones.
     """
-    missing = [key for key in expected if key not in found]
+    missing = [key for key in expected if key not in stored]
     top = next(iter(expected)).partition(".")[0] + "."
     more = [
-        key for key in found if key.startswith(top) and key not in expected and not key.endswith("num_batches_tracked")
+        key for key in stored if key.startswith(top) and key not in expected and not key.endswith("num_batches_tracked")
     ]
-    fitting = {key: layouts(shape, found[key]) for key, shape in expected.items() if key in found}
+    fitting = {key: layouts(shape, stored[key]) for key, shape in expected.items() if key in stored}
     wrong = [key for key, names in fitting.items() if not names]
     faults = [f"{len(missing)} of {len(expected)} keys are missing ({_some(missing)})"] * bool(missing)
-    faults += [f"{len(wrong)} have another shape ({_shapes(wrong, found, expected)})"] * bool(wrong)
+    faults += [f"{len(wrong)} have another shape ({_shapes(wrong, stored, expected)})"] * bool(wrong)
     faults += [f"{len(more)} belong to other layers ({_some(more)})"] * bool(more)
     if not faults:
         common = [name for name in LAYOUTS if all(name in names for names in fitting.values())]
         if common:
-            return Checked(len(expected), len(found) - len(expected), common[0])
+            return Checked(len(expected), len(stored) - len(expected), common[0])
         faults = ["its weights are stored in different layouts"]
     raise ShapeError(f"these are not the weights of {what}: {'; '.join(faults)}.")
 

@@ -223,9 +223,9 @@ def _figures(
     iou = None if labelled is None else labelled.iou()
     return {
         "voxelise_ms": voxelise_ms,
-        "networks": [{**dataclasses.asdict(one), "ms": one.ms} for one in profiles],
-        "training": [{**dataclasses.asdict(one), "ms": one.ms} for one in trained],
-        "iou": None if iou is None else [None if math.isnan(one) else float(one) for one in iou],
+        "networks": [{**dataclasses.asdict(network), "ms": network.ms} for network in profiles],
+        "training": [{**dataclasses.asdict(network), "ms": network.ms} for network in trained],
+        "iou": None if iou is None else [None if math.isnan(network) else float(network) for network in iou],
     }
 
 
@@ -253,14 +253,14 @@ def _train(
 
 def _label(args: argparse.Namespace, cloud: PointCloud, kinds: np.ndarray | None, device: torch.device) -> Labelled:
     """The scan as a network that has learnt from synthetic streets labels it."""
-    one = sample(cloud.points, kinds, Segmenter.voxel_size)
-    if not len(one.cells):
+    scan = sample(cloud.points, kinds, Segmenter.voxel_size)
+    if not len(scan.cells):
         raise SettingError(
             f"{cloud.source}: no point within {REACH:g} m of the sensor to label; expected some. Pass --segment 0."
         )
     segmenter = Segmenter(device, _STREETS, args.seed)
     segmenter.train(args.segment)
-    return segmenter.label(one)
+    return segmenter.label(scan)
 
 
 def _picture_path(output: Path) -> Path:

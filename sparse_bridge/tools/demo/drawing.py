@@ -78,10 +78,10 @@ def colour_bar(axes: Axes, image: Any, label: str) -> None:
     bar.outline.set_edgecolor(GRID)  # type: ignore[operator]
 
 
-def legend(where: Axes | Figure, looks: Mapping[str, Any], **place: Any) -> None:
+def legend(where: Axes | Figure, looks: Mapping[str, Any], **options: Any) -> None:
     """Names beside a square of their colour or, where a look maps properties of a line, that line.
 
-    Colours, properties and `place` (`loc`, `ncols`, ...) are matplotlib's.
+    Colours, properties and `options` (`loc`, `ncols`, ...) are matplotlib's.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -91,4 +91,4 @@ def legend(where: Axes | Figure, looks: Mapping[str, Any], **place: Any) -> None
         for name, look in looks.items()
     ]
     style = {"facecolor": _PANEL, "edgecolor": GRID, "labelcolor": INK, "fontsize": 13}
-    where.legend(handles=handles, **{**style, **place})
+    where.legend(handles=handles, **{**style, **options})

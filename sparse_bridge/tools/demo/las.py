@@ -130,5 +130,5 @@ def _number(data: bytes, at: int, width: int = 4) -> int:
 def _chunk_size(records: bytes) -> int | None:
     """Points per chunk, by the record that LASzip adds; None where they differ, or without it."""
     at = records.find(b"laszip encoded\0\0")
-    found = _number(records, at + 52 + 12) if at >= 0 else _DIFFERENT
-    return None if found == _DIFFERENT else found
+    size = _number(records, at + 52 + 12) if at >= 0 else _DIFFERENT
+    return None if size == _DIFFERENT else size

@@ -199,8 +199,8 @@ def _read_npz(path: Path) -> tuple[Floats, Floats | None, float | None]:
                 "and 'feats' of a voxelised scan."
             )
         coords = archive["coords"]
-        given: npt.NDArray | None = archive.get("feats")
-        feats = None if given is None else given.astype(np.float32)
+        stored: npt.NDArray | None = archive.get("feats")
+        feats = None if stored is None else stored.astype(np.float32)
         size = round(float(archive["voxel_size"]), 6) if "voxel_size" in archive else 0.1
     if coords.ndim != 2 or coords.shape[1] != 3 or coords.dtype.kind not in "iu":
         raise ShapeError(f"{path}: 'coords' is {coords.dtype} {list(coords.shape)}; expected integers [N, 3].")
@@ -215,9 +215,9 @@ def _read_npz(path: Path) -> tuple[Floats, Floats | None, float | None]:
     if feats.shape[1] > 3:
         extra = _split(feats, path)[1]
     elif feats.shape[1] == 3:
-        extra = given if offset is None else None
+        extra = stored if offset is None else None
     else:
-        extra = None if given is None else given[:, 0]
+        extra = None if stored is None else stored[:, 0]
     return centers, extra, size
 
 

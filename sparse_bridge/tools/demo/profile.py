@@ -66,9 +66,9 @@ def profile_network(
         with stopwatch(device, whole):
             forward()
     peak = torch.cuda.max_memory_allocated(device) - allocated if cuda else None
-    with profile(model) as found:
+    with profile(model) as measured:
         for _ in range(probed):
             forward()
-    layers = [layer for layer in found.layers if layer.framework not in ("", "torch")]
+    layers = [layer for layer in measured.layers if layer.framework not in ("", "torch")]
     parameters = sum(p.numel() for p in model.parameters())
     return NetworkProfile(title, layers, tuple(whole), parameters, peak)

@@ -156,7 +156,7 @@ class RayImage:
         self.reflectivity: Array = np.zeros(shape, np.float32)
         self.dropout: Array = np.zeros(shape, np.float32)
         self.cosine: Array = np.ones(shape, np.float32)
-        self.kind: npt.NDArray[np.int8] = np.zeros(shape, np.int8)
+        self.category: npt.NDArray[np.int8] = np.zeros(shape, np.int8)
         self._columns = columns
         self._rng = rng
 
@@ -171,8 +171,8 @@ class RayImage:
         high = int(np.ceil((middle + half + np.pi) / step)) + 1
         return np.arange(low, min(high, low + self._columns)) % self._columns
 
-    def add(self, solid: Box | Cylinder | Ellipsoid, kind: int = 0) -> None:
-        """Keep the echoes of `solid` that are nearer than what was there, marked as `kind`."""
+    def add(self, solid: Box | Cylinder | Ellipsoid, category: int = 0) -> None:
+        """Keep the echoes of `solid` that are nearer than what was there, marked as `category`."""
         columns = self._window(solid.center[0], solid.center[1], solid.radius)
         enter, leave, cosine, pane = solid.intersect(self.dirs[:, :, columns])
         surface = solid.surface
@@ -188,7 +188,7 @@ class RayImage:
         self._merge(self.reflectivity, columns, new, reflectivity)
         self._merge(self.dropout, columns, new, dropout)
         self._merge(self.cosine, columns, new, cosine)
-        self.kind[:, columns] = np.where(new, np.int8(kind), self.kind[:, columns])
+        self.category[:, columns] = np.where(new, np.int8(category), self.category[:, columns])
 
     @staticmethod
     def _merge(

@@ -142,7 +142,7 @@ _BUSY = 1.5  # slowest by fastest repeat; on an idle machine they differ by some
 def times_table(profiles: Sequence[NetworkProfile], trained: Sequence[TrainingResult], voxelise_ms: float) -> Table:
     """Times of whole passes."""
     measured: list[NetworkProfile | TrainingResult] = [*profiles, *trained]
-    slowest = max((max(one.passes) / min(one.passes) for one in measured), default=1.0)
+    slowest = max((max(row.passes) / min(row.passes) for row in measured), default=1.0)
     caption = "median, and lowest to highest of the repeats" if slowest > 1 else ""
     if slowest > _BUSY:
         caption += f"\nThe machine was busy: repeats of the same work differ by {slowest:.1f}x."
@@ -178,7 +178,7 @@ def _rate(voxels: int, ms: float) -> str:
 
 def classes_table(labelled: Labelled) -> Table:
     """What the segmentation network found, per class, against the truth where it is known."""
-    iou, found = labelled.iou(), labelled.found
+    iou, classes = labelled.iou(), labelled.found
     losses = labelled.losses
     table = Table(
         title=f"Labels after {len(losses)} training steps ({labelled.seconds:.1f} s)\n"
@@ -196,9 +196,9 @@ def classes_table(labelled: Labelled) -> Table:
     for index, name in enumerate(CLASSES):
         true = "-" if truth is None else f"{(truth == index).sum():,}"
         share = "-" if iou is None or np.isnan(iou[index]) else f"{iou[index]:.3f}"
-        table.add_row(name, f"{(found == index).sum():,}", true, share)
+        table.add_row(name, f"{(classes == index).sum():,}", true, share)
     if iou is not None:
         table.add_section()
-        count = f"{len(found):,}"
+        count = f"{len(classes):,}"
         table.add_row("all, mean IoU", count, count, f"{np.nanmean(iou):.3f}", style="bold")
     return table

@@ -56,12 +56,12 @@ def labelled_scan(seed: int = 0, azimuths: int = 2000) -> LabelledScan:
     image = RayImage(elevation, azimuths, rng)
     _cast_ground(image)
     cars = []
-    for kind, solid in street(rng):
-        image.add(solid, KINDS.index(kind))
+    for name, solid in street(rng):
+        image.add(solid, KINDS.index(name))
         if isinstance(solid, CarBody):
             cars.append(_car_box(solid))
     points, kept = _echoes(image, rng)
-    return LabelledScan(points, image.kind[kept].astype(np.int64), np.array(cars))
+    return LabelledScan(points, image.category[kept].astype(np.int64), np.array(cars))
 
 
 def _car_box(body: CarBody) -> tuple[float, ...]:
@@ -115,6 +115,6 @@ def _cast_ground(image: RayImage) -> None:
     image.cosine[:] = np.abs(dz)
     image.reflectivity[:] = MATERIAL["asphalt"].reflectivity
     image.reflectivity[grass] = 0.42
-    image.kind[grass] = KINDS.index("grass")
+    image.category[grass] = KINDS.index("grass")
     image.reflectivity[paint | zebra] = 0.85
     image.dropout[:] = 0.02

@@ -75,8 +75,8 @@ def sample(points: Array, kinds: Array | None, voxel_size: float, angle: float =
     ground = float(np.percentile(points[near, 2], _GROUND)) if near.any() else 0.0
     kept = np.flatnonzero(near & (points[:, 2] < ground + TOP))
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    place = np.column_stack([points[kept, :2] @ turn, points[kept, 2]])
-    cells = np.floor(place / voxel_size).astype(np.int32)
+    turned = np.column_stack([points[kept, :2] @ turn, points[kept, 2]])
+    cells = np.floor(turned / voxel_size).astype(np.int32)
     cells -= cells.min(0, initial=np.iinfo(np.int32).max)
     cells, first = np.unique(cells, axis=0, return_index=True)
     rows = kept[first]
@@ -122,14 +122,14 @@ class Segmenter:
     def _scan(self, seed: int) -> LabelledScan:
         return labelled_scan(seed, int(450 / self.voxel_size))  # as fine as the voxels need
 
-    def _forward(self, one: Sample) -> torch.Tensor:
+    def _forward(self, scan: Sample) -> torch.Tensor:
         """Logits [V, classes]."""
         import spconv.pytorch as spconv
 
-        cells = torch.from_numpy(np.ascontiguousarray(one.cells[:, ::-1]))
+        cells = torch.from_numpy(np.ascontiguousarray(scan.cells[:, ::-1]))
         shape = [-(-(int(edge) + 1) // 16) * 16 for edge in cells.amax(0)]
         indices = nn.functional.pad(cells, (1, 0)).to(self.device)
-        features = torch.from_numpy(one.features).to(self.device)
+        features = torch.from_numpy(scan.features).to(self.device)
         return self.model(spconv.SparseConvTensor(features, indices, shape, 1)).features
 
     def train(self, steps: int) -> None:
@@ -146,10 +146,10 @@ class Segmenter:
         for step in range(steps):
             scan = self._scans[step % len(self._scans)]
             angle = self._random.uniform(0, 2 * np.pi)
-            one = sample(scan.points, scan.kinds, self.voxel_size, angle)
-            truth = torch.from_numpy(one.labels).to(self.device)
+            turned = sample(scan.points, scan.kinds, self.voxel_size, angle)
+            truth = torch.from_numpy(turned.labels).to(self.device)
             optimiser.zero_grad()
-            loss = nn.functional.cross_entropy(self._forward(one), truth, weight)
+            loss = nn.functional.cross_entropy(self._forward(turned), truth, weight)
             loss.backward()
             optimiser.step()
             schedule.step()
@@ -161,7 +161,7 @@ class Segmenter:
         return [m for m in self.model.modules() if isinstance(m, nn.BatchNorm1d)]
 
     @torch.no_grad()
-    def label(self, one: Sample) -> Labelled:
+    def label(self, scan: Sample) -> Labelled:
         """Find the class of each voxel."""
-        found = self._forward(one).argmax(1).cpu().numpy()
-        return Labelled(one, found, self.voxel_size, self.losses, self.seconds)
+        classes = self._forward(scan).argmax(1).cpu().numpy()
+        return Labelled(scan, classes, self.voxel_size, self.losses, self.seconds)

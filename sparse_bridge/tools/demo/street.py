@@ -53,9 +53,9 @@ def street(rng: np.random.Generator) -> Iterator[tuple[str, Box | Cylinder | Ell
         ("person", _people(rng)),
         *(("pole", _street_furniture(rng, side)) for side in (-1, 1)),
     ]
-    for kind, solids in groups:
+    for name, solids in groups:
         for solid in solids:
-            yield kind, solid
+            yield name, solid
 
 
 def _standing(x: float, y: float, size: tuple[float, float, float], surface: Surface, bottom: float = 0.0) -> Box:

@@ -41,9 +41,9 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         with self._lock:
-            self._over = kind is not None
+            self._over = error_type is not None
             for child in self._busy if self._over else ():
                 child.kill()
         self._threads.shutdown(cancel_futures=self._over)

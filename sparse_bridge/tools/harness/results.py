@@ -40,7 +40,7 @@ def require_writable(path: pathlib.Path, option: str) -> None:
     """
     if path.is_dir():
         raise SettingError(f"{option} {path}: got a folder; expected the name of a file.")
-    parent = next(one for one in (path, *path.absolute().parents) if one.exists())
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not _takes_files(parent) if parent != path else not os.access(path, os.W_OK):
         raise SettingError(
             f"{option} {path}: {parent} cannot be written; expected a place where this user may "

@@ -76,10 +76,10 @@ def occupied_children(coords: torch.Tensor, codes: torch.Tensor) -> tuple[torch.
     """(the occupied children int32 [M, 4] of cells, the cell of each), by z, then y, then x."""
     cells, children = (codes[:, None] >> torch.arange(8, device=codes.device) & 1).nonzero().t()
     steps = torch.tensor(_CHILDREN, dtype=torch.int32, device=coords.device)
-    found = coords.index_select(0, cells)
-    found[:, 1:] = 2 * found[:, 1:] + steps.index_select(0, children)
-    order = canonical(found)
-    return found.index_select(0, order), cells.index_select(0, order)
+    voxels = coords.index_select(0, cells)
+    voxels[:, 1:] = 2 * voxels[:, 1:] + steps.index_select(0, children)
+    order = canonical(voxels)
+    return voxels.index_select(0, order), cells.index_select(0, order)
 
 
 def canonical(coords: torch.Tensor) -> torch.Tensor:
@@ -118,27 +118,27 @@ class OccupancyCodec(nn.Module):
 
     def levels(self, voxels: torch.Tensor) -> list[Level]:
         """The cells above voxels int32 [N, 4], which may repeat, from the coarsest level on."""
-        found: list[Level] = []
+        coarser: list[Level] = []
         x = self._tensor(feats=voxels.new_ones((len(voxels), 1)).float(), coords=voxels)
-        while not found or len(x.coords) >= _FEWEST:
+        while not coarser or len(x.coords) >= _FEWEST:
             x = self.fog(x)
-            found.append((x.coords, x.feats[:, 0].round().long()))
-        return found[::-1]
+            coarser.append((x.coords, x.feats[:, 0].round().long()))
+        return coarser[::-1]
 
     def expand(self, coords: torch.Tensor, codes: torch.Tensor) -> Level:
         """(the occupied children of cells in `canonical` order, features [M, width] of each)."""
         prior = self._tensor(feats=self.prior_embedding(codes), coords=coords)
         feats = self.prior_resnet(prior).feats
-        found, cells = occupied_children(coords, codes)
-        placed = self.target_embedding(feats.index_select(0, cells), found)
-        return found, self.target_resnet(self._tensor(feats=placed, coords=found)).feats
+        voxels, cells = occupied_children(coords, codes)
+        placed = self.target_embedding(feats.index_select(0, cells), voxels)
+        return voxels, self.target_resnet(self._tensor(feats=placed, coords=voxels)).feats
 
     def low(self, feats: torch.Tensor) -> torch.Tensor:
         """Probabilities [M, 16] of the four lower bits of each child's byte."""
-        found: torch.Tensor = self.pred_head_s0(feats)
-        return found
+        probabilities: torch.Tensor = self.pred_head_s0(feats)
+        return probabilities
 
     def high(self, feats: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """Those of the four upper bits, given the lower ones, int64 [M]."""
-        found: torch.Tensor = self.pred_head_s1(feats + self.pred_head_s1_emb(low))
-        return found
+        probabilities: torch.Tensor = self.pred_head_s1(feats + self.pred_head_s1_emb(low))
+        return probabilities

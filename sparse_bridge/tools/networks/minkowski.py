@@ -70,13 +70,13 @@ class MinkUNet(nn.Module):
         super().__init__()
         self._cat, self._levels = ME.cat, levels
 
-        def conv(i: int, o: int, k: Any, s: Any, kind: str = "MinkowskiConvolution", bias: bool = False) -> nn.Module:
+        def conv(i: int, o: int, k: Any, s: Any, layer: str = "MinkowskiConvolution", bias: bool = False) -> nn.Module:
             if not through_generator:
-                return getattr(ME, kind)(i, o, kernel_size=k, stride=s, bias=bias, dimension=dimension)
+                return getattr(ME, layer)(i, o, kernel_size=k, stride=s, bias=bias, dimension=dimension)
             generator = ME.KernelGenerator(
                 k, s, dilation=1, region_type=ME.RegionType.HYPER_CUBE, axis_types=None, dimension=dimension
             )
-            return getattr(ME, kind)(
+            return getattr(ME, layer)(
                 in_channels=i,
                 out_channels=o,
                 kernel_size=k,
@@ -124,11 +124,11 @@ class MinkUNet(nn.Module):
             out = getattr(self, f"block{name}")(out)
             skips.append(out)
         skips.pop()
-        found = [out]
+        features = [out]
         for level, s in ((4, 16), (5, 8), (6, 4), (7, 2)):
             out = getattr(self, f"convtr{level}p{s}s2")(out)
             out = self.relu(getattr(self, f"bntr{level}")(out))
             out = getattr(self, f"block{level + 1}")(self._cat(out, skips.pop()))
-            found.append(out)
+            features.append(out)
         out = self.final(out)
-        return (out, found) if self._levels else out
+        return (out, features) if self._levels else out

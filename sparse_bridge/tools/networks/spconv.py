@@ -76,8 +76,8 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU()
         self.proj = None
         if c_in != c_out:
-            one = sp.SubMConv3d(c_in, c_out, 1, bias=False)
-            self.proj = sp.SparseSequential(OrderedDict(conv=one, norm=norm(c_out)))
+            pointwise = sp.SubMConv3d(c_in, c_out, 1, bias=False)
+            self.proj = sp.SparseSequential(OrderedDict(conv=pointwise, norm=norm(c_out)))
 
     def forward(self, x: Any) -> Any:
         y = self.conv1(x)

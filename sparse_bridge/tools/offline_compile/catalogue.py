@@ -29,10 +29,10 @@ def spaces(target: Target) -> dict[str, tuple[Space, ...]]:
 
 def covering(target: Target) -> list[Form]:
     """The forms to compile, see `forms`."""
-    found = (v for declared in spaces(target).values() for s in declared for v in s.covering())
+    forms = (v for declared in spaces(target).values() for s in declared for v in s.covering())
     if not target.generation.small_pointers:
-        found = (dataclasses.replace(form, large=False) for form in found)
-    return list(dict.fromkeys(found))
+        forms = (dataclasses.replace(form, large=False) for form in forms)
+    return list(dict.fromkeys(forms))
 
 
 def launchable(target: Target, launch: Form) -> bool:

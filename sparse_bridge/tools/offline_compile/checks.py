@@ -57,7 +57,7 @@ def tolerated(form: Form, target: Target, code: Code) -> int:
     named, warps = form.named, dict(form.options).get("num_warps")
     blocks = tuple(named.get(f"BLOCK_{side}") for side in "MNK")
     kinds = ("", product_of(form))
-    keys = [(target.family, form.kernel, kind, *blocks, warps) for kind in kinds]
+    keys = [(target.family, form.kernel, product, *blocks, warps) for product in kinds]
     accepted = max(ACCEPTED.get(key, 0) for key in keys)
     by_choice = target.backend == "cuda" and code.registers < _NVIDIA_REGISTERS
     return max(accepted, _BY_CHOICE if by_choice else 0)
@@ -65,19 +65,19 @@ def tolerated(form: Form, target: Target, code: Code) -> int:
 
 def problems(form: Form, target: Target, code: Code) -> list[str]:
     """What is wrong with the code, one clause each; [] if it may ship."""
-    found = []
+    failures = []
     expected = expected_matrix(form, target)
     if expected and code.matrix not in expected:
         got = code.instruction or "none"
-        found.append(f"matrix instructions: {got}, expected {' or '.join(expected)}")
+        failures.append(f"matrix instructions: {got}, expected {' or '.join(expected)}")
     if code.spilled > tolerated(form, target, code):
-        found.append(f"spills {code.spilled} bytes per thread")
+        failures.append(f"spills {code.spilled} bytes per thread")
     if code.shared > target.shared_memory:
-        found.append(f"shared memory {code.shared} of {target.shared_memory} bytes")
+        failures.append(f"shared memory {code.shared} of {target.shared_memory} bytes")
     if code.warp_size != target.warp_size:
-        found.append(f"compiled for {code.warp_size} lanes, the target has {target.warp_size}")
+        failures.append(f"compiled for {code.warp_size} lanes, the target has {target.warp_size}")
     if code.serialized:
-        found.append("wgmma runs one after another (ptxas C75..)")
+        failures.append("wgmma runs one after another (ptxas C75..)")
     if target.backend == "hip" and code.wide_loops:
-        found.append("a loop between 64-bit bounds carries integers; Triton 3.8 and 3.9 fold their values")
-    return found
+        failures.append("a loop between 64-bit bounds carries integers; Triton 3.8 and 3.9 fold their values")
+    return failures

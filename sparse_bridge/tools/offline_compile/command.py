@@ -90,16 +90,16 @@ def _show(results: Sequence[Result], console: Console) -> None:
     from .running import failures
     from .summary import summaries
 
-    found = summaries(results)
+    targets = summaries(results)
     rows = []
-    for s in found:
+    for s in targets:
         shared = f"{s.shared / 1024:.0f} / {s.target.shared_memory >> 10}"
         cells = [s.target.arch, s.target.family, *s.products.values(), s.forms, s.registers]
         rows.append([*map(str, cells), shared, str(s.failed)])
     columns = (
         Column("target", True),
         Column("family", True, 3),
-        *(Column(name, True, 4) for name in found[0].products),
+        *(Column(name, True, 4) for name in targets[0].products),
         Column("variants"),
         Column("registers", spare=2),
         Column("shared KiB", spare=1),

@@ -62,14 +62,14 @@ def source(form: Form, target: Target) -> Any:
     for name in form.ones:
         signature[name], constants[name] = "constexpr", 1
     attributes: dict[tuple[int], list[list[Any]]] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         marks: list[list[Any]] = []
         if name in form.divisible and name not in form.ones:
             marks.append(["tt.divisibility", 16])
         if target.generation.small_pointers and signature[name].startswith("*") and not form.large:
             marks.append(["tt.pointer_range", 32])
         if marks:
-            attributes[(place,)] = marks
+            attributes[(index,)] = marks
     return ASTSource(kernel.fn, signature, constants, attributes)
 
 
@@ -111,10 +111,10 @@ def _arch(target: Target) -> int | str:
 
 
 def _matrix(backend: str, text: str) -> tuple[str, str]:
-    for kind, pattern in _MATRIX[backend]:
-        found = re.search(pattern, text)
-        if found:
-            return kind, found[0]
+    for instruction, pattern in _MATRIX[backend]:
+        match = re.search(pattern, text)
+        if match:
+            return instruction, match[0]
     return "", ""
 
 
@@ -125,10 +125,10 @@ def wide_loops(ttir: str) -> int:
 
 
 def _last(pattern: str, text: str) -> str:
-    found = re.findall(pattern, text)
-    if not found:
+    matches = re.findall(pattern, text)
+    if not matches:
         raise UnsupportedError(f"Triton's AMD assembly no longer says {pattern!r}; the compile check cannot read it.")
-    return found[-1]
+    return matches[-1]
 
 
 def _amd_registers(text: str) -> tuple[int, int, int]:
@@ -145,17 +145,17 @@ def _nvidia_registers(cubin: bytes, ptx: str) -> tuple[int, int, bool]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "code.cubin").write_bytes(cubin)
-        told = _tool("cuobjdump", "--dump-resource-usage", str(folder / "code.cubin"))
-        registers, stack = _numbers(r"REG:(\d+) STACK:(\d+)", told)
+        usage = _tool("cuobjdump", "--dump-resource-usage", str(folder / "code.cubin"))
+        registers, stack = _numbers(r"REG:(\d+) STACK:(\d+)", usage)
         # A stack may hold something else than spilled registers; the assembler tells, in time that
         # most kernels save.
         if stack == 0 and "wgmma.mma_async" not in ptx:
             return registers, 0, False
         (folder / "code.ptx").write_text(ptx, encoding="utf-8")
         target = "--gpu-name=" + _groups(r"\.target (sm_\w+)", ptx)[0]
-        told = _assembled("-v", target, str(folder / "code.ptx"), "-o", str(folder / "again"))
-        stores, loads = _numbers(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told)
-    return registers, max(stores, loads), "wgmma.mma_async instructions are serialized" in told
+        usage = _assembled("-v", target, str(folder / "code.ptx"), "-o", str(folder / "again"))
+        stores, loads = _numbers(r"(\d+) bytes spill stores, (\d+) bytes spill loads", usage)
+    return registers, max(stores, loads), "wgmma.mma_async instructions are serialized" in usage
 
 
 def _assembled(*arguments: str) -> str:
@@ -180,12 +180,12 @@ def _tool(name: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def _groups(pattern: str, told: str) -> tuple[str, ...]:
-    found = re.search(pattern, told)
-    if found is None:
-        raise UnsupportedError(f"NVIDIA's tools no longer say {pattern!r}: {told[:300]!r}.")
-    return found.groups()
+def _groups(pattern: str, output: str) -> tuple[str, ...]:
+    match = re.search(pattern, output)
+    if match is None:
+        raise UnsupportedError(f"NVIDIA's tools no longer say {pattern!r}: {output[:300]!r}.")
+    return match.groups()
 
 
-def _numbers(pattern: str, told: str) -> tuple[int, ...]:
-    return tuple(map(int, _groups(pattern, told)))
+def _numbers(pattern: str, output: str) -> tuple[int, ...]:
+    return tuple(map(int, _groups(pattern, output)))

@@ -31,7 +31,7 @@ POINTED = {
     torch.int64: "i64",
 }
 # Where tensors lie: aligned to 16 bytes and within 2 GiB of memory, anywhere, aligned beyond 2 GiB.
-PLACES = ("small", "odd", "large")
+ALIGNS = ("small", "odd", "large")
 # Vectors of any float, read once per program.
 CONVERTED = frozenset({"bias_ptr", "mean_ptr", "var_ptr", "gain_ptr", "beta_ptr", "residual_ptr"})
 
@@ -64,7 +64,7 @@ class Form:
         """Without what `as_launched` cannot tell, and without the dtype of vectors that are
         converted where they are read."""
         names = self.jit.fn.arg_names
-        types = tuple("*" if name in CONVERTED else kind for name, kind in zip(names, self.types, strict=False))
+        types = tuple("*" if name in CONVERTED else dtype for name, dtype in zip(names, self.types, strict=False))
         return Form(self.kernel, types, self.constants, self.options)
 
     @property
@@ -100,7 +100,7 @@ class Space:
         yield from self._product(self.factors)
 
     def holds(self, form: Form) -> bool:
-        """Whether a launch, as `as_launched` gives it, is one of the forms."""
+        """Whether a launch, as `as_launched` gives it, is among the forms."""
         sides = {n: s[:1] if n in self.silent else s for n, s in self.factors.items()}
         if not all(sides.values()):
             return False
@@ -109,7 +109,7 @@ class Space:
             sides[self.main] = [
                 case for case in sides[self.main] if self.build(**{**first, self.main: case}).tile == form.tile
             ]
-        return any(one.launched == form for one in self._product(sides))
+        return any(variant.launched == form for variant in self._product(sides))
 
     def _product(self, sides: Mapping[str, Sequence[Any]]) -> Iterator[Form]:
         for levels in itertools.product(*sides.values()):
@@ -120,7 +120,7 @@ class Space:
         flags = {name: len(levels) for name, levels in self.factors.items() if name != self.main}
         cases: Sequence[Any] = self.factors[self.main] if self.main else (None,)
         turns = self.rows if self.main else max(flags.values())
-        rows = [(case, _turn(flags, place, turn)) for place, case in enumerate(cases) for turn in range(turns)]
+        rows = [(case, _turn(flags, number, turn)) for number, case in enumerate(cases) for turn in range(turns)]
         seen = {level for _, row in rows for level in row.items()}
         if self.lone:
             for turn in range(max(flags.values())):
@@ -134,12 +134,12 @@ class Space:
         return list(dict.fromkeys(built))
 
 
-def _turn(flags: Mapping[str, int], place: int, turn: int) -> dict[str, int]:
+def _turn(flags: Mapping[str, int], number: int, turn: int) -> dict[str, int]:
     """Levels of the flags in one row of a case: the heaviest first, then others in turn, in
     different company for every case."""
     row, radix = {}, 1
     for name, size in flags.items():
-        row[name] = (turn + place // radix) % size if turn else 0
+        row[name] = (turn + number // radix) % size if turn else 0
         radix = radix * size if radix * size < 64 else 1
     return row
 
@@ -150,29 +150,29 @@ def make(
     options: Mapping[str, int],
     divisible: Sequence[str] = (),
     ones: Sequence[str] = (),
-    place: str = "",
+    align: str = "",
     **types: str,
 ) -> Form:
     """A form. types: by argument name without `_ptr`; those not named are int32, or pointers to
-    it.  place: one of `PLACES`, of all tensors; else `divisible` names what is aligned."""
+    it.  align: one of `ALIGNS`, of all tensors; else `divisible` names what is aligned."""
     names = kernel.fn.arg_names[: len(kernel.fn.arg_names) - len(kernel.constants)]
-    given = []
+    arguments = []
     for name in names:
         pointer = name.endswith("_ptr")
-        given.append("*" * pointer + types.pop(name.removesuffix("_ptr"), "i32"))
+        arguments.append("*" * pointer + types.pop(name.removesuffix("_ptr"), "i32"))
     if types or len(constants) != len(kernel.constants):
         raise TypeError(f"{kernel.name} takes {names} and {kernel.constants}; declared are {types} and {constants}.")
-    if place in ("small", "large"):
+    if align in ("small", "large"):
         general = {p.name for p in getattr(kernel.fn, "params", ()) if p.do_not_specialize}
         divisible = [name for name in names if name.endswith("_ptr") and name not in general]
     return Form(
         kernel.name,
-        tuple(given),
+        tuple(arguments),
         constants,
         tuple(sorted(options.items())),
         frozenset(divisible),
         frozenset(ones),
-        place == "large",
+        align == "large",
     )
 
 

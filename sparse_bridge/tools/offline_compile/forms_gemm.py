@@ -22,7 +22,7 @@ from ...kernels.tiles.clamps import clamp_for_problem, clamp_for_splits
 from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM
 from ...kernels.tiles.tile import GemmSize, TileConfig
 from ...kernels.tiles.tile_config import gather_tile, ways, wgrad_tile
-from .forms import PLACES, POINTED, Form, Space, make
+from .forms import ALIGNS, POINTED, Form, Space, make
 
 # One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
 # a smaller power, beyond the largest tile.
@@ -50,14 +50,14 @@ class Case:
 
 def products(target: Target) -> list[tuple[torch.dtype, str]]:
     """(dtype, precision) of the products that kernels of `target` compute."""
-    found = [(torch.float16, "ieee"), (torch.float32, "ieee")]
+    cases = [(torch.float16, "ieee"), (torch.float32, "ieee")]
     if target.has_bf16:
-        found.append((torch.bfloat16, "ieee"))
+        cases.append((torch.bfloat16, "ieee"))
     if target.has_tf32:
-        found.append((torch.float32, "tf32"))
+        cases.append((torch.float32, "tf32"))
     if target.splits_fp32:
-        found.append((torch.float32, "tf32x3"))
-    return found
+        cases.append((torch.float32, "tf32x3"))
+    return cases
 
 
 _ROWS = (0, 2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # per compute unit
@@ -134,13 +134,13 @@ def product_form(
     """A form of a gather-GEMM.  lies: the weight's layout, c_in and the columns of y by what of
     them Triton tells apart.  held: bits of the epilogue, what its vectors hold, and what x, w and y
     do.  types: of other arguments."""
-    (layout, c_in, columns), (bits, vector, kind) = lies, held
+    (layout, c_in, columns), (bits, vector, dtype) = lies, held
     divisible, ones = strides(kernel, layout, "stride_wi", "stride_wo")
     for names, channels in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_yn"), columns)):
         divisible += names if channels == 16 else ()
         ones += names if channels == 1 else ()
-    types = {"x": kind, "w": kind, "y": kind, "alpha": "fp32", "eps": "fp32", **types}
-    return make(kernel, constants, options, divisible, ones, **types, **vectors_of(bits, vector, kind))
+    types = {"x": dtype, "w": dtype, "y": dtype, "alpha": "fp32", "eps": "fp32", **types}
+    return make(kernel, constants, options, divisible, ones, **types, **vectors_of(bits, vector, dtype))
 
 
 def _gather(
@@ -157,7 +157,7 @@ def _gather(
     """epilogue: (bits, activation, whether the sum is over all offsets, not a range of them).
     vector: what bias and norm hold.  size: of offsets, "int32" or "wide"."""
     held, (bits, act, all_offsets) = case.holds, epilogue
-    even, one, c_in = DEPTHS[depth]
+    even, short, c_in = DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     tile = case.tile if all_offsets else clamp_for_splits(case.tile)
     tile = tile if packed else tile.over_table()
@@ -168,14 +168,14 @@ def _gather(
         act,
         case.precision,
         even,
-        one,
+        short,
         wide,
         shared_by(tile.block_m) if packed else 1,
         tile.block_m,
         tile.block_n,
         tile.block_k,
     )
-    found = product_form(
+    form = product_form(
         gather_gemm_kernel,
         constants,
         tile.options(target),
@@ -183,22 +183,22 @@ def _gather(
         (bits, vector, held),
         y=held if all_offsets else "fp32",
     )
-    return dataclasses.replace(found, large=wide)
+    return dataclasses.replace(form, large=wide)
 
 
 def vectors_of(bits: int, vector: str, held: str) -> dict[str, str]:
     """What the vectors of an epilogue hold; y stands in for those it does not read. A residual is
     like y."""
     read = {"bias": BIAS, "mean": NORM, "var": NORM, "gain": AFFINE, "beta": AFFINE}
-    return {"residual": held} | {n: vector if bits & one else held for n, one in read.items()}
+    return {"residual": held} | {n: vector if bits & bit else held for n, bit in read.items()}
 
 
-def _sum_partials(held: str, vector: str, bits: int, act: int, parts: int, far: bool, place: str) -> Form:
+def _sum_partials(held: str, vector: str, bits: int, act: int, parts: int, far: bool, align: str) -> Form:
     return make(
         sum_partials_kernel,
         (bits, act, parts, 1024),
         {"num_warps": 4},
-        place=place,
+        align=align,
         partial="fp32",
         y=held,
         alpha="fp32",
@@ -228,8 +228,8 @@ def _wgrad(
         tile.block_n,
         tile.block_k,
     )
-    found = make(wgrad_kernel, constants, tile.options(target), divisible, ones, x=held, dy=held, dw=dw, starts="i64")
-    return dataclasses.replace(found, large=size != "int32")
+    form = make(wgrad_kernel, constants, tile.options(target), divisible, ones, x=held, dy=held, dw=dw, starts="i64")
+    return dataclasses.replace(form, large=size != "int32")
 
 
 def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Form:
@@ -245,18 +245,18 @@ class GatherSpace(Space):
     def holds(self, form: Form) -> bool:
         """As `Space.holds`."""
         named = form.named
-        told: dict[str, Any] = {
+        fixed: dict[str, Any] = {
             "depth": [
-                name for name, (even, one, _) in DEPTHS.items() if (even, one) == (named["EVEN_K"], named["ONE_K"])
+                name for name, (even, short, _) in DEPTHS.items() if (even, short) == (named["EVEN_K"], named["ONE_K"])
             ],
             "size": ("wide",) if named["WIDE"] else ("int32",),
         }
         if "PACKED" in named:
-            told["packed"] = (named["PACKED"],)
+            fixed["packed"] = (named["PACKED"],)
         if "EPILOGUE" in named:
-            told["epilogue"] = [(named["EPILOGUE"], named["ACT"], one) for one in (True, False)]
+            fixed["epilogue"] = [(named["EPILOGUE"], named["ACT"], whole) for whole in (True, False)]
         sides = {
-            name: [level for level in levels if level in told.get(name, levels)]
+            name: [level for level in levels if level in fixed.get(name, levels)]
             for name, levels in self.factors.items()
         }
         return Space(sides, self.build, self.main, silent=self.silent).holds(form)
@@ -264,8 +264,8 @@ class GatherSpace(Space):
 
 def in_half(target: Target, cases: list[Case]) -> list[Case]:
     """The cases of fp16, added up in fp16."""
-    found = [case for case in cases if case.dtype == torch.float16 and target.adds_in_fp16]
-    return [dataclasses.replace(case, precision="half") for case in found]
+    halves = [case for case in cases if case.dtype == torch.float16 and target.adds_in_fp16]
+    return [dataclasses.replace(case, precision="half") for case in halves]
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
@@ -302,8 +302,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     )
     flags = {"vector": VECTORS, "bits": EPILOGUES, "act": acts, "parts": PARTS}
     flags["far"] = (False, True)
-    silent = ("place", "vector")
-    flags = {"held": held, **flags, "place": PLACES}
+    silent = ("align", "vector")
+    flags = {"held": held, **flags, "align": ALIGNS}
     yield sum_partials_kernel, [Space(flags, _sum_partials, silent=silent)]
     wgrad = functools.partial(Space, build=functools.partial(_wgrad, target), main="case")
     default, tuned = wgrad_tiles(target)

@@ -16,7 +16,7 @@ from ...kernels.runtime.target import Target
 from ...kernels.tiles.clamps import clamp_for_grouped
 from ...kernels.tiles.tile import GemmSize
 from ...kernels.tiles.tile_config import grouped_tile
-from .forms import PLACES, POINTED, Form, Space, make
+from .forms import ALIGNS, POINTED, Form, Space, make
 from .forms_gemm import (
     DEPTHS,
     EPILOGUES,
@@ -32,7 +32,7 @@ from .forms_gemm import (
 
 
 def _grouped(target: Target, case: Case, layout: str, depth: str, columns: int, size: str) -> Form:
-    held, (even, one, c_in) = case.holds, DEPTHS[depth]
+    held, (even, short, c_in) = case.holds, DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     channels = whole if even else whole + 1
     tile = clamp_for_grouped(case.tile, target, case.dtype, case.precision, channels, wide)
@@ -40,17 +40,17 @@ def _grouped(target: Target, case: Case, layout: str, depth: str, columns: int, 
     for names, n in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_pn"), columns)):
         divisible += names if n == 16 else ()
         ones += names if n == 1 else ()
-    constants = (case.precision, even, one, wide, tile.block_m, tile.block_n, tile.block_k)
-    found = make(grouped_gemm_kernel, constants, tile.options(target), divisible, ones, x=held, w=held, out="fp32")
-    return dataclasses.replace(found, large=wide)
+    constants = (case.precision, even, short, wide, tile.block_m, tile.block_n, tile.block_k)
+    form = make(grouped_gemm_kernel, constants, tile.options(target), divisible, ones, x=held, w=held, out="fp32")
+    return dataclasses.replace(form, large=wide)
 
 
-def _sum_products(held: str, vector: str, bits: int, act: int, listed: bool, block: int, place: str) -> Form:
+def _sum_products(held: str, vector: str, bits: int, act: int, listed: bool, block: int, align: str) -> Form:
     return make(
         sum_products_kernel,
         (bits, act, listed, SUM_ROWS, SUM_LANES, block),
         {"num_warps": 4},
-        place=place,
+        align=align,
         product="fp32",
         y=held,
         alpha="fp32",
@@ -88,6 +88,6 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "act": acts,
         "listed": (True, False),
         "block": (128, 64, 32, 16),
-        "place": PLACES,
+        "align": ALIGNS,
     }
-    yield sum_products_kernel, [Space(flags, _sum_products, silent=("place", "vector"))]
+    yield sum_products_kernel, [Space(flags, _sum_products, silent=("align", "vector"))]

@@ -23,14 +23,14 @@ from ...kernels.maps import (
 )
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
-from .forms import PLACES, Form, Space, make
+from .forms import ALIGNS, Form, Space, make
 from .forms_gemm import OFFSET_BLOCKS
 
 DIMENSIONS = (3, 1, 2, 4, 5, 6)
 _FLAG = (False, True)
 _DIVISION = (2, 1, 0)
 _KEYS: Mapping[str, tuple] = {"alive": _FLAG, "dimension": DIMENSIONS, "key64": (True, False)}
-_SILENT = ("place",)
+_SILENT = ("align",)
 # Division, whether a list tells the offsets of a row, and how many are looked at at once.
 _DIVIDED = tuple(
     (division, classes, block_v)
@@ -42,150 +42,150 @@ _LARGEST = {"i64": (1 << 63) - 1, "i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u
 
 
 def _insert(
-    target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool, divided: _Divided, place: str
+    target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool, divided: _Divided, align: str
 ) -> Form:
     division, _, block_v = divided
     rows, warps = hash_table.insert_shape(block_v, target)
     shape = (dimension, key64, wide, *divided, rows)
     constants = (alive, block_v == 1 and division == 0, *shape)
-    return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
+    return make(kernel, constants, {"num_warps": warps}, align=align, keys=_key(key64))
 
 
 def _key(key64: bool) -> str:
     return "i64" if key64 else "i32"
 
 
-def _lookup(alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool, division: int, place: str) -> Form:
+def _lookup(alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool, division: int, align: str) -> Form:
     rows = neighbor_table._LOOKUP_ROWS
     constants = (alive, reversed, dimension, key64, wide, division, rows)
     kernel = neighbor_table.lookup_kernel
-    return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
+    return make(kernel, constants, {"num_warps": 1}, align=align, keys=_key(key64))
 
 
-def _count(block_v: int, place: str) -> Form:
+def _count(block_v: int, align: str) -> Form:
     constants = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(block_v))
-    return make(new_row_kernels.count_kernel, constants, neighbor_table.OPTIONS, place=place)
+    return make(new_row_kernels.count_kernel, constants, neighbor_table.OPTIONS, align=align)
 
 
-def _assign(dimension: int, block_v: int, one: bool, place: str) -> Form:
+def _assign(dimension: int, block_v: int, one_block: bool, align: str) -> Form:
     shape = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(block_v))
-    constants = (dimension, *shape, one or block_v < 32)
-    return make(new_row_kernels.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
+    constants = (dimension, *shape, one_block or block_v < 32)
+    return make(new_row_kernels.assign_kernel, constants, neighbor_table.OPTIONS, align=align)
 
 
-def _place(dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
+def _put_rows(dimension: int, wide: bool, divided: _Divided, align: str) -> Form:
     constants = (dimension, wide, *divided[:2], new_rows._PLACE_ROWS)
-    return make(new_row_kernels.place_kernel, constants, neighbor_table.OPTIONS, place=place)
+    return make(new_row_kernels.place_kernel, constants, neighbor_table.OPTIONS, align=align)
 
 
-def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
+def _link(link: bool, dimension: int, wide: bool, divided: _Divided, align: str) -> Form:
     division, classes, block_v = divided
     shape = new_rows._shape(block_v if classes else 32)
     constants = (link, dimension, wide, division, classes, *shape)
-    return make(new_row_kernels.link_kernel, constants, neighbor_table.OPTIONS, place=place)
+    return make(new_row_kernels.link_kernel, constants, neighbor_table.OPTIONS, align=align)
 
 
-def _sort_keys(dimension: int, key64: bool, place: str) -> Form:
+def _sort_keys(dimension: int, key64: bool, align: str) -> Form:
     key = _key(key64)
     constants = (dimension, _LARGEST[key], row_ranks._BLOCK)
-    return make(row_ranks.keys_kernel, constants, neighbor_table.OPTIONS, place=place, key=key)
+    return make(row_ranks.keys_kernel, constants, neighbor_table.OPTIONS, align=align, key=key)
 
 
-def _rank(dimension: int, key64: bool, place: str) -> Form:
+def _rank(dimension: int, key64: bool, align: str) -> Form:
     key = _key(key64)
     constants = (dimension, _LARGEST[key], row_ranks._STEP, row_ranks._RANKED)
-    return make(row_ranks.few_kernel, constants, neighbor_table.OPTIONS, place=place, key=key)
+    return make(row_ranks.few_kernel, constants, neighbor_table.OPTIONS, align=align, key=key)
 
 
-def _move(dimension: int, place: str) -> Form:
+def _move(dimension: int, align: str) -> Form:
     constants = (dimension, row_ranks._BLOCK)
-    return make(row_ranks.move_kernel, constants, neighbor_table.OPTIONS, place=place, order="i64")
+    return make(row_ranks.move_kernel, constants, neighbor_table.OPTIONS, align=align, order="i64")
 
 
-def _bounds(dimension: int, place: str) -> Form:
+def _bounds(dimension: int, align: str) -> Form:
     constants, options = (dimension, level_bounds.RULE), {"num_warps": 1}
     kernel = level_bounds.level_bounds_kernel
-    return make(kernel, constants, options, place=place, record="i64")
+    return make(kernel, constants, options, align=align, record="i64")
 
 
 def _fixed(kernel: Kernel, *constants: int, num_warps: int = 4, **types: str) -> tuple[Kernel, list[Space]]:
     """A kernel whose constexprs never change."""
 
-    def build(place: str) -> Form:
-        return make(kernel, constants, {"num_warps": num_warps}, place=place, **types)
+    def build(align: str) -> Form:
+        return make(kernel, constants, {"num_warps": num_warps}, align=align, **types)
 
-    return kernel, [Space({"place": PLACES}, build, silent=_SILENT)]
+    return kernel, [Space({"align": ALIGNS}, build, silent=_SILENT)]
 
 
-def _order_key(v_block: int, key: str, place: str) -> Form:
+def _order_key(v_block: int, key: str, align: str) -> Form:
     rank = (v_block, gray_rank.KEY_BITS, gray_rank.SAMPLE)
     constants = (*rank, mask_order._KEY_BLOCK, _LARGEST[key])
-    return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
+    return make(mask_order.key_kernel, constants, {"num_warps": 8}, align=align, key=key)
 
 
-def _keys_each(v_block: int, shared: int, place: str) -> Form:
+def _keys_each(v_block: int, shared: int, align: str) -> Form:
     rank = (v_block, gray_rank.KEY_BITS, gray_rank.SAMPLE, mask_order._KEY_BLOCK)
     last = _LARGEST["i64" if shared == 64 else "i32"]
     constants = (tile_batch.FIELDS, *rank, last, shared)
     kernel = tile_batch.keys_kernel
-    return make(kernel, constants, {"num_warps": 8}, place=place, records="i64")
+    return make(kernel, constants, {"num_warps": 8}, align=align, records="i64")
 
 
-def _pack(order: str, place: str) -> Form:
+def _pack(order: str, align: str) -> Form:
     constants, options = (tile_list.TILE,), {"num_warps": 4}
-    return make(tile_packing.pack_kernel, constants, options, place=place, order=order)
+    return make(tile_packing.pack_kernel, constants, options, align=align, order=order)
 
 
-def _hash_rows(columns: int, first: int, shifted: bool, fold: bool, place: str) -> Form:
+def _hash_rows(columns: int, first: int, shifted: bool, fold: bool, align: str) -> Form:
     constants = (columns, first, shifted, fold, key_table._BLOCK)
     kernel = key_table.hash_rows_kernel
-    return make(kernel, constants, {"num_warps": 4}, place=place, key="i64")
+    return make(kernel, constants, {"num_warps": 4}, align=align, key="i64")
 
 
-def _find_keys(row: str, place: str) -> Form:
+def _find_keys(row: str, align: str) -> Form:
     types = {"query": "i64", "table": "i64", "row": row}
     constants, options = (key_table._BLOCK,), {"num_warps": 4}
-    return make(key_table.find_keys_kernel, constants, options, place=place, **types)
+    return make(key_table.find_keys_kernel, constants, options, align=align, **types)
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel that builds maps."""
-    places: dict[str, tuple] = {"place": PLACES}
+    aligns: dict[str, tuple] = {"align": ALIGNS}
     divided = {"wide": _FLAG, "divided": _DIVIDED}
-    factors = {**_KEYS, **divided, **places}
+    factors = {**_KEYS, **divided, **aligns}
     for kernel in (hash_kernels.hash_insert_kernel, hash_kernels.hash_claim_kernel):
         insert = functools.partial(_insert, target, kernel)
         yield kernel, [Space(factors, insert, silent=_SILENT)]
-    factors = {**_KEYS, "reversed": (True, False), "wide": _FLAG, "division": _DIVISION, **places}
+    factors = {**_KEYS, "reversed": (True, False), "wide": _FLAG, "division": _DIVISION, **aligns}
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
-    factors = {"dimension": DIMENSIONS, "wide": _FLAG, "divided": _DIVIDED[:5], **places}
-    yield new_row_kernels.place_kernel, [Space(factors, _place, silent=_SILENT)]
-    factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **places}
+    factors = {"dimension": DIMENSIONS, "wide": _FLAG, "divided": _DIVIDED[:5], **aligns}
+    yield new_row_kernels.place_kernel, [Space(factors, _put_rows, silent=_SILENT)]
+    factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **aligns}
     yield new_row_kernels.link_kernel, [Space(factors, _link, silent=_SILENT)]
     programs = {"block_v": (32, 8, 1)}
-    factors = {"dimension": DIMENSIONS, **programs, "one": (True, False), **places}
+    factors = {"dimension": DIMENSIONS, **programs, "one_block": (True, False), **aligns}
     yield new_row_kernels.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
-    yield new_row_kernels.count_kernel, [Space({**programs, **places}, _count, silent=_SILENT)]
-    factors = {"dimension": DIMENSIONS, **places}
+    yield new_row_kernels.count_kernel, [Space({**programs, **aligns}, _count, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, **aligns}
     yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
     yield row_ranks.move_kernel, [Space(factors, _move, silent=_SILENT)]
-    factors = {"dimension": DIMENSIONS, "key64": (True, False), **places}
+    factors = {"dimension": DIMENSIONS, "key64": (True, False), **aligns}
     yield row_ranks.keys_kernel, [Space(factors, _sort_keys, silent=_SILENT)]
     yield row_ranks.few_kernel, [Space(factors, _rank, silent=_SILENT)]
     yield _fixed(row_ranks.rename_kernel, row_ranks._SLOTS)
     yield _fixed(neighbor_table.masks_kernel, neighbor_table.ROWS)
     held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
     blocks = {"v_block": held}
-    factors = {**blocks, "key": ("i32", "i16", "u8", "i64"), **places}
+    factors = {**blocks, "key": ("i32", "i16", "u8", "i64"), **aligns}
     yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
     part = mask_order._PART
     yield _fixed(mask_order.few_kernel, _LARGEST["i32"], part, part)
-    orders = {"order": ("i64", "i32"), **places}
+    orders = {"order": ("i64", "i32"), **aligns}
     yield tile_packing.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
     yield _fixed(tile_packing.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
     fields = tile_batch.FIELDS
     yield _fixed(tile_batch.masks_kernel, fields, neighbor_table.ROWS, records="i64")
-    factors = {**blocks, "shared": (32, 0, 64), **places}
+    factors = {**blocks, "shared": (32, 0, 64), **aligns}
     yield tile_batch.keys_kernel, [Space(factors, _keys_each, silent=_SILENT)]
     yield _fixed(tile_batch.orders_kernel, fields, _LARGEST["i32"], part, part, records="i64")
     yield _fixed(tile_batch.tiles_kernel, fields, tile_list.TILE, records="i64")
@@ -193,8 +193,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield _fixed(pair_batch.ends_kernel, fields, pair_batch.BLOCK, records="i64")
     yield _fixed(pair_batch.pairs_kernel, fields, rows_of_pair, num_warps=8, records="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
-    yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
+    yield key_table.hash_rows_kernel, [Space({**factors, **aligns}, _hash_rows, silent=_SILENT)]
     lanes = 4 * target.warp_size
     yield _fixed(key_table.insert_keys_kernel, lanes, key="i64", table="i64")
-    factors = {"row": ("i64", "i32"), **places}
+    factors = {"row": ("i64", "i32"), **aligns}
     yield key_table.find_keys_kernel, [Space(factors, _find_keys, silent=_SILENT)]

@@ -42,12 +42,12 @@ class Narrow(Case):
 @functools.lru_cache(maxsize=16)
 def narrow_tiles(target: Target) -> list[Narrow]:
     """Every tile."""
-    found = {
+    tiles = {
         Narrow(narrow_tile(target, dtype, precision, c_in, c_out, n_offsets), dtype, precision, width_of(c_in)): None
         for (dtype, precision), c_in in itertools.product(products(target), range(WIDEST, 0, -1))
         for c_out, n_offsets in itertools.product(CHANNELS, (SMALL + 1, SMALL))
     }
-    return list(found)
+    return list(tiles)
 
 
 def _narrow(
@@ -78,14 +78,14 @@ def _narrow(
         tile.block_k,
     )
     point = 1 if case.width == 1 else 3  # channels that Triton tells apart from others
-    found = product_form(
+    form = product_form(
         narrow_gemm_kernel, constants, tile.options(target), (layout, point, columns), (bits, vector, held), y=held
     )
-    divisible, ones = found.divisible, found.ones
+    divisible, ones = form.divisible, form.ones
     if layout == "swapped":  # offsets lie c_in elements apart
         divisible -= {"stride_wv"}
         ones |= {"stride_wv"} if case.width == 1 else set()
-    return dataclasses.replace(found, divisible=divisible, ones=ones, large=wide)
+    return dataclasses.replace(form, divisible=divisible, ones=ones, large=wide)
 
 
 class NarrowSpace(Space):
@@ -94,14 +94,14 @@ class NarrowSpace(Space):
     def holds(self, form: Form) -> bool:
         """As `Space.holds`."""
         named = form.named
-        told: dict[str, Any] = {
+        fixed: dict[str, Any] = {
             "case": [c for c in self.factors["case"] if c.width == named["WIDTH"]],
             "lines": [name for name, (x, w, _) in LINES.items() if (x, w) == (named["EVEN_X"], named["EVEN_W"])],
             "lanes": [n for n in LANES if n == named["LANES"]],
             "size": ("wide" if named["WIDE"] else "int32",),
             "epilogue": [(named["EPILOGUE"], named["ACT"])],
         }
-        sides = {**self.factors, **told}
+        sides = {**self.factors, **fixed}
         return Space(sides, self.build, self.main, silent=self.silent).holds(form)
 
 

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from ...kernels.ops import batch_norm, batch_norm_grad, column_sum, norm_spec
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
-from .forms import PLACES, Form, Space, make
+from .forms import ALIGNS, Form, Space, make
 
 # (channels of a program, what is known of a row's: 16 for a multiple of it, 1, or 3 for nothing)
 _WIDTHS = ((32, 16), (16, 16), (32, 3), (16, 3), (16, 1))
-_SILENT = ("place",)
+_SILENT = ("align",)
 
 
-def _rows(kernel: Kernel, widths: tuple[int, int], place: str, whole: bool, **types: str) -> Form:
+def _rows(kernel: Kernel, widths: tuple[int, int], align: str, whole: bool, **types: str) -> Form:
     """whole: the kernel merges parts."""
     width, columns = widths
-    tile = norm_spec.tile_of(width, columns == 16 and place != "odd")
+    tile = norm_spec.tile_of(width, columns == 16 and align != "odd")
     names = [name for name in kernel.fn.arg_names if name.endswith("_ptr")]
     general = {p.name for p in getattr(kernel.fn, "params", ()) if p.do_not_specialize}
-    even = [name for name in names if name not in general] if place != "odd" else ["memory_ptr"]
+    even = [name for name in names if name not in general] if align != "odd" else ["memory_ptr"]
     even += ["n_channels"] if columns == 16 else []
     made = make(
         kernel,
@@ -33,22 +33,22 @@ def _rows(kernel: Kernel, widths: tuple[int, int], place: str, whole: bool, **ty
         memory="fp32",
         **types,
     )
-    return dataclasses.replace(made, large=place == "large")
+    return dataclasses.replace(made, large=align == "large")
 
 
-def _partials(rows: tuple[str, tuple[int, int]], place: str) -> Form:
+def _partials(rows: tuple[str, tuple[int, int]], align: str) -> Form:
     """rows: what they hold, and their width."""
     held, widths = rows
-    return _rows(batch_norm.partials_kernel, widths, place, False, x=held)
+    return _rows(batch_norm.partials_kernel, widths, align, False, x=held)
 
 
-def _apply(rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], batches: str, place: str) -> Form:
+def _apply(rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], batches: str, align: str) -> Form:
     """vectors: what (weight and bias, running statistics) hold."""
     (held, widths), (of_layer, running) = rows, vectors
     return _rows(
         batch_norm.apply_kernel,
         widths,
-        place,
+        align,
         True,
         x=held,
         y=held,
@@ -62,30 +62,30 @@ def _apply(rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], batches:
     )
 
 
-def _backward(kernel: Kernel, rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], place: str) -> Form:
+def _backward(kernel: Kernel, rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], align: str) -> Form:
     """vectors: what (weight and bias, their gradients) hold."""
     (held, widths), whole = rows, kernel is batch_norm_grad.dx_kernel
     types = dict.fromkeys(("x", "dy"), held) | dict.fromkeys(("gain", "beta"), vectors[0])
     if whole:
         types |= {"dx": held} | dict.fromkeys(("dgain", "dbeta"), vectors[1])
-    return _rows(kernel, widths, place, whole, **types)
+    return _rows(kernel, widths, align, whole, **types)
 
 
-def _column_partials(rows: tuple[str, tuple[int, int]], place: str) -> Form:
+def _column_partials(rows: tuple[str, tuple[int, int]], align: str) -> Form:
     held, (width, columns) = rows
     return _columns(
-        column_sum.partials_kernel, (column_sum.TILE // width, width), columns, place, x=held, partial="fp32"
+        column_sum.partials_kernel, (column_sum.TILE // width, width), columns, align, x=held, partial="fp32"
     )
 
 
-def _column_totals(held: str, columns: int, place: str) -> Form:
+def _column_totals(held: str, columns: int, align: str) -> Form:
     constants = (column_sum.PARTS, column_sum.WIDTHS[0])
-    return _columns(column_sum.totals_kernel, constants, columns, place, partial="fp32", y=held)
+    return _columns(column_sum.totals_kernel, constants, columns, align, partial="fp32", y=held)
 
 
-def _columns(kernel: Kernel, constants: tuple[int, int], columns: int, place: str, **types: str) -> Form:
+def _columns(kernel: Kernel, constants: tuple[int, int], columns: int, align: str, **types: str) -> Form:
     """columns: see `_WIDTHS`."""
-    made = make(kernel, constants, column_sum.OPTIONS, ["partial_ptr"], place=place, **types)
+    made = make(kernel, constants, column_sum.OPTIONS, ["partial_ptr"], align=align, **types)
     divisible, ones = made.divisible, made.ones
     if columns == 16:
         divisible |= {"n_channels"}
@@ -97,7 +97,7 @@ def _columns(kernel: Kernel, constants: tuple[int, int], columns: int, place: st
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel of batch norms and column sums."""
     floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
-    rows: dict[str, tuple] = {"rows": tuple((held, widths) for held in floats for widths in _WIDTHS), "place": PLACES}
+    rows: dict[str, tuple] = {"rows": tuple((held, widths) for held in floats for widths in _WIDTHS), "align": ALIGNS}
     # Whoever has no vector gives fp32 memory in its place.
     vectors = {"vectors": [(a, b) for a in floats for b in floats]}
     batches = {"batches": ("i64", "fp32")}
@@ -109,8 +109,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         yield kernel, [Space({**rows, **vectors}, build, "rows", silent=_SILENT)]
     narrow, wide = column_sum.WIDTHS
     widths = ((wide, 16), (narrow, 16), (wide, 3), (narrow, 3), (narrow, 1))
-    summed = {**rows, "rows": tuple((held, one) for held in floats for one in widths)}
+    summed = {**rows, "rows": tuple((held, pair) for held in floats for pair in widths)}
     yield column_sum.partials_kernel, [Space(summed, _column_partials, "rows", silent=_SILENT)]
-    totals = {"held": floats, "columns": (16, 3, 1), "place": PLACES}
-    silent = ("columns", "place")
+    totals = {"held": floats, "columns": (16, 3, 1), "align": ALIGNS}
+    silent = ("columns", "align")
     yield column_sum.totals_kernel, [Space(totals, _column_totals, silent=silent)]

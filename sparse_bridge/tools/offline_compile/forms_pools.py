@@ -9,12 +9,12 @@ from ...kernels.gemm import depthwise
 from ...kernels.ops import pooling, segment_sum, serialize, voxel_ops, window_max
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
-from .forms import PLACES, Form, Space, make
+from .forms import ALIGNS, Form, Space, make
 
 _BLOCKS = (128, 64, 32, 16)  # channels of a program
 _SHARES = (1, 2, 4, 8, 16, 32, 64)
 _OPTIONS = {"num_warps": 4}
-_SILENT = ("place",)
+_SILENT = ("align",)
 _FLAG = (False, True)
 _SUMS = (segment_sum._SEGMENTS, segment_sum._LANES, segment_sum.CHUNK)
 _INDEX = ("i64", "i32")
@@ -25,33 +25,33 @@ def _rows_of(channels: int) -> tuple[int, int]:
     return (pooling._ROWS, channels)
 
 
-def _pool_forward(held: str, mode: int, channels: int, place: str) -> Form:
+def _pool_forward(held: str, mode: int, channels: int, align: str) -> Form:
     constants, types = (mode, *_rows_of(channels)), {"x": held, "y": held, "floor": "fp32"}
-    return make(pooling.pool_forward_kernel, constants, _OPTIONS, place=place, **types)
+    return make(pooling.pool_forward_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _pool_backward(held: str, mode: int, channels: int, place: str) -> Form:
+def _pool_backward(held: str, mode: int, channels: int, align: str) -> Form:
     types = dict.fromkeys(("x", "y", "dy", "dx"), held)
     constants = (mode, *_rows_of(channels))
-    return make(pooling.pool_backward_kernel, constants, _OPTIONS, place=place, **types)
+    return make(pooling.pool_backward_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _first_largest(held: str, shares: int, channels: int, place: str) -> Form:
+def _first_largest(held: str, shares: int, channels: int, align: str) -> Form:
     types = {"x": held, "order": "i64", "starts": "i64", "index": "i64"}
     constants = (shares, *_rows_of(channels))
-    return make(pooling.first_largest_kernel, constants, _OPTIONS, place=place, **types)
+    return make(pooling.first_largest_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Form:
+def _by_channel(kernel: Kernel, held: str, channels: int, align: str) -> Form:
     """Kernels of rows x channels; those that write a gradient of weights write fp32."""
     names = [name.removesuffix("_ptr") for name in kernel.fn.arg_names]
     types = {name: held for name in ("x", "w", "y", "dy", "dx") if name in names}
     types |= {"part": "fp32"} if "part" in names else {}
-    return make(kernel, (depthwise._ROWS, channels), _OPTIONS, place=place, **types)
+    return make(kernel, (depthwise._ROWS, channels), _OPTIONS, align=align, **types)
 
 
 def _segment_sum(
-    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, cut: bool, index: str, place: str
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, cut: bool, index: str, align: str
 ) -> Form:
     """rows: what they hold, and channels of a program."""
     held, channels = rows
@@ -60,56 +60,56 @@ def _segment_sum(
     count = None if cut else count
     types |= {"weight": weight or held, "count": count or index}
     constants = (per_row, weight is not None, count is not None, held == "fp64", cut, *_SUMS, channels)
-    return make(segment_sum.segment_sum_kernel, constants, _OPTIONS, place=place, **types)
+    return make(segment_sum.segment_sum_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, place: str) -> Form:
+def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, align: str) -> Form:
     """rows: as for `_segment_sum`."""
     held, channels = rows
     wide = "fp64" if held == "fp64" else "fp32"
     types = {"part": wide, "starts": index, "count": count or index, "y": held}
     constants = (count is not None, *_SUMS, channels)
-    return make(segment_sum.chunk_sum_kernel, constants, _OPTIONS, place=place, **types)
+    return make(segment_sum.chunk_sum_kernel, constants, _OPTIONS, align=align, **types)
 
 
 def _gather_sum(
-    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str, place: str
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str, align: str
 ) -> Form:
     """rows: as for `_segment_sum`."""
     held, channels = rows
     types = {"x": held, "index": index, "weight": weight or held, "count": count or index}
     types["y"] = held
     constants = (per_row, weight is not None, count is not None, held == "fp64", voxel_ops._ROWS, channels)
-    return make(voxel_ops.gather_sum_kernel, constants, _OPTIONS, place=place, **types)
+    return make(voxel_ops.gather_sum_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _trilinear(held: str, index: str, place: str) -> Form:
+def _trilinear(held: str, index: str, align: str) -> Form:
     types = {"coords": held, "index": index, "weight": held, "scale": "fp32"}
     constants = (held == "fp64", voxel_ops._POINTS)
-    return make(voxel_ops.trilinear_kernel, constants, _OPTIONS, place=place, **types)
+    return make(voxel_ops.trilinear_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _count(index: str, place: str) -> Form:
-    return make(voxel_ops.count_kernel, (1024,), _OPTIONS, place=place, index=index)
+def _count(index: str, align: str) -> Form:
+    return make(voxel_ops.count_kernel, (1024,), _OPTIONS, align=align, index=index)
 
 
-def _encode(code: str, hilbert: bool, place: str) -> Form:
+def _encode(code: str, hilbert: bool, align: str) -> Form:
     constants = (hilbert, serialize._POINTS)
     types = {"coords": "i32", "code": code}
-    return make(serialize.encode_kernel, constants, _OPTIONS, place=place, **types)
+    return make(serialize.encode_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _decode(code: str, hilbert: bool, place: str) -> Form:
+def _decode(code: str, hilbert: bool, align: str) -> Form:
     constants = (hilbert, code == "i64", serialize._POINTS)
     types = {"coords": "i32", "code": code}
-    return make(serialize.decode_kernel, constants, _OPTIONS, place=place, **types)
+    return make(serialize.decode_kernel, constants, _OPTIONS, align=align, **types)
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel that works row by row."""
     floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
-    places = {"place": PLACES}
-    rows: dict[str, tuple] = {"held": floats, "channels": _BLOCKS, **places}
+    aligns = {"align": ALIGNS}
+    rows: dict[str, tuple] = {"held": floats, "channels": _BLOCKS, **aligns}
     modes = {"mode": tuple(pooling.MODES.values())}
     pools = {**rows, **modes}
     yield pooling.pool_forward_kernel, [Space(pools, _pool_forward, silent=_SILENT)]
@@ -125,7 +125,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         build = functools.partial(_by_channel, kernel)
         yield kernel, [Space(rows, build, silent=_SILENT)]
     voxels = {
-        **places,
+        **aligns,
         # fp64 has narrower programs.
         "rows": [(held, c) for held in ("fp64", *floats) for c in _BLOCKS[held == "fp64" :]],
         "per_row": _PER_ROW,
@@ -135,12 +135,12 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     }
     sums = {**voxels, "cut": (False, True)}
     yield segment_sum.segment_sum_kernel, [Space(sums, _segment_sum, silent=_SILENT)]
-    chunks = {name: one for name, one in voxels.items() if name not in ("per_row", "weight")}
+    chunks = {name: levels for name, levels in voxels.items() if name not in ("per_row", "weight")}
     yield segment_sum.chunk_sum_kernel, [Space(chunks, _chunk_sum, silent=_SILENT)]
     yield voxel_ops.gather_sum_kernel, [Space(voxels, _gather_sum, silent=_SILENT)]
-    points = {"held": ("fp64", *floats), "index": _INDEX, **places}
+    points = {"held": ("fp64", *floats), "index": _INDEX, **aligns}
     yield voxel_ops.trilinear_kernel, [Space(points, _trilinear, silent=_SILENT)]
-    yield voxel_ops.count_kernel, [Space({"index": _INDEX, **places}, _count, silent=_SILENT)]
-    codes = {"code": _INDEX, "hilbert": _FLAG, **places}
+    yield voxel_ops.count_kernel, [Space({"index": _INDEX, **aligns}, _count, silent=_SILENT)]
+    codes = {"code": _INDEX, "hilbert": _FLAG, **aligns}
     yield serialize.encode_kernel, [Space(codes, _encode, silent=_SILENT)]
     yield serialize.decode_kernel, [Space(codes, _decode, silent=_SILENT)]

@@ -43,11 +43,11 @@ def examine(arch: str, form: Form) -> Result:
         os.environ["TRITON_CACHE_DIR"] = folder
         try:
             code = compile_form(form, target)
-            found = tuple(problems(form, target, code))
+            failures = tuple(problems(form, target, code))
         # Triton's compilers raise whatever they like; that is the finding.
         except Exception as error:
             last = str(error).strip().splitlines() or [""]
-            found = (f"does not compile: {type(error).__name__}: {last[-1]}",)
+            failures = (f"does not compile: {type(error).__name__}: {last[-1]}",)
         finally:
             if before is None:
                 del os.environ["TRITON_CACHE_DIR"]
@@ -55,8 +55,8 @@ def examine(arch: str, form: Form) -> Result:
                 os.environ["TRITON_CACHE_DIR"] = before
     seconds = processor_seconds() - begin
     if seconds > _MOST_SECONDS:
-        found += (f"takes {seconds:.0f} s to compile; allowed {_MOST_SECONDS:.0f}",)
-    return Result(arch, form, code, found, seconds)
+        failures += (f"takes {seconds:.0f} s to compile; allowed {_MOST_SECONDS:.0f}",)
+    return Result(arch, form, code, failures, seconds)
 
 
 def processor_seconds() -> float:

@@ -23,14 +23,14 @@ def representative(target: Target, index: int) -> list[Form]:
     taking turns, and every third other kernel."""
     forms = {name: declared[0].covering() for name, declared in spaces(target).items()}
     multiply = sorted(name for name in forms if product_of(forms[name][0]) is not None)
-    found = []
+    chosen = []
     for turn, (dtype, precision) in enumerate(products(target)):
         name = product_name(dtype, precision)
         kernels = [k for k in multiply if any(product_of(form) == name for form in forms[k])]
         of_kind = [form for form in forms[kernels[(turn + index) % len(kernels)]] if product_of(form) == name]
-        found.append(max(of_kind, key=_size))
+        chosen.append(max(of_kind, key=_size))
     others = sorted(set(forms) - set(multiply))
-    return found + [forms[name][0] for name in others[index % _TURNS :: _TURNS]]
+    return chosen + [forms[name][0] for name in others[index % _TURNS :: _TURNS]]
 
 
 def product_name(dtype: torch.dtype, precision: str) -> str:

@@ -36,7 +36,7 @@ def summaries(results: Sequence[Result]) -> list[TargetSummary]:
     by_arch: dict[str, list[Result]] = {}
     for result in results:
         by_arch.setdefault(result.arch, []).append(result)
-    return [_summary(described(arch), found) for arch, found in by_arch.items()]
+    return [_summary(described(arch), of_arch) for arch, of_arch in by_arch.items()]
 
 
 def _summary(target: Target, results: Sequence[Result]) -> TargetSummary:
@@ -76,12 +76,12 @@ def kernel_rows(results: Sequence[Result]) -> list[tuple[str, int, str, str, int
     for result in results:
         by_kernel[result.form.kernel].append(result)
     rows = []
-    for name, found in sorted(by_kernel.items()):
-        codes = [(r.code, r.arch) for r in found if r.code is not None]
+    for name, of_kernel in sorted(by_kernel.items()):
+        codes = [(r.code, r.arch) for r in of_kernel if r.code is not None]
         registers = max(((c.registers, arch) for c, arch in codes), default=(0, ""))
         shared = max(((c.shared, arch) for c, arch in codes), default=(0, ""))
         words = [f"{value} ({arch})" if value else "0" for value, arch in (registers, shared)]
-        rows.append((name, len(found), *words, sum(bool(r.problems) for r in found)))
+        rows.append((name, len(of_kernel), *words, sum(bool(r.problems) for r in of_kernel)))
     return rows  # type: ignore[return-value]
 
 

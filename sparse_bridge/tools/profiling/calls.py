@@ -105,13 +105,13 @@ class Call:
 
 def layers_of(layers: Iterable[Layer]) -> tuple[LayerProfile, ...]:
     """Those that were called and are no containers, in the order of their first calls."""
-    found = [layer for layer in layers if any(call.listed for call in layer.calls)]
-    return tuple(map(_profile, found))
+    called = [layer for layer in layers if any(call.listed for call in layer.calls)]
+    return tuple(map(_profile, called))
 
 
 def _profile(layer: Layer) -> LayerProfile:
-    listed = [place for place, call in enumerate(layer.calls) if call.listed]
-    calls = [layer.calls[place] for place in listed]
+    listed = [index for index, call in enumerate(layer.calls) if call.listed]
+    calls = [layer.calls[index] for index in listed]
     last, events = calls[-1], [event for call in calls for event in call.events]
     notes = [note for call in calls for note in call.notes]
     original: dict[str, int] = {}
@@ -131,8 +131,8 @@ def _profile(layer: Layer) -> LayerProfile:
         original=original,
         **_sizes(last),
         dataflows=tuple(dict.fromkeys(event.dataflow for event in events)),
-        host_ms=tuple(layer.host_ms[place] for place in listed),
-        device_ms=tuple(layer.device_ms[place] for place in listed) if layer.device_ms else (),
+        host_ms=tuple(layer.host_ms[index] for index in listed),
+        device_ms=tuple(layer.device_ms[index] for index in listed) if layer.device_ms else (),
         backward_host_ms=layer.backward_host_ms,
         backward_device_ms=layer.backward_device_ms,
         backward_nodes=layer.backward_nodes,
@@ -189,13 +189,13 @@ def totals_of(layers: Iterable[LayerProfile], roots: list[Call]) -> Totals:
     host = sum(call.interval.host_ms for call in roots)
     device = sum(devices) if devices else None
     forward = host if device is None else device
-    inside = sum(sum(one.host_ms if device is None else one.device_ms) for one in layers)
-    backward = sum(one.backward_device_ms for one in layers)
+    inside = sum(sum(layer.host_ms if device is None else layer.device_ms) for layer in layers)
+    backward = sum(layer.backward_device_ms for layer in layers)
     return Totals(
         calls=len(roots),
         host_ms=host,
         device_ms=device,
-        backward_host_ms=sum(one.backward_host_ms for one in layers),
+        backward_host_ms=sum(layer.backward_host_ms for layer in layers),
         backward_device_ms=None if device is None else backward,
         between_ms=max(forward - inside, 0.0),
         peak_bytes=max((c.peak_bytes for c in roots if c.peak_bytes is not None), default=None),

@@ -22,9 +22,9 @@ def load_ipython_extension(shell: Any) -> None:
 
     def sparse_profile(line: str, cell: str | None = None) -> ModelProfile | None:
         model = shell.ev(line) if cell is not None and line.strip() else None
-        with profile(model) as found:
+        with profile(model) as measured:
             ran = shell.run_cell(line if cell is None else cell)
-        return found if ran.success else None  # the shell has shown the error
+        return measured if ran.success else None  # the shell has shown the error
 
     def sparse_status(line: str) -> Any:
         return lifecycle.status()
@@ -32,11 +32,11 @@ def load_ipython_extension(shell: Any) -> None:
     def sparse_report(line: str) -> Any:
         return lifecycle.report(shell.ev(line) if line.strip() else None)
 
-    made = {one.__name__: one for one in (sparse_profile, sparse_status, sparse_report)}
-    for kind, names in _NAMES.items():
+    made = {magic.__name__: magic for magic in (sparse_profile, sparse_status, sparse_report)}
+    for magic_kind, names in _NAMES.items():
         for name in names:
             made[name].__doc__ = load_ipython_extension.__doc__
-            shell.register_magic_function(made[name], magic_kind=kind, magic_name=name)
+            shell.register_magic_function(made[name], magic_kind=magic_kind, magic_name=name)
 
 
 def unload_ipython_extension(shell: Any) -> None:

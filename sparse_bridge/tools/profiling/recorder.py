@@ -61,7 +61,7 @@ class ModelProfile:
         self._notes: list[call_stats.Call] = []
         self._gradients = Gradients()
         self._title = "all modules" if model is None else type(model).__name__
-        self._found: tuple[tuple[results.LayerProfile, ...], results.Totals] | None = None
+        self._results: tuple[tuple[results.LayerProfile, ...], results.Totals] | None = None
 
     # the block
 
@@ -73,7 +73,7 @@ class ModelProfile:
             self._model = self._held()
             if self._model is None:
                 raise LifecycleError("the model of this profile is gone; make another.")
-        self._thread, self._found = threading.get_ident(), None
+        self._thread, self._results = threading.get_ident(), None
         self._gradients = Gradients()
         with contextlib.ExitStack() as stack:
             self._events = stack.enter_context(trace.record())
@@ -101,7 +101,7 @@ class ModelProfile:
         for layer in self._layers:
             layer.settle()
         layers = layers_of(self._layers)
-        self._found = layers, totals_of(layers, self._roots)
+        self._results = layers, totals_of(layers, self._roots)
         model, self._model = self._model, None
         if model is not None:
             model_layers.keep_measured(model, layers)
@@ -115,9 +115,9 @@ class ModelProfile:
     # what was found
 
     def _ended(self) -> tuple[tuple[results.LayerProfile, ...], results.Totals]:
-        if self._found is None:
+        if self._results is None:
             raise LifecycleError("this profile has not ended; read it after its `with` block, or call stop().")
-        return self._found
+        return self._results
 
     @property
     def layers(self) -> tuple[results.LayerProfile, ...]:
@@ -141,20 +141,20 @@ class ModelProfile:
         return text
 
     def __str__(self) -> str:
-        if self._found is None:
+        if self._results is None:
             return repr(self)
-        return results.table(self._title, *self._found).plain()
+        return results.table(self._title, *self._results).plain()
 
     def __repr__(self) -> str:
-        if self._found is not None:
+        if self._results is not None:
             return str(self)  # what a terminal shows
         state = "running" if self._stack is not None else "not started: use it as `with profile(...)`"
         return f"<sparse_bridge.profile of {self._title}, {state}>"
 
     def _repr_html_(self) -> str | None:
-        if self._found is None:
+        if self._results is None:
             return None
-        return results.table(self._title, *self._found).html()
+        return results.table(self._title, *self._results).html()
 
     # hooks
 
@@ -181,9 +181,9 @@ class ModelProfile:
 
     def _layer(self, module: nn.Module) -> Layer:
         """The layer of a module; an outermost one names all that it holds."""
-        found = self._known.get(module)
-        if found is not None:
-            return found
+        layer = self._known.get(module)
+        if layer is not None:
+            return layer
         root = type(module).__name__
         if self._open:
             return self._name(module, f"{self._open[-1].layer.name}.{root}")
@@ -215,13 +215,13 @@ class ModelProfile:
             self.stop()  # not sooner: the last call's gradients came after it
             return
         layer = self._layer(module)
-        given = list(_features_in((args, kwargs)))
+        features = list(_features_in((args, kwargs)))
         around = self._open[-1] if self._open else None
-        device = _device_of(given, module)
+        device = _device_of(features, module)
         call = Call(layer, around, len(self._events), len(self._notes))
-        call.shape_in = tuple(given[0].shape) if given else None
+        call.shape_in = tuple(features[0].shape) if features else None
         call.began = self._gradients.now
-        call.stops = [one.grad_fn for one in given if one.grad_fn is not None]
+        call.stops = [tensor.grad_fn for tensor in features if tensor.grad_fn is not None]
         if self._memory:
             call.peak = Peak(device, around.peak if around else None)
         self._open.append(call)
@@ -270,32 +270,32 @@ def profile(model: nn.Module | None = None, *inputs: Any, memory: bool = True) -
     Returns: a `ModelProfile`, with `layers`, `totals`, `to_dict()` and `to_json()` at the end.
     Raises: DataTypeError where `model` is no torch module.
     """
-    found = ModelProfile(model, memory=memory)
+    measured = ModelProfile(model, memory=memory)
     if not inputs:
-        return found
+        return measured
     if model is None:
         raise DataTypeError("profile() got inputs and no model; expected profile(model, *inputs).")
-    with found:
+    with measured:
         model(*inputs)
-    return found
+    return measured
 
 
 def _features_in(value: Any) -> Iterator[torch.Tensor]:
     """Features of the sparse tensors, and the tensors of numbers, in arguments or a result."""
     if isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _features_in(one)
+        for part in value:
+            yield from _features_in(part)
     elif isinstance(value, dict):
         yield from _features_in(tuple(value.values()))
     else:
-        found = protocol.features_of(value)
-        if found is not None and found.is_floating_point():
-            yield found
+        features = protocol.features_of(value)
+        if features is not None and features.is_floating_point():
+            yield features
 
 
-def _device_of(given: Iterable[torch.Tensor], module: nn.Module) -> torch.device | None:
+def _device_of(inputs: Iterable[torch.Tensor], module: nn.Module) -> torch.device | None:
     """Where a call computes: with its inputs, else with its parameters."""
-    first = next(iter(given), None)
+    first = next(iter(inputs), None)
     if first is None:
         first = next(module.parameters(), None)
     return None if first is None else first.device

@@ -160,15 +160,15 @@ def table(title: str, layers: Sequence[LayerProfile], totals: Totals) -> Table:
     rows = [_row(layer, totals, on_device) for layer in layers]
     backward = totals.backward_device_ms if on_device else totals.backward_host_ms
     between = _sum_row("between layers", ("", ""), "", _percent(totals.between_ms, totals))
-    between[_place("device ms" if on_device else "host ms")] = f"{totals.between_ms:,.2f}"
+    between[_column_index("device ms" if on_device else "host ms")] = f"{totals.between_ms:,.2f}"
     whole = _sum_row(
         "all",
         (f"{totals.host_ms:,.2f}", "" if totals.device_ms is None else f"{totals.device_ms:,.2f}"),
         f"{backward:,.2f}" if backward else "",
         "100%",
     )
-    whole[_place("calls")] = str(totals.calls)
-    whole[_place("MiB")] = megabytes(totals.peak_bytes)
+    whole[_column_index("calls")] = str(totals.calls)
+    whole[_column_index("MiB")] = megabytes(totals.peak_bytes)
     peaks = any(layer.peak_bytes is not None for layer in layers)
     left = sum(sum(layer.original.values()) for layer in layers)
     remark = (
@@ -181,7 +181,7 @@ def table(title: str, layers: Sequence[LayerProfile], totals: Totals) -> Table:
     return Table(f"Profile of {title}", _COLUMNS, rows, [between, whole], remark)
 
 
-def _place(name: str) -> int:
+def _column_index(name: str) -> int:
     return next(i for i, column in enumerate(_COLUMNS) if column.name == name)
 
 
@@ -191,9 +191,9 @@ def _percent(time: float, totals: Totals) -> str:
 
 def _sum_row(name: str, forward: tuple[str, str], backward: str, share: str) -> list[str]:
     row = [""] * len(_COLUMNS)
-    row[0], row[_place("share")] = name, share
-    row[_place("host ms")], row[_place("device ms")] = forward
-    row[_place("backward")] = backward
+    row[0], row[_column_index("share")] = name, share
+    row[_column_index("host ms")], row[_column_index("device ms")] = forward
+    row[_column_index("backward")] = backward
     return row
 
 

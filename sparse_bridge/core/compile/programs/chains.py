@@ -52,7 +52,7 @@ def _groups(graph: Graph) -> list[list[Node]]:
 
 def _dtype(node: Node) -> torch.dtype | None:
     """Of a convolution's input and result, where they are known to have one."""
-    values = [one.meta.get("example_value", one.meta.get("val")) for one in (node, node.args[0])]  # type: ignore[union-attr]
+    values = [operand.meta.get("example_value", operand.meta.get("val")) for operand in (node, node.args[0])]  # type: ignore[union-attr]
     kinds = {getattr(value, "dtype", None) for value in values}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -61,9 +61,9 @@ def _chain(graph: Graph, group: list[Node]) -> None:
     dtype = _dtype(group[0])
     if dtype is None:
         return
-    args = list(dict.fromkeys(one for node in group for one in node.all_input_nodes if one not in group))
-    place = {node: at for at, node in enumerate([*args, *group])}
-    links = [_link(node, group, place) for node in group]
+    args = list(dict.fromkeys(operand for node in group for operand in node.all_input_nodes if operand not in group))
+    index = {node: at for at, node in enumerate([*args, *group])}
+    links = [_link(node, group, index) for node in group]
     step = ChainStep(links, len(args), dtype.itemsize)
     with graph.inserting_after(group[-1]):
         made = graph.call_function(step, tuple(args))
@@ -78,9 +78,9 @@ def _chain(graph: Graph, group: list[Node]) -> None:
         graph.erase_node(node)
 
 
-def _link(node: Node, group: list[Node], place: dict[Node, int]) -> Link:
+def _link(node: Node, group: list[Node], index: dict[Node, int]) -> Link:
     operands: list[Any] = [*node.args, *[None] * (_OPERANDS - len(node.args))]
-    places = tuple(-1 if one is None else place[one] for one in operands)
+    places = tuple(-1 if operand is None else index[operand] for operand in operands)
     return Link(node.target, places, _last(node, group))  # type: ignore[arg-type]
 
 

@@ -62,15 +62,15 @@ def _name(node: Node) -> str | None:
 def _has_lists(name: str) -> bool:
     """Whether an operator takes lists of tensors, or names some arguments only."""
     arguments = getattr(ops, name).default._schema.arguments
-    return any(one.kwarg_only or "List[Tensor]" in str(one.type) for one in arguments)
+    return any(argument.kwarg_only or "List[Tensor]" in str(argument.type) for argument in arguments)
 
 
 def _arguments(node: Node, name: str) -> dict[str, Any]:
     """By name, in the order of the schema."""
     schema = getattr(ops, name).default._schema
-    given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False))
-    given.update(node.kwargs)
-    return {one.name: given.get(one.name, one.default_value) for one in schema.arguments}
+    by_name = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False))
+    by_name.update(node.kwargs)
+    return {parameter.name: by_name.get(parameter.name, parameter.default_value) for parameter in schema.arguments}
 
 
 def _fix_versions(graph: Graph) -> None:
@@ -110,30 +110,30 @@ def _least(check: Any) -> bool:
 def _map(graph: Graph, node: Node, name: str, objects: set[Node]) -> set[Node]:
     """Lower an operator of maps: the nodes whose values are objects."""
     run, places = MAPS[name]
-    given = _arguments(node, name)
-    if "handle" in given and given["handle"] not in objects:
+    arguments = _arguments(node, name)
+    if "handle" in arguments and arguments["handle"] not in objects:
         with graph.inserting_before(node):
-            given["handle"] = graph.call_function(known_sites, (given["handle"],))
-    made = _replace(graph, node, run, list(given.values()))
+            arguments["handle"] = graph.call_function(known_sites, (arguments["handle"],))
+    made = _replace(graph, node, run, list(arguments.values()))
     if places is None:
         return {made}
-    return {one for one in made.users if one.args[1] in places}
+    return {user for user in made.users if user.args[1] in places}
 
 
 def _conv(graph: Graph, node: Node, objects: set[Node]) -> None:
     name = _name(node)
-    given = _arguments(node, str(name))
-    read = [given[name] for name in ("layout", "groups", "precision", "dataflow")]
-    end = given.get("eps", 0.0), given.get("activation"), given.get("alpha", 0.0)
-    if any(isinstance(one, Node) for one in end):
+    named = _arguments(node, str(name))
+    read = [named[name] for name in ("layout", "groups", "precision", "dataflow")]
+    end = named.get("eps", 0.0), named.get("activation"), named.get("alpha", 0.0)
+    if any(isinstance(value, Node) for value in end):
         return  # `dynamic=True` has norms' constants vary
-    if given["kmap"].target is same_rows and not given["kmap"].args[1]:
-        given["kmap"] = None  # of as many rows as x has
-    elif given["kmap"] not in objects:
+    if named["kmap"].target is same_rows and not named["kmap"].args[1]:
+        named["kmap"] = None  # of as many rows as x has
+    elif named["kmap"] not in objects:
         with graph.inserting_before(node):
-            given["kmap"] = graph.call_function(map_of, (given["kmap"], False))
-    step = ConvStep(ConvForm(*read), given["transposed"], *end)
-    operands = [given.get(name) for name in ("x", "weight", "bias", "kmap", "mean", "var", "gain", "beta", "residual")]
+            named["kmap"] = graph.call_function(map_of, (named["kmap"], False))
+    step = ConvStep(ConvForm(*read), named["transposed"], *end)
+    operands = [named.get(name) for name in ("x", "weight", "bias", "kmap", "mean", "var", "gain", "beta", "residual")]
     _replace(graph, node, step, operands)
 
 
@@ -144,9 +144,9 @@ def _gradients(graph: Graph, node: Node) -> None:
         casts = list(dw.users)
         if len(casts) != 1 or casts[0].target is not torch.ops.aten._to_copy.default:
             continue
-        kind = casts[0].kwargs.get("dtype")
-        if kind == torch.float32 and set(casts[0].kwargs) <= {"dtype", "layout", "device"}:
-            made.kwargs = {"kind": kind}
+        dtype = casts[0].kwargs.get("dtype")
+        if dtype == torch.float32 and set(casts[0].kwargs) <= {"dtype", "layout", "device"}:
+            made.kwargs = {"dw_dtype": dtype}
             casts[0].replace_all_uses_with(dw)
             graph.erase_node(casts[0])
 

@@ -37,7 +37,7 @@ def count(counters: list[torch.Tensor], step: int) -> None:
 
 def cast(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """Contiguous copies in another dtype, which share memory, of contiguous tensors of any shape."""
-    memory = tensors[0].new_empty(sum([one.numel() for one in tensors]), dtype=dtype)
+    memory = tensors[0].new_empty(sum([tensor.numel() for tensor in tensors]), dtype=dtype)
     made: list[torch.Tensor] = _flat(memory, tensors)
     torch._foreach_copy_(made, tensors)
     return made
@@ -58,8 +58,8 @@ class _Average:
     def _read(self, running: Any, total: Any, *more: Any) -> None:
         if not isinstance(total, Node) or total.target is not aten.add.Tensor:
             return
-        given: Any = total.args
-        (left, right), kind = given, running.meta["val"].dtype
+        addends: Any = total.args
+        (left, right), dtype = addends, running.meta["val"].dtype
         if left is running and isinstance(right, (int, float)) and not total.kwargs:
             self.running, self.take = running, right
         elif (
@@ -69,7 +69,7 @@ class _Average:
             and isinstance(left.args[1], float)
             and isinstance(right, Node)
             and set(total.kwargs) <= {"alpha"}
-            and right.meta["val"].dtype == kind
+            and right.meta["val"].dtype == dtype
         ):
             self.running, self.now = running, right
             self.keep, self.take = left.args[1], total.kwargs.get("alpha", 1)
@@ -83,14 +83,14 @@ class _Average:
 
 def _join_statistics(graph: Graph) -> None:
     groups: dict[Any, list[_Average]] = defaultdict(list)
-    given = {_memory(node) for node in graph.nodes if node.op == "placeholder"} - {None}
+    inputs = {_memory(node) for node in graph.nodes if node.op == "placeholder"} - {None}
     for node in graph.nodes:
         if node.target is aten.copy_.default:
-            one = _Average(node)
-            if one.running is None or one.running.op != "placeholder":
+            average = _Average(node)
+            if average.running is None or average.running.op != "placeholder":
                 continue
-            if one.now is None or _memory(one.now) not in given:  # which may be written to before
-                groups[one.alike].append(one)
+            if average.now is None or _memory(average.now) not in inputs:  # which may be written to before
+                groups[average.alike].append(average)
     for group in groups.values():
         if len(group) > 1:
             _move(graph, group)
@@ -105,16 +105,16 @@ def _memory(node: Node) -> int | None:
 
 def _move(graph: Graph, group: list[_Average]) -> None:
     """At the end of the graph, where the copies stood."""
-    running, first = [one.running for one in group], group[0]
+    running, first = [average.running for average in group], group[0]
     with graph.inserting_after(group[-1].node):
         if first.now is None:
             graph.call_function(count, (running, first.take))
         else:
-            now = [one.now for one in group]
+            now = [average.now for average in group]
             graph.call_function(move_averages, (running, now, first.keep, first.take))
-    for one in group:
-        one.node.replace_all_uses_with(one.running)
-        graph.erase_node(one.node)
+    for average in group:
+        average.node.replace_all_uses_with(average.running)
+        graph.erase_node(average.node)
 
 
 def _join_casts(graph: Graph) -> None:

@@ -21,7 +21,7 @@ def join(graph: Graph) -> None:
 
 def _join(graph: Graph, root: Node) -> None:
     group = _group(graph, root)
-    numbers = list(dict.fromkeys(one for node in group for one in _sizes(node) if isinstance(one, Node)))
+    numbers = list(dict.fromkeys(size for node in group for size in _sizes(node) if isinstance(size, Node)))
     after = _after(graph, group)
     if len(group) < 2 or not after.isdisjoint(numbers):
         return
@@ -59,7 +59,7 @@ def _group(graph: Graph, root: Node) -> list[Node]:
     group = []
     for node in graph.nodes:
         if node.target in (map_over, new_map) and node.args[1] in known:
-            if any(isinstance(one, Node) for one in relative(node.args[4], node.args[5])):
+            if any(isinstance(size, Node) for size in relative(node.args[4], node.args[5])):
                 continue
             group.append(node)
             known |= {user for user in node.users if user.args[1:] == (2,)}
@@ -81,7 +81,7 @@ def _asked(node: Node, group: list[Node], numbers: list[Node]) -> Asked:
     source: Any = node.args[1]
     own = node.target is new_map
     made = source.args[0] if source.target is operator.getitem else None
-    given = tuple((True, numbers.index(one)) if isinstance(one, Node) else (False, one) for one in _sizes(node))
+    sizes = tuple((True, numbers.index(size)) if isinstance(size, Node) else (False, size) for size in _sizes(node))
     seen = own and any(user.args[1] == 1 and user.users for user in node.users)
     at = group.index(made) if made in group else -1
-    return Asked(at, node.args[4], given, node.args[6] if own else None, seen)  # type: ignore[arg-type]
+    return Asked(at, node.args[4], sizes, node.args[6] if own else None, seen)  # type: ignore[arg-type]

@@ -91,39 +91,39 @@ class MapsStep:
         self._asked = tuple(asked)
         self._steps: list[Any] | None = None  # by map: its step, or the map that it equals
 
-    def __call__(self, coords: torch.Tensor, *given: int) -> list[tuple[Any, Any, Any]]:
+    def __call__(self, coords: torch.Tensor, *numbers: int) -> list[tuple[Any, Any, Any]]:
         root = sites(coords)
-        first = self._built(0, root, given)
+        first = self._built(0, root, numbers)
         answers, recording = [first], root.store.recording
         steps = self._steps
         if steps is not None and recording is not None and len(recording.steps) == 1:
             for number in range(1, len(self._asked)):
-                found = self._again(number, steps[number], recording, answers)
-                if found is None:
+                again = self._again(number, steps[number], recording, answers)
+                if again is None:
                     break
-                answers.append(found)
+                answers.append(again)
         learnt: list[Any] | None = None
         if len(answers) == 1 and recording is not None and len(recording.steps) == 1:
             learnt = [recording.steps[0]]
         for number in range(len(answers), len(self._asked)):
-            one = self._asked[number]
-            over = root if one.source < 0 else answers[one.source].sites
+            asked = self._asked[number]
+            over = root if asked.source < 0 else answers[asked.source].sites
             count = 0 if recording is None else len(recording.steps)
-            made = self._built(number, over, given)
+            made = self._built(number, over, numbers)
             answers.append(made)
             if learnt is not None:
                 learnt.append(_learnt(recording, count, made, answers))
         if learnt is not None:
             self._steps = None if None in learnt else learnt
-        return [self._shown(one, made) for one, made in zip(self._asked, answers, strict=True)]
+        return [self._shown(asked, made) for asked, made in zip(self._asked, answers, strict=True)]
 
-    def _built(self, number: int, over: Any, given: Sequence[int]) -> Made:
+    def _built(self, number: int, over: Any, arguments: Sequence[int]) -> Made:
         """A map that is asked of its builder."""
-        one = self._asked[number]
-        numbers = [given[value] if placed else value for placed, value in one.numbers]
-        made = build(over, one.builder, numbers)
-        if one.least is not None and made.sites is not None:
-            check_least(made.sites, one.least)
+        asked = self._asked[number]
+        numbers = [arguments[value] if placed else value for placed, value in asked.numbers]
+        made = build(over, asked.builder, numbers)
+        if asked.least is not None and made.sites is not None:
+            check_least(made.sites, asked.least)
         return made
 
     def _again(self, number: int, step: Any, recording: Any, answers: list[Made]) -> Made | None:
@@ -141,10 +141,10 @@ class MapsStep:
         return Made(built.kmap, made)
 
     @staticmethod
-    def _shown(one: Asked, made: Made) -> tuple[Any, Any, Any]:
+    def _shown(asked: Asked, made: Made) -> tuple[Any, Any, Any]:
         if made.sites is None:
             return made.kmap, None, None
-        coords = made.sites.store.alias(made.sites.coords) if one.seen else None
+        coords = made.sites.store.alias(made.sites.coords) if asked.seen else None
         return made.kmap, coords, made.sites
 
 

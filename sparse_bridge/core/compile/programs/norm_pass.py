@@ -50,8 +50,8 @@ def _take(graph: Graph, node: Node) -> None:
     last = users[0] if relu else node
     y.meta = dict(last.meta)
     last.replace_all_uses_with(y)
-    for one in dict.fromkeys((last, node)):
-        graph.erase_node(one)
+    for replaced in dict.fromkeys((last, node)):
+        graph.erase_node(replaced)
 
 
 def _first(made: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -41,12 +41,12 @@ class Lists:
 
     def places(self, n_offsets: int, reverse: bool) -> torch.Tensor:
         """int64 [n], its offsets among all; reverse: they count from the last one down."""
-        found = self._places.get(reverse)
-        if found is None:
+        offsets = self._places.get(reverse)
+        if offsets is None:
             places = [n_offsets - 1 - v for v in self.offsets] if reverse else self.offsets
-            found = torch.tensor(places, device=self.x_rows.device)
-            found = self._places[reverse] = self._keep(found)
-        return found
+            offsets = torch.tensor(places, device=self.x_rows.device)
+            offsets = self._places[reverse] = self._keep(offsets)
+        return offsets
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor that was made now and stays."""
@@ -89,23 +89,23 @@ class Padded:
         self._order = stream_order.of(device)
         self._kept: list[torch.Tensor] = []
         pairs = [0, *itertools.accumulate(part.sizes)]
-        sizes = [[part.sizes[place] for place in group] for group in groups]
+        sizes = [[part.sizes[index] for index in group] for group in groups]
         heights = [max(own) for own in sizes for _ in own]
         slots = [0, *itertools.accumulate(heights)]
         self._slots = [slots[at] for at in (0, *itertools.accumulate(map(len, groups)))]
         self._pairs = [0, *itertools.accumulate(map(sum, sizes))]
-        facts = [(pairs[place], part.sizes[place], number) for number, group in enumerate(groups) for place in group]
+        facts = [(pairs[index], part.sizes[index], number) for number, group in enumerate(groups) for index in group]
         columns = [*zip(*facts, strict=True), heights, slots[:-1]]
         begins, counts, numbers, high, low = torch.tensor(columns, device=device)
-        place = torch.repeat_interleave(high, output_size=slots[-1])
-        lane = torch.arange(slots[-1], device=device) - low[place]
-        last = counts[place] - 1
-        source = begins[place] + torch.minimum(lane, last)
+        index = torch.repeat_interleave(high, output_size=slots[-1])
+        lane = torch.arange(slots[-1], device=device) - low[index]
+        last = counts[index] - 1
+        source = begins[index] + torch.minimum(lane, last)
         self.x_rows, self.y_rows = part.x_rows[source], part.rows[source]
-        self.padding, self._numbers = lane > last, numbers[place]
+        self.padding, self._numbers = lane > last, numbers[index]
         self._sums: list[Sums] | None = None
         self._lists = [
-            ([part.offsets[place] for place in group], own) for group, own in zip(groups, sizes, strict=True)
+            ([part.offsets[index] for index in group], own) for group, own in zip(groups, sizes, strict=True)
         ]
 
     def batches(self) -> list[Batch]:

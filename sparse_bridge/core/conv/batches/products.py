@@ -19,8 +19,8 @@ def gather(x: torch.Tensor, rows: torch.Tensor, lists: Lists) -> torch.Tensor:
 def gather_clean(x: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
     """[n, height, C]: the rows of x [N, C] of every list, in x's dtype, zeros in place of padding. rows: int32 [n *
     height]."""
-    found = gather(x, rows, batch)
-    return found if batch.padding is None else found.masked_fill_(batch.padding, 0)
+    gathered = gather(x, rows, batch)
+    return gathered if batch.padding is None else gathered.masked_fill_(batch.padding, 0)
 
 
 def matrices_of(stack: torch.Tensor, lists: Lists, reverse: bool) -> torch.Tensor:
@@ -42,8 +42,8 @@ def sums_of(products: torch.Tensor, order: torch.Tensor, starts: torch.Tensor) -
 
     products: [P, C], any float dtype, which is the result's.  order: int32 [Q].  starts: int32 [R + 1].
     """
-    found: torch.Tensor = torch.embedding_bag(products, order, starts, mode=_SUM, include_last_offset=True)[0]
-    return found
+    sums: torch.Tensor = torch.embedding_bag(products, order, starts, mode=_SUM, include_last_offset=True)[0]
+    return sums
 
 
 def add_rows(y: torch.Tensor, products: torch.Tensor, batch: Batch) -> None:
@@ -61,5 +61,5 @@ def add_rows(y: torch.Tensor, products: torch.Tensor, batch: Batch) -> None:
 def add_matrices(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, batch: Batch, reverse: bool) -> None:
     """sums [V, K, N] += left^T right of every list, [n, height, K] and [n, height, N], both with zeros in place of
     padding. Left and right are of one float dtype; what is added is cast to that of the sums."""
-    found = torch.bmm(left.transpose(1, 2), right)
-    sums.index_add_(0, batch.places(len(sums), reverse), found.to(sums.dtype))
+    products = torch.bmm(left.transpose(1, 2), right)
+    sums.index_add_(0, batch.places(len(sums), reverse), products.to(sums.dtype))

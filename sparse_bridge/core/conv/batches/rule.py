@@ -55,18 +55,18 @@ def _rounded(width: int) -> int:
 def groups_of(sizes: Sequence[int], limits: Limits) -> list[list[int]]:
     """Places in `sizes` of the lists that go together, ascending, the groups with the shortest
     lists first; lists that are empty, too long or left with too few others are in none."""
-    fits = [place for place, size in enumerate(sizes) if 0 < size <= limits.longest]
+    fits = [index for index, size in enumerate(sizes) if 0 < size <= limits.longest]
     groups: list[list[int]] = []
     group: list[int] = []
     total = 0
-    for place in sorted(fits, key=sizes.__getitem__):
-        size = sizes[place]  # the longest so far
+    for index in sorted(fits, key=sizes.__getitem__):
+        size = sizes[index]  # the longest so far
         padded = (len(group) + 1) * size
         redundant = padded - total - size
         if group and (padded > limits.room or redundant > limits.epsilon * padded):
             groups.append(group)
             group, total = [], 0
-        group.append(place)
+        group.append(index)
         total += size
     groups.append(group)
     return [sorted(group) for group in groups if len(group) >= limits.fewest]

@@ -23,23 +23,23 @@ def steps_of(chunks: Chunks, limits: Limits | None) -> Steps:
     steps = Steps([], [])
     for part in chunks.parts():
         part.follow()
-        found, padded = _split(part, limits)
+        split, padded = _split(part, limits)
         if padded is not None:
             padded.follow()
-        steps.alone.extend(found.alone)
-        steps.batches.extend(found.batches)
+        steps.alone.extend(split.alone)
+        steps.batches.extend(split.batches)
     return steps
 
 
 def _split(part: Part, limits: Limits) -> tuple[Steps, Padded | None]:
     """The lists of a part; made once for the same limits."""
     key = ("steps", limits)
-    found: tuple[Steps, Padded | None] | None = part.kept.get(key)
-    if found is None:
+    cached: tuple[Steps, Padded | None] | None = part.kept.get(key)
+    if cached is None:
         groups = groups_of(part.sizes, limits)
-        together = {place for group in groups for place in group}
-        alone = [item for place, item in enumerate(part.items) if place not in together]
+        together = {index for group in groups for index in group}
+        alone = [item for index, item in enumerate(part.items) if index not in together]
         padded = Padded(part, groups) if groups else None
-        found = Steps(alone, [] if padded is None else padded.batches()), padded
-        part.kept[key] = found
-    return found
+        cached = Steps(alone, [] if padded is None else padded.batches()), padded
+        part.kept[key] = cached
+    return cached

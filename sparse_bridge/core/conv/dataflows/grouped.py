@@ -25,8 +25,8 @@ class _DryGroups:
     def __init__(self) -> None:
         from ....kernels.gemm.grouped_gemm import Groups
 
-        one, two = (torch.empty(n, dtype=torch.int32) for n in (1, 2))
-        self.groups = Groups(one, one, two)
+        single, double = (torch.empty(n, dtype=torch.int32) for n in (1, 2))
+        self.groups = Groups(single, single, double)
 
     def tiles(self, block_m: int) -> torch.Tensor:
         return torch.empty((1, 4), dtype=torch.int32)

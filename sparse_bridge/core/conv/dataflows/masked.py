@@ -83,12 +83,12 @@ def split_tiles(rulebook: Rulebook, side: int, target: Target, splits: int) -> t
 
     reverse = side == 1 and rulebook.symmetric
     key = ("split tiles", 0 if reverse else side, splits)
-    found: TileList | None = rulebook.cache.get(key)
-    if found is None:
+    tiles: TileList | None = rulebook.cache.get(key)
+    if tiles is None:
         table = rulebook.table(side)[0]
         order = mask_order(table, target, splits)
-        found = rulebook.cache.put(key, pack_tiles(table, order, target, splits))
-    return found, reverse
+        tiles = rulebook.cache.put(key, pack_tiles(table, order, target, splits))
+    return tiles, reverse
 
 
 DATAFLOW, BY_RULE = Masked(), _ByRule()

@@ -73,13 +73,13 @@ def _multiply(
         mm(rows, matrices[v], out=result)
 
     def whole(part: Part, slots: Slots, results: Sequence[torch.Tensor]) -> None:
-        gathered = x.index_select(0, slots.x_rows).split_with_sizes([len(one) for one in results])
+        gathered = x.index_select(0, slots.x_rows).split_with_sizes([len(product) for product in results])
         for v, own, result in zip(part.offsets, gathered, results, strict=True):
             rocm.cpu_mm(own, matrices[v], out=result)
 
-    def batch(one: Lists) -> torch.Tensor:
-        factors = batched.matrices_of(stack, one, chunks.reverse)
-        return batched.multiply(batched.gather(x, one.x_rows, one), factors)
+    def batch(lists: Lists) -> torch.Tensor:
+        factors = batched.matrices_of(stack, lists, chunks.reverse)
+        return batched.multiply(batched.gather(x, lists.x_rows, lists), factors)
 
     limits = limits_of(x.shape[1], width)
     way = Multiply(multiply, whole if at_once else None, batch, limits, x.shape[1])
@@ -120,12 +120,12 @@ def _large(pairs: Chunks | Part, width: int) -> bool:
 
 
 class Multiply(NamedTuple):
-    """one: writes the products [>= n_pairs, C_out] of an item, and of the rows that fill them up.  whole: those of a
+    """item: writes the products [>= n_pairs, C_out] of one, and of the rows that fill them up.  whole: those of a
     part, whose rows are gathered at once; None where that is no gain.  batch: gives those of a batch, [n, height,
     C_out].  limits: of batches.  width: columns that it gathers. All in the dtype of the operands: fp32 or fp64 on
     CPUs."""
 
-    one: Callable[[Item, torch.Tensor], None]
+    item: Callable[[Item, torch.Tensor], None]
     whole: Callable[[Part, Slots, Sequence[torch.Tensor]], None] | None
     batch: Callable[[Batch], torch.Tensor]
     limits: Limits
@@ -183,7 +183,7 @@ def _add_one_by_one(
     turns = on_cpu(x) or x.dtype == torch.float64
     alone, batches = steps_of(chunks, None if turns else multiply.limits)
     for item in alone:
-        multiply.one(item, products[: height_of(item.n_pairs, matrices[0]) if turns else item.n_pairs])
+        multiply.item(item, products[: height_of(item.n_pairs, matrices[0]) if turns else item.n_pairs])
         y.index_add_(0, item.y_rows, products[: item.n_pairs].to(y.dtype))
     for batch in batches:
         batched.add_rows(y, multiply.batch(batch), batch)
@@ -205,7 +205,7 @@ def _block_sum(
             multiply.whole(part, slots, results)
         else:
             for item, result in zip(part.items, results, strict=True):
-                multiply.one(item, result)
+                multiply.item(item, result)
         if total is not None:
             products[n_slots:].copy_(total)
         total = batched.sums_of(products, slots.order, slots.starts)
@@ -229,10 +229,10 @@ def weight_gradient(kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, dw: torc
             if chunks.dense >= 0:
                 _accumulate(sums[chunks.dense], left, right, len(left))
             alone, batches = steps_of(chunks, None if on_cpu(x) else limits_of(w.c_in, w.c_out))
-            for one in batches:
-                first = batched.gather_clean(left, one.x_rows, one)
-                other = batched.gather_clean(right, one.y_rows, one)
-                batched.add_matrices(stack, first, other, one, chunks.reverse)
+            for batch in batches:
+                first = batched.gather_clean(left, batch.x_rows, batch)
+                other = batched.gather_clean(right, batch.y_rows, batch)
+                batched.add_matrices(stack, first, other, batch, chunks.reverse)
             rows, other = _gathered("rows", chunks, left), _gathered("other", chunks, right)
             for v, n_pairs, x_rows, y_rows in alone:
                 gather_rows(left, x_rows, rows[:n_pairs])
@@ -288,18 +288,18 @@ def _both(
         _accumulate(sums[v], rows, other, n_pairs)
 
     def whole(part: Part, slots: Slots, results: Sequence[torch.Tensor]) -> None:
-        heights = [len(one) for one in results]
+        heights = [len(product) for product in results]
         rights = dy.index_select(0, slots.x_rows).split_with_sizes(heights)
         lefts = x.index_select(0, part.rows).t().split_with_sizes(part.sizes, 1)
         for v, right, left, result in zip(part.offsets, rights, lefts, results, strict=True):
             rocm.cpu_mm(right, back[v], out=result)
             sums[v].addmm_(left, right[: left.shape[1]])
 
-    def batch(one: Batch) -> torch.Tensor:
-        right = batched.gather_clean(dy, one.x_rows, one)
-        left = batched.gather_clean(x, one.y_rows, one)
-        batched.add_matrices(total, left, right, one, chunks.reverse)
-        return batched.multiply(right, batched.matrices_of(turned, one, chunks.reverse))
+    def batch(lists: Batch) -> torch.Tensor:
+        right = batched.gather_clean(dy, lists.x_rows, lists)
+        left = batched.gather_clean(x, lists.y_rows, lists)
+        batched.add_matrices(total, left, right, lists, chunks.reverse)
+        return batched.multiply(right, batched.matrices_of(turned, lists, chunks.reverse))
 
     limits, width = limits_of(x.shape[1], dy.shape[1]), x.shape[1] + dy.shape[1]
     way = Multiply(multiply, whole if at_once else None, batch, limits, width)

@@ -66,20 +66,20 @@ class LimitedProduct:
         if isinstance(flow, KernelDataflow) and not flow.irregular:
             assert isinstance(inner, GatherProduct | Finished)
             kinds = [KernelJob, SearchJob] if SearchJob.serves(call) else [KernelJob]
-            return [kind(flow, self._product, inner, call) for kind in kinds]
-        kind = TorchJob if isinstance(flow, PerOffset) else Job
-        return [kind(self._product, inner, call)]
+            return [job(flow, self._product, inner, call) for job in kinds]
+        job = TorchJob if isinstance(flow, PerOffset) else Job
+        return [job(self._product, inner, call)]
 
 
 def _heights(n_rows: int) -> list[int]:
     """Rows of blocks that are tried: half as many each time, whole tiles."""
-    found: list[int] = []
+    heights: list[int] = []
     n_blocks = 2
-    while not found or found[-1] > LEAST:
+    while not heights or heights[-1] > LEAST:
         height = -(-n_rows // n_blocks)
-        found.append(max(LEAST, height + -height % LEAST))
+        heights.append(max(LEAST, height + -height % LEAST))
         n_blocks *= 2
-    return found
+    return heights
 
 
 def _named(call: Call, job: Job) -> str:

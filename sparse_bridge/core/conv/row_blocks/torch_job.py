@@ -61,17 +61,17 @@ class TorchJob(Job):
 
     def kept(self) -> int:
         rulebook = self.call.rulebook
-        return -sum(getattr(one, "nbytes", 0) for one in rulebook.cache.values())
+        return -sum(getattr(value, "nbytes", 0) for value in rulebook.cache.values())
 
     def prepare(self) -> None:
         self.call.rulebook.cache.drop()
 
     @functools.cached_property
     def _pairs(self) -> Pairs:
-        found = pairs_of(self._kmap)
-        if isinstance(found.x_rows, np.ndarray):
-            return found
-        return found._replace(x_rows=on_host(found.x_rows), y_rows=on_host(found.y_rows))
+        pairs = pairs_of(self._kmap)
+        if isinstance(pairs.x_rows, np.ndarray):
+            return pairs
+        return pairs._replace(x_rows=on_host(pairs.x_rows), y_rows=on_host(pairs.y_rows))
 
     @functools.cached_property
     def _ends(self) -> Any:
@@ -119,17 +119,17 @@ def _apart(block: Block, chunks: Chunks, x: torch.Tensor, dtype: torch.dtype) ->
     rows[:n_own] = x[begin : begin + n_own]
     rows[n_own:] = x.index_select(0, torch.from_numpy(others).to(x.device))
 
-    def place(x_rows: Any) -> Any:
-        found = (n_own + np.searchsorted(others, x_rows)).astype(np.int32)
+    def local(x_rows: Any) -> Any:
+        behind = (n_own + np.searchsorted(others, x_rows)).astype(np.int32)
         if not n_own:
-            return found
-        return np.where((x_rows >= begin) & (x_rows < block.end), x_rows - begin, found)
+            return behind
+        return np.where((x_rows >= begin) & (x_rows < block.end), x_rows - begin, behind)
 
-    parts = tuple(_moved(part, place(x_rows), begin, x.device) for part, x_rows in zip(block.parts, lists, strict=True))
-    one = Block(0, n_rows, parts)
+    parts = tuple(_moved(part, local(x_rows), begin, x.device) for part, x_rows in zip(block.parts, lists, strict=True))
+    whole = Block(0, n_rows, parts)
     longest = max((max(part.sizes) for part in parts), default=0)
     products = max((part.n_pairs for part in parts), default=0)
-    return Chunks((one,), chunks.reverse, chunks.dense, longest, products), rows
+    return Chunks((whole,), chunks.reverse, chunks.dense, longest, products), rows
 
 
 def _moved(part: Part, x_rows: Any, begin: int, device: torch.device) -> Part:

@@ -91,12 +91,12 @@ _SHORTCUTS: dict[types.CodeType, tuple[type[nn.Module], Callable[..., Any]]] = {
 _BETWEEN = "sparse_bridge.core", "sparse_bridge.native", "torch.nn.functional", "torch._jit_internal", "torch.overrides"
 _call = nn.Module._call_impl.__code__  # with hooks, newer torch calls in a function inside of it
 _codes = [_call, nn.Module._slow_forward.__code__]
-_codes += [one for one in _call.co_consts if isinstance(one, types.CodeType)]
+_codes += [constant for constant in _call.co_consts if isinstance(constant, types.CodeType)]
 _CALLS = frozenset(map(id, _codes))  # code objects take seven times as long to hash
 _fast_forwards: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-for _kind, _shortcut in _SHORTCUTS.values():
-    functools.update_wrapper(_shortcut, _kind.forward)  # for those who read its source
-    setattr(_shortcut, hooks.IN_PLACE_OF, _kind.forward)
+for _module, _shortcut in _SHORTCUTS.values():
+    functools.update_wrapper(_shortcut, _module.forward)  # for those who read its source
+    setattr(_shortcut, hooks.IN_PLACE_OF, _module.forward)
 
 
 def _is_norm(module: Any, norm: Norm) -> bool:
@@ -147,11 +147,11 @@ def install_fast_forward(input: Any) -> None:
 
 def install_on_frame(caller: types.FrameType | None) -> None:
     """The same of the module whose forward this frame is."""
-    kind, shortcut = (nn.Module, None) if caller is None else _SHORTCUTS.get(caller.f_code, (nn.Module, None))
+    cls, shortcut = (nn.Module, None) if caller is None else _SHORTCUTS.get(caller.f_code, (nn.Module, None))
     if caller is None or shortcut is None:
         return
     module = caller.f_locals.get("self")
-    if isinstance(module, kind) and type(module) is kind and "forward" not in module.__dict__:
+    if isinstance(module, cls) and type(module) is cls and "forward" not in module.__dict__:
         module.__dict__["forward"] = types.MethodType(shortcut, module)
         _fast_forwards.add(module)
 

@@ -66,9 +66,9 @@ class Features(LazyTensor):
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         follow = FOLLOWING.get(func)
         if follow is not None and not torch.compiler.is_compiling():
-            found = follow(*args, **kwargs) if kwargs else follow(*args)
-            if found is not None:
-                return found
+            result = follow(*args, **kwargs) if kwargs else follow(*args)
+            if result is not None:
+                return result
         if func in _ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -159,6 +159,6 @@ def materialize(value: Any) -> Any:
     if isinstance(value, LazyTensor):
         return type(value).materialize(value)
     if isinstance(value, (list, tuple)):
-        made = [materialize(one) for one in value]
+        made = [materialize(part) for part in value]
         return made if isinstance(value, list) else tuple(made)
     return value

@@ -46,7 +46,7 @@ class Rebuild(Protocol):
 class ViewSet:
     """Of a `Rulebook`, see there for what is common.
 
-    _lists: `_given` by whoever made it, or made of a table.  _pairs: for kernels.  rebuild: how it
+    _lists: handed over by the maker (`_from_lists`), or made of a table.  _pairs: for kernels.  rebuild: how it
     is made once more, where that is known; `drop` leaves nothing then.
     """
 
@@ -57,7 +57,7 @@ class ViewSet:
     def __init__(self, lists: PairLists | None) -> None:
         self._tables: list[NeighborTable | None] = [None, None]
         self._tiles: list[TileList | None] = [None, None]
-        self._lists, self._given = lists, lists is not None
+        self._lists, self._from_lists = lists, lists is not None
         self._pairs: DevicePairs | None = None
         self.rebuild: Rebuild | None = None
         self._dropped = False
@@ -79,11 +79,11 @@ class ViewSet:
         but one, or all of them where `rebuild` builds them."""
         self.cache.drop()
         self._pairs = None
-        root = -1 if self.rebuild is not None or self._given else 0 if self._known(0) else 1
+        root = -1 if self.rebuild is not None or self._from_lists else 0 if self._known(0) else 1
         if self.rebuild is not None:
             self._dropped = True
             self.rebuild.drop()
-        if self.rebuild is not None or not self._given:
+        if self.rebuild is not None or not self._from_lists:
             self._lists = None
         for side in (0, 1):
             if side != root:
@@ -93,14 +93,14 @@ class ViewSet:
 
     def keep_table(self, side: int) -> None:
         """Let go of all but the table of `side`, which is there, and its masks, too."""
-        found = self._tables[side]
-        assert found is not None
+        table = self._tables[side]
+        assert table is not None
         self.cache.drop()
         self._pairs = None
-        if not self._given:
+        if not self._from_lists:
             self._lists = None
         self._tables, self._tiles = [None, None], [None, None]
-        self._tables[side] = type(found)(found.nbr, None, found.count, found.blank)
+        self._tables[side] = type(table)(table.nbr, None, table.count, table.blank)
 
     def making(self, side: int) -> int:
         """Bytes that making the table of `side` takes, it included; of one that is not there."""
@@ -116,7 +116,7 @@ class ViewSet:
     @property
     def nbytes(self) -> int:
         """Of all views, and of what was derived and tells its size."""
-        views = [one.nbytes for one in (*self._tables, *self._tiles) if one is not None]
-        lists = [one.nbytes for one in (self._lists, self._pairs) if one is not None]
-        derived = [getattr(one, "nbytes", 0) for one in self.cache.values()]
+        views = [view.nbytes for view in (*self._tables, *self._tiles) if view is not None]
+        lists = [view.nbytes for view in (self._lists, self._pairs) if view is not None]
+        derived = [getattr(view, "nbytes", 0) for view in self.cache.values()]
         return sum(views) + sum(lists) + sum(derived)
