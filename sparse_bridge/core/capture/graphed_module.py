@@ -39,10 +39,10 @@ class GraphedModule(abc.ABC):
     """The graphs of a model, by what they were captured for, and when to capture another.
 
     forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.
-    most: graphs, of which each holds memory.
+    max_graphs: graphs, of which each holds memory.
     """
 
-    most: int
+    max_graphs: int
     in_place_of = None
 
     def __init__(
@@ -146,7 +146,7 @@ class GraphedModule(abc.ABC):
         graph = self.graph_for(key, root)
         self.speculation.confirm(graph)
         if graph is None:
-            return ReplayResult(MISSING, lambda out: self.after(key, call, root, out))
+            return ReplayResult(MISSING, lambda out: self.consider_capture(key, call, root, out))
         if not graph.made.differing_columns(root) <= graph.verified:
             return ReplayResult(MISSING, lambda out: self._verify(key, graph, call, root, out))
         made = self.replayed(graph, call, root)
@@ -199,7 +199,7 @@ class GraphedModule(abc.ABC):
         """The model's output, or MISSING where the graph cannot serve the call."""
 
     @abc.abstractmethod
-    def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """A call that no graph is for has returned `out`."""
 
     def graph_for(self, key: GraphKey, root: Root) -> Any:
@@ -239,14 +239,14 @@ class GraphedModule(abc.ABC):
             return
         if self.given_up() is not None or key in self.graphs:
             return
-        if self.captures >= self.most + self.hits // policy.CALLS_PER_CAPTURE:
+        if self.captures >= self.max_graphs + self.hits // policy.CALLS_PER_CAPTURE:
             self.decline(Why.GRAPH_ENOUGH)
             return
         try:
             with self.lock, torch.cuda.device(key.device), trial():
                 self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
                 self.speculation.discard()
-                if len(self.graphs) >= self.most:  # the one that has not served for longest
+                if len(self.graphs) >= self.max_graphs:  # the one that has not served for longest
                     del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # it lasts as long as they do
                     self.memory = GraphMemory(key.device)

@@ -88,7 +88,7 @@ def summary_of(*modes: GraphedModule) -> Summary:
 class Replayer(GraphedModule):
     """The forward of a model in evaluation; training: takes the calls with gradients."""
 
-    most = policy.INFERENCE_GRAPHS
+    max_graphs = policy.INFERENCE_GRAPHS
     _carried = ("training",)
 
     def __init__(self, training: TrainingReplayer) -> None:
@@ -141,7 +141,7 @@ class Replayer(GraphedModule):
         with self._run(graph, call, root) as made:
             return None if made is None else list(map(made, graph.made.spec.values()))
 
-    def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         self.capture_when_due(key, lambda: self._capture(key, call, root, out))
 
     def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
