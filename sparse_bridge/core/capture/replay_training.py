@@ -97,24 +97,24 @@ class TrainingReplayer(GraphedModule):
     def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
         self.capturing = True
         try:
-            alone = assert_no_mutation(self.model, key.tensors)
+            unchanged = assert_no_mutation(self.model, key.tensors)
             memory = self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
-            with on_one_thread, on_own_stream(key.device, memory.stream), alone:
-                found = maps_like(root, key, memory, training=True)
-                if found is None:
+            with on_one_thread, on_own_stream(key.device, memory.stream), unchanged:
+                captured_maps = maps_like(root, key, memory, training=True)
+                if captured_maps is None:
                     return None
-                maps, rows = found
+                maps, rows = captured_maps
                 context, known = self.capture_context(key, root.box), len(self.reads)
                 copy = PaddedModel(self.model, call, root.coords, context)
                 made = copy.verify(maps.scene, rows)
                 if self.needs_more_guards(maps.scene, known):
                     return None
                 with torch.no_grad():
-                    mine = list(map(made.of(call, rows, root), made.spec.values()))
-                made.assert_same_structure(call, out, mine)
-                del made, mine
+                    values = list(map(made.of(call, rows, root), made.spec.values()))
+                made.assert_same_structure(call, out, values)
+                del made, values
                 results = [memory.result_buffer(name, p) for name, p in copy.trained.items()]
                 return self.capture_in_pool(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, results))
         finally:
