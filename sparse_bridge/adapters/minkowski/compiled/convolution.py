@@ -148,7 +148,7 @@ def _output_key(graph: GraphMaps, key: Key, kernel: Kernel) -> Key:
 def wanted(module: Any, x: Any, coordinates: Any) -> Key | None:
     """The map on which a layer with a kernel writes; None: it cannot be an operator.
 
-    coordinates: what the layer was as_results: a SparseTensor or a key of the graph, or None. Layers on
+    coordinates: what the layer was given: a SparseTensor or a key of the graph, or None. Layers on
     tensors that were pooled globally are none, nor are those over several maps of the user's
     manager, nor those that would write to a map of it.
     """

@@ -15,7 +15,7 @@ import torch
 from ....refusals import Refusal, Why
 from .wrappers import anew, attributes, sparse_in, wraps
 
-RESUMED = ("its entrance",)  # in front of the paths of what a resume point is called with
+RESUMED = ("resume point",)  # in front of the paths of what a resume point is called with
 AMBIGUOUS = object()  # instead of a path
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
