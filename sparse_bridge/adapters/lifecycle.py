@@ -25,7 +25,7 @@ from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
 from .enabling import child_counts, forks, inherited, limiting, model_layers, options
 from .enabling.active import Active
-from .enabling.options import Wanted
+from .enabling.options import EnableOptions
 from .import_hook import StandinFinder, choose, really_imported
 from .patching import PatchSet
 
@@ -52,8 +52,8 @@ if hasattr(os, "register_at_fork"):
 class Handle:
     """What one `enable()` holds. As a context manager it lets go at the end of the block."""
 
-    def __init__(self, held: tuple[Active, ...], claims: contextlib.ExitStack, baseline: call_stats.Tally) -> None:
-        self._held = held
+    def __init__(self, active: tuple[Active, ...], claims: contextlib.ExitStack, baseline: call_stats.Tally) -> None:
+        self._frameworks = active
         self._claims = claims
         self._released = False
         self._baseline = baseline
@@ -66,7 +66,7 @@ class Handle:
         self.disable()
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{held.adapter.name}: {held.mode}" for held in self._held)
+        names = ", ".join(f"{active.adapter.name}: {active.mode}" for active in self._frameworks)
         return f"<sparse_bridge.Handle {names}{' (disabled)' if self._released else ''}>"
 
     def disable(self) -> None:
@@ -77,22 +77,22 @@ class Handle:
             self._released = True
             self._final = call_stats.snapshot()
             self._claims.close()
-            for held in reversed(self._held):
-                _let_go(held)
+            for active in reversed(self._frameworks):
+                _let_go(active)
 
     def status(self) -> dict[str, FrameworkStatus]:
         """Status of this handle's frameworks, as long as it holds them."""
         with _lock:
-            names = [held.adapter.name for held in self._held]
+            names = [active.adapter.name for active in self._frameworks]
             return call_stats.Statuses({name: _describe(name) for name in names})
 
     def report(self) -> call_stats.Report:
         """Layers that ran while this handle was held, and how its frameworks were answered."""
         tally = call_stats.since(self._baseline, self._final)
-        names = [held.adapter.name for held in self._held]
+        names = [active.adapter.name for active in self._frameworks]
         layers = {name: found for name, found in call_stats.counts(tally).items() if name in names}
         with _lock:
-            described = tuple(_described(held) for held in self._held)
+            described = tuple(_described(active) for active in self._frameworks)
         return call_stats.Report(described, layers)
 
 
@@ -133,33 +133,33 @@ def enable(
             enabled already, as `memory_limit` may, too, and `optimize` how any is.
     """
     names = tuple(dict.fromkeys(base.load(name).name for name in frameworks) or base.ADAPTERS)
-    wanted = Wanted(mode, strict, profile, optimize, memory_limit)
+    wanted = EnableOptions(mode, strict, profile, optimize, memory_limit)
     options.check(names, wanted)
     releases.warn(stacklevel=2)
     with _lock:
         for name in names:
             join(name)
         baseline = call_stats.snapshot()
-        held: list[Active] = []
+        active: list[Active] = []
         claims = contextlib.ExitStack()
         try:
             for name in names:
                 if frameworks:
-                    held.append(_hold(name, wanted))
+                    active.append(_hold(name, wanted))
                 else:
-                    held.extend(_hold_if_possible(name, wanted))
+                    active.extend(_hold_if_possible(name, wanted))
             for name in base.OTHER_NAMES.keys() & frameworks:
                 claims.enter_context(_active[base.OTHER_NAMES[name]].names.claimed(name))
         except BaseException:
             claims.close()
-            for one in reversed(held):
+            for one in reversed(active):
                 _let_go(one)
             raise
-        if not held:
+        if not active:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in _left_out.items())
             raise LifecycleError(f"enable() found no framework that it can bridge ({reasons}).")
         inherited.renew()
-        return Handle(tuple(held), claims, baseline)
+        return Handle(tuple(active), claims, baseline)
 
 
 def disable(*frameworks: str) -> None:
@@ -188,7 +188,7 @@ def join(name: str) -> None:
         if choice is None:
             return
         with inherited.joining():
-            made = _hold(name, Wanted(*(choice[field] for field in Wanted._fields)))
+            made = _hold(name, EnableOptions(*(choice[field] for field in EnableOptions._fields)))
         made.names.claim(*choice["claimed"])
         del inherited.waiting()[name]
 
@@ -223,7 +223,7 @@ def report(model: Any = None) -> call_stats.Report:
     return call_stats.Report(described, call_stats.counts(), modules=model_layers.modules_of(model))
 
 
-def _hold(name: str, wanted: Wanted) -> Active:
+def _hold(name: str, wanted: EnableOptions) -> Active:
     active = _active.get(name)
     adapter = base.load(name)
     if wanted.profile not in adapter.profiles:
@@ -240,7 +240,7 @@ def _hold(name: str, wanted: Wanted) -> Active:
     return active
 
 
-def _hold_if_possible(name: str, wanted: Wanted) -> list[Active]:
+def _hold_if_possible(name: str, wanted: EnableOptions) -> list[Active]:
     """As `_hold`, but a framework out of reach is passed over, and `status()` says why.
 
     Never where the real framework is imported: it would run unbridged without a word.
@@ -257,7 +257,7 @@ def _hold_if_possible(name: str, wanted: Wanted) -> list[Active]:
         return []
 
 
-def _activate(adapter: Framework, wanted: Wanted) -> Active:
+def _activate(adapter: Framework, wanted: EnableOptions) -> Active:
     name = adapter.name
     optimizing.check(wanted.optimize)
     chosen, reason = choose(adapter, wanted.mode or settings.get().mode)

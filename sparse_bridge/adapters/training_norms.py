@@ -38,7 +38,7 @@ from . import fusion, protocol
 from .lazy_features import LazyFeatures, has_features, take
 
 
-class _Result:
+class _LateNorm:
     """What a norm in training makes of `x`: with the ReLU, until somebody asks for it without."""
 
     __slots__ = ("norm", "rectified", "version", "x")
@@ -60,7 +60,7 @@ class _Result:
             vectors = held["weight"], held["bias"], None, None, None
             return batch_norm(self.x, vectors, momentum=0.0, eps=self.norm.eps)
 
-    def taken(self) -> torch.Tensor:
+    def take_rectified(self) -> torch.Tensor:
         """With the ReLU; a tensor of its own for everybody who asks."""
         found, self.rectified = self.rectified, None
         return torch.relu(self.materialize()) if found is None else found
@@ -86,7 +86,7 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     out = framework.with_features(x, y)
     if rectified:
         delattr(out, out.features_attribute)
-        out._late = _Result(norm, features, y)
+        out._late = _LateNorm(norm, features, y)
     elif isinstance(out, LazyFeatures):
         out._late = history
     return out
@@ -120,10 +120,10 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
     """What a framework's ReLU returns for a sparse tensor; arguments as of `normalise`."""
     if hooks.traced():
         return _traced(x, run)
-    late = take(x, _Result, History) if isinstance(x, LazyFeatures) else None
-    if isinstance(late, _Result) and not has_features(x):
+    late = take(x, _LateNorm, History) if isinstance(x, LazyFeatures) else None
+    if isinstance(late, _LateNorm) and not has_features(x):
         if fusion.runs_own(run, nn.ReLU, fusion.RELU_FORWARD):
-            y = late.taken()
+            y = late.take_rectified()
             if relu.inplace:
                 setattr(x, x.features_attribute, y)
             else:

@@ -116,7 +116,7 @@ static void noticed(Scope *s, MapSide *m, int tiled) {
     hold(s, PyObject_CallMethodObjArgs(observer, s_wanted, side, tiled ? Py_True : Py_False, NULL));
     return;
   }
-  for (int i = !tiled; i < 2; i++) /* tiled, asked */
+  for (int i = !tiled; i < 2; i++) /* tiled, requested */
     if (PySet_Add(PyTuple_GET_ITEM(observer, i), side) < 0) s->state = RAISES;
 }
 

@@ -301,8 +301,8 @@ def _copied(program, chance):
     how = copy.copy if chance.random() < 0.5 else _through_pickle
 
     def run(x):
-        twin = how(x) if program.door.name == "torchsparse" else x
-        program.see(program.door.rows(twin))
+        clone = how(x) if program.door.name == "torchsparse" else x
+        program.see(program.door.rows(clone))
         return x
 
     return run

@@ -107,20 +107,20 @@ def assert_equal(ours, others):
 @pytest.mark.parametrize("door", (*DOORS, "flex_gemm"))
 def test_gradients_maps_and_statistics(door, passes, built, plain_settings):
     with program_of(door) as program:
-        twin = copy.deepcopy(program)
+        clone = copy.deepcopy(program)
         assert sparse_bridge.checkpoint(level_of(program)) is level_of(program)
-        wanted, gradients = step(twin, passes=passes)
+        wanted, gradients = step(clone, passes=passes)
         count = len(built)
         assert count > 0
         y, found = step(program, passes=passes)
         assert len(built) == 2 * count, "the second pass built maps again"
         assert torch.equal(y, wanted)
         assert_equal(found, gradients)
-        assert_equal(program.buffers(), twin.buffers())
+        assert_equal(program.buffers(), clone.buffers())
         before = [one.clone() for one in program.buffers()]
         assert any(one.item() for one in program.buffers() if one.ndim == 0), "norms count passes"
         with torch.no_grad():
-            assert torch.equal(program.eval()(*scene(1)), twin.eval()(*scene(1)))
+            assert torch.equal(program.eval()(*scene(1)), clone.eval()(*scene(1)))
         assert_equal(program.buffers(), before)
 
 
@@ -154,9 +154,9 @@ def test_random_numbers_repeat(plain_settings):
         import spconv.pytorch as sp
 
         program.network = sp.SparseSequential(*program.network, nn.Dropout(0.5))
-        twin = copy.deepcopy(program)
+        clone = copy.deepcopy(program)
         sparse_bridge.checkpoint(program.network)
-        assert_equal(step(program)[1], step(twin)[1])
+        assert_equal(step(program)[1], step(clone)[1])
 
 
 def test_names_copies_and_pickles(plain_settings):
@@ -186,11 +186,11 @@ def test_a_forward_of_the_object_stays(plain_settings):
 
 def test_levels_inside_of_levels(plain_settings):
     with program_of("minkowski") as program:
-        twin = copy.deepcopy(program)
+        clone = copy.deepcopy(program)
         for level in (*program.network, program.network):
             sparse_bridge.checkpoint(level)
-        assert_equal(step(program)[1], step(twin)[1])
-        assert_equal(program.buffers(), twin.buffers())
+        assert_equal(step(program)[1], step(clone)[1])
+        assert_equal(program.buffers(), clone.buffers())
 
 
 def test_an_error_in_the_second_pass_leaves_statistics_alone(plain_settings):

@@ -124,27 +124,27 @@ def test_layers(frameworks, name):  # noqa: F811
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_over_other_rows(frameworks, name):  # noqa: F811
-    """What replays do: a twin over padded coordinates, and a result on the rows of an input."""
+    """What replays do: a copy over padded coordinates, and a result on the rows of an input."""
     feats, coords = scene()
     x = make(frameworks, name, feats, coords)
-    frame = protocol.of(x)
-    root = frame.capture_root(x)
+    framework = protocol.of(x)
+    root = framework.capture_root(x)
     assert root.coords.dtype == torch.int32 and len(root.coords) == len(coords)
     assert all(low <= 0 for low in root.box.lo) and root.box.size[0] == 3
     few = CoordinateMap(root.coords[:5], root.box)
-    twin = frame.over(x, feats[:5], few)
-    assert type(twin) is type(x) and frame.features_of(twin) is not frame.features_of(x)
-    assert torch.equal(frame.coordinates_of(twin), frame.coordinates_of(x)[:5])
-    assert frame.on_rows_of(twin, frame.with_features(twin, feats[:5] * 2))
-    y = frame.result(x, twin, feats * 3, None, None)
-    assert frame.on_rows_of(x, y) and torch.equal(frame.features_of(y), feats * 3)
-    assert frame.capture_root(y) is not None
+    clone = framework.over(x, feats[:5], few)
+    assert type(clone) is type(x) and framework.features_of(clone) is not framework.features_of(x)
+    assert torch.equal(framework.coordinates_of(clone), framework.coordinates_of(x)[:5])
+    assert framework.on_rows_of(clone, framework.with_features(clone, feats[:5] * 2))
+    y = framework.result(x, clone, feats * 3, None, None)
+    assert framework.on_rows_of(x, y) and torch.equal(framework.features_of(y), feats * 3)
+    assert framework.capture_root(y) is not None
     layer = {
         "spconv": lambda sp: sp.SubMConv3d(feats.shape[1], 8, 3, indice_key="a"),
         "torchsparse": lambda ts: ts.nn.Conv3d(feats.shape[1], 8, 3),
         "minkowski": lambda me: me.MinkowskiConvolution(feats.shape[1], 8, kernel_size=3, dimension=3),
     }[name](frameworks[name])
-    assert frame.capture_root(layer(x)) is None, "it has kernel maps"
+    assert framework.capture_root(layer(x)) is None, "it has kernel maps"
 
 
 def test_maps_that_are_made_when_wanted():

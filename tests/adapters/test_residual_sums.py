@@ -65,8 +65,8 @@ def test_blocks_of_each_framework(name, fused):
     with DOORS[name](), torch.no_grad():
         x, rows = INPUTS[name](*scene()), ROWS[name]
         model = settle(BLOCKS[name]())
-        twin = copy.deepcopy(model)
-        want = rows(twin(x)).double()
+        clone = copy.deepcopy(model)
+        want = rows(clone(x)).double()
         learn(model, x)
         del fused[:]
         found = rows(model(x))
@@ -220,14 +220,14 @@ class Moody(nn.Module):
 
 def test_later_calls_may_do_without_the_sum(fused):
     with spconv(Moody) as (model, x), torch.no_grad():
-        twin = copy.deepcopy(model)
-        twin.adds = False
-        for block in list(twin.block)[1:]:
-            block.plus = twin.plus
+        clone = copy.deepcopy(model)
+        clone.adds = False
+        for block in list(clone.block)[1:]:
+            block.plus = clone.plus
         learn(model, x)
         model.adds = False
         del fused[:]
-        assert_close(model(x).features, twin(x).features.double())
+        assert_close(model(x).features, clone(x).features.double())
         assert fused[1:5] == [FIRST, (True, False, None)] * 2
 
 

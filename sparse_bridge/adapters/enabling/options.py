@@ -11,7 +11,7 @@ from ..alias_names import PackageNames
 from . import limiting
 
 
-class Wanted(NamedTuple):
+class EnableOptions(NamedTuple):
     """Arguments of `enable()`; None: as it is, or as settings say."""
 
     mode: str | None
@@ -21,7 +21,7 @@ class Wanted(NamedTuple):
     memory_limit: str | int | None = None
 
 
-def check(names: tuple[str, ...], wanted: Wanted) -> None:
+def check(names: tuple[str, ...], wanted: EnableOptions) -> None:
     """SettingError for a value that an argument cannot have."""
     for name, value in (("mode", wanted.mode), ("optimize", wanted.optimize)):
         allowed = settings.CHOICES[name]
@@ -48,11 +48,11 @@ def choice_of(enabled: Enabled) -> dict[str, Any]:
     adapter, mode, names = enabled.adapter, enabled.mode, enabled.names
     name, aliases = adapter.name, tuple(adapter.aliases) if mode == "standin" else ()
     strict = call_stats.chosen_strict(name)
-    wanted = Wanted(mode, strict, adapter.profile(), optimizing.chosen(name), limiting.chosen(name))
+    wanted = EnableOptions(mode, strict, adapter.profile(), optimizing.chosen(name), limiting.chosen(name))
     return {**wanted._asdict(), "names": [*adapter.packages, *aliases, *adapter.other_names], "claimed": names.claims()}
 
 
-def check_same(name: str, mode: str, wanted: Wanted) -> None:
+def check_same(name: str, mode: str, wanted: EnableOptions) -> None:
     """LifecycleError for options that differ from those with which a framework is enabled; None and
     "auto" go along with any."""
     wrong = []

@@ -47,7 +47,7 @@ def origin(registry: MapRegistry) -> Key:
     key = registry.free_key((0,) * registry.dimension)
     coords = present.new_zeros((len(present), registry.dimension + 1), dtype=torch.int32)
     coords[:, 0] = present
-    registry.grids[key] = Grid.given(coords, key[0], "origin")
+    registry.grids[key] = Grid.around(coords, key[0], "origin")
     registry.origin = (key, present)
     return key
 

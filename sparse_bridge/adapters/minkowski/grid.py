@@ -118,7 +118,7 @@ class Grid:
         self._stores: dict[tuple[int, ...], MapStore] = {}
 
     @staticmethod
-    def given(coords: torch.Tensor, stride: tuple[int, ...], made: str) -> Grid:
+    def around(coords: torch.Tensor, stride: tuple[int, ...], made: str) -> Grid:
         """A grid around int32 coordinates [N, 1 + D] as they are. Waits for the device."""
         columns, unit = coords.shape[1], tuple(max(1, t) for t in stride)
         lo, hi = (0,) * columns, (-1,) * columns
@@ -151,9 +151,9 @@ class Grid:
             rows = Grid.query(coords, unit)
             view = CoordinateMap(rows, DataBounds(rows))
         else:
-            given = Grid.given(coords, stride, made)
-            unit = given.unit
-            view = CoordinateMap(Grid.query(coords, unit), given.box(unit))
+            grid = Grid.around(coords, stride, made)
+            unit = grid.unit
+            view = CoordinateMap(Grid.query(coords, unit), grid.box(unit))
         store = MapStore(view)
         if made == "inserted":
             announce(store, view, stride)

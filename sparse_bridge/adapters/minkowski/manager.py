@@ -53,7 +53,7 @@ def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords:
         bounds = (grid.lo[0], *low), (grid.hi[0], *high)
         made = Grid(coords, like.stride, like.unit, bounds, like.made)
     else:
-        made = Grid.given(coords, like.stride, like.made)
+        made = Grid.around(coords, like.stride, like.made)
     registry.grids[key] = made
     return key
 

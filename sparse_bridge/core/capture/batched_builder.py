@@ -309,7 +309,7 @@ class BatchedBuilder:
                 maps[index + 1] = new
             given = None if step.out is None else maps[step.out]
             answers[step] = Answer(maps[step.level], given, kmap, new)
-            if PAIRS in self.last.views[index].asked and scene is None:
+            if PAIRS in self.last.views[index].requested and scene is None:
                 paired.append(kmap.rulebook)
         count_pairs(paired, self.target)
         return answers

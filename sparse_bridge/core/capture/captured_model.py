@@ -129,19 +129,19 @@ class Captured:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
 
     def differing_columns(self, root: Root) -> set[int]:
-        """In what an input differs from the one of the capture so that a model may tell: columns
-        of its box; its rows, where numbers of the output may follow from them."""
-        box, mine = root.box, self.context.box
-        found: set[int] = set()
-        if box is not mine:
-            pairs = zip(mine.lo, mine.size, box.lo, box.size, strict=True)
-            found = {n for n, (a, b, c, d) in enumerate(pairs) if (a, b) != (c, d)}
+        """Columns of the box in which an input differs from the one of the capture; ROWS as well, where
+        their number differs and numbers of the output may follow from it."""
+        box, captured = root.box, self.context.box
+        columns: set[int] = set()
+        if box is not captured:
+            pairs = zip(captured.lo, captured.size, box.lo, box.size, strict=True)
+            columns = {n for n, (a, b, c, d) in enumerate(pairs) if (a, b) != (c, d)}
         if self.spec.numbers and len(root.coords) != self.rows:
-            found.add(ROWS)
-        return found
+            columns.add(ROWS)
+        return columns
 
     def _launched(self, spec: OutputSpec) -> OutputSpec:
-        """The same without convolutions that wait to be launched, and with coordinates in context: a
+        """The same without convolutions that wait to be launched, and with coordinates computed: a
         framework may compute them when they are first read, which no graph would repeat."""
 
         def inside(y: Any) -> Any:
@@ -152,17 +152,17 @@ class Captured:
 
         known: dict[int, Any] = {}
 
-        def made(value: Any) -> Any:
+        def launch(value: Any) -> Any:
             return map_structure(self.tensors, value, materialize, inside, spec.passthrough, known)
 
-        new = {path: {key: made(one) for key, one in entries.items()} for path, entries in spec.written.items()}
-        found = spec._replace(value=made(spec.value), written=new)
-        numbers = [has_numbers(one, self.tensors.is_tensor) for one in found.values()]
-        return found._replace(numbers=any(numbers))
+        new = {path: {key: launch(one) for key, one in entries.items()} for path, entries in spec.written.items()}
+        launched = spec._replace(value=launch(spec.value), written=new)
+        numbers = [has_numbers(one, self.tensors.is_tensor) for one in launched.values()]
+        return launched._replace(numbers=any(numbers))
 
     def cutter(self, call: Call, rows: dict[int, int]) -> Cut:
-        """What makes copies of the rows that there are; the call's own coordinates and features
-        are its own."""
+        """The function that copies the rows in use of a tensor; the coordinates and features of the
+        call it returns as they are."""
         own, features = self.tensors.coordinates_of(call.x), self.tensors.features_of(call.x)
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
@@ -174,36 +174,36 @@ class Captured:
 
         return cut
 
-    def of(self, call: Call, rows: dict[int, int], root: Root, made: Cut | None = None) -> Callable[[Any], Any]:
-        """What makes a value of the output one of `call`, whose coordinates are `root`; made: how
-        tensors of it become the call's, if not as copies of the rows that there are."""
+    def of(self, call: Call, rows: dict[int, int], root: Root, convert: Cut | None = None) -> Callable[[Any], Any]:
+        """The function that makes a value of the output one of `call`, over the coordinates `root`.
+        convert: makes a tensor one of the call, if not by copying the rows in use."""
         cut = self.cutter(call, rows)
         boxes: dict[int, Box] = {}
         if root.box is not self.context.box:
             boxes = boxes_of(root.box, self.scene.recording.steps)
 
-        def sparse(y: Any) -> Any:
+        def on_sparse(y: Any) -> Any:
             wide = self.tensors.features_of(y)
             assert wide is not None
             box = boxes.get(self.scene.level_of(wide))
-            mine = self.tensors.on_rows_of(self.padded_x, y)
-            coords = None if mine else cut(self.tensors.coordinates_of(y))
-            result = self.tensors.result(call.x, y, (made or cut)(wide), coords, box)
+            same_rows = self.tensors.on_rows_of(self.padded_x, y)
+            coords = None if same_rows else cut(self.tensors.coordinates_of(y))
+            result = self.tensors.result(call.x, y, (convert or cut)(wide), coords, box)
             self.tensors.keep_for(result, y, lambda: self._with_maps(call, root))
             return result
 
-        known: dict[int, Any] = {}
-        own = self._input_lookup(call, root)
-        return lambda value: map_structure(self.tensors, value, made or cut, sparse, own, known)
+        memo: dict[int, Any] = {}
+        lookup = self._input_lookup(call, root)
+        return lambda value: map_structure(self.tensors, value, convert or cut, on_sparse, lookup, memo)
 
     def _input_lookup(self, call: Call, root: Any) -> Lookup:
         """The function that finds the input of the call which a value of the output stands for."""
-        found = self.spec.input_lookup(call)
+        find = self.spec.input_lookup(call)
 
         def lookup(value: Any) -> Any:
             if value is self.padded_x:  # the model has maps of it now
                 self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root))
-            return found(value)
+            return find(value)
 
         return lookup
 
@@ -211,13 +211,13 @@ class Captured:
         """Raise Refusal unless `made`, the values of the output as those of `call`, are what
         the model returned for it, `out`."""
         self.assert_same_structure(call, out, made)
-        owned = call.inputs_by_id(self.tensors)
+        inputs = call.inputs_by_id(self.tensors)
 
-        def theirs(value: Any) -> Any:
-            return value if id(value) in owned else MISSING
+        def passthrough(value: Any) -> Any:
+            return value if id(value) in inputs else MISSING
 
-        expected = _outputs(self.tensors, self.spec.values_of_call(call, out), theirs)
-        found = _outputs(self.tensors, made, theirs)
+        expected = _outputs(self.tensors, self.spec.values_of_call(call, out), passthrough)
+        found = _outputs(self.tensors, made, passthrough)
         wide = _outputs(self.tensors, self.spec.values(), self.spec.passthrough)
         if not len(expected) == len(found) > 0:
             raise Refusal(Why.GRAPH_OUTPUT_COUNT, len(expected), len(found))
@@ -230,13 +230,13 @@ class Captured:
 
     def assert_same_structure(self, call: Call, out: Any, made: list[Any]) -> None:
         """The same of all but the numbers in tensors."""
-        likeness = StructureCheck(call, self.tensors)
+        structure = StructureCheck(call, self.tensors)
         for one, other in zip(self.spec.values_of_call(call, out), made, strict=True):
-            likeness.check("its output", one, other)
+            structure.check("its output", one, other)
 
     def _with_maps(self, call: Call, root: Any) -> Any:
-        """A sparse tensor of the call's output with its kernel maps, which somebody wants who is
-        no part of the model: it computes once more, and is not replayed from now on."""
+        """A sparse tensor of the call's output with its kernel maps, which code outside of the
+        model asks for: the model computes once more, and is not replayed from now on."""
         self.context.dropped(Why.GRAPH_MAPS_OUTSIDE.says())
         found: list[Any] = []
         features = self.tensors.features_of(call.x)
@@ -267,47 +267,47 @@ def for_each_output(tensors: Tensors, spec: OutputSpec, look: Callable[[torch.Te
     spec.for_each(tensors, look, lambda y: look(tensors.features_of(y)))  # type: ignore[arg-type]
 
 
-def _outputs(tensors: Tensors, values: list[Any], own: Lookup) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """(tensor, None) or (features, coordinates) of all that values hold but for what is the call's
-    own."""
-    found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    known: dict[int, Any] = {}
+def _outputs(tensors: Tensors, values: list[Any], lookup: Lookup) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """(tensor, None) or (features, coordinates) of all that values hold but for inputs of the
+    call, which `lookup` finds."""
+    outputs: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    memo: dict[int, Any] = {}
 
-    def plain(tensor: torch.Tensor) -> torch.Tensor:
-        found.append((tensor, None))
+    def on_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        outputs.append((tensor, None))
         return tensor
 
-    def sparse(y: Any) -> Any:
-        found.append((tensors.features_of(y), tensors.coordinates_of(y)))  # type: ignore[arg-type]
+    def on_sparse(y: Any) -> Any:
+        outputs.append((tensors.features_of(y), tensors.coordinates_of(y)))  # type: ignore[arg-type]
         return y
 
     for value in values:
-        map_structure(tensors, value, plain, sparse, own, known)
-    return found
+        map_structure(tensors, value, on_tensor, on_sparse, lookup, memo)
+    return outputs
 
 
 @contextlib.contextmanager
 def assert_no_mutation(model: nn.Module, tensors: Tensors) -> Iterator[None]:
-    """Raise Refusal where the modules of a model come to hold other things in attributes,
-    which are put back: a graph could not repeat it. The frameworks' own layers may."""
+    """Raise Refusal where a model changes attributes of its modules, which are put back: a graph
+    could not repeat it. The frameworks' own layers may."""
     before = [
         (module, dict(module.__dict__), _contents(module)) for module in model.modules() if not tensors.is_own(module)
     ]
     try:
         yield
     finally:
-        moved = [(m, name) for m, held, inside in before for name in _changed(m, held, inside)]
-        for module, held, _ in before:
-            for name in set(module.__dict__) | set(held):
-                if module.__dict__.get(name) is not held.get(name):
-                    module.__dict__[name] = held.get(name)
-    if moved:
-        module, name = moved[0]
+        changed = [(m, name) for m, attributes, contents in before for name in _changed(m, attributes, contents)]
+        for module, attributes, _ in before:
+            for name in set(module.__dict__) | set(attributes):
+                if module.__dict__.get(name) is not attributes.get(name):
+                    module.__dict__[name] = attributes.get(name)
+    if changed:
+        module, name = changed[0]
         raise Refusal(Why.GRAPH_KEEPS_VALUES, type(module).__name__, name)
 
 
 def _contents(module: nn.Module) -> dict[str, Any]:
-    """What lies in lists and dictionaries that a module holds."""
+    """The contents of lists and dictionaries among the attributes of a module."""
     return {
         name: list(value.items()) if isinstance(value, dict) else list(value)
         for name, value in module.__dict__.items()
@@ -315,14 +315,14 @@ def _contents(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _changed(module: nn.Module, held: dict[str, Any], inside: dict[str, Any]) -> Iterator[str]:
+def _changed(module: nn.Module, attributes: dict[str, Any], contents: dict[str, Any]) -> Iterator[str]:
     now = module.__dict__
-    for name in set(now) | set(held):
-        if now.get(name) is not held.get(name):
+    for name in set(now) | set(attributes):
+        if now.get(name) is not attributes.get(name):
             yield name
-    for name, mine in _contents(module).items():
-        own = inside.get(name)
-        if own is None or len(own) != len(mine) or not all(map(_same, own, mine)):
+    for name, after in _contents(module).items():
+        before = contents.get(name)
+        if before is None or len(before) != len(after) or not all(map(_same, before, after)):
             yield name
 
 

@@ -24,7 +24,7 @@ _local = threading.local()
 
 
 def in_trial() -> bool:
-    """Whether this thread captures a model, or tries to."""
+    """Whether this thread captures a model, or runs a trial of one."""
     return getattr(_local, "in_trial", False)
 
 
@@ -43,7 +43,7 @@ class _Captures:
 
     def __init__(self) -> None:
         self._lock, self._number, self._was_on = threading.Lock(), 0, False
-        self._left: list[Any] = []
+        self._kept_alive: list[Any] = []
 
     def begin(self) -> None:
         with self._lock:
@@ -53,19 +53,19 @@ class _Captures:
             self._number += 1
 
     def end(self) -> None:
-        left: list[Any] = []
+        released: list[Any] = []
         with self._lock:
             self._number -= 1
             if not self._number:
-                left, self._left = self._left, left
+                released, self._kept_alive = self._kept_alive, released
                 if self._was_on:
                     gc.enable()
-        left.clear()  # with the lock free, as their end may let go of more
+        released.clear()  # with the lock free, as their end may let go of more
 
-    def outlive(self, things: Any) -> None:
+    def keep_alive(self, things: Any) -> None:
         """Hold them while anything is captured. Takes no lock: any line may let go of something."""
         if self._number:
-            self._left.append(things)
+            self._kept_alive.append(things)
 
     def empty_cache(self) -> None:
         """Give free memory back to the device, unless anything is captured."""
@@ -79,8 +79,8 @@ empty_cache = _captures.empty_cache
 
 
 class CacheTrimmer:
-    """What calls without a graph leave in the allocator's cache: given back once they are over, a
-    few times in all, as each time costs the next such call its allocations."""
+    """Gives back what eager calls leave in the allocator's cache once such calls are over. It does so
+    a few times in all, as each time costs the next eager call its allocations."""
 
     def __init__(self) -> None:
         self._streak, self._returns = policy.REPLAYS_SETTLED, policy.Attempts(policy.MEMORY_RETURNS)
@@ -97,20 +97,20 @@ class CacheTrimmer:
 
 
 class KeepAlive:
-    """Things that go with their owner, or after the captures that are under way then."""
+    """Keeps things alive as long as their owner, or until the captures end that are under way then."""
 
     def __init__(self, *things: Any) -> None:
         self._things = things
 
-    def __del__(self, outlive: Callable[[Any], None] = _captures.outlive) -> None:
-        outlive(self._things)
+    def __del__(self, keep_alive: Callable[[Any], None] = _captures.keep_alive) -> None:
+        keep_alive(self._things)
 
 
 class CapturedGraph(KeepAlive):
     """A graph that was captured."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, *held: Any) -> None:
-        super().__init__(graph, *held)
+    def __init__(self, graph: torch.cuda.CUDAGraph, *buffers: Any) -> None:
+        super().__init__(graph, *buffers)
         self.replay = graph.replay
 
 
@@ -123,9 +123,9 @@ class GraphCapture:
     def __init__(self, pool: Any) -> None:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
 
-    def graph(self, *held: Any) -> CapturedGraph:
-        """The graph, once it is captured.  held: what its launches read."""
-        return CapturedGraph(self._graph, *held)
+    def graph(self, *buffers: Any) -> CapturedGraph:
+        """The graph, once it is captured.  buffers: what its launches read."""
+        return CapturedGraph(self._graph, *buffers)
 
     def __enter__(self) -> None:
         _captures.begin()
@@ -187,8 +187,8 @@ class GraphMemory:
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
         self._device = device
-        self.rows, self._left = 0, dict[str, torch.Tensor]()
-        self._held: list[CapturedGraph] = []  # the allocator keeps what a graph has used
+        self.rows, self._results = 0, dict[str, torch.Tensor]()
+        self._graphs: list[CapturedGraph] = []  # the allocator keeps what a graph has used
 
     def reserve(self, size: int, rows: int) -> None:
         """Have a block of `size` bytes, enough for graphs of so many rows, unless the GPU is full;
@@ -202,13 +202,13 @@ class GraphMemory:
             block[:1].zero_()  # torch warns of a graph of nothing
 
         with contextlib.suppress(torch.OutOfMemoryError):
-            self._held.append(captured(work, self.pool)[0])
+            self._graphs.append(captured(work, self.pool)[0])
 
-    def left_in(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def result_buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """The tensor in which every graph leaves the result of this name, to be copied at once."""
-        if name not in self._left:
-            self._left[name] = torch.empty_like(like)
-        return self._left[name]
+        if name not in self._results:
+            self._results[name] = torch.empty_like(like)
+        return self._results[name]
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:

@@ -48,13 +48,13 @@ def maps_like(
 def smallest_fitting(keys: Iterable[GraphKey], capacity: int, n_rows: int) -> GraphKey | None:
     """The smallest of the graphs with capacity for an input, unless it is much too large; of
     several the last. capacity: that of its own key."""
-    found: GraphKey | None = None
+    best: GraphKey | None = None
     for key in keys:
         if capacity <= key.capacity <= max(capacity, policy.GRAPH_WIDEST * n_rows) and (
-            found is None or key.capacity <= found.capacity
+            best is None or key.capacity <= best.capacity
         ):
-            found = key
-    return found
+            best = key
+    return best
 
 
 class GraphOwner(Protocol):
@@ -77,7 +77,7 @@ class GraphOwner(Protocol):
 
 
 class SpeculativeLaunch:
-    """What is queued for a call before it has been looked at, by the rows of its input alone.
+    """Launches that are queued before a call has been checked, by the rows of its input alone.
 
     A wrong guess costs the GPU that work; nobody sees its results. The lock of the model's graphs
     is held meanwhile: all share their memory.
@@ -103,14 +103,14 @@ class SpeculativeLaunch:
             if not (owner.allowed() and graph_key.why_not_capturable(coords) is None):
                 return False
             owner.start(graph, root)
-            found: bool = graph.maps.learn(root)
-            self._expected = (graph, coords, coords._version) if found else None
-            if not found:
+            served: bool = graph.maps.learn(root)
+            self._expected = (graph, coords, coords._version) if served else None
+            if not served:
                 self._announced.failed()
-        return found
+        return served
 
     def discard(self) -> None:
-        """What is queued for a call to come is overwritten."""
+        """Drop what is queued for a call to come, as it is overwritten."""
         if self._expected is not None:
             self._expected = None
             self._announced.failed()
@@ -120,13 +120,13 @@ class SpeculativeLaunch:
         expected, self._expected = self._expected, None
         if expected is None:
             return False
-        found = expected[0] is graph and expected[1] is coords and expected[2] == coords._version
-        self._announced.learn(found)
-        return found
+        claimed = expected[0] is graph and expected[1] is coords and expected[2] == coords._version
+        self._announced.learn(claimed)
+        return claimed
 
     @contextlib.contextmanager
     def launch(self, owner: GraphOwner, root: Root, features: torch.Tensor) -> Iterator[None]:
-        """Queue the graph that probably serves an input, if there is one to guess."""
+        """Queue the graph that will probably serve an input, if one can be predicted."""
         graph = self.predict(owner.graphs, root)
         if graph is None:
             yield
@@ -146,7 +146,7 @@ class SpeculativeLaunch:
                 self.started = self.launched = None
 
     def predict(self, graphs: Mapping[GraphKey, Any], root: Root) -> Any:
-        """A graph that probably serves an input; None where there is none to guess."""
+        """The graph that will probably serve an input; None where none can be predicted."""
         graph = None if self._guesses.over else self._of_size(graphs, root.coords)
         if graph is None:
             return None
@@ -160,6 +160,6 @@ class SpeculativeLaunch:
         return None if key is None else graphs.get(key)
 
     def confirm(self, graph: Any) -> None:
-        """Learn which graph serves the call under way, None for no one."""
+        """Learn which graph serves the call under way; None: an eager call."""
         if self.started is not None and (graph is not self.started or self._guesses.failures):
             self._guesses.learn(graph is self.started)

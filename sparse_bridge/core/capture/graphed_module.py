@@ -39,10 +39,10 @@ class GraphedModule(abc.ABC):
     """The graphs of a model, by what they were captured for, and when to capture another.
 
     forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.
-    most: graphs, of which each holds memory.
+    max_graphs: graphs, of which each holds memory.
     """
 
-    most: int
+    max_graphs: int
     in_place_of = None
 
     def __init__(
@@ -69,8 +69,8 @@ class GraphedModule(abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model begin anew."""
-        mine = {"model", "forward", "tensors_of", *self._carried}
-        return {name: value for name, value in self.__dict__.items() if name in mine}
+        kept = {"model", "forward", "tensors_of", *self._carried}
+        return {name: value for name, value in self.__dict__.items() if name in kept}
 
     _carried: tuple[str, ...] = ()
 
@@ -96,7 +96,7 @@ class GraphedModule(abc.ABC):
         return not in_trial() and self.allowed()
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
-        """A call that may be replayed, and what a graph made of it."""
+        """The replay of a call with these arguments; None where it may not be replayed."""
         if not self.ready():
             return None
         try:
@@ -112,7 +112,7 @@ class GraphedModule(abc.ABC):
         return self.try_call(call)
 
     def try_call(self, call: Call) -> ReplayResult | None:
-        """What a graph makes of a call, MISSING where none is for it; None where it may not be replayed."""
+        """The replay of a call, MISSING where no graph serves it; None where it may not be replayed."""
         tensors = self.tensors_of(call.x)
         root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x)
         if isinstance(root, Why):
@@ -146,25 +146,25 @@ class GraphedModule(abc.ABC):
         graph = self.graph_for(key, root)
         self.speculation.confirm(graph)
         if graph is None:
-            return ReplayResult(MISSING, lambda out: self.after(key, call, root, out))
+            return ReplayResult(MISSING, lambda out: self.consider_capture(key, call, root, out))
         if not graph.made.differing_columns(root) <= graph.verified:
             return ReplayResult(MISSING, lambda out: self._verify(key, graph, call, root, out))
-        made = self.replayed(graph, call, root)
-        if made is not MISSING:
+        output = self.replayed(graph, call, root)
+        if output is not MISSING:
             self.hits += 1
             announced_inputs.replayed(self, root.coords)
             self.trimmer.replayed()
-        return ReplayResult(made, lambda _: None)
+        return ReplayResult(output, lambda _: None)
 
     def _verify(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
         """At the first input that differs in these columns: whether the graph computes what the model did."""
         columns = graph.made.differing_columns(root)
         with trial(), torch.no_grad(), statistics_kept(self.model):
-            seen = self.values(graph, call, root)
-            if seen is None:
+            values = self.values(graph, call, root)
+            if values is None:
                 return
             try:
-                graph.made.compare(call, out, seen)
+                graph.made.compare(call, out, values)
                 graph.verified |= columns
             except Refusal as error:
                 if error.verdict is Verdict.UNDECIDED:
@@ -179,7 +179,7 @@ class GraphedModule(abc.ABC):
                 self.calls.clear()
 
     def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
-        """What a graph makes of a call, value by value; None where it cannot serve it."""
+        """The values of the output by a graph; None where it cannot serve the call."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -199,7 +199,7 @@ class GraphedModule(abc.ABC):
         """The model's output, or MISSING where the graph cannot serve the call."""
 
     @abc.abstractmethod
-    def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """A call that no graph is for has returned `out`."""
 
     def graph_for(self, key: GraphKey, root: Root) -> Any:
@@ -211,9 +211,9 @@ class GraphedModule(abc.ABC):
         if graph is None or not graph.maps.serves(root.box):
             return None
         with _order_lock:
-            found = self.graphs.pop(key, None)
-            if found is not None:
-                self.graphs[key] = found  # the last one used stands last
+            used = self.graphs.pop(key, None)
+            if used is not None:
+                self.graphs[key] = used  # the last one used stands last
         return graph
 
     def parameters_moved(self, graph: Any) -> bool:
@@ -239,14 +239,14 @@ class GraphedModule(abc.ABC):
             return
         if self.given_up() is not None or key in self.graphs:
             return
-        if self.captures >= self.most + self.hits // policy.CALLS_PER_CAPTURE:
+        if self.captures >= self.max_graphs + self.hits // policy.CALLS_PER_CAPTURE:
             self.decline(Why.GRAPH_ENOUGH)
             return
         try:
             with self.lock, torch.cuda.device(key.device), trial():
                 self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
                 self.speculation.discard()
-                if len(self.graphs) >= self.most:  # the one that has not served for longest
+                if len(self.graphs) >= self.max_graphs:  # the one that has not served for longest
                     del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # it lasts as long as they do
                     self.memory = GraphMemory(key.device)
@@ -278,15 +278,15 @@ class GraphedModule(abc.ABC):
             self.refuse(str(refusal))
 
     def needs_more_guards(self, scene: PaddedInput, known: int) -> bool:
-        """Whether a trial has shown that more tells calls apart than `known` entries of
-        dictionaries: what is captured now would not be asked for."""
+        """Whether a trial has read more than `known` entries of dictionaries, or depends on the box:
+        calls must be told apart by more before a graph is captured."""
         by_box, self.by_box = self.by_box, self.by_box or bool(scene.grids)
         return len(self.reads) > known or self.by_box > by_box
 
     def capture_in_pool(self, key: GraphKey, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
-        """What `capture` makes in a pool that is given to it. A dry run tells how much memory
-        that takes; so much is then there for the largest input so far. Another one tells what
-        follows layers, where that was not known: a graph must not launch them twice."""
+        """The graph that `capture` makes in the pool of `memory`. A dry run measures how much memory it
+        takes, and so much is reserved for the largest input so far. Where the capture learnt what
+        follows layers, it is made again: a graph must not launch them twice."""
         if memory.rows < key.capacity:
             empty_cache()
             before = torch.cuda.memory_reserved(key.device)
@@ -296,11 +296,11 @@ class GraphedModule(abc.ABC):
             largest = max([key.capacity, *(one.capacity for one in self.calls)])
             memory.reserve(took * largest // key.capacity, largest)
         tries = pending.tries
-        made = capture(memory.pool)
+        graph = capture(memory.pool)
         if pending.tries > tries:
-            del made  # before the next one wants memory
-            made = capture(memory.pool)
-        return made
+            del graph  # before the next one wants memory
+            graph = capture(memory.pool)
+        return graph
 
     def given_up(self) -> str | None:
         """Why nothing is captured any more, if so."""

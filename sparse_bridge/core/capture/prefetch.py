@@ -91,10 +91,10 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     return built
 
 
-def announced(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
+def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
     """Prepare what inputs of this kind are asked, before the first request."""
     if padded.current() is None:
-        recording = _begin(cmap, kind, Recording(cmap.n_rows))
+        recording = _begin(cmap, name, Recording(cmap.n_rows))
         if recording.ready or store.recording is None:
             store.recording = recording
 
@@ -216,10 +216,10 @@ def recording_of(device: torch.device, box: Box, training: bool = False) -> Reco
     training: with what a backward pass asks as well, which of the last scene is still to come.
     """
     with _lock:
-        found = _by_box.get((device, box))
-        if found is None or not found.settled():
+        recording = _by_box.get((device, box))
+        if recording is None or not recording.is_stable():
             return None
-        return found.both_ways() if training else found
+        return recording.both_ways() if training else recording
 
 
 def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedInput) -> Answers:

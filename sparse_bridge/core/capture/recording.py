@@ -94,21 +94,21 @@ Answers = dict[Step, Answer]
 
 
 class Views(NamedTuple):
-    """The sides of a map that were asked for, as tiles and at all; PAIRS, too, where its pairs
+    """The sides of a map that were requested, as tiles and at all; PAIRS, too, where its pairs
     were. The rulebook's observer."""
 
     tiled: set[int]
-    asked: set[int]
+    requested: set[int]
 
     def wanted(self, side: int, tiles: bool) -> None:
         """Side 0 or 1 of the map was asked for."""
-        self.asked.add(side)
+        self.requested.add(side)
         if tiles:
             self.tiled.add(side)
 
     def listed(self) -> None:
         """The pairs of the map were asked for."""
-        self.asked.add(PAIRS)
+        self.requested.add(PAIRS)
 
 
 native_calls.observer = Views
@@ -176,43 +176,43 @@ class Recording:
         step = self.step_of(cmap, req)
         if step is None or len(self.steps) >= policy.REQUESTS:
             return requests.build(cmap, req)
-        found = self.ready.get(step)
+        answer = self.ready.get(step)
         # Levels are counted, and requests that nobody expected shift the count: what tells levels
         # apart are their coordinates. Another stream may run before the work that was queued here.
         if (
-            found is not None
-            and found.in_coords is cmap
-            and (step.out is None or found.out_coords is req.output)
+            answer is not None
+            and answer.in_coords is cmap
+            and (step.out is None or answer.out_coords is req.output)
             and self.stream == targets.current_stream(cmap.device)
         ):
-            return self._take(step, found)
-        index = self._enter(step)
+            return self._use(step, answer)
+        index = self._append(step)
         built = requests.build(cmap, req)  # raises for a padded input
         rulebook = built.kmap.rulebook
         for side in (0, 1):  # built now, so what tiles there are were asked for
             if rulebook.tiled(side):
                 self.views[index].wanted(side, True)
-        return self._remember(index, built)
+        return self._observe(index, built)
 
     def again(self, step: Step) -> BuiltMap | None:
         """The answer that is ready to a request of which it is known that it takes this step; None
         where it has to be asked."""
-        found = self.ready.get(step)
-        if found is None or self.stream != targets.current_stream(found.in_coords.device):
+        answer = self.ready.get(step)
+        if answer is None or self.stream != targets.current_stream(answer.in_coords.device):
             return None
-        return self._take(step, found)
+        return self._use(step, answer)
 
-    def _take(self, step: Step, found: Answer) -> BuiltMap:
+    def _use(self, step: Step, answer: Answer) -> BuiltMap:
         del self.ready[step]
-        return self._remember(self._enter(step), BuiltMap.of(found.kmap, found.new_coords))
+        return self._observe(self._append(step), BuiltMap.of(answer.kmap, answer.new_coords))
 
-    def _enter(self, step: Step) -> int:
+    def _append(self, step: Step) -> int:
         """The index of a step that is taken now."""
         self.views.append(Views(set(), set()))
         self.steps.append(step)
         return len(self.steps) - 1
 
-    def _remember(self, index: int, built: BuiltMap) -> BuiltMap:
+    def _observe(self, index: int, built: BuiltMap) -> BuiltMap:
         """Hear which views of the map are asked for, and know the level that was made."""
         built.kmap.rulebook.observe(self.views[index])
         if built.coords is not None:
@@ -247,7 +247,7 @@ class Recording:
         self.largest = {index: rate for index, rate in grown.items() if rate is not None}
         return last if trusted and last.alike.seen >= policy.INPUTS_ALIKE else None
 
-    def settled(self) -> bool:
+    def is_stable(self) -> bool:
         """Whether the next input will probably be asked the same as this one."""
         expected = self.expected
         if expected is not None and (expected.attempts.wait or expected.attempts.failures):
@@ -262,6 +262,6 @@ class Recording:
         views = list(self.views)
         for index, step in enumerate(self.steps):
             if step.makes:
-                tiled, asked = views[index]
-                views[index] = Views({0, 1} if tiled else tiled, asked | {0, 1})
+                tiled, requested = views[index]
+                views[index] = Views({0, 1} if tiled else tiled, requested | {0, 1})
         return dataclasses.replace(self, views=views)

@@ -88,7 +88,7 @@ def summary_of(*modes: GraphedModule) -> Summary:
 class Replayer(GraphedModule):
     """The forward of a model in evaluation; training: takes the calls with gradients."""
 
-    most = policy.INFERENCE_GRAPHS
+    max_graphs = policy.INFERENCE_GRAPHS
     _carried = ("training",)
 
     def __init__(self, training: TrainingReplayer) -> None:
@@ -141,19 +141,19 @@ class Replayer(GraphedModule):
         with self._run(graph, call, root) as made:
             return None if made is None else list(map(made, graph.made.spec.values()))
 
-    def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         self.capture_when_due(key, lambda: self._capture(key, call, root, out))
 
     def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
-        alone, memory = assert_no_mutation(self.model, key.tensors), self.memory
+        unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
         assert memory is not None
         aside = on_own_stream(key.device, memory.stream)
-        with torch.inference_mode(False), torch.no_grad(), aside, alone:
-            found = maps_like(root, key, memory)
-            if found is None:
+        with torch.inference_mode(False), torch.no_grad(), aside, unchanged:
+            captured_maps = maps_like(root, key, memory)
+            if captured_maps is None:
                 return None
-            maps, rows = found
+            maps, rows = captured_maps
             scene, own = maps.scene, key.tensors.features_of(call.x)
             assert own is not None
             features = torch.full((key.capacity, key.channels), float("nan"), dtype=key.dtype, device=key.device)
@@ -169,9 +169,9 @@ class Replayer(GraphedModule):
             made = work([reads])
             if self.needs_more_guards(scene, known):
                 return None
-            mine = [made.of(call, rows, root)(value) for value in made.spec.values()]
-            made.compare(call, out, mine)
-            del made, mine
+            values = [made.of(call, rows, root)(value) for value in made.spec.values()]
+            made.compare(call, out, values)
+            del made, values
             scene.fill = None
             return self.capture_in_pool(
                 key, memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, reads.alters)

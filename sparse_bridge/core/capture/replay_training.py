@@ -36,7 +36,7 @@ class TrainingReplayer(GraphedModule):
     model share their memory.
     """
 
-    most = policy.TRAINING_GRAPHS
+    max_graphs = policy.TRAINING_GRAPHS
 
     def _forget(self) -> None:
         super()._forget()
@@ -76,7 +76,7 @@ class TrainingReplayer(GraphedModule):
         run.open = False
         return made
 
-    def after(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         self.capture_when_due(key, lambda: self._capture(key, call, root, out))
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
@@ -97,26 +97,26 @@ class TrainingReplayer(GraphedModule):
     def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
         self.capturing = True
         try:
-            alone = assert_no_mutation(self.model, key.tensors)
+            unchanged = assert_no_mutation(self.model, key.tensors)
             memory = self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
-            with on_one_thread, on_own_stream(key.device, memory.stream), alone:
-                found = maps_like(root, key, memory, training=True)
-                if found is None:
+            with on_one_thread, on_own_stream(key.device, memory.stream), unchanged:
+                captured_maps = maps_like(root, key, memory, training=True)
+                if captured_maps is None:
                     return None
-                maps, rows = found
+                maps, rows = captured_maps
                 context, known = self.capture_context(key, root.box), len(self.reads)
                 copy = PaddedModel(self.model, call, root.coords, context)
-                made = copy.try_out(maps.scene, rows)
+                made = copy.verify(maps.scene, rows)
                 if self.needs_more_guards(maps.scene, known):
                     return None
                 with torch.no_grad():
-                    mine = list(map(made.of(call, rows, root), made.spec.values()))
-                made.assert_same_structure(call, out, mine)
-                del made, mine
-                left = [memory.left_in(name, p) for name, p in copy.trained.items()]
-                return self.capture_in_pool(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left))
+                    values = list(map(made.of(call, rows, root), made.spec.values()))
+                made.assert_same_structure(call, out, values)
+                del made, values
+                results = [memory.result_buffer(name, p) for name, p in copy.trained.items()]
+                return self.capture_in_pool(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, results))
         finally:
             self.capturing = False
 
@@ -136,14 +136,14 @@ class _Graph:
         self.maps, self.scene, self.model = maps, maps.scene, copy.model
         self.verified: set[int] = set()  # columns in which boxes may differ
         self.tensors = copy.context.tensors
-        self.features, self.reach = copy.capacity(self.scene), copy.reach
+        self.features, self.gradient_mask = copy.padded_features(self.scene), copy.gradient_mask
         work = functools.partial(copy.over, self.scene, self.features)
         self.forward, self.made = captured_from(work, pool)
         self.leaves = leaves_of(self.made)
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(
-            lambda: _left(gradients_of(self.leaves, inputs, self.cotangents), gradients), pool
+            lambda: _copied_to(gradients_of(self.leaves, inputs, self.cotangents), gradients), pool
         )
         self.parameters = addresses(modules)
 
@@ -169,14 +169,14 @@ class _Graph:
         return self.made.of(call, run.rows, root, one_of)
 
 
-def _left(found: list[Any], places: list[torch.Tensor]) -> list[Any]:
-    """The last of `found` in their places; None stays."""
-    first = len(found) - len(places)
-    pairs = list(zip(places, found[first:], strict=True))
-    given = [pair for pair in pairs if pair[1] is not None]
-    if given:
-        torch._foreach_copy_([place for place, _ in given], [one for _, one in given])
-    return [*found[:first], *(None if one is None else place for place, one in pairs)]
+def _copied_to(gradients: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
+    """The last of `gradients`, copied to these buffers; None stays."""
+    first = len(gradients) - len(buffers)
+    pairs = list(zip(buffers, gradients[first:], strict=True))
+    present = [pair for pair in pairs if pair[1] is not None]
+    if present:
+        torch._foreach_copy_([buffer for buffer, _ in present], [one for _, one in present])
+    return [*gradients[:first], *(None if one is None else buffer for buffer, one in pairs)]
 
 
 class _Run:
@@ -215,10 +215,10 @@ class _Run:
             copies = [torch.empty_like(one) for one in found]
             torch._foreach_copy_(copies, found)
             self.open = False
-        given = iter(copies)
-        every = [None if one is None else next(given) for one in graph.gradients]
-        used = [through for through, one in zip(graph.reach, gradients, strict=False) if one is not None]
-        if len(used) == len(graph.reach):
+        present = iter(copies)
+        every = [None if one is None else next(present) for one in graph.gradients]
+        used = [through for through, one in zip(graph.gradient_mask, gradients, strict=False) if one is not None]
+        if len(used) == len(graph.gradient_mask):
             return every
         return [one if any(reached) else None for one, reached in zip(every, zip(*used, strict=True), strict=True)]
 

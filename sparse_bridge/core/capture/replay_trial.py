@@ -51,7 +51,7 @@ class PaddedModel:
         }
         self.trained = {name: p for name, p in self.aliases.items() if p.requires_grad}
         self.slots = _slots(model)
-        self.reach: list[list[bool]] = []
+        self.gradient_mask: list[list[bool]] = []
         # Not the model's own: their versions are of interest to backward passes still to come.
         self.buffers = {name: buffer.data for name, buffer in model.named_buffers()}
 
@@ -61,84 +61,84 @@ class PaddedModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = {**self.aliases, **self.buffers}
-        given = {slot: values[name] for slot, name in self.slots.items()}
-        held = dict(given)
+        own_tensors = {slot: values[name] for slot, name in self.slots.items()}
+        held = dict(own_tensors)
         # torch's own way to find shared ones leaves a module that is registered twice changed.
         out = torch.func.functional_call(self.model, held, args, kwargs, tie_weights=False)
-        for name, one in given.items():  # torch tells in `held` what was put in their place
+        for name, one in own_tensors.items():  # torch tells in `held` what was put in their place
             if held[name] is not one:
                 raise Refusal(Why.GRAPH_OTHER_PARAMETER, name)
         return out
 
     def over(self, scene: PaddedInput, features: torch.Tensor, contexts: Sequence[Any] = ()) -> Captured:
-        """The model over a padded input. features: its own, [capacity, C].  contexts: contexts to run it in."""
+        """The model over a padded input. features: its own, [capacity, C].  contexts: to run it in."""
         with _counted_norms(self.model, self.context.tensors):
             return Captured(self, self.call, scene, features, self.context, contexts)
 
-    def alone(self, nudge: float = 0.0) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """(what the model makes of the scene as it is, its features). nudge: change those by about
+    def run_alone(self, noise: float = 0.0) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """(what the model makes of the scene as it is, its features). noise: change those by about
         as much."""
         features = self.features.detach().clone()
-        if nudge:
-            features *= 1 + nudge * torch.randn_like(features)
+        if noise:
+            features *= 1 + noise * torch.randn_like(features)
         features.requires_grad_(self.features.requires_grad)
         root = CoordinateMap(self.root.coords, self.context.box)
         start = functools.partial(self.context.tensors.over, self.call.x, features, root)
         spec = OutputSpec.of(self.call, self, start, self.context.reads)
         return _leaves(self.context.tensors, spec), features
 
-    def look(self, scene: PaddedInput) -> None:
+    def check_reads(self, scene: PaddedInput) -> None:
         """Raise Refusal where the model computes with other tensors than its own."""
-        features = self.capacity(scene)
+        features = self.padded_features(scene)
         held = [*self.aliases.values(), *self.buffers.values()]
         with torch.no_grad():
             reads = ForeignReads([features, *scene.tensors(), *held])
             self.over(scene, features.detach(), [reads])
 
-    def capacity(self, scene: PaddedInput) -> torch.Tensor:
+    def padded_features(self, scene: PaddedInput) -> torch.Tensor:
         """Features for the padded input, with those of x in place."""
         rows, channels = self.features.shape
         features = self.features.new_full((scene.coords.shape[0], channels), _TRIAL_FILL)
         features[:rows] = self.features.detach()
         return features.detach().requires_grad_(self.features.requires_grad)
 
-    def try_out(self, scene: PaddedInput, rows: dict[int, int]) -> Captured:
+    def verify(self, scene: PaddedInput, rows: dict[int, int]) -> Captured:
         """The model over the padded input. Raises Refusal unless outputs, gradients and
         buffers are those of x alone."""
         own = self.buffers
         try:
             self._begin(own)
             scene.fill = _TRIAL_FILL
-            self.look(scene)
+            self.check_reads(scene)
             self._begin(own)
-            leaves, features = self.alone()
+            leaves, features = self.run_alone()
             cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
-            self.reach = _reach(leaves, self.inputs(features), cotangents)
-            theirs = gradients_of(leaves, self.inputs(features), cotangents)
-            theirs += [*leaves, *self._statistics().values()]
+            self.gradient_mask = _gradient_mask(leaves, self.inputs(features), cotangents)
+            expected = gradients_of(leaves, self.inputs(features), cotangents)
+            expected += [*leaves, *self._statistics().values()]
             numbers = self._numbers()
             self._begin(own)
-            wide, features = self.alone(nudge=_ROUNDING.get(self._precision(), 1e-6))
-            nudged = gradients_of(wide, self.inputs(features), cotangents)
-            nudged += [*wide, *self._statistics().values()]
+            wide, features = self.run_alone(noise=_ROUNDING.get(self._precision(), 1e-6))
+            noisy = gradients_of(wide, self.inputs(features), cotangents)
+            noisy += [*wide, *self._statistics().values()]
             self._begin(own)
             scene.fill = _TRIAL_FILL
-            features = self.capacity(scene)
+            features = self.padded_features(scene)
             made = self.over(scene, features)
             wide = leaves_of(made)
             if len(wide) != len(leaves):
                 raise Refusal(Why.GRAPH_RETURNS_LESS)
             pairs = zip(cotangents, wide, strict=True)
-            mine = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
-            mine += [leaf[: scene.used(leaf, rows)] for leaf in wide]
-            mine += self._statistics().values()
-            if features.requires_grad and mine[0] is not None:
-                mine[0] = mine[0][: self.features.shape[0]]
+            actual = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
+            actual += [leaf[: scene.used(leaf, rows)] for leaf in wide]
+            actual += self._statistics().values()
+            if features.requires_grad and actual[0] is not None:
+                actual[0] = actual[0][: self.features.shape[0]]
             for name, one in self._numbers().items():
                 if not torch.equal(one, numbers[name]):
                     raise Refusal(Why.GRAPH_BUFFER, name)
             names = self._names(features, len(wide))
-            _compare(names, mine, theirs, nudged, self._precision())
+            _compare(names, actual, expected, noisy, self._precision())
             return made
         finally:
             self.buffers, scene.fill = own, 0.0
@@ -209,7 +209,7 @@ def _slots(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _reach(
+def _gradient_mask(
     leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
 ) -> list[list[bool]]:
     """By leaf, the inputs that have a gradient through it; [] where there is but one leaf."""
@@ -225,24 +225,24 @@ def _widened(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros((len(wide) - len(rows), *rows.shape[1:]))])
 
 
-def _compare(names: list[str], mine: list[Any], theirs: list[Any], nudged: list[Any], dtype: torch.dtype) -> None:
+def _compare(names: list[str], actual: list[Any], expected: list[Any], noisy: list[Any], dtype: torch.dtype) -> None:
     """Raise Refusal unless these tensors agree within rounding.
 
-    nudged: theirs after a change of the features as small as rounding, which shows how much
+    noisy: expected ones after a change of the features as small as rounding, which shows how much
     rounding moves each tensor. Gradients that are but rounding, as of a bias before a norm, are
     measured by the others.
     """
     loose, tight = (tolerances.of(kind, dtype).rms for kind in ("gradients", "step"))
-    mine, theirs, nudged = (
-        [None if one is None else one.detach() for one in several] for several in (mine, theirs, nudged)
+    actual, expected, noisy = (
+        [None if one is None else one.detach() for one in several] for several in (actual, expected, noisy)
     )
-    present = [one for one in theirs if one is not None and one.numel()]
+    present = [one for one in expected if one is not None and one.numel()]
     scale = math.sqrt(
         sum(float(one.double().square().sum()) for one in present) / max(1, sum(one.numel() for one in present))
     )
     if not math.isfinite(scale):
         raise Refusal(Why.GRAPH_INFINITE)
-    for name, one, other, moved in zip(names, mine, theirs, nudged, strict=True):
+    for name, one, other, moved in zip(names, actual, expected, noisy, strict=True):
         if (one is None) != (other is None) or (one is not None and one.shape != other.shape):
             raise Refusal(Why.GRAPH_GRADIENT_SHAPE, name)
         if one is None or not one.numel():

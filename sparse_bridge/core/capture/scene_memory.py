@@ -68,7 +68,7 @@ class SceneMemory:
     def both(self, index: int) -> bool:
         """Whether both sides of a map to new coordinates are asked for. Inference has no use for
         the second, which is as large."""
-        return 1 in self._last.views[index].asked
+        return 1 in self._last.views[index].requested
 
     def passing(self, index: int) -> bool:
         """Whether nobody reads the slots of a step that makes coordinates once it is linked: they

@@ -59,15 +59,15 @@ def test_every_algorithm_against_a_dense_convolution(ops, algorithm):
     ops.spconv.ALGORITHM = getattr(ops.spconv.Algorithm, algorithm)
     place = (0, slice(None), *coords[:, 1:].long().t())
     leaves = [one.clone().requires_grad_() for one in (feats, weight, bias)]
-    twins = [one.clone().requires_grad_() for one in (feats, weight, bias)]
+    clones = [one.clone().requires_grad_() for one in (feats, weight, bias)]
     dense = torch.zeros(1, 10, 10, 10, 8)
-    dense = dense.index_put(tuple(coords.long().t()), twins[0]).movedim(-1, 1)
-    want = conv3d(dense, twins[1].permute(0, 4, 1, 2, 3), twins[2], padding=1)[place].t()
+    dense = dense.index_put(tuple(coords.long().t()), clones[0]).movedim(-1, 1)
+    want = conv3d(dense, clones[1].permute(0, 4, 1, 2, 3), clones[2], padding=1)[place].t()
     out, _ = ops.spconv.sparse_submanifold_conv3d(leaves[0], coords, shape, leaves[1], leaves[2])
     torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
     grad = torch.randn(out.shape)
     mine = torch.autograd.grad(out, leaves, grad)
-    torch.testing.assert_close(mine, torch.autograd.grad(want, twins, grad), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(mine, torch.autograd.grad(want, clones, grad), rtol=1e-4, atol=1e-3)
     # The same by the parts.
     function = ops.spconv.SubMConv3dFunction
     cache = function._compute_neighbor_cache(coords, shape, KERNEL, ONE)
@@ -160,9 +160,9 @@ def test_caches_are_copied_and_pickled(flex_gemm):
     out, cache = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
     z, places, strided = spconv.sparse_conv3d(feats, coords, shape, weight, stride=STRIDE)
     for copied in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
-        twin = copied(cache)
-        assert type(twin) is type(cache) and same(twin.neighbor_map, cache.neighbor_map)
-        again, _ = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight, None, twin)
+        clone = copied(cache)
+        assert type(clone) is type(cache) and same(clone.neighbor_map, cache.neighbor_map)
+        again, _ = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight, None, clone)
         torch.testing.assert_close(again, out, rtol=1e-4, atol=1e-4)
         again, _, _ = spconv.sparse_conv3d(feats, coords, shape, weight, None, copied(strided), places, STRIDE)
         torch.testing.assert_close(again, z, rtol=1e-4, atol=1e-4)

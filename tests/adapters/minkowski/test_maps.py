@@ -11,7 +11,7 @@ from tests.adapters.minkowski.scenes import scene
 
 def grid(low, high, axes=3):
     coords = torch.tensor([[0, *[low] * axes], [1, *[high] * axes]], dtype=torch.int32)
-    return Grid.given(coords, (1,) * axes, "inserted")
+    return Grid.around(coords, (1,) * axes, "inserted")
 
 
 BOUNDS = [

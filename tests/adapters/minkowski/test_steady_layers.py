@@ -96,9 +96,9 @@ def test_a_kernel_generator_may_be_changed(ME, name):
 def test_copies_of_a_layer_find_the_same_map(ME, copied):
     layer, x = ME.MinkowskiConvolution(4, 5, kernel_size=3, dimension=3), tensor(ME)
     y = layer(x)
-    twin = copied(layer)
-    assert twin.kernel_generator.spec() is layer.kernel_generator.spec()
-    assert torch.equal(twin(x).F, y.F)
+    clone = copied(layer)
+    assert clone.kernel_generator.spec() is layer.kernel_generator.spec()
+    assert torch.equal(clone(x).F, y.F)
 
 
 class Doubled(nn.Module):
@@ -112,10 +112,10 @@ def test_parameters_may_be_computed(ME, name):
     layer = ME.MinkowskiConvolution(4, 5, kernel_size=3, bias=True, dimension=3)
     plain = layer(x).F
     with torch.no_grad():
-        twin = copy.deepcopy(layer)
-        getattr(twin, name).mul_(2)
+        clone = copy.deepcopy(layer)
+        getattr(clone, name).mul_(2)
     parametrize.register_parametrization(layer, name, Doubled())
-    assert torch.equal(layer(x).F, twin(x).F)
+    assert torch.equal(layer(x).F, clone(x).F)
     assert not torch.equal(layer(x).F, plain)
 
 

@@ -140,13 +140,13 @@ def test_copies_cross_the_border(native):
         doors.assert_same(thawed(tensor), want, 1e-4)
         doors.assert_same(net[5](middle), net[5](net[3](net[0](x))), 1e-4)
         back = pickle.dumps((thawed, net[3](net[0](x))))
-        twin, bridged = copy.deepcopy(net), copy.deepcopy(net[3](net[0](x)))
+        clone, bridged = copy.deepcopy(net), copy.deepcopy(net[3](net[0](x)))
     again, middle = pickle.loads(back)
     doors.assert_same(again(x), want, 1e-4)
     expected = net[5](net[3](net[0](x)))
     doors.assert_same(net[5](middle), expected, 1e-4)
     doors.assert_same(net[5](bridged), expected, 1e-4)
-    doors.assert_same(twin(x), want, 1e-4)
+    doors.assert_same(clone(x), want, 1e-4)
     assert isinstance(middle.indice_dict["d1"], native.core.IndiceData)
 
 

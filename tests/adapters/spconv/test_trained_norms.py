@@ -84,20 +84,20 @@ def step(net, x, optimiser=None):
 
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}, {"eps": 0.1}], ids=str)
 def test_steps(sp, kernel_lane, torchs, options):
-    """As a twin whose norms are torch's: results, gradients, statistics."""
+    """As a copy whose norms are torch's: results, gradients, statistics."""
     net = block(sp, kernel_lane, **options)
-    twin = copy.deepcopy(net)
-    optimisers = [torch.optim.SGD(one.parameters(), 0.1) for one in (net, twin)]
+    clone = copy.deepcopy(net)
+    optimisers = [torch.optim.SGD(one.parameters(), 0.1) for one in (net, clone)]
     for turn in range(4):
         torchs.clear()
         y = step(net, scene(sp, kernel_lane, turn), optimisers[0])
         assert len(torchs) == (0 if turn else 2)
         with settings.override(optimize="off"):
-            z = step(twin, scene(sp, kernel_lane, turn), optimisers[1])
+            z = step(clone, scene(sp, kernel_lane, turn), optimisers[1])
         assert_close(y, z.double(), "tf32")
-        for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        for mine, theirs in zip(net.parameters(), clone.parameters(), strict=True):
             assert_close(mine.grad, theirs.grad.double(), "tf32")
-    for name, value in twin.state_dict().items():
+    for name, value in clone.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], value, rtol=1e-3, atol=1e-4)
     assert with_fast_forward(net) == ["norm1", "norm2"]
     sparse_bridge.disable()
@@ -119,14 +119,14 @@ def test_features_are_plain_from_the_third_call_on(sp, kernel_lane):
 
 def test_gradients_asked_for_in_inference_mode(sp, kernel_lane):
     net = block(sp, kernel_lane)
-    twin = copy.deepcopy(net.norm1)
+    clone = copy.deepcopy(net.norm1)
     for turn in range(2):
         step(net, scene(sp, kernel_lane, turn))
-    net.norm1.load_state_dict(twin.state_dict())
+    net.norm1.load_state_dict(clone.state_dict())
     with torch.inference_mode():
         y = net.conv(net.first(scene(sp, kernel_lane))).features
         with torch.enable_grad():
-            found, want = net.norm1(y), twin(y)
+            found, want = net.norm1(y), clone(y)
     assert found.is_inference() and not found.requires_grad
     assert_close(found, want.double(), "tf32")
     assert with_fast_forward(net) == ["norm1", "norm2"]
@@ -208,7 +208,7 @@ def test_when_torchs_own_is_called(sp, kernel_lane, torchs, how):
 def test_checkpoints(sp, kernel_lane, reentrant):
     """What is computed twice is computed the same way, also when it is about to be found out."""
     net = block(sp, kernel_lane)
-    twin = copy.deepcopy(net)
+    clone = copy.deepcopy(net)
 
     def run(x, features):
         return net(x.replace_feature(features)).features
@@ -219,14 +219,14 @@ def test_checkpoints(sp, kernel_lane, reentrant):
         net.zero_grad()
         checkpoint(run, x, leaf, use_reentrant=reentrant).square().mean().backward()
         with settings.override(optimize="off"):
-            step(twin, x)
-        for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+            step(clone, x)
+        for mine, theirs in zip(net.parameters(), clone.parameters(), strict=True):
             assert_close(mine.grad, theirs.grad.double(), "tf32")
         if turn == 1:
             for seed in range(2):  # known from here on
                 step(net, scene(sp, kernel_lane, seed))
                 with settings.override(optimize="off"):
-                    step(twin, scene(sp, kernel_lane, seed))
+                    step(clone, scene(sp, kernel_lane, seed))
 
 
 def test_copies_and_files(sp, kernel_lane, torchs):

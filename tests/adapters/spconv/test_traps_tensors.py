@@ -255,10 +255,10 @@ def test_copies_and_pickles(sp):
     ).requires_grad_(False)  # torch copies no tensor with a history
     x = doors.tensor(sp)
     y = net(x)
-    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-        assert type(twin[0]) is sp.SubMConv3d
-        assert torch.equal(twin(x).features, y.features)
-        assert twin[0].weight is not net[0].weight
+    for clone in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert type(clone[0]) is sp.SubMConv3d
+        assert torch.equal(clone(x).features, y.features)
+        assert clone[0].weight is not net[0].weight
     up = sp.SparseInverseConv3d(5, 4, 2, indice_key="d")
     for tensor in (copy.deepcopy(y), pickle.loads(pickle.dumps(y))):
         assert isinstance(tensor, sp.SparseConvTensor)

@@ -94,10 +94,10 @@ def test_coordinates_changed_in_place(ts):
 def test_equal_coordinates_in_another_tensor_use_the_cached_map(ts):
     conv, x = ts.nn.Conv3d(4, 4, 3), tensor(ts)
     y = conv(x)
-    twin = ts.SparseTensor(x.F, x.C.clone())
-    twin._caches = x._caches
+    clone = ts.SparseTensor(x.F, x.C.clone())
+    clone._caches = x._caches
     entries = list(x.kmaps.values())
-    assert torch.equal(conv(twin).F, y.F) and list(x.kmaps.values()) == entries
+    assert torch.equal(conv(clone).F, y.F) and list(x.kmaps.values()) == entries
     assert all(a is b for a, b in zip(x.kmaps.values(), entries, strict=True))
 
 
@@ -207,9 +207,9 @@ def test_copies_of_a_tensor(ts):
     nn, x = ts.nn, tensor(ts)
     y = nn.Conv3d(4, 4, 2, stride=2)(x)
     up = nn.Conv3d(4, 4, 2, stride=2, transposed=True)
-    twin = copy.deepcopy(ts.SparseTensor(y.F.detach(), y.C, y.stride))
-    twin._caches = copy.deepcopy(y._caches)
-    assert torch.equal(up(twin).F, up(y).F)
+    clone = copy.deepcopy(ts.SparseTensor(y.F.detach(), y.C, y.stride))
+    clone._caches = copy.deepcopy(y._caches)
+    assert torch.equal(up(clone).F, up(y).F)
     z = pickle.loads(pickle.dumps(ts.SparseTensor(y.F.detach(), y.C, y.stride)))
     assert torch.equal(z.F, y.F) and z.stride == TWO
 

@@ -49,7 +49,7 @@ def check(
     rule="spconv",
     dtype=torch.float64,
 ):
-    """A convolution and its transposed twin, forward and backward, beside fp64."""
+    """A convolution and its transposed one, forward and backward, beside fp64."""
     F = ts.nn.functional
     kernel, stride, padding = triple(kernel), triple(stride), triple(padding)
     sites = oracle.to_sites(coords, ts.release)
@@ -85,9 +85,9 @@ def check(
 
 
 def _detached(ts, y):
-    twin = ts.SparseTensor(y.feats.detach(), y.coords, y.stride)
-    twin.cmaps, twin.kmaps = y.cmaps, y.kmaps
-    return twin
+    clone = ts.SparseTensor(y.feats.detach(), y.coords, y.stride)
+    clone.cmaps, clone.kmaps = y.cmaps, y.kmaps
+    return clone
 
 
 SUBMANIFOLD = [3, 2, 5, 4, (3, 1, 3), (1, 3, 1), (3, 1, 2), (2, 1, 1), (1, 1, 3), (2, 3, 5), (4, 1, 3)]

@@ -66,16 +66,16 @@ def test_group_norm(ts, groups, device):
     nn.init.normal_(layer.weight)
     nn.init.normal_(layer.bias)
     y = layer(x)
-    twin = x.F.detach().clone().requires_grad_()
-    want = torch.zeros_like(twin)
+    clone = x.F.detach().clone().requires_grad_()
+    want = torch.zeros_like(clone)
     for item in range(4):
         rows = (batch_of(ts, x) == item).nonzero().squeeze(1)
-        part = nn.functional.group_norm(twin[rows].t().unsqueeze(0), groups, layer.weight, layer.bias, layer.eps)
+        part = nn.functional.group_norm(clone[rows].t().unsqueeze(0), groups, layer.weight, layer.bias, layer.eps)
         want = want.index_copy(0, rows, part[0].t())
     checks.assert_close(y.F, want, torch.float64)
     up = torch.randn_like(want)
     got = torch.autograd.grad(y.F, [x.F, layer.weight, layer.bias], up)
-    for one, other in zip(got, torch.autograd.grad(want, [twin, layer.weight, layer.bias], up), strict=True):
+    for one, other in zip(got, torch.autograd.grad(want, [clone, layer.weight, layer.bias], up), strict=True):
         checks.assert_close(one, other, torch.float64)
 
 

@@ -102,30 +102,30 @@ def test_replicas(ts):
     want = net(ts.SparseTensor(x.F, x.C)).F
 
     def replica(module):
-        twin = module._replicate_for_data_parallel()
+        clone = module._replicate_for_data_parallel()
         for name, parameter in module._parameters.items():
             if parameter is None:
-                twin._parameters[name] = None
+                clone._parameters[name] = None
             else:
-                setattr(twin, name, parameter.detach().clone().requires_grad_())
+                setattr(clone, name, parameter.detach().clone().requires_grad_())
         for name, buffer in module._buffers.items():
-            setattr(twin, name, buffer)
+            setattr(clone, name, buffer)
         for name, child in module._modules.items():
-            setattr(twin, name, replica(child))
-        return twin
+            setattr(clone, name, replica(child))
+        return clone
 
-    twin = replica(net)
-    assert not isinstance(twin[0].kernel, nn.Parameter)
-    y = twin(ts.SparseTensor(x.F, x.C))
+    clone = replica(net)
+    assert not isinstance(clone[0].kernel, nn.Parameter)
+    y = clone(ts.SparseTensor(x.F, x.C))
     assert torch.equal(y.F, want)
     y.F.sum().backward()
-    assert twin[0].kernel.grad is not None and net[0].kernel.grad is None
+    assert clone[0].kernel.grad is not None and net[0].kernel.grad is None
 
 
 def test_copies_and_modes(ts):
     net = network(ts)
-    twin = copy.deepcopy(net).eval()
-    assert twin[0].kernel is not net[0].kernel and not twin[0].training
+    clone = copy.deepcopy(net).eval()
+    assert clone[0].kernel is not net[0].kernel and not clone[0].training
     assert net.half()[0].kernel.dtype == torch.float16
     assert net.double()[0].kernel.dtype == torch.float64
 
@@ -144,13 +144,13 @@ def test_autocast(ts, dtype, device):
     assert y.F.dtype == dtype
     y.F.float().square().sum().backward()
     assert leaf.grad.dtype == torch.float32 and net[0].kernel.grad.dtype == torch.float32
-    twin = copy.deepcopy(net).float()
-    twin.zero_grad()
+    clone = copy.deepcopy(net).float()
+    clone.zero_grad()
     want_leaf = x.F.clone().requires_grad_()
-    want = twin(ts.SparseTensor(want_leaf, x.C))
+    want = clone(ts.SparseTensor(want_leaf, x.C))
     want.F.square().sum().backward()
     limit = 0.05 if dtype == torch.float16 else 0.2
-    for got, other in ((y.F, want.F), (leaf.grad, want_leaf.grad), (net[0].kernel.grad, twin[0].kernel.grad)):
+    for got, other in ((y.F, want.F), (leaf.grad, want_leaf.grad), (net[0].kernel.grad, clone[0].kernel.grad)):
         error = (got.float() - other).pow(2).mean().sqrt() / other.pow(2).mean().sqrt()
         assert error < limit
 

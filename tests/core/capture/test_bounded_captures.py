@@ -35,8 +35,8 @@ def test_twenty_shapes_are_captured_three_times_at_most(trainer, visits):
     for _ in range(visits):
         for shape in shapes:
             trainer.capture_when_due(shape, lambda: captured.append(1) or object())
-    assert len(captured) == trainer.captures == (0 if visits < 3 else trainer.most)
-    assert len(trainer.graphs) <= trainer.most
+    assert len(captured) == trainer.captures == (0 if visits < 3 else trainer.max_graphs)
+    assert len(trainer.graphs) <= trainer.max_graphs
 
 
 def test_calls_that_are_served_pay_for_more(trainer):
@@ -45,7 +45,7 @@ def test_calls_that_are_served_pay_for_more(trainer):
     for _ in range(5):
         for shape in shapes:
             trainer.capture_when_due(shape, object)
-    assert trainer.captures == trainer.most + 2 and len(trainer.graphs) == trainer.most
+    assert trainer.captures == trainer.max_graphs + 2 and len(trainer.graphs) == trainer.max_graphs
 
 
 def test_ever_new_shapes_are_not_looked_at_any_more(trainer):
@@ -66,9 +66,9 @@ def test_training_over_twenty_shapes(kernel_lane, fake_gpu):
     graph_regions.remove()
     with doors.standin("spconv") as module:
         plain = doors.network(module, "spconv", kernel_lane.device).train()
-        twin = doors.network(module, "spconv", kernel_lane.device).train()
-        twin.load_state_dict(plain.state_dict())
-        model = sparse_bridge.optimize(twin, graphs=True)
+        clone = doors.network(module, "spconv", kernel_lane.device).train()
+        clone.load_state_dict(plain.state_dict())
+        model = sparse_bridge.optimize(clone, graphs=True)
         for seed in range(20):
             shape, found = (4 + seed % 5, 4 + seed // 5, 6), []
             for one in (model, plain):

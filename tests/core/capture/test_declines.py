@@ -102,7 +102,7 @@ def test_the_reason_is_said_once_and_kept(monkeypatch, caplog, capturable):
 
 def test_captures_end_where_calls_are_not_worth_more():
     one = replayer()
-    one.captures = one.most
+    one.captures = one.max_graphs
     one.calls["kind"] = types.SimpleNamespace(due=lambda: True)
     one.capture_when_due("kind", lambda: pytest.fail("captured"))
     assert one.why() == Why.GRAPH_ENOUGH.says()

@@ -308,7 +308,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         expected = pytest.raises(Refusal, match=words)
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
-        PaddedModel(model, call, coords, CaptureContext(PROTOCOL, BOX, set(), model, str)).try_out(scene, rows)
+        PaddedModel(model, call, coords, CaptureContext(PROTOCOL, BOX, set(), model, str)).verify(scene, rows)
 
 
 @pytest.mark.parametrize("trains", [False, True])

@@ -95,16 +95,16 @@ def made(module, name, scene, device):
     x = doors.scene(module, name, scene.seed, device, 0.25, scene.batch_size, SHAPES[scene.shape])
     if not scene.empty or scene.batch_size == 1:
         return x
-    frame = protocol.of(x)
-    coords, values = frame.coordinates_of(x), frame.features_of(x)
+    framework = protocol.of(x)
+    coords, values = framework.coordinates_of(x), framework.features_of(x)
     kept = coords[:, 0] != 0
     return doors.tensor(module, name, coords[kept], values[kept], SHAPES[scene.shape])
 
 
 def results(model, x):
     found = model(x)
-    frame = protocol.of(found["out"])
-    return [(frame.coordinates_of(found[key]), frame.features_of(found[key])) for key in found]
+    framework = protocol.of(found["out"])
+    return [(framework.coordinates_of(found[key]), framework.features_of(found[key])) for key in found]
 
 
 def run(model, module, name, scene, device):

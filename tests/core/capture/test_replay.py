@@ -238,11 +238,11 @@ def test_only_what_can_be_captured_is_considered(sp):
         model(x)["out"].features.sum().backward()
     assert not replayer(model).training.calls and model.stem[0].weight.grad is not None
     model.eval()
-    twin = copy.deepcopy(model)
-    assert replayer(twin).model is twin and replayer(twin).forward.args == (twin,)
+    clone = copy.deepcopy(model)
+    assert replayer(clone).model is clone and replayer(clone).forward.args == (clone,)
     with torch.no_grad():
-        assert_close(twin(x)["out"].features, model(x)["out"].features)
-    assert set(replayer(twin).modules) == set(twin.modules())
+        assert_close(clone(x)["out"].features, model(x)["out"].features)
+    assert set(replayer(clone).modules) == set(clone.modules())
     sparse_bridge.restore(model)
     assert "forward" not in model.__dict__
 

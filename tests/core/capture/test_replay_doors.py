@@ -79,8 +79,8 @@ def test_a_program_that_is_not_changed(kernel_lane, fake_gpu, monkeypatch, name,
             for one in (model, plain):
                 one.zero_grad(set_to_none=True)
                 x = doors.scene(module, name, seed, device, 0.3 + 0.002 * seed)
-                frame = protocol.of(x)
-                given = frame.features_of(x), frame.coordinates_of(x)
+                framework = protocol.of(x)
+                given = framework.features_of(x), framework.coordinates_of(x)
                 if kind is Made:
                     batch = dict(zip(("voxel_features", "voxel_coords"), given, strict=True))
                     given = ({**batch, "names": [seed], "mode": "a" if seed < 10 else "b"},)
@@ -307,9 +307,9 @@ def test_a_dense_grid_inside(kernel_lane, fake_gpu, rules, trains):
 
 
 def check(mine, theirs):
-    frame = protocol.of(mine[0]["out"])
+    framework = protocol.of(mine[0]["out"])
     for key in ("out", "deep"):
-        one, other = (frame.coordinates_of(found[0][key]) for found in (mine, theirs))
+        one, other = (framework.coordinates_of(found[0][key]) for found in (mine, theirs))
         assert extent(mine[0][key]) == extent(theirs[0][key])
         assert torch.equal(one, other)
     for one, other in zip(mine[1], theirs[1], strict=True):

@@ -27,10 +27,10 @@ def sp(untaught):
 @pytest.fixture
 def pair(sp):
     """(a model whose training is replayed, its double whose is not), in fp32."""
-    return twins(network(sp))
+    return clones(network(sp))
 
 
-def twins(model):
+def clones(model):
     plain = model.cuda().train()
     return sparse_bridge.optimize(copy.deepcopy(plain), graphs=True), plain
 
@@ -282,7 +282,7 @@ class TestModels:
         from spconv import constants
 
         monkeypatch.setattr(constants, "SPCONV_ALLOW_TF32", allow)
-        pair = twins(network(sp, width=96))
+        pair = clones(network(sp, width=96))
         for one in pair:
             optimizer = torch.optim.SGD(one.parameters(), 0.05)
             for seed in range(WARM + 4):
@@ -307,7 +307,7 @@ class TestModels:
         ids=["mean", "host", "rows"],
     )
     def test_models_that_mix_rows(self, sp, mixing, replays):
-        pair = twins(network(sp, mixing))
+        pair = clones(network(sp, mixing))
         for one in pair:
             warm(one, sp, WARM + 3)
         same(*pair)
@@ -324,8 +324,8 @@ class TestModels:
     def test_restore_and_copies(self, sp, pair):
         model, _ = pair
         warm(model, sp)
-        twin = copy.deepcopy(model)
-        assert trainer(twin).model is twin and not trainer(twin).graphs
+        clone = copy.deepcopy(model)
+        assert trainer(clone).model is clone and not trainer(clone).graphs
         sparse_bridge.restore(model)
         assert "forward" not in model.__dict__
         step(model, sp, 70)

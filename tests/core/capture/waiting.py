@@ -84,9 +84,9 @@ def replayed(network, lane, fake_gpu, rules, rows):
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(rows))
     model = sparse_bridge.optimize(Whole(copy.deepcopy(network.net)).eval(), graphs=True)
-    twin = copy.copy(network)
-    twin.net = [model]
-    return twin, lambda: model.__dict__["forward"].hits
+    clone = copy.copy(network)
+    clone.net = [model]
+    return clone, lambda: model.__dict__["forward"].hits
 
 
 def alone(network, scene):

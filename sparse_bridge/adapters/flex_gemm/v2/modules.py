@@ -32,7 +32,7 @@ _PARAMETERS = ("weight", "bias")
 _CHOICES = ("algorithm", "allow_tf32")  # of convolutions, where a layer has them
 
 
-class _Kind(NamedTuple):
+class _Spec(NamedTuple):
     """What a layer of one name runs: `function` with these attributes of the layer."""
 
     function: Callable[..., Any]
@@ -40,26 +40,26 @@ class _Kind(NamedTuple):
     same_coordinates: bool = False
 
 
-_KINDS = {
-    "SubmanifoldConv": _Kind(convolutions.submanifold_conv, (*_PARAMETERS, "dilation"), True),
-    "SparseConv": _Kind(convolutions.sparse_conv, (*_PARAMETERS, "stride", "padding", "dilation")),
-    "SparseConvTranspose": _Kind(convolutions.sparse_conv_transpose, (*_PARAMETERS, "stride", "padding", "dilation")),
-    "SubmanifoldPool": _Kind(pools.submanifold_pool, ("kernel_size", "reduce"), True),
-    "SparsePool": _Kind(pools.sparse_pool, ("kernel_size", "stride", "padding", "reduce")),
-    "SparseUpsample": _Kind(resize.sparse_upsample, ("scale_factor", "mode", "padding_mode")),
-    "SparsePixelShuffle": _Kind(resize.sparse_pixel_shuffle, ("upscale_factor",)),
-    "SparsePixelUnshuffle": _Kind(resize.sparse_pixel_unshuffle, ("downscale_factor",)),
+_LAYERS = {
+    "SubmanifoldConv": _Spec(convolutions.submanifold_conv, (*_PARAMETERS, "dilation"), True),
+    "SparseConv": _Spec(convolutions.sparse_conv, (*_PARAMETERS, "stride", "padding", "dilation")),
+    "SparseConvTranspose": _Spec(convolutions.sparse_conv_transpose, (*_PARAMETERS, "stride", "padding", "dilation")),
+    "SubmanifoldPool": _Spec(pools.submanifold_pool, ("kernel_size", "reduce"), True),
+    "SparsePool": _Spec(pools.sparse_pool, ("kernel_size", "stride", "padding", "reduce")),
+    "SparseUpsample": _Spec(resize.sparse_upsample, ("scale_factor", "mode", "padding_mode")),
+    "SparsePixelShuffle": _Spec(resize.sparse_pixel_shuffle, ("upscale_factor",)),
+    "SparsePixelUnshuffle": _Spec(resize.sparse_pixel_unshuffle, ("downscale_factor",)),
 }
 
 
 def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
     """`forward` of the layer of that name, for any object with its attributes.  dimension: of the
     numbered forms, in which one integer stands for all axes."""
-    kind = _KINDS[name]
+    spec = _LAYERS[name]
 
-    def held(layer: Any) -> dict[str, Any]:
+    def attributes_of(layer: Any) -> dict[str, Any]:
         found = {"dimension": dimension}
-        for attribute in kind.attributes:
+        for attribute in spec.attributes:
             if not hasattr(layer, attribute):
                 raise UnsupportedError(
                     f"{type(layer).__name__} has no attribute {attribute!r}, which the layers of "
@@ -71,7 +71,7 @@ def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
         return found
 
     def submanifold(self: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None) -> Any:
-        return kind.function(feats, coords, shape, neighbor_cache=neighbor_cache, **held(self))
+        return spec.function(feats, coords, shape, neighbor_cache=neighbor_cache, **attributes_of(self))
 
     def forward(
         self: Any,
@@ -82,17 +82,17 @@ def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
         output_shape: Any = None,
         neighbor_cache: Any = None,
     ) -> Any:
-        return kind.function(
+        return spec.function(
             feats,
             coords,
             shape,
             output_coords=output_coords,
             output_shape=output_shape,
             neighbor_cache=neighbor_cache,
-            **held(self),
+            **attributes_of(self),
         )
 
-    return submanifold if kind.same_coordinates else forward
+    return submanifold if spec.same_coordinates else forward
 
 
 class _Layer(torch.nn.Module):

@@ -23,7 +23,7 @@ from ..pool import cell_matrix
 from ..upstream.enums import RegionType
 from ..upstream.keys import CoordinateMapKey
 from ..weights import check_features, check_weight
-from .registered_maps import ASKED, GraphMaps, asked, graph_of, known, made, map_of_sites, registered_map, together
+from .registered_maps import SCHEMA, GraphMaps, flatten, graph_of, known, map_of_sites, registered_map, together, wrap
 
 ops: Any = torch.ops.sparse_bridge
 _BUILDER = "minkowski"
@@ -86,7 +86,7 @@ def _build(sites: Sites, numbers: Sequence[int]) -> Made:
     stride, spec, cells = _asked_for(tuple(numbers))
     x = map_of_sites(sites, stride)
     out, kmap = _between(x.registry, x.key, spec, cells, None)
-    return Made(kmap) if out == x.key else Made(kmap, made(x.with_key(out)))
+    return Made(kmap) if out == x.key else Made(kmap, wrap(x.with_key(out)))
 
 
 coordinates.register(_BUILDER, _build)
@@ -113,7 +113,7 @@ def _relation(
 
 define(
     "minkowski_relation",
-    f"({ASKED}, Tensor out_coords, Tensor out_handle, SymInt out_then, SymInt out_now, "
+    f"({SCHEMA}, Tensor out_coords, Tensor out_handle, SymInt out_then, SymInt out_now, "
     "int[] out_stride, int[] numbers) -> Tensor",
     _relation,
     lambda *ignored: handles.like(),
@@ -183,7 +183,7 @@ def layer_map(x: Any, kernel: Kernel, out_key: Key) -> tuple[torch.Tensor, Trace
         graph.maps[memo] = (
             sites.map(_BUILDER, numbers)
             if out_key == key
-            else ops.minkowski_relation(*asked(sites, key), *asked(found, out_key), numbers)
+            else ops.minkowski_relation(*flatten(sites, key), *flatten(found, out_key), numbers)
         )
     return graph.maps[memo], found
 

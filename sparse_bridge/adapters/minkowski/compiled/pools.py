@@ -14,7 +14,7 @@ from .. import batches
 from ..grid import Key
 from ..maps import MapRegistry
 from .convolution import Kernel, layer_map
-from .registered_maps import ASKED, asked, given, graph_of, made, registered_map
+from .registered_maps import SCHEMA, as_results, flatten, graph_of, registered_map, wrap
 from .rows import items
 
 ops: Any = torch.ops.sparse_bridge
@@ -38,7 +38,7 @@ def _origin(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x = registered_map(coords, handle, then, now, stride)
-    return given(made(x.with_key(batches.origin(x.registry))), 1)
+    return as_results(wrap(x.with_key(batches.origin(x.registry))), 1)
 
 
 def _fake_origin(
@@ -48,7 +48,7 @@ def _fake_origin(
     return coords.new_empty((n_items, coords.shape[1])), handles.like()
 
 
-define("minkowski_origin", f"({ASKED}) -> (Tensor, Tensor)", _origin, _fake_origin)
+define("minkowski_origin", f"({SCHEMA}) -> (Tensor, Tensor)", _origin, _fake_origin)
 
 
 def pooled_globally(registry: MapRegistry, features: torch.Tensor, mode: str, key: Key) -> tuple[torch.Tensor, Key]:
@@ -56,7 +56,7 @@ def pooled_globally(registry: MapRegistry, features: torch.Tensor, mode: str, ke
     graph = graph_of(registry)
     glob = graph.origin
     if glob is None:
-        coords, handle = ops.minkowski_origin(*asked(graph.sites[key], key))
+        coords, handle = ops.minkowski_origin(*flatten(graph.sites[key], key))
         glob = graph.origin = graph.free_key((0,) * len(key[0]))
         graph.sites[glob] = Traced(coords, handle, True)
     n_items = graph.sites[glob].coords.shape[0]

@@ -18,7 +18,7 @@ from ..maps import ENTERED, MapRegistry
 from ..upstream.enums import SparseTensorQuantizationMode
 
 ops: Any = torch.ops.sparse_bridge
-ASKED = "Tensor coords, Tensor handle, SymInt then, SymInt now, int[] stride"
+SCHEMA = "Tensor coords, Tensor handle, SymInt then, SymInt now, int[] stride"
 
 
 class RegisteredMap:
@@ -73,7 +73,7 @@ class GraphMaps:
         """Give the manager itself the maps, once the graph has run."""
         for key, found in self.sites.items():
             if key not in registry.grids:
-                entered = registered_map(*asked(found, key))
+                entered = registered_map(*flatten(found, key))
                 registry.use_device(found.coords.device)
                 registry.grids[key] = entered.registry.grid(entered.key)
 
@@ -110,8 +110,8 @@ def coords_of(registry: MapRegistry, key: Key) -> torch.Tensor | None:
     return graph.sites[key].coords if graph is not None and key in graph.sites else None
 
 
-def asked(sites: Traced, key: Key) -> tuple[Any, ...]:
-    """A map's coordinates as `ASKED` describes them."""
+def flatten(sites: Traced, key: Key) -> tuple[Any, ...]:
+    """The coordinates of a map as arguments of an operator, see `SCHEMA`."""
     now = coordinates.version_of(sites.coords)
     return sites.coords, sites.handle, sites.version, now, list(key[0])
 
@@ -119,7 +119,7 @@ def asked(sites: Traced, key: Key) -> tuple[Any, ...]:
 def registered_map(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int]
 ) -> RegisteredMap:
-    """The map of the coordinates that `asked` describes."""
+    """The map of the coordinates that `flatten` returned."""
     return map_of_sites(coordinates.source(coords, handle, then, now), tuple(stride))
 
 
@@ -152,13 +152,13 @@ def together(maps: Sequence[RegisteredMap]) -> MapRegistry:
     return registry
 
 
-def made(registered: RegisteredMap) -> Sites:
-    """A map that a layer made, to be given to the graph."""
+def wrap(registered: RegisteredMap) -> Sites:
+    """The sites of a map that a layer made, for the graph."""
     coords = registered.registry.grid(registered.key).coords
     return Sites(coords, MapStore(device=coords.device), registered)
 
 
-def given(sites: Sites, least: int) -> tuple[torch.Tensor, torch.Tensor]:
+def as_results(sites: Sites, least: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(coordinates, handle) as operators return them. Raises ShapeError for fewer than `least`."""
     coordinates.check_least(sites, least)
     return sites.coords.clone(), handles.make(sites)
@@ -174,7 +174,7 @@ def _insert(coords: torch.Tensor, stride: Sequence[int]) -> tuple[torch.Tensor, 
             f"a compiled graph got {first.shape[0]} distinct coordinates; it serves 2 and more. "
             "Run scenes as small as this one through the eager model."
         )
-    return first, *given(made(RegisteredMap(registry, key, own=True)), 2)
+    return first, *as_results(wrap(RegisteredMap(registry, key, own=True)), 2)
 
 
 def _fake_insert(coords: torch.Tensor, stride: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

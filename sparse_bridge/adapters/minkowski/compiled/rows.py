@@ -15,7 +15,7 @@ from ..batches import batch_rows
 from ..grid import Key
 from ..maps import MapRegistry
 from ..points import interpolation_matrix
-from .registered_maps import ASKED, asked, given, graph_of, made, registered_map, together
+from .registered_maps import SCHEMA, as_results, flatten, graph_of, registered_map, together, wrap
 
 ops: Any = torch.ops.sparse_bridge
 
@@ -39,7 +39,7 @@ def _items(
 
 define(
     "minkowski_items",
-    f"({ASKED}, Tensor glob_coords, Tensor glob_handle, SymInt glob_then, SymInt glob_now, "
+    f"({SCHEMA}, Tensor glob_coords, Tensor glob_handle, SymInt glob_then, SymInt glob_now, "
     "int[] glob_stride) -> Tensor",
     _items,
     lambda coords, *ignored: coords.new_empty(coords.shape[0], dtype=torch.int64),
@@ -49,7 +49,7 @@ define(
 def items(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:
     """int64 [N]: the row of the map `glob` of every row of `key`."""
     sites = graph_of(registry).sites
-    rows: torch.Tensor = ops.minkowski_items(*asked(sites[key], key), *asked(sites[glob], glob))
+    rows: torch.Tensor = ops.minkowski_items(*flatten(sites[key], key), *flatten(sites[glob], glob))
     return rows
 
 
@@ -72,7 +72,7 @@ def _union(
     maps = [registered_map(*one) for one in zip(coords, handle, then, now, parts, strict=True)]
     registry = together(maps)
     key, rows = registry.merged([one.key for one in maps])
-    return *given(made(maps[0].with_key(key)), least), [part.clone() for part in rows]
+    return *as_results(wrap(maps[0].with_key(key)), least), [part.clone() for part in rows]
 
 
 def _fake_union(
@@ -100,7 +100,7 @@ define(
 def merged(registry: MapRegistry, keys: list[Key]) -> tuple[Key, list[torch.Tensor], int]:
     """A new map of the union, its rows of every map's rows (int64), and how many it has."""
     graph = graph_of(registry)
-    parts = [asked(graph.sites[key], key) for key in keys]
+    parts = [flatten(graph.sites[key], key) for key in keys]
     coords, handle, then, now, strides = ([part[i] for part in parts] for i in range(5))
     flat = [number for stride in strides for number in stride]
     least = least_rows(torch.is_grad_enabled())
@@ -125,7 +125,7 @@ def _prune(
         raise ShapeError(f"MinkowskiPruning got a mask of shape {list(mask.shape)}; expected [{coords.shape[0]}].")
     rows = mask.nonzero().squeeze(1)
     key = x.registry.pruned(x.key, rows)
-    return rows, *given(made(x.with_key(key)), least)
+    return rows, *as_results(wrap(x.with_key(key)), least)
 
 
 def _fake_prune(
@@ -142,13 +142,13 @@ def _fake_prune(
     return rows, coords.new_empty((n_rows, coords.shape[1])), handles.like()
 
 
-define("minkowski_prune", f"({ASKED}, Tensor mask, int least) -> (Tensor, Tensor, Tensor)", _prune, _fake_prune)
+define("minkowski_prune", f"({SCHEMA}, Tensor mask, int least) -> (Tensor, Tensor, Tensor)", _prune, _fake_prune)
 
 
 def pruned(registry: MapRegistry, features: torch.Tensor, mask: torch.Tensor, key: Key) -> tuple[torch.Tensor, Key]:
     """The rows where `mask` is set, and the key of their map."""
     graph, least = graph_of(registry), least_rows(torch.is_grad_enabled())
-    rows, coords, handle = ops.minkowski_prune(*asked(graph.sites[key], key), mask, least)
+    rows, coords, handle = ops.minkowski_prune(*flatten(graph.sites[key], key), mask, least)
     out = graph.free_key(key[0], "pruned")
     graph.sites[out], graph.pruned[out] = Traced(coords, handle, True), True
     return features.index_select(0, rows), out
@@ -161,12 +161,12 @@ def _interpolation(
     return handles.make(interpolation_matrix(x.registry.grid(x.key), query))
 
 
-define("minkowski_interpolation", f"({ASKED}, Tensor query) -> Tensor", _interpolation, lambda *ignored: handles.like())
+define("minkowski_interpolation", f"({SCHEMA}, Tensor query) -> Tensor", _interpolation, lambda *_: handles.like())
 
 
 def interpolated(registry: MapRegistry, features: torch.Tensor, query: torch.Tensor, key: Key) -> torch.Tensor:
     """Features [M, C] at float positions [M, D + 1]."""
     found = graph_of(registry).sites[key]
-    matrix = ops.minkowski_interpolation(*asked(found, key), query)
+    matrix = ops.minkowski_interpolation(*flatten(found, key), query)
     y: torch.Tensor = ops.row_product(features, query.shape[0], matrix, "sum")
     return y

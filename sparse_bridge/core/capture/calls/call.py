@@ -1,7 +1,7 @@
 """Calls of a model: their sparse tensor and their other inputs.
 
 A graph repeats what a model computed of one sparse tensor. What else a call holds must not matter,
-or be the same: tensors that the model computes with are found by `foreign_reads`, numbers and text
+or be the same: tensors that the model computes with are found by `ForeignReads`, numbers and text
 are part of what a graph was captured for, and of dictionaries only the entries that the model reads
 count. Entries that a model writes into a dictionary among its inputs are its output as well.
 """
@@ -44,8 +44,8 @@ class Call(NamedTuple):
 
     def inputs_by_id(self, tensors: Any) -> dict[int, Any]:
         """All inputs, by identity."""
-        mine = [self.x, tensors.features_of(self.x), tensors.coordinates_of(self.x)]
-        return {id(one): one for one in (*mine, *self.dicts.values(), *self.parts.values())}
+        inputs = [self.x, tensors.features_of(self.x), tensors.coordinates_of(self.x)]
+        return {id(one): one for one in (*inputs, *self.dicts.values(), *self.parts.values())}
 
 
 def constant(value: Any) -> Hashable:
@@ -69,10 +69,10 @@ def _is_code(value: Any) -> bool:
 
 def other_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[Any, dict[Any, Any]], dict[Any, Any]]:
     """(dictionaries, tensors) by path, of arguments without a sparse tensor."""
-    seen = _Arguments(lambda _: None)
+    arguments = _Arguments(lambda _: None)
     for name, one in (*enumerate(args), *kwargs.items()):
-        seen.collect(one, (name,))
-    return seen.dicts, seen.parts
+        arguments.collect(one, (name,))
+    return arguments.dicts, arguments.parts
 
 
 def read_constants(dicts: Mapping[Any, dict[Any, Any]], reads: set[Any]) -> Hashable:
@@ -104,36 +104,36 @@ def call_of(
     tensors_of: the framework of a sparse tensor.  reads: what models read of dictionaries.  prefix:
     of all paths.  Raises Refusal.
     """
-    seen = _Arguments(tensors_of)
+    arguments = _Arguments(tensors_of)
     parts: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
-    signature = tuple([(name, seen.signature(one, (*prefix, name))) for name, one in parts])
-    several = len({id(one) for one in seen.found})
+    signature = tuple([(name, arguments.signature(one, (*prefix, name))) for name, one in parts])
+    several = len({id(one) for one in arguments.sparse})
     if several > 1:
         raise Refusal(Why.GRAPH_SEVERAL, several)
     if not several:
         return None
-    seen.refuse_aliases()
-    before = {path: dict(own) for path, own in seen.dicts.items()}
-    before |= {path: dict(vars(own)) for path, own in seen.objects.items()}
+    arguments.refuse_aliases()
+    before = {path: dict(own) for path, own in arguments.dicts.items()}
+    before |= {path: dict(vars(own)) for path, own in arguments.objects.items()}
 
     def rerun(function: Callable[..., Any], inputs: InputProxies) -> Any:
         inputs.before, x = before, inputs.begin()
-        put = [with_proxies(one, inputs, (*prefix, name), x, seen.is_tensor) for name, one in parts]
-        return function(*put[: len(args)], **dict(zip(kwargs, put[len(args) :], strict=True)))
+        proxies = [with_proxies(one, inputs, (*prefix, name), x, arguments.is_tensor) for name, one in parts]
+        return function(*proxies[: len(args)], **dict(zip(kwargs, proxies[len(args) :], strict=True)))
 
-    constants = signature, read_constants(seen.dicts, reads)
-    return Call(seen.found[0], rerun, constants, seen.dicts, seen.parts, tensors_of)
+    constants = signature, read_constants(arguments.dicts, reads)
+    return Call(arguments.sparse[0], rerun, constants, arguments.dicts, arguments.parts, tensors_of)
 
 
 class _Arguments:
-    """What the arguments of a call hold.
+    """What is in the arguments of a call.
 
-    found: sparse tensors.  dicts, objects and parts: see `Call`; objects are parts.
+    sparse: tensors.  dicts, objects and parts: see `Call`; objects are parts.
     """
 
     def __init__(self, tensors_of: Callable[[Any], Any]) -> None:
         self._tensors_of = tensors_of
-        self.found: list[Any] = []
+        self.sparse: list[Any] = []
         self.dicts: dict[Any, dict[Any, Any]] = {}
         self.objects: dict[Any, Any] = {}
         self.parts: dict[Any, Any] = {}
@@ -143,10 +143,10 @@ class _Arguments:
         return tensors is not None and tensors.is_tensor(value)
 
     def signature(self, value: Any, path: Any) -> Hashable:
-        """What tells calls apart in a structure but for dictionaries, whose sparse tensors are
-        found as well. Raises Refusal."""
+        """What tells calls apart in a structure, but for entries of dictionaries; those with sparse
+        tensors count. Raises Refusal."""
         if self.is_tensor(value):
-            self.found.append(value)
+            self.sparse.append(value)
             return "x"
         if type(value) in (list, tuple):
             parts = [self.signature(one, (*path, n)) for n, one in enumerate(value)]
@@ -161,13 +161,13 @@ class _Arguments:
 
     def _dict(self, value: dict[Any, Any], path: Any) -> Hashable:
         self.dicts[path] = value
-        found = []
+        signature = []
         for key, one in value.items():
             if type(one) is dict or self.is_tensor(one) or wraps(one, self.is_tensor):
-                found.append((key, self.signature(one, (*path, key))))
+                signature.append((key, self.signature(one, (*path, key))))
             else:
                 self.collect(one, (*path, key))
-        return dict, tuple(found)
+        return dict, tuple(signature)
 
     def collect(self, value: Any, path: Any) -> None:
         """Remember dictionaries and tensors that lie deeper."""
@@ -181,10 +181,10 @@ class _Arguments:
 
     def _object(self, value: Any, path: Any) -> Hashable:
         self.objects[path] = self.parts[path] = value
-        held = attributes(value)
-        assert held is not None
+        named_values = attributes(value)
+        assert named_values is not None
         (x,) = {id(one): one for one in sparse_in(value, self.is_tensor)}.values()
-        signature = [(name, self._part(value, one, (*path, name), x)) for name, one in held.items()]
+        signature = [(name, self._part(value, one, (*path, name), x)) for name, one in named_values.items()]
         return type(value), tuple(signature)
 
     def _part(self, own: Any, value: Any, path: Any, x: Any) -> Hashable:

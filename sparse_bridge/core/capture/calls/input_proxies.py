@@ -15,7 +15,7 @@ import torch
 from ....refusals import Refusal, Why
 from .wrappers import anew, attributes, sparse_in, wraps
 
-RESUMED = ("its entrance",)  # in front of the paths of what a resume point is called with
+RESUMED = ("resume point",)  # in front of the paths of what a resume point is called with
 AMBIGUOUS = object()  # instead of a path
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -58,10 +58,10 @@ class InputProxies:
 
     def track(self, path: Any, own: dict[Any, Any]) -> TrackedDict:
         """A copy of the dictionary `own`, an input with this path, that records what is read of it."""
-        made = self.tracked[path] = TrackedDict(own)
-        made.path, made.inputs, made.own = path, self, dict(own) if self.tracking else {}
-        self.register(made, path)
-        return made
+        copy = self.tracked[path] = TrackedDict(own)
+        copy.path, copy.inputs, copy.old = path, self, dict(own) if self.tracking else {}
+        self.register(copy, path)
+        return copy
 
     def register(self, proxy: Any, path: Any) -> None:
         """A value stands for the input with this path."""
@@ -72,7 +72,7 @@ class InputProxies:
         """The sparse tensor."""
         self.x = self._start()
         for one in self.tracked.values():
-            one.own = dict(dict.items(one))
+            one.old = dict(dict.items(one))
         self.tracking = True
         return self.x
 
@@ -83,17 +83,17 @@ class InputProxies:
         return [self.substitute(one, (*RESUMED, n)) for n, one in enumerate(args)], named
 
     def substitute(self, value: Any, path: Any) -> Any:
-        """What stands for a sparse tensor or an object around one; other values do themselves."""
+        """The proxy of a sparse tensor or of an object around one; other values as they are."""
         if self.is_tensor(value):
             return self.x
         return self.proxy_of(value, path) if wraps(value, self.is_tensor) else value
 
     def proxy_of(self, own: Any, path: Any) -> Any:
         """An object like `own`, around the sparse tensor of this trial."""
-        held = self.before.get(path, attributes(own))
-        assert held is not None
+        values = self.before.get(path, attributes(own))
+        assert values is not None
         (x,) = {id(one): one for one in sparse_in(own, self.is_tensor)}.values()
-        proxy = anew(own, {name: self._part(one, (*path, name), x) for name, one in held.items()})
+        proxy = anew(own, {name: self._part(one, (*path, name), x) for name, one in values.items()})
         self._objects.append((proxy, dict(vars(proxy)), dict(vars(type(proxy)))))
         self.register(proxy, path)
         return proxy
@@ -103,7 +103,7 @@ class InputProxies:
         return any(value is one for one, _, _ in self._objects)
 
     def _part(self, value: Any, path: Any, x: Any) -> Any:
-        """What stands for an attribute of an object around `x`."""
+        """The proxy of an attribute of an object around `x`."""
         if is_plain(value):
             return value
         if isinstance(value, torch.Tensor):
@@ -128,17 +128,17 @@ class InputProxies:
         written, or something was refused before."""
         if self._refusal is not None:
             raise self._refusal
-        for proxy, held, shared in self._objects:
-            if not _same_entries(vars(proxy), held) or not _same_entries(vars(type(proxy)), shared):
+        for proxy, values, shared in self._objects:
+            if not _same_entries(vars(proxy), values) or not _same_entries(vars(type(proxy)), shared):
                 raise Refusal(Why.GRAPH_WRITES_OBJECT, type(proxy).__name__)
-        found = {}
+        written = {}
         for path, copy in self.tracked.items():
-            if not copy.own.keys() <= set(dict.keys(copy)):
+            if not copy.old.keys() <= set(dict.keys(copy)):
                 raise Refusal(Why.GRAPH_TAKES_ENTRIES)
-            new = {key: value for key, value in dict.items(copy) if key not in copy.own or copy.own[key] is not value}
+            new = {key: value for key, value in dict.items(copy) if key not in copy.old or copy.old[key] is not value}
             if new:
-                found[path] = new
-        return found
+                written[path] = new
+        return written
 
     def end(self) -> None:
         """Let go of the inputs of the call."""
@@ -146,7 +146,7 @@ class InputProxies:
         self._objects.clear()
         for copy in self.tracked.values():
             dict.clear(copy)
-            copy.own = {}
+            copy.old = {}
 
 
 def _same_entries(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -164,7 +164,7 @@ def with_proxies(
     value: Any, inputs: InputProxies, path: Any = (), x: Any = None, is_x: Any = None, opaque: bool = False
 ) -> Any:
     """A structure with tracked copies of its dictionaries, `x` for what `is_x`, and objects around
-    it in the place of those around that.
+    it instead of those around that.
 
     opaque: tensors have no values, either."""
     if is_x is not None and is_x(value):
@@ -188,19 +188,19 @@ def with_proxies(
 
 
 class TrackedDict(dict):  # type: ignore[type-arg]
-    """A copy of a dictionary. Entries that were there are read one by one, under their keys."""
+    """A copy of a dictionary that records reads of its initial entries, which are read key by key."""
 
     path: Any
     inputs: InputProxies
-    own: dict[Any, Any]
+    old: dict[Any, Any]
 
     def _record_read(self, key: Any) -> None:
         if not self.inputs.tracking:
             return
         if dict.__contains__(self, key):
             value = dict.__getitem__(self, key)
-            if key not in self.own or self.own[key] is not value:
-                return  # its own
+            if key not in self.old or self.old[key] is not value:
+                return  # written by the model
             if value is self.inputs.x or self.inputs.is_proxy(value):
                 return
             if not isinstance(value, (*PLAIN, torch.Tensor, dict)):
@@ -326,5 +326,5 @@ def _tensor_proxy(inputs: InputProxies, path: Any) -> torch.Tensor:
         def __torch_function__(cls, *args: Any, **kwargs: Any) -> NoReturn:
             inputs.refuse(Why.GRAPH_READS_TENSOR, path[-1])
 
-    made: torch.Tensor = torch.Tensor._make_subclass(TensorProxy, torch.empty(0))
-    return made
+    proxy: torch.Tensor = torch.Tensor._make_subclass(TensorProxy, torch.empty(0))
+    return proxy

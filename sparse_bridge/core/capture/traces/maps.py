@@ -162,7 +162,7 @@ class Traces:
         of = settings.generation, builder.last.views
         with self._lock:
             if of != self._of:
-                copies = [Views(set(tiled), set(asked)) for tiled, asked in of[1]]
+                copies = [Views(set(tiled), set(requested)) for tiled, requested in of[1]]
                 self._of, self._number = (of[0], copies), self._number + 1
                 self._made.clear()
                 self._attempts.clear()
