@@ -42,7 +42,7 @@ class Table:
     sums: Sequence[Sequence[str]] = ()
     remark: str = ""
 
-    def shown(self, width: int | None = None) -> list[int]:
+    def visible_columns(self, width: int | None = None) -> list[int]:
         """Indices of the columns that fit into `width` characters whole; None: all that say
         something."""
         every = [*self.rows, *self.sums]
@@ -58,7 +58,7 @@ class Table:
         from rich.table import Table as Rich
         from rich.text import Text
 
-        shown = self.shown(width)
+        shown = self.visible_columns(width)
         made = Rich()
         for index in shown:
             column = self.columns[index]
@@ -87,7 +87,7 @@ class Table:
 
     def html(self) -> str:
         """For a notebook."""
-        shown = self.shown()
+        shown = self.visible_columns()
         styles = [f"text-align:{'left' if self.columns[index].text else 'right'};white-space:nowrap" for index in shown]
 
         def line(cells: Sequence[str], tag: str) -> str:

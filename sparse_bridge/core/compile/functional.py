@@ -42,14 +42,14 @@ class _OfGraph:
     def __init__(self, handle: torch.Tensor) -> None:
         self.handle = handle
 
-    def held(self) -> Any:
+    def engine_object(self) -> Any:
         """The object. Raises LifecycleError where its handle is gone."""
         return handles.value_of(self.handle, self.engine_class)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.held(), name)
+        return getattr(self.engine_object(), name)
 
 
 class GraphMap(_OfGraph):
@@ -83,8 +83,8 @@ class GraphKernelMap(_OfGraph):
         self.n_in, self.n_out = rows
         self.n_offsets, self.reversed = n_offsets, backwards
 
-    def held(self) -> Any:
-        kmap = super().held()
+    def engine_object(self) -> Any:
+        kmap = super().engine_object()
         return kmap.transposed() if self.reversed else kmap
 
     def transposed(self) -> GraphKernelMap:

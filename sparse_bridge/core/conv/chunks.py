@@ -54,7 +54,7 @@ class Part:
             x_rows, rows = torch.from_numpy(x_rows), torch.from_numpy(rows)
         self.x_rows, self.rows = x_rows, rows
         self.n_pairs = sum(self.sizes)
-        self.kept: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
         self._order = stream_order.of(self.rows.device)
 
     def follow(self) -> None:
@@ -72,9 +72,9 @@ class Part:
         """Where the products lie if every item takes so many rows, its pairs the first of them;
         made once for the same heights."""
         key = ("slots", *heights)
-        slots: Slots | None = self.kept.get(key)
+        slots: Slots | None = self.cache.get(key)
         if slots is None:
-            slots = self.kept[key] = _slots(self, heights)
+            slots = self.cache[key] = _slots(self, heights)
         return slots
 
 
@@ -151,7 +151,7 @@ class Chunks:
         """Of the pairs, and of what was derived of them."""
         parts = list(self.parts())
         pairs: int = sum(part.x_rows.nbytes + part.rows.nbytes for part in parts)
-        kept = (made for part in parts for made in part.kept.values() if isinstance(made, Slots))
+        kept = (made for part in parts for made in part.cache.values() if isinstance(made, Slots))
         slots: int = sum(tensor.nbytes for rows in kept for tensor in rows)
         return pairs + slots
 

@@ -26,7 +26,7 @@ class FusedPlan:
     """What `steps` behind a layer's convolution have made of it; "" where its calls say themselves
     what follows.
 
-    steps: as of `History`.  activation: the last of them, and its slope.  shown: how often modules
+    steps: as of `History`.  activation: the last of them, and its slope.  lookups: how often modules
     behind it were looked at.  at_the_call: it needs no features to add.  between: bias and norm;
     vectors: of the norm.  same(x, weight, bias if there is one, *vectors): whether operands are of
     the kinds and sizes that it was made for.  columns: of the result.  n_offsets, regular, device:
@@ -45,12 +45,12 @@ class FusedPlan:
         "device",
         "form",
         "generation",
+        "lookups",
         "n_offsets",
         "native",
         "read",
         "regular",
         "same",
-        "shown",
         "steps",
         "vectors",
     )
@@ -64,7 +64,7 @@ class FusedPlan:
         steps: str,
     ) -> None:
         bias, name, alpha, norm, _ = epilogue
-        self.steps, self.activation, self.shown = steps, (name, alpha), 0
+        self.steps, self.activation, self.lookups = steps, (name, alpha), 0
         self.at_the_call = STEP_SUM not in steps
         self._end, self.between = epilogue._replace(residual=None), Epilogue(bias, norm=norm)
         self._plan, self.form, self.generation = plan, form, settings.generation

@@ -160,7 +160,7 @@ class LayerCall:
             or (self.stream >= 0 and not self.here())
         )
 
-    def waste(self) -> None:
+    def discard_launch(self) -> None:
         """Other steps have come than it was launched with."""
         if self.launched is not None:
             self.history.launches.failed()
@@ -168,7 +168,7 @@ class LayerCall:
                 self.history.plan = None
         self.fused = self.launched = None
 
-    def taken(self) -> torch.Tensor:
+    def take_launched(self) -> torch.Tensor:
         """What was launched, [N_out, C_out] in the call's dtype, once all steps have come. It is handed out once."""
         y = self.launched
         assert y is not None

@@ -178,7 +178,7 @@ def _begin_deferred(
     call = LayerCall((x, weight, kmap, form), shape, history, target)
     made = PendingConv(call, epilogue, done, changes_of(x, weight, epilogue))
     if not target:
-        made.put(convolution.convolve(x, weight, kmap, epilogue, form))
+        made.keep_result(convolution.convolve(x, weight, kmap, epilogue, form))
     return made
 
 

@@ -53,11 +53,11 @@ class PendingConv:
         self.fallback: torch.Tensor | None = None
         self._version = 0
 
-    def put(self, result: torch.Tensor) -> None:
+    def keep_result(self, result: torch.Tensor) -> None:
         """The result [N_out, C_out], of its dtype, which is there although it may be of interest what follows."""
         self.result, self._version = result, result._version
 
-    def become(self, result: torch.Tensor) -> None:
+    def replace_result(self, result: torch.Tensor) -> None:
         """All who hold it see `result`, [N_out, C_out] of the same dtype: what follows was done in place."""
         self.result, self._used = result, _READ
 
@@ -91,7 +91,7 @@ class PendingConv:
 
     def _launched(self) -> torch.Tensor:
         if self.result is None:
-            self.call.waste()
+            self.call.discard_launch()
             self.result = self._unchanged() if self._changed() else self.call.run(self.epilogue)
             self.fallback = None
         return self.result
@@ -114,22 +114,22 @@ class PendingConv:
     # what follows: the result, or a pending convolution with one step more
 
     @eagerly
-    def normed(self, norm: Norm, otherwise: Launch) -> Following:
+    def normed(self, norm: Norm, otherwise: Launch) -> MaybePending:
         """Behind a norm by fixed statistics; otherwise(result) computes it alone."""
         call = self.call
         if call.fused is not None:
             if same(norm, call.between[3]) and (made := self.as_launched(norm)) is not None:
                 return made
-            call.waste()
+            call.discard_launch()
         fits = call.takes(norm)
         epilogue = Epilogue(self.epilogue[0], None, 0.0, norm) if fits else None
         tensors = [vector for vector in norm[:4] if vector is not None]
-        if epilogue is not None and self._goes_on(STEP_NORM):
+        if epilogue is not None and self._is_expected(STEP_NORM):
             return self._next(STEP_NORM, epilogue, tensors)
-        return self._found_out(STEP_NORM, epilogue, tensors, otherwise)
+        return self._unexpected(STEP_NORM, epilogue, tensors, otherwise)
 
     @eagerly
-    def as_launched(self, norm: Norm) -> Following | None:
+    def as_launched(self, norm: Norm) -> MaybePending | None:
         """Behind the norm that its plan knows; None where that is not as it was."""
         if (native := native_calls.normalised) is not None:
             made = native(norm, self)
@@ -140,11 +140,11 @@ class PendingConv:
             return None
         call.history.seen, self._used = STEP_NORM, _TAKEN
         if call.target == STEP_NORM:
-            return call.taken()
+            return call.take_launched()
         return PendingConv(call, call.between, STEP_NORM, self._count + call.changes)
 
     @eagerly
-    def plus(self, other: Any, otherwise: Launch) -> Following:
+    def plus(self, other: Any, otherwise: Launch) -> MaybePending:
         """The sum with features of the same shape."""
         if (native := native_calls.plus) is not None:
             made = native(self, other)
@@ -160,8 +160,8 @@ class PendingConv:
         )
         bias, _, _, norm, _ = self.epilogue
         epilogue = Epilogue(bias, None, 0.0, norm, other) if fits else None
-        if epilogue is None or not self._goes_on(STEP_SUM):
-            return self._found_out(STEP_SUM, epilogue, [other], otherwise)
+        if epilogue is None or not self._is_expected(STEP_SUM):
+            return self._unexpected(STEP_SUM, epilogue, [other], otherwise)
         if call.fused is None or self._changed():
             return self._next(STEP_SUM, epilogue, (other,))
         y = call.fused.launch(call.operands, call.between[0], other.contiguous())
@@ -191,26 +191,26 @@ class PendingConv:
         ):
             return None
         call.history.seen, self._used = call.target, _TAKEN
-        return call.taken()
+        return call.take_launched()
 
     @eagerly
-    def activated(self, name: str, alpha: float, otherwise: Launch) -> Following:
+    def activated(self, name: str, alpha: float, otherwise: Launch) -> MaybePending:
         """Behind an activation of `ACTIVATIONS`."""
         made = self.end_launched(name, alpha)
         if made is not None:
             return made
         bias, _, _, norm, residual = self.epilogue
         epilogue = Epilogue(bias, name, alpha, norm, residual)
-        if self._goes_on(STEP_ACTIVATION):
+        if self._is_expected(STEP_ACTIVATION):
             return self._next(STEP_ACTIVATION, epilogue, ())
-        return self._found_out(STEP_ACTIVATION, epilogue, [], otherwise)
+        return self._unexpected(STEP_ACTIVATION, epilogue, [], otherwise)
 
-    def _goes_on(self, step: str) -> bool:
+    def _is_expected(self, step: str) -> bool:
         """Whether this is the step that the layer waits for."""
         call, at = self.call, len(self.steps)
         return self._used == 0 and call.target[at : at + 1] == step and self.result is None and self.call.undisturbed()
 
-    def _next(self, step: str, epilogue: Epilogue, operands: Any) -> Following:
+    def _next(self, step: str, epilogue: Epilogue, operands: Any) -> MaybePending:
         call, steps = self.call, self.steps + step
         self._used, call.history.seen = _TAKEN, steps
         if steps == call.target:  # the last one
@@ -222,14 +222,14 @@ class PendingConv:
             return y
         return PendingConv(call, epilogue, steps, self._count + sum([operand._version for operand in operands]))
 
-    def _found_out(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> Following:
+    def _unexpected(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> MaybePending:
         """A step that nobody waited for."""
         call, steps = self.call, self.steps + step
         if self._used & _TAKEN or (self._used and steps in _NAMES):
             call.history.read(self.steps)
         elif steps in _NAMES and epilogue is not None and not call.target and self.call.undisturbed():
             if not (self._changed() or self._overwritten()):
-                return self._tried(step, epilogue, operands, otherwise)
+                return self._try_step(step, epilogue, operands, otherwise)
             call.history.read(self.steps)
         self._used |= _READ
         return otherwise(self._launched())
@@ -237,14 +237,14 @@ class PendingConv:
     def _overwritten(self) -> bool:
         return self.result is not None and self.result._version != self._version
 
-    def _tried(self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch) -> Following:
+    def _try_step(self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch) -> MaybePending:
         """A step that may be waited for at the next call."""
         global tries
         tries += 1
         alone = self.result if self.fallback is None else self.fallback
         assert alone is not None
         if step == STEP_NORM and epilogue.norm is not None:
-            norm = epilogue.norm.kept()
+            norm = epilogue.norm.snapshot()
             epilogue = epilogue._replace(norm=norm)
             operands = [vector for vector in norm[:4] if vector is not None]
         count = self._count + sum([vector._version for vector in operands])
@@ -260,7 +260,7 @@ class PendingConv:
         return _nothing, ()
 
 
-Following = torch.Tensor | PendingConv
+MaybePending = torch.Tensor | PendingConv
 
 
 def _nothing() -> None:

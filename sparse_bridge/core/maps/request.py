@@ -105,10 +105,10 @@ def request(store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], 
 
 
 @contextmanager
-def keeping(kept: list[Any]) -> Iterator[None]:
-    """Have `kept` hold the maps that this thread builds, with their stores."""
+def keeping(maps: list[Any]) -> Iterator[None]:
+    """Have `maps` hold the maps that this thread builds, with their stores."""
     before = getattr(_local, "kept", None)
-    _local.kept = kept
+    _local.kept = maps
     try:
         yield
     finally:

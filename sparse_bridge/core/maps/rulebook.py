@@ -144,9 +144,9 @@ class Rulebook(ViewSet):
             self._from_lists = made._from_lists
             self._queued()
         if self.order is not None:
-            self.order.wait(self._held)
+            self.order.wait(self._tensors)
 
-    def _held(self) -> Iterator[torch.Tensor]:
+    def _tensors(self) -> Iterator[torch.Tensor]:
         for view in (*self._tables, *self._tiles):
             if view is not None:
                 yield from view.parts
@@ -208,7 +208,7 @@ class Rulebook(ViewSet):
 
     def _made(self, side: int) -> NeighborTable:
         """A table that nobody left: of the pair lists, or of the other side's."""
-        return self._reversed(side) if self._known(1 - side) else self._scatter(side)
+        return self._reversed(side) if self._has_view(1 - side) else self._scatter(side)
 
     def _reversed(self, side: int) -> NeighborTable:
         """The table of `side` from that of the other one, without waiting for the device."""
@@ -261,7 +261,7 @@ class Rulebook(ViewSet):
         self.follow()
         lists = self._lists  # another thread may drop them
         if lists is None:
-            side = 0 if self._known(0) else 1
+            side = 0 if self._has_view(0) else 1
             self.rows[side].number("A list of pairs")
             table = self.table(side)[0]
             n_lists = self.n_lists
@@ -326,7 +326,7 @@ class Rulebook(ViewSet):
     def _listed_side(self) -> int:
         """The side whose tiles pairs are listed from."""
         ready = [tiles is not None for tiles in self._tiles]
-        return ready.index(True) if any(ready) else 0 if self._known(0) else 1
+        return ready.index(True) if any(ready) else 0 if self._has_view(0) else 1
 
     def countable(self) -> tuple[TileList, int] | None:
         """The tiles that pairs are listed from and their side; None where there are none, or none

@@ -167,7 +167,7 @@ def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | Non
                 _captured[key] = kmap
             return kmap
         if kmap is None:
-            kmap = _maps[key] = made(n_rows, device, listed)
+            kmap = _maps[key] = build_identity(n_rows, device, listed)
             if len(_maps) > _MAPS:
                 _maps.popitem(last=False)
         elif key in _maps:
@@ -183,11 +183,11 @@ def reset() -> None:
     _served.clear()
 
 
-def made(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
+def build_identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
     """`identity` anew."""
     if torch._C._len_torch_dispatch_stack():
         with _disable_current_modes():  # what watches a model's operations is not told
-            return made(n_rows, device, listed)
+            return build_identity(n_rows, device, listed)
     return KernelMap(_identity(row_numbers(device, n_rows)[0][:n_rows], listed))
 
 

@@ -120,7 +120,7 @@ def _tune(tuner: tuners.Tuner, group: Group) -> GroupWinner | None:
     product = next(iter(group.uses.values())).product
     target = product.target
     assert target is not None
-    known = tuner.known_of(product.device, target)
+    known = tuner.winners_of(product.device, target)
     key = GroupWinner(str(group.map_class), group.layers, {}, 0.0, 0.0, 0, "").key
     if known is None or known.cache is None or known.groups.get(key) is not None:
         return None
@@ -129,7 +129,7 @@ def _tune(tuner: tuners.Tuner, group: Group) -> GroupWinner | None:
     with known.cache.claim("group", key, tuner.wait) as mine:
         if not mine:
             return None
-        stored = None if tuner.again else known.cache.held().groups.get(key)
+        stored = None if tuner.again else known.cache.contents().groups.get(key)
         if stored is not None and stored.code == code_hash():
             known.groups.add(stored)
             return None

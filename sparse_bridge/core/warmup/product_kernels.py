@@ -170,9 +170,9 @@ def compile_once(target: Target, expected: Expected, dtype: torch.dtype) -> None
 
 
 def _gather(
-    layer: LayerProduct, expected: Expected, side: int, sizes: Sizes, known: set[Any], ordered: bool = False
+    layer: LayerProduct, expected: Expected, side: int, sizes: Sizes, launched: set[Any], ordered: bool = False
 ) -> None:
-    """The product of one side, unless it is known.  side: 0 forward."""
+    """The product of one side, unless it was launched.  side: 0 forward."""
     n_rows, n_in = sizes[1 - side], sizes[side]
     flow, *others = flows_over(layer, expected, side, sizes)
     if ordered:
@@ -181,9 +181,9 @@ def _gather(
         flow = others[0]
     product = GatherProduct(flow, in_trusted_kernels(layer)).product
     tile = flow.tile(product, flow.likely_work(layer.w.n_offsets, n_rows), n_in)
-    if (side, flow.name, tile) in known:
+    if (side, flow.name, tile) in launched:
         return
-    known.add((side, flow.name, tile))
+    launched.add((side, flow.name, tile))
     vectors = (Epilogue() if side else expected.epilogue).vectors
     launch_over(flow, product, tile, (n_rows, n_in), vectors)
 

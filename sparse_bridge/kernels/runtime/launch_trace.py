@@ -53,10 +53,10 @@ class Trace:
         self._numbers, self._tensors = ["stream"], list[str]()
         self._stream = Sym(self, "stream", 0)
         self._steps: list[Step] = []
-        self._known: dict[Any, Sym] = {}
+        self._symbols: dict[Any, Sym] = {}
         self._asked: set[Any] = set()
         self._reached: dict[str, frozenset[str]] = {}  # memory that holds addresses
-        self._kept: dict[int, torch.Tensor] = {}
+        self._keep_alive: dict[int, torch.Tensor] = {}
 
     # what a run is handed
 
@@ -76,11 +76,11 @@ class Trace:
         """The result of arithmetic, one symbol for equal operands. opcode: of `host_program.KINDS`.  hint: its value in
         this scene."""
         key = opcode, *map(_key, operands)
-        symbol = self._known.get(key)
+        symbol = self._symbols.get(key)
         if symbol is None:
             symbols = [operand for operand in operands if type(operand) is Sym]
             memory = frozenset().union(*[operand.memory for operand in symbols])
-            symbol = self._known[key] = Sym(self, f"t{len(self._known)}", hint, memory)
+            symbol = self._symbols[key] = Sym(self, f"t{len(self._symbols)}", hint, memory)
             needs = frozenset(operand.name for operand in symbols)
             self._steps.append(Step(opcode, operands, symbol.name, needs, plain=True, early=not memory))
         return symbol
@@ -141,7 +141,7 @@ class Trace:
             raise Refusal(Why.TRACE_NOT_COMPILED, kernel.name)
         call, before, between = entry
         values = [arg if type(arg) in NUMBERS or type(arg) is float else arg.data_ptr() for arg in args]
-        self._kept |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}
+        self._keep_alive |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}
         operands = (call, *before, *grid, self._stream, *between, *values, *constants)
         self._steps.append(Step("LAUNCH", operands, None, *_read((grid, values))))
 
@@ -171,7 +171,7 @@ class Trace:
         tail.hold(sorted(held - made - set(self._tensors)))
         for step in _freed(second, self._reached):
             tail.write(step.opcode, step.target, step.args)
-        return Traced(head.steps(), tail.steps(), tuple(self._kept.values()))
+        return Traced(head.steps(), tail.steps(), tuple(self._keep_alive.values()))
 
 
 def _key(operand: Any) -> Any:

@@ -75,7 +75,7 @@ def memory_of(arg: Operand) -> torch.Tensor:
     return arg.memory if isinstance(arg, Part) else arg
 
 
-def taken(slab: Slab | None, device: torch.device, *shape: int, fill: int | None = None) -> Part:
+def allocate_part(slab: Slab | None, device: torch.device, *shape: int, fill: int | None = None) -> Part:
     """A part, int32 of `shape`: of `slab`, which was filled like this, or of memory of its own. Raises RuntimeError
     where the slab is full."""
     if slab is None:

@@ -101,7 +101,7 @@ def releases() -> tuple[tuple[str, str, str | None], ...]:
             if release != "absent":
                 here.append((framework.name, release, fits[0] if fits else None))
         order = [*framework.profiles, None]
-        rows += sorted(here, key=lambda made: (order.index(made[2]), made[1]))
+        rows += sorted(here, key=lambda row: (order.index(row[2]), row[1]))
     return tuple(rows)
 
 

@@ -91,9 +91,9 @@ def visible_faces(cells: Array, toward: Array) -> tuple[Array, Array, Array]:
     return np.concatenate(corners), np.concatenate(shades), np.concatenate(owner)
 
 
-def _frame(axes: Axes, shown: Array, project: Array, scale: tuple[float, str] | None) -> None:
+def _frame(axes: Axes, corners: Array, project: Array, scale: tuple[float, str] | None) -> None:
     """Limits of the panel around the points [P, 2], the directions of the axes, the scale bar."""
-    least, most = shown.min(0), shown.max(0)
+    least, most = corners.min(0), corners.max(0)
     width, height = most - least
     axes.set_xlim(least[0] - 0.03 * width, most[0] + 0.03 * width)
     axes.set_ylim(least[1] - 0.16 * height, most[1] + 0.04 * height)

@@ -92,11 +92,11 @@ class Call:
             call.listed, call.layer.part_of = False, self.layer
         self.inside = []
 
-    def see(self, made: torch.Tensor | None) -> None:
+    def see(self, result: torch.Tensor | None) -> None:
         """Features of the result."""
-        if made is not None:
-            self.shape_out = tuple(made.shape)
-            self.output_bytes = made.numel() * made.element_size()
+        if result is not None:
+            self.shape_out = tuple(result.shape)
+            self.output_bytes = result.numel() * result.element_size()
 
     def own(self, whole: float, clock: str) -> float:
         """Without the calls inside."""

@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from ..coordinates import relative
 from ..writes import has_effects
-from .maps import Asked, MapsStep, map_over, new_map, sites
+from .maps import MapNode, MapsStep, map_over, new_map, sites
 
 
 def join(graph: Graph) -> None:
@@ -25,7 +25,7 @@ def _join(graph: Graph, root: Node) -> None:
     after = _after(graph, group)
     if len(group) < 2 or not after.isdisjoint(numbers):
         return
-    step = MapsStep([_asked(node, group, numbers) for node in group])
+    step = MapsStep([_map_node(node, group, numbers) for node in group])
     with graph.inserting_after(group[-1]):
         at = made = graph.call_function(step, (root.args[0], *numbers))
     for number, node in enumerate(group):
@@ -77,11 +77,11 @@ def _after(graph: Graph, group: list[Node]) -> set[Node]:
     return after
 
 
-def _asked(node: Node, group: list[Node], numbers: list[Node]) -> Asked:
+def _map_node(node: Node, group: list[Node], numbers: list[Node]) -> MapNode:
     source: Any = node.args[1]
     own = node.target is new_map
     made = source.args[0] if source.target is operator.getitem else None
     sizes = tuple((True, numbers.index(size)) if isinstance(size, Node) else (False, size) for size in _sizes(node))
     seen = own and any(user.args[1] == 1 and user.users for user in node.users)
     at = group.index(made) if made in group else -1
-    return Asked(at, node.args[4], sizes, node.args[6] if own else None, seen)  # type: ignore[arg-type]
+    return MapNode(at, node.args[4], sizes, node.args[6] if own else None, seen)  # type: ignore[arg-type]

@@ -54,12 +54,12 @@ def _take(graph: Graph, node: Node) -> None:
         graph.erase_node(replaced)
 
 
-def _first(made: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return made[0]
+def _first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return results[0]
 
 
 @torch.fx.node.has_side_effect
-def _moved(running: torch.Tensor, made: tuple[torch.Tensor, ...], number: int, momentum: float) -> None:
+def _moved(running: torch.Tensor, results: tuple[torch.Tensor, ...], number: int, momentum: float) -> None:
     """Move a running statistic, as `norms.normalised` does."""
     with torch.no_grad():
-        norms.move(running, made[1][number], momentum)
+        norms.move(running, results[1][number], momentum)

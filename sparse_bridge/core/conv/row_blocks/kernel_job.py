@@ -90,7 +90,7 @@ class KernelJob(Job):
             return 0
         return self.call.rulebook.making(self._side)
 
-    def kept(self) -> int:
+    def growth(self) -> int:
         return 4 * self.call.n_rows * self.product.w.n_offsets - self.call.rulebook.nbytes
 
     def prepare(self) -> None:
@@ -139,7 +139,7 @@ class SearchJob(KernelJob):
     def views(self) -> int:
         return 0  # the map is let go of before anything is made
 
-    def kept(self) -> int:
+    def growth(self) -> int:
         return self._rebuild.searching - self.call.rulebook.nbytes
 
     def prepare(self) -> None:

@@ -59,7 +59,7 @@ class TorchJob(Job):
     def _end(self, n_rows: int) -> int:
         return self.end_bytes(n_rows, self.call.end.norm is not None)
 
-    def kept(self) -> int:
+    def growth(self) -> int:
         rulebook = self.call.rulebook
         return -sum(getattr(value, "nbytes", 0) for value in rulebook.cache.values())
 

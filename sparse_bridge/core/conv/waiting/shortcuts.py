@@ -77,7 +77,7 @@ def _rectify(self: Any, input: Any) -> Any:
         made = input.pending.end_launched("relu", 0.0)
         if made is not None:
             if self.inplace:
-                input.pending.become(made)
+                input.pending.replace_result(made)
             return made
     return _own_forward(self, input)
 
@@ -139,9 +139,9 @@ def _own_forward(module: Any, input: Any) -> Any:
 def install_fast_forward(input: Any) -> None:
     """Give the module that is called with features that wait, if it is one, the short way."""
     call = input.pending.call
-    if call.fused is None or call.fused.shown >= 2 * len(call.target):
+    if call.fused is None or call.fused.lookups >= 2 * len(call.target):
         return
-    call.fused.shown += 1
+    call.fused.lookups += 1
     install_on_frame(_outside(sys._getframe(1)))
 
 

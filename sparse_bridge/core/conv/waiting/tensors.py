@@ -13,7 +13,7 @@ import torch
 
 from ....native import calls as native_calls
 from ...device.torch_compat import apart, eagerly
-from ..pending import Following, PendingConv
+from ..pending import MaybePending, PendingConv
 
 # What may follow: None where it does not this time.
 FOLLOWING: dict[Any, Callable[..., torch.Tensor | None]] = {}
@@ -122,7 +122,7 @@ _ABOUT = {
 
 
 @eagerly
-def features_of(pending: Following) -> torch.Tensor:
+def features_of(pending: MaybePending) -> torch.Tensor:
     """The features [N_out, C_out] of a pending convolution as a tensor in its dtype; of a result, itself. The tensor
     may have no memory until somebody looks at it."""
     if type(pending) is not PendingConv:
