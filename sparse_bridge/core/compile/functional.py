@@ -155,9 +155,9 @@ def _onto_new(builder: str, eager: Any, cmap: Any, offsets: Offsets, stride: Any
         return between_two_graphs(eager, cmap, offsets, stride, out_shape)
     least = least_rows(torch.is_grad_enabled())
     arguments = *_kernel(offsets), _numbers(stride), _numbers(out_shape)
-    kmap, coords, made = ops.expanded_map(cmap.coords, cmap.handle, *arguments, builder, least)
+    kmap, coords, handle = ops.expanded_map(cmap.coords, cmap.handle, *arguments, builder, least)
     rows = cmap.n_rows, coords.shape[0]
-    return GraphMap(made, coords), GraphKernelMap(kmap, rows, len(offsets.values))
+    return GraphMap(handle, coords), GraphKernelMap(kmap, rows, len(offsets.values))
 
 
 strided = functools.partial(_onto_new, "strided")

@@ -48,10 +48,10 @@ class History:
     def begin(self, done: str) -> str:
         """The steps that the next result waits for, of which `done` are part of the call; "" to
         find out."""
-        seen, self.seen = self.seen[: self.most], done
-        if seen.startswith(done) and len(seen) > len(done):
+        expected, self.seen = self.seen[: self.most], done
+        if expected.startswith(done) and len(expected) > len(done):
             self.alone = 0
-            return seen
+            return expected
         self.alone += 1
         self.disabled = self.alone > policy.CALLS_ALONE
         return ""
@@ -78,15 +78,15 @@ def history_of(owner: Any) -> History:
     entry = histories.get(key)
     if entry is not None and entry[0]() is owner:
         return entry[1]
-    made = History()
+    history = History()
 
     def forget(gone: weakref.ref[Any]) -> None:
-        held = histories.get(key)
-        if held is not None and held[0] is gone:
+        entry = histories.get(key)
+        if entry is not None and entry[0] is gone:
             del histories[key]
 
-    histories[key] = weakref.ref(owner, forget), made
-    return made
+    histories[key] = weakref.ref(owner, forget), history
+    return history
 
 
 @state.owns

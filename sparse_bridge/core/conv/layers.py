@@ -53,9 +53,9 @@ def _convolve(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor | PendingConv:
     """`convolve_layer` without gradients and outside of inference mode."""
-    known = known_call(owner, x, weight, kmap, epilogue, form)
-    if known is not None:
-        return known
+    y = known_call(owner, x, weight, kmap, epilogue, form)
+    if y is not None:
+        return y
     if epilogue[1] is not None:
         return _with_full_epilogue(owner, x, weight, kmap, epilogue, form)
     columns = weight.shape[0 if form[0] == "ovi" else -1]
@@ -77,18 +77,18 @@ def known_call(
 
     With a sum among the steps it is launched at that: nobody knows its features.
     """
-    held = histories.get(id(owner))
-    if held is None or held[0]() is not owner:
+    entry = histories.get(id(owner))
+    if entry is None or entry[0]() is not owner:
         return None
-    history = held[1]
+    history = entry[1]
     bias, activation, alpha, norm, residual = epilogue
     plan = history.plan if activation is None else history.whole
     if plan is None:
         return None
     if (by_helper := native_calls.known_call) is not None:
-        made = by_helper(owner, x, weight, kmap, epilogue, form)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
+        y = by_helper(owner, x, weight, kmap, epilogue, form)
+        if y is not NotImplemented:
+            return y  # type: ignore[no-any-return]
     if residual is not None or plan.generation != settings.generation:
         return None
     vectors, between, rulebook, side = plan.vectors, plan.between, kmap.rulebook, kmap.flipped
@@ -176,10 +176,10 @@ def _begin_deferred(
     plan = find(x, weight, kmap, epilogue, form)  # whose errors belong here
     shape = kmap.rulebook.n_rows[kmap.flipped], plan.columns_out
     call = LayerCall((x, weight, kmap, form), shape, history, target)
-    made = PendingConv(call, epilogue, done, changes_of(x, weight, epilogue))
+    pending = PendingConv(call, epilogue, done, changes_of(x, weight, epilogue))
     if not target:
-        made.keep_result(convolution.convolve(x, weight, kmap, epilogue, form))
-    return made
+        pending.keep_result(convolution.convolve(x, weight, kmap, epilogue, form))
+    return pending
 
 
 def _use_helper(module: Any) -> None:

@@ -118,8 +118,8 @@ class PendingConv:
         """Behind a norm by fixed statistics; otherwise(result) computes it alone."""
         call = self.call
         if call.fused is not None:
-            if same(norm, call.between[3]) and (made := self.as_launched(norm)) is not None:
-                return made
+            if same(norm, call.between[3]) and (result := self.as_launched(norm)) is not None:
+                return result
             call.discard_launch()
         fits = call.takes(norm)
         epilogue = Epilogue(self.epilogue[0], None, 0.0, norm) if fits else None
@@ -132,9 +132,9 @@ class PendingConv:
     def as_launched(self, norm: Norm) -> MaybePending | None:
         """Behind the norm that its plan knows; None where that is not as it was."""
         if (native := native_calls.normalised) is not None:
-            made = native(norm, self)
-            if made is not NotImplemented:
-                return made  # type: ignore[no-any-return]
+            result = native(norm, self)
+            if result is not NotImplemented:
+                return result  # type: ignore[no-any-return]
         call = self.call
         if self._used or self.steps or changes(norm) != call.changes or not call.undisturbed():
             return None
@@ -147,9 +147,9 @@ class PendingConv:
     def plus(self, other: Any, otherwise: Launch) -> MaybePending:
         """The sum with features of the same shape."""
         if (native := native_calls.plus) is not None:
-            made = native(self, other)
-            if made is not NotImplemented:
-                return made  # type: ignore[no-any-return]
+            result = native(self, other)
+            if result is not NotImplemented:
+                return result  # type: ignore[no-any-return]
         call = self.call
         fits = (
             type(other) in PLAIN
@@ -177,9 +177,9 @@ class PendingConv:
         """Behind the activation with which it was launched: [N_out, C_out] in its dtype; None where another one
         comes."""
         if (native := native_calls.activated) is not None:
-            made = native(self, name, alpha)
-            if made is not NotImplemented:
-                return made  # type: ignore[no-any-return]
+            result = native(self, name, alpha)
+            if result is not NotImplemented:
+                return result  # type: ignore[no-any-return]
         call = self.call
         if (
             call.launched is None
@@ -196,9 +196,9 @@ class PendingConv:
     @eagerly
     def activated(self, name: str, alpha: float, otherwise: Launch) -> MaybePending:
         """Behind an activation of `ACTIVATIONS`."""
-        made = self.end_launched(name, alpha)
-        if made is not None:
-            return made
+        result = self.end_launched(name, alpha)
+        if result is not None:
+            return result
         bias, _, _, norm, residual = self.epilogue
         epilogue = Epilogue(bias, name, alpha, norm, residual)
         if self._is_expected(STEP_ACTIVATION):
@@ -248,12 +248,12 @@ class PendingConv:
             epilogue = epilogue._replace(norm=norm)
             operands = [vector for vector in norm[:4] if vector is not None]
         count = self._count + sum([vector._version for vector in operands])
-        made = PendingConv(self.call, epilogue, self.steps + step, count)
-        made.fallback = otherwise(alone)
-        self._used, self.call.history.seen = _TAKEN, made.steps
+        pending = PendingConv(self.call, epilogue, self.steps + step, count)
+        pending.fallback = otherwise(alone)
+        self._used, self.call.history.seen = _TAKEN, pending.steps
         if step == STEP_ACTIVATION:
-            return made._launched()
-        return made
+            return pending._launched()
+        return pending
 
     def __reduce_ex__(self, version: Any) -> Any:
         """Copies know nothing of what follows."""

@@ -228,11 +228,11 @@ class CoordinateMap:
         """The rows as the host sees them; their index is made when it is asked for."""
         if self._host is None:
             search = wide_index if self.box.oversized else host_index
-            made = search.Indexed(self.coords, self.box)
+            index = search.Indexed(self.coords, self.box)
             if self._order is not None:
-                _ = made.index  # tensors on streams are made once, for all to wait for
+                _ = index.index  # tensors on streams are made once, for all to wait for
             self._queued()
-            self._host = made
+            self._host = index
         self._follow()
         return self._host
 

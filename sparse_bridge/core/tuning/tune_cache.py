@@ -108,10 +108,10 @@ def encode(stamp: Stamp, winners: Winners, groups: Groups | None = None) -> str:
         direction: {bucket: _encode_winner(winner) for bucket, winner in sorted(buckets.items())}
         for direction, buckets in sorted(winners.items())
     }
-    held = {**dataclasses.asdict(stamp), "winners": content}
+    fields = {**dataclasses.asdict(stamp), "winners": content}
     if groups:
-        held["groups"] = {key: dataclasses.asdict(winner) for key, winner in sorted(groups.items())}
-    return json.dumps(held, indent=1) + "\n"
+        fields["groups"] = {key: dataclasses.asdict(winner) for key, winner in sorted(groups.items())}
+    return json.dumps(fields, indent=1) + "\n"
 
 
 def _encode_winner(winner: Winner) -> dict[str, Any]:
@@ -236,10 +236,10 @@ class TuneCache:
         with self._locked(self.path.name, WRITE_WAIT) as mine:
             if not mine:
                 return False
-            held = self._read_or_move()
-            add(held)
+            contents = self._read_or_move()
+            add(contents)
             try:
-                self._replace(encode(self.stamp, *held))
+                self._replace(encode(self.stamp, *contents))
             except OSError as error:
                 self._warn("write", error)
                 return False

@@ -80,13 +80,13 @@ class DeviceTiles:
     def __init__(self, mode: str, tune_file: str, stamp: Stamp, again: bool) -> None:
         self.cache = None if mode == "pinned" else TuneCache(folders.cache(), stamp)
         self.again = again
-        held: list[Contents] = []
+        files: list[Contents] = []
         if self.cache is None:
-            held = pinned(tune_file) if tune_file else shipped(stamp)
+            files = pinned(tune_file) if tune_file else shipped(stamp)
         elif not again:
-            held = [self.cache.contents(), *shipped(stamp)]
-        self.sources: list[Winners] = [file.winners for file in held]
-        self.groups = GroupTable(file.groups for file in held)
+            files = [self.cache.contents(), *shipped(stamp)]
+        self.sources: list[Winners] = [file.winners for file in files]
+        self.groups = GroupTable(file.groups for file in files)
         self.choices: dict[Bucket, _Choice] = {}
         self.empty = not any(any(source.values()) for source in self.sources)
         if self.empty and mode == "pinned" and not tune_file:
@@ -159,14 +159,14 @@ class Tuner:
         now = settings.get()
         if now.tune == "off":
             return problem.default()
-        known = self._winners_of(now, problem.device, problem.target)
+        tiles = self._winners_of(now, problem.device, problem.target)
         full = now.tune == "full"
-        if known.empty and not full:
+        if tiles.empty and not full:
             return problem.default()
         bucket = problem.bucket()
-        choice = known.choices.get(bucket) or known.choose(bucket, problem)
+        choice = tiles.choices.get(bucket) or tiles.choose(bucket, problem)
         if full and trial is not None and not choice.final:
-            choice = self._learn(known, bucket, problem, trial, choice)
+            choice = self._learn(tiles, bucket, problem, trial, choice)
         return problem.default() if choice.tile is None else choice.tile
 
     def winners_of(self, device: torch.device, target: Target) -> DeviceTiles | None:
@@ -176,11 +176,11 @@ class Tuner:
 
     def _winners_of(self, now: settings.Settings, device: torch.device, target: Target) -> DeviceTiles:
         key = (now.tune, now.tune_file, now.cache_dir, device, target.arch)
-        known = self.by_device.get(key)
-        if known is None:
+        tiles = self.by_device.get(key)
+        if tiles is None:
             stamp = Stamp.of(device, target)
-            known = self.by_device.setdefault(key, DeviceTiles(now.tune, now.tune_file, stamp, self.again))
-        return known
+            tiles = self.by_device.setdefault(key, DeviceTiles(now.tune, now.tune_file, stamp, self.again))
+        return tiles
 
     def _learn(self, tiles: DeviceTiles, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice) -> _Choice:
         if (self.timer is None and not problem.target.raw) or _capturing(problem.device):

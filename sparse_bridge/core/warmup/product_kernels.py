@@ -147,11 +147,11 @@ def compile_product(
     product = LayerProduct(target, device, dtype, expected.precision, w, expected.epilogue.form)
     back = w.transposed().reversed() if expected.symmetric else w.transposed()
     gradient = product._replace(w=back, epilogue=EpilogueForm())
-    known = set[Any]()
+    launched = set[Any]()
     for sizes in maps:
-        _gather(product, expected, 0, sizes, known, ordered)
+        _gather(product, expected, 0, sizes, launched, ordered)
         if expected.trains and not ordered:
-            _gather(gradient, expected, 1, sizes, known)
+            _gather(gradient, expected, 1, sizes, launched)
             _wgrad(product, expected, sizes)
 
 

@@ -155,8 +155,8 @@ class Encoder:
             return self._new_object(cls.__name__.upper(), *[self.object(part) for part in value])
         if "__reduce__" in cls.__dict__ and not isinstance(value, torch.device | torch.dtype):
             function, args = value.__reduce__()
-            made = [self.object(part) for part in args]
-            return self._new_object("CALL", self._constant(function), *made)
+            indices = [self.object(part) for part in args]
+            return self._new_object("CALL", self._constant(function), *indices)
         if not (value is None or cls in NUMBERS or cls in _PLAIN):
             raise Refusal(Why.TRACE_VALUE, cls.__name__)
         return self._constant(value)

@@ -97,8 +97,8 @@ def _modules(findings: Iterable[Finding]) -> Iterable[str]:
         if owner:
             names.setdefault(owner, []).extend([member] if member else [])
     for module, names in modules.items():
-        shown = [f"`{name}`" + (f" ({', '.join(members)})" if members else "") for name, members in names.items()]
-        yield f"**`{module}`** {', '.join(shown)}".rstrip()
+        lines = [f"`{name}`" + (f" ({', '.join(members)})" if members else "") for name, members in names.items()]
+        yield f"**`{module}`** {', '.join(lines)}".rstrip()
 
 
 def _wrapped(text: str, indent: str) -> str:

@@ -40,8 +40,8 @@ def raster(centers: Array, value: Array, extent: Extent, voxel_size: float) -> n
     order = np.argsort(centers[:, 2], kind="stable")  # the last write wins: the highest voxel
     x = np.floor((centers[order, 0] - extent[0]) / cell).astype(int)
     y = np.floor((centers[order, 1] - extent[2]) / cell).astype(int)
-    shown = (x >= 0) & (x < shape[1]) & (y >= 0) & (y < shape[0])
-    image[y[shown], x[shown]] = value[order][shown]
+    visible = (x >= 0) & (x < shape[1]) & (y >= 0) & (y < shape[0])
+    image[y[visible], x[visible]] = value[order][visible]
     return image
 
 

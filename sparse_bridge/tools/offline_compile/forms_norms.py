@@ -24,7 +24,7 @@ def _rows(kernel: Kernel, widths: tuple[int, int], align: str, whole: bool, **ty
     general = {p.name for p in getattr(kernel.fn, "params", ()) if p.do_not_specialize}
     even = [name for name in names if name not in general] if align != "odd" else ["memory_ptr"]
     even += ["n_channels"] if columns == 16 else []
-    made = make(
+    form = make(
         kernel,
         (norm_spec.PARTS, *tile) if whole else tile,
         batch_norm.OPTIONS,
@@ -33,7 +33,7 @@ def _rows(kernel: Kernel, widths: tuple[int, int], align: str, whole: bool, **ty
         memory="fp32",
         **types,
     )
-    return dataclasses.replace(made, large=align == "large")
+    return dataclasses.replace(form, large=align == "large")
 
 
 def _partials(rows: tuple[str, tuple[int, int]], align: str) -> Form:
@@ -85,13 +85,13 @@ def _column_totals(dtype: str, columns: int, align: str) -> Form:
 
 def _columns(kernel: Kernel, constants: tuple[int, int], columns: int, align: str, **types: str) -> Form:
     """columns: see `_WIDTHS`."""
-    made = make(kernel, constants, column_sum.OPTIONS, ["partial_ptr"], align=align, **types)
-    divisible, ones = made.divisible, made.ones
+    form = make(kernel, constants, column_sum.OPTIONS, ["partial_ptr"], align=align, **types)
+    divisible, ones = form.divisible, form.ones
     if columns == 16:
         divisible |= {"n_channels"}
     elif columns == 1:
         ones |= {"n_channels"}
-    return dataclasses.replace(made, divisible=divisible, ones=ones)
+    return dataclasses.replace(form, divisible=divisible, ones=ones)
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:

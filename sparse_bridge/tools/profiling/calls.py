@@ -25,7 +25,7 @@ class Layer:
         self.name = name
         self.calls: list[Call] = []
         self.backward: list[Interval] = []
-        self.facts = None if (known := protocol.of(module)) is None else known.describe(module)
+        self.facts = None if (facts := protocol.of(module)) is None else facts.describe(module)
         self.host_ms: list[float] = []
         self.device_ms: list[float] = []
         self.backward_host_ms = self.backward_device_ms = 0.0

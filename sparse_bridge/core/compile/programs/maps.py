@@ -43,10 +43,10 @@ def new_map(
 ) -> tuple[KernelMap | RowMatrix, torch.Tensor, Sites]:
     """The map onto new coordinates, those, int32 [M, 1 + D], and their sites. Raises ShapeError for fewer than `least`
     rows; else as `map_over`."""
-    kmap, made = build(over, builder, numbers)
-    assert made is not None
-    check_least(made, least)
-    return kmap, made.store.alias(made.coords), made
+    kmap, outer = build(over, builder, numbers)
+    assert outer is not None
+    check_least(outer, least)
+    return kmap, outer.store.alias(outer.coords), outer
 
 
 def same_rows(x: torch.Tensor, listed: bool) -> KernelMap:
@@ -109,22 +109,22 @@ class MapsStep:
             node = self._nodes[number]
             over = root if node.source < 0 else answers[node.source].sites
             count = 0 if recording is None else len(recording.steps)
-            made = self._built(number, over, numbers)
-            answers.append(made)
+            answer = self._built(number, over, numbers)
+            answers.append(answer)
             if learnt is not None:
-                learnt.append(_learnt(recording, count, made, answers))
+                learnt.append(_learnt(recording, count, answer, answers))
         if learnt is not None:
             self._steps = None if None in learnt else learnt
-        return [self._results_of(node, made) for node, made in zip(self._nodes, answers, strict=True)]
+        return [self._results_of(node, answer) for node, answer in zip(self._nodes, answers, strict=True)]
 
     def _built(self, number: int, over: Any, arguments: Sequence[int]) -> Made:
         """A map that is asked of its builder."""
         node = self._nodes[number]
         numbers = [arguments[value] if placed else value for placed, value in node.numbers]
-        made = build(over, node.builder, numbers)
-        if node.least is not None and made.sites is not None:
-            check_least(made.sites, node.least)
-        return made
+        answer = build(over, node.builder, numbers)
+        if node.least is not None and answer.sites is not None:
+            check_least(answer.sites, node.least)
+        return answer
 
     def _again(self, number: int, step: Any, recording: Any, answers: list[Made]) -> Made | None:
         """A map that is ready."""
@@ -136,9 +136,9 @@ class MapsStep:
         if built.coords is None:
             return Made(built.kmap)
         built.store.recording = recording
-        made = Sites(built.coords.coords, built.store)
-        check_least(made, self._nodes[number].least or 0)
-        return Made(built.kmap, made)
+        outer = Sites(built.coords.coords, built.store)
+        check_least(outer, self._nodes[number].least or 0)
+        return Made(built.kmap, outer)
 
     @staticmethod
     def _results_of(node: MapNode, answer: Made) -> tuple[Any, Any, Any]:

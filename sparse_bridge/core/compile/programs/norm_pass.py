@@ -42,11 +42,11 @@ def _take(graph: Graph, node: Node) -> None:
     users = list(node.users)
     relu = len(users) == 1 and users[0].target in _RELU and users[0].args[:1] == (node,)
     with graph.inserting_before(node):
-        made = graph.call_function(ops.batch_norm.default, (x, gain, beta, eps, relu))
-        y = graph.call_function(_first, (made,))
+        normed = graph.call_function(ops.batch_norm.default, (x, gain, beta, eps, relu))
+        y = graph.call_function(_first, (normed,))
         for number, running in enumerate((mean, var)):
             if running is not None:
-                graph.call_function(_moved, (running, made, number, momentum))
+                graph.call_function(_moved, (running, normed, number, momentum))
     last = users[0] if relu else node
     y.meta = dict(last.meta)
     last.replace_all_uses_with(y)
