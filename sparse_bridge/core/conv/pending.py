@@ -1,11 +1,10 @@
 """Convolutions that wait, in inference, for the norm, the sum and the activation behind them.
 
-In the convolution's own store those cost next to nothing. A layer whose last results went on to
-them is not launched at its call, but when the last of them has come, or when somebody reads what
-lies between. It reads its operands then; an operand that was changed in place meanwhile is an
-error that names the change. So only layers wait that have been seen to be followed, and none whose
-operands changed meanwhile when it was seen. Once a layer has waited, its next call is launched at
-once with what followed (`fused_plan`), and waits again only where that does not fit.
+In the convolution's own store those cost next to nothing. A layer whose last results went on to such steps is not
+launched at its call. It is launched when the last step has come, or when other code reads a result in between.
+It reads its operands then; an operand that was changed in place meanwhile is an error that names the change.
+So a layer waits only after a call that such steps followed without a change of its operands. Once a layer has
+waited, its next call is launched at once with those steps (`fused_plan`). It waits again only where they do not fit.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .history import PLAIN, LayerCall, changes, changes_of
 from .plan import run
 
 Launch = Callable[[torch.Tensor], torch.Tensor]
-tries = 0  # steps of which it was found out that they follow, by launching layers twice
+tries = 0  # steps that were learnt by computing a layer twice: alone, and with the step
 _READ, _TAKEN = 1, 2
 
 
@@ -36,11 +35,11 @@ def reset() -> None:
 
 
 class PendingConv:
-    """A convolution of features that has not been launched, or has been to see what follows it.
+    """A convolution of features that was not launched yet, or was launched to learn which steps follow it.
 
-    epilogue: what follows so far.  steps: the same in letters.  shape, dtype, device: of the
-    result.  result: once it is there.  fallback: while it is found out what follows, what the
-    layers compute one by one; the result where operands changed meanwhile.
+    epilogue: the steps so far.  steps: their letters.  shape, dtype, device: of the result.  result: None until it is
+    computed.  fallback: the result of the layers one by one, while the steps are being learnt; it is the result where
+    operands changed meanwhile.
     """
 
     __slots__ = ("__weakref__", "_count", "_used", "_version", "call", "epilogue", "fallback", "result", "steps")
@@ -54,11 +53,11 @@ class PendingConv:
         self._version = 0
 
     def keep_result(self, result: torch.Tensor) -> None:
-        """The result [N_out, C_out], of its dtype, which is there although it may be of interest what follows."""
+        """Keep the result [N_out, C_out] of its dtype, computed at the call to learn which steps follow."""
         self.result, self._version = result, result._version
 
     def replace_result(self, result: torch.Tensor) -> None:
-        """All who hold it see `result`, [N_out, C_out] of the same dtype: what follows was done in place."""
+        """Show `result` [N_out, C_out] of the same dtype to all holders: the next step worked in place."""
         self.result, self._used = result, _READ
 
     @property
@@ -78,7 +77,7 @@ class PendingConv:
 
     @property
     def follows(self) -> bool:
-        """Whether it is to be found out what comes next, and somebody can still tell."""
+        """Whether the next step is still to be learnt, and can be."""
         return not self.call.target and self._used == 0 and self.steps[-1:] != STEP_ACTIVATION
 
     @eagerly
@@ -101,7 +100,7 @@ class PendingConv:
         return changes_of(x, weight, self.epilogue) != self._count
 
     def _unchanged(self) -> torch.Tensor:
-        """The result of operands that were changed since."""
+        """The result where operands changed since the call; raises where there is no fallback."""
         self.call.history.read("")
         if self.fallback is None:
             raise RuntimeError(
@@ -111,11 +110,11 @@ class PendingConv:
             )
         return self.fallback
 
-    # what follows: the result, or a pending convolution with one step more
+    # each step returns the result, or a pending convolution with one step more
 
     @eagerly
     def normed(self, norm: Norm, otherwise: Launch) -> MaybePending:
-        """Behind a norm by fixed statistics; otherwise(result) computes it alone."""
+        """Behind a norm with fixed statistics; otherwise(result) computes the norm alone."""
         call = self.call
         if call.fused is not None:
             if same(norm, call.between[3]) and (result := self.as_launched(norm)) is not None:
@@ -130,7 +129,7 @@ class PendingConv:
 
     @eagerly
     def as_launched(self, norm: Norm) -> MaybePending | None:
-        """Behind the norm that its plan knows; None where that is not as it was."""
+        """Behind the norm of its plan; None where norm or mode have changed."""
         if (native := native_calls.normalised) is not None:
             result = native(norm, self)
             if result is not NotImplemented:
@@ -223,7 +222,7 @@ class PendingConv:
         return PendingConv(call, epilogue, steps, self._count + sum([operand._version for operand in operands]))
 
     def _unexpected(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> MaybePending:
-        """A step that nobody waited for."""
+        """A step that the launch does not wait for."""
         call, steps = self.call, self.steps + step
         if self._used & _TAKEN or (self._used and steps in _NAMES):
             call.history.read(self.steps)
@@ -238,7 +237,7 @@ class PendingConv:
         return self.result is not None and self.result._version != self._version
 
     def _try_step(self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch) -> MaybePending:
-        """A step that may be waited for at the next call."""
+        """Compute a step alone and with the convolution, so that the next call may wait for it."""
         global tries
         tries += 1
         alone = self.result if self.fallback is None else self.fallback
@@ -256,7 +255,7 @@ class PendingConv:
         return pending
 
     def __reduce_ex__(self, version: Any) -> Any:
-        """Copies know nothing of what follows."""
+        """A copy has no pending steps."""
         return _nothing, ()
 
 
