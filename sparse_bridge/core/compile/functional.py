@@ -204,7 +204,7 @@ def conv(
     """`core.functional.conv` of x [N_in, C_in] as an operator: [N_out, C_out] in x's dtype, or autocast's. Between two
     graphs for a map that was made outside."""
     if not isinstance(kmap, GraphKernelMap):
-        found: torch.Tensor = between_two_graphs(
+        result: torch.Tensor = between_two_graphs(
             eager,
             x,
             weight,
@@ -219,7 +219,7 @@ def conv(
             allow_tf32=allow_tf32,
             fp16_accumulation=fp16_accumulation,
         )
-        return found
+        return result
     half = fp16_accumulation and torch.float16 in (x.dtype, autocast_dtype(x.device))
     form = ConvForm(layout, groups, "half" if half else "tf32" if allow_tf32 else "ieee")
     end = Epilogue(bias, activation if residual is None else None, alpha, norm)

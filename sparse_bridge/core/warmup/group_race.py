@@ -166,7 +166,7 @@ class Race:
         runs = self._checked(rules)
         planned = 2 * len(runs) + 8  # timings, with those of views
         share = self.tuner.budget / planned
-        for (layer, flow), run in sorted(runs.items(), key=lambda one: rules[one[0][0]] != one[0][1]):
+        for (layer, flow), run in sorted(runs.items(), key=lambda run: rules[run[0][0]] != run[0][1]):
             views = sorted(self._needs(layer, flow) - self.costs.keys())
             if self.spent + share * (1 + len(views)) > self.tuner.budget:
                 continue

@@ -178,7 +178,7 @@ def _rate(voxels: int, ms: float) -> str:
 
 def classes_table(labelled: Labelled) -> Table:
     """What the segmentation network found, per class, against the truth where it is known."""
-    iou, classes = labelled.iou(), labelled.found
+    iou, classes = labelled.iou(), labelled.classes
     losses = labelled.losses
     table = Table(
         title=f"Labels after {len(losses)} training steps ({labelled.seconds:.1f} s)\n"

@@ -53,14 +53,14 @@ class Labelled:
     """
 
     scan: Sample
-    found: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.int64]
     voxel_size: float
     losses: list[float]
     seconds: float
 
     def iou(self) -> Array | None:
         """Intersection over union per class, NaN where there is none; None without the truth."""
-        return None if self.scan.labels is None else class_iou(self.found, self.scan.labels)
+        return None if self.scan.labels is None else class_iou(self.classes, self.scan.labels)
 
 
 def sample(points: Array, kinds: Array | None, voxel_size: float, angle: float = 0.0) -> Sample:
