@@ -60,8 +60,8 @@ def _forward(module: nn.Module, own: Callable[..., Any] | None, *args: Any, **na
 
 def _passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Around the first pass, and around the second; this one holds the maps until then."""
-    kept: list[Any] = []
-    return keeping(kept), _SecondPass(module, kept)
+    outputs: list[Any] = []
+    return keeping(outputs), _SecondPass(module, outputs)
 
 
 class _SecondPass:

@@ -57,7 +57,7 @@ def size_of(text: str | int) -> int:
     return n_bytes
 
 
-def shown(n_bytes: int) -> str:
+def format_bytes(n_bytes: int) -> str:
     """A size for people, and exactly."""
     for unit in ("GiB", "MiB", "KiB"):
         if n_bytes >= _UNITS[unit.upper()]:
@@ -193,7 +193,7 @@ def _take_excess() -> MemoryLimitError | None:
 
 def _excess_of(gpu: int, peak: int, under: int) -> MemoryLimitError:
     return MemoryLimitError(
-        f"under a memory limit of {shown(under)} the peak of cuda:{gpu} was {shown(peak)}. "
+        f"under a memory limit of {format_bytes(under)} the peak of cuda:{gpu} was {format_bytes(peak)}. "
         "Operations that the limit does not cut took it: torch's own layers, such as an MLP or a "
         f"norm, or pools and depthwise layers. Give them the rows in parts, raise the limit to {peak} "
         "bytes or more, or use smaller batches; in training use sparse_bridge.checkpoint(module) "

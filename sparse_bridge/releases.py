@@ -45,21 +45,21 @@ def untested(python: Release, torch: Release, triton: Release | None) -> str | N
     nothing. triton: None where none is used."""
     first, last = (release(text) for text in PYTHONS)
     if not first <= python[:2] <= last:
-        return f"Python {_shown(python)} is not tested: {PYTHONS[0]} to {PYTHONS[1]} are."
-    known = [(release(text), *map(release, range_)) for text, range_ in TRITONS.items()]
-    before = [row for row in known if row[0] <= torch[:2]]
-    behind = [row for row in known if row[0] >= torch[:2]]
+        return f"Python {_version_text(python)} is not tested: {PYTHONS[0]} to {PYTHONS[1]} are."
+    tested = [(release(text), *map(release, range_)) for text, range_ in TRITONS.items()]
+    before = [row for row in tested if row[0] <= torch[:2]]
+    behind = [row for row in tested if row[0] >= torch[:2]]
     if not (before and behind):
-        oldest, newest = known[0][0], known[-1][0]
-        return f"torch {_shown(torch)} is not tested: {_shown(oldest)} to {_shown(newest)} are."
+        oldest, newest = tested[0][0], tested[-1][0]
+        return f"torch {_version_text(torch)} is not tested: {_version_text(oldest)} to {_version_text(newest)} are."
     oldest, newest = before[-1][1], behind[0][2]
     if triton is None or oldest <= triton[:2] <= newest:
         return None
-    fitting = _shown(oldest) if oldest == newest else f"{_shown(oldest)} to {_shown(newest)}"
-    return f"torch {_shown(torch)} is not tested with Triton {_shown(triton)}, but with {fitting}."
+    fitting = _version_text(oldest) if oldest == newest else f"{_version_text(oldest)} to {_version_text(newest)}"
+    return f"torch {_version_text(torch)} is not tested with Triton {_version_text(triton)}, but with {fitting}."
 
 
-def _shown(version: Release) -> str:
+def _version_text(version: Release) -> str:
     return ".".join(map(str, version[:2]))
 
 

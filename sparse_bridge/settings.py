@@ -130,23 +130,23 @@ _PATHS = ("tune_file", "cache_dir")
 _TRUE, _FALSE = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
-def _check(name: str, value: object, shown: str) -> object:
+def _check(name: str, value: object, label: str) -> object:
     if name in CHOICES:
         if isinstance(value, str) and value in (today := RENAMED_VALUES.get(name, {})):
-            _warn(f"{shown}={value}", f"{shown}={today[value]}")
+            _warn(f"{label}={value}", f"{label}={today[value]}")
             value = today[value]
         if value not in CHOICES[name]:
-            raise SettingError(f"{shown} is {value!r}; expected one of {', '.join(CHOICES[name])}.")
+            raise SettingError(f"{label} is {value!r}; expected one of {', '.join(CHOICES[name])}.")
         return value
     if name in _PATHS:
         if not isinstance(value, (str, os.PathLike)):
-            raise SettingError(f"{shown} is {value!r}; expected a path.")
+            raise SettingError(f"{label} is {value!r}; expected a path.")
         return os.fspath(value)
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
         return value.lower() in _TRUE
-    raise SettingError(f"{shown} is {value!r}; expected 0 or 1.")
+    raise SettingError(f"{label} is {value!r}; expected 0 or 1.")
 
 
 def _warn(old: str, new: str) -> None:
@@ -154,11 +154,11 @@ def _warn(old: str, new: str) -> None:
     warnings.warn(text, FutureWarning, stacklevel=4)
 
 
-def _checked(name: str, value: object, shown: str) -> dict[str, Any]:
+def _checked(name: str, value: object, label: str) -> dict[str, Any]:
     """The setting `name` and its value; what a name of earlier releases stands for."""
     if name not in _SWITCHES:
-        return {name: _check(name, value, shown)}
-    return {} if _check(name, value, shown) else _SWITCHES[name]
+        return {name: _check(name, value, label)}
+    return {} if _check(name, value, label) else _SWITCHES[name]
 
 
 def _listed(variable: str, text: str) -> dict[str, Any]:

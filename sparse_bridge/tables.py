@@ -42,7 +42,7 @@ class Table:
     sums: Sequence[Sequence[str]] = ()
     remark: str = ""
 
-    def shown(self, width: int | None = None) -> list[int]:
+    def visible_columns(self, width: int | None = None) -> list[int]:
         """Indices of the columns that fit into `width` characters whole; None: all that say
         something."""
         every = [*self.rows, *self.sums]
@@ -58,20 +58,20 @@ class Table:
         from rich.table import Table as Rich
         from rich.text import Text
 
-        shown = self.shown(width)
-        made = Rich()
-        for index in shown:
+        columns = self.visible_columns(width)
+        table = Rich()
+        for index in columns:
             column = self.columns[index]
-            made.add_column(
+            table.add_column(
                 column.name, justify="left" if column.text else "right", no_wrap=not column.text, overflow="fold"
             )
         for row in self.rows:
-            made.add_row(*(Text(row[index]) for index in shown))
+            table.add_row(*(Text(row[index]) for index in columns))
         if self.sums:
-            made.add_section()
+            table.add_section()
         for row in self.sums:
-            made.add_row(*(Text(row[index]) for index in shown), style="bold")
-        return made
+            table.add_row(*(Text(row[index]) for index in columns), style="bold")
+        return table
 
     def plain(self, width: int | None = None) -> str:
         """Without colours.  width: in characters; None: the terminal's, or `WIDE` elsewhere."""
@@ -87,13 +87,13 @@ class Table:
 
     def html(self) -> str:
         """For a notebook."""
-        shown = self.shown()
-        styles = [f"text-align:{'left' if self.columns[index].text else 'right'};white-space:nowrap" for index in shown]
+        fits = self.visible_columns()
+        styles = [f"text-align:{'left' if self.columns[index].text else 'right'};white-space:nowrap" for index in fits]
 
         def line(cells: Sequence[str], tag: str) -> str:
             text = (
                 f'<{tag} style="{style}">{html.escape(cells[index])}</{tag}>'
-                for index, style in zip(shown, styles, strict=True)
+                for index, style in zip(fits, styles, strict=True)
             )
             return f"<tr>{''.join(text)}</tr>"
 
@@ -104,7 +104,7 @@ class Table:
         title = f'<caption style="text-align:left"><b>{name}</b></caption>' if name else ""
         remark = f"<p>{html.escape(self.remark)}</p>" if self.remark else ""
         foot = f"<tfoot>{feet}</tfoot>" if feet else ""
-        if not shown:
+        if not fits:
             return title + remark
         table = f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody>{foot}</table>"
         return f'<div style="overflow-x:auto">{table}</div>{remark}'
@@ -115,12 +115,12 @@ def fitting(needed: dict[int, int], spare: dict[int, int], width: int) -> set[in
 
     needed: characters of each.  spare: as of `Column`.
     """
-    shown = dict(needed)
+    widths = dict(needed)
     for index in sorted((i for i in needed if spare[i]), key=lambda i: -spare[i]):
-        if 1 + sum(3 + size for size in shown.values()) <= width:
+        if 1 + sum(3 + size for size in widths.values()) <= width:
             break
-        del shown[index]
-    return set(shown)
+        del widths[index]
+    return set(widths)
 
 
 def terminal_width() -> int:

@@ -12,8 +12,8 @@ MADE = Table("A title", COLUMNS, [("a<b", "1", "", "22")], [("all", "1", "", "22
 
 
 def test_narrow_terminals_get_fewer_columns_and_whole_cells():
-    assert MADE.shown() == [0, 1, 3], "an empty column says nothing"
-    assert (MADE.shown(80), MADE.shown(16), MADE.shown(8)) == ([0, 1, 3], [0, 3], [0])
+    assert MADE.visible_columns() == [0, 1, 3], "an empty column says nothing"
+    assert (MADE.visible_columns(80), MADE.visible_columns(16), MADE.visible_columns(8)) == ([0, 1, 3], [0, 3], [0])
     for width in (16, 40):
         text = MADE.plain(width)
         assert max(map(len, text.splitlines())) <= width and "a<b" in text and "A remark" in text

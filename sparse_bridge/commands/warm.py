@@ -276,7 +276,7 @@ def _results(results: Sequence[tuners.Result]) -> Table:
 def _export(path: Path, device: torch.device, console: Console) -> int:
     """The winners of this device in force: shipped ones, and over them those of the disk."""
     stamp = Stamp.of(device, targets.of(device))
-    sources = [*reversed(shipped(stamp)), TuneCache(folders.cache(), stamp).held()]
+    sources = [*reversed(shipped(stamp)), TuneCache(folders.cache(), stamp).contents()]
     winners: Winners = {direction: {} for direction in DIRECTIONS}
     groups: Groups = {}
     for source in sources:

@@ -57,15 +57,15 @@ def _finish() -> None:
 def _build() -> None:
     global _module, _reason
     try:
-        made = build.load()
+        library = build.load()
         with _lock:
             for listener in _listeners:
-                listener(made)
-            _module = made
+                listener(library)
+            _module = library
     except Exception as error:  # whatever it is, Python does all
-        known = isinstance(error, Refusal)
-        _reason = str(error) if known else Why.HELPER_ERROR.says(type(error).__name__, error)
-        level = log.logger.info if known else log.logger.warning
+        refused = isinstance(error, Refusal)
+        _reason = str(error) if refused else Why.HELPER_ERROR.says(type(error).__name__, error)
+        level = log.logger.info if refused else log.logger.warning
         level("the compiled helper is not used: %s", _reason)
 
 

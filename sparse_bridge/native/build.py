@@ -87,16 +87,16 @@ def _compiled() -> pathlib.Path:
     """
     headers, source = sysconfig.get_path("include"), digest()
     suffix, folder = importlib.machinery.EXTENSION_SUFFIXES[0], folders.cache() / "native"
-    if (made := _whole(folder, source, suffix)) is not None:
-        return made
+    if (library := _whole(folder, source, suffix)) is not None:
+        return library
     missing, command = problem(), compiler()
     if missing is not None or command is None:
         raise missing or Refusal(Why.HELPER_NO_COMPILER)
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder / f"{source}.lock", timeout=_LONGEST):
-        if (made := _whole(folder, source, suffix)) is None:
-            made = _compile([*command, *FLAGS, f"-I{headers}"], folder, source, suffix)
-    return made
+        if (library := _whole(folder, source, suffix)) is None:
+            library = _compile([*command, *FLAGS, f"-I{headers}"], folder, source, suffix)
+    return library
 
 
 def digest() -> str:
@@ -140,9 +140,9 @@ def _compile(command: list[str], folder: pathlib.Path, digest: str, suffix: str)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise Refusal(Why.HELPER_NOT_COMPILED, command[0], done.returncode, last)
-        made = folder / _name(digest, library.read_bytes(), suffix)
-        os.replace(library, made)  # readers see all of it or nothing
-        return made
+        path = folder / _name(digest, library.read_bytes(), suffix)
+        os.replace(library, path)  # readers see all of it or nothing
+        return path
 
 
 def _loaded(path: pathlib.Path) -> Any:

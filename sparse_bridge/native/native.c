@@ -75,7 +75,7 @@ HANDED(DECLARE)
   X(LayerCall, launched) X(LayerCall, shape) X(LayerCall, stream) X(LayerCall, target)             \
   X(PendingConv, _count) X(PendingConv, _used) X(PendingConv, _version) X(PendingConv, call)       \
   X(PendingConv, epilogue) X(PendingConv, fallback) X(PendingConv, result) X(PendingConv, steps)   \
-  X(GatherGemm, native) X(GatherProduct, _copied) X(Derived, _held) X(StreamOrder, number)         \
+  X(GatherGemm, native) X(GatherProduct, _copied) X(Derived, _entries) X(StreamOrder, number)         \
   X(StreamOrder, waited)
 
 #define DECLARE(type, name) static Py_ssize_t o_##type##_##name;
@@ -743,7 +743,7 @@ static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, 
   long long n_rows = rows_of_end(s, ends, side), n_in = rows_of_end(s, ends, 1 - side);
   refuse_unless(s, n_rows > 0 && n_in > 0);
   PyObject *stream = stream_of(s, rulebook);
-  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _held);
+  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _entries);
   PyObject *copied = SLOT(product, GatherProduct, _copied);
   refuse_unless(s, held && PyDict_CheckExact(held));
   if (s->state == GOES_ON && copied != Py_None)
@@ -959,7 +959,7 @@ static PyObject *features_of(PyObject *module, PyObject *conv) {
 }
 
 /* A pending convolution, or the one whose features a tensor is, which nobody has read or followed,
- * and the call of its layer, launched by a plan; else the scope refuses. `PendingConv._goes_on`,
+ * and the call of its layer, launched by a plan; else the scope refuses. `PendingConv._is_expected`,
  * `LayerCall.undisturbed`. */
 typedef struct {
   PyObject *conv, *call, *history, *target, *steps;

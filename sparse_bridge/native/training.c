@@ -209,7 +209,7 @@ static int launched_wgrad(Scope *s, PyObject *launch, PyObject *x, PyObject *dy,
 /* `WgradProduct.__call__`. Nothing is refused: what is not known here Python launches. */
 static void wgraded(Scope *s, PyObject *product, PyObject *rulebook, int side, PyObject *x,
                     PyObject *dy, PyObject *dw) {
-  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _held), *sided = side ? one : zero;
+  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _entries), *sided = side ? one : zero;
   PyObject *first = held ? SLOT(product, WgradProduct, _key) : NULL, *launch = NULL;
   PyObject *key = first ? hold(s, PyNumber_Add(first, sided)) : NULL;
   if (key) launch = item(s, held, key);

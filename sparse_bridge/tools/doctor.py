@@ -311,7 +311,7 @@ def _settings_table(facts: dict[str, Any]) -> Table:
     table = _table("Settings", "setting", "in force", "variable")
     for name, keywords in settings.KEYWORDS.items():
         value = facts["environment"].get(_PREFIX + name)
-        shown = _PREFIX + name + ("" if value is None else f"={value}")
+        variable = _PREFIX + name + ("" if value is None else f"={value}")
         for keyword in keywords:
-            table.add_row(keyword, str(facts["settings"][keyword]), shown)
+            table.add_row(keyword, str(facts["settings"][keyword]), variable)
     return table

@@ -168,7 +168,7 @@ def test_groups_and_winners_share_a_file(tmp_path):
     cache = TuneCache(tmp_path, STAMP)
     assert cache.store("fwd", "a", winner()) and cache.store_group(group())
     assert cache.store("dgrad", "b", winner())
-    held = cache.held()
+    held = cache.contents()
     assert held.groups == {group().key: group()}
     assert set(held.winners["fwd"]) == {"a"} and set(held.winners["dgrad"]) == {"b"}
     assert decode(encode(STAMP, *held))[2] == held.groups

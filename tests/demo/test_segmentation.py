@@ -61,7 +61,7 @@ def test_the_network_learns_streets() -> None:
         segmenter.train(25)
         labelled = segmenter.label(one)
     assert segmenter.losses[-1] < 0.5 * segmenter.losses[0]
-    assert labelled.found.shape == (len(one.cells),)
-    assert (labelled.found == one.labels).mean() > 0.6
+    assert labelled.classes.shape == (len(one.cells),)
+    assert (labelled.classes == one.labels).mean() > 0.6
     iou = labelled.iou()
     assert iou is not None and np.nanmean(iou) > 0.3

@@ -54,7 +54,7 @@ REGISTERED = """
 """
 HELD_ELSEWHERE = """
     adapters.spconv.maps._held
-    core.compile.handles._known core.geometry.boxes._bounded core.geometry.boxes._unbounded
+    core.compile.handles._memories core.geometry.boxes._bounded core.geometry.boxes._unbounded
     core.geometry.constants._constants core.ops.pointwise._captured
 """
 NUMBERS = """

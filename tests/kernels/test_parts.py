@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparse_bridge.kernels.runtime import parts
-from sparse_bridge.kernels.runtime.parts import Part, Slab, memory_for, memory_of, taken, viewed
+from sparse_bridge.kernels.runtime.parts import Part, Slab, allocate_part, memory_for, memory_of, viewed
 
 CPU = torch.device("cpu")
 MEMORY = torch.arange(64, dtype=torch.int32)
@@ -55,7 +55,7 @@ def test_parts_of_a_room_are_aligned_and_do_not_overlap():
 
 
 def test_without_a_room_memory_is_taken():
-    made = taken(None, CPU, 3, 2, fill=7)
+    made = allocate_part(None, CPU, 3, 2, fill=7)
     assert made.view().tolist() == [[7, 7]] * 3
     assert Slab.or_none(0, CPU) is None and Slab.or_none(1 << 40, CPU) is None
 
@@ -66,7 +66,7 @@ def test_large_memory_comes_in_few_sizes(fake_gpu):
     assert [len(memory_for(size, CPU)) for size in (0, 5, large - 1)] == [0, 5, large - 1]
     sizes = [large + step * 12_345 for step in range(500)]
     found = [len(memory_for(size, torch.device("meta"))) for size in sizes]
-    assert all(size <= taken <= size * 1.25 for size, taken in zip(sizes, found, strict=True))
+    assert all(size <= length <= size * 1.25 for size, length in zip(sizes, found, strict=True))
     assert found == sorted(found) and len(set(found)) == 9  # two octaves, and their ends
     fake_gpu.has(captures=lambda device: True)
     assert len(memory_for(large + 1, CPU)) == large + 1

@@ -252,7 +252,7 @@ def test_threads_share_a_network():
                         x = it.over(torch.randn(len(COORDS), 16))
                         found.append(it.net(x).features.shape)
                         if step % 7 == 0:  # launches are bound anew
-                            it.book.cache._held.clear()
+                            it.book.cache._entries.clear()
             except Exception as error:
                 failed.append(error)
 

@@ -90,13 +90,13 @@ def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> S
     """
     if then != now:
         return enter(coords)
-    known = handles.value_of(handle, Sites)
-    if known.coords.shape != coords.shape:
+    sites = handles.value_of(handle, Sites)
+    if sites.coords.shape != coords.shape:
         raise KernelError(
-            f"a handle of {known.coords.shape[0]} coordinates came with {coords.shape[0]}; please "
+            f"a handle of {sites.coords.shape[0]} coordinates came with {coords.shape[0]}; please "
             "report the graph that did that."
         )
-    return known
+    return sites
 
 
 def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:

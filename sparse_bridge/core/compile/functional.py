@@ -42,14 +42,14 @@ class _OfGraph:
     def __init__(self, handle: torch.Tensor) -> None:
         self.handle = handle
 
-    def held(self) -> Any:
+    def engine_object(self) -> Any:
         """The object. Raises LifecycleError where its handle is gone."""
         return handles.value_of(self.handle, self.engine_class)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.held(), name)
+        return getattr(self.engine_object(), name)
 
 
 class GraphMap(_OfGraph):
@@ -83,8 +83,8 @@ class GraphKernelMap(_OfGraph):
         self.n_in, self.n_out = rows
         self.n_offsets, self.reversed = n_offsets, backwards
 
-    def held(self) -> Any:
-        kmap = super().held()
+    def engine_object(self) -> Any:
+        kmap = super().engine_object()
         return kmap.transposed() if self.reversed else kmap
 
     def transposed(self) -> GraphKernelMap:
@@ -155,9 +155,9 @@ def _onto_new(builder: str, eager: Any, cmap: Any, offsets: Offsets, stride: Any
         return between_two_graphs(eager, cmap, offsets, stride, out_shape)
     least = least_rows(torch.is_grad_enabled())
     arguments = *_kernel(offsets), _numbers(stride), _numbers(out_shape)
-    kmap, coords, made = ops.expanded_map(cmap.coords, cmap.handle, *arguments, builder, least)
+    kmap, coords, handle = ops.expanded_map(cmap.coords, cmap.handle, *arguments, builder, least)
     rows = cmap.n_rows, coords.shape[0]
-    return GraphMap(made, coords), GraphKernelMap(kmap, rows, len(offsets.values))
+    return GraphMap(handle, coords), GraphKernelMap(kmap, rows, len(offsets.values))
 
 
 strided = functools.partial(_onto_new, "strided")
@@ -204,7 +204,7 @@ def conv(
     """`core.functional.conv` of x [N_in, C_in] as an operator: [N_out, C_out] in x's dtype, or autocast's. Between two
     graphs for a map that was made outside."""
     if not isinstance(kmap, GraphKernelMap):
-        found: torch.Tensor = between_two_graphs(
+        result: torch.Tensor = between_two_graphs(
             eager,
             x,
             weight,
@@ -219,7 +219,7 @@ def conv(
             allow_tf32=allow_tf32,
             fp16_accumulation=fp16_accumulation,
         )
-        return found
+        return result
     half = fp16_accumulation and torch.float16 in (x.dtype, autocast_dtype(x.device))
     form = ConvForm(layout, groups, "half" if half else "tf32" if allow_tf32 else "ieee")
     end = Epilogue(bias, activation if residual is None else None, alpha, norm)

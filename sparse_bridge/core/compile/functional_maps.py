@@ -36,8 +36,8 @@ def _coordinate_map(
     coords: torch.Tensor, spatial_shape: Sequence[int] | None, batch_size: int | None, outside: str
 ) -> torch.Tensor:
     own = coords.clone()  # graphs write into memory that they need no more
-    made = functions["coordinate_map"](own, spatial_shape, batch_size, outside=outside)
-    return handles.make(made)
+    cmap = functions["coordinate_map"](own, spatial_shape, batch_size, outside=outside)
+    return handles.make(cmap)
 
 
 def _submanifold(handle: torch.Tensor, offsets: Sequence[int], dimension: int) -> torch.Tensor:
@@ -55,9 +55,9 @@ def _expanded(
     least: int,
 ) -> Expanded:
     arguments = _map(handle), _offsets(offsets, dimension), _steps(stride), out_shape
-    made, kmap = functions[kind](*arguments)
-    check_rows(made.n_rows, least)
-    return handles.make(kmap), made.coords.clone(), handles.make(made)
+    outer, kmap = functions[kind](*arguments)
+    check_rows(outer.n_rows, least)
+    return handles.make(kmap), outer.coords.clone(), handles.make(outer)
 
 
 def _fake_expanded(coords: torch.Tensor, *arguments: Any) -> Expanded:

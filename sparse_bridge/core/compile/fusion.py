@@ -60,11 +60,11 @@ def _fused(graph: Graph, conv: Node, arguments: dict[str, Any], end: _End) -> bo
     if len(chain) == 1 or y.requires_grad or writes_to(graph, chain, operands):
         return False
     with graph.inserting_before(chain[-1]):
-        made = graph.call_function(
+        fused = graph.call_function(
             ops.conv_fused.default, (*arguments.values(), *end.norm, end.residual, end.eps, end.activation, end.alpha)
         )
-    made.meta = dict(chain[-1].meta)
-    chain[-1].replace_all_uses_with(made)
+    fused.meta = dict(chain[-1].meta)
+    chain[-1].replace_all_uses_with(fused)
     for node in reversed(chain):
         graph.erase_node(node)
     return True

@@ -27,7 +27,7 @@ class _Memory(bytearray):
 
 
 _numbers = itertools.count(1)
-_known: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()
+_memories: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()
 
 
 def make(value: object) -> torch.Tensor:
@@ -35,7 +35,7 @@ def make(value: object) -> torch.Tensor:
     number = next(_numbers)
     memory = _Memory(number.to_bytes(8, sys.byteorder))
     memory.value = value
-    _known[number] = memory
+    _memories[number] = memory
     return torch.frombuffer(memory, dtype=torch.int64)
 
 
@@ -46,7 +46,7 @@ def like() -> torch.Tensor:
 
 def value_of(handle: torch.Tensor, cls: type[T]) -> T:
     """The object behind a handle, int64 [1] on the CPU. Raises LifecycleError where it is gone, or of another class."""
-    memory = _known.get(int(handle))
+    memory = _memories.get(int(handle))
     if memory is None or not isinstance(memory.value, cls):
         raise LifecycleError(
             f"handle {int(handle)} stands for no {cls.__name__} of this process; handles are made "
@@ -59,4 +59,4 @@ def value_of(handle: torch.Tensor, cls: type[T]) -> T:
 
 def count() -> int:
     """How many objects handles keep alive."""
-    return len(_known)
+    return len(_memories)

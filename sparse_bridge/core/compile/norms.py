@@ -28,17 +28,17 @@ def _forward(
         return forward_pass(x, weight, bias, eps, relu, target)
     dtype, n_channels = _statistics(x), x.shape[1]
     with torch.no_grad():
-        seen = x.new_zeros((2, n_channels), dtype=dtype)
-        y = batch_norm(x, (weight, bias, seen[0], seen[1], None), momentum=1.0, eps=eps, relu=relu)
-    return y.contiguous(), seen, x.new_zeros(MEMORY_ROWS * n_channels, dtype=dtype)
+        statistics = x.new_zeros((2, n_channels), dtype=dtype)
+        y = batch_norm(x, (weight, bias, statistics[0], statistics[1], None), momentum=1.0, eps=eps, relu=relu)
+    return y.contiguous(), statistics, x.new_zeros(MEMORY_ROWS * n_channels, dtype=dtype)
 
 
 def _fake(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, relu: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dtype, n_channels = _statistics(x), x.shape[1]
-    seen = x.new_empty((2, n_channels), dtype=dtype)
-    return x.new_empty(x.shape), seen, x.new_empty(MEMORY_ROWS * n_channels, dtype=dtype)
+    statistics = x.new_empty((2, n_channels), dtype=dtype)
+    return x.new_empty(x.shape), statistics, x.new_empty(MEMORY_ROWS * n_channels, dtype=dtype)
 
 
 def _backward(
@@ -128,11 +128,11 @@ def move(running: torch.Tensor, now: torch.Tensor, momentum: float) -> None:
 def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What `norm` makes of x [N, C], and with `relu` a ReLU of that: [N, C] in x's dtype, fp16 / bf16 / fp32 / fp64.
     Running statistics move by torch's rule. Raises, when the graph runs, what `batch_norm` does."""
-    y, seen, _ = ops.batch_norm(x, norm.weight, norm.bias, norm.eps, relu)
+    y, statistics, _ = ops.batch_norm(x, norm.weight, norm.bias, norm.eps, relu)
     if norm.track_running_stats and norm.running_mean is not None:
         momentum: Any = norm.momentum
         with torch.no_grad():
-            for running, now in zip((norm.running_mean, norm.running_var), seen, strict=True):
+            for running, now in zip((norm.running_mean, norm.running_var), statistics, strict=True):
                 assert running is not None
                 move(running, now, momentum)
             if norm.num_batches_tracked is not None:

@@ -185,7 +185,7 @@ def _watched(
 def _same_rows(x: torch.Tensor, listed: bool) -> torch.Tensor:
     n_rows, device = x.shape[0], x.device
     kmap = pointwise.identity(n_rows, device, listed)
-    return handles.make(kmap or pointwise.made(n_rows, device, listed))
+    return handles.make(kmap or pointwise.build_identity(n_rows, device, listed))
 
 
 define("same_rows", "(Tensor x, bool listed) -> Tensor", _same_rows, lambda *_: handles.like())

@@ -48,8 +48,8 @@ def row_function(name: str, more: str, run: Callable[..., Any], fake: Callable[.
 
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
-        kept = iter(saved)
-        rest = [next(kept) if held else value for held, value in zip(ctx.tensors, ctx.rest, strict=True)]
+        tensors = iter(saved)
+        rest = [next(tensors) if held else value for held, value in zip(ctx.tensors, ctx.rest, strict=True)]
         dx = getattr(ops, f"{name}_backward")(dy, x, *rest)
         return dx, *(None,) * len(rest)
 
@@ -91,9 +91,9 @@ def _linear(
         ctx.save_for_backward(*[value for value in rest if isinstance(value, torch.Tensor)])
 
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        kept = iter(ctx.saved_tensors)
+        tensors = iter(ctx.saved_tensors)
         pairs = zip(ctx.tensors, ctx.rest, strict=True)
-        rest = [next(kept) if held else value for held, value in pairs]
+        rest = [next(tensors) if held else value for held, value in pairs]
         dx = getattr(ops, f"{name}_backward")(dy, ctx.n_in, *rest)
         return dx, *(None,) * len(rest)
 

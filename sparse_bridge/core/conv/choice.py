@@ -104,15 +104,15 @@ def flow_for(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> 
     """The dataflow of a layer over a map as its group was tuned; None where the rules decide, as
     they do for maps whose rows only the device knows."""
     assert product.target is not None
-    known = tuner.current().known_of(product.device, product.target)
-    if known is None or not known.groups or rulebook.rows[side].device is not None:
+    tiles = tuner.current().winners_of(product.device, product.target)
+    if tiles is None or not tiles.groups or rulebook.rows[side].device is not None:
         return None
-    return known.groups.flow(map_class_of(rulebook, product), layer_of(side, product))
+    return tiles.groups.flow(map_class_of(rulebook, product), layer_of(side, product))
 
 
 def used_groups() -> Groups:
     """Winners of groups that have decided about layers of this process."""
     groups: Groups = {}
-    for known in list(tuner.current().known.values()):
-        groups.update(known.groups.used)
+    for tiles in list(tuner.current().by_device.values()):
+        groups.update(tiles.groups.used)
     return groups

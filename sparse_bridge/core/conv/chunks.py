@@ -41,7 +41,7 @@ class Part:
 
     x_rows, rows: int32, the row of x and of y of each pair.  begin, n_rows: of the block.
     offsets, sizes: of every item, and its pairs.  n_pairs: of all.  behind: earlier parts of the
-    block have added to its rows.  kept: what was derived of it.
+    block have added to its rows.  cache: what was derived of it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Part:
             x_rows, rows = torch.from_numpy(x_rows), torch.from_numpy(rows)
         self.x_rows, self.rows = x_rows, rows
         self.n_pairs = sum(self.sizes)
-        self.kept: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
         self._order = stream_order.of(self.rows.device)
 
     def follow(self) -> None:
@@ -72,9 +72,9 @@ class Part:
         """Where the products lie if every item takes so many rows, its pairs the first of them;
         made once for the same heights."""
         key = ("slots", *heights)
-        slots: Slots | None = self.kept.get(key)
+        slots: Slots | None = self.cache.get(key)
         if slots is None:
-            slots = self.kept[key] = _slots(self, heights)
+            slots = self.cache[key] = _slots(self, heights)
         return slots
 
 
@@ -151,8 +151,8 @@ class Chunks:
         """Of the pairs, and of what was derived of them."""
         parts = list(self.parts())
         pairs: int = sum(part.x_rows.nbytes + part.rows.nbytes for part in parts)
-        kept = (made for part in parts for made in part.kept.values() if isinstance(made, Slots))
-        slots: int = sum(tensor.nbytes for rows in kept for tensor in rows)
+        derived = (value for part in parts for value in part.cache.values() if isinstance(value, Slots))
+        slots: int = sum(tensor.nbytes for rows in derived for tensor in rows)
         return pairs + slots
 
 
@@ -268,12 +268,12 @@ def _without_dense(kmap: KernelMap, lists: PairLists, n_lists: int) -> tuple[tup
         counts[dense] = 0
         parts = [slice(starts[dense]), slice(starts[dense + 1], starts[n_lists])]
     pair = lists.in_rows, lists.out_rows
-    made: list[Any]
+    both: list[Any]
     if kmap.device.type == "cpu":
-        made = [np.concatenate([rows.numpy()[p] for p in parts], dtype=np.int32, casting="same_kind") for rows in pair]
+        both = [np.concatenate([rows.numpy()[p] for p in parts], dtype=np.int32, casting="same_kind") for rows in pair]
     else:
-        made = [torch.cat([rows[p] for p in parts]).int() for rows in pair]
-    return (made[0], made[1]), counts, dense
+        both = [torch.cat([rows[p] for p in parts]).int() for rows in pair]
+    return (both[0], both[1]), counts, dense
 
 
 def _parts(x_rows: Any, y_rows: Any, at: int, lengths: Sequence[int], begin: int, n_rows: int) -> Iterator[Part]:

@@ -196,9 +196,9 @@ def convolve_layer(
         or torch.is_inference_mode_enabled()  # where nobody counts changes
         or (
             epilogue[1] is None
-            and (held := histories.get(id(owner))) is not None
-            and held[1].disabled
-            and held[0]() is owner
+            and (entry := histories.get(id(owner))) is not None
+            and entry[1].disabled
+            and entry[0]() is owner
         )
     ):
         return convolve(x, weight, kmap, epilogue, form)

@@ -34,7 +34,7 @@ class Norm(NamedTuple):
     bias: torch.Tensor | None
     eps: float
 
-    def kept(self) -> Norm:
+    def snapshot(self) -> Norm:
         """With copies of its statistics, which torch moves in training without counting that."""
         return self._replace(mean=self.mean.clone(), var=self.var.clone())
 

@@ -23,11 +23,10 @@ Operands = tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm]
 
 
 class FusedPlan:
-    """What `steps` behind a layer's convolution have made of it; "" where its calls say themselves
-    what follows.
+    """A layer's convolution with the `steps` behind it; "" where its calls bring a complete epilogue.
 
-    steps: as of `History`.  activation: the last of them, and its slope.  shown: how often modules
-    behind it were looked at.  at_the_call: it needs no features to add.  between: bias and norm;
+    steps: as of `History`.  activation: the last of them, and its slope.  lookups: how often modules
+    behind it were inspected.  at_the_call: it needs no features to add.  between: bias and norm;
     vectors: of the norm.  same(x, weight, bias if there is one, *vectors): whether operands are of
     the kinds and sizes that it was made for.  columns: of the result.  n_offsets, regular, device:
     of the maps that it serves.  read: what kernels read beside x and the weight.  native: the same
@@ -45,12 +44,12 @@ class FusedPlan:
         "device",
         "form",
         "generation",
+        "lookups",
         "n_offsets",
         "native",
         "read",
         "regular",
         "same",
-        "shown",
         "steps",
         "vectors",
     )
@@ -64,7 +63,7 @@ class FusedPlan:
         steps: str,
     ) -> None:
         bias, name, alpha, norm, _ = epilogue
-        self.steps, self.activation, self.shown = steps, (name, alpha), 0
+        self.steps, self.activation, self.lookups = steps, (name, alpha), 0
         self.at_the_call = STEP_SUM not in steps
         self._end, self.between = epilogue._replace(residual=None), Epilogue(bias, norm=norm)
         self._plan, self.form, self.generation = plan, form, settings.generation
@@ -83,13 +82,13 @@ class FusedPlan:
         self.native = native_calls.known(self, plan.forward if over else None)
 
     def serves(self, plan: ConvPlan, epilogue: Epilogue) -> bool:
-        """Whether it was made of this plan and of the vectors of this norm."""
+        """Whether it uses this plan and the vectors of this norm."""
         return self._plan is plan and all(
             mine is its for mine, its in zip(self.read[1:5], epilogue.vectors[1:5], strict=True)
         )
 
     def launch(self, operands: Operands, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
-        """What the steps make of the convolution: [N_out, C_out] in x's dtype.
+        """The convolution with its steps: [N_out, C_out] in x's dtype.
 
         bias: [C_out] or None, as the layer has one.  residual: contiguous, like the result, or None.
         """

@@ -1,5 +1,5 @@
-"""What followed the results of modules, by module; and calls of layers whose launch may come later,
-with what follows, as far as the epilogue of their convolution can apply it."""
+"""Which steps (norm, sum, activation) followed the results of each module, and calls of layers whose launch is
+deferred until those steps are known, so that the convolution's epilogue applies them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 
 class History:
-    """What followed the results of one module: a layer, or a norm in training that takes sparse
-    tensors, whose only step is the activation.
+    """The steps that followed the results of one module. The module is a layer, or a norm in training that takes
+    sparse tensors, whose only step is the activation.
 
-    seen: the steps behind the last result so far.  most: how many of them may be waited for;
-    behind those somebody else reads, too.  alone: calls that nothing followed.  disabled: nothing
-    is to be waited for any more.  plan: by which the next call may be launched with what will
-    follow; launches: attempts at that, which fail where something else does.  whole: the same of
-    calls that say themselves what follows; plans: of those.  norm_calls: in training, whose results
-    tell which norm takes them.
+    seen: letters of `STEPS`, those behind the last result so far.  most: how many steps may be deferred; other code
+    reads the result of the last one, too.  alone: calls without a step behind them.  disabled: no call is deferred any
+    more.  plan: launches the next call together with its steps.  launches: attempts at that; one fails where another
+    step comes.  whole: the plan of calls whose epilogue is complete.  plans: attempts at those.  norm_calls: attempts
+    in training to learn which norm takes the result.
     """
 
     __slots__ = ("alone", "disabled", "launches", "most", "norm_calls", "plan", "plans", "seen", "whole")
@@ -45,24 +44,25 @@ class History:
         self.whole: FusedPlan | None = None
         self.norm_calls = policy.Attempts(policy.NORM_CALLS)
 
-    def begin(self, done: str) -> str:
-        """The steps that the next result waits for, of which `done` are part of the call; "" to
-        find out."""
-        seen, self.seen = self.seen[: self.most], done
-        if seen.startswith(done) and len(seen) > len(done):
+    def begin(self, included: str) -> str:
+        """The steps that the next result waits for; "" where the call is to find out which follow.
+
+        included: the steps that the call itself computes."""
+        expected, self.seen = self.seen[: self.most], included
+        if expected.startswith(included) and len(expected) > len(included):
             self.alone = 0
-            return seen
+            return expected
         self.alone += 1
         self.disabled = self.alone > policy.CALLS_ALONE
         return ""
 
     def read(self, steps: str) -> None:
-        """Somebody reads what `steps` made, which is followed."""
+        """Other code reads the result of `steps`, behind which more steps come."""
         if len(steps) < self.most:
             self.most, self.disabled, self.plan = len(steps), not steps, None
 
     def keep(self, plan: FusedPlan | None) -> None:
-        """For the next call, unless such plans have been for nothing too often."""
+        """Use the plan for the next call, unless launches by plans were discarded too often."""
         self.plan = None if self.launches.over else plan
 
 
@@ -73,20 +73,20 @@ histories: dict[int, tuple[weakref.ref[Any], History]] = {}
 
 
 def history_of(owner: Any) -> History:
-    """Of a module or a layer's weight, as long as that lives."""
+    """The history of a module or of a layer's weight; it lives as long as its owner."""
     key = id(owner)
     entry = histories.get(key)
     if entry is not None and entry[0]() is owner:
         return entry[1]
-    made = History()
+    history = History()
 
     def forget(gone: weakref.ref[Any]) -> None:
-        held = histories.get(key)
-        if held is not None and held[0] is gone:
+        entry = histories.get(key)
+        if entry is not None and entry[0] is gone:
             del histories[key]
 
-    histories[key] = weakref.ref(owner, forget), made
-    return made
+    histories[key] = weakref.ref(owner, forget), history
+    return history
 
 
 @state.owns
@@ -96,11 +96,11 @@ def reset() -> None:
 
 
 class LayerCall:
-    """What all steps behind one call of a layer share.
+    """The data that all steps behind one call of a layer share.
 
-    target: the steps that are waited for.  fused: by which it is launched before the last of them
-    has come; then between: bias and norm, changes: of the norm's vectors at the call, launched:
-    what the steps will have made of it.
+    target: letters of the steps that the launch waits for.  fused: the plan by which it is launched before the last
+    step has come; None otherwise.  With a plan, between: bias and norm; changes: version counters of the norm's
+    vectors at the call; launched: the result behind all steps.
     """
 
     __slots__ = (
@@ -160,16 +160,16 @@ class LayerCall:
             or (self.stream >= 0 and not self.here())
         )
 
-    def waste(self) -> None:
-        """Other steps have come than it was launched with."""
+    def discard_launch(self) -> None:
+        """Forget the launch: other steps came than it was launched with."""
         if self.launched is not None:
             self.history.launches.failed()
             if self.history.launches.over:
                 self.history.plan = None
         self.fused = self.launched = None
 
-    def taken(self) -> torch.Tensor:
-        """What was launched, [N_out, C_out] in the call's dtype, once all steps have come. It is handed out once."""
+    def take_launched(self) -> torch.Tensor:
+        """The launched result [N_out, C_out] in the call's dtype, once all steps have come. It can be taken once."""
         y = self.launched
         assert y is not None
         self.launched = None
@@ -221,7 +221,7 @@ def changes(norm: Norm) -> int:
 
 
 def watched() -> bool:
-    """Whether somebody sees every operation, or computes something else by it."""
+    """Whether a mode, a transform or a tracer sees every operation."""
     return bool(
         _functions()
         or _dispatches()

@@ -225,9 +225,9 @@ def _filled(x: torch.Tensor, n_rows: int, height: int) -> torch.Tensor:
     """x's first `n_rows` rows and others, `height` together."""
     if x.shape[0] >= height:
         return _aligned(x[:height])
-    made = x.new_zeros((height, x.shape[1]))
-    made[:n_rows] = x[:n_rows]
-    return made
+    filled = x.new_zeros((height, x.shape[1]))
+    filled[:n_rows] = x[:n_rows]
+    return filled
 
 
 def _mm_onednn(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

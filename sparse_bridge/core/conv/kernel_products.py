@@ -219,8 +219,8 @@ class GatherProduct:
         layers that tuned groups of its GPU decide about, the specs, compute units, how it goes over
         maps, see `KernelDataflow.by_helper`)."""
         target = self.product.target
-        known = current().known_of(self.product.device, target)
-        tuned = None if known is None else known.groups.layers
+        tiles = current().winners_of(self.product.device, target)
+        tuned = None if tiles is None else tiles.groups.layers
         own = self._key, self._key + 1
         return own, tuned, self._specs, target.compute_units, self.flow.by_helper(self.product)
 

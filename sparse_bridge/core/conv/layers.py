@@ -33,7 +33,7 @@ _on, _generation = True, -1
 
 
 def _renew() -> None:
-    """Ask the settings whether layers may wait."""
+    """Read from the settings whether launches may be deferred."""
     global _on, _generation
     now = settings.generation
     # Trials hold a layer's result twice.
@@ -53,9 +53,9 @@ def _convolve(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor | PendingConv:
     """`convolve_layer` without gradients and outside of inference mode."""
-    known = known_call(owner, x, weight, kmap, epilogue, form)
-    if known is not None:
-        return known
+    y = known_call(owner, x, weight, kmap, epilogue, form)
+    if y is not None:
+        return y
     if epilogue[1] is not None:
         return _with_full_epilogue(owner, x, weight, kmap, epilogue, form)
     columns = weight.shape[0 if form[0] == "ovi" else -1]
@@ -77,18 +77,18 @@ def known_call(
 
     With a sum among the steps it is launched at that: nobody knows its features.
     """
-    held = histories.get(id(owner))
-    if held is None or held[0]() is not owner:
+    entry = histories.get(id(owner))
+    if entry is None or entry[0]() is not owner:
         return None
-    history = held[1]
+    history = entry[1]
     bias, activation, alpha, norm, residual = epilogue
     plan = history.plan if activation is None else history.whole
     if plan is None:
         return None
     if (by_helper := native_calls.known_call) is not None:
-        made = by_helper(owner, x, weight, kmap, epilogue, form)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
+        y = by_helper(owner, x, weight, kmap, epilogue, form)
+        if y is not NotImplemented:
+            return y  # type: ignore[no-any-return]
     if residual is not None or plan.generation != settings.generation:
         return None
     vectors, between, rulebook, side = plan.vectors, plan.between, kmap.rulebook, kmap.flipped
@@ -120,7 +120,7 @@ def known_call(
         if plan.activation != (activation, alpha) or (norm is None) != (between[3] is None):
             return None
         return plan.launch((x, weight, kmap, form), bias, None)
-    done = "" if norm is None else STEP_NORM
+    included = "" if norm is None else STEP_NORM
     least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda]
     if history.disabled or history.seen != plan.steps or (rows.device is None and rows.capacity * plan.columns < least):
         return None
@@ -132,17 +132,17 @@ def known_call(
     call.fused, call.between, call.changes = plan, between, changes
     if plan.at_the_call:
         call.launched = plan.launch(operands, bias, None)
-    history.seen, history.alone = done, 0
+    history.seen, history.alone = included, 0
     count = x._version + weight._version
     if bias is not None:
         count += bias._version
-    return PendingConv(call, epilogue, done, count if norm is None else count + changes)
+    return PendingConv(call, epilogue, included, count if norm is None else count + changes)
 
 
 def _with_full_epilogue(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor:
-    """A call that says itself all that follows, with a plan for the next one."""
+    """A call with a complete epilogue; it leaves a plan for the next one."""
     if _generation != settings.generation:
         _renew()
     if (
@@ -162,24 +162,24 @@ def _with_full_epilogue(
 def _begin_deferred(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor | PendingConv:
-    """A call without an activation whose result is large enough to wait."""
+    """A call without an activation whose result is large enough to be deferred."""
     if _generation != settings.generation:
         _renew()
     history = history_of(owner) if _on and not trace.recorders else DISABLED
-    done, residual = "" if epilogue[3] is None else STEP_NORM, epilogue[4]
+    included, residual = "" if epilogue[3] is None else STEP_NORM, epilogue[4]
     if history.disabled or residual is not None:
         return convolution.convolve(x, weight, kmap, epilogue, form)
     if not may_wait(x, weight, kmap, epilogue):  # what is known of earlier calls stays known
         return convolution.convolve(x, weight, kmap, epilogue, form)
-    target = history.begin(done)
+    target = history.begin(included)
     x, weight = convolution.autocast_operands(x, weight)
     plan = find(x, weight, kmap, epilogue, form)  # whose errors belong here
     shape = kmap.rulebook.n_rows[kmap.flipped], plan.columns_out
     call = LayerCall((x, weight, kmap, form), shape, history, target)
-    made = PendingConv(call, epilogue, done, changes_of(x, weight, epilogue))
+    pending = PendingConv(call, epilogue, included, changes_of(x, weight, epilogue))
     if not target:
-        made.put(convolution.convolve(x, weight, kmap, epilogue, form))
-    return made
+        pending.keep_result(convolution.convolve(x, weight, kmap, epilogue, form))
+    return pending
 
 
 def _use_helper(module: Any) -> None:

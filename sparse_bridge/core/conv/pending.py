@@ -1,11 +1,10 @@
 """Convolutions that wait, in inference, for the norm, the sum and the activation behind them.
 
-In the convolution's own store those cost next to nothing. A layer whose last results went on to
-them is not launched at its call, but when the last of them has come, or when somebody reads what
-lies between. It reads its operands then; an operand that was changed in place meanwhile is an
-error that names the change. So only layers wait that have been seen to be followed, and none whose
-operands changed meanwhile when it was seen. Once a layer has waited, its next call is launched at
-once with what followed (`fused_plan`), and waits again only where that does not fit.
+In the convolution's own store those cost next to nothing. A layer whose last results went on to such steps is not
+launched at its call. It is launched when the last step has come, or when other code reads a result in between.
+It reads its operands then; an operand that was changed in place meanwhile is an error that names the change.
+So a layer waits only after a call that such steps followed without a change of its operands. Once a layer has
+waited, its next call is launched at once with those steps (`fused_plan`). It waits again only where they do not fit.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .history import PLAIN, LayerCall, changes, changes_of
 from .plan import run
 
 Launch = Callable[[torch.Tensor], torch.Tensor]
-tries = 0  # steps of which it was found out that they follow, by launching layers twice
+tries = 0  # steps that were learnt by computing a layer twice: alone, and with the step
 _READ, _TAKEN = 1, 2
 
 
@@ -36,11 +35,11 @@ def reset() -> None:
 
 
 class PendingConv:
-    """A convolution of features that has not been launched, or has been to see what follows it.
+    """A convolution of features that was not launched yet, or was launched to learn which steps follow it.
 
-    epilogue: what follows so far.  steps: the same in letters.  shape, dtype, device: of the
-    result.  result: once it is there.  fallback: while it is found out what follows, what the
-    layers compute one by one; the result where operands changed meanwhile.
+    epilogue: the steps so far.  steps: their letters.  shape, dtype, device: of the result.  result: None until it is
+    computed.  fallback: the result of the layers one by one, while the steps are being learnt; it is the result where
+    operands changed meanwhile.
     """
 
     __slots__ = ("__weakref__", "_count", "_used", "_version", "call", "epilogue", "fallback", "result", "steps")
@@ -53,12 +52,12 @@ class PendingConv:
         self.fallback: torch.Tensor | None = None
         self._version = 0
 
-    def put(self, result: torch.Tensor) -> None:
-        """The result [N_out, C_out], of its dtype, which is there although it may be of interest what follows."""
+    def keep_result(self, result: torch.Tensor) -> None:
+        """Keep the result [N_out, C_out] of its dtype, computed at the call to learn which steps follow."""
         self.result, self._version = result, result._version
 
-    def become(self, result: torch.Tensor) -> None:
-        """All who hold it see `result`, [N_out, C_out] of the same dtype: what follows was done in place."""
+    def replace_result(self, result: torch.Tensor) -> None:
+        """Show `result` [N_out, C_out] of the same dtype to all holders: the next step worked in place."""
         self.result, self._used = result, _READ
 
     @property
@@ -78,7 +77,7 @@ class PendingConv:
 
     @property
     def follows(self) -> bool:
-        """Whether it is to be found out what comes next, and somebody can still tell."""
+        """Whether the next step is still to be learnt, and can be."""
         return not self.call.target and self._used == 0 and self.steps[-1:] != STEP_ACTIVATION
 
     @eagerly
@@ -91,7 +90,7 @@ class PendingConv:
 
     def _launched(self) -> torch.Tensor:
         if self.result is None:
-            self.call.waste()
+            self.call.discard_launch()
             self.result = self._unchanged() if self._changed() else self.call.run(self.epilogue)
             self.fallback = None
         return self.result
@@ -101,7 +100,7 @@ class PendingConv:
         return changes_of(x, weight, self.epilogue) != self._count
 
     def _unchanged(self) -> torch.Tensor:
-        """The result of operands that were changed since."""
+        """The result where operands changed since the call; raises where there is no fallback."""
         self.call.history.read("")
         if self.fallback is None:
             raise RuntimeError(
@@ -111,45 +110,45 @@ class PendingConv:
             )
         return self.fallback
 
-    # what follows: the result, or a pending convolution with one step more
+    # each step returns the result, or a pending convolution with one step more
 
     @eagerly
-    def normed(self, norm: Norm, otherwise: Launch) -> Following:
-        """Behind a norm by fixed statistics; otherwise(result) computes it alone."""
+    def normed(self, norm: Norm, otherwise: Launch) -> MaybePending:
+        """Behind a norm with fixed statistics; otherwise(result) computes the norm alone."""
         call = self.call
         if call.fused is not None:
-            if same(norm, call.between[3]) and (made := self.as_launched(norm)) is not None:
-                return made
-            call.waste()
+            if same(norm, call.between[3]) and (result := self.as_launched(norm)) is not None:
+                return result
+            call.discard_launch()
         fits = call.takes(norm)
         epilogue = Epilogue(self.epilogue[0], None, 0.0, norm) if fits else None
         tensors = [vector for vector in norm[:4] if vector is not None]
-        if epilogue is not None and self._goes_on(STEP_NORM):
+        if epilogue is not None and self._is_expected(STEP_NORM):
             return self._next(STEP_NORM, epilogue, tensors)
-        return self._found_out(STEP_NORM, epilogue, tensors, otherwise)
+        return self._unexpected(STEP_NORM, epilogue, tensors, otherwise)
 
     @eagerly
-    def as_launched(self, norm: Norm) -> Following | None:
-        """Behind the norm that its plan knows; None where that is not as it was."""
+    def as_launched(self, norm: Norm) -> MaybePending | None:
+        """Behind the norm of its plan; None where norm or mode have changed."""
         if (native := native_calls.normalised) is not None:
-            made = native(norm, self)
-            if made is not NotImplemented:
-                return made  # type: ignore[no-any-return]
+            result = native(norm, self)
+            if result is not NotImplemented:
+                return result  # type: ignore[no-any-return]
         call = self.call
         if self._used or self.steps or changes(norm) != call.changes or not call.undisturbed():
             return None
         call.history.seen, self._used = STEP_NORM, _TAKEN
         if call.target == STEP_NORM:
-            return call.taken()
+            return call.take_launched()
         return PendingConv(call, call.between, STEP_NORM, self._count + call.changes)
 
     @eagerly
-    def plus(self, other: Any, otherwise: Launch) -> Following:
+    def plus(self, other: Any, otherwise: Launch) -> MaybePending:
         """The sum with features of the same shape."""
         if (native := native_calls.plus) is not None:
-            made = native(self, other)
-            if made is not NotImplemented:
-                return made  # type: ignore[no-any-return]
+            result = native(self, other)
+            if result is not NotImplemented:
+                return result  # type: ignore[no-any-return]
         call = self.call
         fits = (
             type(other) in PLAIN
@@ -160,8 +159,8 @@ class PendingConv:
         )
         bias, _, _, norm, _ = self.epilogue
         epilogue = Epilogue(bias, None, 0.0, norm, other) if fits else None
-        if epilogue is None or not self._goes_on(STEP_SUM):
-            return self._found_out(STEP_SUM, epilogue, [other], otherwise)
+        if epilogue is None or not self._is_expected(STEP_SUM):
+            return self._unexpected(STEP_SUM, epilogue, [other], otherwise)
         if call.fused is None or self._changed():
             return self._next(STEP_SUM, epilogue, (other,))
         y = call.fused.launch(call.operands, call.between[0], other.contiguous())
@@ -177,9 +176,9 @@ class PendingConv:
         """Behind the activation with which it was launched: [N_out, C_out] in its dtype; None where another one
         comes."""
         if (native := native_calls.activated) is not None:
-            made = native(self, name, alpha)
-            if made is not NotImplemented:
-                return made  # type: ignore[no-any-return]
+            result = native(self, name, alpha)
+            if result is not NotImplemented:
+                return result  # type: ignore[no-any-return]
         call = self.call
         if (
             call.launched is None
@@ -191,26 +190,26 @@ class PendingConv:
         ):
             return None
         call.history.seen, self._used = call.target, _TAKEN
-        return call.taken()
+        return call.take_launched()
 
     @eagerly
-    def activated(self, name: str, alpha: float, otherwise: Launch) -> Following:
+    def activated(self, name: str, alpha: float, otherwise: Launch) -> MaybePending:
         """Behind an activation of `ACTIVATIONS`."""
-        made = self.end_launched(name, alpha)
-        if made is not None:
-            return made
+        result = self.end_launched(name, alpha)
+        if result is not None:
+            return result
         bias, _, _, norm, residual = self.epilogue
         epilogue = Epilogue(bias, name, alpha, norm, residual)
-        if self._goes_on(STEP_ACTIVATION):
+        if self._is_expected(STEP_ACTIVATION):
             return self._next(STEP_ACTIVATION, epilogue, ())
-        return self._found_out(STEP_ACTIVATION, epilogue, [], otherwise)
+        return self._unexpected(STEP_ACTIVATION, epilogue, [], otherwise)
 
-    def _goes_on(self, step: str) -> bool:
+    def _is_expected(self, step: str) -> bool:
         """Whether this is the step that the layer waits for."""
         call, at = self.call, len(self.steps)
         return self._used == 0 and call.target[at : at + 1] == step and self.result is None and self.call.undisturbed()
 
-    def _next(self, step: str, epilogue: Epilogue, operands: Any) -> Following:
+    def _next(self, step: str, epilogue: Epilogue, operands: Any) -> MaybePending:
         call, steps = self.call, self.steps + step
         self._used, call.history.seen = _TAKEN, steps
         if steps == call.target:  # the last one
@@ -222,14 +221,14 @@ class PendingConv:
             return y
         return PendingConv(call, epilogue, steps, self._count + sum([operand._version for operand in operands]))
 
-    def _found_out(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> Following:
-        """A step that nobody waited for."""
+    def _unexpected(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> MaybePending:
+        """A step that the launch does not wait for."""
         call, steps = self.call, self.steps + step
         if self._used & _TAKEN or (self._used and steps in _NAMES):
             call.history.read(self.steps)
         elif steps in _NAMES and epilogue is not None and not call.target and self.call.undisturbed():
             if not (self._changed() or self._overwritten()):
-                return self._tried(step, epilogue, operands, otherwise)
+                return self._try_step(step, epilogue, operands, otherwise)
             call.history.read(self.steps)
         self._used |= _READ
         return otherwise(self._launched())
@@ -237,30 +236,30 @@ class PendingConv:
     def _overwritten(self) -> bool:
         return self.result is not None and self.result._version != self._version
 
-    def _tried(self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch) -> Following:
-        """A step that may be waited for at the next call."""
+    def _try_step(self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch) -> MaybePending:
+        """Compute a step alone and with the convolution, so that the next call may wait for it."""
         global tries
         tries += 1
         alone = self.result if self.fallback is None else self.fallback
         assert alone is not None
         if step == STEP_NORM and epilogue.norm is not None:
-            norm = epilogue.norm.kept()
+            norm = epilogue.norm.snapshot()
             epilogue = epilogue._replace(norm=norm)
             operands = [vector for vector in norm[:4] if vector is not None]
         count = self._count + sum([vector._version for vector in operands])
-        made = PendingConv(self.call, epilogue, self.steps + step, count)
-        made.fallback = otherwise(alone)
-        self._used, self.call.history.seen = _TAKEN, made.steps
+        pending = PendingConv(self.call, epilogue, self.steps + step, count)
+        pending.fallback = otherwise(alone)
+        self._used, self.call.history.seen = _TAKEN, pending.steps
         if step == STEP_ACTIVATION:
-            return made._launched()
-        return made
+            return pending._launched()
+        return pending
 
     def __reduce_ex__(self, version: Any) -> Any:
-        """Copies know nothing of what follows."""
+        """A copy has no pending steps."""
         return _nothing, ()
 
 
-Following = torch.Tensor | PendingConv
+MaybePending = torch.Tensor | PendingConv
 
 
 def _nothing() -> None:

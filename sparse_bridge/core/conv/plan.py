@@ -303,9 +303,9 @@ def backward(
     """(dx [N_in, C_in] in x's dtype, dw laid out as the weight, in dtype `wanted.weight`), under the settings in force;
     None for what is not wanted. dy: contiguous, [N_out, C_out] in x's dtype."""
     if (native := native_calls.gradients) is not None:
-        made: Any = native(plan, kmap, x, weight, dy, wanted.x, wanted.weight)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
+        grads: Any = native(plan, kmap, x, weight, dy, wanted.x, wanted.weight)
+        if grads is not NotImplemented:
+            return grads  # type: ignore[no-any-return]
     plan = present(plan)
     dw = None if wanted.weight is None else plan.gradient_like(weight, wanted.weight)
     return plan.gradients(kmap, x, weight, dy, dw, wanted.x), dw
@@ -318,9 +318,9 @@ def run(
     ShapeError, DataTypeError, DeviceError for a residual unlike the result."""
     bias, activation, _, norm, residual = epilogue
     if (native := native_calls.run_plain) is not None and activation is None and norm is None and residual is None:
-        made: Any = native(x, weight, bias, kmap, form)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
+        result: Any = native(x, weight, bias, kmap, form)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     plan = find(x, weight, kmap, epilogue, form)
     return run_plan(plan, x, weight, kmap, epilogue), plan
 

@@ -73,12 +73,12 @@ def limit_on(device: torch.device) -> int | None:
     return memory.limit
 
 
-def drop_others(device: torch.device, enough: Callable[[], bool], kept: object = None) -> bool:
-    """Drop maps, except for `kept`, until there is `enough` room; whether there is."""
+def drop_others(device: torch.device, enough: Callable[[], bool], keep: object = None) -> bool:
+    """Drop maps, except for `keep`, until there is `enough` room; whether there is."""
     for droppable in _alive(device):
         if enough():
             return True
-        if droppable is not kept:
+        if droppable is not keep:
             droppable.drop()
     return enough()
 
@@ -107,11 +107,11 @@ def refuse_gradients() -> NoReturn:
 
 def refusal(what: str, limit: int, asked: int, least: int) -> MemoryLimitError:
     """The error that says what an operation takes.  asked: in one piece; least: in blocks."""
-    pieces = memory.shown(asked)
+    pieces = memory.format_bytes(asked)
     if least < asked:
-        pieces += f" in one piece and {memory.shown(least)} in the smallest blocks"
+        pieces += f" in one piece and {memory.format_bytes(least)} in the smallest blocks"
     return MemoryLimitError(
-        f"{what} does not fit under the memory limit of {memory.shown(limit)}: it takes {pieces}, "
+        f"{what} does not fit under the memory limit of {memory.format_bytes(limit)}: it takes {pieces}, "
         f"what is in use beside it included. Raise the limit to {least} bytes or more, let go of "
         "tensors that are not needed any longer, or use smaller batches.",
         limit,

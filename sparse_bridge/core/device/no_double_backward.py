@@ -74,9 +74,9 @@ def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
             return result
         several = isinstance(result, tuple)
         grads = list(result) if several else [result]
-        held = [i for i, grad in enumerate(grads) if grad is not None]
+        indices = [i for i, grad in enumerate(grads) if grad is not None]
         marked = dy if dy.requires_grad else dy.detach().requires_grad_()
-        for i, grad in zip(held, _Refusal.apply(marked, *(grads[i] for i in held)), strict=True):
+        for i, grad in zip(indices, _Refusal.apply(marked, *(grads[i] for i in indices)), strict=True):
             grads[i] = grad
         return tuple(grads) if several else grads[0]
 

@@ -140,7 +140,7 @@ def find_problem(device: torch.device, target: Target, part: str) -> str | None:
     for the check of far addresses.
     Raises: torch.cuda.OutOfMemoryError.
     """
-    words, check = _CHECKS[_kind(part)]
+    words, check = _CHECKS[_group_of(part)]
     if part == FAR and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _FREE_BYTES:
         return None  # the product that asks will say that memory is short
     # Not the caller's modes: the answers are compared on the CPU, whatever its default device.
@@ -156,7 +156,7 @@ def find_problem(device: torch.device, target: Target, part: str) -> str | None:
     return None if wrong is None else f"{words.format(part)} failed the self-check ({wrong})"
 
 
-def _kind(part: str) -> str:
+def _group_of(part: str) -> str:
     if part in KEYS:
         return "keys"
     if part in POOLS:

@@ -85,11 +85,11 @@ class StreamOrder:
         self._device, self.number = device, number_of(device)
         self.waited = [self.number()]  # the first one queued it
 
-    def wait(self, held: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
+    def wait(self, tensors: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
         """Have the current stream go on after what was queued. A capture cannot wait for other streams: whoever
         captures has synchronized before.
 
-        held: tells the tensors (any shape and dtype) that it will read. Their memory may go back to the stream that
+        tensors: tells the tensors (any shape and dtype) that it will read. Their memory may go back to the stream that
         it is from once this one is through with it, not before.
         """
         if torch.compiler.is_compiling():  # nothing is read while a program is traced
@@ -101,7 +101,7 @@ class StreamOrder:
         with waiting:
             if not captures_on(there):
                 here.wait_stream(there)
-        for tensor in held():
+        for tensor in tensors():
             note_use(tensor, here)
         self.waited.append(self.number())
 
@@ -117,14 +117,14 @@ class Kept(Generic[_Key, _Value]):
     """Values on a device, by key: whoever takes one goes on after it was queued."""
 
     def __init__(self) -> None:
-        self._held: dict[_Key, tuple[_Value, StreamOrder | None]] = {}
+        self._entries: dict[_Key, tuple[_Value, StreamOrder | None]] = {}
 
     def __iter__(self) -> Iterator[_Key]:
-        return iter(self._held)
+        return iter(self._entries)
 
     def get(self, key: _Key) -> _Value | None:
         """The value under a key, for work on the current stream; None where there is none."""
-        entry = self._held.get(key)
+        entry = self._entries.get(key)
         if entry is None:
             return None
         value, order = entry
@@ -134,5 +134,5 @@ class Kept(Generic[_Key, _Value]):
 
     def put(self, key: _Key, value: _Value, device: torch.device) -> _Value:
         """Keep what was queued on the current stream of `device`."""
-        self._held[key] = value, of(device)
+        self._entries[key] = value, of(device)
         return value

@@ -26,8 +26,8 @@ def on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 def on_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """A tensor on `device` of integers, in their shape and dtype (any shape); over their memory if that is the CPU."""
-    made = torch.from_numpy(values)
-    return made if device.type == "cpu" else made.to(device)
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 class Hull(NamedTuple):

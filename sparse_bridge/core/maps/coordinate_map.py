@@ -113,9 +113,9 @@ class CoordinateMap:
     def _follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one."""
         if self._order is not None:
-            self._order.wait(self._held)
+            self._order.wait(self._tensors)
 
-    def _held(self) -> Iterator[torch.Tensor]:
+    def _tensors(self) -> Iterator[torch.Tensor]:
         yield self._coords
         table = self._table
         if table is not None:
@@ -228,11 +228,11 @@ class CoordinateMap:
         """The rows as the host sees them; their index is made when it is asked for."""
         if self._host is None:
             search = wide_index if self.box.oversized else host_index
-            made = search.Indexed(self.coords, self.box)
+            index = search.Indexed(self.coords, self.box)
             if self._order is not None:
-                _ = made.index  # tensors on streams are made once, for all to wait for
+                _ = index.index  # tensors on streams are made once, for all to wait for
             self._queued()
-            self._host = made
+            self._host = index
         self._follow()
         return self._host
 
@@ -263,7 +263,7 @@ class CoordinateMap:
         assert self._table is not None
         self.validate(*self._table.counters())
 
-    def validate(self, inserted: int, seen: int, overflow: bool) -> None:
+    def validate(self, inserted: int, n_live: int, overflow: bool) -> None:
         """Learn from the table's counters whether rows are distinct and live. Raises: KernelError where probes ran
         out."""
         if overflow:
@@ -272,8 +272,8 @@ class CoordinateMap:
                 "the coordinates that "
                 "caused it."
             )
-        self._alive = None if seen == self.n_rows else self._slots
-        self._unique, self._checked, self._n_distinct = inserted == seen, True, inserted
+        self._alive = None if n_live == self.n_rows else self._slots
+        self._unique, self._checked, self._n_distinct = inserted == n_live, True, inserted
         if self._unique:
             self._slots = None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ...kernels.runtime.parts import Operand, Part, Slab, taken
+from ...kernels.runtime.parts import Operand, Part, Slab, allocate_part
 from ...kernels.runtime.target import Target
 from ..device.kernels import coord_key, hash_table, neighbor_table, new_rows, row_ranks
 from ..geometry.boxes import Box, KeyLayout
@@ -62,7 +62,7 @@ class Expansion:
         geometry = offsets.geometry(coords.device, multiplier, divisor, sign)
         wide = layout.wide(offsets, multiplier) or out.wide(offsets, divisor)
         self.reach = coord_key.Reach(coords, geometry, out.bounds, wide, alive, last)
-        self.slots: Part | None = taken(slab, coords.device, geometry.n_row_offsets, coords.shape[0])
+        self.slots: Part | None = allocate_part(slab, coords.device, geometry.n_row_offsets, coords.shape[0])
 
     def insert(self, table: HashTable) -> None:
         """Fill an empty table with the coordinates; how many there are goes to its counters."""

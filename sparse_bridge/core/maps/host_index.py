@@ -231,7 +231,7 @@ class Indexed:
     @property
     def index(self) -> HostIndex:
         """The distinct live coordinates in key order."""
-        return self._ordered.found
+        return self._ordered.host_index
 
     @functools.cached_property
     def inverse(self) -> torch.Tensor:
@@ -245,7 +245,7 @@ class _Ordered(NamedTuple):
     """rows: the live ones by coordinate and then by row.  first: which of them are the first of
     theirs."""
 
-    found: HostIndex
+    host_index: HostIndex
     unique: bool
     rows: Array
     first: Mask

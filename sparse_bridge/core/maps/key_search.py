@@ -28,8 +28,8 @@ def hash_rows(
     Raises: ShapeError, DataTypeError, DeviceError.
     """
     if coords.ndim != 2 or (shifts is not None and (shifts.ndim != 2 or shifts.shape[1] != 3)):
-        shown = None if shifts is None else list(shifts.shape)
-        raise ShapeError(f"coordinates {list(coords.shape)} and offsets {shown}; expected [N, D] and [K, 3].")
+        sizes = None if shifts is None else list(shifts.shape)
+        raise ShapeError(f"coordinates {list(coords.shape)} and offsets {sizes}; expected [N, D] and [K, 3].")
     if coords.dtype != torch.int32 or (shifts is not None and shifts.dtype != torch.int32):
         raise DataTypeError(
             "coordinates are "

@@ -195,8 +195,8 @@ def _between_rulebook(
         lists = search_of(x_map.box, offsets).lookup(x_map.host(), y_map.coords, y_map.alive, offsets, stride)
         return Rulebook(n_x, n_y, n_offsets, device, lists=lists)
     # The other side is made of this one, if it is asked for.
-    here, known = Source.of(y_map.coords, y_map.box, y_map.alive), x_map.box.layout(device)
-    table = look_up(here, x_map.table(target), n_x, known, offsets, stride, target)
+    here, layout = Source.of(y_map.coords, y_map.box, y_map.alive), x_map.box.layout(device)
+    table = look_up(here, x_map.table(target), n_x, layout, offsets, stride, target)
     return Rulebook(n_x, n_y, n_offsets, device, views=(table, None))
 
 
@@ -208,8 +208,8 @@ def table_of_rows(
     target, device = x_map.kernel_target(), x_map.device
     assert target is not None
     here = Source.of(y_map.coords[rows], y_map.box)
-    known = x_map.box.layout(device)
-    return look_up(here, x_map.table(target), x_map.n_rows, known, offsets, stride, target).nbr
+    layout = x_map.box.layout(device)
+    return look_up(here, x_map.table(target), x_map.n_rows, layout, offsets, stride, target).nbr
 
 
 def from_pairs(

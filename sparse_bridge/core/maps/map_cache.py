@@ -56,8 +56,8 @@ class MapStore:
                 built = self.peek(key)
                 if built is None:
                     self.put(key, built := build())
-                    if (seen := shown(built)) is not None:
-                        self._shown[key] = seen, _version_of(seen)
+                    if (exposed := shown(built)) is not None:
+                        self._shown[key] = exposed, _version_of(exposed)
         return built
 
     def coordinates(self, coords: torch.Tensor, box: Box) -> CoordinateMap:
@@ -94,7 +94,7 @@ class MapStore:
     def peek(self, key: Hashable) -> Any:
         """The map under `key` if there is one, and nobody wrote to what it shows, else None."""
         value = self._maps.get(key)
-        if self._shown and (seen := self._shown.get(key)) and _version_of(seen[0]) != seen[1]:
+        if self._shown and (exposed := self._shown.get(key)) and _version_of(exposed[0]) != exposed[1]:
             return None
         if value is not None and self._order is not None:
             self._order.wait()

@@ -92,8 +92,8 @@ class PairGroups:
             within = (tile - (ends - per_list)[which]) * block_m
             count = (lengths[which] - within).clamp_(0, block_m)
             first = torch.where(count > 0, self._begins[which] + within, 0)
-            made = torch.stack([self._offsets[which], first, count, count], 1).int()
-            tiles = self._tiles[block_m] = made
+            records = torch.stack([self._offsets[which], first, count, count], 1).int()
+            tiles = self._tiles[block_m] = records
         return tiles
 
 

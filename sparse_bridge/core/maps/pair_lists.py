@@ -45,19 +45,19 @@ class PairLists:
     @staticmethod
     def of(short: ShortPairs, mirrored: bool, device: torch.device) -> PairLists:
         """The lists of `short` on `device`."""
-        made = PairLists.__new__(PairLists)
-        made.short, made.mirrored = short, mirrored
+        lists = PairLists.__new__(PairLists)
+        lists.short, lists.mirrored = short, mirrored
         if device.type == "cpu":
-            return made
+            return lists
         in_rows, out_rows = (on_device(_whole(part, short), device) for part in short[:2])
-        return PairLists(in_rows, out_rows, made.starts, mirrored)
+        return PairLists(in_rows, out_rows, lists.starts, mirrored)
 
     @property
     def nbytes(self) -> int:
         """Of what has been made of them."""
         short = 0 if self.short is None else self.short.in_rows.nbytes + self.short.out_rows.nbytes
-        made = (self.__dict__.get(name) for name in ("in_rows", "out_rows"))
-        lists: int = sum(rows.nbytes for rows in made if rows is not None)
+        tensors = (self.__dict__.get(name) for name in ("in_rows", "out_rows"))
+        lists: int = sum(rows.nbytes for rows in tensors if rows is not None)
         return short + lists
 
     @functools.cached_property

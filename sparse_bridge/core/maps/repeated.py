@@ -26,12 +26,12 @@ def first_of_equal(distinct: Rulebook, fold: Duplicates, halved: bool = False) -
     first is found, so only the first meets anything there. Made once and kept with `distinct`.
     """
     key = "first of equal", halved
-    made = distinct.cache.get(key)
-    if made is None:
+    first = distinct.cache.get(key)
+    if first is None:
         rulebook = _forward(distinct, fold, halved)
         rulebook.backward = _backward(distinct, fold, halved)
-        made = distinct.cache.put(key, KernelMap(rulebook))
-    return made  # type: ignore[no-any-return]
+        first = distinct.cache.put(key, KernelMap(rulebook))
+    return first  # type: ignore[no-any-return]
 
 
 def _forward(distinct: Rulebook, fold: Duplicates, halved: bool) -> Rulebook:

@@ -98,17 +98,17 @@ def request(store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], 
     built: BuiltMap | None = store.peek(req)
     if built is None:
         built = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req), _shown)
-        kept: list[Any] | None = getattr(_local, "kept", None)
-        if kept is not None:
-            kept.append((store, built))
+        holder: list[Any] | None = getattr(_local, "kept", None)
+        if holder is not None:
+            holder.append((store, built))
     return built
 
 
 @contextmanager
-def keeping(kept: list[Any]) -> Iterator[None]:
-    """Have `kept` hold the maps that this thread builds, with their stores."""
+def keeping(maps: list[Any]) -> Iterator[None]:
+    """Have `maps` hold the maps that this thread builds, with their stores."""
     before = getattr(_local, "kept", None)
-    _local.kept = kept
+    _local.kept = maps
     try:
         yield
     finally:
@@ -172,8 +172,8 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         )
     if memory.limit is not None and cmap.device.type != "cpu":
         n, volume = cmap.n_rows, len(req.offsets)
-        made = {"strided": n, "generative": n * volume}.get(req.kind, 0)
-        most = map_bytes(n, made, volume)
+        n_new = {"strided": n, "generative": n * volume}.get(req.kind, 0)
+        most = map_bytes(n, n_new, volume)
         memory_use.need(cmap.device, most, f"building a map of {cmap.n_rows} coordinates")
     kind, offsets, reach = req.kind, req.offsets, isinstance(req.output, BoxReach)
     out_box = req.out_box(cmap.extent if reach else cmap.box)

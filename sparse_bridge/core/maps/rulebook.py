@@ -108,7 +108,7 @@ class Rulebook(ViewSet):
         views = [None if self._from_lists else self.table(0)[0], None]
         if not (self._from_lists or self.symmetric):
             views[1] = self.table(1)[0]
-        made = Rulebook(
+        copy = Rulebook(
             self.rows[1],
             self.rows[0],
             self.n_offsets,
@@ -119,17 +119,17 @@ class Rulebook(ViewSet):
             regular=self.regular,
             views=views,
         )
-        made.trained, made.backward = self.trained, self.backward
-        return made
+        copy.trained, copy.backward = self.trained, self.backward
+        return copy
 
     def as_lists(self) -> Rulebook:
         """The same pairs, which no table of side 1 could hold."""
-        made: Rulebook | None = self.cache.get("as lists")
-        if made is None:
+        listed: Rulebook | None = self.cache.get("as lists")
+        if listed is None:
             lists = self.lists()
-            made = Rulebook(self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False)
-            self.cache.put("as lists", made)
-        return made
+            listed = Rulebook(self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False)
+            self.cache.put("as lists", listed)
+        return listed
 
     def observe(self, observer: Observer) -> None:
         """Have `observer` hear which views are asked for from now on."""
@@ -139,14 +139,14 @@ class Rulebook(ViewSet):
         """Have the current stream wait for what of this was queued on another one. Whoever asks for
         a view comes by here, so it is built again here, too."""
         if self._dropped and self.rebuild is not None:
-            made, self._dropped = self.rebuild.whole(), False
-            self._tables, self._tiles, self._lists = made._tables, made._tiles, made._lists
-            self._from_lists = made._from_lists
+            rebuilt, self._dropped = self.rebuild.whole(), False
+            self._tables, self._tiles, self._lists = rebuilt._tables, rebuilt._tiles, rebuilt._lists
+            self._from_lists = rebuilt._from_lists
             self._queued()
         if self.order is not None:
-            self.order.wait(self._held)
+            self.order.wait(self._tensors)
 
-    def _held(self) -> Iterator[torch.Tensor]:
+    def _tensors(self) -> Iterator[torch.Tensor]:
         for view in (*self._tables, *self._tiles):
             if view is not None:
                 yield from view.parts
@@ -208,7 +208,7 @@ class Rulebook(ViewSet):
 
     def _made(self, side: int) -> NeighborTable:
         """A table that nobody left: of the pair lists, or of the other side's."""
-        return self._reversed(side) if self._known(1 - side) else self._scatter(side)
+        return self._reversed(side) if self._has_view(1 - side) else self._scatter(side)
 
     def _reversed(self, side: int) -> NeighborTable:
         """The table of `side` from that of the other one, without waiting for the device."""
@@ -216,9 +216,9 @@ class Rulebook(ViewSet):
 
         nbr, n_rows = self.table(1 - side)[0].nbr, self.n_rows[side]
         rows = torch.arange(nbr.shape[1], dtype=torch.int32, device=self.device)
-        made = nbr.new_full((self.n_offsets, n_rows + 1), -1)  # the last column takes what is absent
-        made.scatter_(1, torch.where(nbr >= 0, nbr, n_rows).long(), rows.expand_as(nbr))
-        return NeighborTable(made[:, :n_rows].contiguous())
+        reversed_nbr = nbr.new_full((self.n_offsets, n_rows + 1), -1)  # the last column takes what is absent
+        reversed_nbr.scatter_(1, torch.where(nbr >= 0, nbr, n_rows).long(), rows.expand_as(nbr))
+        return NeighborTable(reversed_nbr[:, :n_rows].contiguous())
 
     def _scatter(self, side: int) -> NeighborTable:
         from ...kernels.maps.neighbor_table import NeighborTable
@@ -261,7 +261,7 @@ class Rulebook(ViewSet):
         self.follow()
         lists = self._lists  # another thread may drop them
         if lists is None:
-            side = 0 if self._known(0) else 1
+            side = 0 if self._has_view(0) else 1
             self.rows[side].number("A list of pairs")
             table = self.table(side)[0]
             n_lists = self.n_lists
@@ -326,7 +326,7 @@ class Rulebook(ViewSet):
     def _listed_side(self) -> int:
         """The side whose tiles pairs are listed from."""
         ready = [tiles is not None for tiles in self._tiles]
-        return ready.index(True) if any(ready) else 0 if self._known(0) else 1
+        return ready.index(True) if any(ready) else 0 if self._has_view(0) else 1
 
     def countable(self) -> tuple[TileList, int] | None:
         """The tiles that pairs are listed from and their side; None where there are none, or none

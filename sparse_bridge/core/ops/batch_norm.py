@@ -54,11 +54,11 @@ class _BatchNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         spec, moved, counter, momentum, eps, relu = call
         if counter is None and (native := native_calls.norm_forward) is not None:
-            made = native(spec, x, weight, bias, *moved, momentum, eps, relu)
-            if made is not NotImplemented:
-                ctx.save_for_backward(x, weight, bias, made[1])
+            results = native(spec, x, weight, bias, *moved, momentum, eps, relu)
+            if results is not NotImplemented:
+                ctx.save_for_backward(x, weight, bias, results[1])
                 ctx.call = spec, counter, relu
-                return made[0]  # type: ignore[no-any-return]
+                return results[0]  # type: ignore[no-any-return]
         x = x.contiguous()
         y, vectors = torch.empty_like(x), (weight, bias, *moved)
         compile_together(spec, x, vectors)
@@ -73,9 +73,9 @@ class _BatchNorm(torch.autograd.Function):
         x, weight, bias, memory = ctx.saved_tensors
         spec, counter, relu = ctx.call
         if counter is None and (native := native_calls.norm_backward) is not None:
-            made = native(spec, x, dy, weight, bias, memory, relu)
-            if made is not NotImplemented:
-                return *made, None
+            results = native(spec, x, dy, weight, bias, memory, relu)
+            if results is not NotImplemented:
+                return *results, None
         grads = gradients_like(x, weight, bias)
         passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, grads, relu)
         return *grads, None
@@ -272,9 +272,9 @@ def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> to
     """What a BatchNorm1d in training makes of x [N, C], fp16 / bf16 / fp32 / fp64, and with `relu` a ReLU of that:
     [N, C] in x's dtype. The norm's running statistics move, by torch's rule. Raises: what `batch_norm` does."""
     if (native := native_calls.trained_norm) is not None:
-        made: Any = native(norm, x, relu)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
+        result: Any = native(norm, x, relu)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     parameters: dict[str, Any] = norm._parameters
     buffers: dict[str, Any] = norm._buffers
     mean = var = batches = None

@@ -27,12 +27,12 @@ def forward_pass(
     x, n_channels = x.contiguous(), x.shape[1]
     # Zeros: results of operators have no undefined values.
     y, memory = torch.empty_like(x), x.new_zeros(MEMORY_ROWS * n_channels, dtype=torch.float32)
-    seen = x.new_zeros((2, n_channels), dtype=torch.float32)
-    vectors = weight, bias, seen[0], seen[1], None
+    statistics = x.new_zeros((2, n_channels), dtype=torch.float32)
+    vectors = weight, bias, statistics[0], statistics[1], None
     spec = spec_of(x, vectors, target)
     compile_together(spec, x, vectors)
     passes()[0](spec, x, vectors, None, y, 1.0, eps, relu, memory)
-    return y, seen, memory
+    return y, statistics, memory
 
 
 def backward_pass(

@@ -146,9 +146,9 @@ def dtype_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> tor
 
 def launched(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether kernels multiply `dtype`, as settings and machine are."""
-    known = _served.get((device, dtype))
-    if known is not None and known[0] == settings.generation:
-        return known[1]
+    cached = _served.get((device, dtype))
+    if cached is not None and cached[0] == settings.generation:
+        return cached[1]
     generation = settings.generation
     served = settings.get().dataflow == "auto" and row_kernels(Case(device, dtype))[1] is not None
     _served[device, dtype] = generation, served
@@ -167,7 +167,7 @@ def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | Non
                 _captured[key] = kmap
             return kmap
         if kmap is None:
-            kmap = _maps[key] = made(n_rows, device, listed)
+            kmap = _maps[key] = build_identity(n_rows, device, listed)
             if len(_maps) > _MAPS:
                 _maps.popitem(last=False)
         elif key in _maps:
@@ -183,11 +183,11 @@ def reset() -> None:
     _served.clear()
 
 
-def made(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
+def build_identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
     """`identity` anew."""
     if torch._C._len_torch_dispatch_stack():
         with _disable_current_modes():  # what watches a model's operations is not told
-            return made(n_rows, device, listed)
+            return build_identity(n_rows, device, listed)
     return KernelMap(_identity(row_numbers(device, n_rows)[0][:n_rows], listed))
 
 
@@ -198,14 +198,14 @@ def capturing(device: torch.device) -> bool:
 
 def row_numbers(device: torch.device, n_rows: int) -> tuple[torch.Tensor, int]:
     """(0, 1, ... as int32 [n_rows] or more, the number of the current stream)."""
-    made = _rows[-1 if device.index is None else device.index]
-    rows = made[-1] if made else None
+    numbers = _rows[-1 if device.index is None else device.index]
+    rows = numbers[-1] if numbers else None
     if rows is None or len(rows) < n_rows:
         room = max(_LEAST, 1 << (n_rows - 1).bit_length())
         rows = torch.arange(room, dtype=torch.int32, device=device)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # for all streams, once
-        made.append(rows)  # behind which another thread may put fewer
+        numbers.append(rows)  # behind which another thread may put fewer
     return rows, targets.current_stream(device)
 
 
@@ -216,8 +216,8 @@ def _identity(rows: torch.Tensor, listed: bool) -> Rulebook:
     from ...kernels.maps.neighbor_table import NeighborTable
 
     table, n_rows = NeighborTable(rows[None]), len(rows)
-    made = Rulebook(n_rows, n_rows, 1, rows.device, views=(table, table))
+    rulebook = Rulebook(n_rows, n_rows, 1, rows.device, views=(table, table))
     if listed:
         starts = torch.arange(0, 2 * n_rows, n_rows, device=rows.device)
-        made.pairs_are(DevicePairs(rows, rows, starts, False, n_rows, n_rows))
-    return made
+        rulebook.pairs_are(DevicePairs(rows, rows, starts, False, n_rows, n_rows))
+    return rulebook

@@ -53,9 +53,9 @@ class RowMatrix:
     def _follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one."""
         if self._order is not None:
-            self._order.wait(self._held)
+            self._order.wait(self._tensors)
 
-    def _held(self) -> Iterator[torch.Tensor]:
+    def _tensors(self) -> Iterator[torch.Tensor]:
         tensors = [self.out_rows, self.in_rows, self.weights]
         for side in self._sides:
             if side is not None:

@@ -31,16 +31,16 @@ def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
     found. A view of a class of its own then, else y itself."""
     if torch.compiler.is_compiling():
         return y
-    held = histories.get(id(layer))
-    if held is not None and held[1].norm_calls.over and held[0]() is layer:
+    entry = histories.get(id(layer))
+    if entry is not None and entry[1].norm_calls.over and entry[0]() is layer:
         return y
     calls = history_of(layer).norm_calls
     if not (y.requires_grad and _usual(y)):
         return y
     calls.due()
-    made = y.as_subclass(waiting.ProfiledFeatures)
-    made.plain = y
-    return made
+    features = y.as_subclass(waiting.ProfiledFeatures)
+    features.plain = y
+    return features
 
 
 def _usual(x: torch.Tensor) -> bool:
@@ -64,9 +64,9 @@ def _normalised(norm: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     if not (norm.training and type(norm) is nn.BatchNorm1d and nn.BatchNorm1d.forward is _OWN):
         return None
     if (native := native_calls.trained_norm) is not None:
-        made: Any = native(norm, x, False)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
+        result: Any = native(norm, x, False)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     if len(norm._parameters) != 2 or len(norm._buffers) != 3 or not _usual(x):
         return None
     return batch_norm_training(norm, x, False)

@@ -23,8 +23,8 @@ def segments_of(index: torch.Tensor, n_values: int) -> Segments:
     as it lives."""
     store = map_cache.store_of(index)
     map_cache.adopt(index, store)
-    made: Segments = store.get(("segments", n_values), lambda: Segments(index.detach(), n_values))
-    return made
+    segments: Segments = store.get(("segments", n_values), lambda: Segments(index.detach(), n_values))
+    return segments
 
 
 def _check(what: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Tensor) -> None:

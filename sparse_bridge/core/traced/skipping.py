@@ -38,7 +38,7 @@ def _skipped(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Files and whole folders without those that are traced."""
     for path in sorted(folder.iterdir()):
         name = path.relative_to(_ROOT).as_posix()
-        if path.is_dir() and any(one.startswith(f"{name}/") for one in _TRACED):
+        if path.is_dir() and any(entry.startswith(f"{name}/") for entry in _TRACED):
             yield from _skipped(path)
         elif name not in _TRACED:
             yield path

@@ -62,7 +62,7 @@ class Winner:
 Winners = dict[str, dict[str, Winner]]  # direction -> bucket -> winner
 
 
-class Held(NamedTuple):
+class Contents(NamedTuple):
     """What a file of winners holds: of single problems, and of groups of layers."""
 
     winners: Winners
@@ -108,10 +108,10 @@ def encode(stamp: Stamp, winners: Winners, groups: Groups | None = None) -> str:
         direction: {bucket: _encode_winner(winner) for bucket, winner in sorted(buckets.items())}
         for direction, buckets in sorted(winners.items())
     }
-    held = {**dataclasses.asdict(stamp), "winners": content}
+    fields = {**dataclasses.asdict(stamp), "winners": content}
     if groups:
-        held["groups"] = {key: dataclasses.asdict(winner) for key, winner in sorted(groups.items())}
-    return json.dumps(held, indent=1) + "\n"
+        fields["groups"] = {key: dataclasses.asdict(winner) for key, winner in sorted(groups.items())}
+    return json.dumps(fields, indent=1) + "\n"
 
 
 def _encode_winner(winner: Winner) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def shipped_folder() -> Traversable:
     return resources.files("sparse_bridge.kernels.tiles").joinpath("tuned")
 
 
-def shipped(stamp: Stamp) -> list[Held]:
+def shipped(stamp: Stamp) -> list[Contents]:
     """The package's winners for a device: those of its name, then those of its architecture."""
     files = []
     for name in dict.fromkeys((stamp.slug, stamp.arch)):
@@ -176,20 +176,20 @@ def shipped(stamp: Stamp) -> list[Held]:
         if not path.is_file():
             continue
         try:
-            files.append(Held(*decode(path.read_text(encoding="utf-8"))[1:]))
+            files.append(Contents(*decode(path.read_text(encoding="utf-8"))[1:]))
         except CacheFileError as error:
             log.once(("shipped", name), f"shipped winners {name}.json: {error}.", level=30)
     return files
 
 
-def pinned(path: str) -> list[Held]:
+def pinned(path: str) -> list[Contents]:
     """The winners of a file that the user named.
 
     Raises: SettingError when there is no such file or it cannot be read.
     """
     try:
         text = pathlib.Path(path).expanduser().read_text(encoding="utf-8")
-        return [Held(*decode(text)[1:])]
+        return [Contents(*decode(text)[1:])]
     except (OSError, UnicodeDecodeError, CacheFileError) as error:
         raise SettingError(
             f"SPARSE_BRIDGE_TUNE=pinned:FILE, FILE is {path!r}; expected a file made by "
@@ -205,41 +205,41 @@ class TuneCache:
         self.path = folder / stamp.file_name
 
     def load(self) -> Winners:
-        """The winners stored so far, but for groups; see `held`."""
-        return self.held().winners
+        """The winners stored so far, but for groups; see `contents`."""
+        return self.contents().winners
 
-    def held(self) -> Held:
+    def contents(self) -> Contents:
         """All that is stored so far. A file that is no good is moved aside."""
         try:
             return self._read()
         except CacheFileError:
             with self._locked(self.path.name, WRITE_WAIT) as mine:
-                return self._read_or_move() if mine else Held({}, {})
+                return self._read_or_move() if mine else Contents({}, {})
 
     def store(self, direction: str, bucket: str, winner: Winner) -> bool:
         """Add a winner to what other processes have stored meanwhile; False if that failed."""
 
-        def add(held: Held) -> None:
-            held.winners.setdefault(direction, {})[bucket] = winner
+        def add(contents: Contents) -> None:
+            contents.winners.setdefault(direction, {})[bucket] = winner
 
         return self._change(add)
 
     def store_group(self, winner: GroupWinner) -> bool:
         """`store` of a group's winner."""
 
-        def add(held: Held) -> None:
-            held.groups[winner.key] = winner
+        def add(contents: Contents) -> None:
+            contents.groups[winner.key] = winner
 
         return self._change(add)
 
-    def _change(self, add: Callable[[Held], None]) -> bool:
+    def _change(self, add: Callable[[Contents], None]) -> bool:
         with self._locked(self.path.name, WRITE_WAIT) as mine:
             if not mine:
                 return False
-            held = self._read_or_move()
-            add(held)
+            contents = self._read_or_move()
+            add(contents)
             try:
-                self._replace(encode(self.stamp, *held))
+                self._replace(encode(self.stamp, *contents))
             except OSError as error:
                 self._warn("write", error)
                 return False
@@ -271,21 +271,21 @@ class TuneCache:
         finally:
             lock.release()
 
-    def _read(self) -> Held:
+    def _read(self) -> Contents:
         try:
             stamp, winners, groups = decode(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return Held({}, {})
+            return Contents({}, {})
         except UnicodeDecodeError as error:
             raise CacheFileError(str(error)) from None
         except OSError as error:
             self._warn("read", error)
-            return Held({}, {})
+            return Contents({}, {})
         if stamp != self.stamp:
             raise CacheFileError("it was made for another device or version")
-        return Held(winners, groups)
+        return Contents(winners, groups)
 
-    def _read_or_move(self) -> Held:
+    def _read_or_move(self) -> Contents:
         """Under the lock, so that nobody's new file is moved instead of the bad one."""
         try:
             return self._read()
@@ -298,7 +298,7 @@ class TuneCache:
                 f"{self.path} holds no usable winners ({error}); moved to {aside.name}.",
                 level=30,
             )
-            return Held({}, {})
+            return Contents({}, {})
 
     def _replace(self, text: str) -> None:
         temporary = self.path.with_name(f".{self.path.name}.tmp")  # one writer at a time

@@ -40,7 +40,7 @@ from .groups import GroupTable, GroupWinner
 from .problem import Bucket, Problem
 from .ranks import one_of_several
 from .trial import Timer, Trial, device_timer, mismatch, reference_of
-from .tune_cache import Held, Stamp, TuneCache, Winner, Winners, pinned, shipped
+from .tune_cache import Contents, Stamp, TuneCache, Winner, Winners, pinned, shipped
 
 if TYPE_CHECKING:
     from ...kernels.runtime.target import Target
@@ -74,19 +74,19 @@ class _Choice:
     final: bool
 
 
-class Known:
+class DeviceTiles:
     """The winners of one device under one setting, and the choices made from them."""
 
     def __init__(self, mode: str, tune_file: str, stamp: Stamp, again: bool) -> None:
         self.cache = None if mode == "pinned" else TuneCache(folders.cache(), stamp)
         self.again = again
-        held: list[Held] = []
+        files: list[Contents] = []
         if self.cache is None:
-            held = pinned(tune_file) if tune_file else shipped(stamp)
+            files = pinned(tune_file) if tune_file else shipped(stamp)
         elif not again:
-            held = [self.cache.held(), *shipped(stamp)]
-        self.sources: list[Winners] = [file.winners for file in held]
-        self.groups = GroupTable(file.groups for file in held)
+            files = [self.cache.contents(), *shipped(stamp)]
+        self.sources: list[Winners] = [file.winners for file in files]
+        self.groups = GroupTable(file.groups for file in files)
         self.choices: dict[Bucket, _Choice] = {}
         self.empty = not any(any(source.values()) for source in self.sources)
         if self.empty and mode == "pinned" and not tune_file:
@@ -151,7 +151,7 @@ class Tuner:
         self.results: list[Result] = []
         self.groups: list[GroupWinner] = []
         self.compiler = Compiler()
-        self.known: dict[tuple[object, ...], Known] = {}
+        self.by_device: dict[tuple[object, ...], DeviceTiles] = {}
         self._busy = threading.Lock()
 
     def tile_for(self, problem: Problem, trial: Trial | None = None) -> TileConfig:
@@ -159,30 +159,30 @@ class Tuner:
         now = settings.get()
         if now.tune == "off":
             return problem.default()
-        known = self._known_of(now, problem.device, problem.target)
+        tiles = self._winners_of(now, problem.device, problem.target)
         full = now.tune == "full"
-        if known.empty and not full:
+        if tiles.empty and not full:
             return problem.default()
         bucket = problem.bucket()
-        choice = known.choices.get(bucket) or known.choose(bucket, problem)
+        choice = tiles.choices.get(bucket) or tiles.choose(bucket, problem)
         if full and trial is not None and not choice.final:
-            choice = self._learn(known, bucket, problem, trial, choice)
+            choice = self._learn(tiles, bucket, problem, trial, choice)
         return problem.default() if choice.tile is None else choice.tile
 
-    def known_of(self, device: torch.device, target: Target) -> Known | None:
-        """What is known of a device under the settings in force; None with tuning off."""
+    def winners_of(self, device: torch.device, target: Target) -> DeviceTiles | None:
+        """The winners of a device under the settings in force; None with tuning off."""
         now = settings.get()
-        return None if now.tune == "off" else self._known_of(now, device, target)
+        return None if now.tune == "off" else self._winners_of(now, device, target)
 
-    def _known_of(self, now: settings.Settings, device: torch.device, target: Target) -> Known:
+    def _winners_of(self, now: settings.Settings, device: torch.device, target: Target) -> DeviceTiles:
         key = (now.tune, now.tune_file, now.cache_dir, device, target.arch)
-        known = self.known.get(key)
-        if known is None:
+        tiles = self.by_device.get(key)
+        if tiles is None:
             stamp = Stamp.of(device, target)
-            known = self.known.setdefault(key, Known(now.tune, now.tune_file, stamp, self.again))
-        return known
+            tiles = self.by_device.setdefault(key, DeviceTiles(now.tune, now.tune_file, stamp, self.again))
+        return tiles
 
-    def _learn(self, known: Known, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice) -> _Choice:
+    def _learn(self, tiles: DeviceTiles, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice) -> _Choice:
         if (self.timer is None and not problem.target.raw) or _capturing(problem.device):
             return choice
         if memory.limit is not None or one_of_several():
@@ -193,9 +193,9 @@ class Tuner:
             with torch.no_grad():
                 if not self._compiled(bucket, problem, trial):
                     return choice
-                tile = self._tune(known, bucket, problem, trial)
+                tile = self._tune(tiles, bucket, problem, trial)
                 choice = _Choice(choice.tile if tile is None else tile, True)
-                known.choices[bucket] = choice
+                tiles.choices[bucket] = choice
         finally:
             self._busy.release()
         return choice
@@ -214,11 +214,11 @@ class Tuner:
                 run()
         return True
 
-    def _tune(self, known: Known, bucket: Bucket, problem: Problem, trial: Trial) -> TileConfig | None:
-        if self.how == "compile" or known.cache is None:
+    def _tune(self, tiles: DeviceTiles, bucket: Bucket, problem: Problem, trial: Trial) -> TileConfig | None:
+        if self.how == "compile" or tiles.cache is None:
             return None
-        with known.cache.claim(bucket.direction, str(bucket), self.wait) as mine:
-            tile = known.stored(bucket, problem)
+        with tiles.cache.claim(bucket.direction, str(bucket), self.wait) as mine:
+            tile = tiles.stored(bucket, problem)
             if tile is not None or not mine:
                 return tile
             try:
@@ -229,7 +229,7 @@ class Tuner:
             self.results.append(result)
             if result.winner is None:
                 return None
-            known.store(bucket, result.winner)
+            tiles.store(bucket, result.winner)
             return result.winner.tile
 
     def race(self, bucket: Bucket, problem: Problem, trial: Trial) -> Result:
@@ -313,7 +313,7 @@ def final() -> bool:
 @state.owns
 def reset() -> None:
     """Forget what the process's own tuner has found; winners on disk are read again."""
-    _DEFAULT.known, _DEFAULT.results, _DEFAULT.groups = {}, [], []
+    _DEFAULT.by_device, _DEFAULT.results, _DEFAULT.groups = {}, [], []
 
 
 @contextlib.contextmanager

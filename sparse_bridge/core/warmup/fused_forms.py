@@ -60,7 +60,7 @@ def compile_others(product: GatherProduct, rulebook: Rulebook, side: int, inputs
     vectors = inputs[2] and tuple(
         [None if vector is None else torch.empty(1, dtype=vector.dtype) for vector in inputs[2]]
     )
-    known = set()
+    launched = set()
     for times in (1.0, *_TIMES):
         n_rows, n_in = (int(met[i].about * times) or 1 for i in (side, 1 - side))
         if max(n_rows, n_in) > _MOST_ROWS:
@@ -70,6 +70,6 @@ def compile_others(product: GatherProduct, rulebook: Rulebook, side: int, inputs
         like.trained = rulebook.trained
         for flow in product.flow.possible(like, side, case):
             tile = flow.tile(case, flow.likely_work(case.w.n_offsets, n_rows), n_in)
-            if (flow.name, tile) not in known and times != 1.0:  # its own one is launched next
+            if (flow.name, tile) not in launched and times != 1.0:  # its own one is launched next
                 launch_over(flow, case, tile, (n_rows, n_in), vectors)
-            known.add((flow.name, tile))
+            launched.add((flow.name, tile))

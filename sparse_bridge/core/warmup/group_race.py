@@ -120,18 +120,18 @@ def _tune(tuner: tuners.Tuner, group: Group) -> GroupWinner | None:
     product = next(iter(group.uses.values())).product
     target = product.target
     assert target is not None
-    known = tuner.known_of(product.device, target)
+    winners = tuner.winners_of(product.device, target)
     key = GroupWinner(str(group.map_class), group.layers, {}, 0.0, 0.0, 0, "").key
-    if known is None or known.cache is None or known.groups.get(key) is not None:
+    if winners is None or winners.cache is None or winners.groups.get(key) is not None:
         return None
     if tuner.timer is None and not target.raw:
         return None
-    with known.cache.claim("group", key, tuner.wait) as mine:
+    with winners.cache.claim("group", key, tuner.wait) as mine:
         if not mine:
             return None
-        stored = None if tuner.again else known.cache.held().groups.get(key)
+        stored = None if tuner.again else winners.cache.contents().groups.get(key)
         if stored is not None and stored.code == code_hash():
-            known.groups.add(stored)
+            winners.groups.add(stored)
             return None
         try:
             with torch.no_grad():
@@ -142,8 +142,8 @@ def _tune(tuner: tuners.Tuner, group: Group) -> GroupWinner | None:
         if winner is None:
             return None
         tuner.groups.append(winner)
-        known.groups.add(winner)
-        known.cache.store_group(winner)
+        winners.groups.add(winner)
+        winners.cache.store_group(winner)
         return winner
 
 
@@ -166,7 +166,7 @@ class Race:
         runs = self._checked(rules)
         planned = 2 * len(runs) + 8  # timings, with those of views
         share = self.tuner.budget / planned
-        for (layer, flow), run in sorted(runs.items(), key=lambda one: rules[one[0][0]] != one[0][1]):
+        for (layer, flow), run in sorted(runs.items(), key=lambda run: rules[run[0][0]] != run[0][1]):
             views = sorted(self._needs(layer, flow) - self.costs.keys())
             if self.spent + share * (1 + len(views)) > self.tuner.budget:
                 continue
@@ -270,8 +270,8 @@ def _features(n_rows: int, product: LayerProduct) -> torch.Tensor:
 
 def _random_weight(weight: torch.Tensor) -> torch.Tensor:
     """Like a layer's weight in memory, which may be zero still; itself where it overlaps."""
-    made = torch.randn_like(weight)
-    return made if made.stride() == weight.stride() else weight
+    random = torch.randn_like(weight)
+    return random if random.stride() == weight.stride() else weight
 
 
 def _spoil(like: torch.Tensor) -> None:

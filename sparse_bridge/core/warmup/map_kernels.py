@@ -19,7 +19,7 @@ from ..geometry.offsets import Offsets, box_offsets
 from ..maps.expansion import Expansion, Source
 
 FEW = 64  # rows of the tensors that stand for real ones
-_ONE = (1, 1, 1)
+_ONES = (1, 1, 1)
 
 
 class Strided(NamedTuple):
@@ -40,14 +40,14 @@ class MapKernels:
         from ...kernels.maps.hash_table import HashTable
 
         self.target = target
-        self._offsets = box_offsets((3, 3, 3), _ONE, _ONE)
+        self._offsets = box_offsets((3, 3, 3), _ONES, _ONES)
         self._nbr = torch.empty((len(self._offsets), FEW), dtype=torch.int32)
         self._coords = self._nbr.new_empty((FEW, 4))
         self._box = Box.grid(1, KEYS["int64 keys" if key64 else "int32 keys"])
         self._table = HashTable.allocate(1 << 9, key64, device)
-        near = self._offsets.geometry(device, _ONE, _ONE, 1)
-        origin = Offsets.of([(0, 0, 0)]).geometry(device, _ONE, _ONE, 1)
-        bounds, wide = self._box.layout(device).bounds, self._box.wide(self._offsets, _ONE)
+        near = self._offsets.geometry(device, _ONES, _ONES, 1)
+        origin = Offsets.of([(0, 0, 0)]).geometry(device, _ONES, _ONES, 1)
+        bounds, wide = self._box.layout(device).bounds, self._box.wide(self._offsets, _ONES)
         self._near = Reach(self._coords, near, bounds, wide)
         self._same = Reach(self._coords, origin, bounds, False)
 
@@ -86,7 +86,7 @@ class MapKernels:
     def expanded(self, layers: Collection[Strided]) -> None:
         """What strided layers number, sort and link new coordinates with."""
         for kernel, stride in layers:
-            self._expand(box_offsets(kernel, _ONE, _ONE), stride, True)
+            self._expand(box_offsets(kernel, _ONES, _ONES), stride, True)
 
     def together(self, volumes: Iterable[int]) -> None:
         """What the maps of a scene are ordered and packed with side by side.  volumes: kernel
@@ -143,7 +143,7 @@ class MapKernels:
         coords, box = self._coords, self._box
         table = HashTable.allocate(1 << 9, box.key64, coords.device, owner_counters(FEW))
         source, layout = Source.of(coords, box), box.layout(coords.device)
-        expansion = Expansion(source, offsets, _ONE, stride, -1, layout, self.target)
+        expansion = Expansion(source, offsets, _ONES, stride, -1, layout, self.target)
         expansion.insert(table)
         expansion.number(FEW, "sorted", False)
         expansion.link(FEW, link=link)

@@ -147,11 +147,11 @@ def compile_product(
     product = LayerProduct(target, device, dtype, expected.precision, w, expected.epilogue.form)
     back = w.transposed().reversed() if expected.symmetric else w.transposed()
     gradient = product._replace(w=back, epilogue=EpilogueForm())
-    known = set[Any]()
+    launched = set[Any]()
     for sizes in maps:
-        _gather(product, expected, 0, sizes, known, ordered)
+        _gather(product, expected, 0, sizes, launched, ordered)
         if expected.trains and not ordered:
-            _gather(gradient, expected, 1, sizes, known)
+            _gather(gradient, expected, 1, sizes, launched)
             _wgrad(product, expected, sizes)
 
 
@@ -170,9 +170,9 @@ def compile_once(target: Target, expected: Expected, dtype: torch.dtype) -> None
 
 
 def _gather(
-    layer: LayerProduct, expected: Expected, side: int, sizes: Sizes, known: set[Any], ordered: bool = False
+    layer: LayerProduct, expected: Expected, side: int, sizes: Sizes, launched: set[Any], ordered: bool = False
 ) -> None:
-    """The product of one side, unless it is known.  side: 0 forward."""
+    """The product of one side, unless it was launched.  side: 0 forward."""
     n_rows, n_in = sizes[1 - side], sizes[side]
     flow, *others = flows_over(layer, expected, side, sizes)
     if ordered:
@@ -181,9 +181,9 @@ def _gather(
         flow = others[0]
     product = GatherProduct(flow, in_trusted_kernels(layer)).product
     tile = flow.tile(product, flow.likely_work(layer.w.n_offsets, n_rows), n_in)
-    if (side, flow.name, tile) in known:
+    if (side, flow.name, tile) in launched:
         return
-    known.add((side, flow.name, tile))
+    launched.add((side, flow.name, tile))
     vectors = (Epilogue() if side else expected.epilogue).vectors
     launch_over(flow, product, tile, (n_rows, n_in), vectors)
 

@@ -62,8 +62,8 @@ class GemmSpec:
         )
         self.options = tile.options(target)
         kinds = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
-        self._known: tuple[Any, ...] = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
-        self.key = number_of(self._known)
+        self._key_parts: tuple[Any, ...] = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
+        self.key = number_of(self._key_parts)
         self.row_kind = specialise(self.columns_in)
         # The type of a float is part of the signature.
         self.floats = float(alpha), float(eps)

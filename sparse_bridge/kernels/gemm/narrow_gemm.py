@@ -309,8 +309,8 @@ class NarrowSpec(GemmSpec):
         )
         self.options = tile.options(self.target)
         kinds = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
-        self._known = ("narrow_gemm", self.dtype, self.constants, tile, kinds, False)
-        self.key = number_of(self._known)
+        self._key_parts = ("narrow_gemm", self.dtype, self.constants, tile, kinds, False)
+        self.key = number_of(self._key_parts)
 
     def loose(self) -> NarrowSpec:
         """The same for x whose rows start anywhere."""

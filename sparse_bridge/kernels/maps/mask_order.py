@@ -193,5 +193,5 @@ def _key_type(most: int, few: bool, counted: bool, splits: int) -> tuple[torch.d
     bits = shift + (splits - 1).bit_length()
     narrow = () if counted else ((8, torch.uint8), (15, torch.int16))
     wide = torch.int32 if bits <= 31 else torch.int64
-    dtype = next((key_dtype for held, key_dtype in narrow if bits <= held), wide)
+    dtype = next((key_dtype for limit, key_dtype in narrow if bits <= limit), wide)
     return dtype, shift if splits > 1 else 0

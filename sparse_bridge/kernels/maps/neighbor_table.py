@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
-from ..runtime.parts import Operand, Slab, memory_of, taken, viewed
+from ..runtime.parts import Operand, Slab, allocate_part, memory_of, viewed
 from ..runtime.symbolic import allocated
 from ..runtime.target import Target
 from .coord_key import Reach, live_rows, locate
@@ -255,7 +255,7 @@ def neighbor_lookup(
     # A single warp waits only for its own slowest look-up.
     grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
     device, (keys, values, _) = table.device, table.own
-    nbr, mask = taken(slab, device, n_offsets, n_rows), taken(slab, device, grid[1], n_rows)
+    nbr, mask = allocate_part(slab, device, n_offsets, n_rows), allocate_part(slab, device, grid[1], n_rows)
     constants = (alive is not None, table.reversed, columns - 1, table.key64, wide, geometry.division, _LOOKUP_ROWS)
     args = (
         coords,

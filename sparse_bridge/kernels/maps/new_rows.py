@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..runtime.launch import cdiv
-from ..runtime.parts import Operand, Part, Slab, taken
+from ..runtime.parts import Operand, Part, Slab, allocate_part
 from ..runtime.target import Target
 from .coord_key import Reach
 from .hash_table import FLAGS, HashTable, offsets_per_program
@@ -39,7 +39,7 @@ def count_owners(
     n_row_offsets, n_rows = slots.shape
     block_v, rows = _shape(n_row_offsets)
     blocks, (_, values, flags) = cdiv(n_rows, rows), table.own
-    owned = taken(slab, table.device, blocks)
+    owned = allocate_part(slab, table.device, blocks)
     constants = (FLAGS, _CLUSTER, block_v, rows)
     count_kernel.launch(
         table.device,
@@ -140,12 +140,12 @@ def link_new_rows(
     coords, geometry, _, wide, _, count = reach
     (n_row_offsets, n_rows), n_offsets = slots.shape, geometry.n_offsets
     classes, device = geometry.class_offsets is not None, table.device
-    transposed = taken(slabs[0], device, n_offsets, n_new, fill=-1)
+    transposed = allocate_part(slabs[0], device, n_offsets, n_new, fill=-1)
     linked, mask = slots, None
     if link and classes:
-        linked = taken(slabs[1], device, n_offsets, n_rows, fill=-1)
+        linked = allocate_part(slabs[1], device, n_offsets, n_rows, fill=-1)
     elif link:
-        mask = taken(None, device, cdiv(n_row_offsets, 32), n_rows)
+        mask = allocate_part(None, device, cdiv(n_row_offsets, 32), n_rows)
     # A mask word is made of all its offsets at once.
     block_v, rows = _shape(n_row_offsets) if classes else _shape(32)
     form = (link, coords.shape[1] - 1, wide, geometry.division, classes, block_v, rows)

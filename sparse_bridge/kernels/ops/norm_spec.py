@@ -77,11 +77,11 @@ class NormSpec:
         self.grads_key = number_of((*rows, *kinds[:2]))
 
 
-_known = functools.lru_cache(maxsize=1024)(NormSpec)
+_cached_spec = functools.lru_cache(maxsize=1024)(NormSpec)
 
 
 def spec_of(x: torch.Tensor, vectors: Vectors, target: Target) -> NormSpec:
     """The norm of features like x [N, C], fp16 / bf16 / fp32, with vectors like these [C]: of x's dtype or fp32, and
     an int64 number of batches. One object for equal kinds."""
     kinds = tuple([None if vector is None else vector.dtype for vector in vectors])
-    return _known(target, x.device, x.dtype, x.shape[1], kinds)
+    return _cached_spec(target, x.device, x.dtype, x.shape[1], kinds)

@@ -150,13 +150,13 @@ class Encoder:
         if cls is Memory:
             return self._memory(value)
         if cls is Sym:
-            return self._made("INT", self.number(value))
+            return self._new_object("INT", self.number(value))
         if cls in (tuple, list):
-            return self._made(cls.__name__.upper(), *[self.object(part) for part in value])
+            return self._new_object(cls.__name__.upper(), *[self.object(part) for part in value])
         if "__reduce__" in cls.__dict__ and not isinstance(value, torch.device | torch.dtype):
             function, args = value.__reduce__()
-            made = [self.object(part) for part in args]
-            return self._made("CALL", self._constant(function), *made)
+            indices = [self.object(part) for part in args]
+            return self._new_object("CALL", self._constant(function), *indices)
         if not (value is None or cls in NUMBERS or cls in _PLAIN):
             raise Refusal(Why.TRACE_VALUE, cls.__name__)
         return self._constant(value)
@@ -171,9 +171,9 @@ class Encoder:
             return index
         narrow = self._constant(torch.Tensor.narrow)
         start, length = self.object(0), self.object(value.length)
-        return self._made("CALL", narrow, index, start, start, length)
+        return self._new_object("CALL", narrow, index, start, start, length)
 
-    def _made(self, opcode: str, *operands: int) -> int:
+    def _new_object(self, opcode: str, *operands: int) -> int:
         index = self._temporary()
         self.step(opcode, index, *operands)
         return index

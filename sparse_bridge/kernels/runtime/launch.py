@@ -115,7 +115,7 @@ class _Launch(NamedTuple):
     small_pointers: bool
 
 
-def _seen(
+def _launch_of(
     device: int,
     target: Target,
     grid: tuple[int, int, int],
@@ -187,11 +187,11 @@ class Kernel:
             key = self.variant(target, args, key)
         index = targets.device_index(device) if device.index is None else device.index
         if beforehand is not None:
-            self._compile(_seen(index, target, grid, args, constants, options, key), beforehand)
+            self._compile(_launch_of(index, target, grid, args, constants, options, key), beforehand)
             return
         if not self.start(index, key, grid, _values(args), constants):
             with torch.cuda.device(index):
-                self._launch_slowly(_seen(index, target, grid, args, constants, options, key))
+                self._launch_slowly(_launch_of(index, target, grid, args, constants, options, key))
 
     def compiled(self, index: int, key: Hashable) -> Entry | None:
         """The compiled variant of GPU `index`, if there is one."""

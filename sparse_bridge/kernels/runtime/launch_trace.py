@@ -53,10 +53,10 @@ class Trace:
         self._numbers, self._tensors = ["stream"], list[str]()
         self._stream = Sym(self, "stream", 0)
         self._steps: list[Step] = []
-        self._known: dict[Any, Sym] = {}
+        self._symbols: dict[Any, Sym] = {}
         self._asked: set[Any] = set()
         self._reached: dict[str, frozenset[str]] = {}  # memory that holds addresses
-        self._kept: dict[int, torch.Tensor] = {}
+        self._keep_alive: dict[int, torch.Tensor] = {}
 
     # what a run is handed
 
@@ -76,11 +76,11 @@ class Trace:
         """The result of arithmetic, one symbol for equal operands. opcode: of `host_program.KINDS`.  hint: its value in
         this scene."""
         key = opcode, *map(_key, operands)
-        symbol = self._known.get(key)
+        symbol = self._symbols.get(key)
         if symbol is None:
             symbols = [operand for operand in operands if type(operand) is Sym]
             memory = frozenset().union(*[operand.memory for operand in symbols])
-            symbol = self._known[key] = Sym(self, f"t{len(self._known)}", hint, memory)
+            symbol = self._symbols[key] = Sym(self, f"t{len(self._symbols)}", hint, memory)
             needs = frozenset(operand.name for operand in symbols)
             self._steps.append(Step(opcode, operands, symbol.name, needs, plain=True, early=not memory))
         return symbol
@@ -127,9 +127,9 @@ class Trace:
     def _memory(self, name: str, item: int | None, shape: tuple[Any, ...], dtype: torch.dtype) -> torch.Tensor:
         own = frozenset({name})
         at = Sym(self, f"{name}_at" if item is None else f"{name}_{item}_at", 0, own)
-        made: Any = Memory(self, name, shape, dtype, self.device, at, item)
-        self._steps.append(Step("ADDRESS", (made,), at.name, own, own, True))
-        return cast("torch.Tensor", made)
+        result: Any = Memory(self, name, shape, dtype, self.device, at, item)
+        self._steps.append(Step("ADDRESS", (result,), at.name, own, own, True))
+        return cast("torch.Tensor", result)
 
     def launch(
         self, kernel: Any, grid: tuple[Any, ...], args: Sequence[Any], constants: Sequence[Any], key: Any
@@ -141,7 +141,7 @@ class Trace:
             raise Refusal(Why.TRACE_NOT_COMPILED, kernel.name)
         call, before, between = entry
         values = [arg if type(arg) in NUMBERS or type(arg) is float else arg.data_ptr() for arg in args]
-        self._kept |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}
+        self._keep_alive |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}
         operands = (call, *before, *grid, self._stream, *between, *values, *constants)
         self._steps.append(Step("LAUNCH", operands, None, *_read((grid, values))))
 
@@ -156,22 +156,22 @@ class Trace:
         """Both programs; the second returns `result`. Raises Refusal where a step cannot be written."""
         self._steps.append(Step("RETURN", (result,), None, *_read((result,))))
         second = list(_wanted(self._steps, set()))
-        made = {*[step.target for step in second], *self._waited}
-        needed = frozenset().union(*[step.needs for step in second]) - made
-        held = frozenset().union(*[step.memory for step in second])
+        targets = {*[step.target for step in second], *self._waited}
+        needed = frozenset().union(*[step.needs for step in second]) - targets
+        memory = frozenset().union(*[step.memory for step in second])
         # Memory that the second program's work needs is not given back by the first one.
         first = list(_wanted(self._first, set(needed)))
-        first[-1] = first[-1]._replace(memory=first[-1].memory | held)
+        first[-1] = first[-1]._replace(memory=first[-1].memory | memory)
         begun = next(index for index, step in enumerate(second) if not step.plain)
         second.insert(begun, Step("COMMIT", ()))
         head = Encoder(self._numbers, self._tensors)
         for step in _freed(first, self._reached):
             head.write(step.opcode, step.target, step.args)
         tail = Encoder(self._waited, (), head)
-        tail.hold(sorted(held - made - set(self._tensors)))
+        tail.hold(sorted(memory - targets - set(self._tensors)))
         for step in _freed(second, self._reached):
             tail.write(step.opcode, step.target, step.args)
-        return Traced(head.steps(), tail.steps(), tuple(self._kept.values()))
+        return Traced(head.steps(), tail.steps(), tuple(self._keep_alive.values()))
 
 
 def _key(operand: Any) -> Any:
@@ -211,13 +211,13 @@ def _concrete(key: Any) -> Any:
 
 def _wanted(steps: list[Step], needed: set[str]) -> Iterator[Step]:
     """Without arithmetic whose results nobody reads. needed: names that others read."""
-    kept = list[Step]()
+    needed_steps = list[Step]()
     steps = [*[other for other in steps if other.early], *[other for other in steps if not other.early]]
     for step in reversed(steps):
         if not step.plain or step.target is None or step.target in needed:
             needed |= step.needs
-            kept.append(step)
-    return iter(kept[::-1])
+            needed_steps.append(step)
+    return iter(needed_steps[::-1])
 
 
 def _freed(steps: list[Step], reached: dict[str, frozenset[str]]) -> Iterator[Step]:
@@ -248,7 +248,7 @@ class TracedTarget(Target):
     @staticmethod
     def of(target: Target, trace: Trace) -> TracedTarget:
         """A copy of `target` whose launches go to `trace`, and take tensors, not addresses."""
-        made = object.__new__(TracedTarget)
-        made.__dict__.update(target.__dict__)
-        made.__dict__.update(raw=False, takes_addresses=False, trace=trace)
-        return made
+        copy = object.__new__(TracedTarget)
+        copy.__dict__.update(target.__dict__)
+        copy.__dict__.update(raw=False, takes_addresses=False, trace=trace)
+        return copy

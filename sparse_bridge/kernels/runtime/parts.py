@@ -75,7 +75,7 @@ def memory_of(arg: Operand) -> torch.Tensor:
     return arg.memory if isinstance(arg, Part) else arg
 
 
-def taken(slab: Slab | None, device: torch.device, *shape: int, fill: int | None = None) -> Part:
+def allocate_part(slab: Slab | None, device: torch.device, *shape: int, fill: int | None = None) -> Part:
     """A part, int32 of `shape`: of `slab`, which was filled like this, or of memory of its own. Raises RuntimeError
     where the slab is full."""
     if slab is None:
@@ -103,8 +103,8 @@ def memory_for(size: int, device: torch.device, fill: int | None = None) -> torc
     if size >= _LARGE and not targets.capturing(device):
         step = octave_step(size, 4)
         size = -(-size // step) * step
-    made = torch.empty(size, dtype=torch.int32, device=device)
-    return made if fill is None else made.fill_(fill)
+    memory = torch.empty(size, dtype=torch.int32, device=device)
+    return memory if fill is None else memory.fill_(fill)
 
 
 def memories_for(sizes: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
@@ -113,14 +113,14 @@ def memories_for(sizes: Sequence[int], device: torch.device) -> Sequence[torch.T
     last of them, so large ones have their own."""
     if (trace := trace_of(*sizes)) is not None:
         return trace.several(memories_for, (list(sizes), device), sizes, torch.int32)
-    made, group = list[torch.Tensor](), list[int]()
+    memories, group = list[torch.Tensor](), list[int]()
     for size in sizes:
         aligned = -(-size // _ALIGNED) * _ALIGNED
         if group and sum(group) + aligned > _SHARED:
-            made += _side_by_side(group, device)
+            memories += _side_by_side(group, device)
             group = []
         group.append(aligned)
-    return made + list(_side_by_side(group, device))
+    return memories + list(_side_by_side(group, device))
 
 
 def _side_by_side(sizes: list[int], device: torch.device) -> Sequence[torch.Tensor]:
@@ -150,8 +150,8 @@ class Slab:
 
     def part(self, *shape: int) -> Part:
         """The next part, int32 of `shape`. Raises RuntimeError where the slab is full."""
-        made, size = Part(self._memory, self._taken, shape), math.prod(shape)
+        part, size = Part(self._memory, self._taken, shape), math.prod(shape)
         if self._taken + size > self._size:
             raise RuntimeError(f"{self._taken} elements are taken, {size} more of {self._size}.")
         self._taken += self.rounded(size)
-        return made
+        return part

@@ -11,14 +11,14 @@ from .epilogue_bits import NORM, RESIDUAL
 from .tile import DEEPEST, ROWS_OF_TWO, TileConfig
 
 
-def _taken(tile: TileConfig, target: Target, element_size: int) -> int:
+def _smem_bytes(tile: TileConfig, target: Target, element_size: int) -> int:
     """Bytes of shared memory to reckon with. Where loads go straight into it, Triton 3.7 and newer
     keep two buffers there from two stages on, with up to a sixteenth of padding."""
-    taken = tile.shared_bytes(element_size)
+    n_bytes = tile.shared_bytes(element_size)
     if not target.generation.direct_to_shared:
-        return taken
+        return n_bytes
     buffers = dataclasses.replace(tile, num_stages=3).shared_bytes(element_size)
-    return max(taken, buffers) * 17 // 16
+    return max(n_bytes, buffers) * 17 // 16
 
 
 def clamp_for_smem(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
@@ -26,7 +26,7 @@ def clamp_for_smem(tile: TileConfig, target: Target, element_size: int) -> TileC
     keep rows under way need a Triton that knows how."""
     if tile.num_stages >= ROWS_OF_TWO and not target.queues_rows:
         tile = dataclasses.replace(tile, num_stages=DEEPEST)
-    while _taken(tile, target, element_size) > target.shared_memory:
+    while _smem_bytes(tile, target, element_size) > target.shared_memory:
         if tile.num_stages > 2:
             tile = dataclasses.replace(tile, num_stages=tile.num_stages - 1)
         elif tile.block_k > 16:

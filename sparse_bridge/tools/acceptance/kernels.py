@@ -52,8 +52,8 @@ def build(layer: str, coords: torch.Tensor, far: bool = False) -> Built:
         return outer.coords, functional.between(cmap, outer, three, 2)
     if layer == "inverse":
         return coords, functional.inverse(functional.strided(cmap, two, 2)[1])
-    made, kmap = getattr(functional, layer)(cmap, three if layer == "strided" else two, 2)
-    return made.coords, kmap
+    expanded, kmap = getattr(functional, layer)(cmap, three if layer == "strided" else two, 2)
+    return expanded.coords, kmap
 
 
 def _pairs(kmap: KernelMap) -> list[torch.Tensor]:
@@ -140,10 +140,10 @@ def products(setup: Setup) -> Iterator[Outcome]:
 def _operands(kmap: KernelMap, c_in: int, c_out: int, dtype: torch.dtype) -> list[torch.Tensor]:  # x, weight, bias, dy
     generator = torch.Generator().manual_seed(c_in)
     shapes = (kmap.n_in, c_in), (kmap.n_offsets, c_in, c_out), (c_out,), (kmap.n_out, c_out)
-    made = [torch.randn(*shape, generator=generator) for shape in shapes]
-    made[1] /= (kmap.n_offsets * c_in) ** 0.5
-    made[3] /= max(1, kmap.n_out) ** 0.5  # gradients of weights stay within fp16
-    return [tensor.to(dtype) for tensor in made]
+    tensors = [torch.randn(*shape, generator=generator) for shape in shapes]
+    tensors[1] /= (kmap.n_offsets * c_in) ** 0.5
+    tensors[3] /= max(1, kmap.n_out) ** 0.5  # gradients of weights stay within fp16
+    return [tensor.to(dtype) for tensor in tensors]
 
 
 def pools(setup: Setup) -> Iterator[Outcome]:

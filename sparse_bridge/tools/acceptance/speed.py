@@ -23,15 +23,15 @@ _REPEATS = 7
 
 def milliseconds(work: Callable[[], object], device: torch.device) -> float:
     """Median of a few calls, after two that are not counted."""
-    taken = []
+    times = []
     for turn in range(_REPEATS + 2):
         synchronize(device)
         begin = time.perf_counter()
         work()
         synchronize(device)
         if turn > 1:
-            taken.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(taken)
+            times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
 
 
 def speed(setup: Setup) -> Iterator[Outcome]:

@@ -93,12 +93,12 @@ def _counts(surfaces: list[Surface]) -> Table:
 
 def _print(surface: Surface, everything: bool) -> None:
     """The names that nobody has given a reason for, or all of them."""
-    shown = surface.findings if everything else surface.unexplained
-    if not shown:
+    findings = surface.findings if everything else surface.unexplained
+    if not findings:
         return
     lines = [f"{surface.framework} {surface.release}"]
     lines += [f"  from {origin.title}: {origin.source}" for origin in surface.origins]
-    for finding in shown:
+    for finding in findings:
         said = [finding.entry.full_name, finding.note, finding.reason]
         lines.append(f"  {finding.state:20} " + ": ".join(part for part in said if part))
     sys.stdout.write("\n".join(lines) + "\n")

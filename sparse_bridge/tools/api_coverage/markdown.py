@@ -80,12 +80,12 @@ def _differences(findings: Iterable[Finding]) -> list[str]:
     return [f"`{finding.entry.full_name}`: {finding.note}" for finding in findings]
 
 
-def _reasons(findings: Iterable[Finding], shown: Callable[[list[Finding]], list[str]]) -> Iterable[str]:
+def _reasons(findings: Iterable[Finding], render: Callable[[list[Finding]], list[str]]) -> Iterable[str]:
     """Names behind their reasons."""
     grouped: dict[str, list[Finding]] = {}
     for finding in findings:
         grouped.setdefault(finding.reason, []).append(finding)
-    return (f"*{reason}*: {'; '.join(shown(names))}" for reason, names in grouped.items())
+    return (f"*{reason}*: {'; '.join(render(names))}" for reason, names in grouped.items())
 
 
 def _modules(findings: Iterable[Finding]) -> Iterable[str]:
@@ -97,8 +97,8 @@ def _modules(findings: Iterable[Finding]) -> Iterable[str]:
         if owner:
             names.setdefault(owner, []).extend([member] if member else [])
     for module, names in modules.items():
-        shown = [f"`{name}`" + (f" ({', '.join(members)})" if members else "") for name, members in names.items()]
-        yield f"**`{module}`** {', '.join(shown)}".rstrip()
+        lines = [f"`{name}`" + (f" ({', '.join(members)})" if members else "") for name, members in names.items()]
+        yield f"**`{module}`** {', '.join(lines)}".rstrip()
 
 
 def _wrapped(text: str, indent: str) -> str:

@@ -101,7 +101,7 @@ def releases() -> tuple[tuple[str, str, str | None], ...]:
             if release != "absent":
                 here.append((framework.name, release, fits[0] if fits else None))
         order = [*framework.profiles, None]
-        rows += sorted(here, key=lambda made: (order.index(made[2]), made[1]))
+        rows += sorted(here, key=lambda row: (order.index(row[2]), row[1]))
     return tuple(rows)
 
 
@@ -157,9 +157,9 @@ def entries(framework: str, release: str) -> tuple[Entry, ...]:
 
 
 def _entry(match: re.Match[str], module: str, owner: str) -> Entry:
-    is_class, mark, name, taken, bases = match.groups()
-    category = "class" if is_class else _KINDS.get(mark, "function" if taken else "")
-    parameters = None if taken in (None, "(*)") else _parameters(taken)
+    is_class, mark, name, parameters_text, bases = match.groups()
+    category = "class" if is_class else _KINDS.get(mark, "function" if parameters_text else "")
+    parameters = None if parameters_text in (None, "(*)") else _parameters(parameters_text)
     above = tuple(base if "." in base else f"{module}.{base}" for base in (bases or "").split(", ") if base)
     return Entry(module, f"{owner}.{name}" if owner else name, category, parameters, above)
 

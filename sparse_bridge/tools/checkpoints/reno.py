@@ -232,14 +232,14 @@ def _report(
     """Print the results; the exit status."""
     described, rows = [], []
     for result in results:
-        known = expected.get(result.bits)
-        near = known is None or abs(result.size - known) <= tolerance / 100 * known
+        published = expected.get(result.bits)
+        near = published is None or abs(result.size - published) <= tolerance / 100 * published
         described.append(
             {
                 **dataclasses.asdict(result),
                 "bits_per_point": result.bits_per_point,
                 "whole": result.whole,
-                "expected": known,
+                "expected": published,
                 "reached": result.whole and near,
             }
         )
@@ -252,7 +252,7 @@ def _report(
                 f"{result.came_back:,}",
                 f"{result.size:,}",
                 f"{result.bits_per_point:.3f}",
-                "" if known is None else f"{known:,}",
+                "" if published is None else f"{published:,}",
                 verdict if near else f"{verdict}, another size",
             )
         )

@@ -67,14 +67,14 @@ def _to_standard_error() -> Iterator[None]:
             yield
         return
     sys.stdout.flush()
-    kept = os.dup(out)
+    saved = os.dup(out)
     try:
         os.dup2(err, out)
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, out)
-        os.close(kept)
+        os.dup2(saved, out)
+        os.close(saved)
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ def tensors(path: Path, trusted: bool) -> dict[str, torch.Tensor]:
     import torch
 
     try:
-        held = torch.load(path, map_location="cpu", weights_only=not trusted)
+        content = torch.load(path, map_location="cpu", weights_only=not trusted)
     except pickle.UnpicklingError as error:
         if trusted or "weights_only" not in str(error):
             raise _unreadable(path, error) from None
@@ -146,14 +146,14 @@ def tensors(path: Path, trusted: bool) -> dict[str, torch.Tensor]:
     except (OSError, RuntimeError, EOFError, ValueError, AttributeError, ImportError) as error:
         raise _unreadable(path, error) from None
     for name in ("model_state", "state_dict", "model"):
-        if isinstance(held, Mapping) and isinstance(held.get(name), Mapping):
-            held = held[name]
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
             break
-    items = held.items() if isinstance(held, Mapping) else ()
+    items = content.items() if isinstance(content, Mapping) else ()
     weights = {str(key).removeprefix("module."): value for key, value in items if isinstance(value, torch.Tensor)}
     if not weights:
         raise DataTypeError(
-            f"{path} holds a {type(held).__name__} without weights; expected a checkpoint with "
+            f"{path} holds a {type(content).__name__} without weights; expected a checkpoint with "
             "'model_state' or 'state_dict'."
         )
     return weights

@@ -40,8 +40,8 @@ def raster(centers: Array, value: Array, extent: Extent, voxel_size: float) -> n
     order = np.argsort(centers[:, 2], kind="stable")  # the last write wins: the highest voxel
     x = np.floor((centers[order, 0] - extent[0]) / cell).astype(int)
     y = np.floor((centers[order, 1] - extent[2]) / cell).astype(int)
-    shown = (x >= 0) & (x < shape[1]) & (y >= 0) & (y < shape[0])
-    image[y[shown], x[shown]] = value[order][shown]
+    visible = (x >= 0) & (x < shape[1]) & (y >= 0) & (y < shape[0])
+    image[y[visible], x[visible]] = value[order][visible]
     return image
 
 
@@ -73,7 +73,7 @@ def _draw_classes(labelled: Labelled, grid: VoxelGrid, extent: Extent, title: st
     below: list[Any] = ["heights", "heights"] if truth is None else ["truth", "heights"]
     panels = figure.subplot_mosaic([["found", "found"], below], height_ratios=[1.25, 1])
     steps = f"after {len(labelled.losses)} training steps ({labelled.seconds:.0f} s)"
-    _draw_cubes(panels["found"], labelled, labelled.found, f"classes found {steps}{mean}")
+    _draw_cubes(panels["found"], labelled, labelled.classes, f"classes found {steps}{mean}")
     if truth is not None:
         name = f"truth: {len(truth):,} voxels of {labelled.voxel_size * 100:g} cm"
         _draw_cubes(panels["truth"], labelled, truth, name)

@@ -101,14 +101,14 @@ def _finish(path: Path, xyz: Floats, extra: Floats | None, voxel_size: float | N
     intensity = np.nan_to_num(intensity.astype(np.float32), nan=0.0, posinf=1.0, neginf=0.0)
     # NaN fails the comparison too; the result is float32, less an origin.
     with np.errstate(invalid="ignore"):
-        kept = (np.abs(xyz.astype(np.float64)) < np.finfo(np.float32).max / 2).all(1)
-    if not kept.any():
+        in_range = (np.abs(xyz.astype(np.float64)) < np.finfo(np.float32).max / 2).all(1)
+    if not in_range.any():
         raise ShapeError(
             f"{path}: all {len(xyz)} points are NaN, infinite or beyond float32; expected finite coordinates."
         )
-    finite = xyz[kept].astype(np.float64)
+    finite = xyz[in_range].astype(np.float64)
     x, y, z = _origin(finite)
-    rows = np.column_stack([finite - (x, y, z), intensity[kept]]).astype(np.float32)
+    rows = np.column_stack([finite - (x, y, z), intensity[in_range]]).astype(np.float32)
     return PointCloud(rows, path.name, len(xyz) - len(rows), voxel_size, (x, y, z))
 
 
@@ -156,9 +156,9 @@ def _read_bin(path: Path, columns: int | None) -> tuple[Floats, Floats | None]:
     if columns is not None and columns < 3:
         raise SettingError(f"--points-columns is {columns}; expected 3 or more (x, y, z, ...).")
     if size % 4 or (columns is not None and size % (4 * columns)):
-        shown = f"{columns} float32 columns" if columns else "float32 values"
+        text = f"{columns} float32 columns" if columns else "float32 values"
         raise ShapeError(
-            f"{path}: {size} bytes are not a whole number of rows of {shown}; expected a multiple "
+            f"{path}: {size} bytes are not a whole number of rows of {text}; expected a multiple "
             f"of {4 * (columns or 1)}. The file is truncated, or --points-columns is wrong."
         )
     values = np.fromfile(path, "<f4")

@@ -137,7 +137,7 @@ class Ellipsoid:
 class RayImage:
     """Nearest echo per ray: `t` (metres), `reflectivity`, `dropout` and `cosine` of incidence.
 
-    Each is float32 [beams, columns]. `kind` is int8 and says what was hit, in the caller's numbers.
+    Each is float32 [beams, columns]. `category` is int8 and says what was hit, in the caller's numbers.
 
     Args:
         elevation: [beams], radians above the horizon.

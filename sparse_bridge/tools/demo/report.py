@@ -88,7 +88,7 @@ def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> T
     largest = max((layer.memory for layer in profile.layers), default=0)
     summary = ["all layers", *[""] * 7, f"{total:,.2f}", f"max {megabytes(largest)}"]
     rows: list[Sequence[str | Text]] = [*map(_cells, profile.layers), summary]
-    shown = _fitting([*_COLUMNS, memory], rows, width)
+    columns = _fitting([*_COLUMNS, memory], rows, width)
     table = Table(
         title=f"{profile.title}: {len(profile.layers)} sparse layers, {profile.parameters / 1e6:.2f} M parameters",
         title_justify="left",
@@ -96,15 +96,15 @@ def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> T
         "own that time every layer; the sum need not be the time of a whole pass",
         caption_justify="left",
     )
-    for index in shown:
+    for index in columns:
         words = index in _WORDS
         table.add_column([*_COLUMNS, memory][index], justify="left" if words else "right", no_wrap=True)
     for layer, cells in zip(profile.layers, rows, strict=False):
         if layer.kind not in ("submanifold", "pointwise"):
             table.add_section()  # the voxels change: a new resolution begins
-        table.add_row(*(cells[index] for index in shown))
+        table.add_row(*(cells[index] for index in columns))
     table.add_section()
-    table.add_row(*(summary[index] for index in shown), style="bold")
+    table.add_row(*(summary[index] for index in columns), style="bold")
     return table
 
 
@@ -159,8 +159,8 @@ def times_table(profiles: Sequence[NetworkProfile], trained: Sequence[TrainingRe
             note += f", peak memory +{megabytes(profile.peak_memory)} MB"
         _add_times(table, f"{profile.title}, inference", profile, note)
     for result in trained:
-        shown = " > ".join(f"{loss:.3f}" for loss in result.losses)
-        _add_times(table, f"{result.title}, training step", result, f"loss {shown}")
+        losses = " > ".join(f"{loss:.3f}" for loss in result.losses)
+        _add_times(table, f"{result.title}, training step", result, f"loss {losses}")
     return table
 
 
@@ -178,7 +178,7 @@ def _rate(voxels: int, ms: float) -> str:
 
 def classes_table(labelled: Labelled) -> Table:
     """What the segmentation network found, per class, against the truth where it is known."""
-    iou, classes = labelled.iou(), labelled.found
+    iou, classes = labelled.iou(), labelled.classes
     losses = labelled.losses
     table = Table(
         title=f"Labels after {len(losses)} training steps ({labelled.seconds:.1f} s)\n"

@@ -60,8 +60,8 @@ def labelled_scan(seed: int = 0, azimuths: int = 2000) -> LabelledScan:
         image.add(solid, KINDS.index(name))
         if isinstance(solid, CarBody):
             cars.append(_car_box(solid))
-    points, kept = _echoes(image, rng)
-    return LabelledScan(points, image.category[kept].astype(np.int64), np.array(cars))
+    points, hits = _echoes(image, rng)
+    return LabelledScan(points, image.category[hits].astype(np.int64), np.array(cars))
 
 
 def _car_box(body: CarBody) -> tuple[float, ...]:
@@ -84,15 +84,15 @@ def _echoes(image: RayImage, rng: np.random.Generator) -> tuple[npt.NDArray[np.f
         strength = image.reflectivity * np.sqrt(np.clip(image.cosine, 0.01, 1))
         strength /= 1 + (t / 60) ** 2
     lost = image.dropout + 0.35 * np.exp(-strength / 0.012)
-    kept = np.isfinite(t) & (t < _REACH) & (t > _NEAREST) & (rng.random(shape) > lost)
-    distance = t[kept] + rng.normal(0, 0.015, int(kept.sum())).astype(np.float32)
-    x, y, z = image.dirs[:, kept] * distance
+    hits = np.isfinite(t) & (t < _REACH) & (t > _NEAREST) & (rng.random(shape) > lost)
+    distance = t[hits] + rng.normal(0, 0.015, int(hits.sum())).astype(np.float32)
+    x, y, z = image.dirs[:, hits] * distance
     cos, sin = np.cos(_HEADING), np.sin(_HEADING)
-    intensity = image.reflectivity[kept] * (0.55 + 0.45 * np.sqrt(np.clip(image.cosine[kept], 0, 1)))
+    intensity = image.reflectivity[hits] * (0.55 + 0.45 * np.sqrt(np.clip(image.cosine[hits], 0, 1)))
     intensity = intensity * (1 + rng.normal(0, 0.12, len(distance)))
     intensity = np.round(np.clip(intensity, 0, 0.99), 2)
     points = np.stack([cos * x - sin * y, sin * x + cos * y, z, intensity], 1).astype(np.float32)
-    return points, kept
+    return points, hits
 
 
 def _cast_ground(image: RayImage) -> None:

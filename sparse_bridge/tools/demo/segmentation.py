@@ -53,14 +53,14 @@ class Labelled:
     """
 
     scan: Sample
-    found: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.int64]
     voxel_size: float
     losses: list[float]
     seconds: float
 
     def iou(self) -> Array | None:
         """Intersection over union per class, NaN where there is none; None without the truth."""
-        return None if self.scan.labels is None else class_iou(self.found, self.scan.labels)
+        return None if self.scan.labels is None else class_iou(self.classes, self.scan.labels)
 
 
 def sample(points: Array, kinds: Array | None, voxel_size: float, angle: float = 0.0) -> Sample:
@@ -73,13 +73,13 @@ def sample(points: Array, kinds: Array | None, voxel_size: float, angle: float =
     """
     near = np.abs(points[:, :2]).max(1) < REACH
     ground = float(np.percentile(points[near, 2], _GROUND)) if near.any() else 0.0
-    kept = np.flatnonzero(near & (points[:, 2] < ground + TOP))
+    near_rows = np.flatnonzero(near & (points[:, 2] < ground + TOP))
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    turned = np.column_stack([points[kept, :2] @ turn, points[kept, 2]])
+    turned = np.column_stack([points[near_rows, :2] @ turn, points[near_rows, 2]])
     cells = np.floor(turned / voxel_size).astype(np.int32)
     cells -= cells.min(0, initial=np.iinfo(np.int32).max)
     cells, first = np.unique(cells, axis=0, return_index=True)
-    rows = kept[first]
+    rows = near_rows[first]
     features = np.stack([np.ones(len(rows)), points[rows, 2] - ground, points[rows, 3]], 1)
     labels = None if kinds is None else CLASS_OF_KIND[kinds[rows]]
     return Sample(cells, features.astype(np.float32), labels)

@@ -52,8 +52,8 @@ def draw_voxels(
     # A rim a little darker than the face keeps neighbours apart.
     cubes = PolyCollection(faces, facecolors=paint, edgecolors=paint * 0.72, linewidths=0.3)
     axes.add_collection(cubes)
-    shown = (cells if window is None else window)[:, None] + np.indices((2, 2, 2)).reshape(3, 8).T
-    _frame(axes, (shown.reshape(-1, 3) * cell_size) @ project.T, project, scale)
+    framed = (cells if window is None else window)[:, None] + np.indices((2, 2, 2)).reshape(3, 8).T
+    _frame(axes, (framed.reshape(-1, 3) * cell_size) @ project.T, project, scale)
 
 
 def camera(azimuth: float, elevation: float) -> tuple[Array, Array]:
@@ -79,21 +79,21 @@ def visible_faces(cells: Array, toward: Array) -> tuple[Array, Array, Array]:
     for axis in range(3):
         side = int(toward[axis] > 0)
         covered = np.isin(keys + (2 * side - 1) * weights[axis], keys)
-        seen = np.flatnonzero(~covered)
+        visible = np.flatnonzero(~covered)
         square = np.zeros((4, 3), np.int64)
         square[:, axis] = side
         first, second = (other for other in range(3) if other != axis)
         square[[1, 2], first] = 1
         square[[2, 3], second] = 1
-        corners.append(cells[seen, None] + square)
-        shades.append(np.full(len(seen), _SHADE[axis]))
-        owner.append(seen)
+        corners.append(cells[visible, None] + square)
+        shades.append(np.full(len(visible), _SHADE[axis]))
+        owner.append(visible)
     return np.concatenate(corners), np.concatenate(shades), np.concatenate(owner)
 
 
-def _frame(axes: Axes, shown: Array, project: Array, scale: tuple[float, str] | None) -> None:
+def _frame(axes: Axes, corners: Array, project: Array, scale: tuple[float, str] | None) -> None:
     """Limits of the panel around the points [P, 2], the directions of the axes, the scale bar."""
-    least, most = shown.min(0), shown.max(0)
+    least, most = corners.min(0), corners.max(0)
     width, height = most - least
     axes.set_xlim(least[0] - 0.03 * width, most[0] + 0.03 * width)
     axes.set_ylim(least[1] - 0.16 * height, most[1] + 0.04 * height)

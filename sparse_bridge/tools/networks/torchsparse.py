@@ -101,8 +101,8 @@ class Backbone(nn.Module):
         if name == "resnet_large":
             self.net = own.resnet.SparseResNet(list(LARGE_STAGES), **how)
         else:
-            made = {"resnet21d": own.SparseResNet21D, "unet42": own.SparseResUNet42}[name]
-            self.net = made(**how)
+            network = {"resnet21d": own.SparseResNet21D, "unet42": own.SparseResUNet42}[name]
+            self.net = network(**how)
 
     def forward(self, x: Any) -> Any:
         return self.net(x)[-1]

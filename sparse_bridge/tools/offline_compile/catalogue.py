@@ -23,7 +23,7 @@ DECLARATIONS = [importlib.import_module(f".{name}", __package__) for name in sor
 @functools.lru_cache(maxsize=32)
 def spaces(target: Target) -> dict[str, tuple[Space, ...]]:
     """The spaces of every kernel that `target` launches, by kernel name."""
-    declared = (made for module in DECLARATIONS for made in module.declare(target))
+    declared = (entry for module in DECLARATIONS for entry in module.declare(target))
     return {kernel.name: tuple(spaces) for kernel, spaces in declared}
 
 

@@ -82,15 +82,15 @@ def compile_form(form: Form, target: Target) -> Code:
     from triton.backends.compiler import GPUTarget
 
     described = GPUTarget(target.backend, _arch(target), target.warp_size)
-    made = triton.compile(source(form, target), target=described, options={**OPTIONS, **dict(form.options)})
-    metadata, serialized = made.metadata, False
+    compiled = triton.compile(source(form, target), target=described, options={**OPTIONS, **dict(form.options)})
+    metadata, serialized = compiled.metadata, False
     if target.backend == "hip":
-        text = made.asm["amdgcn"]
+        text = compiled.asm["amdgcn"]
         registers, spilled, parked = _amd_registers(text)
         warp_size = int(_last(r"\.wavefront_size:\s*(\d+)", text))
     else:
-        text, parked = made.asm["ptx"], 0
-        registers, spilled, serialized = _nvidia_registers(made.asm["cubin"], text)
+        text, parked = compiled.asm["ptx"], 0
+        registers, spilled, serialized = _nvidia_registers(compiled.asm["cubin"], text)
         warp_size = metadata.warp_size
     matrix, instruction = _matrix(target.backend, text)
     return Code(
@@ -101,7 +101,7 @@ def compile_form(form: Form, target: Target) -> Code:
         parked,
         metadata.shared,
         warp_size,
-        wide_loops(made.asm["ttir"]) + wide_loops(made.asm["ttgir"]),
+        wide_loops(compiled.asm["ttir"]) + wide_loops(compiled.asm["ttgir"]),
         serialized,
     )
 

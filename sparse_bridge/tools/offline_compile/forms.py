@@ -121,11 +121,11 @@ class Space:
         cases: Sequence[Any] = self.factors[self.main] if self.main else (None,)
         turns = self.rows if self.main else max(flags.values())
         rows = [(case, _turn(flags, number, turn)) for number, case in enumerate(cases) for turn in range(turns)]
-        seen = {level for _, row in rows for level in row.items()}
+        covered = {level for _, row in rows for level in row.items()}
         if self.lone:
             for turn in range(max(flags.values())):
                 row = {name: turn % size for name, size in flags.items()}
-                if not seen.issuperset(row.items()):
+                if not covered.issuperset(row.items()):
                     rows.append((cases[turn % len(cases)], row))
         built = []
         for case, row in rows:

@@ -128,13 +128,13 @@ def product_form(
     constants: tuple[Any, ...],
     options: Mapping[str, int],
     lies: tuple[str, int, int],
-    held: tuple[int, str, str],
+    operands: tuple[int, str, str],
     **types: str,
 ) -> Form:
     """A form of a gather-GEMM.  lies: the weight's layout, c_in and the columns of y by what of
-    them Triton tells apart.  held: bits of the epilogue, what its vectors hold, and what x, w and y
+    them Triton tells apart.  operands: bits of the epilogue, what its vectors hold, and what x, w and y
     do.  types: of other arguments."""
-    (layout, c_in, columns), (bits, vector, dtype) = lies, held
+    (layout, c_in, columns), (bits, vector, dtype) = lies, operands
     divisible, ones = strides(kernel, layout, "stride_wi", "stride_wo")
     for names, channels in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_yn"), columns)):
         divisible += names if channels == 16 else ()
@@ -156,7 +156,7 @@ def _gather(
 ) -> Form:
     """epilogue: (bits, activation, whether the sum is over all offsets, not a range of them).
     vector: what bias and norm hold.  size: of offsets, "int32" or "wide"."""
-    held, (bits, act, all_offsets) = case.holds, epilogue
+    dtype, (bits, act, all_offsets) = case.holds, epilogue
     even, short, c_in = DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     tile = case.tile if all_offsets else clamp_for_splits(case.tile)
@@ -180,31 +180,31 @@ def _gather(
         constants,
         tile.options(target),
         (layout, c_in, columns),
-        (bits, vector, held),
-        y=held if all_offsets else "fp32",
+        (bits, vector, dtype),
+        y=dtype if all_offsets else "fp32",
     )
     return dataclasses.replace(form, large=wide)
 
 
-def vectors_of(bits: int, vector: str, held: str) -> dict[str, str]:
+def vectors_of(bits: int, vector: str, dtype: str) -> dict[str, str]:
     """What the vectors of an epilogue hold; y stands in for those it does not read. A residual is
     like y."""
     read = {"bias": BIAS, "mean": NORM, "var": NORM, "gain": AFFINE, "beta": AFFINE}
-    return {"residual": held} | {n: vector if bits & bit else held for n, bit in read.items()}
+    return {"residual": dtype} | {n: vector if bits & bit else dtype for n, bit in read.items()}
 
 
-def _sum_partials(held: str, vector: str, bits: int, act: int, parts: int, far: bool, align: str) -> Form:
+def _sum_partials(dtype: str, vector: str, bits: int, act: int, parts: int, far: bool, align: str) -> Form:
     return make(
         sum_partials_kernel,
         (bits, act, parts, 1024),
         {"num_warps": 4},
         align=align,
         partial="fp32",
-        y=held,
+        y=dtype,
         alpha="fp32",
         eps="fp32",
         n_values="i64" if far else "i32",
-        **vectors_of(bits, vector, held),
+        **vectors_of(bits, vector, dtype),
     )
 
 
@@ -213,7 +213,7 @@ def _wgrad(
 ) -> Form:
     """out: (what the result holds, its layout, whether it is written directly, not as partial
     sums)."""
-    held, tile, (dw, layout, direct) = case.holds, case.tile, out
+    dtype, tile, (dw, layout, direct) = case.holds, case.tile, out
     divisible, ones = strides(wgrad_kernel, layout, "stride_di", "stride_do")
     if even:
         divisible += ["c_in", "c_out", "stride_xn", "stride_dyn"]
@@ -228,14 +228,14 @@ def _wgrad(
         tile.block_n,
         tile.block_k,
     )
-    form = make(wgrad_kernel, constants, tile.options(target), divisible, ones, x=held, dy=held, dw=dw, starts="i64")
+    form = make(wgrad_kernel, constants, tile.options(target), divisible, ones, x=dtype, dy=dtype, dw=dw, starts="i64")
     return dataclasses.replace(form, large=size != "int32")
 
 
-def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Form:
+def _sum_shares(dtype: str, mirrored: bool, v_block: int, block: int, layout: str) -> Form:
     constants = (mirrored, v_block, wgrad_gemm.SUM_LOADS // block, block)
     marks = strides(sum_shares_kernel, layout, "stride_di", "stride_do")
-    return make(sum_shares_kernel, constants, {"num_warps": 4}, *marks, partial="fp32", dw=held, starts="i64")
+    return make(sum_shares_kernel, constants, {"num_warps": 4}, *marks, partial="fp32", dw=dtype, starts="i64")
 
 
 class GatherSpace(Space):
@@ -270,7 +270,7 @@ def in_half(target: Target, cases: list[Case]) -> list[Case]:
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel of the two products."""
-    held = sorted({POINTED[dtype] for dtype, _ in products(target)})
+    names = sorted({POINTED[dtype] for dtype, _ in products(target)})
     acts = tuple(ACTIVATIONS.values())
     epilogues = [(bits, act, True) for bits in EPILOGUES for act in acts]
     gather = functools.partial(
@@ -303,7 +303,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     flags = {"vector": VECTORS, "bits": EPILOGUES, "act": acts, "parts": PARTS}
     flags["far"] = (False, True)
     silent = ("align", "vector")
-    flags = {"held": held, **flags, "align": ALIGNS}
+    flags = {"dtype": names, **flags, "align": ALIGNS}
     yield sum_partials_kernel, [Space(flags, _sum_partials, silent=silent)]
     wgrad = functools.partial(Space, build=functools.partial(_wgrad, target), main="case")
     default, tuned = wgrad_tiles(target)
@@ -317,5 +317,5 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "out": outs,
     }
     yield (wgrad_kernel, [wgrad({"case": default, **flags}), wgrad({"case": tuned, **flags}, rows=1, lone=False)])
-    flags = {"held": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS, "block": wgrad_gemm.SUM_BLOCKS}
+    flags = {"dtype": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS, "block": wgrad_gemm.SUM_BLOCKS}
     yield sum_shares_kernel, [Space({**flags, "layout": LAYOUTS}, _sum_shares, silent=("layout",))]

@@ -32,7 +32,7 @@ from .forms_gemm import (
 
 
 def _grouped(target: Target, case: Case, layout: str, depth: str, columns: int, size: str) -> Form:
-    held, (even, short, c_in) = case.holds, DEPTHS[depth]
+    dtype, (even, short, c_in) = case.holds, DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     channels = whole if even else whole + 1
     tile = clamp_for_grouped(case.tile, target, case.dtype, case.precision, channels, wide)
@@ -41,27 +41,27 @@ def _grouped(target: Target, case: Case, layout: str, depth: str, columns: int, 
         divisible += names if n == 16 else ()
         ones += names if n == 1 else ()
     constants = (case.precision, even, short, wide, tile.block_m, tile.block_n, tile.block_k)
-    form = make(grouped_gemm_kernel, constants, tile.options(target), divisible, ones, x=held, w=held, out="fp32")
+    form = make(grouped_gemm_kernel, constants, tile.options(target), divisible, ones, x=dtype, w=dtype, out="fp32")
     return dataclasses.replace(form, large=wide)
 
 
-def _sum_products(held: str, vector: str, bits: int, act: int, listed: bool, block: int, align: str) -> Form:
+def _sum_products(dtype: str, vector: str, bits: int, act: int, listed: bool, block: int, align: str) -> Form:
     return make(
         sum_products_kernel,
         (bits, act, listed, SUM_ROWS, SUM_LANES, block),
         {"num_warps": 4},
         align=align,
         product="fp32",
-        y=held,
+        y=dtype,
         alpha="fp32",
         eps="fp32",
-        **vectors_of(bits, vector, held),
+        **vectors_of(bits, vector, dtype),
     )
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of both kernels."""
-    held = sorted({POINTED[dtype] for dtype, _ in products(target)})
+    names = sorted({POINTED[dtype] for dtype, _ in products(target)})
     acts = tuple(ACTIVATIONS.values())
     grouped = functools.partial(
         GatherSpace, build=functools.partial(_grouped, target), main="case", rows=1, silent=("layout", "columns")
@@ -82,7 +82,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     spaces: list[Space] = [grouped({"case": default, **flags}), grouped({"case": tuned, **flags}, lone=False)]
     yield grouped_gemm_kernel, spaces
     flags = {
-        "held": held,
+        "dtype": names,
         "vector": VECTORS,
         "bits": EPILOGUES,
         "act": acts,

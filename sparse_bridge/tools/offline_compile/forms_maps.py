@@ -174,8 +174,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield row_ranks.few_kernel, [Space(factors, _rank, silent=_SILENT)]
     yield _fixed(row_ranks.rename_kernel, row_ranks._SLOTS)
     yield _fixed(neighbor_table.masks_kernel, neighbor_table.ROWS)
-    held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
-    blocks = {"v_block": held}
+    sizes = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
+    blocks = {"v_block": sizes}
     factors = {**blocks, "key": ("i32", "i16", "u8", "i64"), **aligns}
     yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
     part = mask_order._PART

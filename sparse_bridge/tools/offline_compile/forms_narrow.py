@@ -60,7 +60,7 @@ def _narrow(
     epilogue: tuple[int, int],
     vector: str,
 ) -> Form:
-    held, (bits, act), (even_x, even_w, layout) = case.holds, epilogue, LINES[lines]
+    dtype, (bits, act), (even_x, even_w, layout) = case.holds, epilogue, LINES[lines]
     wide = size != "int32"
     tile = clamp_for_wide(case.tile, wide)
     constants = (
@@ -79,7 +79,7 @@ def _narrow(
     )
     point = 1 if case.width == 1 else 3  # channels that Triton tells apart from others
     form = product_form(
-        narrow_gemm_kernel, constants, tile.options(target), (layout, point, columns), (bits, vector, held), y=held
+        narrow_gemm_kernel, constants, tile.options(target), (layout, point, columns), (bits, vector, dtype), y=dtype
     )
     divisible, ones = form.divisible, form.ones
     if layout == "swapped":  # offsets lie c_in elements apart

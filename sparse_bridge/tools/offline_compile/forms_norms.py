@@ -24,7 +24,7 @@ def _rows(kernel: Kernel, widths: tuple[int, int], align: str, whole: bool, **ty
     general = {p.name for p in getattr(kernel.fn, "params", ()) if p.do_not_specialize}
     even = [name for name in names if name not in general] if align != "odd" else ["memory_ptr"]
     even += ["n_channels"] if columns == 16 else []
-    made = make(
+    form = make(
         kernel,
         (norm_spec.PARTS, *tile) if whole else tile,
         batch_norm.OPTIONS,
@@ -33,25 +33,25 @@ def _rows(kernel: Kernel, widths: tuple[int, int], align: str, whole: bool, **ty
         memory="fp32",
         **types,
     )
-    return dataclasses.replace(made, large=align == "large")
+    return dataclasses.replace(form, large=align == "large")
 
 
 def _partials(rows: tuple[str, tuple[int, int]], align: str) -> Form:
     """rows: what they hold, and their width."""
-    held, widths = rows
-    return _rows(batch_norm.partials_kernel, widths, align, False, x=held)
+    dtype, widths = rows
+    return _rows(batch_norm.partials_kernel, widths, align, False, x=dtype)
 
 
 def _apply(rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], batches: str, align: str) -> Form:
     """vectors: what (weight and bias, running statistics) hold."""
-    (held, widths), (of_layer, running) = rows, vectors
+    (dtype, widths), (of_layer, running) = rows, vectors
     return _rows(
         batch_norm.apply_kernel,
         widths,
         align,
         True,
-        x=held,
-        y=held,
+        x=dtype,
+        y=dtype,
         gain=of_layer,
         beta=of_layer,
         mean=running,
@@ -64,40 +64,40 @@ def _apply(rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], batches:
 
 def _backward(kernel: Kernel, rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], align: str) -> Form:
     """vectors: what (weight and bias, their gradients) hold."""
-    (held, widths), whole = rows, kernel is batch_norm_grad.dx_kernel
-    types = dict.fromkeys(("x", "dy"), held) | dict.fromkeys(("gain", "beta"), vectors[0])
+    (dtype, widths), whole = rows, kernel is batch_norm_grad.dx_kernel
+    types = dict.fromkeys(("x", "dy"), dtype) | dict.fromkeys(("gain", "beta"), vectors[0])
     if whole:
-        types |= {"dx": held} | dict.fromkeys(("dgain", "dbeta"), vectors[1])
+        types |= {"dx": dtype} | dict.fromkeys(("dgain", "dbeta"), vectors[1])
     return _rows(kernel, widths, align, whole, **types)
 
 
 def _column_partials(rows: tuple[str, tuple[int, int]], align: str) -> Form:
-    held, (width, columns) = rows
+    dtype, (width, columns) = rows
     return _columns(
-        column_sum.partials_kernel, (column_sum.TILE // width, width), columns, align, x=held, partial="fp32"
+        column_sum.partials_kernel, (column_sum.TILE // width, width), columns, align, x=dtype, partial="fp32"
     )
 
 
-def _column_totals(held: str, columns: int, align: str) -> Form:
+def _column_totals(dtype: str, columns: int, align: str) -> Form:
     constants = (column_sum.PARTS, column_sum.WIDTHS[0])
-    return _columns(column_sum.totals_kernel, constants, columns, align, partial="fp32", y=held)
+    return _columns(column_sum.totals_kernel, constants, columns, align, partial="fp32", y=dtype)
 
 
 def _columns(kernel: Kernel, constants: tuple[int, int], columns: int, align: str, **types: str) -> Form:
     """columns: see `_WIDTHS`."""
-    made = make(kernel, constants, column_sum.OPTIONS, ["partial_ptr"], align=align, **types)
-    divisible, ones = made.divisible, made.ones
+    form = make(kernel, constants, column_sum.OPTIONS, ["partial_ptr"], align=align, **types)
+    divisible, ones = form.divisible, form.ones
     if columns == 16:
         divisible |= {"n_channels"}
     elif columns == 1:
         ones |= {"n_channels"}
-    return dataclasses.replace(made, divisible=divisible, ones=ones)
+    return dataclasses.replace(form, divisible=divisible, ones=ones)
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel of batch norms and column sums."""
     floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
-    rows: dict[str, tuple] = {"rows": tuple((held, widths) for held in floats for widths in _WIDTHS), "align": ALIGNS}
+    rows: dict[str, tuple] = {"rows": tuple((dtype, widths) for dtype in floats for widths in _WIDTHS), "align": ALIGNS}
     # Whoever has no vector gives fp32 memory in its place.
     vectors = {"vectors": [(a, b) for a in floats for b in floats]}
     batches = {"batches": ("i64", "fp32")}
@@ -109,8 +109,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         yield kernel, [Space({**rows, **vectors}, build, "rows", silent=_SILENT)]
     narrow, wide = column_sum.WIDTHS
     widths = ((wide, 16), (narrow, 16), (wide, 3), (narrow, 3), (narrow, 1))
-    summed = {**rows, "rows": tuple((held, pair) for held in floats for pair in widths)}
+    summed = {**rows, "rows": tuple((dtype, pair) for dtype in floats for pair in widths)}
     yield column_sum.partials_kernel, [Space(summed, _column_partials, "rows", silent=_SILENT)]
-    totals = {"held": floats, "columns": (16, 3, 1), "align": ALIGNS}
+    totals = {"dtype": floats, "columns": (16, 3, 1), "align": ALIGNS}
     silent = ("columns", "align")
     yield column_sum.totals_kernel, [Space(totals, _column_totals, silent=silent)]

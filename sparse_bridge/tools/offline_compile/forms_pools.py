@@ -25,27 +25,27 @@ def _rows_of(channels: int) -> tuple[int, int]:
     return (pooling._ROWS, channels)
 
 
-def _pool_forward(held: str, mode: int, channels: int, align: str) -> Form:
-    constants, types = (mode, *_rows_of(channels)), {"x": held, "y": held, "floor": "fp32"}
+def _pool_forward(dtype: str, mode: int, channels: int, align: str) -> Form:
+    constants, types = (mode, *_rows_of(channels)), {"x": dtype, "y": dtype, "floor": "fp32"}
     return make(pooling.pool_forward_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _pool_backward(held: str, mode: int, channels: int, align: str) -> Form:
-    types = dict.fromkeys(("x", "y", "dy", "dx"), held)
+def _pool_backward(dtype: str, mode: int, channels: int, align: str) -> Form:
+    types = dict.fromkeys(("x", "y", "dy", "dx"), dtype)
     constants = (mode, *_rows_of(channels))
     return make(pooling.pool_backward_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _first_largest(held: str, shares: int, channels: int, align: str) -> Form:
-    types = {"x": held, "order": "i64", "starts": "i64", "index": "i64"}
+def _first_largest(dtype: str, shares: int, channels: int, align: str) -> Form:
+    types = {"x": dtype, "order": "i64", "starts": "i64", "index": "i64"}
     constants = (shares, *_rows_of(channels))
     return make(pooling.first_largest_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _by_channel(kernel: Kernel, held: str, channels: int, align: str) -> Form:
+def _by_channel(kernel: Kernel, dtype: str, channels: int, align: str) -> Form:
     """Kernels of rows x channels; those that write a gradient of weights write fp32."""
     names = [name.removesuffix("_ptr") for name in kernel.fn.arg_names]
-    types = {name: held for name in ("x", "w", "y", "dy", "dx") if name in names}
+    types = {name: dtype for name in ("x", "w", "y", "dy", "dx") if name in names}
     types |= {"part": "fp32"} if "part" in names else {}
     return make(kernel, (depthwise._ROWS, channels), _OPTIONS, align=align, **types)
 
@@ -54,20 +54,20 @@ def _segment_sum(
     rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, cut: bool, index: str, align: str
 ) -> Form:
     """rows: what they hold, and channels of a program."""
-    held, channels = rows
-    wide = "fp64" if held == "fp64" else "fp32"
-    types = {"x": held, "order": index, "starts": index, "y": wide if cut else held}
+    dtype, channels = rows
+    wide = "fp64" if dtype == "fp64" else "fp32"
+    types = {"x": dtype, "order": index, "starts": index, "y": wide if cut else dtype}
     count = None if cut else count
-    types |= {"weight": weight or held, "count": count or index}
-    constants = (per_row, weight is not None, count is not None, held == "fp64", cut, *_SUMS, channels)
+    types |= {"weight": weight or dtype, "count": count or index}
+    constants = (per_row, weight is not None, count is not None, dtype == "fp64", cut, *_SUMS, channels)
     return make(segment_sum.segment_sum_kernel, constants, _OPTIONS, align=align, **types)
 
 
 def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, align: str) -> Form:
     """rows: as for `_segment_sum`."""
-    held, channels = rows
-    wide = "fp64" if held == "fp64" else "fp32"
-    types = {"part": wide, "starts": index, "count": count or index, "y": held}
+    dtype, channels = rows
+    wide = "fp64" if dtype == "fp64" else "fp32"
+    types = {"part": wide, "starts": index, "count": count or index, "y": dtype}
     constants = (count is not None, *_SUMS, channels)
     return make(segment_sum.chunk_sum_kernel, constants, _OPTIONS, align=align, **types)
 
@@ -76,16 +76,16 @@ def _gather_sum(
     rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str, align: str
 ) -> Form:
     """rows: as for `_segment_sum`."""
-    held, channels = rows
-    types = {"x": held, "index": index, "weight": weight or held, "count": count or index}
-    types["y"] = held
-    constants = (per_row, weight is not None, count is not None, held == "fp64", voxel_ops._ROWS, channels)
+    dtype, channels = rows
+    types = {"x": dtype, "index": index, "weight": weight or dtype, "count": count or index}
+    types["y"] = dtype
+    constants = (per_row, weight is not None, count is not None, dtype == "fp64", voxel_ops._ROWS, channels)
     return make(voxel_ops.gather_sum_kernel, constants, _OPTIONS, align=align, **types)
 
 
-def _trilinear(held: str, index: str, align: str) -> Form:
-    types = {"coords": held, "index": index, "weight": held, "scale": "fp32"}
-    constants = (held == "fp64", voxel_ops._POINTS)
+def _trilinear(dtype: str, index: str, align: str) -> Form:
+    types = {"coords": dtype, "index": index, "weight": dtype, "scale": "fp32"}
+    constants = (dtype == "fp64", voxel_ops._POINTS)
     return make(voxel_ops.trilinear_kernel, constants, _OPTIONS, align=align, **types)
 
 
@@ -109,7 +109,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel that works row by row."""
     floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
     aligns = {"align": ALIGNS}
-    rows: dict[str, tuple] = {"held": floats, "channels": _BLOCKS, **aligns}
+    rows: dict[str, tuple] = {"dtype": floats, "channels": _BLOCKS, **aligns}
     modes = {"mode": tuple(pooling.MODES.values())}
     pools = {**rows, **modes}
     yield pooling.pool_forward_kernel, [Space(pools, _pool_forward, silent=_SILENT)]
@@ -127,7 +127,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     voxels = {
         **aligns,
         # fp64 has narrower programs.
-        "rows": [(held, c) for held in ("fp64", *floats) for c in _BLOCKS[held == "fp64" :]],
+        "rows": [(dtype, c) for dtype in ("fp64", *floats) for c in _BLOCKS[dtype == "fp64" :]],
         "per_row": _PER_ROW,
         "weight": ("fp32", None, "fp16", "bf16", "fp64"),
         "count": ("i32", None, "i64", "fp32"),
@@ -138,7 +138,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     chunks = {name: levels for name, levels in voxels.items() if name not in ("per_row", "weight")}
     yield segment_sum.chunk_sum_kernel, [Space(chunks, _chunk_sum, silent=_SILENT)]
     yield voxel_ops.gather_sum_kernel, [Space(voxels, _gather_sum, silent=_SILENT)]
-    points = {"held": ("fp64", *floats), "index": _INDEX, **aligns}
+    points = {"dtype": ("fp64", *floats), "index": _INDEX, **aligns}
     yield voxel_ops.trilinear_kernel, [Space(points, _trilinear, silent=_SILENT)]
     yield voxel_ops.count_kernel, [Space({"index": _INDEX, **aligns}, _count, silent=_SILENT)]
     codes = {"code": _INDEX, "hilbert": _FLAG, **aligns}

@@ -73,10 +73,10 @@ def jobs_for(archs: Sequence[str], full: bool, kernels: Sequence[str] = ()) -> l
     if not archs:
         raise DeviceError("no architecture was named; expected names like gfx942 or sm_90.")
     targets = [described(arch) for arch in archs]
-    known = set().union(*map(spaces, targets))
-    unknown = sorted(set(kernels) - known)
+    names = set().union(*map(spaces, targets))
+    unknown = sorted(set(kernels) - names)
     if unknown:
-        raise UnsupportedError(f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(known))}.")
+        raise UnsupportedError(f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(names))}.")
     jobs = [
         (target.arch, form)
         for index, target in enumerate(targets)

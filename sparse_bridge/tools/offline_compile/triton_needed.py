@@ -10,8 +10,8 @@ def require_triton() -> None:
     """Raise UnsupportedError where Triton cannot compile for absent GPUs."""
     version = triton_version()
     if version is None or version < (3, 5):
-        shown = "none" if version is None else ".".join(map(str, version))
+        text = "none" if version is None else ".".join(map(str, version))
         raise UnsupportedError(
             "the compile check needs Triton 3.5 or newer, which brings a linker for AMD, and found "
-            f"{shown}; on a machine without a GPU: pip install triton."
+            f"{text}; on a machine without a GPU: pip install triton."
         )

@@ -25,7 +25,7 @@ class Layer:
         self.name = name
         self.calls: list[Call] = []
         self.backward: list[Interval] = []
-        self.facts = None if (known := protocol.of(module)) is None else known.describe(module)
+        self.facts = None if (facts := protocol.of(module)) is None else facts.describe(module)
         self.host_ms: list[float] = []
         self.device_ms: list[float] = []
         self.backward_host_ms = self.backward_device_ms = 0.0
@@ -92,11 +92,11 @@ class Call:
             call.listed, call.layer.part_of = False, self.layer
         self.inside = []
 
-    def see(self, made: torch.Tensor | None) -> None:
+    def see(self, result: torch.Tensor | None) -> None:
         """Features of the result."""
-        if made is not None:
-            self.shape_out = tuple(made.shape)
-            self.output_bytes = made.numel() * made.element_size()
+        if result is not None:
+            self.shape_out = tuple(result.shape)
+            self.output_bytes = result.numel() * result.element_size()
 
     def own(self, whole: float, clock: str) -> float:
         """Without the calls inside."""

@@ -32,11 +32,11 @@ def load_ipython_extension(shell: Any) -> None:
     def sparse_report(line: str) -> Any:
         return lifecycle.report(shell.ev(line) if line.strip() else None)
 
-    made = {magic.__name__: magic for magic in (sparse_profile, sparse_status, sparse_report)}
+    magics = {magic.__name__: magic for magic in (sparse_profile, sparse_status, sparse_report)}
     for magic_kind, names in _NAMES.items():
         for name in names:
-            made[name].__doc__ = load_ipython_extension.__doc__
-            shell.register_magic_function(made[name], magic_kind=magic_kind, magic_name=name)
+            magics[name].__doc__ = load_ipython_extension.__doc__
+            shell.register_magic_function(magics[name], magic_kind=magic_kind, magic_name=name)
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -187,10 +187,10 @@ class ModelProfile:
         root = type(module).__name__
         if self._open:
             return self._name(module, f"{self._open[-1].layer.name}.{root}")
-        taken = sum(name.partition("#")[0] == root for name in self._root_names())
-        root = f"{root}#{taken + 1}" if taken else root
-        for name, held in module.named_modules():
-            self._name(held, f"{root}.{name}" if name else root)
+        count = sum(name.partition("#")[0] == root for name in self._root_names())
+        root = f"{root}#{count + 1}" if count else root
+        for name, submodule in module.named_modules():
+            self._name(submodule, f"{root}.{name}" if name else root)
         return self._known[module]
 
     def _root_names(self) -> set[str]:
@@ -237,13 +237,13 @@ class ModelProfile:
             call.interval.stop()
         call.end(self._events[call.events_at :], self._notes[call.notes_at :])
         del self._events[call.events_at :], self._notes[call.notes_at :]
-        made = list(_features_in(out))
-        call.see(made[0] if made else None)
+        features = list(_features_in(out))
+        call.see(features[0] if features else None)
         if call.around is None:
             self._roots.append(call)
         if call.listed and torch.is_grad_enabled():
-            device = made[0].device if made else None
-            self._gradients.watch(call.layer, call.began, made, call.stops, device)
+            device = features[0].device if features else None
+            self._gradients.watch(call.layer, call.began, features, call.stops, device)
         call.stops = []
 
 

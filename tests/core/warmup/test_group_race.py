@@ -196,7 +196,7 @@ def test_a_device_without_a_clock_is_left_alone(tmp_path):
     x, weight, _, _ = tensors(made, 4, 4)
     with tuning("full", tmp_path), tuner.use(Tuner()) as found, group_race.tuned():
         functional.conv(x, weight, None, made.kmap)
-    assert not found.groups and not here(tmp_path, problem()).held().groups
+    assert not found.groups and not here(tmp_path, problem()).contents().groups
 
 
 class Three(torch.nn.Module):

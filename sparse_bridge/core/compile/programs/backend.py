@@ -61,14 +61,14 @@ def _without_writes(graph: GraphModule, inputs: Sequence[Any]) -> Program:
     from torch._functorch.partitioners import default_partition
 
     graph.recompile()
-    made: Program = aot_autograd(
+    program: Program = aot_autograd(
         fw_compiler=_one_pass,
         bw_compiler=_one_pass,
         inference_compiler=_one_pass,
         partition_fn=default_partition,
         keep_inference_input_mutations=True,
     )(graph, inputs)
-    return made
+    return program
 
 
 def _one_pass(graph: GraphModule, inputs: Sequence[Any]) -> Program:
@@ -78,5 +78,5 @@ def _one_pass(graph: GraphModule, inputs: Sequence[Any]) -> Program:
     many_tensors.join(graph.graph)
     lower(graph.graph)
     graph.recompile()
-    made: Program = make_boxed_func(graph.forward)
-    return made
+    program: Program = make_boxed_func(graph.forward)
+    return program

@@ -66,12 +66,12 @@ def _chain(graph: Graph, group: list[Node]) -> None:
     links = [_link(node, group, index) for node in group]
     step = ChainStep(links, len(args), dtype.itemsize)
     with graph.inserting_after(group[-1]):
-        made = graph.call_function(step, tuple(args))
+        chain = graph.call_function(step, tuple(args))
     results = [node for node, link in zip(group, links, strict=True) if link.last < 0]
-    at = made
+    at = chain
     for number, node in enumerate(results):
         with graph.inserting_after(at):
-            at = graph.call_function(operator.getitem, (made, number))
+            at = graph.call_function(operator.getitem, (chain, number))
         at.meta = dict(node.meta)
         node.replace_all_uses_with(at)
     for node in reversed(group):

@@ -121,8 +121,8 @@ class ChainStep:
                 values[self._n_args + at] = link.step(*operands)
         if refused:
             self._join()
-        made = zip(self._links, values[self._n_args :], strict=True)
-        return tuple([y for link, y in made if link.last < 0])
+        results = zip(self._links, values[self._n_args :], strict=True)
+        return tuple([y for link, y in results if link.last < 0])
 
     def _refuse(self, at: int) -> None:
         attempts = self._refusals.setdefault(at, policy.Attempts(policy.CHAIN_LINK))

@@ -84,10 +84,10 @@ def _fix_versions(graph: Graph) -> None:
 
 def _once(graph: Graph) -> None:
     """Coordinates that are entered twice are entered once; checks that maps make, too, go."""
-    known: dict[Any, Node] = {}
+    first_of: dict[Any, Node] = {}
     for node in list(graph.nodes):
         if _name(node) == "coordinates":
-            first = known.setdefault(node.args, node)
+            first = first_of.setdefault(node.args, node)
             if first is not node:
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
@@ -114,10 +114,10 @@ def _map(graph: Graph, node: Node, name: str, objects: set[Node]) -> set[Node]:
     if "handle" in arguments and arguments["handle"] not in objects:
         with graph.inserting_before(node):
             arguments["handle"] = graph.call_function(known_sites, (arguments["handle"],))
-    made = _replace(graph, node, run, list(arguments.values()))
+    lowered = _replace(graph, node, run, list(arguments.values()))
     if places is None:
-        return {made}
-    return {user for user in made.users if user.args[1] in places}
+        return {lowered}
+    return {user for user in lowered.users if user.args[1] in places}
 
 
 def _conv(graph: Graph, node: Node, objects: set[Node]) -> None:
@@ -139,14 +139,14 @@ def _conv(graph: Graph, node: Node, objects: set[Node]) -> None:
 
 def _gradients(graph: Graph, node: Node) -> None:
     """A weight's gradient that is cast at once is made in that dtype: its sums are wider anyway."""
-    made = _replace(graph, node, functions["conv_backward"], list(_arguments(node, "conv_backward").values()))
-    for dw in [user for user in made.users if user.args[1] == 1]:
+    lowered = _replace(graph, node, functions["conv_backward"], list(_arguments(node, "conv_backward").values()))
+    for dw in [user for user in lowered.users if user.args[1] == 1]:
         casts = list(dw.users)
         if len(casts) != 1 or casts[0].target is not torch.ops.aten._to_copy.default:
             continue
         dtype = casts[0].kwargs.get("dtype")
         if dtype == torch.float32 and set(casts[0].kwargs) <= {"dtype", "layout", "device"}:
-            made.kwargs = {"dw_dtype": dtype}
+            lowered.kwargs = {"dw_dtype": dtype}
             casts[0].replace_all_uses_with(dw)
             graph.erase_node(casts[0])
 
@@ -171,8 +171,8 @@ def _takes_objects(node: Node) -> bool:
 
 def _replace(graph: Graph, node: Node, run: Callable[..., Any], operands: list[Any]) -> Node:
     with graph.inserting_before(node):
-        made = graph.call_function(run, tuple(operands))
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
+        lowered = graph.call_function(run, tuple(operands))
+    lowered.meta = dict(node.meta)
+    node.replace_all_uses_with(lowered)
     graph.erase_node(node)
-    return made
+    return lowered

@@ -38,9 +38,9 @@ def count(counters: list[torch.Tensor], step: int) -> None:
 def cast(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """Contiguous copies in another dtype, which share memory, of contiguous tensors of any shape."""
     memory = tensors[0].new_empty(sum([tensor.numel() for tensor in tensors]), dtype=dtype)
-    made: list[torch.Tensor] = _flat(memory, tensors)
-    torch._foreach_copy_(made, tensors)
-    return made
+    copies: list[torch.Tensor] = _flat(memory, tensors)
+    torch._foreach_copy_(copies, tensors)
+    return copies
 
 
 class _Average:
@@ -143,10 +143,10 @@ def _is_parameter_cast(node: Node) -> bool:
 
 def _cast_together(graph: Graph, group: list[Node], dtype: torch.dtype) -> None:
     with graph.inserting_before(group[0]):
-        at = made = graph.call_function(cast, ([node.args[0] for node in group], dtype))
+        at = copies = graph.call_function(cast, ([node.args[0] for node in group], dtype))
     for number, node in enumerate(group):
         with graph.inserting_after(at):
-            at = graph.call_function(operator.getitem, (made, number))
+            at = graph.call_function(operator.getitem, (copies, number))
         at.meta = dict(node.meta)
         node.replace_all_uses_with(at)
         graph.erase_node(node)

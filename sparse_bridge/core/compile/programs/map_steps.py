@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from ..coordinates import relative
 from ..writes import has_effects
-from .maps import Asked, MapsStep, map_over, new_map, sites
+from .maps import MapNode, MapsStep, map_over, new_map, sites
 
 
 def join(graph: Graph) -> None:
@@ -25,19 +25,19 @@ def _join(graph: Graph, root: Node) -> None:
     after = _after(graph, group)
     if len(group) < 2 or not after.isdisjoint(numbers):
         return
-    step = MapsStep([_asked(node, group, numbers) for node in group])
+    step = MapsStep([_map_node(node, group, numbers) for node in group])
     with graph.inserting_after(group[-1]):
-        at = made = graph.call_function(step, (root.args[0], *numbers))
+        at = joined = graph.call_function(step, (root.args[0], *numbers))
     for number, node in enumerate(group):
         with graph.inserting_after(at):
-            at = graph.call_function(operator.getitem, (made, number))
+            at = graph.call_function(operator.getitem, (joined, number))
         if node.target is map_over:
             with graph.inserting_after(at):
                 at = graph.call_function(operator.getitem, (at, 0))
         at.meta = dict(node.meta)
         node.replace_all_uses_with(at)
     for node in list(graph.nodes):  # what stood between them
-        if node is made:
+        if node is joined:
             break
         if node in after and node not in group:
             at.append(node)
@@ -55,14 +55,14 @@ def _sizes(node: Node) -> Sequence[Any]:
 
 def _group(graph: Graph, root: Node) -> list[Node]:
     """The maps over these coordinates, and over those that they make."""
-    known: set[Any] = {root}
+    sources: set[Any] = {root}
     group = []
     for node in graph.nodes:
-        if node.target in (map_over, new_map) and node.args[1] in known:
+        if node.target in (map_over, new_map) and node.args[1] in sources:
             if any(isinstance(size, Node) for size in relative(node.args[4], node.args[5])):
                 continue
             group.append(node)
-            known |= {user for user in node.users if user.args[1:] == (2,)}
+            sources |= {user for user in node.users if user.args[1:] == (2,)}
     return group
 
 
@@ -77,11 +77,11 @@ def _after(graph: Graph, group: list[Node]) -> set[Node]:
     return after
 
 
-def _asked(node: Node, group: list[Node], numbers: list[Node]) -> Asked:
+def _map_node(node: Node, group: list[Node], numbers: list[Node]) -> MapNode:
     source: Any = node.args[1]
     own = node.target is new_map
-    made = source.args[0] if source.target is operator.getitem else None
+    maker = source.args[0] if source.target is operator.getitem else None
     sizes = tuple((True, numbers.index(size)) if isinstance(size, Node) else (False, size) for size in _sizes(node))
-    seen = own and any(user.args[1] == 1 and user.users for user in node.users)
-    at = group.index(made) if made in group else -1
-    return Asked(at, node.args[4], sizes, node.args[6] if own else None, seen)  # type: ignore[arg-type]
+    returns_coords = own and any(user.args[1] == 1 and user.users for user in node.users)
+    at = group.index(maker) if maker in group else -1
+    return MapNode(at, node.args[4], sizes, node.args[6] if own else None, returns_coords)  # type: ignore[arg-type]

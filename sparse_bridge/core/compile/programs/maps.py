@@ -31,28 +31,28 @@ def known_sites(handle: torch.Tensor) -> Sites:
 
 
 def map_over(
-    coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int]
+    coords: torch.Tensor, over: Sites, then: int, now: int, builder: str, numbers: Sequence[int]
 ) -> KernelMap | RowMatrix:
     """The map of a builder onto coordinates that are known; coords int32 [N, 1 + D] and their versions are not read,
     as the graph writes to none. Raises UnsupportedError for a builder that is not registered."""
-    return build(known, builder, numbers).kmap
+    return build(over, builder, numbers).kmap
 
 
 def new_map(
-    coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int], least: int
+    coords: torch.Tensor, over: Sites, then: int, now: int, builder: str, numbers: Sequence[int], least: int
 ) -> tuple[KernelMap | RowMatrix, torch.Tensor, Sites]:
     """The map onto new coordinates, those, int32 [M, 1 + D], and their sites. Raises ShapeError for fewer than `least`
     rows; else as `map_over`."""
-    kmap, made = build(known, builder, numbers)
-    assert made is not None
-    check_least(made, least)
-    return kmap, made.store.alias(made.coords), made
+    kmap, outer = build(over, builder, numbers)
+    assert outer is not None
+    check_least(outer, least)
+    return kmap, outer.store.alias(outer.coords), outer
 
 
 def same_rows(x: torch.Tensor, listed: bool) -> KernelMap:
     """The map of every row of x [N, C], of any dtype, onto itself. listed: with pair lists, for gradients."""
     n_rows, device = x.shape[0], x.device
-    return pointwise.identity(n_rows, device, listed) or pointwise.made(n_rows, device, listed)
+    return pointwise.identity(n_rows, device, listed) or pointwise.build_identity(n_rows, device, listed)
 
 
 # What runs an operator, and which of its results are objects: None: the only one.
@@ -64,16 +64,16 @@ MAPS: dict[str, tuple[Any, tuple[int, ...] | None]] = {
 }
 
 
-class Asked(NamedTuple):
+class MapNode(NamedTuple):
     """A map of a program. source: what made the coordinates that it is over, -1: the program's own.
     numbers: of the builder, or where they stand in the arguments.  least: rows of new coordinates,
-    None for known ones.  seen: the new coordinates are read, as a tensor."""
+    None for known ones.  returns_coords: the new coordinates are read, as a tensor."""
 
     source: int
     builder: str
     numbers: tuple[tuple[bool, int], ...]  # whether it is an argument's place; which
     least: int | None
-    seen: bool
+    returns_coords: bool
 
 
 class MapsStep:
@@ -87,8 +87,8 @@ class MapsStep:
 
     __name__ = __qualname__ = "maps"
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
-        self._asked = tuple(asked)
+    def __init__(self, nodes: Sequence[MapNode]) -> None:
+        self._nodes = tuple(nodes)
         self._steps: list[Any] | None = None  # by map: its step, or the map that it equals
 
     def __call__(self, coords: torch.Tensor, *numbers: int) -> list[tuple[Any, Any, Any]]:
@@ -97,7 +97,7 @@ class MapsStep:
         answers, recording = [first], root.store.recording
         steps = self._steps
         if steps is not None and recording is not None and len(recording.steps) == 1:
-            for number in range(1, len(self._asked)):
+            for number in range(1, len(self._nodes)):
                 again = self._again(number, steps[number], recording, answers)
                 if again is None:
                     break
@@ -105,26 +105,26 @@ class MapsStep:
         learnt: list[Any] | None = None
         if len(answers) == 1 and recording is not None and len(recording.steps) == 1:
             learnt = [recording.steps[0]]
-        for number in range(len(answers), len(self._asked)):
-            asked = self._asked[number]
-            over = root if asked.source < 0 else answers[asked.source].sites
+        for number in range(len(answers), len(self._nodes)):
+            node = self._nodes[number]
+            over = root if node.source < 0 else answers[node.source].sites
             count = 0 if recording is None else len(recording.steps)
-            made = self._built(number, over, numbers)
-            answers.append(made)
+            answer = self._built(number, over, numbers)
+            answers.append(answer)
             if learnt is not None:
-                learnt.append(_learnt(recording, count, made, answers))
+                learnt.append(_learnt(recording, count, answer, answers))
         if learnt is not None:
             self._steps = None if None in learnt else learnt
-        return [self._shown(asked, made) for asked, made in zip(self._asked, answers, strict=True)]
+        return [self._results_of(node, answer) for node, answer in zip(self._nodes, answers, strict=True)]
 
     def _built(self, number: int, over: Any, arguments: Sequence[int]) -> Made:
         """A map that is asked of its builder."""
-        asked = self._asked[number]
-        numbers = [arguments[value] if placed else value for placed, value in asked.numbers]
-        made = build(over, asked.builder, numbers)
-        if asked.least is not None and made.sites is not None:
-            check_least(made.sites, asked.least)
-        return made
+        node = self._nodes[number]
+        numbers = [arguments[value] if placed else value for placed, value in node.numbers]
+        answer = build(over, node.builder, numbers)
+        if node.least is not None and answer.sites is not None:
+            check_least(answer.sites, node.least)
+        return answer
 
     def _again(self, number: int, step: Any, recording: Any, answers: list[Made]) -> Made | None:
         """A map that is ready."""
@@ -136,22 +136,22 @@ class MapsStep:
         if built.coords is None:
             return Made(built.kmap)
         built.store.recording = recording
-        made = Sites(built.coords.coords, built.store)
-        check_least(made, self._asked[number].least or 0)
-        return Made(built.kmap, made)
+        outer = Sites(built.coords.coords, built.store)
+        check_least(outer, self._nodes[number].least or 0)
+        return Made(built.kmap, outer)
 
     @staticmethod
-    def _shown(asked: Asked, made: Made) -> tuple[Any, Any, Any]:
-        if made.sites is None:
-            return made.kmap, None, None
-        coords = made.sites.store.alias(made.sites.coords) if asked.seen else None
-        return made.kmap, coords, made.sites
+    def _results_of(node: MapNode, answer: Made) -> tuple[Any, Any, Any]:
+        if answer.sites is None:
+            return answer.kmap, None, None
+        coords = answer.sites.store.alias(answer.sites.coords) if node.returns_coords else None
+        return answer.kmap, coords, answer.sites
 
 
-def _learnt(recording: Any, count: int, made: Made, answers: Sequence[Made]) -> Any:
+def _learnt(recording: Any, count: int, answer: Made, answers: Sequence[Made]) -> Any:
     """The one step that a map has taken, or the number of the map that it equals; None: neither."""
     steps = recording.steps
     if len(steps) == count + 1:
         return steps[-1]
-    same = [at for at, other in enumerate(answers[:-1]) if other.kmap is made.kmap]
+    same = [at for at, other in enumerate(answers[:-1]) if other.kmap is answer.kmap]
     return same[0] if same and len(steps) == count else None

@@ -42,11 +42,11 @@ def _take(graph: Graph, node: Node) -> None:
     users = list(node.users)
     relu = len(users) == 1 and users[0].target in _RELU and users[0].args[:1] == (node,)
     with graph.inserting_before(node):
-        made = graph.call_function(ops.batch_norm.default, (x, gain, beta, eps, relu))
-        y = graph.call_function(_first, (made,))
+        normed = graph.call_function(ops.batch_norm.default, (x, gain, beta, eps, relu))
+        y = graph.call_function(_first, (normed,))
         for number, running in enumerate((mean, var)):
             if running is not None:
-                graph.call_function(_moved, (running, made, number, momentum))
+                graph.call_function(_moved, (running, normed, number, momentum))
     last = users[0] if relu else node
     y.meta = dict(last.meta)
     last.replace_all_uses_with(y)
@@ -54,12 +54,12 @@ def _take(graph: Graph, node: Node) -> None:
         graph.erase_node(replaced)
 
 
-def _first(made: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return made[0]
+def _first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return results[0]
 
 
 @torch.fx.node.has_side_effect
-def _moved(running: torch.Tensor, made: tuple[torch.Tensor, ...], number: int, momentum: float) -> None:
+def _moved(running: torch.Tensor, results: tuple[torch.Tensor, ...], number: int, momentum: float) -> None:
     """Move a running statistic, as `norms.normalised` does."""
     with torch.no_grad():
-        norms.move(running, made[1][number], momentum)
+        norms.move(running, results[1][number], momentum)

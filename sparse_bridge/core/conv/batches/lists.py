@@ -126,9 +126,9 @@ class Padded:
     def follow(self) -> None:
         """Have the current stream wait for what another one queued of this."""
         if self._order is not None:
-            self._order.wait(self._held)
+            self._order.wait(self._tensors)
 
-    def _held(self) -> Iterator[torch.Tensor]:
+    def _tensors(self) -> Iterator[torch.Tensor]:
         yield from (self.x_rows, self.y_rows, self.padding, *self._kept)
 
     @property

@@ -34,12 +34,12 @@ def steps_of(chunks: Chunks, limits: Limits | None) -> Steps:
 def _split(part: Part, limits: Limits) -> tuple[Steps, Padded | None]:
     """The lists of a part; made once for the same limits."""
     key = ("steps", limits)
-    cached: tuple[Steps, Padded | None] | None = part.kept.get(key)
+    cached: tuple[Steps, Padded | None] | None = part.cache.get(key)
     if cached is None:
         groups = groups_of(part.sizes, limits)
         together = {index for group in groups for index in group}
         alone = [item for index, item in enumerate(part.items) if index not in together]
         padded = Padded(part, groups) if groups else None
         cached = Steps(alone, [] if padded is None else padded.batches()), padded
-        part.kept[key] = cached
+        part.cache[key] = cached
     return cached

@@ -58,7 +58,7 @@ class Job:
         """Of making the view that blocks are cut from, where it is not there."""
         return 0
 
-    def kept(self) -> int:
+    def growth(self) -> int:
         """By how much the map grows, or shrinks, when there is that view alone."""
         return 0
 

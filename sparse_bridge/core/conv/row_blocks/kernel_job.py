@@ -58,12 +58,12 @@ class KernelJob(Job):
     def whole(self) -> int:
         call, rulebook = self.call, self.call.rulebook
         flow, side = self._flow.serving(rulebook, call.side, self.product), self._side
-        made = 0
+        n_bytes = 0
         if flow.packed and not rulebook.tiled(side):
-            made = self._tiles(call.n_rows)
+            n_bytes = self._tiles(call.n_rows)
         if not (rulebook.tabled(side) or (flow.packed and rulebook.tiled(side))):
-            made += self.views()
-        return made + self._copies() + self._sums(call.n_rows)
+            n_bytes += self.views()
+        return n_bytes + self._copies() + self._sums(call.n_rows)
 
     @property
     def _side(self) -> int:
@@ -90,7 +90,7 @@ class KernelJob(Job):
             return 0
         return self.call.rulebook.making(self._side)
 
-    def kept(self) -> int:
+    def growth(self) -> int:
         return 4 * self.call.n_rows * self.product.w.n_offsets - self.call.rulebook.nbytes
 
     def prepare(self) -> None:
@@ -139,7 +139,7 @@ class SearchJob(KernelJob):
     def views(self) -> int:
         return 0  # the map is let go of before anything is made
 
-    def kept(self) -> int:
+    def growth(self) -> int:
         return self._rebuild.searching - self.call.rulebook.nbytes
 
     def prepare(self) -> None:

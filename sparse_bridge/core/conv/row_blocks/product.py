@@ -49,7 +49,7 @@ class LimitedProduct:
         for job in jobs:
             if not job.divisible:
                 continue
-            most = total(job.views()) - result, total(job.kept() + job.block(heights[-1]))
+            most = total(job.views()) - result, total(job.growth() + job.block(heights[-1]))
             if max(most) <= min(limit, asked):
                 job.prepare()
                 fitting = (height for height in heights if total(job.block(height)) <= limit)

@@ -35,7 +35,7 @@ class TorchJob(Job):
     def whole(self) -> int:
         call, w, lists = self.call, self.product.w, self.call.rulebook.lists()
         n_pairs = lists.starts[-1] * (2 if lists.mirrored else 1)
-        made = 0 if cached(self._kmap, max(w.c_in, w.c_out)) else 16 * n_pairs
+        n_bytes = 0 if cached(self._kmap, max(w.c_in, w.c_out)) else 16 * n_pairs
         cast = call.x.dtype != self._work
         sums = (call.x.numel() + call.n_rows * self.columns) * self._work.itemsize if cast else 0
         n_blocks = n_blocks_of(self._kmap, max(w.c_in, w.c_out))
@@ -43,7 +43,7 @@ class TorchJob(Job):
         uneven = min(n_pairs, 2 * n_pairs // n_blocks, height * w.n_offsets)
         # A block's sums, and those of its dense offset.
         block = self._products(uneven, height) + 2 * height * self.columns * self._work.itemsize
-        return made + sums + block + self._end(call.n_rows) + self._weight()
+        return n_bytes + sums + block + self._end(call.n_rows) + self._weight()
 
     def _weight(self) -> int:
         weight = self.call.weight
@@ -59,7 +59,7 @@ class TorchJob(Job):
     def _end(self, n_rows: int) -> int:
         return self.end_bytes(n_rows, self.call.end.norm is not None)
 
-    def kept(self) -> int:
+    def growth(self) -> int:
         rulebook = self.call.rulebook
         return -sum(getattr(value, "nbytes", 0) for value in rulebook.cache.values())
 

@@ -14,23 +14,23 @@ import torch
 import torch.nn.functional as F
 
 from ..epilogue import Norm
-from ..pending import Following, PendingConv
+from ..pending import MaybePending, PendingConv
 from .shortcuts import ProfiledFeatures, install_fast_forward, reset
 from .tensors import FOLLOWING, KINDS, Features, Waiting, Watched, features_of, materialize
 
 __all__ = ["Features", "ProfiledFeatures", "Waiting", "Watched", "features_of", "materialize", "reset"]
 
 
-def _then(x: Any, inplace: bool, follow: Callable[[PendingConv], Following]) -> torch.Tensor:
+def _then(x: Any, inplace: bool, follow: Callable[[PendingConv], MaybePending]) -> torch.Tensor:
     """Features behind one step more; in place, all who hold `x` see them."""
-    made = follow(x.pending)
+    result = follow(x.pending)
     if not inplace:
-        return features_of(made)
-    if type(made) is PendingConv:
-        x.pending = made
+        return features_of(result)
+    if type(result) is PendingConv:
+        x.pending = result
         return x  # type: ignore[no-any-return]
-    x.pending.become(made)
-    return made  # type: ignore[return-value]
+    x.pending.replace_result(result)
+    return result  # type: ignore[return-value]
 
 
 def _batch_norm(

@@ -57,16 +57,16 @@ def _normalise(self: Any, input: Any) -> Any:
             return trained
     elif type(input) is Waiting:
         if (native := native_calls.normalised) is not None:
-            made = native(self, input)
-            if made is not NotImplemented:
-                return made
+            result = native(self, input)
+            if result is not NotImplemented:
+                return result
         conv = input.pending
         call = conv.call
         norm = None if call.fused is None else call.between[3]
         if norm is not None and _is_norm(self, norm):
-            made = conv.as_launched(norm)
-            if made is not None:
-                return features_of(made)
+            result = conv.as_launched(norm)
+            if result is not None:
+                return features_of(result)
     return _own_forward(self, input)
 
 
@@ -74,11 +74,11 @@ def _rectify(self: Any, input: Any) -> Any:
     """`ReLU.forward`."""
     own = F.relu is _relu_of_torch and nn.ReLU.forward is _relu_forward
     if type(input) is Waiting and own and not torch.compiler.is_compiling():
-        made = input.pending.end_launched("relu", 0.0)
-        if made is not None:
+        result = input.pending.end_launched("relu", 0.0)
+        if result is not None:
             if self.inplace:
-                input.pending.become(made)
-            return made
+                input.pending.replace_result(result)
+            return result
     return _own_forward(self, input)
 
 
@@ -139,9 +139,9 @@ def _own_forward(module: Any, input: Any) -> Any:
 def install_fast_forward(input: Any) -> None:
     """Give the module that is called with features that wait, if it is one, the short way."""
     call = input.pending.call
-    if call.fused is None or call.fused.shown >= 2 * len(call.target):
+    if call.fused is None or call.fused.lookups >= 2 * len(call.target):
         return
-    call.fused.shown += 1
+    call.fused.lookups += 1
     install_on_frame(_outside(sys._getframe(1)))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ....native import calls as native_calls
 from ...device.torch_compat import apart, eagerly
-from ..pending import Following, PendingConv
+from ..pending import MaybePending, PendingConv
 
 # What may follow: None where it does not this time.
 FOLLOWING: dict[Any, Callable[..., torch.Tensor | None]] = {}
@@ -53,13 +53,13 @@ class Features(LazyTensor):
     @eagerly
     def __add__(self, other: Any) -> Any:
         """Of the class, this takes half of torch's detour."""
-        made = _sum(self, other)
-        return _left_sum(self, other) if made is None else made
+        result = _sum(self, other)
+        return _left_sum(self, other) if result is None else result
 
     @eagerly
     def __radd__(self, other: Any) -> Any:
-        made = _sum(self, other)
-        return _right_sum(self, other) if made is None else made
+        result = _sum(self, other)
+        return _right_sum(self, other) if result is None else result
 
     @classmethod
     @eagerly
@@ -122,29 +122,29 @@ _ABOUT = {
 
 
 @eagerly
-def features_of(pending: Following) -> torch.Tensor:
+def features_of(pending: MaybePending) -> torch.Tensor:
     """The features [N_out, C_out] of a pending convolution as a tensor in its dtype; of a result, itself. The tensor
     may have no memory until somebody looks at it."""
     if type(pending) is not PendingConv:
         return pending  # type: ignore[return-value]
-    made: Any
+    features: Any
     if (native := native_calls.features_of) is not None:
-        made = native(pending)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
+        features = native(pending)
+        if features is not NotImplemented:
+            return features  # type: ignore[no-any-return]
     call = pending.call
     if call.target and pending.result is None:
         # Names of arguments would take it a quarter longer.
-        made = _make(Waiting, call.shape, None, None, None, call.dtype, _strided, call.device)
+        features = _make(Waiting, call.shape, None, None, None, call.dtype, _strided, call.device)
         # Extensions that ask for the memory, of which there is none, get an exception.
-        _no_memory(made)
+        _no_memory(features)
     elif pending.follows:
         there = pending.result if pending.fallback is None else pending.fallback
-        made = there.as_subclass(Watched)  # type: ignore[union-attr]
+        features = there.as_subclass(Watched)  # type: ignore[union-attr]
     else:
         return pending.materialize()
-    made.pending = pending
-    return made  # type: ignore[no-any-return]
+    features.pending = pending
+    return features  # type: ignore[no-any-return]
 
 
 def _sum(x: Any, other: Any) -> torch.Tensor | None:
@@ -159,6 +159,6 @@ def materialize(value: Any) -> Any:
     if isinstance(value, LazyTensor):
         return type(value).materialize(value)
     if isinstance(value, (list, tuple)):
-        made = [materialize(part) for part in value]
-        return made if isinstance(value, list) else tuple(made)
+        parts = [materialize(part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
     return value

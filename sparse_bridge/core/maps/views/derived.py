@@ -21,27 +21,27 @@ class Derived:
     get: the object under a key, or None.
     """
 
-    __slots__ = ("_held", "get")
+    __slots__ = ("_entries", "get")
 
     def __init__(self) -> None:
-        self._held: dict[Any, Any] = {}
-        self.get = self._held.get  # the dictionary's own: it is asked in every layer call
+        self._entries: dict[Any, Any] = {}
+        self.get = self._entries.get  # the dictionary's own: it is asked in every layer call
 
-    def put(self, key: Any, made: Any) -> Any:
+    def put(self, key: Any, value: Any) -> Any:
         """Keep an object under a key, and return it."""
-        self._held[key] = made
-        return made
+        self._entries[key] = value
+        return value
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def values(self) -> list[Any]:
         """All objects at this moment."""
-        return list(self._held.values())
+        return list(self._entries.values())
 
     def drop(self) -> None:
         """Forget all of it: it is derived again when it is asked for."""
-        self._held.clear()
+        self._entries.clear()
 
 
 def map_bytes(n_rows: int, new: int, n_offsets: int) -> int:

@@ -71,7 +71,7 @@ class ViewSet:
         """Whether there is a table of `side`."""
         return self._tables[side] is not None
 
-    def _known(self, side: int) -> bool:
+    def _has_view(self, side: int) -> bool:
         return self._tables[side] is not None or self._tiles[side] is not None
 
     def drop(self) -> None:
@@ -79,7 +79,7 @@ class ViewSet:
         but one, or all of them where `rebuild` builds them."""
         self.cache.drop()
         self._pairs = None
-        root = -1 if self.rebuild is not None or self._from_lists else 0 if self._known(0) else 1
+        root = -1 if self.rebuild is not None or self._from_lists else 0 if self._has_view(0) else 1
         if self.rebuild is not None:
             self._dropped = True
             self.rebuild.drop()
@@ -107,7 +107,7 @@ class ViewSet:
         n, others, v = self.n_rows[side], self.n_rows[1 - side], self.n_offsets
         if self.tiled(side):
             return 10 * v * n + 32 * n  # see `TileList.table`
-        if not (self._dropped or self._known(1 - side)):
+        if not (self._dropped or self._has_view(1 - side)):
             return 4 * v * n  # of lists
         if self._dropped:
             return map_bytes(n, 0 if self.symmetric else others, v)
