@@ -25,7 +25,7 @@
 /* clang-format off */
 #define NAMES(X)                                                                                   \
   X(_compiled) X(_pairs_at) X(after) X(backward) X(before) X(direct) X(empty_like) X(get) X(native)          \
-  X(padding) X(place) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)              \
+  X(padding) X(layout) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)              \
   X(sum_sizes) X(_get_tracing_state) X(momentum) X(track_running_stats) X(num_batches_tracked)     \
   X(in_channels) X(norm_parts)                                                                                   \
   X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)    \

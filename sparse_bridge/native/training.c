@@ -196,7 +196,7 @@ static int launched_wgrad(Scope *s, PyObject *launch, PyObject *x, PyObject *dy,
     add_cell(s, &sum, out_at), add_cell(s, &sum, dw_at);
     add_value(s, &sum, PyTuple_GET_ITEM(lists, 2));
     add_values(s, &sum, get(s, spec, s_sum_sizes)), add_value(s, &sum, shares);
-    add_values(s, &sum, get(s, spec, s_place));
+    add_values(s, &sum, get(s, spec, s_layout));
     refuse_unless(s, complete(s, &sum));
     for (int i = 0; i < 3 && s->state == GOES_ON; i++)
       sum.grid[i] = (unsigned)number(s, PyTuple_GET_ITEM(blocks, i));
