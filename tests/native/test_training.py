@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from sparse_bridge import settings
+from sparse_bridge.kernels.gemm import wgrad_gemm
 from sparse_bridge.kernels.ops.batch_norm import unread
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
@@ -239,6 +240,15 @@ def alike(name, ways, bias):
 @pytest.mark.parametrize("name", EVENTS)
 def test_an_event(name):
     alike(name, ["on", "refused 2.0%, 1"], bias=True)
+
+
+@pytest.mark.parametrize("name", ["nothing", "autocast", "in_half", "launches_fail"])
+def test_weight_gradients_in_two_launches(name, monkeypatch):
+    """As on a GPU: several programs share a weight's gradient, and a second launch adds up."""
+    launched, own = [], wgrad_gemm.wgrad_shares
+    monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *args: launched.append(own(*args)) or 40)
+    alike(name, HELPED, bias=False)
+    assert launched
 
 
 @pytest.mark.slow
