@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core.conv import convolution, kernel_products, plan
+from sparse_bridge.core.conv import convolution, plan
 from sparse_bridge.core.device import device_support, selection, self_check, self_check_problems
 from sparse_bridge.core.ops import pointwise
 from sparse_bridge.core.warmup import compilation
@@ -128,7 +128,6 @@ def dry_run(arch: str) -> Iterator[DryRun]:
             (launch.Kernel, "launch", launched),
             (launch.Kernel, "start", lambda *_: False),
             (device_support, "select", lambda device: chosen),
-            (kernel_products, "select", lambda device: chosen),
             (device_support, "forces_kernels", lambda: True),
             (self_check, "applies", lambda device: settings.get().self_check),
             (self_check_problems, "_compare", lambda *_: None),  # products do not run
