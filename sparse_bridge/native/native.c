@@ -24,20 +24,20 @@
 
 /* clang-format off */
 #define NAMES(X)                                                                                   \
-  X(_compiled) X(_pairs_at) X(after) X(backward) X(before) X(direct) X(empty_like) X(get) X(native)          \
-  X(padding) X(layout) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)              \
+  X(_compiled) X(_pairs_at) X(after) X(backward) X(before) X(direct) X(empty_like) X(get)          \
+  X(padding) X(layout) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)             \
   X(sum_sizes) X(_get_tracing_state) X(momentum) X(track_running_stats) X(num_batches_tracked)     \
-  X(in_channels) X(norm_parts)                                                                                   \
-  X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)    \
-  X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(_current_level)    \
+  X(in_channels) X(norm_parts)                                                                     \
+  X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)      \
+  X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(_current_level)               \
   X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
   X(flipped) X(forward) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
   X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
-  X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook)     \
+  X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook)           \
   X(_make) X(_map) X(memory) X(MIN_DEFERRED_ELEMENTS) X(n_offsets) X(n_pairs) X(n_rows)            \
   X(__name__) X(native) X(nbytes)                                                                  \
   X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
-  X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(ready)          \
+  X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(ready)                         \
   X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(row_numbers) X(rows) X(rows_of)           \
   X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
   X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(stride) X(subm) X(symmetric) X(table) X(_tables)        \
@@ -53,7 +53,7 @@ NAMES(DECLARE)
   X(apply_kernel) X(ConvPlan) X(cut_of) X(dx_kernel) X(float32) X(grad_partials_kernel)            \
   X(NormSpec) X(partials_kernel) X(plans) X(sum_shares_kernel) X(torch) X(unread)                  \
   X(wgrad_kernel) X(WgradProduct)                                                                  \
-  X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(FusedPlan)       \
+  X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(FusedPlan)                     \
   X(GatherGemm) X(NarrowGemm) X(Part) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
   X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \
   X(precompile) X(settings) X(StreamOrder) X(strided) X(Tensor) X(torch_c) X(trace) X(Waiting)
@@ -75,7 +75,7 @@ HANDED(DECLARE)
   X(LayerCall, launched) X(LayerCall, shape) X(LayerCall, stream) X(LayerCall, target)             \
   X(PendingConv, _count) X(PendingConv, _used) X(PendingConv, _version) X(PendingConv, call)       \
   X(PendingConv, epilogue) X(PendingConv, fallback) X(PendingConv, result) X(PendingConv, steps)   \
-  X(GatherGemm, native) X(GatherProduct, _copied) X(Derived, _entries) X(StreamOrder, number)         \
+  X(GatherGemm, native) X(GatherProduct, _copied) X(Derived, _entries) X(StreamOrder, number)      \
   X(StreamOrder, waited)
 
 #define DECLARE(type, name) static Py_ssize_t o_##type##_##name;
@@ -115,15 +115,19 @@ static int declined(void) {
   if (refused()) return 1;
   PyObject *now = PyDict_GetItem(g_settings, s_generation);
   if (now == asked_at) return turned_off;
+  Py_XINCREF(now); /* another thread may change it meanwhile: then it is asked again */
   PyObject *get = PyDict_GetItem(g_settings, s_get);
   PyObject *settings = get ? PyObject_CallNoArgs(get) : NULL;
   PyObject *native = settings ? PyObject_GetAttr(settings, s_native) : NULL;
   Py_XDECREF(settings);
-  if (!native) PyErr_Clear(); /* Python asks again, and raises */
-  if (!native || !now) return 1;
+  if (!native || !now) {
+    PyErr_Clear(); /* Python asks again, and raises */
+    Py_XDECREF(native), Py_XDECREF(now);
+    return 1;
+  }
   turned_off = native == Py_False;
   Py_DECREF(native);
-  Py_XSETREF(asked_at, Py_NewRef(now));
+  Py_XSETREF(asked_at, now);
   return turned_off;
 }
 
