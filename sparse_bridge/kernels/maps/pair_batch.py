@@ -21,7 +21,7 @@ from ..runtime.target import Target, current_stream
 from ..runtime.uploads import uploaded
 from .tile_batch import number_at, own_at, pointer_at
 from .tile_list import TILE, TileList
-from .tile_packing import store_pairs
+from .tile_packing import MOST_LISTS, PAIRS, store_pairs
 
 # Of a record, int64: addresses of counts, ends, starts, packed, rows; lists, pairs of tiles;
 # addresses of the entries and of the rows listed.
@@ -64,11 +64,11 @@ def _ends_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pairs_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
-    """grid: (pairs of tiles, parts of lists, maps)."""
+def _pairs_each(records_ptr, FIELDS: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
+    """grid: (blocks of pairs of tiles, lists or less, maps)."""
     record = records_ptr + tl.program_id(2) * FIELDS
     n_lists, n_pairs = number_at(record, 5), number_at(record, 6)
-    if (tl.program_id(0) < n_pairs) & (tl.program_id(1) * 32 < n_lists):
+    if tl.program_id(0) * PAIRS < n_pairs:
         store_pairs(
             own_at(record, 3),
             own_at(record, 4),
@@ -78,8 +78,7 @@ def _pairs_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
             pointer_at(record, 8),
             n_lists,
             n_pairs,
-            tl.program_id(0),
-            tl.program_id(1),
+            PAIRS,
             BLOCK,
         )
 
@@ -135,10 +134,10 @@ class PairBatch:
             pairs_kernel.launch(
                 held.device,
                 self._target,
-                (most, cdiv(max(self._n_lists), 32), len(lists)),
+                (cdiv(most, PAIRS), min(max(self._n_lists), MOST_LISTS), len(lists)),
                 (records,),
-                (FIELDS, 2 * TILE),
-                {"num_warps": 8},
+                (FIELDS, PAIRS, 2 * TILE),
+                {"num_warps": 4},
                 (),
             )
         return lists

@@ -130,43 +130,56 @@ def _pack_tiles(
 
 @triton.jit
 def store_pairs(
-    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs, pair, part, BLOCK: tl.constexpr
+    packed_ptr,
+    rows_ptr,
+    ends_ptr,
+    counts_ptr,
+    in_ptr,
+    out_ptr,
+    n_lists,
+    n_pairs,
+    PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """The pairs of 32 lists, from 32 * `part` on, in a pair of tiles: `BLOCK` places."""
-    place = pair * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(rows_ptr + place)
-    v = part * 32 + tl.arange(0, 32)
-    block = v.to(tl.int64) * n_pairs + pair
-    end = tl.load(ends_ptr + block, mask=v < n_lists, other=0)
-    count = tl.load(counts_ptr + block, mask=v < n_lists, other=0)
-    begin = end - count
+    """Pairs of the lists program_id(1), + num_programs(1), .. in PAIRS pairs of tiles, of `BLOCK` places each."""
+    lane = tl.arange(0, PAIRS * BLOCK)
+    first = tl.program_id(0) * PAIRS
+    pair = first + lane // BLOCK
+    place = first * BLOCK + lane
     pitch = n_pairs.to(tl.int64) * BLOCK
-    address = packed_ptr + v.to(tl.int64)[:, None] * pitch + place[None, :]
-    value = tl.load(address, mask=(count > 0)[:, None], other=-1)
-    hit = (value >= 0).to(tl.int32)
-    slot = begin[:, None] + tl.cumsum(hit, 1) - hit
-    tl.store(in_ptr + slot, value, mask=value >= 0)
-    tl.store(out_ptr + slot, row[None, :] + tl.zeros_like(value), mask=value >= 0)
+    for v in range(tl.program_id(1), n_lists, tl.num_programs(1)):
+        blocks = n_pairs.to(tl.int64) * v
+        # Nobody writes an offset of a pair of tiles that lacks it.
+        present = tl.load(counts_ptr + blocks + pair, mask=pair < n_pairs, other=0) > 0
+        value = tl.load(packed_ptr + pitch * v + place, mask=present, other=-1)
+        hit = (value >= 0).to(tl.int32)
+        row = tl.load(rows_ptr + place, mask=value >= 0, other=0)
+        begin = tl.load(ends_ptr + blocks + first) - tl.load(counts_ptr + blocks + first)
+        slot = begin + tl.cumsum(hit, 0) - hit
+        tl.store(in_ptr + slot, value, mask=value >= 0)
+        tl.store(out_ptr + slot, row, mask=value >= 0)
 
 
 @triton.jit(do_not_specialize=["n_lists", "n_pairs"])
-def _compact_pairs(packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs, BLOCK: tl.constexpr):
-    """grid: (pairs of tiles, parts). Pair lists by offset, then place. ends: inclusive running sum
+def _compact_pairs(
+    packed_ptr,
+    rows_ptr,
+    ends_ptr,
+    counts_ptr,
+    in_ptr,
+    out_ptr,
+    n_lists,
+    n_pairs,
+    PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """grid: (blocks of pairs of tiles, lists or less). Pair lists by offset, then place. ends: inclusive running sum
     of counts [n_lists, n_pairs], int64."""
-    store_pairs(
-        packed_ptr,
-        rows_ptr,
-        ends_ptr,
-        counts_ptr,
-        in_ptr,
-        out_ptr,
-        n_lists,
-        n_pairs,
-        tl.program_id(0),
-        tl.program_id(1),
-        BLOCK,
-    )
+    store_pairs(packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs, PAIRS, BLOCK)
 
+
+PAIRS = 4  # pairs of tiles whose entries a program lists
+MOST_LISTS = 1 << 15  # programs side by side along a grid's second axis, which ends at 65,535
 
 pack_kernel = register(_pack_tiles)
 compact_kernel = register(_compact_pairs)
@@ -235,9 +248,9 @@ def write_pairs(
     compact_kernel.launch(
         counts.device,
         target,
-        (tiles.n_pairs, cdiv(n_lists, 32), 1),
+        (cdiv(tiles.n_pairs, PAIRS), min(n_lists, MOST_LISTS), 1),
         (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, tiles.n_pairs),
-        (2 * TILE,),
-        {"num_warps": 8},
+        (PAIRS, 2 * TILE),
+        {"num_warps": 4},
         (),
     )

@@ -182,7 +182,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield _fixed(mask_order.few_kernel, _LARGEST["i32"], part, part)
     orders = {"order": ("i64", "i32"), **aligns}
     yield tile_packing.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
-    yield _fixed(tile_packing.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
+    yield _fixed(tile_packing.compact_kernel, tile_packing.PAIRS, 2 * tile_list.TILE, ends="i64")
     fields = tile_batch.FIELDS
     yield _fixed(tile_batch.masks_kernel, fields, neighbor_table.ROWS, records="i64")
     factors = {**blocks, "shared": (32, 0, 64), **aligns}
@@ -191,7 +191,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield _fixed(tile_batch.tiles_kernel, fields, tile_list.TILE, records="i64")
     fields, rows_of_pair = pair_batch.FIELDS, 2 * tile_list.TILE
     yield _fixed(pair_batch.ends_kernel, fields, pair_batch.BLOCK, records="i64")
-    yield _fixed(pair_batch.pairs_kernel, fields, rows_of_pair, num_warps=8, records="i64")
+    yield _fixed(pair_batch.pairs_kernel, fields, tile_packing.PAIRS, rows_of_pair, records="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
     yield key_table.hash_rows_kernel, [Space({**factors, **aligns}, _hash_rows, silent=_SILENT)]
     lanes = 4 * target.warp_size
