@@ -24,7 +24,7 @@ from ..traced import between_graphs
 
 AGGREGATIONS = ("mean", "sum")
 _INTEGERS = (torch.int32, torch.int64)
-_WORKSPACE = 32 << 20  # bytes of means and products that inference holds at a time
+_WORKSPACE = 32 << 20  # bytes of means and products that inference holds at a time, or as many as its result has
 
 
 class RelationMap:
@@ -228,7 +228,8 @@ def relational_conv(
     fused = residual if residual is not None and residual.dtype == x.dtype and not trains else None
     run = functools.partial(_products, aggr=aggr, groups=groups, allow_tf32=allow_tf32)
     width = groups * weight.shape[1] + weight.shape[2]
-    n_parts = 1 if trains else -(-4 * width * relations.n_groups // _WORKSPACE)
+    workspace = max(_WORKSPACE, x.element_size() * relations.n_out * groups * weight.shape[2])
+    n_parts = 1 if trains else -(-4 * width * relations.n_groups // workspace)
     if n_parts < 2:
         y = run(x, weight, relations, fused)
     else:  # one after another, so that what they hold in between stays small

@@ -205,7 +205,7 @@ def _sum_shares(
 
 wgrad_kernel = register(_wgrad_gemm)
 sum_shares_kernel = register(_sum_shares)
-_SUM_OPTIONS = {"num_warps": 4}
+SUM_OPTIONS = {"num_warps": 2}
 
 
 class WgradGemm:
@@ -283,6 +283,6 @@ class WgradGemm:
                 spec.sum_grid,
                 (partial, dw, self.pairs[2], *numbers),
                 spec.sum_constants,
-                _SUM_OPTIONS,
+                SUM_OPTIONS,
                 key,
             )

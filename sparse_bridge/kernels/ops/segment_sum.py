@@ -118,9 +118,13 @@ def _segment_sum(
         )
         y_ptr += tl.program_id(2).to(tl.int64) * n_segments * n_channels
     else:
-        acc = tl.zeros((SEGMENTS * LANES, CHANNELS), tl.float64 if FP64 else tl.float32)
+        # The sum of a single chunk is that of its lanes: all that would be added to it is 0.
         n_chunks = tl.cdiv(tl.max(end - begin, 0), CHUNK).to(tl.int32)
-        for chunk in range(n_chunks):
+        last = tl.where(n_chunks > 1, begin, end)
+        acc = _lane_sums(
+            x_ptr, order_ptr, weight_ptr, begin, last, channel, ok_c, n_channels, K, HAS_WEIGHT, FP64, LANES
+        )
+        for chunk in range(tl.where(n_chunks > 1, n_chunks, 0)):
             first = begin + chunk * CHUNK
             part = _lane_sums(
                 x_ptr,
@@ -181,12 +185,13 @@ def _chunk_sum(
 segment_sum_kernel = register(_segment_sum)
 chunk_sum_kernel = register(_chunk_sum)
 
-OPTIONS = {"num_warps": 4}
+# Lanes of one warp are added up without shared memory and its barriers, which took most of the time.
+OPTIONS = {"num_warps": 1}
 
 
 def channel_block(n_channels: int, dtype: torch.dtype) -> int:
-    """Channels of a program; sums of fp64 take twice the registers."""
-    return min(64 if dtype == torch.float64 else 128, max(16, power_of_2(n_channels)))
+    """Channels of a program, whose sums lie in the registers of one warp; those of fp64 take twice as many."""
+    return min(16 if dtype == torch.float64 else 32, max(16, power_of_2(n_channels)))
 
 
 def segment_sum(

@@ -9,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..runtime.launch import alignment, cdiv, register
+from ..runtime.launch import alignment, cdiv, power_of_2, register
 from ..runtime.target import Target
-from .segment_sum import OPTIONS, channel_block
 
+OPTIONS = {"num_warps": 4}
 _ROWS = 32
 _POINTS = 128
 
@@ -119,7 +119,7 @@ def gather_sum(
     with a count of 0, add nothing. Sums are fp32, of fp64 fp64.
     """
     (n_rows, n_channels), per_row = y.shape, index.shape[1]
-    channels = channel_block(n_channels, x.dtype)
+    channels = min(64 if x.dtype == torch.float64 else 128, max(16, power_of_2(n_channels)))
     constants = (per_row, weight is not None, count is not None, x.dtype == torch.float64, _ROWS, channels)
     grid = (cdiv(n_rows, _ROWS), cdiv(n_channels, channels), 1)
     weight_arg, count_arg = (x if weight is None else weight), (index if count is None else count)

@@ -13,7 +13,7 @@ import torch
 from ...kernels.gemm import wgrad_gemm
 from ...kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from ...kernels.gemm.gather_spec import ACTIVATIONS
-from ...kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
+from ...kernels.gemm.wgrad_gemm import SUM_OPTIONS, sum_shares_kernel, wgrad_kernel
 from ...kernels.maps.tile_list import shared_by
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
@@ -235,7 +235,7 @@ def _wgrad(
 def _sum_shares(dtype: str, mirrored: bool, v_block: int, block: int, layout: str) -> Form:
     constants = (mirrored, v_block, wgrad_gemm.SUM_LOADS // block, block)
     marks = strides(sum_shares_kernel, layout, "stride_di", "stride_do")
-    return make(sum_shares_kernel, constants, {"num_warps": 4}, *marks, partial="fp32", dw=dtype, starts="i64")
+    return make(sum_shares_kernel, constants, SUM_OPTIONS, *marks, partial="fp32", dw=dtype, starts="i64")
 
 
 class GatherSpace(Space):

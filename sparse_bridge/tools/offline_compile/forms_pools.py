@@ -17,6 +17,7 @@ _OPTIONS = {"num_warps": 4}
 _SILENT = ("align",)
 _FLAG = (False, True)
 _SUMS = (segment_sum._SEGMENTS, segment_sum._LANES, segment_sum.CHUNK)
+_SUM_BLOCKS = (32, 16)  # channels of a program that adds up segments
 _INDEX = ("i64", "i32")
 _PER_ROW = (8, 1, 2, 4)  # corners of a cell, or points by their voxel
 
@@ -60,7 +61,7 @@ def _segment_sum(
     count = None if cut else count
     types |= {"weight": weight or dtype, "count": count or index}
     constants = (per_row, weight is not None, count is not None, dtype == "fp64", cut, *_SUMS, channels)
-    return make(segment_sum.segment_sum_kernel, constants, _OPTIONS, align=align, **types)
+    return make(segment_sum.segment_sum_kernel, constants, segment_sum.OPTIONS, align=align, **types)
 
 
 def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, align: str) -> Form:
@@ -69,7 +70,7 @@ def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, align: str)
     wide = "fp64" if dtype == "fp64" else "fp32"
     types = {"part": wide, "starts": index, "count": count or index, "y": dtype}
     constants = (count is not None, *_SUMS, channels)
-    return make(segment_sum.chunk_sum_kernel, constants, _OPTIONS, align=align, **types)
+    return make(segment_sum.chunk_sum_kernel, constants, segment_sum.OPTIONS, align=align, **types)
 
 
 def _gather_sum(
@@ -133,9 +134,10 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "count": ("i32", None, "i64", "fp32"),
         "index": _INDEX,
     }
-    sums = {**voxels, "cut": (False, True)}
+    summed = [(dtype, c) for dtype in ("fp64", *floats) for c in _SUM_BLOCKS[dtype == "fp64" :]]
+    sums = {**voxels, "rows": summed, "cut": (False, True)}
     yield segment_sum.segment_sum_kernel, [Space(sums, _segment_sum, silent=_SILENT)]
-    chunks = {name: levels for name, levels in voxels.items() if name not in ("per_row", "weight")}
+    chunks = {name: levels for name, levels in sums.items() if name not in ("per_row", "weight", "cut")}
     yield segment_sum.chunk_sum_kernel, [Space(chunks, _chunk_sum, silent=_SILENT)]
     yield voxel_ops.gather_sum_kernel, [Space(voxels, _gather_sum, silent=_SILENT)]
     points = {"dtype": ("fp64", *floats), "index": _INDEX, **aligns}
