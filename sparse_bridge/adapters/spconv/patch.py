@@ -116,8 +116,8 @@ def patches() -> list[Patch]:
     from spconv.pytorch import conv, core, functional, modules, pool
 
     check_layout(conv)
-    found = tuple(int(part) for part in re.findall(r"\d+", spconv.__version__)[:2])
-    if not (2, 2) <= found < (2, 4):
+    release = tuple(int(part) for part in re.findall(r"\d+", spconv.__version__)[:2])
+    if not (2, 2) <= release < (2, 4):
         raise UnsupportedError(
             f"spconv {spconv.__version__} is installed; the patches are written for {_VERSIONS}. "
             "Use enable('spconv', mode='standin') before importing spconv."

@@ -83,8 +83,8 @@ class SpconvOps(PoolOps, VoxelOps, metaclass=MissingParts):
         """
         layer = _layer(ksize, stride, padding, dilation, out_padding, subm=subm, transposed=transposed)
         out, kmap = _map(indices, batch_size, input_dims, layer, algo, False, num_out_act_bound)
-        found, counts = pairs.indice_pairs(kmap, indices.dim(0), subm)
-        allocator.put("PairFwd", found)
+        pair_lists, counts = pairs.indice_pairs(kmap, indices.dim(0), subm)
+        allocator.put("PairFwd", pair_lists)
         allocator.put("IndiceNumPerLoc", counts)
         if not subm:
             allocator.put("OutIndices", out)
@@ -234,8 +234,8 @@ class ConvGemmOps(metaclass=MissingParts):
         output_dtype: int = -1,
     ) -> int:
         """Returns the mask width, which is -1: no mask is kept for the backward pass."""
-        for given in (scale, output_add):
-            if _given(given) is not None:
+        for int8_operand in (scale, output_add):
+            if _given(int8_operand) is not None:
                 raise UnsupportedError("int8 kernels are not here; implicit_gemm got int8 scales.")
         x = to_torch(features)
         kmap = pairs.map_from_table(to_torch(pair_fwd), len(x), num_activate_out)
@@ -298,12 +298,12 @@ class InferenceOps(metaclass=MissingParts):
 
     @staticmethod
     def activation_inplace(out: Tensor, act_type: Any, alpha: float, beta: float, stream: int = 0) -> None:
-        values, kind = output(out), ACTIVATIONS[act_type.name]
-        if kind == "relu":
+        values, activation = output(out), ACTIVATIONS[act_type.name]
+        if activation == "relu":
             values.relu_()
-        elif kind == "leaky_relu":
+        elif activation == "leaky_relu":
             torch.nn.functional.leaky_relu_(values, alpha)
-        elif kind == "sigmoid":
+        elif activation == "sigmoid":
             values.sigmoid_()
 
     @staticmethod

@@ -49,11 +49,11 @@ class _Quantised(WeightedQuantizedModule):
 
     @classmethod
     def _made(cls, layer, weight, scale, zero_point):
-        made = cls._like(layer)
-        made.set_weight_bias(weight.detach(), None if layer.bias is None else layer.bias.detach())
-        made.scale = torch.as_tensor(scale, dtype=torch.float32).reshape(()).clone()
-        made.zero_point = torch.as_tensor(zero_point, dtype=torch.long).reshape(()).clone()
-        return made.train(layer.training)
+        quantized = cls._like(layer)
+        quantized.set_weight_bias(weight.detach(), None if layer.bias is None else layer.bias.detach())
+        quantized.scale = torch.as_tensor(scale, dtype=torch.float32).reshape(()).clone()
+        quantized.zero_point = torch.as_tensor(zero_point, dtype=torch.long).reshape(()).clone()
+        return quantized.train(layer.training)
 
     @classmethod
     def _observed(cls, layer, weight_observer, output_observer):
@@ -128,9 +128,9 @@ class SparseConv(SparseConvolutionBase, SparseModule, _Quantised):
     def _like(cls, conv):
         arguments = constructor_arguments(conv)
         name = arguments.pop("name")
-        made = cls(**arguments, device=conv.weight.device)
-        made.name = name
-        return made
+        quantized = cls(**arguments, device=conv.weight.device)
+        quantized.name = name
+        return quantized
 
     @classmethod
     def get_qconv(cls, mod, activation_post_process, weight_post_process=None):
