@@ -57,8 +57,8 @@ class Record:
 
     def starts_from(self, coords: torch.Tensor) -> bool:
         """The map was built for these coordinates."""
-        known = self.in_coords
-        return (coords is known or same_rows(known, coords)) and _version(known) == self.version
+        own = self.in_coords
+        return (coords is own or same_rows(own, coords)) and _version(own) == self.version
 
     def ends_at(self, coords: torch.Tensor) -> bool:
         """The map's outputs are these coordinates."""

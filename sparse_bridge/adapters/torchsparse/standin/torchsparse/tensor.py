@@ -61,14 +61,14 @@ class SparseTensor(LazyFeatures):
     @classmethod
     def _made(cls, feats, coords, stride, spatial_range, caches):
         """A tensor of parts that need no conversion, with the caches of another one."""
-        made = cls.__new__(cls)
+        tensor = cls.__new__(cls)
         if type(feats) is Tensor:
-            made.feats = feats
+            tensor.feats = feats
         else:
-            keep(made, feats)
-        made.coords, made.stride = coords, stride
-        made.spatial_range, made._caches = spatial_range, caches
-        return made
+            keep(tensor, feats)
+        tensor.coords, tensor.stride = coords, stride
+        tensor.spatial_range, tensor._caches = spatial_range, caches
+        return tensor
 
     def _with(self, feats):
         """Other features, everything else as here."""
