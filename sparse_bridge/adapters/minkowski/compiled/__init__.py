@@ -7,7 +7,7 @@ layer sees; the user's manager holds, in `traced`, what the graph knows of the m
 
 from ....core.compile import row_functions as row_functions  # registers operators
 from ....core.traced.graphs import outside as outside
-from .convolution import convolved, wanted
+from .convolution import convolved, graph_output_key
 from .pools import pooled, pooled_globally
 from .registered_maps import coords_of, inserted, known, known_all
 from .rows import broadcast, interpolated, merged, pruned
@@ -16,6 +16,7 @@ __all__ = [
     "broadcast",
     "convolved",
     "coords_of",
+    "graph_output_key",
     "inserted",
     "interpolated",
     "known",
@@ -25,5 +26,4 @@ __all__ = [
     "pooled",
     "pooled_globally",
     "pruned",
-    "wanted",
 ]
