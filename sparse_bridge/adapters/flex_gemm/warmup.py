@@ -36,7 +36,7 @@ class FirstProduct:
 def tell(
     feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, n_out: int | None
 ) -> FirstProduct | None:
-    """Have the kernels of this product compiled, when it is the first of its kind; None at later
+    """Have the kernels of this product compiled, when it is the first of its shapes and dtypes; None at later
     calls. Where the device has not been used yet they are compiled with those that build the map,
     until when the result must live.
 
@@ -44,10 +44,10 @@ def tell(
     None: submanifold.
     """
     learns = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
-    kind = (weight.device, weight.shape, feats.dtype, bias is None, n_out is None, learns)
-    if kind in _told or 0 in feats.shape or n_out == 0:
+    key = (weight.device, weight.shape, feats.dtype, bias is None, n_out is None, learns)
+    if key in _told or 0 in feats.shape or n_out == 0:
         return None
-    _told.add(kind)
+    _told.add(key)
     if weight.dtype != feats.dtype:
         weight = weight.detach().to(feats.dtype)
     sizes = Sizes(len(feats), len(feats) if n_out is None else n_out)
@@ -65,9 +65,9 @@ def tell(
     )
     if begin(product):
         return None
-    found = FirstProduct(product)
-    expect(found, FirstProduct.products)
-    return found
+    first = FirstProduct(product)
+    expect(first, FirstProduct.products)
+    return first
 
 
 @state.owns

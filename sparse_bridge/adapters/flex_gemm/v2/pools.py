@@ -42,10 +42,10 @@ def submanifold_pool(
     """
     kernel = kernel_sizes(kernel_size, dimension)
     window = centred_window(kernel)
-    found = caches.around("submanifold_pool", coords, shape, window, neighbor_cache)
-    y = _pooled(feats, found, reduce, len(window.offsets))
+    cache = caches.around("submanifold_pool", coords, shape, window, neighbor_cache)
+    y = _pooled(feats, cache, reduce, len(window.offsets))
     note("flex_gemm", "submanifold_pool")
-    return y, found
+    return y, cache
 
 
 @between_graphs
@@ -71,10 +71,10 @@ def sparse_pool(
     kernel = kernel_sizes(kernel_size, dimension)
     window = box_window(kernel, kernel if stride is None else stride, padding)
     out = Outputs(output_coords, output_shape, neighbor_cache)
-    found = caches.down("sparse_pool", coords, shape, window, out)
-    y = _pooled(feats, found, reduce, len(window.offsets))
+    cache = caches.down("sparse_pool", coords, shape, window, out)
+    y = _pooled(feats, cache, reduce, len(window.offsets))
     note("flex_gemm", "sparse_pool")
-    return y, found.output_coords, found.shape(y.shape[1]), found
+    return y, cache.output_coords, cache.shape(y.shape[1]), cache
 
 
 def gathered(feats: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def _pooled(feats: torch.Tensor, cache: NeighborCache, reduce: str, n_offsets: i
     if mode == "prod":
         return _product(feats, kmap)
     y = -pool(-feats, kmap, mode) if reduce == "min" else pool(feats, kmap, mode)
-    if mode == "max" and cache.given:
+    if mode == "max" and cache.outputs_given:
         nothing = (dense_table(kmap, 0) < 0).all(0)
         y = y.masked_fill(nothing.unsqueeze(1), 0)
     return y
