@@ -51,8 +51,8 @@ class _Halves:
                 nodes_now.append(node)
                 continue
             for index in floats:
-                before, name = self._name_of(node.input[index])
-                nodes_now += before
+                casts, name = self._name_of(node.input[index])
+                nodes_now += casts
                 node.input[index] = name
             output = node.output[0]
             self._names[output] = self._made[output] = graph.free_name(f"{output}_half")
@@ -103,8 +103,8 @@ class _Halves:
             helper, tensor = graph.onnx.numpy_helper, attribute(maker, "value")
             filled = np.zeros(1) if tensor is None else helper.to_array(tensor)
             value = helper.from_array(filled.astype(np.float16))
-            made = graph.make("ConstantOfShape", list(maker.input), narrow, value=value)
-            return [made], narrow
+            filler = graph.make("ConstantOfShape", list(maker.input), narrow, value=value)
+            return [filler], narrow
         return [graph.make("Cast", [name], narrow, to=self._half)], narrow
 
 

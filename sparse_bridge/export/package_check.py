@@ -35,8 +35,8 @@ def check(folder: pathlib.Path, repeat: int = 1) -> list[Ran]:
     program = build(folder)
     done = _run([str(program), str(folder), "--repeat", str(repeat)])
     if done.returncode:
-        what = "gives other results than the model" if done.returncode == 1 else "does not run"
-        raise ExportError(f"the package in {folder} {what}:\n{_last(done.stdout + done.stderr)}")
+        failure = "gives other results than the model" if done.returncode == 1 else "does not run"
+        raise ExportError(f"the package in {folder} {failure}:\n{_last(done.stdout + done.stderr)}")
     return [Ran(int(n), float(ms), float(error)) for n, ms, error in _SAID.findall(done.stdout)]
 
 
