@@ -164,12 +164,12 @@ def interchange_of(package: str) -> Callable[[str], Any]:
     """The `__getattr__` of an adapter's package: `to_core` and `from_core` of its `interchange.py`
     at first use, because they need torch."""
 
-    def found(name: str) -> Any:
+    def attribute(name: str) -> Any:
         if name not in ("from_core", "to_core"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{package}.interchange"), name)
 
-    return found
+    return attribute
 
 
 def choose_profile(

@@ -129,7 +129,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
         self._names = (*adapter.packages, *adapter.aliases)
         self._weak = AliasFinder(adapter.weak_aliases, adapter.packages[0])
         self._root = adapter.standin_root
-        self._kept: dict[str, types.ModuleType] = {}
+        self._modules: dict[str, types.ModuleType] = {}
         self._aside: dict[str, types.ModuleType] = {}
 
     def install(self) -> None:
@@ -149,7 +149,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
                 )
         for name in _names_below(self._names):
             self._aside[name] = sys.modules.pop(name)
-        sys.modules.update(self._kept)
+        sys.modules.update(self._modules)
         sys.meta_path.insert(0, self)
         if self._adapter.weak_aliases:
             sys.meta_path.append(self._weak)
@@ -168,7 +168,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
                 continue  # put there by somebody else meanwhile: theirs
             del sys.modules[name]
             if not getattr(module.__spec__, "_initializing", False):  # else another thread is in it
-                self._kept[name] = module
+                self._modules[name] = module
         for name, module in self._aside.items():
             sys.modules.setdefault(name, module)
         self._aside.clear()

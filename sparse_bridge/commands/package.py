@@ -31,7 +31,7 @@ MODEL is second or unet, with weights at random, or module:function. The functio
 arguments and returns the model in eval mode and the inputs of a scene, or these and a list of the
 inputs of further scenes. spconv is bridged before the module is imported."""
 
-Made = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
+Example = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _own(name: str) -> Made:
+def _own(name: str) -> Example:
     """What module:function makes."""
     module, _, function = name.partition(":")
     if not module or not function:
@@ -119,7 +119,7 @@ class _Program(nn.Module):
         return output
 
 
-def _network(name: str, rows: Sequence[int]) -> Made:
+def _network(name: str, rows: Sequence[int]) -> Example:
     """SECOND or the U-Net on scenes of a street, the largest one first."""
     import spconv.pytorch as sp
 

@@ -20,7 +20,7 @@ from .options import allow_tf32
 
 preload.begin()
 
-_told: set[tuple[Any, ...]] = set()
+_announced: set[tuple[Any, ...]] = set()
 
 
 class FirstProduct:
@@ -45,9 +45,9 @@ def tell(
     """
     learns = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
     key = (weight.device, weight.shape, feats.dtype, bias is None, n_out is None, learns)
-    if key in _told or 0 in feats.shape or n_out == 0:
+    if key in _announced or 0 in feats.shape or n_out == 0:
         return None
-    _told.add(key)
+    _announced.add(key)
     if weight.dtype != feats.dtype:
         weight = weight.detach().to(feats.dtype)
     sizes = Sizes(len(feats), len(feats) if n_out is None else n_out)
@@ -73,4 +73,4 @@ def tell(
 @state.owns
 def reset() -> None:
     """Forget what was told."""
-    _told.clear()
+    _announced.clear()

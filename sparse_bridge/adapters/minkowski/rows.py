@@ -26,7 +26,7 @@ def broadcast(registry: MapRegistry, glob: torch.Tensor, in_key: Key, glob_key: 
     if torch.compiler.is_compiling():
         from . import compiled
 
-        if not compiled.known_all(registry, (in_key, glob_key)):
+        if not compiled.all_traced(registry, (in_key, glob_key)):
             return compiled.outside(broadcast, registry, glob, in_key, glob_key)
         return compiled.broadcast(registry, glob, in_key, glob_key)
     check_aligned(glob, registry.grid(glob_key), "broadcast")
@@ -61,7 +61,7 @@ def prune(
     if torch.compiler.is_compiling():
         from . import compiled
 
-        if target is not None or compiled.known(registry, in_key) is None:
+        if target is not None or compiled.traced_sites(registry, in_key) is None:
             return compiled.outside(prune, registry, features, mask, in_key, target)
         _check_mask(mask, features)
         return compiled.pruned(registry, features, mask, in_key)
@@ -130,7 +130,7 @@ def union(
 def _joined_in_graph(registry: MapRegistry, keys: list[Key], target: Key | None) -> bool:
     from . import compiled
 
-    return target is None and compiled.known_all(registry, keys)
+    return target is None and compiled.all_traced(registry, keys)
 
 
 def _merged(registry: MapRegistry, keys: list[Key]) -> tuple[Key, list[torch.Tensor], int]:

@@ -85,7 +85,7 @@ def served(x: Any, layer: Any) -> bool:
     return not x.benchmark and (record is None or isinstance(record, Record))
 
 
-def _made(layer: Any, x: Any) -> Record:
+def _new_record(layer: Any, x: Any) -> Record:
     """The map of a layer that has none."""
     layer_name = type(layer).__name__
     check_dimension(layer, x)
@@ -126,7 +126,7 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, form
     key, inverse = layer.indice_key, layer.inverse
     record: Any = None if key is None else entries.get(key)
     if record is None and not inverse:
-        record = _made(layer, x)
+        record = _new_record(layer, x)
         if key is not None:
             entries[key] = record
     elif record is None or not keys.fits(layer, x, record, features):
@@ -142,7 +142,7 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, form
 def pooled(layer: Any, x: Any, mode: str) -> Answer:
     """The output of a local pool."""
     features, entries = check_input(x, type(layer).__name__), dict(x.indice_dict)
-    key, record = layer.indice_key, _made(layer, x)
+    key, record = layer.indice_key, _new_record(layer, x)
     if key is not None:
         entries[key] = record
     sites = record.out_sites

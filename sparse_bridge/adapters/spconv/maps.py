@@ -19,7 +19,7 @@ from .rules.outside import warn_of_rows_outside
 from .rules.row_order import order_of_layer
 from .tensors import shape_of
 
-_held: weakref.WeakKeyDictionary[Any, MapStore] = weakref.WeakKeyDictionary()
+_stores: weakref.WeakKeyDictionary[Any, MapStore] = weakref.WeakKeyDictionary()
 
 
 class LayerMap(NamedTuple):
@@ -56,7 +56,7 @@ def layer_map_of(layer: Any, x: Any) -> LayerMap:
     shape, geometry, order = shape_of(x), LayerGeometry.of(layer), order_of_layer(layer, x)
     built = layer_map(x.indices, int(x.batch_size), shape, geometry, order, type(layer).__name__)
     if built.store is not None:
-        _held[x] = built.store
+        _stores[x] = built.store
     return built
 
 

@@ -31,7 +31,7 @@ class _Graphs:
     autograd sees them."""
 
     def __init__(self) -> None:
-        self._held: dict[Any, tuple[weakref.ref[torch.Tensor], ...]] = {}
+        self._edges: dict[Any, tuple[weakref.ref[torch.Tensor], ...]] = {}
         self._maps: dict[Any, RelationMap] = {}
 
     def find(
@@ -44,32 +44,32 @@ class _Graphs:
             return relation_map(edge_index.flip(0) if turned else edge_index, edge_type, *sizes)
         key = (*(id(tensor) for tensor in edges), sizes, turned)
         now = tuple(tensor._version for tensor in edges)
-        references = self._held.get(key)
+        references = self._edges.get(key)
         if references is not None and all(a() is b for a, b in zip(references, edges, strict=True)):
             result = self._maps.get((key, now))
             if result is not None:
                 return result
         result = relation_map(edge_index.flip(0) if turned else edge_index, edge_type, *sizes)
         self._forget(key)
-        while len(self._held) >= _MOST:
-            self._forget(next(iter(self._held)))
+        while len(self._edges) >= _MOST:
+            self._forget(next(iter(self._edges)))
         gone = functools.partial(self._gone, key)
-        self._held[key] = tuple(weakref.ref(tensor, gone) for tensor in edges)
+        self._edges[key] = tuple(weakref.ref(tensor, gone) for tensor in edges)
         self._maps[key, now] = result
         return result
 
     def _gone(self, key: Any, reference: weakref.ref[torch.Tensor]) -> None:
-        if reference in self._held.get(key, ()):
+        if reference in self._edges.get(key, ()):
             self._forget(key)
 
     def _forget(self, key: Any) -> None:
-        self._held.pop(key, None)
+        self._edges.pop(key, None)
         for old in [entry for entry in self._maps if entry[0] == key]:
             self._maps.pop(old, None)
 
     def reset(self) -> None:
         """Forget the maps of all graphs."""
-        self._held.clear()
+        self._edges.clear()
         self._maps.clear()
 
     def __len__(self) -> int:

@@ -54,7 +54,7 @@ def make_like(
     """A SparseTensor of x's class that shares x's caches."""
     own = getattr(x.__class__, "_own", None)
     if own is not None:  # the stand-in's: nothing to convert
-        return own._made(feats, coords, stride, spatial_range, x._caches)
+        return own._of_parts(feats, coords, stride, spatial_range, x._caches)
     tensor_class = _tensor_class(x.__class__)
     if type(feats) is PendingConv:
         feats = features_of(feats)
@@ -82,7 +82,7 @@ def with_feats(x: Any, feats: torch.Tensor | PendingConv) -> Any:
     """A tensor with other features [N, C]; everything else is x's."""
     own = getattr(x.__class__, "_own", None)
     if own is not None:  # the stand-in's
-        return own._made(feats, x.coords, x.stride, range_of(x), x._caches)
+        return own._of_parts(feats, x.coords, x.stride, range_of(x), x._caches)
     return make_like(x, feats, x.coords, x.stride, range_of(x))
 
 

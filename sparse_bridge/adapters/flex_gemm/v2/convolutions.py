@@ -20,7 +20,7 @@ from . import cache as caches
 from .cache import NeighborCache, Outputs
 from .windows import Window, box_window, centred_window, delta_window
 
-Found = tuple[torch.Tensor, torch.Tensor, torch.Size, NeighborCache]
+LayerOutput = tuple[torch.Tensor, torch.Tensor, torch.Size, NeighborCache]
 
 __all__ = ["sparse_conv", "sparse_conv_transpose", "submanifold_conv"]
 
@@ -78,7 +78,7 @@ def sparse_conv(
     algorithm: Any = None,
     allow_tf32: bool | None = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """out[q] = bias + sum of W[t] feats at q * stride - padding + t * dilation.
 
     Args:
@@ -118,7 +118,7 @@ def sparse_conv_transpose(
     algorithm: Any = None,
     allow_tf32: bool | None = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """out[p * stride - padding + t * dilation] = bias + sum of W[t] feats at p.
 
     Arguments and results as in `sparse_conv`; a cache must be transposed (`cache.T` of that of the

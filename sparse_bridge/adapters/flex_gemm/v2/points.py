@@ -76,7 +76,7 @@ def sparse_grid_sample(
     cut = flat.shape[1] - dimension
     batch, points = _cells(flat[:, :cut].round()), flat[:, cut:]
     if mode == "nearest":
-        rows = _found(own, batch, points.round(), ((0,) * dimension,))
+        rows = _rows_at(own, batch, points.round(), ((0,) * dimension,))
         weights = (rows >= 0).float()
     else:
         rows, weights = linear_rows(own, batch, points, padding_mode)
@@ -96,7 +96,7 @@ def linear_rows(
     base = torch.floor(points)
     share = points - base
     corners = tuple(itertools.product((0, 1), repeat=own.dimension))
-    rows = _found(own, batch, base, corners)
+    rows = _rows_at(own, batch, base, corners)
     upper = torch.tensor(corners, dtype=torch.bool, device=points.device)
     weights = torch.where(upper, share.unsqueeze(1), 1 - share.unsqueeze(1)).prod(2)
     weights = torch.where(rows >= 0, weights, 0)
@@ -110,7 +110,7 @@ def _cells(points: torch.Tensor) -> torch.Tensor:
     return points.nan_to_num(nan=0.0, posinf=_FAR, neginf=-_FAR).clamp(-_FAR, _FAR).int()
 
 
-def _found(
+def _rows_at(
     own: Lattice, batch: torch.Tensor, cells: torch.Tensor, corners: tuple[tuple[int, ...], ...]
 ) -> torch.Tensor:
     """Rows int32 [M, corners] at cells + corner."""

@@ -16,7 +16,7 @@ from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentValueError
 from . import cache as caches
 from .cache import NeighborCache, Outputs
-from .convolutions import Found
+from .convolutions import LayerOutput
 from .windows import box_window, centred_window
 
 __all__ = ["gathered", "sparse_pool", "submanifold_pool"]
@@ -62,7 +62,7 @@ def sparse_pool(
     output_shape: Sequence[int] | None = None,
     neighbor_cache: Any = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """Each output from the inputs in its window.
 
     stride: None: the kernel size.  An output without inputs, among given ones, is 0 (1 for "prod").

@@ -18,7 +18,7 @@ from ..errors import ArgumentShapeError, ArgumentValueError
 from ..lattice import Lattice
 from . import cache as caches
 from .cache import NeighborCache, Outputs
-from .convolutions import Found
+from .convolutions import LayerOutput
 from .points import PADDINGS, linear_rows
 from .pools import gathered
 from .windows import box_window
@@ -39,7 +39,7 @@ def sparse_upsample(
     output_shape: Sequence[int] | None = None,
     neighbor_cache: Any = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """Values on a grid that is finer by `scale_factor` per axis.
 
     mode: "nearest" copies the parent; "linear" interpolates between cell centres, as
@@ -79,7 +79,7 @@ def sparse_pixel_shuffle(
     output_shape: Sequence[int] | None = None,
     neighbor_cache: Any = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """Channels [N, V * C] to the V = prod(factor) children of each row, [M, C].
 
     The child with row-major index v of its block gets `feats.view(N, V, C)[:, v]`. Others, results
@@ -113,7 +113,7 @@ def sparse_pixel_unshuffle(
     output_shape: Sequence[int] | None = None,
     neighbor_cache: Any = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """Rows [N, C] to the channels of their block, [M, V * C]; zeros where a block has no row.
 
     Extents that the factor does not divide are rounded up. Others, results and errors as in

@@ -23,7 +23,17 @@ from ..pool import cell_matrix
 from ..upstream.enums import RegionType
 from ..upstream.keys import CoordinateMapKey
 from ..weights import check_features, check_weight
-from .registered_maps import SCHEMA, GraphMaps, flatten, graph_of, known, map_of_sites, registered_map, together, wrap
+from .registered_maps import (
+    SCHEMA,
+    GraphMaps,
+    flatten,
+    graph_of,
+    map_of_sites,
+    registered_map,
+    together,
+    traced_sites,
+    wrap,
+)
 
 ops: Any = torch.ops.sparse_bridge
 _BUILDER = "minkowski"
@@ -153,7 +163,7 @@ def graph_output_key(module: Any, x: Any, coordinates: Any) -> Key | None:
     manager, nor those that would write to a map of it.
     """
     registry, key = x._manager._manager, x.coordinate_map_key._key
-    if 0 in key[0] or known(registry, key) is None:
+    if 0 in key[0] or traced_sites(registry, key) is None:
         return None
     graph = graph_of(registry)
     if coordinates is not None:

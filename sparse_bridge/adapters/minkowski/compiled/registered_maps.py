@@ -86,7 +86,7 @@ def graph_of(registry: MapRegistry) -> GraphMaps:
     return graph
 
 
-def known(registry: MapRegistry, key: Key) -> Traced | None:
+def traced_sites(registry: MapRegistry, key: Key) -> Traced | None:
     """The coordinates of a map; None for a second map that was made outside of the graph, of which
     the graph would not know how it belongs to the first."""
     graph: GraphMaps | None = registry.traced
@@ -99,9 +99,9 @@ def known(registry: MapRegistry, key: Key) -> Traced | None:
     return sites[key]
 
 
-def known_all(registry: MapRegistry, keys: Iterable[Key]) -> bool:
+def all_traced(registry: MapRegistry, keys: Iterable[Key]) -> bool:
     """Whether the graph knows all of these maps."""
-    return all(known(registry, key) is not None for key in keys)
+    return all(traced_sites(registry, key) is not None for key in keys)
 
 
 def coords_of(registry: MapRegistry, key: Key) -> torch.Tensor | None:

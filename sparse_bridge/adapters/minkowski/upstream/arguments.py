@@ -16,7 +16,7 @@ from ....errors import DataTypeError
 from .. import profile
 from .enums import GlobalPoolingMode, MemoryManagerBackend
 
-Given = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 _Parameter = inspect.Parameter
 _OLD_TYPES = (GlobalPoolingMode, MemoryManagerBackend)  # 0.5 takes them nowhere
@@ -48,7 +48,7 @@ def arguments_of_0_4(
         function_name = function.__qualname__.removesuffix(".__init__")
 
         # For torch.compile, these close over plain values alone.
-        def translated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        def translated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
             positional = args[bound:]
             _check_names(function_name, kwargs, own, old)
             if len(args) <= shared:

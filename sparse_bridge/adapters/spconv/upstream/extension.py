@@ -176,7 +176,7 @@ class ConvGemmOps(metaclass=MissingParts):
         kmap = pairs.map_from_pairs(
             to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out, subm, inverse
         )
-        y = functional.convolution(x, to_torch(filters), kmap, _given(bias), act_alpha, act_type)
+        y = functional.convolution(x, to_torch(filters), kmap, _optional(bias), act_alpha, act_type)
         allocator.put("OutFeatures", y)
 
     @staticmethod
@@ -235,11 +235,11 @@ class ConvGemmOps(metaclass=MissingParts):
     ) -> int:
         """Returns the mask width, which is -1: no mask is kept for the backward pass."""
         for int8_operand in (scale, output_add):
-            if _given(int8_operand) is not None:
+            if _optional(int8_operand) is not None:
                 raise UnsupportedError("int8 kernels are not here; implicit_gemm got int8 scales.")
         x = to_torch(features)
         kmap = pairs.map_from_table(to_torch(pair_fwd), len(x), num_activate_out)
-        y = functional.convolution(x, to_torch(filters), kmap, _given(bias), act_alpha, act_type)
+        y = functional.convolution(x, to_torch(filters), kmap, _optional(bias), act_alpha, act_type)
         allocator.put("OutFeatures", y)
         return -1
 
@@ -277,7 +277,7 @@ def _put_gradients(allocator: Any, gradients: tuple[torch.Tensor, ...]) -> None:
         allocator.put(name, gradient)
 
 
-def _given(tensor: Any) -> torch.Tensor | None:
+def _optional(tensor: Any) -> torch.Tensor | None:
     """An optional tensor; upstream passes an empty one for none."""
     if tensor is None or tensor.empty():
         return None

@@ -280,7 +280,7 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
         if torch.compiler.is_compiling():
             from sparse_bridge.adapters.minkowski import compiled
 
-            if compiled.known(operands[0], operands[3]) is None:
+            if compiled.traced_sites(operands[0], operands[3]) is None:
                 return compiled.outside(MinkowskiGlobalPooling.forward, self, input)
             out, key = compiled.pooled_globally(*operands)
         else:

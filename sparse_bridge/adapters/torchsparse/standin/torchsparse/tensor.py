@@ -59,7 +59,7 @@ class SparseTensor(LazyFeatures):
             self._caches = TensorCache()
 
     @classmethod
-    def _made(cls, feats, coords, stride, spatial_range, caches):
+    def _of_parts(cls, feats, coords, stride, spatial_range, caches):
         """A tensor of parts that need no conversion, with the caches of another one."""
         tensor = cls.__new__(cls)
         if type(feats) is Tensor:
@@ -72,7 +72,7 @@ class SparseTensor(LazyFeatures):
 
     def _with(self, feats):
         """Other features, everything else as here."""
-        return self._made(feats, self.coords, self.stride, self.spatial_range, self._caches)
+        return self._of_parts(feats, self.coords, self.stride, self.spatial_range, self._caches)
 
     def __repr__(self):
         within = "" if self.spatial_range is None else f", spatial_range={self.spatial_range}"

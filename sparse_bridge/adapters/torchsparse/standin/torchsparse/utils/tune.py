@@ -78,17 +78,17 @@ def profile_model(model, data_loader, n_samples=100, collect_fn=None, enable_fp1
             torch.cuda.synchronize(x.feats.device)
         return time.perf_counter()
 
-    def before(name):
+    def start_timer(name):
         return lambda module, inputs: begins.__setitem__(name, wait(inputs[0]))
 
-    def after(name):
+    def stop_timer(name):
         return lambda module, inputs, result: times[name].update(wait(result) - begins[name])
 
     if enable_fp16:
         model.half()
     for name in times:
         layer = model.get_submodule(name)
-        handles += [layer.register_forward_pre_hook(before(name)), layer.register_forward_hook(after(name))]
+        handles += [layer.register_forward_pre_hook(start_timer(name)), layer.register_forward_hook(stop_timer(name))]
     try:
         with torch.no_grad():
             for index, batch in enumerate(data_loader):

@@ -48,7 +48,7 @@ class _Quantised(WeightedQuantizedModule):
         return y
 
     @classmethod
-    def _made(cls, layer, weight, scale, zero_point):
+    def _quantized(cls, layer, weight, scale, zero_point):
         quantized = cls._like(layer)
         quantized.set_weight_bias(weight.detach(), None if layer.bias is None else layer.bias.detach())
         quantized.scale = torch.as_tensor(scale, dtype=torch.float32).reshape(()).clone()
@@ -59,7 +59,7 @@ class _Quantised(WeightedQuantizedModule):
     def _observed(cls, layer, weight_observer, output_observer):
         weight_observer(layer.weight)
         weight = _quantize_weight(layer.weight.float(), weight_observer)
-        return cls._made(layer, weight, *output_observer.calculate_qparams())
+        return cls._quantized(layer, weight, *output_observer.calculate_qparams())
 
     @classmethod
     def from_float(cls, mod):
@@ -78,7 +78,7 @@ class _Quantised(WeightedQuantizedModule):
     @classmethod
     def _from_reference(cls, layer, scale, zero_point):
         layer = _first(layer)
-        return cls._made(layer, layer.get_quantized_weight(), scale, zero_point)
+        return cls._quantized(layer, layer.get_quantized_weight(), scale, zero_point)
 
 
 def _first(layer):
