@@ -1,4 +1,4 @@
-"""Products that a program asks for the first time, told to the warm-up before their maps are built.
+"""The first products of their shapes and dtypes, announced to the warm-up before their maps are built.
 
 FlexGEMM has no layers that could say beforehand what they will multiply. A call knows the very
 product instead: weight, dtype, rows, and whether gradients will be asked for, whose kernels are
@@ -36,9 +36,9 @@ class FirstProduct:
 def tell(
     feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, n_out: int | None
 ) -> FirstProduct | None:
-    """Have the kernels of this product compiled, when it is the first of its shapes and dtypes; None at later
-    calls. Where the device has not been used yet they are compiled with those that build the map,
-    until when the result must live.
+    """Have the kernels of this product compiled, when it is the first of its shapes and dtypes; None
+    at later calls. Where the device has not been used yet they are compiled with those that build
+    the map, until when the result must live.
 
     feats: [N, C_in].  weight: [C_out, k1, k2, k3, C_in].  n_out: rows of the output coordinates;
     None: submanifold.
@@ -72,5 +72,5 @@ def tell(
 
 @state.owns
 def reset() -> None:
-    """Forget what was told."""
+    """Forget which products were announced."""
     _announced.clear()

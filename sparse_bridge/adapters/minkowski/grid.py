@@ -138,8 +138,8 @@ class Grid:
     ) -> tuple[Grid, torch.Tensor | None, torch.Tensor | None]:
         """A grid of int32 coordinates [N, 1 + D] of which rows may be equal, the row that each of
         its rows was taken from (int64 [U]), and its row of every row (int64 [N]); both None if all
-        rows were different. Maps over it are prepared with one look at the device, if inputs before
-        were asked some.
+        rows were different. Where layers built maps over earlier inputs, those over this one are
+        prepared with one read of the device.
 
         aligned: all are multiples of the stride. They may be of any dtype then: they are floored.
         Raises: CoordinateError where they do not fit into int32.

@@ -86,7 +86,7 @@ def served(x: Any, layer: Any) -> bool:
 
 
 def _new_record(layer: Any, x: Any) -> Record:
-    """The map of a layer that has none."""
+    """A new map record, of a layer whose key has none."""
     layer_name = type(layer).__name__
     check_dimension(layer, x)
     geometry, shape = LayerGeometry.of(layer), shape_of(x)

@@ -23,7 +23,7 @@ class KeyReuseError(ContractError):
 
 
 class KeyTakenError(ContractError, GeometryError):
-    """A pool found its `indice_key` in use."""
+    """The `indice_key` of a pool is in use already."""
 
 
 def find(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor) -> tuple[dict[Any, Any], Any, torch.Tensor]:

@@ -111,7 +111,7 @@ def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> N
 
 def patches() -> list[Patch]:
     """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3, and
-    where it was told to make weights of an older layout."""
+    where its switches ask for weights of an older layout."""
     import spconv
     from spconv.pytorch import conv, core, functional, modules, pool
 

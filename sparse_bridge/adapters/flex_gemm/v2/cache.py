@@ -25,8 +25,8 @@ class NeighborCache:
     """Which input rows each output row reads, per kernel offset; of the geometry alone.
 
     It holds its coordinates, so that their memory is not used again while it lives.  window: of the
-    layer that made it, from coarse to fine.  outputs_given: the output coordinates
-    came from the caller, and may have no neighbours.
+    layer that made it, from coarse to fine.  outputs_given: the output coordinates came
+    from the caller, and may have no neighbours.
     """
 
     kmap: KernelMap
@@ -121,7 +121,7 @@ NeighborCache.__module__ = NeighborCacheT.__module__ = "flex_gemm.ops"
 
 
 def around(caller: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, cache: Any) -> NeighborCache:
-    """The cache that was given, checked, or the one of these coordinates."""
+    """The given cache, checked, or the one of these coordinates."""
     if cache is not None:
         return _checked(caller, cache, NeighborCache, window, (coords, None))
     n_batch = columns_of(coords, window.dimension, caller) - window.dimension
@@ -203,7 +203,7 @@ def _output(caller: str, own: Lattice, map_type: str, window: Window, extents: I
 def _checked(
     caller: str, cache: Any, cache_class: type, window: Window, coords: tuple[torch.Tensor | None, torch.Tensor | None]
 ) -> NeighborCache:
-    """A cache that was given.  coords: of the input and the output."""
+    """A given cache, checked.  coords: of the input and the output."""
     if not isinstance(cache, cache_class):
         raise ArgumentTypeError(
             f"{caller} got {type(cache).__name__} as its neighbour cache; expected "

@@ -158,7 +158,7 @@ def _output_key(graph: GraphMaps, key: Key, kernel: Kernel) -> Key:
 def graph_output_key(module: Any, x: Any, coordinates: Any) -> Key | None:
     """The map on which a layer with a kernel writes; None: it cannot be an operator.
 
-    coordinates: what the layer was given: a SparseTensor or a key of the graph, or None. Layers on
+    coordinates: the layer's argument: a SparseTensor or a key of the graph, or None. Layers on
     tensors that were pooled globally are none, nor are those over several maps of the user's
     manager, nor those that would write to a map of it.
     """
