@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[:1] != ["doctor"]:  # which shows what the user's own programs find
         workers.wait_passively()
     try:
-        parser = make_parser(wanted=argv[0] if argv else None)
+        parser = make_parser(command=argv[0] if argv else None)
         args = parser.parse_args(argv)
         return args.func(args) or 0
     except SparseBridgeError as error:
@@ -98,8 +98,8 @@ def _machine_refused(error: OSError) -> int:
         errno.EACCES: "choose a folder that you may write to",
         errno.EROFS: "choose a folder that can be written to",
     }.get(error.errno or 0, "check the path")
-    what = f"{error.filename}: " if error.filename else ""
-    return _refused(f"{what}{error.strerror or error}; {remedy}.")
+    file_name = f"{error.filename}: " if error.filename else ""
+    return _refused(f"{file_name}{error.strerror or error}; {remedy}.")
 
 
 def _console(stderr: bool = False) -> Console:
@@ -121,7 +121,7 @@ def _program() -> str:
     return script if script == "sparse-bridge" else "python -m sparse_bridge"
 
 
-def make_parser(wanted: str | None) -> argparse.ArgumentParser:
+def make_parser(command: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=_program(),
         description="Run spconv, torchsparse, MinkowskiEngine and FlexGEMM models on one Triton engine.",
@@ -130,7 +130,7 @@ def make_parser(wanted: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_doctor(commands)
     for name, (module, summary) in _LAZY.items():
-        if name == wanted:
+        if name == command:
             _command(name, module).add_parser(commands)
         elif module.startswith(f"{__package__}.") or _checkout(module):
             commands.add_parser(name, help=summary, add_help=False)
@@ -151,8 +151,8 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _checkout(module: str) -> pathlib.Path | None:
     """The folder of a source checkout beside this package that holds `module`."""
     top, folder = module.partition(".")[0], pathlib.Path(__file__).resolve().parents[1]
-    there = top != __package__ and (folder / top / "cli.py").is_file()
-    return folder if there else None
+    is_checkout = top != __package__ and (folder / top / "cli.py").is_file()
+    return folder if is_checkout else None
 
 
 def _command(name: str, module: str) -> Any:

@@ -68,8 +68,8 @@ class _SecondPass:
     """Around a second pass, of which there may be several: norms move copies of their
     statistics."""
 
-    def __init__(self, module: nn.Module, kept: list[Any]) -> None:
-        self._module, self._kept = module, kept
+    def __init__(self, module: nn.Module, outputs: list[Any]) -> None:
+        self._module, self._outputs = module, outputs
         self._open: list[ExitStack] = []
 
     def __enter__(self) -> None:
@@ -80,7 +80,7 @@ class _SecondPass:
                 for name in _BUFFERS:
                     buffer = norm._buffers.get(name)
                     norm._buffers[name] = None if buffer is None else buffer.clone()
-        stack.enter_context(keeping(self._kept))
+        stack.enter_context(keeping(self._outputs))
         self._open.append(stack)
 
     def __exit__(self, *error: object) -> None:

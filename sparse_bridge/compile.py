@@ -43,10 +43,10 @@ def policy(*keep: Any) -> Callable[..., Any]:
     from torch.utils.checkpoint import CheckpointPolicy
 
     library: Any = torch.ops.sparse_bridge
-    kept = {getattr(library, name).default for name in _MAPS} | set(keep)
+    saved = {getattr(library, name).default for name in _MAPS} | set(keep)
 
     def choose(context: Any, operator: Any, *ignored: Any, **more: Any) -> Any:
-        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return choose
 

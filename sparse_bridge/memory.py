@@ -177,9 +177,9 @@ def _read_peaks(gpus: Iterable[int]) -> None:
     """
     global _excess
     for gpu in gpus:
-        before, peak = _peaks.get(gpu, 0), allocated(sys.modules["torch"].cuda, gpu)[1]
+        last_peak, peak = _peaks.get(gpu, 0), allocated(sys.modules["torch"].cuda, gpu)[1]
         _peaks[gpu] = peak
-        if limit is None or peak == before or peak <= limit + _ROUNDED:
+        if limit is None or peak == last_peak or peak <= limit + _ROUNDED:
             continue
         if _excess is None or peak > _excess.least:
             _excess = _excess_of(gpu, peak, limit)

@@ -240,6 +240,6 @@ class Refusal(UnsupportedError):
 
 
 def _restored(why: Why, text: str) -> Refusal:
-    made = Refusal.__new__(Refusal, text)
-    made.why = why
-    return made
+    refusal = Refusal.__new__(Refusal, text)
+    refusal.why = why
+    return refusal

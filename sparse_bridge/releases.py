@@ -47,12 +47,12 @@ def untested(python: Release, torch: Release, triton: Release | None) -> str | N
     if not first <= python[:2] <= last:
         return f"Python {_version_text(python)} is not tested: {PYTHONS[0]} to {PYTHONS[1]} are."
     tested = [(release(text), *map(release, range_)) for text, range_ in TRITONS.items()]
-    before = [row for row in tested if row[0] <= torch[:2]]
-    behind = [row for row in tested if row[0] >= torch[:2]]
-    if not (before and behind):
+    older = [row for row in tested if row[0] <= torch[:2]]
+    newer = [row for row in tested if row[0] >= torch[:2]]
+    if not (older and newer):
         oldest, newest = tested[0][0], tested[-1][0]
         return f"torch {_version_text(torch)} is not tested: {_version_text(oldest)} to {_version_text(newest)} are."
-    oldest, newest = before[-1][1], behind[0][2]
+    oldest, newest = older[-1][1], newer[0][2]
     if triton is None or oldest <= triton[:2] <= newest:
         return None
     fitting = _version_text(oldest) if oldest == newest else f"{_version_text(oldest)} to {_version_text(newest)}"

@@ -257,7 +257,7 @@ def update(**changes: object) -> Settings:
         SettingError: an unknown setting, or a bad value.
     """
     with _lock:
-        before = get()
+        previous = get()
         checked: dict[str, Any] = {}
         for name, value in changes.items():
             if name in _SWITCHES:
@@ -265,15 +265,15 @@ def update(**changes: object) -> Settings:
             elif name not in FIELDS:
                 raise SettingError(f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}.")
             checked |= _checked(name, value, name)
-        reset(dataclasses.replace(before, **checked))
-    return before
+        reset(dataclasses.replace(previous, **checked))
+    return previous
 
 
 @contextmanager
 def override(**changes: object) -> Iterator[Settings]:
     """`update` for the length of a `with` block (process-wide, like `update`)."""
-    before = update(**changes)
+    previous = update(**changes)
     try:
         yield get()
     finally:
-        reset(before)
+        reset(previous)

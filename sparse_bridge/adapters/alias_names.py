@@ -30,16 +30,16 @@ class _AliasLoader(importlib.abc.Loader):
 
 def alias_spec(fullname: str, aliases: Mapping[str, str]) -> ModuleSpec | None:
     """Spec of a top-level alias, or of a module below one that is in use; None for other names."""
-    root, _, rest = fullname.partition(".")
+    root, _, submodule = fullname.partition(".")
     target = aliases.get(root)
     if target is None:
         return None
-    if not rest:
+    if not submodule:
         return ModuleSpec(fullname, _AliasLoader(target))
     parent = sys.modules.get(root)
     if parent is None or parent is not sys.modules.get(target):
         return None
-    return ModuleSpec(fullname, _AliasLoader(f"{target}.{rest}"))
+    return ModuleSpec(fullname, _AliasLoader(f"{target}.{submodule}"))
 
 
 class AliasFinder(importlib.abc.MetaPathFinder):

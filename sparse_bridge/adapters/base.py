@@ -102,8 +102,8 @@ class Framework:
         Raises:
             UnsupportedError: the installed version is outside `versions`.
         """
-        found: list[Patch] = self.part("patch").patches()
-        return found
+        result: list[Patch] = self.part("patch").patches()
+        return result
 
     def part(self, name: str) -> Any:
         """A file of the adapter, at first use."""
@@ -137,8 +137,8 @@ class Framework:
 
     def profile(self) -> str | None:
         """The profile in force; None: there is none, or it is open to correction."""
-        found: str | None = self.part("profile").in_force() if self.profiles else None
-        return found
+        in_force: str | None = self.part("profile").in_force() if self.profiles else None
+        return in_force
 
     def version(self) -> str | None:
         """Version of the imported framework, real or stand-in; None when it is not imported."""
@@ -156,43 +156,43 @@ class Framework:
 
     def tensor_class(self) -> type | None:
         """The class of its sparse tensors, real or stand-in; None while nothing has imported it."""
-        found = getattr(sys.modules.get(self.tensor[0]), self.tensor[1], None)
-        return found if isinstance(found, type) else None
+        tensor_class = getattr(sys.modules.get(self.tensor[0]), self.tensor[1], None)
+        return tensor_class if isinstance(tensor_class, type) else None
 
 
 def interchange_of(package: str) -> Callable[[str], Any]:
     """The `__getattr__` of an adapter's package: `to_core` and `from_core` of its `interchange.py`
     at first use, because they need torch."""
 
-    def found(name: str) -> Any:
+    def attribute(name: str) -> Any:
         if name not in ("from_core", "to_core"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{package}.interchange"), name)
 
-    return found
+    return attribute
 
 
 def choose_profile(
     choose: Callable[[str | None, str], None],
-    asked: str | None,
+    requested: str | None,
     configured: str,
-    found: Callable[[], tuple[str | None, str]],
+    installed: Callable[[], tuple[str | None, str]],
 ) -> None:
     """Start with a profile: the one that `enable()` asked for, the setting's, or that of an
-    installed release as `found` tells it and why."""
-    if asked is not None:
-        choose(asked, f"enable(profile={asked!r})")
+    installed release as `installed` tells it and why."""
+    if requested is not None:
+        choose(requested, f"enable(profile={requested!r})")
     elif configured != "auto":
         choose(configured, "SPARSE_BRIDGE_ENABLE")
     else:
-        choose(*found())
+        choose(*installed())
 
 
-def refuse_profile(framework: str, now: str, wanted: str) -> None:
-    """Raises LifecycleError unless the profile in force is the one that is wanted."""
-    if wanted != now:
+def refuse_profile(framework: str, now: str, requested: str) -> None:
+    """Raises LifecycleError unless the profile in force is the requested one."""
+    if requested != now:
         raise LifecycleError(
-            f"{framework} is enabled already with profile {now!r}, not {wanted!r}. Call "
+            f"{framework} is enabled already with profile {now!r}, not {requested!r}. Call "
             f"sparse_bridge.disable({framework!r}) first, or leave the option out."
         )
 
@@ -226,11 +226,11 @@ def load(name: str) -> Framework:
     with _lock:
         if name in _loaded:
             return _loaded[name]
-        known = {**BY_NAME, **ADAPTERS}
-        if name not in known:
-            names = ", ".join(sorted((*known, *OTHER_NAMES)))
+        targets = {**BY_NAME, **ADAPTERS}
+        if name not in targets:
+            names = ", ".join(sorted((*targets, *OTHER_NAMES)))
             raise SettingError(f"framework {name!r} is unknown; expected one of {names}.")
-        target = known[name]
+        target = targets[name]
     adapter = _import_adapter(name, target)
     with _lock:
         return _loaded.setdefault(name, adapter)
@@ -251,10 +251,10 @@ def check_profile(names: tuple[str, ...], profile: str | None) -> None:
     if len(having) > 1:
         raise SettingError(f"{' and '.join(having)} have a profile {profile!r}; enable them one by one.")
     if not having:
-        known = [f"{name}: {', '.join(_profiles(name))}" for name in names if _profiles(name)]
+        available = [f"{name}: {', '.join(_profiles(name))}" for name in names if _profiles(name)]
         raise SettingError(
-            f"profile is {profile!r}; expected one of {'; '.join(known)}."
-            if known
+            f"profile is {profile!r}; expected one of {'; '.join(available)}."
+            if available
             else f"profile is {profile!r}, but {', '.join(names)} has no profiles; leave it out."
         )
 

@@ -83,7 +83,7 @@ def listen() -> Iterator[list[Call]]:
     try:
         yield calls
     finally:
-        _listeners[:] = [one for one in _listeners if one is not mine]
+        _listeners[:] = [listener for listener in _listeners if listener is not mine]
 
 
 def is_strict(framework: str) -> bool:
@@ -122,11 +122,11 @@ def snapshot() -> Tally:
         return dict(_tally)
 
 
-def since(before: Tally, now: Tally | None = None) -> Tally:
+def since(earlier: Tally, now: Tally | None = None) -> Tally:
     """What was counted between two snapshots (the second one defaults to now)."""
     now = snapshot() if now is None else now
     # after a reset() in between, everything that is there counts as new
-    added = {key: n - before.get(key, 0) if n >= before.get(key, 0) else n for key, n in now.items()}
+    added = {key: n - earlier.get(key, 0) if n >= earlier.get(key, 0) else n for key, n in now.items()}
     return {key: n for key, n in added.items() if n}
 
 
@@ -135,11 +135,11 @@ def counts(tally: Tally | None = None) -> dict[str, dict[str, LayerCount]]:
     grouped: dict[str, dict[str, LayerCount]] = {}
     for (framework, layer, reason), n in (snapshot() if tally is None else tally).items():
         layers = grouped.setdefault(framework, {})
-        seen = layers.get(layer, LayerCount(0, {}))
+        count = layers.get(layer, LayerCount(0, {}))
         if reason is None:
-            layers[layer] = LayerCount(seen.bridged + n, seen.original)
+            layers[layer] = LayerCount(count.bridged + n, count.original)
         else:
-            layers[layer] = LayerCount(seen.bridged, {**seen.original, reason: n})
+            layers[layer] = LayerCount(count.bridged, {**count.original, reason: n})
     return grouped
 
 
@@ -161,7 +161,7 @@ class ReplayCount:
 
 def replays() -> tuple[ReplayCount, ...]:
     """Parts of models that are replayed, or were tried."""
-    return tuple(ReplayCount(*one) for one in replayed())
+    return tuple(ReplayCount(*entry) for entry in replayed())
 
 
 class Statuses(dict[str, FrameworkStatus]):
@@ -214,12 +214,12 @@ class Report:
     __repr__ = __str__  # what a terminal shows
 
     def _used(self) -> list[FrameworkStatus]:
-        return [one for one in self.frameworks if one.imported or one.framework in self.layers]
+        return [status for status in self.frameworks if status.imported or status.framework in self.layers]
 
     def _idle_lines(self) -> list[str]:
         """The frameworks that nobody has imported, in a line: there is nothing to say of them."""
         used = self._used()
-        idle = [one.framework for one in self.frameworks if one not in used]
+        idle = [status.framework for status in self.frameworks if status not in used]
         return [f"enabled, not imported: {', '.join(idle)}"] if idle else []
 
     def _notes(self) -> list[str]:
@@ -237,8 +237,8 @@ class Report:
 
     def _dataflow_lines(self) -> list[str]:
         return [
-            f"{name} dataflow given to {', '.join(f'{n} {kind}' for kind, n in kinds.items())}"
-            for name, kinds in sorted(self.dataflows.items())
+            f"{name} dataflow given to {', '.join(f'{n} {module}' for module, n in modules.items())}"
+            for name, modules in sorted(self.dataflows.items())
         ]
 
     def _counted(self) -> list[tuple[str, ...]]:
@@ -289,13 +289,13 @@ def _status_lines(statuses: Iterable[FrameworkStatus]) -> list[str]:
 def _status_table(statuses: Iterable[FrameworkStatus]) -> Table:
     rows = [
         (
-            one.framework,
-            one.version or "",
-            one.mode or "not enabled",
-            one.reason,
-            *((one.dataflow, one.device) if one.mode else ("", "")),
-            "; ".join(one.notes),
+            status.framework,
+            status.version or "",
+            status.mode or "not enabled",
+            status.reason,
+            *((status.dataflow, status.device) if status.mode else ("", "")),
+            "; ".join(status.notes),
         )
-        for one in statuses
+        for status in statuses
     ]
     return Table("Frameworks", _STATUS_COLUMNS, rows)

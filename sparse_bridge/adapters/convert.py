@@ -16,8 +16,8 @@ def framework_of(x: Any) -> str | None:
     if isinstance(x, SparseData):
         return "core"
     for framework in base.frameworks():
-        kind = framework.tensor_class()
-        if kind is not None and isinstance(x, kind):
+        tensor_class = framework.tensor_class()
+        if tensor_class is not None and isinstance(x, tensor_class):
             return framework.name
     return None
 
@@ -60,10 +60,10 @@ def convert(
             f"a {type(x).__name__} is no sparse tensor of an imported framework ({', '.join(base.ADAPTERS)})."
         )
     data = x if source == "core" else protocol.of_framework(source).to_core(x)
-    given = {
+    overrides = {
         "tensor_stride": None if tensor_stride is None else tuple(tensor_stride),
         "spatial_shape": None if spatial_shape is None else tuple(spatial_shape),
         "batch_size": batch_size,
     }
-    data = dataclasses.replace(data, **{k: v for k, v in given.items() if v is not None})
+    data = dataclasses.replace(data, **{k: v for k, v in overrides.items() if v is not None})
     return data if to == "core" else protocol.of_framework(to).from_core(data, like)

@@ -98,8 +98,8 @@ def foldable(norm: nn.Module) -> bool:
 
 def activation_of(module: nn.Module) -> tuple[str, float] | None:
     """(name, slope) of an activation that kernels apply, torch's own or a framework's; or None."""
-    for kind, (name, _) in _ACTIVATIONS.items():
-        if is_layer(module, kind):
+    for activation_class, (name, _) in _ACTIVATIONS.items():
+        if is_layer(module, activation_class):
             return name, _slope_of(module)
     return None
 
@@ -111,11 +111,11 @@ def _slope_of(activation: nn.Module) -> float:
 
 def own_activation(module: nn.Module) -> tuple[str, float] | None:
     """`activation_of` where it is torch's own, which nothing watches or replaces."""
-    kind: Any = type(module)
-    known = _ACTIVATIONS.get(kind)
-    if known is None or not runs_own(module, kind, known[1]):
+    module_class: Any = type(module)
+    entry = _ACTIVATIONS.get(module_class)
+    if entry is None or not runs_own(module, module_class, entry[1]):
         return None
-    return known[0], _slope_of(module)
+    return entry[0], _slope_of(module)
 
 
 def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers | None:
@@ -150,8 +150,8 @@ def fusible_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> i
     norm = modules[index]
     if hooks.traced() or not (_is_own_training_norm(norm) and training_fusible(x)):
         return 0
-    after = modules[index + 1] if index + 1 < len(modules) else None
-    return 2 if runs_own(after, nn.ReLU, RELU_FORWARD) else 1
+    following = modules[index + 1] if index + 1 < len(modules) else None
+    return 2 if runs_own(following, nn.ReLU, RELU_FORWARD) else 1
 
 
 def traced_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -163,8 +163,8 @@ def traced_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> tu
     own = type(norm) is nn.BatchNorm1d and not hooks.hooked(norm)
     if not own or not norms.served(norm, x):
         return norm(x), 1
-    after = modules[index + 1] if index + 1 < len(modules) else None
-    relu = type(after) is nn.ReLU and not hooks.hooked(after)
+    following = modules[index + 1] if index + 1 < len(modules) else None
+    relu = type(following) is nn.ReLU and not hooks.hooked(following)
     return norms.normalised(norm, x, relu), 1 + relu  # type: ignore[arg-type]
 
 
@@ -180,11 +180,11 @@ def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
     )
 
 
-def runs_own(run: Any, kind: type[nn.Module], forward: Any) -> bool:
+def runs_own(run: Any, module_class: type[nn.Module], forward: Any) -> bool:
     """Whether calling `run` is torch's own `forward` of a class and nothing else."""
     if type(run) is MethodType:
         return run.__func__ is forward
-    return type(run) is kind and kind.forward is forward and hooks.unseen(run)
+    return type(run) is module_class and module_class.forward is forward and hooks.unseen(run)
 
 
 def _is_own_training_norm(norm: nn.Module) -> bool:
@@ -197,9 +197,9 @@ def training_norm_after(modules: Sequence[nn.Module], index: int) -> tuple[torch
     norm = modules[index] if index < len(modules) else None
     if norm is None or not _is_own_training_norm(norm):
         return None
-    held: dict[str, Any] = {**norm._parameters, **norm._buffers}
+    state: dict[str, Any] = {**norm._parameters, **norm._buffers}
     names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    return tuple([held[name] for name in names])
+    return tuple([state[name] for name in names])
 
 
 def batch_norm_inference(norm: nn.BatchNorm1d, run: Any, x: torch.Tensor) -> torch.Tensor:
@@ -209,8 +209,8 @@ def batch_norm_inference(norm: nn.BatchNorm1d, run: Any, x: torch.Tensor) -> tor
     long as the operation. Anything unusual goes to `run`.
     """
     if hooks.traced():
-        seen: torch.Tensor = run(x)
-        return seen
+        traced: torch.Tensor = run(x)
+        return traced
     parameters: dict[str, Any] = norm._parameters
     mean, var = norm._buffers.get("running_mean"), norm._buffers.get("running_var")
     own = len(parameters) == 2 and x.ndim == 2 and mean is not None and var is not None

@@ -63,12 +63,12 @@ def import_problem(adapter: Framework) -> str | None:
         return None
     if not installed(package):
         return f"{package} is not installed"
-    before = set(_names_below(adapter.packages))
+    loaded = set(_names_below(adapter.packages))
     try:
         importlib.import_module(adapter.main)
     except Exception as error:  # broken builds raise anything, OSError and AssertionError too
         for name in _names_below(adapter.packages):
-            if name not in before:
+            if name not in loaded:
                 sys.modules.pop(name, None)
         first_line = str(error).strip().partition("\n")[0]
         return f"{package} failed to import: {type(error).__name__}: {first_line}"
@@ -129,7 +129,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
         self._names = (*adapter.packages, *adapter.aliases)
         self._weak = AliasFinder(adapter.weak_aliases, adapter.packages[0])
         self._root = adapter.standin_root
-        self._kept: dict[str, types.ModuleType] = {}
+        self._modules: dict[str, types.ModuleType] = {}
         self._aside: dict[str, types.ModuleType] = {}
 
     def install(self) -> None:
@@ -149,7 +149,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
                 )
         for name in _names_below(self._names):
             self._aside[name] = sys.modules.pop(name)
-        sys.modules.update(self._kept)
+        sys.modules.update(self._modules)
         sys.meta_path.insert(0, self)
         if self._adapter.weak_aliases:
             sys.meta_path.append(self._weak)
@@ -168,7 +168,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
                 continue  # put there by somebody else meanwhile: theirs
             del sys.modules[name]
             if not getattr(module.__spec__, "_initializing", False):  # else another thread is in it
-                self._kept[name] = module
+                self._modules[name] = module
         for name, module in self._aside.items():
             sys.modules.setdefault(name, module)
         self._aside.clear()
@@ -209,12 +209,12 @@ class StandinFinder(importlib.metadata.DistributionFinder):
     def version(self, package: str | None = None) -> str | None:
         """`__version__` of a stand-in package, read without importing it."""
         package = package or self._packages[0]
-        known = self._adapter.standin_version(package)
-        if known is not None:
-            return known
+        version = self._adapter.standin_version(package)
+        if version is not None:
+            return version
         file = self._file(package)
-        found = None if file is None else _VERSION.search(file.read_text(encoding="utf-8"))
-        return found and found[1]
+        match = None if file is None else _VERSION.search(file.read_text(encoding="utf-8"))
+        return match and match[1]
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
@@ -223,15 +223,15 @@ class StandinFinder(importlib.metadata.DistributionFinder):
 
         Static on purpose: torch lists all distributions while it is being imported.
         """
-        wanted = None if context is None or context.name is None else _normal(context.name)
+        requested = None if context is None or context.name is None else _normal(context.name)
         distributed = self._adapter.distributed or self._packages
         for package in distributed:
-            if wanted not in (None, _normal(package)):
+            if requested not in (None, _normal(package)):
                 continue
             version = self._adapter.distribution_version(package) or self.version(package)
             if version is not None and not self._really_distributed(package):
                 main = package == self._packages[0]
-                others = [one for one in self._packages if main and one not in distributed]
+                others = [other for other in self._packages if main and other not in distributed]
                 yield _StandinDistribution(package, version, [package, *others])
 
     def _really_distributed(self, package: str) -> bool:

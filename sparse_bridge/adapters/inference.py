@@ -39,10 +39,10 @@ def activated(conv: PendingConv, form: tuple[str, float], inplace: bool, alone: 
 
     form: name and slope.  alone(features) computes it; inplace: in x's own features, too.
     """
-    made = conv.activated(*form, alone)
+    features = conv.activated(*form, alone)
     if inplace:
-        replace(x, made)
-    return made
+        replace(x, features)
+    return features
 
 
 @eagerly
@@ -59,10 +59,10 @@ def plus(a: Any, b: Any, inplace: bool = False) -> Features:
             return _rows(a).add_(_rows(b))
         return _rows(a) + _rows(b)
     y = _rows(other)
-    made = conv.plus(y, (lambda x: x.add_(y)) if inplace else (lambda x: x + y))
+    features = conv.plus(y, (lambda x: x.add_(y)) if inplace else (lambda x: x + y))
     if inplace:
-        replace(a, made)
-    return made
+        replace(a, features)
+    return features
 
 
 @eagerly
@@ -77,7 +77,7 @@ def _rows(x: Any) -> torch.Tensor:
         features: torch.Tensor = getattr(x, x.features_attribute)
         return features
     framework = protocol.of(x)
-    found = None if framework is None else framework.features_of(x)
-    if found is None:
+    rows = None if framework is None else framework.features_of(x)
+    if rows is None:
         raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
-    return found
+    return rows

@@ -95,10 +95,10 @@ def replace(x: Any, features: torch.Tensor | PendingConv) -> None:
     keep(x, features)
 
 
-def take(x: LazyFeatures, *kinds: type) -> Any:
-    """What made x's features or is to make them, taken off it, if it is one of these kinds."""
+def take(x: LazyFeatures, *types: type) -> Any:
+    """What made x's features or is to make them, taken off it, if it is of one of these types."""
     late = x._late
-    if not isinstance(late, kinds):
+    if not isinstance(late, types):
         return None
     _forget(x)
     return late
@@ -125,14 +125,14 @@ def pending_of(x: Any) -> PendingConv | None:
         return None
     if x.features_in_slot:
         try:
-            there = object.__getattribute__(x, x.features_attribute)
+            features = object.__getattribute__(x, x.features_attribute)
         except AttributeError:
             return late
     else:  # a look that raises takes ten times as long
-        there = x.__dict__.get(x.features_attribute)
-        if there is None:
+        features = x.__dict__.get(x.features_attribute)
+        if features is None:
             return late
-    return late if there is late.result and late.follows else None
+    return late if features is late.result and late.follows else None
 
 
 def brief_features(x: LazyFeatures) -> str:

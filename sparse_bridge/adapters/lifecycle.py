@@ -90,7 +90,7 @@ class Handle:
         """Layers that ran while this handle was held, and how its frameworks were answered."""
         tally = call_stats.since(self._baseline, self._final)
         names = [active.adapter.name for active in self._frameworks]
-        layers = {name: found for name, found in call_stats.counts(tally).items() if name in names}
+        layers = {name: counts for name, counts in call_stats.counts(tally).items() if name in names}
         with _lock:
             described = tuple(_described(active) for active in self._frameworks)
         return call_stats.Report(described, layers)
@@ -133,8 +133,8 @@ def enable(
             enabled already, as `memory_limit` may, too, and `optimize` how any is.
     """
     names = tuple(dict.fromkeys(base.load(name).name for name in frameworks) or base.ADAPTERS)
-    wanted = EnableOptions(mode, strict, profile, optimize, memory_limit)
-    options.check(names, wanted)
+    requested = EnableOptions(mode, strict, profile, optimize, memory_limit)
+    options.check(names, requested)
     releases.warn(stacklevel=2)
     with _lock:
         for name in names:
@@ -145,15 +145,15 @@ def enable(
         try:
             for name in names:
                 if frameworks:
-                    active.append(_hold(name, wanted))
+                    active.append(_hold(name, requested))
                 else:
-                    active.extend(_hold_if_possible(name, wanted))
+                    active.extend(_hold_if_possible(name, requested))
             for name in base.OTHER_NAMES.keys() & frameworks:
                 claims.enter_context(_active[base.OTHER_NAMES[name]].names.claimed(name))
         except BaseException:
             claims.close()
-            for one in reversed(active):
-                _let_go(one)
+            for enabled in reversed(active):
+                _let_go(enabled)
             raise
         if not active:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in _left_out.items())
@@ -188,8 +188,8 @@ def join(name: str) -> None:
         if choice is None:
             return
         with inherited.joining():
-            made = _hold(name, EnableOptions(*(choice[field] for field in EnableOptions._fields)))
-        made.names.claim(*choice["claimed"])
+            active = _hold(name, EnableOptions(*(choice[field] for field in EnableOptions._fields)))
+        active.names.claim(*choice["claimed"])
         del inherited.waiting()[name]
 
 
@@ -202,8 +202,8 @@ def hand_on(counts: str = "") -> None:
 
 def _choices() -> inherited.Choices:
     """How frameworks are enabled, for child processes."""
-    made = {name: options.choice_of(one) for name, one in list(_active.items())}
-    return {**inherited.waiting(), **made}
+    own = {name: options.choice_of(active) for name, active in list(_active.items())}
+    return {**inherited.waiting(), **own}
 
 
 def status() -> dict[str, FrameworkStatus]:
@@ -223,24 +223,24 @@ def report(model: Any = None) -> call_stats.Report:
     return call_stats.Report(described, call_stats.counts(), modules=model_layers.modules_of(model))
 
 
-def _hold(name: str, wanted: EnableOptions) -> Active:
+def _hold(name: str, requested: EnableOptions) -> Active:
     active = _active.get(name)
     adapter = base.load(name)
-    if wanted.profile not in adapter.profiles:
-        wanted = wanted._replace(profile=None)
+    if requested.profile not in adapter.profiles:
+        requested = requested._replace(profile=None)
     if active is None:
-        active = _activate(adapter, wanted)
+        active = _activate(adapter, requested)
     else:
-        options.check_same(name, active.mode, wanted)
-        if wanted.profile is not None:
-            adapter.confirm(wanted.profile)
-        optimizing.choose(name, wanted.optimize)
-        limiting.choose(name, wanted.memory_limit)
+        options.check_same(name, active.mode, requested)
+        if requested.profile is not None:
+            adapter.confirm(requested.profile)
+        optimizing.choose(name, requested.optimize)
+        limiting.choose(name, requested.memory_limit)
     active.holders += 1
     return active
 
 
-def _hold_if_possible(name: str, wanted: EnableOptions) -> list[Active]:
+def _hold_if_possible(name: str, requested: EnableOptions) -> list[Active]:
     """As `_hold`, but a framework out of reach is passed over, and `status()` says why.
 
     Never where the real framework is imported: it would run unbridged without a word.
@@ -248,7 +248,7 @@ def _hold_if_possible(name: str, wanted: EnableOptions) -> list[Active]:
     adapter = None
     try:
         adapter = base.load(name)
-        return [_hold(name, wanted)]
+        return [_hold(name, requested)]
     except (LifecycleError, UnsupportedError) as error:
         if name in _active or (adapter is not None and really_imported(adapter)):
             raise
@@ -257,17 +257,17 @@ def _hold_if_possible(name: str, wanted: EnableOptions) -> list[Active]:
         return []
 
 
-def _activate(adapter: Framework, wanted: EnableOptions) -> Active:
+def _activate(adapter: Framework, requested: EnableOptions) -> Active:
     name = adapter.name
-    optimizing.check(wanted.optimize)
-    chosen, reason = choose(adapter, wanted.mode or settings.get().mode)
-    adapter.begin(chosen, wanted.profile)
+    optimizing.check(requested.optimize)
+    chosen, reason = choose(adapter, requested.mode or settings.get().mode)
+    adapter.begin(chosen, requested.profile)
     undo, version = _start(adapter, chosen)
     names = PackageNames(adapter.other_names)
     names.install()
-    call_stats.set_strict(name, wanted.strict)
-    optimizing.choose(name, wanted.optimize)
-    limiting.choose(name, wanted.memory_limit)
+    call_stats.set_strict(name, requested.strict)
+    optimizing.choose(name, requested.optimize)
+    limiting.choose(name, requested.memory_limit)
     _left_out.pop(name, None)
     _active[name] = active = Active(adapter, chosen, reason, version, names, undo)
     logger.info("%s is bridged, mode %s (%s)", name, chosen, reason)

@@ -8,7 +8,7 @@ from .. import settings
 from ..errors import LifecycleError
 
 _chosen: dict[str, str] = {}  # by framework; all the same
-_before: str | None = None  # the setting before the first choice
+_previous: str | None = None  # the setting before the first choice
 
 
 def check(value: str | None) -> None:
@@ -29,19 +29,19 @@ def chosen(name: str) -> str | None:
 
 def choose(name: str, value: str | None) -> None:
     """Put the choice made for framework `name` in force; None: there is none."""
-    global _before
+    global _previous
     check(value)
     if value is None or name in _chosen:
         return
     if not _chosen:
-        _before = settings.update(optimize=value).optimize
+        _previous = settings.update(optimize=value).optimize
     _chosen[name] = value
 
 
 def leave(name: str) -> None:
     """Framework `name` is disabled: its modules have their own forward again, and with the last
     one that was enabled so, the setting before is in force."""
-    global _before
+    global _previous
     regions = sys.modules.get("sparse_bridge.core.capture.graph_regions")
     if regions is not None:
         regions.remove()
@@ -52,5 +52,5 @@ def leave(name: str) -> None:
     if value is None or _chosen:
         return
     if settings.get().optimize == value:  # nobody has changed it since
-        settings.update(optimize=_before)
-    _before = None
+        settings.update(optimize=_previous)
+    _previous = None

@@ -89,13 +89,13 @@ def _install(patch: Patch) -> _Applied:
 
 def _replacement(patch: Patch, raw: Any) -> Any:
     """The object to install: kind of method and metadata as the original's."""
-    kind = type(raw) if isinstance(raw, (staticmethod, classmethod)) else None
-    original = raw if kind is None else raw.__func__
+    method_type = type(raw) if isinstance(raw, (staticmethod, classmethod)) else None
+    original = raw if method_type is None else raw.__func__
     new = patch.replacement(original) if patch.wraps else patch.replacement
     if isinstance(new, types.FunctionType) and callable(original):
         new = _dressed(new, original)
-    if kind is not None and not isinstance(new, kind):
-        new = kind(new)
+    if method_type is not None and not isinstance(new, method_type):
+        new = method_type(new)
     return new
 
 

@@ -29,13 +29,13 @@ class LayerFacts(NamedTuple):
     stride: tuple[int, ...]
 
     @classmethod
-    def of_sizes(cls, kind: str, kernel: Iterable[int], stride: Iterable[int]) -> LayerFacts:
-        """kind: "" for a convolution that only its sizes tell: pointwise, submanifold, strided."""
+    def of_sizes(cls, category: str, kernel: Iterable[int], stride: Iterable[int]) -> LayerFacts:
+        """category: "" for a convolution that only its sizes tell: pointwise, submanifold, strided."""
         sizes, steps = tuple(map(int, kernel)), tuple(map(int, stride))
-        if not kind:
+        if not category:
             alike = "pointwise" if set(sizes) == {1} else "submanifold"
-            kind = alike if set(steps) == {1} else "strided"
-        return cls(kind, sizes, steps)
+            category = alike if set(steps) == {1} else "strided"
+        return cls(category, sizes, steps)
 
 
 class LateMaps(dict[Any, Any]):
@@ -44,15 +44,15 @@ class LateMaps(dict[Any, Any]):
     late: the keys of those; recover: makes all maps.
     """
 
-    def __init__(self, late: Iterable[Hashable], recover: Callable[[], Mapping[Any, Any]]) -> None:
+    def __init__(self, late_keys: Iterable[Hashable], recover: Callable[[], Mapping[Any, Any]]) -> None:
         super().__init__()
-        self._late, self._recover = frozenset(late), recover
+        self._late, self._recover = frozenset(late_keys), recover
 
     def _want(self, key: Any) -> None:
         if key in self._late and not super().__contains__(key):
             self._late = frozenset()
-            for name, one in self._recover().items():
-                self.setdefault(name, one)
+            for name, entry in self._recover().items():
+                self.setdefault(name, entry)
 
     def __getitem__(self, key: Any) -> Any:
         self._want(key)
@@ -126,8 +126,8 @@ class TensorProtocol(abc.ABC):
 
     def is_own(self, module: nn.Module) -> bool:
         """Whether the class of a module is a framework's or torch's own."""
-        kind: Any = type(module)
-        return _root_of(kind) is not None or kind.__module__.startswith("torch.nn.")
+        module_class: Any = type(module)
+        return _root_of(module_class) is not None or module_class.__module__.startswith("torch.nn.")
 
     # replay: inputs whose layers may be captured as a graph of launches
 
@@ -167,28 +167,28 @@ class TensorProtocol(abc.ABC):
 
 
 @functools.lru_cache
-def _root_of(kind: Any) -> str | None:
+def _root_of(cls: Any) -> str | None:
     """Name of the framework that defines a class itself, not a subclass of its classes."""
-    root = kind.__module__.partition(".")[0]
+    root = cls.__module__.partition(".")[0]
     return next((f.name for f in base.frameworks() if root == f.packages[0]), None)
 
 
 @functools.lru_cache
-def made_by(kind: Any) -> TensorProtocol | None:
+def made_by(cls: Any) -> TensorProtocol | None:
     """The protocol of the framework that defines a class or one that it derives from."""
-    name = name_of(kind)
+    name = name_of(cls)
     return None if name is None else of_framework(name)
 
 
 def of_framework(name: str) -> TensorProtocol:
     """The protocol of a framework by its name: `PROTOCOL` in its adapter's `protocol.py`."""
-    found: TensorProtocol = base.load(name).part("protocol").PROTOCOL
-    return found
+    protocol: TensorProtocol = base.load(name).part("protocol").PROTOCOL
+    return protocol
 
 
-def name_of(kind: Any) -> str | None:
+def name_of(cls: Any) -> str | None:
     """The framework that defines a class or one that it derives from."""
-    return next((found for one in kind.__mro__ if (found := _root_of(one))), None)
+    return next((name for base_class in cls.__mro__ if (name := _root_of(base_class))), None)
 
 
 def of(x: Any) -> TensorProtocol | None:
@@ -200,25 +200,25 @@ def features_of(value: Any) -> torch.Tensor | None:
     """Features of a framework's tensor, or a plain tensor itself; None for anything else."""
     if isinstance(value, torch.Tensor):
         return value
-    found = made_by(value.__class__)
-    return None if found is None else found.features_of(value)
+    framework = made_by(value.__class__)
+    return None if framework is None else framework.features_of(value)
 
 
 def n_layers(module: nn.Module) -> int:
     """How many layers with a kernel a module has, of whatever framework."""
-    found = 0
-    for held in module.modules():
-        kind: Any = type(held)
-        if _root_of(kind) is not None:
-            weights = held._parameters.values()
-            found += any(one is not None and one.ndim >= 2 for one in weights)
-    return found
+    count = 0
+    for submodule in module.modules():
+        module_class: Any = type(submodule)
+        if _root_of(module_class) is not None:
+            weights = submodule._parameters.values()
+            count += any(parameter is not None and parameter.ndim >= 2 for parameter in weights)
+    return count
 
 
-def is_layer(module: nn.Module, torch_kind: type = nn.Module) -> bool:
+def is_layer(module: nn.Module, torch_class: type = nn.Module) -> bool:
     """Whether this is torch's own class, or the subclass that a framework makes of it.
 
     Subclasses that others made may compute something else.
     """
-    kind: Any = type(module)
-    return kind is torch_kind or (isinstance(module, torch_kind) and _root_of(kind) is not None)
+    module_class: Any = type(module)
+    return module_class is torch_class or (isinstance(module, torch_class) and _root_of(module_class) is not None)

@@ -55,15 +55,15 @@ class _LateNorm:
                 "and the first use of its result; copy them before."
             )
         history_of(self.norm).read("")
-        held: dict[str, Any] = self.norm._parameters
+        parameters: dict[str, Any] = self.norm._parameters
         with torch.inference_mode(False), torch.enable_grad():
-            vectors = held["weight"], held["bias"], None, None, None
+            vectors = parameters["weight"], parameters["bias"], None, None, None
             return batch_norm(self.x, vectors, momentum=0.0, eps=self.norm.eps)
 
     def take_rectified(self) -> torch.Tensor:
         """With the ReLU; a tensor of its own for everybody who asks."""
-        found, self.rectified = self.rectified, None
-        return torch.relu(self.materialize()) if found is None else found
+        rectified, self.rectified = self.rectified, None
+        return torch.relu(self.materialize()) if rectified is None else rectified
 
 
 def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Any:
@@ -136,17 +136,17 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
 
 
 def _framework_of(x: Any) -> protocol.TensorProtocol:
-    found = protocol.of(x)
-    if found is None:
+    framework = protocol.of(x)
+    if framework is None:
         raise AttributeError(f"expected a sparse tensor, got {type(x).__name__}.")
-    return found
+    return framework
 
 
 def _features(x: Any) -> torch.Tensor:
-    found = _framework_of(x).features_of(x)
-    if found is None:
+    features = _framework_of(x).features_of(x)
+    if features is None:
         raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
-    return found
+    return features
 
 
 def left_out(module: nn.Module, features: torch.Tensor) -> torch.Tensor:
@@ -156,8 +156,8 @@ def left_out(module: nn.Module, features: torch.Tensor) -> torch.Tensor:
     Joint statistics are taken: the other ranks wait for this one's.
     """
     if isinstance(module, nn.SyncBatchNorm) and module.training:
-        made: torch.Tensor = module(features)
-        return made
+        output: torch.Tensor = module(features)
+        return output
     if torch.is_grad_enabled():
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.numel():

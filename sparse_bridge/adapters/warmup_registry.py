@@ -1,4 +1,4 @@
-"""What layers will ask the engine to multiply, told before their first call: `core.warmup`."""
+"""Products that layers will ask of the engine, announced before their first call: `core.warmup`."""
 
 from __future__ import annotations
 

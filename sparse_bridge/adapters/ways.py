@@ -61,7 +61,7 @@ def tuned_groups() -> tuple[str, ...]:
     choice = _loaded("core.conv.choice")
     if choice is None:
         return ()
-    return tuple(f"tuned {one}" for _, one in sorted(choice.used_groups().items()))
+    return tuple(f"tuned {group}" for _, group in sorted(choice.used_groups().items()))
 
 
 def open_ways() -> tuple[str, ...]:
@@ -82,8 +82,8 @@ def _loaded(name: str) -> Any:
 
 def _followed() -> Iterator[str]:
     history = _loaded("core.conv.history")
-    held = [] if history is None else list(history.histories.values())
-    plans = sum(one.plan is not None or one.whole is not None for _, one in held)
+    entries = [] if history is None else list(history.histories.values())
+    plans = sum(record.plan is not None or record.whole is not None for _, record in entries)
     if plans:
         yield f"layers that are launched together with what follows them: {plans}"
 

@@ -47,18 +47,18 @@ def collect() -> dict[str, Any]:
     """What `show` shows, as JSON values."""
     version = ".".join(map(str, targets.triton_version() or ()))
     tuned = sorted(shipped_folder().iterdir(), key=lambda path: path.name)
-    place = folders.cache()
+    folder = folders.cache()
     return {
-        "folder": str(place),
+        "folder": str(folder),
         "kernels": kernel_hash(),
         "triton": version,
-        "stored": [_facts(path) for path in _files(place)],
+        "stored": [_facts(path) for path in _files(folder)],
         "shipped": [_facts(path) for path in tuned if path.name.endswith(".json")],
     }
 
 
-def _files(place: Path) -> list[Path]:
-    return sorted(path for pattern in _PATTERNS for path in place.glob(pattern))
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for pattern in _PATTERNS for path in folder.glob(pattern))
 
 
 def _facts(path: Path | Traversable) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _facts(path: Path | Traversable) -> dict[str, Any]:
     facts["unread"] = unread(stamp)
     facts["current"] = facts["unread"] is None
     facts["winners"] = _plain(winners)
-    facts["groups"] = {key: dataclasses.asdict(one) for key, one in groups.items()}
+    facts["groups"] = {key: dataclasses.asdict(choice) for key, choice in groups.items()}
     return facts
 
 
@@ -89,7 +89,7 @@ def unread(stamp: Stamp) -> str | None:
 
 def _plain(winners: Winners) -> dict[str, Any]:
     return {
-        direction: {bucket: dataclasses.asdict(one) for bucket, one in buckets.items()}
+        direction: {bucket: dataclasses.asdict(winner) for bucket, winner in buckets.items()}
         for direction, buckets in winners.items()
         if buckets
     }
@@ -109,10 +109,10 @@ def run_show(args: argparse.Namespace) -> int:
         if not facts[name]:
             console.print(f"{title}: nothing.")
             continue
-        made = [_files_table(title, facts[name])]
+        tables = [_files_table(title, facts[name])]
         if args.buckets:
-            made += [_buckets_table(facts[name]), _groups_table(facts[name])]
-        sys.stdout.write("".join(table.plain() + "\n" for table in made))
+            tables += [_buckets_table(facts[name]), _groups_table(facts[name])]
+        sys.stdout.write("".join(table.plain() + "\n" for table in tables))
     return 0
 
 
@@ -141,44 +141,44 @@ _GROUP = (Column("device", True, 3), Column("group", True), Column("dataflows", 
 
 def _files_table(title: str, files: Iterable[dict[str, Any]]) -> Table:
     rows: list[tuple[str, ...]] = []
-    for one in files:
-        size = f"{one.get('bytes', 0) / 1024:.1f}"
-        if one["problem"]:
-            rows.append((one["file"], *["-"] * 8, size, f"unusable: {one['problem']}"))
+    for file in files:
+        size = f"{file.get('bytes', 0) / 1024:.1f}"
+        if file["problem"]:
+            rows.append((file["file"], *["-"] * 8, size, f"unusable: {file['problem']}"))
             continue
-        counts = [str(len(one["winners"].get(direction, ()))) for direction in DIRECTIONS]
-        counts.append(str(len(one["groups"])))
-        device = f"{one['device']} ({one['arch']})"
-        made = (str(one["compute_units"]), one["triton"], one["kernels"][:8])
-        rows.append((one["file"], device, *made, *counts, size, one["unread"] or "current"))
+        counts = [str(len(file["winners"].get(direction, ()))) for direction in DIRECTIONS]
+        counts.append(str(len(file["groups"])))
+        device = f"{file['device']} ({file['arch']})"
+        build = (str(file["compute_units"]), file["triton"], file["kernels"][:8])
+        rows.append((file["file"], device, *build, *counts, size, file["unread"] or "current"))
     return Table(title, _FILE, rows)
 
 
 def _buckets_table(files: Iterable[dict[str, Any]]) -> Table:
     rows: list[tuple[str, ...]] = []
-    for one in files:
-        for direction, buckets in one["winners"].items():
+    for file in files:
+        for direction, buckets in file["winners"].items():
             for bucket, winner in buckets.items():
                 tile = " ".join(f"{k}={v}" for k, v in winner["tile"].items() if v)
                 times = [f"{winner[key]:.1f}" for key in ("microseconds", "default_microseconds")]
-                rows.append((one["device"], direction, bucket, tile, *times, str(winner["tested"])))
+                rows.append((file["device"], direction, bucket, tile, *times, str(winner["tested"])))
     return Table("", _BUCKET, rows)
 
 
 def _groups_table(files: Iterable[dict[str, Any]]) -> Table:
     rows: list[tuple[str, ...]] = []
-    for one in files:
-        for key, found in one["groups"].items():
-            flows = ", ".join(f"{flow} for {name}" for name, flow in found["flows"].items())
-            times = (f"{found[name]:.1f}" for name in ("microseconds", "rule_microseconds"))
-            rows.append((one["device"], key, flows or "the rules stay", *times))
+    for file in files:
+        for key, group in file["groups"].items():
+            flows = ", ".join(f"{flow} for {name}" for name, flow in group["flows"].items())
+            times = (f"{group[name]:.1f}" for name in ("microseconds", "rule_microseconds"))
+            rows.append((file["device"], key, flows or "the rules stay", *times))
     return Table("", _GROUP, rows)
 
 
 def run_clear(args: argparse.Namespace) -> int:
     """Delete stored winners, and libraries of the helper in C."""
-    place = folders.cache()
-    files = [path for path in _files(place) if not args.stale or not _facts(path).get("current")]
+    folder = folders.cache()
+    files = [path for path in _files(folder) if not args.stale or not _facts(path).get("current")]
     files += [path for path, current in build.stored() if not (args.stale and current)]
     size = 0
     for path in files:
@@ -186,14 +186,14 @@ def run_clear(args: argparse.Namespace) -> int:
             size += path.stat().st_size
             path.unlink()
     if not args.stale:
-        for path in (place / "locks").glob("*.lock"):
+        for path in (folder / "locks").glob("*.lock"):
             with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(path, timeout=0):
                 path.unlink(missing_ok=True)
     if args.json:
-        facts = {"folder": str(place), "files": [path.name for path in files], "bytes": size}
+        facts = {"folder": str(folder), "files": [path.name for path in files], "bytes": size}
         sys.stdout.write(json.dumps(facts) + "\n")
         return 0
     Console().print(
-        f"{len(files)} files deleted ({size / 1024:.1f} KiB) in {place}", markup=False, highlight=False, soft_wrap=True
+        f"{len(files)} files deleted ({size / 1024:.1f} KiB) in {folder}", markup=False, highlight=False, soft_wrap=True
     )
     return 0

@@ -31,7 +31,7 @@ MODEL is second or unet, with weights at random, or module:function. The functio
 arguments and returns the model in eval mode and the inputs of a scene, or these and a list of the
 inputs of further scenes. spconv is bridged before the module is imported."""
 
-Made = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
+Example = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out.exists() and not args.out.is_dir():
         raise SettingError(f"--out {args.out}: got a file; expected a folder.")
     with sparse_bridge.enable("spconv"):
-        known = args.model in MODELS
-        made = _network(args.model, args.rows) if known else _own(args.model)
-        model, inputs, scenes = made
+        shipped = args.model in MODELS
+        network = _network(args.model, args.rows) if shipped else _own(args.model)
+        model, inputs, scenes = network
         export.export_package(model, inputs, args.out, scenes=scenes)
     ran = package_check.check(args.out, repeat=5) if args.check else None
     if args.json:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _own(name: str) -> Made:
+def _own(name: str) -> Example:
     """What module:function makes."""
     module, _, function = name.partition(":")
     if not module or not function:
@@ -95,12 +95,12 @@ def _own(name: str) -> Made:
         if isinstance(error, ModuleNotFoundError) and error.name != module.split(".")[0]:
             raise
         raise SettingError(f"MODEL {name}: {error}.") from None
-    made = make()
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
+    result = make()
+    if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], nn.Module):
         raise SettingError(
-            f"MODEL {name} returned {type(made).__name__}; expected (model, inputs) or (model, inputs, scenes)."
+            f"MODEL {name} returned {type(result).__name__}; expected (model, inputs) or (model, inputs, scenes)."
         )
-    model, inputs, *more = made
+    model, inputs, *more = result
     return model, inputs, more[0] if more else ()
 
 
@@ -115,11 +115,11 @@ class _Program(nn.Module):
     def forward(self, features: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
         x = self._sp.SparseConvTensor(features, coords, self._grid, self._n_items)
         y = self.network(x)
-        found: torch.Tensor = y.dense().flatten(1, 2) if self._dense else y.features
-        return found
+        output: torch.Tensor = y.dense().flatten(1, 2) if self._dense else y.features
+        return output
 
 
-def _network(name: str, rows: Sequence[int]) -> Made:
+def _network(name: str, rows: Sequence[int]) -> Example:
     """SECOND or the U-Net on scenes of a street, the largest one first."""
     import spconv.pytorch as sp
 

@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:  # also where a later check takes the machine down
             record.save(args.json, record.values(setup, facts, outcomes))
     content = record.values(setup, facts, outcomes)
-    found = record.counts(outcomes)
-    console.print(", ".join(f"{n} {status}" for status, n in found.items()), style="bold")
+    counts = record.counts(outcomes)
+    console.print(", ".join(f"{n} {status}" for status, n in counts.items()), style="bold")
     console.print("\nTo paste into an issue:\n")
     console.print(record.markdown(content))
-    return 1 if found[FAILED] else 0
+    return 1 if counts[FAILED] else 0

@@ -86,8 +86,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("-m", dest="module", action="store_true", help="target names a module")
     parser.add_argument("target", metavar="SCRIPT", help="script, or with -m a module")
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
-    rest.required = False  # argparse would name it where the script is missing
+    arguments = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    arguments.required = False  # argparse would name it where the script is missing
     parser.set_defaults(func=run)
     return parser
 
@@ -178,10 +178,10 @@ def _show_program_alone() -> None:
     """Have the interpreter print what ends it without the frames between it and the program."""
     shown = sys.excepthook  # which the program may have replaced
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         trace = frames_of_program(trace)
         error.__traceback__ = trace  # the interpreter's own hook prints that one
-        shown(kind, error, trace)
+        shown(error_type, error, trace)
 
     sys.excepthook = hook
 

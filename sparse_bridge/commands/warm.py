@@ -51,17 +51,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "warm", help=_SUMMARY, description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    what = parser.add_argument_group("what to run")
-    what.add_argument("--models", nargs="*", choices=MODELS, help="networks (default: all)")
-    what.add_argument("--channels", nargs="+", type=int, metavar="C", help="layers of these widths")
-    what.add_argument(
+    problems = parser.add_argument_group("what to run")
+    problems.add_argument("--models", nargs="*", choices=MODELS, help="networks (default: all)")
+    problems.add_argument("--channels", nargs="+", type=int, metavar="C", help="layers of these widths")
+    problems.add_argument(
         "--kernels", nargs="+", type=int, default=[3, 2], metavar="K", help="edges of their kernels (default: 3 2)"
     )
-    what.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=["fp16"], help="default: fp16")
-    what.add_argument(
+    problems.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=["fp16"], help="default: fp16")
+    problems.add_argument(
         "--rows", nargs="+", type=int, default=[20_000, 100_000], metavar="N", help="voxels (default: 20000 100000)"
     )
-    what.add_argument(
+    problems.add_argument(
         "--layouts",
         nargs="+",
         choices=("ovi", "vio"),
@@ -69,7 +69,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="order of a layer's weights: ovi is output channels, kernel, input channels (spconv); "
         "vio is kernel, input, output (torchsparse, MinkowskiEngine); default: both",
     )
-    what.add_argument("--inference", action="store_true", help="no gradients")
+    problems.add_argument("--inference", action="store_true", help="no gradients")
     how = parser.add_argument_group("how")
     how.add_argument("--tune", action="store_true", help="time tiles and store the winners")
     how.add_argument("--again", action="store_true", help="tune what has a winner already, too")
@@ -141,15 +141,15 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     return jobs
 
 
-def device_of(wanted: str) -> torch.device:
+def device_of(requested: str) -> torch.device:
     """The device whose kernels are warmed."""
-    there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
+    has_gpu = torch.cuda.is_available()
+    if requested == "cuda" and not has_gpu:
         raise DeviceError(
             "--device cuda: torch finds no CUDA or ROCm device; expected one. "
             "Install a GPU build of torch, or run this where the GPU is."
         )
-    gpu = there and wanted != "cpu"
+    gpu = has_gpu and requested != "cpu"
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     reason = targets.unavailable(device)
     if reason is not None:
@@ -204,10 +204,10 @@ def _untimed(run: Callable[[], object], limit: float) -> float:
 
 def compile_all(jobs: Sequence[Job], setup: Setup, processes: int, console: Console) -> None:
     with Progress(len(jobs), "compile", console, transient=True) as progress:
-        left = jobs
+        remaining = jobs
         if processes > 1:
-            left = _compile_side_by_side(jobs, setup, processes, progress.done)
-        for job in left:
+            remaining = _compile_side_by_side(jobs, setup, processes, progress.done)
+        for job in remaining:
             progress.start(f"compile {job}")
             _compile_one(job, setup)
             progress.done()
@@ -264,12 +264,12 @@ def _results(results: Sequence[tuners.Result]) -> Table:
         if winner is None:
             table.add_row(*names, "-", "-", "-", result.why)
             continue
-        before, after = winner.default_microseconds, winner.microseconds
+        default_us, best_us = winner.default_microseconds, winner.microseconds
         tile = dataclasses.astuple(winner.tile)
         shown = "x".join(map(str, tile[:3])) + f", {tile[3]} warps, {tile[4]} stages"
         shown += f", {dict(tile[5])}" if tile[5] else ""
-        gain = f"{100 * (1 - after / before):.0f} %" if before else "-"
-        table.add_row(*names, f"{before:.1f}", f"{after:.1f}", gain, shown)
+        gain = f"{100 * (1 - best_us / default_us):.0f} %" if default_us else "-"
+        table.add_row(*names, f"{default_us:.1f}", f"{best_us:.1f}", gain, shown)
     return table
 
 

@@ -31,11 +31,11 @@ _LOSS_SCALE = 2.0**16
 class LayerJob:
     """One layer on maps of several sizes: inference, and with `train` a step under autocast.
 
-    kind: "submanifold", "strided" (stride 2) or "inverse" (of strided).  layout: of the weight,
+    layer_type: "submanifold", "strided" (stride 2) or "inverse" (of strided).  layout: of the weight,
     "ovi" as spconv has it or "vio" as torchsparse and MinkowskiEngine do.
     """
 
-    kind: str
+    layer_type: str
     c_in: int
     c_out: int
     kernel: int
@@ -47,7 +47,7 @@ class LayerJob:
     def __str__(self) -> str:
         kernel = "x".join([str(self.kernel)] * 3)
         channels = f"{self.c_in} -> {self.c_out}"
-        return f"{self.kind} {kernel}, {channels} channels, {self.dtype}, {self.layout}"
+        return f"{self.layer_type} {kernel}, {channels} channels, {self.dtype}, {self.layout}"
 
     def run(self, device: torch.device) -> None:
         """Run it, largest map first."""
@@ -58,13 +58,13 @@ class LayerJob:
         coords, shape, batch_size = street_voxels(rows)
         cmap: CoordinateMap = functional.coordinate_map(coords.to(device), shape, batch_size)
         kernel = (self.kernel,) * 3
-        if self.kind == "submanifold":
+        if self.layer_type == "submanifold":
             return functional.submanifold(cmap, functional.kernel_offsets(kernel))
         padding = (self.kernel - 1) // 2
         offsets = functional.kernel_offsets(kernel, padding=padding)
         outer = functional.conv_shape(shape, kernel, stride=2, padding=padding)
         kmap = functional.strided(cmap, offsets, 2, outer)[1]
-        return kmap if self.kind == "strided" else functional.inverse(kmap)
+        return kmap if self.layer_type == "strided" else functional.inverse(kmap)
 
     def _run(self, kmap: KernelMap, device: torch.device) -> None:
         dtype, allow_tf32 = DTYPES[self.dtype]
@@ -151,5 +151,5 @@ def layer_jobs(
     for kernel, dtype, layout in itertools.product(kernels, dtypes, layouts):
         for c_in, c_out in steps:
             same = [("submanifold", c_in, c_out)] if kernel % 2 and c_in == c_out else []
-            for kind, a, b in [*same, ("strided", c_in, c_out), ("inverse", c_out, c_in)]:
-                yield LayerJob(kind, a, b, kernel, dtype, layout, tuple(rows), train)
+            for layer_type, a, b in [*same, ("strided", c_in, c_out), ("inverse", c_out, c_in)]:
+                yield LayerJob(layer_type, a, b, kernel, dtype, layout, tuple(rows), train)

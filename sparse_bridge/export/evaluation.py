@@ -48,8 +48,8 @@ def _product_by_table(
     **_: Any,
 ) -> Any:
     _check_masks(table, masks, order)
-    kind, alpha = act_type or 0, act_alpha or 0.0
-    return [nodes.product_by_table(features, filters, table, bias, kind, alpha)]
+    activation, alpha = act_type or 0, act_alpha or 0.0
+    return [nodes.product_by_table(features, filters, table, bias, activation, alpha)]
 
 
 def _product_by_lists(
@@ -76,12 +76,15 @@ def _operators() -> list[Any]:
 
     def run(self: Any, *inputs: Any, **values: Any) -> tuple[Any, ...]:
         node = self.onnx_node
-        attributes = {one.name: (type_name(one.type), helper.get_attribute_value(one)) for one in node.attribute}
-        present = [np.asarray(one) for one in inputs if one is not None]
+        attributes = {
+            attribute.name: (type_name(attribute.type), helper.get_attribute_value(attribute))
+            for attribute in node.attribute
+        }
+        present = [np.asarray(value) for value in inputs if value is not None]
         check(node.op_type, attributes, present, len(node.output))
         return _arrays(_COMPUTE[node.op_type](*map(_tensor, present), **values))
 
-    return [type(kind, (base,), {"op_domain": nodes.DOMAIN, "_run": run}) for kind in _COMPUTE]
+    return [type(op_type, (base,), {"op_domain": nodes.DOMAIN, "_run": run}) for op_type in _COMPUTE]
 
 
 def _check_masks(table: torch.Tensor, masks: torch.Tensor, order: torch.Tensor) -> None:
@@ -143,9 +146,9 @@ def _check_input(value: Any, array: Any, named: dict[str, tuple[str, int]]) -> N
         raise ShapeError(f"input {value.name!r} is {list(array.shape)}; the file takes {sizes}.")
     for size, got in zip(sizes, array.shape, strict=True):
         if isinstance(size, str) and size:
-            other, before = named.setdefault(size, (value.name, got))
-            if before != got:
+            other, first_size = named.setdefault(size, (value.name, got))
+            if first_size != got:
                 raise ShapeError(
-                    f"input {value.name!r} is {list(array.shape)}; the file takes {sizes}, and {size} is {before} in "
-                    f"{other!r}. Give inputs of one scene."
+                    f"input {value.name!r} is {list(array.shape)}; the file takes {sizes}, and {size} is "
+                    f"{first_size} in {other!r}. Give inputs of one scene."
                 )

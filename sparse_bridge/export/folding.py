@@ -117,8 +117,8 @@ def _fold(graph: Graph, product: _Product, weights: dict[tuple[str, bytes], str]
         output = _activate(graph, node, output, followers)
     if output == node.output[0]:
         return
-    for one in followers:
-        graph.nodes.remove(one)
+    for absorbed in followers:
+        graph.nodes.remove(absorbed)
     name = node.input[1]
     if (scale != 1).any():
         shape = [-1 if axis == product.axis else 1 for axis in range(weight.ndim)]
@@ -133,11 +133,11 @@ def _fold(graph: Graph, product: _Product, weights: dict[tuple[str, bytes], str]
 def _activate(graph: Graph, node: Any, output: str, followers: list[Any]) -> str:
     """Name of the value behind an activation that alone follows, which the node then applies."""
     follower = graph.only_user(output)
-    kind = 0 if follower is None or follower.domain else _ACTIVATIONS.get(follower.op_type, 0)
-    set_attribute(node, "act_type", kind)
-    if kind == 0:
+    act_type = 0 if follower is None or follower.domain else _ACTIVATIONS.get(follower.op_type, 0)
+    set_attribute(node, "act_type", act_type)
+    if act_type == 0:
         return output
-    if kind == 3:
+    if act_type == 3:
         set_attribute(node, "act_alpha", float(attribute(follower, "alpha", 0.01)))
     followers.append(follower)
     last: str = follower.output[0]

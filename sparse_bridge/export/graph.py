@@ -22,23 +22,23 @@ def read_by(node: Any) -> Iterator[str]:
     yield from node.input
     for attribute in node.attribute:
         for inner in [attribute.g, *attribute.graphs]:
-            for one in inner.node:
-                yield from read_by(one)
+            for inner_node in inner.node:
+                yield from read_by(inner_node)
             yield from (value.name for value in inner.output)
 
 
 def attribute(node: Any, name: str, default: Any = None) -> Any:
     """Value of an attribute of a node."""
-    for one in node.attribute:
-        if one.name == name:
-            return onnx_module().helper.get_attribute_value(one)
+    for entry in node.attribute:
+        if entry.name == name:
+            return onnx_module().helper.get_attribute_value(entry)
     return default
 
 
 def set_attribute(node: Any, name: str, value: Any) -> None:
     """Write an attribute of a node, in place of what it had."""
-    for index, one in enumerate(node.attribute):
-        if one.name == name:
+    for index, entry in enumerate(node.attribute):
+        if entry.name == name:
             del node.attribute[index]
             break
     node.attribute.append(onnx_module().helper.make_attribute(name, value))
@@ -50,7 +50,7 @@ class Graph:
     def __init__(self, proto: Any) -> None:
         self.proto, self.graph = proto, proto.graph
         self.onnx = onnx_module()
-        self._taken = {one.name for one in self.graph.initializer} | {
+        self._taken = {initializer.name for initializer in self.graph.initializer} | {
             name for node in self.graph.node for name in [*node.input, *node.output]
         }
 
@@ -78,9 +78,9 @@ class Graph:
     def constant(self, name: str) -> np.ndarray | None:
         """Value of a constant; None of anything else."""
         to_array = self.onnx.numpy_helper.to_array
-        for one in self.graph.initializer:
-            if one.name == name:
-                value: np.ndarray = to_array(one)
+        for initializer in self.graph.initializer:
+            if initializer.name == name:
+                value: np.ndarray = to_array(initializer)
                 return value
         node = self.maker(name)
         if node is None or node.domain not in ("", "ai.onnx"):
@@ -104,9 +104,9 @@ class Graph:
         self.graph.initializer.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
-    def make(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> Any:
+    def make(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> Any:
         """A node of ONNX itself, which is in no graph yet."""
-        return self.onnx.helper.make_node(kind, inputs, [output], name=self.free_name(f"/{kind}"), **attributes)
+        return self.onnx.helper.make_node(op_type, inputs, [output], name=self.free_name(f"/{op_type}"), **attributes)
 
     def insert_after(self, node: Any, new: Any) -> None:
         self.nodes.insert(list(self.nodes).index(node) + 1, new)
@@ -132,7 +132,7 @@ class Graph:
                 break
             for node in dead:
                 self.nodes.remove(node)
-        made = {name for node in self.nodes for name in node.output}
-        for items, names in ((self.graph.initializer, read), (self.graph.value_info, made)):
-            for one in [one for one in items if one.name not in names]:
-                items.remove(one)
+        produced = {name for node in self.nodes for name in node.output}
+        for items, names in ((self.graph.initializer, read), (self.graph.value_info, produced)):
+            for item in [item for item in items if item.name not in names]:
+                items.remove(item)

@@ -39,7 +39,7 @@ class _Halves:
         types = graph.onnx.TensorProto
         self._float, self._half = int(types.FLOAT), int(types.FLOAT16)
         self._names: dict[str, str] = {}  # of values that float16 has, too
-        self._made: dict[str, str] = {}  # those of them that only nodes in float16 make
+        self._narrowed: dict[str, str] = {}  # those of them that only nodes in float16 make
 
     def run(self) -> None:
         graph, nodes_now = self._graph, []
@@ -47,22 +47,22 @@ class _Halves:
             floats = self._floats(node)
             if not floats:
                 if node.op_type in ("Shape", "Size"):  # which do not read the values
-                    node.input[0] = self._made.get(node.input[0], node.input[0])
+                    node.input[0] = self._narrowed.get(node.input[0], node.input[0])
                 nodes_now.append(node)
                 continue
             for index in floats:
-                before, name = self._name_of(node.input[index])
-                nodes_now += before
+                casts, name = self._name_of(node.input[index])
+                nodes_now += casts
                 node.input[index] = name
             output = node.output[0]
-            self._names[output] = self._made[output] = graph.free_name(f"{output}_half")
-            node.output[0] = self._made[output]
+            self._names[output] = self._narrowed[output] = graph.free_name(f"{output}_half")
+            node.output[0] = self._narrowed[output]
             nodes_now.append(node)
-        read = graph.outputs | {name for node in nodes_now for name in read_by(node) if name in self._made}
+        read = graph.outputs | {name for node in nodes_now for name in read_by(node) if name in self._narrowed}
         ordered = []
         for node in nodes_now:
             ordered.append(node)
-            for wide, narrow in self._made.items():
+            for wide, narrow in self._narrowed.items():
                 if wide in read and narrow in node.output:
                     ordered.append(graph.make("Cast", [narrow], wide, to=self._float))
         copies = [graph.onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
@@ -78,7 +78,7 @@ class _Halves:
         if sparse:
             return indices
         names = [node.input[i] for i in indices]
-        narrow = any(name in self._made for name in names)
+        narrow = any(name in self._narrowed for name in names)
         return indices if narrow and all(map(self._can_be_half, names)) else []
 
     def _can_be_half(self, name: str) -> bool:
@@ -103,8 +103,8 @@ class _Halves:
             helper, tensor = graph.onnx.numpy_helper, attribute(maker, "value")
             filled = np.zeros(1) if tensor is None else helper.to_array(tensor)
             value = helper.from_array(filled.astype(np.float16))
-            made = graph.make("ConstantOfShape", list(maker.input), narrow, value=value)
-            return [made], narrow
+            filler = graph.make("ConstantOfShape", list(maker.input), narrow, value=value)
+            return [filler], narrow
         return [graph.make("Cast", [name], narrow, to=self._half)], narrow
 
 

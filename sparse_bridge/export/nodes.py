@@ -35,10 +35,10 @@ def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
         state = torch._C._get_tracing_state()
         torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
         try:
-            made = function(*args)
-            if isinstance(made, tuple):
-                return tuple(one.detach() for one in made)
-            return made.detach()
+            result = function(*args)
+            if isinstance(result, tuple):
+                return tuple(tensor.detach() for tensor in result)
+            return result.detach()
         finally:
             torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
@@ -75,8 +75,8 @@ def _map(indices: torch.Tensor, attributes: dict[str, Any]) -> Any:
     kernel, stride, padding, dilation, out_padding = (
         tuple(attributes[f"{name}_i"]) for name in ("ksize", "stride", "padding", "dilation", "out_padding")
     )
-    kind = bool(attributes["subm_i"]), bool(attributes["transpose_i"])
-    geometry = LayerGeometry(kernel, stride, padding, dilation, out_padding, *kind)
+    layer_type = bool(attributes["subm_i"]), bool(attributes["transpose_i"])
+    geometry = LayerGeometry(kernel, stride, padding, dilation, out_padding, *layer_type)
     size, shape = attributes["batch_size_i"], attributes["spatial_shape_i"]
     return functional.build_map(indices, size, shape, geometry, attributes["algo_i"], original=is_original())
 
@@ -98,9 +98,9 @@ def pair_lists(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """GetIndicePairs: sites int32 [M, 4], pairs int32 [2, V, N], their numbers [V], and M."""
     out, kmap = _map(indices, attributes)
-    found, counts = pairs.indice_pairs(kmap, indices.shape[0], bool(attributes["subm_i"]))
+    in_out_pairs, counts = pairs.indice_pairs(kmap, indices.shape[0], bool(attributes["subm_i"]))
     count = torch.tensor(len(out), dtype=torch.int32, device=out.device)
-    return out, found, counts, count
+    return out, in_out_pairs, counts, count
 
 
 def product_by_table(
@@ -119,19 +119,24 @@ def product_by_table(
 
 
 def product_by_lists(
-    features: torch.Tensor, filters: torch.Tensor, found: torch.Tensor, counts: torch.Tensor, n_out: int, subm: bool
+    features: torch.Tensor,
+    filters: torch.Tensor,
+    in_out_pairs: torch.Tensor,
+    counts: torch.Tensor,
+    n_out: int,
+    subm: bool,
 ) -> torch.Tensor:
     """IndiceConv: [N, C] and KRSC -> [M, K]."""
-    kmap = pairs.map_from_pairs(found, counts, features.shape[0], n_out, subm)
+    kmap = pairs.map_from_pairs(in_out_pairs, counts, features.shape[0], n_out, subm)
     return functional.convolution(features, filters, kmap)
 
 
 def _map_node(g: Any, name: str, indices: Any, sizes: list[list[int | None]], attributes: dict[str, Any]) -> Any:
     """The outputs, of these sizes, of a node that builds a kernel map."""
-    made = g.op(f"{DOMAIN}::{name}", indices, outputs=len(sizes), **attributes)
-    for value, size in zip(made, sizes, strict=True):
+    outputs = g.op(f"{DOMAIN}::{name}", indices, outputs=len(sizes), **attributes)
+    for value, size in zip(outputs, sizes, strict=True):
         _typed(value, indices, size)
-    return made
+    return outputs
 
 
 class GetIndicePairsImplicitGemm(torch.autograd.Function):
@@ -151,9 +156,9 @@ class ImplicitGemm(torch.autograd.Function):
     def symbolic(
         g: Any, features: Any, filters: Any, pair_fwd: Any, masks: Any, order: Any, attributes: dict[str, Any]
     ) -> Any:
-        made = g.op(f"{DOMAIN}::ImplicitGemm", features, filters, pair_fwd, masks, order, **attributes)
-        _typed(made, features, [None, _first_size(filters)])
-        return made
+        output = g.op(f"{DOMAIN}::ImplicitGemm", features, filters, pair_fwd, masks, order, **attributes)
+        _typed(output, features, [None, _first_size(filters)])
+        return output
 
     @staticmethod
     @_untraced
@@ -184,10 +189,10 @@ class GetIndicePairs(torch.autograd.Function):
 
 class IndiceConv(torch.autograd.Function):
     @staticmethod
-    def symbolic(g: Any, features: Any, filters: Any, found: Any, counts: Any, n_out: Any, subm: bool) -> Any:
-        made = g.op(f"{DOMAIN}::IndiceConv", features, filters, found, counts, n_out, is_subm_i=int(subm))
-        _typed(made, features, [None, _first_size(filters)])
-        return made
+    def symbolic(g: Any, features: Any, filters: Any, in_out_pairs: Any, counts: Any, n_out: Any, subm: bool) -> Any:
+        output = g.op(f"{DOMAIN}::IndiceConv", features, filters, in_out_pairs, counts, n_out, is_subm_i=int(subm))
+        _typed(output, features, [None, _first_size(filters)])
+        return output
 
     @staticmethod
     @_untraced
@@ -195,12 +200,12 @@ class IndiceConv(torch.autograd.Function):
         ctx: Any,
         features: torch.Tensor,
         filters: torch.Tensor,
-        found: torch.Tensor,
+        in_out_pairs: torch.Tensor,
         counts: torch.Tensor,
         n_out: torch.Tensor,
         subm: bool,
     ) -> Any:
-        return product_by_lists(features, filters, found, counts, int(n_out), subm)
+        return product_by_lists(features, filters, in_out_pairs, counts, int(n_out), subm)
 
 
 class Dense(torch.autograd.Function):
@@ -211,23 +216,23 @@ class Dense(torch.autograd.Function):
         shape = g.op("Constant", value_t=torch.tensor([*size, channels]))
         zeros = g.op("ConstantOfShape", shape, value_t=torch.zeros(1))
         sites = g.op("Cast", indices, to_i=7)  # int64, which ScatterND takes
-        made = g.op("ScatterND", zeros, sites, features)
+        output = g.op("ScatterND", zeros, sites, features)
         n_axes = len(size) - 1
         sizes: list[int | None] = [*size, channels]
         if channels_first:
-            made = g.op("Transpose", made, perm_i=[0, n_axes + 1, *range(1, n_axes + 1)])
+            output = g.op("Transpose", output, perm_i=[0, n_axes + 1, *range(1, n_axes + 1)])
             sizes = [size[0], channels, *size[1:]]
-        _typed(made, features, sizes)
-        return made
+        _typed(output, features, sizes)
+        return output
 
     @staticmethod
     @_untraced
     def forward(
         ctx: Any, features: torch.Tensor, indices: torch.Tensor, size: list[int], channels: int, channels_first: bool
     ) -> Any:
-        made = features.new_zeros((*size, channels))
-        made[tuple(indices.long().unbind(1))] = features
-        return made.movedim(-1, 1).contiguous() if channels_first else made
+        output = features.new_zeros((*size, channels))
+        output[tuple(indices.long().unbind(1))] = features
+        return output.movedim(-1, 1).contiguous() if channels_first else output
 
 
 def _first_size(value: Any) -> int | None:

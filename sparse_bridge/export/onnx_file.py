@@ -60,11 +60,11 @@ class _Flat(nn.Module):
         if self._like is None:
             result = self.model(*args)
         else:
-            kind, shape, batch_size = (type(self._like), self._like.spatial_shape, self._like.batch_size)
-            result = self.model(kind(args[0], args[1], list(shape), int(batch_size)))
-        found = list(_named(result, ""))
-        self.names = [name for name, _ in found]
-        return tuple(tensor for _, tensor in found)
+            tensor_class, shape, batch_size = (type(self._like), self._like.spatial_shape, self._like.batch_size)
+            result = self.model(tensor_class(args[0], args[1], list(shape), int(batch_size)))
+        named = list(_named(result, ""))
+        self.names = [name for name, _ in named]
+        return tuple(tensor for _, tensor in named)
 
 
 def export_onnx(
@@ -171,10 +171,10 @@ def _check(model: nn.Module, dtype: torch.dtype, rulebooks: str) -> None:
 def _tensors(args: Any) -> tuple[torch.Tensor, ...]:
     if not isinstance(args, (list, tuple)):
         raise DataTypeError(f"args is a {type(args).__name__}; expected a SparseConvTensor or a tuple of tensors.")
-    for index, one in enumerate(args):
-        if not isinstance(one, torch.Tensor):
+    for index, argument in enumerate(args):
+        if not isinstance(argument, torch.Tensor):
             raise DataTypeError(
-                f"args[{index}] is a {type(one).__name__}; expected tensors, or a SparseConvTensor alone."
+                f"args[{index}] is a {type(argument).__name__}; expected tensors, or a SparseConvTensor alone."
             )
     return tuple(args)
 
@@ -207,8 +207,8 @@ def _rewrite(graph: Graph, dtype: torch.dtype, rulebooks: str, legacy: bool) -> 
 
 def _traced_exporter() -> dict[str, Any]:
     """The exporter that traces: the newer one needs a translation of every node."""
-    known = "dynamo" in inspect.signature(torch.onnx.export).parameters
-    return {"dynamo": False} if known else {}
+    has_switch = "dynamo" in inspect.signature(torch.onnx.export).parameters
+    return {"dynamo": False} if has_switch else {}
 
 
 def _compare(

@@ -54,13 +54,13 @@ def export_package(
     """
     _check_torch()
     inputs = _checked(model, inputs, "inputs")
-    others = [_checked(model, one, f"scenes[{i}]") for i, one in enumerate(scenes)]
+    others = [_checked(model, scene, f"scenes[{i}]") for i, scene in enumerate(scenes)]
     if dynamic_shapes is None:
         dynamic_shapes = _any_rows(model, inputs)
         others = others or [package_scenes.half_of(inputs)]
-    for i, one in enumerate(others):
-        if len(one) != len(inputs):
-            raise ExportError(f"scenes[{i}] has {len(one)} inputs; expected {len(inputs)}.")
+    for i, scene in enumerate(others):
+        if len(scene) != len(inputs):
+            raise ExportError(f"scenes[{i}] has {len(scene)} inputs; expected {len(inputs)}.")
     program = _traced(model, inputs, dynamic_shapes)
     _check_operators(program)
     folder = pathlib.Path(folder)
@@ -89,15 +89,15 @@ def _checked(model: nn.Module, inputs: Sequence[torch.Tensor], name: str) -> Sce
         raise ExportError(f"{name} is a {type(inputs).__name__}; expected a tuple of tensors.")
     if model.training:
         raise ExportError("the model is in training mode; packages are for inference: model.eval().")
-    for i, one in enumerate(inputs):
-        if not isinstance(one, torch.Tensor):
+    for i, tensor in enumerate(inputs):
+        if not isinstance(tensor, torch.Tensor):
             raise ExportError(
-                f"{name}[{i}] is a {type(one).__name__}; expected tensors. Have the model build "
+                f"{name}[{i}] is a {type(tensor).__name__}; expected tensors. Have the model build "
                 "its SparseConvTensor, of features and indices."
             )
-        if one.device.type != "cpu":
+        if tensor.device.type != "cpu":
             raise ExportError(
-                f"{name}[{i}] is on {one.device}; packages are for the CPU: move model and "
+                f"{name}[{i}] is on {tensor.device}; packages are for the CPU: move model and "
                 "inputs there. On a GPU use torch.export and Python (docs/compile.md)."
             )
     return tuple(inputs)
@@ -105,20 +105,20 @@ def _checked(model: nn.Module, inputs: Sequence[torch.Tensor], name: str) -> Sce
 
 def _any_rows(model: nn.Module, inputs: Scene) -> tuple[Any, ...]:
     rows: dict[int, Any] = {}
-    for one in inputs:
-        if one.dim() and len(one) < 2:
+    for tensor in inputs:
+        if tensor.dim() and len(tensor) < 2:
             raise ExportError(
-                f"an input of shape {list(one.shape)}: a size below 2 is taken for a constant. "
+                f"an input of shape {list(tensor.shape)}: a size below 2 is taken for a constant. "
                 "Give a scene of two rows or more, or say which sizes vary in dynamic_shapes."
             )
-        if one.dim():
-            rows.setdefault(len(one), torch.export.Dim(f"rows_{len(rows)}", min=2))
-    found = [{0: rows[len(one)]} if one.dim() else {} for one in inputs]
+        if tensor.dim():
+            rows.setdefault(len(tensor), torch.export.Dim(f"rows_{len(rows)}", min=2))
+    dims = [{0: rows[len(tensor)]} if tensor.dim() else {} for tensor in inputs]
     parameters = inspect.signature(model.forward).parameters.values()
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):  # which takes the rest as one
-        named = sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
-        return (*found[:named], tuple(found[named:]))
-    return tuple(found)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # which takes the other inputs as one
+        named = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        return (*dims[:named], tuple(dims[named:]))
+    return tuple(dims)
 
 
 def _traced(model: nn.Module, inputs: Scene, dynamic_shapes: Any) -> Any:
@@ -134,10 +134,10 @@ def _traced(model: nn.Module, inputs: Scene, dynamic_shapes: Any) -> Any:
         raise _refused("the model's Python code decides by data", error) from error
 
 
-def _refused(what: str, error: Exception) -> ExportError:
+def _refused(problem: str, error: Exception) -> ExportError:
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return ExportError(
-        f"{what}: {first.rstrip('.')}. Trace it with torch.export.export first (docs/compile.md), whose message "
+        f"{problem}: {first.rstrip('.')}. Trace it with torch.export.export first (docs/compile.md), whose message "
         "is whole, or package the part of the model that it takes."
     )
 
@@ -160,22 +160,22 @@ def _check_operators(program: Any) -> None:
 
 def _check_call(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     names = [argument.name for argument in schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     if not schema.name.startswith("sparse_bridge::"):
         return
-    if given.get("builder", _FRAMEWORK) != _FRAMEWORK:
+    if arguments.get("builder", _FRAMEWORK) != _FRAMEWORK:
         raise ExportError(
-            f"the model asks for maps of {given['builder']}; packages hold those of {_FRAMEWORK}'s "
+            f"the model asks for maps of {arguments['builder']}; packages hold those of {_FRAMEWORK}'s "
             "layers. Load torch.export's program in Python (docs/compile.md)."
         )
-    if given.get("dataflow", "") not in _DATAFLOWS:
+    if arguments.get("dataflow", "") not in _DATAFLOWS:
         raise ExportError(
-            f"a layer is forced to the dataflow {given['dataflow']}; packages compute per_offset. "
+            f"a layer is forced to the dataflow {arguments['dataflow']}; packages compute per_offset. "
             "Package the model without sparse_bridge.dataflow()."
         )
-    if given.get("mode", "max") not in _POOLS:
+    if arguments.get("mode", "max") not in _POOLS:
         raise ExportError(
-            f"a pool of mode {given['mode']!r}; packages hold {', '.join(_POOLS)}. Package the "
+            f"a pool of mode {arguments['mode']!r}; packages hold {', '.join(_POOLS)}. Package the "
             "part of the model without it."
         )
 

@@ -15,7 +15,7 @@ from ..errors import UnsupportedError
 from .plugin_checks import ExportError
 
 _LINES = 20  # of an output that an error shows
-_SAID = re.compile(r"(\d+) rows, (\S+) ms, error (\S+) of the RMS: ok")
+_SCENE_LINE = re.compile(r"(\d+) rows, (\S+) ms, error (\S+) of the RMS: ok")
 
 
 class Ran(NamedTuple):
@@ -35,9 +35,9 @@ def check(folder: pathlib.Path, repeat: int = 1) -> list[Ran]:
     program = build(folder)
     done = _run([str(program), str(folder), "--repeat", str(repeat)])
     if done.returncode:
-        what = "gives other results than the model" if done.returncode == 1 else "does not run"
-        raise ExportError(f"the package in {folder} {what}:\n{_last(done.stdout + done.stderr)}")
-    return [Ran(int(n), float(ms), float(error)) for n, ms, error in _SAID.findall(done.stdout)]
+        failure = "gives other results than the model" if done.returncode == 1 else "does not run"
+        raise ExportError(f"the package in {folder} {failure}:\n{_last(done.stdout + done.stderr)}")
+    return [Ran(int(n), float(ms), float(error)) for n, ms, error in _SCENE_LINE.findall(done.stdout)]
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:

@@ -41,7 +41,7 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 def half_of(inputs: Scene) -> Scene:
     """The first half of the rows of every input."""
-    return tuple(one[: max(2, len(one) // 2)].contiguous() if one.dim() else one for one in inputs)
+    return tuple(tensor[: max(2, len(tensor) // 2)].contiguous() if tensor.dim() else tensor for tensor in inputs)
 
 
 def record(model: nn.Module, scenes: Iterable[Scene], folder: pathlib.Path) -> None:
@@ -51,10 +51,10 @@ def record(model: nn.Module, scenes: Iterable[Scene], folder: pathlib.Path) -> N
             with torch.no_grad():
                 result = model(*inputs)
             text.write("scene\n")
-            for one in inputs:
-                _write("input", one, text, values)
-            for one in tensors_of(result):
-                _write(f"output {_limit(one)}", one, text, values)
+            for tensor in inputs:
+                _write("input", tensor, text, values)
+            for tensor in tensors_of(result):
+                _write(f"output {_limit(tensor)}", tensor, text, values)
 
 
 def _limit(tensor: torch.Tensor) -> float:
@@ -62,8 +62,8 @@ def _limit(tensor: torch.Tensor) -> float:
     return 0.0 if exact else tolerances.of("network", tensor.dtype).rms
 
 
-def _write(kind: str, tensor: torch.Tensor, text: TextIO, values: BinaryIO) -> None:
+def _write(label: str, tensor: torch.Tensor, text: TextIO, values: BinaryIO) -> None:
     sizes = " ".join(map(str, (tensor.dim(), *tensor.shape)))
-    text.write(f"{kind} {str(tensor.dtype).removeprefix('torch.')} {sizes}\n")
+    text.write(f"{label} {str(tensor.dtype).removeprefix('torch.')} {sizes}\n")
     flat = tensor.detach().contiguous().flatten()
     values.write(flat.view(torch.uint8).numpy().tobytes())

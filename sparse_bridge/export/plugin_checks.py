@@ -91,57 +91,57 @@ _VALUES = {  # what an attribute may be
 }
 
 
-def check(kind: str, attributes: Mapping[str, tuple[str, Any]], inputs: Sequence[Any], n_outputs: int) -> None:
-    """Raise ExportError for a node that the plugin `kind` refuses.
+def check(op_type: str, attributes: Mapping[str, tuple[str, Any]], inputs: Sequence[Any], n_outputs: int) -> None:
+    """Raise ExportError for a node that the plugin `op_type` refuses.
 
     attributes: ONNX's name of the type, and the value, by name.  inputs: arrays.
     """
-    rule = RULES[kind]
+    rule = RULES[op_type]
     least = len(rule.inputs) - rule.optional
     if not least <= len(inputs) <= len(rule.inputs):
-        raise ExportError(f"{kind} has {len(inputs)} inputs; the plugin takes {least} to {len(rule.inputs)}.")
+        raise ExportError(f"{op_type} has {len(inputs)} inputs; the plugin takes {least} to {len(rule.inputs)}.")
     if n_outputs != len(rule.outputs):
-        raise ExportError(f"{kind} has {n_outputs} outputs; the plugin gives {len(rule.outputs)}.")
-    _check_attributes(kind, rule, attributes)
+        raise ExportError(f"{op_type} has {n_outputs} outputs; the plugin gives {len(rule.outputs)}.")
+    _check_attributes(op_type, rule, attributes)
     sizes: dict[str, int] = {}
-    kinds: set[str] = set()
+    dtypes: set[str] = set()
     for value, array in zip(rule.inputs, inputs, strict=False):
-        _check_array(kind, value, array, sizes, kinds)
+        _check_array(op_type, value, array, sizes, dtypes)
 
 
-def _check_attributes(kind: str, rule: _Rule, actual: Mapping[str, tuple[str, Any]]) -> None:
+def _check_attributes(op_type: str, rule: _Rule, actual: Mapping[str, tuple[str, Any]]) -> None:
     for name, (declared, length) in rule.attributes.items():
         if name not in actual:
             if declared.endswith("?"):
                 continue
-            raise ExportError(f"{kind} lacks the attribute {name}.")
+            raise ExportError(f"{op_type} lacks the attribute {name}.")
         type_name, value = actual[name]
         if type_name != declared.rstrip("?") or (length > 1 and len(value) != length):
             raise ExportError(
-                f"{kind}: {name} is {type_name} {value}; expected {declared.rstrip('?')}"
+                f"{op_type}: {name} is {type_name} {value}; expected {declared.rstrip('?')}"
                 + (f" of length {length}." if length > 1 else ".")
             )
-        allowed = _VALUES.get((kind, name))
+        allowed = _VALUES.get((op_type, name))
         if allowed is not None and value not in allowed:
-            raise ExportError(f"{kind}: {name} is {value}; expected one of {list(allowed)}.")
+            raise ExportError(f"{op_type}: {name} is {value}; expected one of {list(allowed)}.")
 
 
-def _check_array(kind: str, value: _Value, array: Any, sizes: dict[str, int], kinds: set[str]) -> None:
+def _check_array(op_type: str, value: _Value, array: Any, sizes: dict[str, int], dtypes: set[str]) -> None:
     dtype, dims = str(array.dtype), value.dims.split()
     if value.dtype == "float":
-        kinds.add(dtype)
-        if dtype not in ("float32", "float16") or len(kinds) > 1:
+        dtypes.add(dtype)
+        if dtype not in ("float32", "float16") or len(dtypes) > 1:
             raise ExportError(
-                f"{kind}: {value.name} is {dtype} beside {sorted(kinds)}; the plugin takes "
+                f"{op_type}: {value.name} is {dtype} beside {sorted(dtypes)}; the plugin takes "
                 "float32 or float16, alike in one node."
             )
     elif dtype != value.dtype:
-        raise ExportError(f"{kind}: {value.name} is {dtype}; expected {value.dtype}.")
+        raise ExportError(f"{op_type}: {value.name} is {dtype}; expected {value.dtype}.")
     expected = [int(d) if d.isdigit() else sizes.get(d) for d in dims]
     shape = list(array.shape)
     if len(shape) != len(dims) or any(size not in (None, got) for size, got in zip(expected, shape, strict=True)):
         raise ExportError(
-            f"{kind}: {value.name} is {shape}; expected [{', '.join(dims)}]"
+            f"{op_type}: {value.name} is {shape}; expected [{', '.join(dims)}]"
             + "".join(f", {d} = {sizes[d]}" for d in dims if d in sizes)
             + "."
         )

@@ -30,7 +30,7 @@ def _map_nodes(graph: Graph) -> list[Any]:
 
 def _attributes(graph: Graph, node: Any) -> dict[str, Any]:
     value = graph.onnx.helper.get_attribute_value
-    return {one.name: value(one) for one in node.attribute}
+    return {attribute.name: value(attribute) for attribute in node.attribute}
 
 
 def share(graph: Graph) -> None:
@@ -86,8 +86,8 @@ def cut(graph: Graph) -> None:
             graph.replace(old, new)
         _declare(graph, maps[-1], number)
     graph.prune()
-    _drop_unread(graph, {name for one in maps for name in [one["coordinates"], *one["outputs"]]})
-    roots = {one["coordinates"] for one in maps} - sites
+    _drop_unread(graph, {name for entry in maps for name in [entry["coordinates"], *entry["outputs"]]})
+    roots = {entry["coordinates"] for entry in maps} - sites
     if len(roots) > 1:
         raise ExportError(f'rulebooks="inputs" takes one set of coordinates; this network has {sorted(roots)}.')
     plan = {"coordinates": next(iter(roots), None), "maps": maps}
@@ -96,20 +96,20 @@ def cut(graph: Graph) -> None:
     )
 
 
-def _declare(graph: Graph, one: dict[str, Any], number: int) -> None:
+def _declare(graph: Graph, entry: dict[str, Any], number: int) -> None:
     """Inputs of the file for what a map gives. Sizes are those that its plugin declares."""
     volume = 1
-    for size in one["attributes"]["ksize"]:
+    for size in entry["attributes"]["ksize"]:
         volume *= size
     rows: Any = f"map{number}_rows"
-    if one["attributes"]["subm"]:
-        source = next(v for v in graph.graph.input if v.name == one["coordinates"])
+    if entry["attributes"]["subm"]:
+        source = next(v for v in graph.graph.input if v.name == entry["coordinates"])
         first = source.type.tensor_type.shape.dim[0]
         rows = first.dim_param or first.dim_value
     sizes = {"V": volume, "M": rows, "N": rows}
     int32 = graph.onnx.TensorProto.INT32
     present = {value.name for value in graph.graph.input}
-    for name, value in zip(one["outputs"], RULES[one["op"]].outputs, strict=True):
+    for name, value in zip(entry["outputs"], RULES[entry["op"]].outputs, strict=True):
         if name not in present:
             dims = [int(d) if d.isdigit() else sizes[d] for d in value.dims.split()]
             graph.graph.input.append(graph.onnx.helper.make_tensor_value_info(name, int32, dims))
@@ -124,7 +124,7 @@ def _drop_unread(graph: Graph, names: set[str]) -> None:
 
 def plan_of(proto: Any) -> dict[str, Any] | None:
     """How the inputs of a file that has no nodes for it follow from coordinates."""
-    text = {one.key: one.value for one in proto.metadata_props}.get(METADATA)
+    text = {prop.key: prop.value for prop in proto.metadata_props}.get(METADATA)
     return None if text is None else json.loads(text)
 
 
@@ -159,8 +159,8 @@ def rulebook_inputs(file: Any, indices: torch.Tensor) -> dict[str, torch.Tensor]
     if indices.ndim != 2 or indices.shape[1] != 4:
         raise ShapeError(f"indices are {list(indices.shape)}; expected [N, 4].")
     values = {plan["coordinates"]: indices}
-    for one in plan["maps"]:
-        build = nodes.pair_tables if one["op"] == "GetIndicePairsImplicitGemm" else nodes.pair_lists
-        made = build(values[one["coordinates"]], nodes.torch_names(one["attributes"]))
-        values.update(zip(one["outputs"], made, strict=True))
+    for entry in plan["maps"]:
+        build = nodes.pair_tables if entry["op"] == "GetIndicePairsImplicitGemm" else nodes.pair_lists
+        tables = build(values[entry["coordinates"]], nodes.torch_names(entry["attributes"]))
+        values.update(zip(entry["outputs"], tables, strict=True))
     return {value.name: values[value.name] for value in proto.graph.input if value.name in values}

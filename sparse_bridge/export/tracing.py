@@ -30,24 +30,24 @@ class _Pairs(NamedTuple):
 
 
 def _checked(layer: Any, x: Any, weight: torch.Tensor) -> None:
-    what = f"{type(layer).__name__}(indice_key={layer.indice_key!r})"
+    label = f"{type(layer).__name__}(indice_key={layer.indice_key!r})"
     if layer.inverse or layer.transposed:
         raise ExportError(
-            f"{what}: Autoware's plugins have no inverse or transposed convolution; export the "
+            f"{label}: Autoware's plugins have no inverse or transposed convolution; export the "
             "part of the network before it."
         )
     if layer.ndim != 3:
-        raise ExportError(f"{what} has {layer.ndim} dimensions; Autoware's plugins take 3.")
+        raise ExportError(f"{label} has {layer.ndim} dimensions; Autoware's plugins take 3.")
     if layer.groups != 1:
-        raise ExportError(f"{what} has {layer.groups} groups; Autoware's plugins take 1.")
+        raise ExportError(f"{label} has {layer.groups} groups; Autoware's plugins take 1.")
     for name, tensor in (("features", x.features), ("the weight", weight)):
         if tensor.dtype != torch.float32:
             raise ExportError(
-                f"{what}: {name} are {tensor.dtype}; export in float32 (model.float()), and "
+                f"{label}: {name} are {tensor.dtype}; export in float32 (model.float()), and "
                 "with dtype=torch.float16 for a file in half precision."
             )
     if x.indices.dtype != torch.int32:
-        raise ExportError(f"{what}: indices are {x.indices.dtype}; expected int32.")
+        raise ExportError(f"{label}: indices are {x.indices.dtype}; expected int32.")
 
 
 def _by_lists(layer: Any, legacy: bool) -> bool:
@@ -93,53 +93,53 @@ class _Exporter:
             matrix = weight.reshape(layer.in_channels, layer.out_channels)
             # torch.mm becomes Gemm, which takes the bias
             y = x.features @ matrix if self._legacy else torch.mm(x.features, matrix)
-            found, entries = None, x.indice_dict
+            pairs, entries = None, x.indice_dict
         else:
-            found, entries = self._pairs(layer, x)
-            y = self._product(layer, x.features, weight, found)
+            pairs, entries = self._pairs(layer, x)
+            y = self._product(layer, x.features, weight, pairs)
         if bias is not None:
             y = y + bias
         if add_input is not None:
             y = y + add_input.features
         out = x.replace_feature(_activated(y, act_type, act_alpha))
-        if found is not None:
-            out.indices, out.spatial_shape = found.tensors[0], list(found.shape)
+        if pairs is not None:
+            out.indices, out.spatial_shape = pairs.tensors[0], list(pairs.shape)
             out.indice_dict = entries
         return out
 
     def _pairs(self, layer: Any, x: Any) -> tuple[_Pairs, dict[str, Any]]:
         geometry, key = LayerGeometry.of(layer), layer.indice_key
-        kept = x.indice_dict.get(key) if key is not None else None
-        if kept is not None:
-            same = kept.geometry.kernel, kept.geometry.dilation, kept.geometry.subm
+        cached = x.indice_dict.get(key) if key is not None else None
+        if cached is not None:
+            same = cached.geometry.kernel, cached.geometry.dilation, cached.geometry.subm
             if not layer.subm or same != (geometry.kernel, geometry.dilation, True):
                 raise ExportError(
                     f"{type(layer).__name__}: indice_key {key!r} belongs to another geometry; only "
                     "submanifold layers of one kernel size share a key."
                 )
-            return kept, x.indice_dict
+            return cached, x.indice_dict
         shape, lists = shape_of(x), _by_lists(layer, self._legacy)
         algo = 0 if lists else 1
         attributes = nodes.attributes_of(geometry, int(x.batch_size), shape, algo)
-        made: Any
+        tensors: Any
         if lists:
-            made = nodes.GetIndicePairs.apply(x.indices, attributes)
+            tensors = nodes.GetIndicePairs.apply(x.indices, attributes)
         else:
             attributes["is_train_i"] = 0
             if not self._legacy:
                 attributes["do_sort_i"] = int(bool(self._do_sort))
-            made = nodes.GetIndicePairsImplicitGemm.apply(x.indices, attributes)
-        result = _Pairs(geometry, made, geometry.output_shape(shape, type(layer).__name__), lists)
+            tensors = nodes.GetIndicePairsImplicitGemm.apply(x.indices, attributes)
+        result = _Pairs(geometry, tensors, geometry.output_shape(shape, type(layer).__name__), lists)
         entries = dict(x.indice_dict)
         if key is not None:
             entries[key] = result
         return result, entries
 
-    def _product(self, layer: Any, features: torch.Tensor, weight: torch.Tensor, found: _Pairs) -> torch.Tensor:
-        subm, made = layer.subm, found.tensors
+    def _product(self, layer: Any, features: torch.Tensor, weight: torch.Tensor, pairs: _Pairs) -> torch.Tensor:
+        subm, tensors = layer.subm, pairs.tensors
         product: Any
-        if found.lists:
-            product = nodes.IndiceConv.apply(features, weight, *made[1:4], subm)
+        if pairs.lists:
+            product = nodes.IndiceConv.apply(features, weight, *tensors[1:4], subm)
             return product
         attributes = {
             "is_train_i": 0,
@@ -151,17 +151,17 @@ class _Exporter:
         }
         if layer.fp32_accum is not None:
             attributes["fp32_accum_i"] = int(layer.fp32_accum)
-        product = nodes.ImplicitGemm.apply(features, weight, *made[1:4], attributes)
+        product = nodes.ImplicitGemm.apply(features, weight, *tensors[1:4], attributes)
         return product
 
 
 def _activated(y: torch.Tensor, act_type: Any, alpha: float) -> torch.Tensor:
-    kind = ACTIVATIONS[getattr(act_type, "name", "None_")]
-    if kind == "relu":
+    activation = ACTIVATIONS[getattr(act_type, "name", "None_")]
+    if activation == "relu":
         return y.relu()
-    if kind == "leaky_relu":
+    if activation == "leaky_relu":
         return torch.nn.functional.leaky_relu(y, alpha)
-    return y.sigmoid() if kind == "sigmoid" else y
+    return y.sigmoid() if activation == "sigmoid" else y
 
 
 def _dense(x: Any, channels_first: bool = True) -> Any:
@@ -213,11 +213,11 @@ def exporting(do_sort: bool, legacy: bool) -> Iterator[None]:
             for cls in (pool.SparseMaxPool, pool.SparseAvgPool, pool.SparseGlobalMaxOrAvgPool)
         ),
     ]
-    kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in replaced]
+    originals = [(owner, name, owner.__dict__[name]) for owner, name, _ in replaced]
     try:
         for owner, name, value in replaced:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in kept:
+        for owner, name, value in originals:
             setattr(owner, name, value)

@@ -175,7 +175,7 @@ def test_what_warm_runs():
     assert [job.model for job in warm.jobs_of(options())] == ["second", "unet"]
     assert len(warm.jobs_of(options("--models", "unet", "--dtypes", "fp16", "fp32"))) == 2
     jobs = warm.jobs_of(options("--channels", "16", "32", "--layouts", "vio", "--rows", "7", "9"))
-    layers = {(job.kind, job.c_in, job.c_out, job.kernel) for job in jobs}
+    layers = {(job.layer_type, job.c_in, job.c_out, job.kernel) for job in jobs}
     assert layers == {
         ("submanifold", 16, 16, 3),
         ("submanifold", 32, 32, 3),
@@ -196,7 +196,7 @@ def test_layers_take_every_turn():
         assert len(events) == 7, "inference with every end of a layer, two steps"
         assert {(e.c_in, e.c_out, e.n_offsets) for e in events} == {(job.c_in, job.c_out, job.kernel**3)}
         rows = {"submanifold": {60}, "strided": {events[0].n_in}, "inverse": {events[0].n_out}}
-        assert rows[job.kind] == {60}
+        assert rows[job.layer_type] == {60}
     with trace.record() as events:
         dataclasses.replace(job, train=False).run(CPU)
     assert len(events) == 5

@@ -28,7 +28,7 @@ CHOSEN = """
     adapters.call_stats._strict adapters.lifecycle._active
     adapters.lifecycle._left_out adapters.minkowski.profile._chosen
     adapters.minkowski.profile._reason adapters.minkowski.profile._settled
-    adapters.optimizing._before adapters.optimizing._chosen adapters.torchsparse.profile._chosen
+    adapters.optimizing._previous adapters.optimizing._chosen adapters.torchsparse.profile._chosen
     adapters.torchsparse.profile._reason adapters.torchsparse.profile.settled
     core.conv.override._modules optimization._models settings._current
 """
@@ -53,7 +53,7 @@ REGISTERED = """
     native._listeners state._owners
 """
 HELD_ELSEWHERE = """
-    adapters.spconv.maps._held
+    adapters.spconv.maps._stores
     core.compile.handles._memories core.geometry.boxes._bounded core.geometry.boxes._unbounded
     core.geometry.constants._constants core.ops.pointwise._captured
 """

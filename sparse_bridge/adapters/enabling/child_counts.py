@@ -25,8 +25,8 @@ _folder: str = ""  # of this program's report; "": there is none
 class _KeptTally(dict[Call, int]):
     """A tally whose additions are also in a file, made with the first one."""
 
-    def __init__(self, before: Tally, folder: str) -> None:
-        super().__init__(before)
+    def __init__(self, earlier: Tally, folder: str) -> None:
+        super().__init__(earlier)
         self._folder = folder
         self._file: io.RawIOBase | None = None
         self._lines: dict[Call, int] = {}  # where each begins

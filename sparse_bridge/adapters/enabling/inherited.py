@@ -61,8 +61,8 @@ def unreachable() -> str | None:
 def finder() -> Any:
     """What enables frameworks in this process, which is a child, when they are imported; None where
     it is none."""
-    found = [one for one in sys.meta_path if type(one).__module__ == _JOINING]
-    return found[0] if found else None
+    importers = [importer for importer in sys.meta_path if type(importer).__module__ == _JOINING]
+    return importers[0] if importers else None
 
 
 def forget() -> None:
@@ -82,15 +82,15 @@ def forget() -> None:
 
 def _python_path() -> list[str]:
     """PYTHONPATH as the program has it."""
-    given = os.environ.get("PYTHONPATH", "")
-    return [path for path in given.split(os.pathsep) if path != _STARTUP] if given else []
+    value = os.environ.get("PYTHONPATH", "")
+    return [path for path in value.split(os.pathsep) if path != _STARTUP] if value else []
 
 
 def waiting() -> Choices:
     """What this process, a child, has not enabled yet; what is taken out is not enabled."""
     inheriting = finder()
-    found: Choices = {} if inheriting is None else inheriting.waiting
-    return found
+    choices: Choices = {} if inheriting is None else inheriting.waiting
+    return choices
 
 
 @contextlib.contextmanager

@@ -58,21 +58,21 @@ def modules_of(model: Any) -> tuple[ModuleReport, ...]:
         raise DataTypeError(f"got {type(model).__name__}; expected a torch.nn.Module, or nothing.")
     from .. import protocol
 
-    seen = {layer.name: layer for layer in measured(model)}
-    found = []
+    by_name = {layer.name: layer for layer in measured(model)}
+    reports = []
     for name, module in model.named_modules():
-        layer, adapter = seen.get(name), protocol.of(module)
+        layer, adapter = by_name.get(name), protocol.of(module)
         facts = None if adapter is None else adapter.describe(module)
-        framework, kind = protocol.name_of(type(module)) or "", "" if facts is None else facts.kind
+        framework, category = protocol.name_of(type(module)) or "", "" if facts is None else facts.kind
         times: tuple[Any, ...] = ()
         if layer is not None:
-            framework, kind = framework or layer.framework, kind or layer.kind
+            framework, category = framework or layer.framework, category or layer.kind
             times = (layer.calls, layer.total_ms, layer.peak_bytes)
-        if not kind or framework in ("", "torch"):
+        if not category or framework in ("", "torch"):
             continue
-        size = sum(one.numel() * one.element_size() for one in module.parameters(recurse=False))
-        found.append(ModuleReport(name, framework, kind, size, *times))
-    return tuple(found)
+        size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters(recurse=False))
+        reports.append(ModuleReport(name, framework, category, size, *times))
+    return tuple(reports)
 
 
 _MODULE_COLUMNS = (
@@ -90,16 +90,16 @@ def module_table(modules: Iterable[ModuleReport]) -> Table:
     """The table that a report shows."""
     rows = [
         (
-            one.name,
-            one.framework,
-            one.kind,
-            megabytes(one.parameter_bytes),
-            "" if one.calls is None else str(one.calls),
-            "" if one.ms is None else f"{one.ms:,.2f}",
-            megabytes(one.peak_bytes),
+            report.name,
+            report.framework,
+            report.kind,
+            megabytes(report.parameter_bytes),
+            "" if report.calls is None else str(report.calls),
+            "" if report.ms is None else f"{report.ms:,.2f}",
+            megabytes(report.peak_bytes),
         )
-        for one in modules
+        for report in modules
     ]
-    measured = any(one.ms is not None for one in modules)
+    measured = any(report.ms is not None for report in modules)
     remark = "" if measured else "Not measured: run the model in sparse_bridge.profile(model)."
     return Table("Layers of the model", _MODULE_COLUMNS, rows, remark=remark)

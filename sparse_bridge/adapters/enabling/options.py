@@ -21,17 +21,17 @@ class EnableOptions(NamedTuple):
     memory_limit: str | int | None = None
 
 
-def check(names: tuple[str, ...], wanted: EnableOptions) -> None:
+def check(names: tuple[str, ...], requested: EnableOptions) -> None:
     """SettingError for a value that an argument cannot have."""
-    for name, value in (("mode", wanted.mode), ("optimize", wanted.optimize)):
+    for name, value in (("mode", requested.mode), ("optimize", requested.optimize)):
         allowed = settings.CHOICES[name]
         if value is not None and value not in allowed:
             raise SettingError(f"{name} is {value!r}; expected one of {', '.join(allowed)} or None.")
-    if wanted.strict not in (None, True, False):
-        raise SettingError(f"strict is {wanted.strict!r}; expected True, False or None.")
-    if wanted.memory_limit is not None:
-        memory.size_of(wanted.memory_limit)
-    base.check_profile(names, wanted.profile)
+    if requested.strict not in (None, True, False):
+        raise SettingError(f"strict is {requested.strict!r}; expected True, False or None.")
+    if requested.memory_limit is not None:
+        memory.size_of(requested.memory_limit)
+    base.check_profile(names, requested.profile)
 
 
 class Enabled(Protocol):
@@ -48,18 +48,22 @@ def choice_of(enabled: Enabled) -> dict[str, Any]:
     adapter, mode, names = enabled.adapter, enabled.mode, enabled.names
     name, aliases = adapter.name, tuple(adapter.aliases) if mode == "standin" else ()
     strict = call_stats.chosen_strict(name)
-    wanted = EnableOptions(mode, strict, adapter.profile(), optimizing.chosen(name), limiting.chosen(name))
-    return {**wanted._asdict(), "names": [*adapter.packages, *aliases, *adapter.other_names], "claimed": names.claims()}
+    requested = EnableOptions(mode, strict, adapter.profile(), optimizing.chosen(name), limiting.chosen(name))
+    return {
+        **requested._asdict(),
+        "names": [*adapter.packages, *aliases, *adapter.other_names],
+        "claimed": names.claims(),
+    }
 
 
-def check_same(name: str, mode: str, wanted: EnableOptions) -> None:
+def check_same(name: str, mode: str, requested: EnableOptions) -> None:
     """LifecycleError for options that differ from those with which a framework is enabled; None and
     "auto" go along with any."""
     wrong = []
-    if wanted.mode in ("patch", "standin") and wanted.mode != mode:
-        wrong.append(f"mode={wanted.mode!r} (it is {mode!r})")
-    if wanted.strict is not None and wanted.strict != call_stats.is_strict(name):
-        wrong.append(f"strict={wanted.strict} (it is {call_stats.is_strict(name)})")
+    if requested.mode in ("patch", "standin") and requested.mode != mode:
+        wrong.append(f"mode={requested.mode!r} (it is {mode!r})")
+    if requested.strict is not None and requested.strict != call_stats.is_strict(name):
+        wrong.append(f"strict={requested.strict} (it is {call_stats.is_strict(name)})")
     if wrong:
         raise LifecycleError(
             f"{name} is enabled already with other options than {' and '.join(wrong)}. "

@@ -18,49 +18,49 @@ INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_tensors(what: str, **values: Any) -> None:
+def check_tensors(caller: str, **values: Any) -> None:
     """Raises ArgumentTypeError unless every value is a dense tensor, DeviceError where one has no
     values."""
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
-            raise ArgumentTypeError(f"{what} got a {type(value).__name__} as {name}; expected a torch.Tensor.")
+            raise ArgumentTypeError(f"{caller} got a {type(value).__name__} as {name}; expected a torch.Tensor.")
         if value.layout is not torch.strided:
             raise ArgumentTypeError(
-                f"{what} got {name} of layout {value.layout}; expected a dense tensor (use .to_dense())."
+                f"{caller} got {name} of layout {value.layout}; expected a dense tensor (use .to_dense())."
             )
         if value.is_meta:
-            raise DeviceError(f"{what} got {name} on the meta device, which holds no values.")
+            raise DeviceError(f"{caller} got {name} on the meta device, which holds no values.")
 
 
-def check_operands(what: str, feats: Any, weight: Any, bias: Any) -> None:
+def check_operands(caller: str, feats: Any, weight: Any, bias: Any) -> None:
     """`check_tensors` of a product; bias may be None."""
     if bias is None:
-        check_tensors(what, feats=feats, weight=weight)
+        check_tensors(caller, feats=feats, weight=weight)
     else:
-        check_tensors(what, feats=feats, weight=weight, bias=bias)
+        check_tensors(caller, feats=feats, weight=weight, bias=bias)
 
 
-def kernel_of(what: str, feats: Any, weight: Any, bias: Any) -> tuple[int, int, int]:
+def kernel_of(caller: str, feats: Any, weight: Any, bias: Any) -> tuple[int, int, int]:
     """Kernel size of a weight [C_out, k1, k2, k3, C_in] that fits the features. Raises
     ArgumentTypeError, ArgumentValueError, ArgumentShapeError."""
-    check_operands(what, feats, weight, bias)
+    check_operands(caller, feats, weight, bias)
     if weight.ndim != 5:
         raise ArgumentValueError(
-            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, C_in]."
+            f"{caller} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, C_in]."
         )
     if feats.ndim != 2 or feats.shape[1] != weight.shape[4]:
         raise ArgumentShapeError(
-            f"{what} got features of shape {list(feats.shape)} for a weight of {weight.shape[4]} "
+            f"{caller} got features of shape {list(feats.shape)} for a weight of {weight.shape[4]} "
             f"input channels; expected [N, {weight.shape[4]}]."
         )
     return tuple(weight.shape[1:4])
 
 
-def check_features(what: str, feats: Any) -> None:
+def check_features(caller: str, feats: Any) -> None:
     """Raises ArgumentTypeError unless `feats` is a dense tensor of a dtype that is served."""
-    check_tensors(what, feats=feats)
+    check_tensors(caller, feats=feats)
     if feats.dtype not in _FLOATS:
-        raise ArgumentTypeError(f"{what} got features of {feats.dtype}; expected one of fp16, bf16, fp32, fp64.")
+        raise ArgumentTypeError(f"{caller} got features of {feats.dtype}; expected one of fp16, bf16, fp32, fp64.")
 
 
 def integers(values: Any, name: str) -> Ints:
@@ -100,7 +100,7 @@ def kernel_size(value: Any, dimension: int | None, name: str = "kernel_size") ->
     return numbers
 
 
-def shape_entries(shape: Any, n_entries: int | None, layout: str, what: str = "shape") -> Ints:
+def shape_entries(shape: Any, n_entries: int | None, layout: str, name: str = "shape") -> Ints:
     """The entries of a shape, none negative.  n_entries: None: any number.
 
     Raises: ArgumentTypeError, ArgumentValueError.
@@ -108,10 +108,10 @@ def shape_entries(shape: Any, n_entries: int | None, layout: str, what: str = "s
     try:
         count = len(shape)
     except TypeError:
-        raise ArgumentTypeError(f"{what} is {shape!r}; expected {layout}.") from None
+        raise ArgumentTypeError(f"{name} is {shape!r}; expected {layout}.") from None
     if n_entries is not None and count != n_entries:
-        raise ArgumentValueError(f"{what} is {tuple(shape)}; expected {layout}.")
-    numbers = integers(shape, what)
+        raise ArgumentValueError(f"{name} is {tuple(shape)}; expected {layout}.")
+    numbers = integers(shape, name)
     if numbers and min(numbers) < 0:
-        raise ArgumentValueError(f"{what} is {numbers}; sizes cannot be negative.")
+        raise ArgumentValueError(f"{name} is {numbers}; sizes cannot be negative.")
     return numbers

@@ -30,7 +30,7 @@ __all__ = [
 
 _INTEGERS = (torch.uint32, torch.int32, torch.int64)
 _UNSIGNED = "_unsigned"
-_TWIN = "_sparse_bridge"  # on caches of the installed FlexGEMM: the same for the engine
+_ENGINE_CACHE = "_sparse_bridge"  # on caches of the installed FlexGEMM: the same for the engine
 _PRIVATE = ("_kmap", "_stamp", "_backward", "_store")
 
 
@@ -45,9 +45,9 @@ class NeighborCache:
     @classmethod
     def of(cls, kmap: KernelMap, backward: bool = True) -> NeighborCache:
         """The cache of a kernel map.  backward: training will ask for the other direction too."""
-        made = cls()
-        made.__dict__.update(_kmap=kmap, _stamp=None, _backward=backward)
-        return made
+        cache = cls()
+        cache.__dict__.update(_kmap=kmap, _stamp=None, _backward=backward)
+        return cache
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -74,9 +74,9 @@ class NeighborCache:
     def __getstate__(self) -> dict[str, Any]:
         if "_kmap" in self.__dict__:
             _ = self.neighbor_map
-        state = {name: one for name, one in self.__dict__.items() if name not in _PRIVATE}
+        state = {name: value for name, value in self.__dict__.items() if name not in _PRIVATE}
         # Plain pickles of torch lose unsigned tensors.
-        state[_UNSIGNED] = names = [name for name, one in state.items() if _is_unsigned(one)]
+        state[_UNSIGNED] = names = [name for name, value in state.items() if _is_unsigned(value)]
         return {**state, **{name: state[name].view(torch.int32) for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -164,32 +164,32 @@ def _is_unsigned(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.uint32
 
 
-def map_of(given: Any, n_in: int, n_offsets: int) -> KernelMap:
-    """`NeighborCache.kernel_map` of what a caller gave: a cache of ours, or of the installed
+def map_of(cache: Any, n_in: int, n_offsets: int) -> KernelMap:
+    """`NeighborCache.kernel_map` of the caller's cache: ours, or one of the installed
     FlexGEMM, read by its `neighbor_map`.
 
     Raises: ArgumentTypeError, ArgumentShapeError.
     """
-    return _as_cache(given).kernel_map(n_in, n_offsets)
+    return _as_cache(cache).kernel_map(n_in, n_offsets)
 
 
-def _as_cache(given: Any) -> NeighborCache:
-    if isinstance(given, NeighborCache):
-        if not {"_kmap", "neighbor_map"} & given.__dict__.keys():
+def _as_cache(cache: Any) -> NeighborCache:
+    if isinstance(cache, NeighborCache):
+        if not {"_kmap", "neighbor_map"} & cache.__dict__.keys():
             raise ArgumentTypeError("the neighbour cache has no neighbor_map; pass None instead.")
-        return given
-    engine_cache = getattr(given, "engine_cache", None)
+        return cache
+    engine_cache = getattr(cache, "engine_cache", None)
     if callable(engine_cache):  # of a compiled graph
         return engine_cache()  # type: ignore[no-any-return]
-    array = getattr(given, "neighbor_map", None)
+    array = getattr(cache, "neighbor_map", None)
     if not isinstance(array, torch.Tensor):
         raise ArgumentTypeError(
-            f"got a {type(given).__name__} as the neighbour cache; expected one that an earlier call returned, or None."
+            f"got a {type(cache).__name__} as the neighbour cache; expected one that an earlier call returned, or None."
         )
-    known: Any = given.__dict__.get(_TWIN)
-    if known is None or known.neighbor_map is not array:
-        known = given.__dict__[_TWIN] = NeighborCache(neighbor_map=array)
-    return known  # type: ignore[no-any-return]
+    wrapped: Any = cache.__dict__.get(_ENGINE_CACHE)
+    if wrapped is None or wrapped.neighbor_map is not array:
+        wrapped = cache.__dict__[_ENGINE_CACHE] = NeighborCache(neighbor_map=array)
+    return wrapped  # type: ignore[no-any-return]
 
 
 def written_out(table: torch.Tensor) -> torch.Tensor:
@@ -279,8 +279,8 @@ _WRITERS: dict[str, Callable[[Any], Any]] = {
 
 def _of_blocks(name: str) -> Callable[[Any], torch.Tensor] | None:
     """What writes `valid_kernel_64`, `valid_kernel_seg_64` and the like."""
-    found = re.fullmatch(r"valid_kernel(_seg)?_([1-9]\d*)", name)
-    if found is None:
+    match = re.fullmatch(r"valid_kernel(_seg)?_([1-9]\d*)", name)
+    if match is None:
         return None
-    callback = "valid_kernel_seg_callback" if found[1] else "valid_kernel_callback"
-    return lambda cache: getattr(cache, callback)(int(found[2]))  # type: ignore[no-any-return]
+    callback = "valid_kernel_seg_callback" if match[1] else "valid_kernel_callback"
+    return lambda cache: getattr(cache, callback)(int(match[2]))  # type: ignore[no-any-return]

@@ -40,12 +40,12 @@ class GraphCache:
 
     def __init__(self, handle: torch.Tensor, coords: torch.Tensor | None) -> None:
         self.handle, self.coords = handle, coords
-        self.held: NeighborCache | None = None
+        self.cache: NeighborCache | None = None
 
     def engine_cache(self) -> NeighborCache:
-        if self.held is None:
-            self.held = NeighborCache.of(handles.value_of(self.handle, KernelMap))
-        return self.held
+        if self.cache is None:
+            self.cache = NeighborCache.of(handles.value_of(self.handle, KernelMap))
+        return self.cache
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -58,14 +58,14 @@ class GraphCache:
 
 def build(sites: Sites, numbers: Sequence[int]) -> Made:
     """The map of a layer: numbers as the functions below put them."""
-    kind, *rest = numbers
-    kernel, *steps = (tuple(rest[first : first + 3]) for first in range(0, 12, 3))
+    layer_type, *parameters = numbers
+    kernel, *steps = (tuple(parameters[first : first + 3]) for first in range(0, 12, 3))
     cache: Any
-    if kind == _SUBMANIFOLD:
+    if layer_type == _SUBMANIFOLD:
         layer: Any = kernel, steps[0]
-        cache = submanifold_cache(sites.coords, rest[6:] or None, *layer)
+        cache = submanifold_cache(sites.coords, parameters[6:] or None, *layer)
         return Made(cache._kmap)
-    layer, shape = Strided.of(kernel, *steps), rest[12:]
+    layer, shape = Strided.of(kernel, *steps), parameters[12:]
     out_coords = output_coordinates(sites.coords, shape, layer)
     cache = strided_cache(sites.coords, out_coords, shape, layer)
     return Made(cache._kmap, Sites(out_coords, store_of(out_coords)))
@@ -95,10 +95,10 @@ def submanifold_conv(
     feats, coords, shape, weight, bias, cache, dilation = layer
     if not (_served(cache) and _constant(as_made)):
         return outside(eager, *layer)  # type: ignore[no-any-return]
-    what = "sparse_submanifold_conv3d"
-    kernel = kernel_of(what, feats, weight, bias)
+    caller = "sparse_submanifold_conv3d"
+    kernel = kernel_of(caller, feats, weight, bias)
     if cache is None:
-        check_rows(feats, coords, what)
+        check_rows(feats, coords, caller)
         numbers = [_SUBMANIFOLD, *kernel, *triple(dilation, "dilation", 1)]
         numbers += () if shape is None else shape
         cache = GraphCache(coordinates.entered(coords).map(_BUILDER, numbers), None)
@@ -106,22 +106,22 @@ def submanifold_conv(
 
 
 def strided_conv(
-    eager: Callable[..., Any], as_made: Callable[[], bool], form: ConvForm, layer: Strided, given: Layer
+    eager: Callable[..., Any], as_made: Callable[[], bool], form: ConvForm, layer: Strided, arguments: Layer
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """`eager`, which is `sparse_conv3d`, in a graph, or between two graphs: onto given coordinates.
 
-    as_made: whether nobody replaced its parts.  given: its arguments up to `out_coords`.
+    as_made: whether nobody replaced its parts.  arguments: up to `out_coords`.
     """
-    feats, coords, shape, weight, bias, cache, out_coords = given
+    feats, coords, shape, weight, bias, cache, out_coords = arguments
     if out_coords is not None or not (_served(cache) and _constant(as_made)):
-        return outside(eager, *given, layer.stride, layer.padding, layer.dilation)  # type: ignore[no-any-return]
+        return outside(eager, *arguments, layer.stride, layer.padding, layer.dilation)  # type: ignore[no-any-return]
     check_rows(feats, coords, "sparse_conv3d")
     if cache is None:
         steps = (*layer.stride, *layer.padding, *layer.dilation)
         numbers = [_STRIDED, *layer.kernel, *steps, *shape]
         sites = coordinates.entered(coords)
-        handle, made = sites.new_map(_BUILDER, numbers, torch.is_grad_enabled())
-        cache = GraphCache(handle, made.coords)
+        handle, out_sites = sites.new_map(_BUILDER, numbers, torch.is_grad_enabled())
+        cache = GraphCache(handle, out_sites.coords)
     return _multiplied(feats, cache, weight, bias, form), cache.coords, cache
 
 
@@ -148,5 +148,5 @@ def sampled(
     feats: torch.Tensor, coords: torch.Tensor, sizes: Sequence[int], grid: torch.Tensor, mode: str
 ) -> torch.Tensor:
     """`sampling.sampled` in a graph."""
-    found: torch.Tensor = ops.flex_gemm_grid_sample(feats, coords, list(sizes), grid, mode)
-    return found
+    y: torch.Tensor = ops.flex_gemm_grid_sample(feats, coords, list(sizes), grid, mode)
+    return y

@@ -51,14 +51,17 @@ def gradients(
     grad_output: torch.Tensor, feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Gradients:
     """Gradients of features, weight and bias, None for what needs none."""
-    leaves = [None if one is None else one.detach().requires_grad_(one.requires_grad) for one in (feats, weight, bias)]
-    wanted = [one for one in leaves if one is not None and one.requires_grad]
-    if not wanted:
+    leaves = [
+        None if tensor is None else tensor.detach().requires_grad_(tensor.requires_grad)
+        for tensor in (feats, weight, bias)
+    ]
+    inputs = [tensor for tensor in leaves if tensor is not None and tensor.requires_grad]
+    if not inputs:
         return None, None, None
     with torch.enable_grad():
         y = multiply(leaves[0], cache, leaves[1], leaves[2], form())  # type: ignore[arg-type]
-    found = iter(torch.autograd.grad(y, wanted, grad_output))
-    return tuple(next(found) if one is not None and one.requires_grad else None for one in leaves)  # type: ignore[return-value]
+    grads = iter(torch.autograd.grad(y, inputs, grad_output))
+    return tuple(next(grads) if tensor is not None and tensor.requires_grad else None for tensor in leaves)  # type: ignore[return-value]
 
 
 class SubMConv3dFunction(torch.autograd.Function):
@@ -90,10 +93,10 @@ class SubMConv3dFunction(torch.autograd.Function):
     @no_double_backward
     def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> Any:  # type: ignore[override]
         feats, weight, bias = ctx.saved_tensors
-        found = SubMConv3dFunction._sparse_submanifold_conv_backward(
+        grads = SubMConv3dFunction._sparse_submanifold_conv_backward(
             grad_output, feats, ctx.neighbor_cache, weight, bias
         )
-        return found[0], None, None, None, found[1], found[2], None
+        return grads[0], None, None, None, grads[1], grads[2], None
 
     @staticmethod
     @between_graphs
@@ -162,8 +165,8 @@ class SparseConv3dFunction(torch.autograd.Function):
     @no_double_backward
     def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
         feats, weight, bias = ctx.saved_tensors
-        found = SparseConv3dFunction._sparse_conv_backward(grad_output, feats, ctx.neighbor_cache, weight, bias)
-        return (found[0], None, None, None, found[1], found[2], *(None,) * 4)
+        grads = SparseConv3dFunction._sparse_conv_backward(grad_output, feats, ctx.neighbor_cache, weight, bias)
+        return (grads[0], None, None, None, grads[1], grads[2], *(None,) * 4)
 
     @staticmethod
     @between_graphs
@@ -225,9 +228,9 @@ def _submanifold(
     if cache is not None:
         return cache
     check_rows(feats, coords, "sparse_submanifold_conv3d")
-    made = SubMConv3dFunction._compute_neighbor_cache(coords, shape, kernel, dilation, needs)
+    built = SubMConv3dFunction._compute_neighbor_cache(coords, shape, kernel, dilation, needs)
     del first
-    return made
+    return built
 
 
 def _strided(
@@ -242,13 +245,13 @@ def _strided(
     """(output coordinates, cache)."""
     check_rows(feats, coords, "sparse_conv3d")
     # Another tensor object on the same memory, as upstream.
-    found = output_coordinates(coords, shape, layer) if out_coords is None else out_coords
+    coords_out = output_coordinates(coords, shape, layer) if out_coords is None else out_coords
     first = cache is None
     if first:
-        cache = strided_cache(coords, found, shape, layer)
+        cache = strided_cache(coords, coords_out, shape, layer)
     if first or (torch.is_grad_enabled() and (feats.requires_grad or weights[0].requires_grad)):
-        tell(feats, *weights, found.numel() // 4)
-    return found.detach(), cache
+        tell(feats, *weights, coords_out.numel() // 4)
+    return coords_out.detach(), cache
 
 
 _PARTS = [
@@ -298,11 +301,11 @@ def sparse_submanifold_conv3d(
         return compiled.submanifold_conv(sparse_submanifold_conv3d, _as_made, how, layer)
     if _as_made():
         cache = _submanifold(feats, coords, shape, neighbor_cache, (weight, bias), dilation)
-        found: Any = multiply(feats, cache, weight, bias, how), cache
+        result: Any = multiply(feats, cache, weight, bias, how), cache
     else:
-        found = SubMConv3dFunction.apply(feats, coords, shape, neighbor_cache, weight, bias, dilation)
+        result = SubMConv3dFunction.apply(feats, coords, shape, neighbor_cache, weight, bias, dilation)
     note("flex_gemm", "sparse_submanifold_conv3d")
-    return found  # type: ignore[no-any-return]
+    return result  # type: ignore[no-any-return]
 
 
 def sparse_conv3d(
@@ -332,8 +335,8 @@ def sparse_conv3d(
     if torch.compiler.is_compiling():
         from . import compiled
 
-        given = feats, coords, shape, weight, bias, neighbor_cache, out_coords
-        return compiled.strided_conv(sparse_conv3d, _as_made, how, layer, given)
+        arguments = feats, coords, shape, weight, bias, neighbor_cache, out_coords
+        return compiled.strided_conv(sparse_conv3d, _as_made, how, layer, arguments)
     if _as_made():
         coords_out, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer)
         y = multiply(feats, cache, weight, bias, how)

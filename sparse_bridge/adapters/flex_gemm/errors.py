@@ -31,8 +31,8 @@ class GenerationImportError(UnsupportedError, ImportError):
 
 def other_generation(name: str, profile: str, module: bool = False) -> SparseBridgeError:
     """The error of `name`, which only `profile` has."""
-    kind = GenerationImportError if module else GenerationError
-    return kind(
+    error_class = GenerationImportError if module else GenerationError
+    return error_class(
         f"{name} is of FlexGEMM {profile}, and the process runs with another profile. Say which "
         f"generation the project is written for: sparse_bridge.disable('flex_gemm'), then "
         f"enable('flex_gemm', profile={profile!r})."

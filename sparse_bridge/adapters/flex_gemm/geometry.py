@@ -57,23 +57,23 @@ def row_major(coords: torch.Tensor, box: Box) -> torch.Tensor:
     return coords.index_select(0, torch.argsort(key))
 
 
-def check_coords(coords: torch.Tensor, what: str) -> torch.Tensor:
+def check_coords(coords: torch.Tensor, caller: str) -> torch.Tensor:
     """int32 [N, 4]. Raises ArgumentShapeError, ArgumentTypeError."""
-    check_tensors(what, coords=coords)
+    check_tensors(caller, coords=coords)
     if coords.ndim != 2 or coords.shape[1] != 4:
         raise ArgumentShapeError(
-            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4] (batch, x, y, z)."
+            f"{caller} got coordinates of shape {list(coords.shape)}; expected [N, 4] (batch, x, y, z)."
         )
     if coords.dtype != torch.int32:
-        raise ArgumentTypeError(f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
+        raise ArgumentTypeError(f"{caller} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
     return coords
 
 
-def check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
+def check_rows(feats: torch.Tensor, coords: torch.Tensor, caller: str) -> None:
     """`check_coords`, one for each row of features."""
-    check_coords(coords, what)
+    check_coords(coords, caller)
     if feats.shape[0] != coords.shape[0]:
-        raise ArgumentShapeError(f"{what} got {feats.shape[0]} rows of features and {coords.shape[0]} coordinates.")
+        raise ArgumentShapeError(f"{caller} got {feats.shape[0]} rows of features and {coords.shape[0]} coordinates.")
 
 
 def same_offsets(kernel: Triple, dilation: Triple) -> Offsets:

@@ -67,10 +67,10 @@ def _check(feats: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, mode: 
         )
 
 
-def check_points(what: str, grid: torch.Tensor) -> None:
+def check_points(caller: str, grid: torch.Tensor) -> None:
     """fp32 [B, L, 3]. Raises ArgumentTypeError, ArgumentShapeError, PointTypeError."""
-    check_tensors(what, grid=grid)
+    check_tensors(caller, grid=grid)
     if grid.ndim != 3 or grid.shape[2] != 3:
-        raise ArgumentShapeError(f"{what} got points of shape {list(grid.shape)}; expected [B, L, 3].")
+        raise ArgumentShapeError(f"{caller} got points of shape {list(grid.shape)}; expected [B, L, 3].")
     if grid.dtype != torch.float32:
-        raise PointTypeError(f"{what} got points of {grid.dtype}; expected torch.float32 (use .float()).")
+        raise PointTypeError(f"{caller} got points of {grid.dtype}; expected torch.float32 (use .float()).")

@@ -62,14 +62,14 @@ def _padded(deltas: Deltas, n_more: int) -> Offsets:
     return Offsets.of([(0,) * n_more + delta for delta in deltas])
 
 
-def lattice(coords: torch.Tensor, dimension: int, sizes: Sequence[int] | None, what: str) -> Lattice:
+def lattice(coords: torch.Tensor, dimension: int, sizes: Sequence[int] | None, caller: str) -> Lattice:
     """sizes: of the batch columns and axes; None: the bounds of the coordinates.
 
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError.
     """
-    columns_of(coords, dimension, what)
+    columns_of(coords, dimension, caller)
     if coords.dtype != torch.int32:
-        raise ArgumentTypeError(f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
+        raise ArgumentTypeError(f"{caller} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
     store, rows = store_of(coords), coords
     if coords.shape[1] == dimension:
         rows = store.get("rows", lambda: torch.nn.functional.pad(coords.detach(), (1, 0)))
@@ -78,7 +78,7 @@ def lattice(coords: torch.Tensor, dimension: int, sizes: Sequence[int] | None, w
     numbers = [int(size) for size in sizes]
     if len(numbers) != coords.shape[1] or min(numbers) < 0:
         raise ArgumentValueError(
-            f"{what} got sizes {numbers} for coordinates of {coords.shape[1]} columns; expected "
+            f"{caller} got sizes {numbers} for coordinates of {coords.shape[1]} columns; expected "
             "one size per column, none negative."
         )
     if coords.shape[1] == dimension:
@@ -86,13 +86,13 @@ def lattice(coords: torch.Tensor, dimension: int, sizes: Sequence[int] | None, w
     return Lattice(coords, rows, dimension, box_of(numbers[0], numbers[1:]), store)
 
 
-def columns_of(coords: torch.Tensor, dimension: int, what: str) -> int:
+def columns_of(coords: torch.Tensor, dimension: int, caller: str) -> int:
     """How many columns coordinates of `dimension` axes have. Raises ArgumentTypeError,
     ArgumentShapeError."""
-    check_tensors(what, coords=coords)
+    check_tensors(caller, coords=coords)
     if coords.ndim != 2 or coords.shape[1] < dimension:
         raise ArgumentShapeError(
-            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, batch columns + {dimension}]."
+            f"{caller} got coordinates of shape {list(coords.shape)}; expected [N, batch columns + {dimension}]."
         )
     return coords.shape[1]
 
@@ -100,26 +100,26 @@ def columns_of(coords: torch.Tensor, dimension: int, what: str) -> int:
 def _bounds(store: MapStore, rows: torch.Tensor) -> Box:
     if store.root is not None and store.root.coords.shape == rows.shape:
         return store.root.box
-    found: Box = store.get(("bounds", rows.shape[1]), lambda: bounds_of(rows))
-    return found
+    box: Box = store.get(("bounds", rows.shape[1]), lambda: bounds_of(rows))
+    return box
 
 
 def submanifold_map(own: Lattice, deltas: Deltas) -> KernelMap:
     """y[q] gathers x[q + delta]; rows outside of the box meet themselves alone."""
-    asked = MapRequest("submanifold", own.offsets(deltas), box=own.box)
-    return request(own.store, own.map, asked).kmap
+    map_request = MapRequest("submanifold", own.offsets(deltas), box=own.box)
+    return request(own.store, own.map, map_request).kmap
 
 
 def between(fine: Lattice, coarse: Lattice, deltas: Deltas, stride: Ints) -> KernelMap:
     """coarse[q] gathers fine[q * stride + delta]."""
-    asked = MapRequest("between", fine.offsets(deltas), fine.steps(stride), coarse.map(), box=fine.box)
-    return request(fine.store, fine.map, asked).kmap
+    map_request = MapRequest("between", fine.offsets(deltas), fine.steps(stride), coarse.map(), box=fine.box)
+    return request(fine.store, fine.map, map_request).kmap
 
 
-def made_by(own: Lattice, kind: str, deltas: Deltas, stride: Ints, extents: Ints) -> Lattice:
+def made_by(own: Lattice, map_type: str, deltas: Deltas, stride: Ints, extents: Ints) -> Lattice:
     """The output coordinates that `own` reaches, ascending.
 
-    kind: "strided", q where own[q * stride + delta] exists; "generative", q * stride + delta of
+    map_type: "strided", q where own[q * stride + delta] exists; "generative", q * stride + delta of
     every q of `own`.  extents: of the output's axes.
     """
     size = (*own.box.size[: own.box.dimension + 1 - own.dimension], *extents)
@@ -127,9 +127,9 @@ def made_by(own: Lattice, kind: str, deltas: Deltas, stride: Ints, extents: Ints
     offsets, steps = own.offsets(deltas), own.steps(stride)
 
     def build() -> tuple[torch.Tensor, torch.Tensor, MapStore]:
-        asked = MapRequest(kind, offsets, steps, box, "first_seen", own.box)
-        found: Any = request(own.store, own.map, asked).coords
-        new = CoordinateMap(row_major(found.coords, box), box)
+        map_request = MapRequest(map_type, offsets, steps, box, "first_seen", own.box)
+        reached: Any = request(own.store, own.map, map_request).coords
+        new = CoordinateMap(row_major(reached.coords, box), box)
         new.adopt()
         store = MapStore(new)
         if own.n_batch:
@@ -141,6 +141,6 @@ def made_by(own: Lattice, kind: str, deltas: Deltas, stride: Ints, extents: Ints
         mine.put(box, new)
         return coords, new.coords, mine
 
-    key = "made", kind, offsets, steps, box, own.box
-    coords, rows, store = own.store.get(key, build, lambda made: made[0])
+    key = "made", map_type, offsets, steps, box, own.box
+    coords, rows, store = own.store.get(key, build, lambda level: level[0])
     return Lattice(coords, rows, own.dimension, box, store)

@@ -32,11 +32,11 @@ def submanifold_cache(
     else:
         batch, _, extents = grid_shape(shape)
         box = box_of(batch, extents)
-    asked = MapRequest("submanifold", same_offsets(kernel, dilation), box=box)
-    built = request(store, lambda: store.coordinates(coords, box), asked)
-    made = SubMConv3dNeighborCache.of(built.kmap, backward)
-    made.__dict__["_store"] = store
-    return made  # type: ignore[return-value]
+    map_request = MapRequest("submanifold", same_offsets(kernel, dilation), box=box)
+    built = request(store, lambda: store.coordinates(coords, box), map_request)
+    cache = SubMConv3dNeighborCache.of(built.kmap, backward)
+    cache.__dict__["_store"] = store
+    return cache  # type: ignore[return-value]
 
 
 def output_coordinates(
@@ -62,14 +62,14 @@ def _output_map(coords: torch.Tensor, shape: Sequence[int], layer: Strided) -> t
     box, out_box = box_of(batch, extents), box_of(batch, layer.extents(extents))
 
     def build() -> CoordinateMap:
-        asked = MapRequest("strided", layer.offsets, layer.stride, layer, "first_seen", box)
-        new = request(store, lambda: store.coordinates(coords, box), asked).coords
+        map_request = MapRequest("strided", layer.offsets, layer.stride, layer, "first_seen", box)
+        new = request(store, lambda: store.coordinates(coords, box), map_request).coords
         assert new is not None
-        made = CoordinateMap(row_major(new.coords, out_box), out_box)
-        made.adopt()
-        return made
+        out_map = CoordinateMap(row_major(new.coords, out_box), out_box)
+        out_map.adopt()
+        return out_map
 
-    return store.get(("outputs", box, layer), build, lambda made: made.coords), extents
+    return store.get(("outputs", box, layer), build, lambda out_map: out_map.coords), extents
 
 
 def strided_cache(
@@ -92,10 +92,10 @@ def strided_cache(
 
     y_map = store.peek(("outputs", box, layer))
     if y_map is None or y_map.coords is not out_coords:
-        given = map_cache.store_of(out_coords)
-        y_map = given.coordinates(out_coords, given.get("bounds", lambda: bounds_of(out_coords)))
-    asked = MapRequest("between", layer.offsets, layer.stride, y_map, box=box)
-    kmap = request(store, lambda: store.coordinates(coords, box), asked).kmap
-    made = SparseConv3dNeighborCache.of(kmap.of_first_rows(), backward)
-    made.__dict__["_store"] = store
-    return made  # type: ignore[return-value]
+        out_store = map_cache.store_of(out_coords)
+        y_map = out_store.coordinates(out_coords, out_store.get("bounds", lambda: bounds_of(out_coords)))
+    map_request = MapRequest("between", layer.offsets, layer.stride, y_map, box=box)
+    kmap = request(store, lambda: store.coordinates(coords, box), map_request).kmap
+    cache = SparseConv3dNeighborCache.of(kmap.of_first_rows(), backward)
+    cache.__dict__["_store"] = store
+    return cache  # type: ignore[return-value]

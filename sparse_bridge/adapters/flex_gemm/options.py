@@ -26,15 +26,15 @@ _SPCONV = "flex_gemm.ops.spconv"
 _CONFIG = "flex_gemm.kernels.triton.spconv.config"
 
 
-def algorithm(wanted: Any = None) -> str:
-    """`wanted`, or `ops.spconv.ALGORITHM`, whose setter checks nothing. Raises ArgumentValueError.
+def algorithm(requested: Any = None) -> str:
+    """`requested`, or `ops.spconv.ALGORITHM`, whose setter checks nothing. Raises ArgumentValueError.
 
     All five give the same answers here: the engine chooses its own dataflow.
     """
-    where = "flex_gemm.ops.spconv.ALGORITHM" if wanted is None else "algorithm"
-    if wanted is None:
-        wanted = getattr(sys.modules.get(_SPCONV), "ALGORITHM", ALGORITHMS[-1])
-    name = str(wanted)
+    where = "flex_gemm.ops.spconv.ALGORITHM" if requested is None else "algorithm"
+    if requested is None:
+        requested = getattr(sys.modules.get(_SPCONV), "ALGORITHM", ALGORITHMS[-1])
+    name = str(requested)
     if name not in ALGORITHMS:
         raise ArgumentValueError(f"{where} is {name!r}; expected one of {', '.join(ALGORITHMS)}.")
     return name
@@ -69,10 +69,10 @@ def allow_tf32() -> bool:
     return torch.backends.cuda.matmul.allow_tf32 if switch is None else bool(switch)
 
 
-def form(wanted: Any = None, tf32: bool | None = None) -> ConvForm:
+def form(requested: Any = None, tf32: bool | None = None) -> ConvForm:
     """How convolutions multiply under the switches, or under what a call says (algorithm, TF32).
     Raises ArgumentValueError."""
-    algorithm(wanted)
+    algorithm(requested)
     return _FORMS[allow_tf32() if tf32 is None else bool(tf32)]
 
 

@@ -76,10 +76,10 @@ def patches() -> list[Patch]:
         return patch.patches(package)
     spconv = importlib.import_module("flex_gemm.ops.spconv")
     grid = importlib.import_module("flex_gemm.ops.grid_sample")
-    found = _function(spconv.SubMConv3dFunction, _submanifold, conv.SubMConv3dFunction)
-    found += _function(grid.GridSample3dFunction, grid_sample.grid_sample_3d, None)
+    result = _function(spconv.SubMConv3dFunction, _submanifold, conv.SubMConv3dFunction)
+    result += _function(grid.GridSample3dFunction, grid_sample.grid_sample_3d, None)
     if hasattr(spconv, "SparseConv3dFunction"):  # not before 1.1
-        found += _function(spconv.SparseConv3dFunction, _strided, conv.SparseConv3dFunction)
+        result += _function(spconv.SparseConv3dFunction, _strided, conv.SparseConv3dFunction)
     functions: list[tuple[Any, str, Callable[..., Any]]] = [
         (spconv, "sparse_submanifold_conv3d", conv.sparse_submanifold_conv3d),
         (spconv, "sparse_conv3d", conv.sparse_conv3d),
@@ -89,8 +89,8 @@ def patches() -> list[Patch]:
     if hasattr(package.ops, "serialize"):
         serialize = importlib.import_module("flex_gemm.ops.serialize")
         functions += [(serialize, name, getattr(codes, name)) for name in codes.__all__]
-    found += [_seam(*one) for one in functions if hasattr(one[0], one[1])]
-    return found + switch("flex_gemm.kernels.triton.spconv.config", "allow_tf32", _VERSIONS)
+    result += [_seam(*entry) for entry in functions if hasattr(entry[0], entry[1])]
+    return result + switch("flex_gemm.kernels.triton.spconv.config", "allow_tf32", _VERSIONS)
 
 
 def _seam(owner: Any, name: str, function: Callable[..., Any]) -> Patch:
@@ -102,9 +102,9 @@ def _seam(owner: Any, name: str, function: Callable[..., Any]) -> Patch:
 def _function(theirs: Any, apply: Callable[..., Any], ours: Any) -> list[Patch]:
     """Of an autograd function: `apply`; the parts that users call; and `forward`, which is reached
     by compilers alone: they look into the function instead of calling `apply`."""
-    found = [_seam(theirs, "apply", apply), _seam(theirs, "forward", _not_in_a_graph)]
+    result = [_seam(theirs, "apply", apply), _seam(theirs, "forward", _not_in_a_graph)]
     parts = [name for name in _PARTS if hasattr(theirs, name) and hasattr(ours, name)]
-    return found + [_seam(theirs, name, getattr(ours, name)) for name in parts]
+    return result + [_seam(theirs, name, getattr(ours, name)) for name in parts]
 
 
 def _not_in_a_graph(*args: Any) -> Any:

@@ -39,14 +39,14 @@ def choose(mode: str, name: str | None) -> str:
     Raises: LifecycleError where mode is "patch" and another one is installed.
     """
     global _chosen, _reason
-    found = _installed(mode)
-    if mode == "patch" and name not in (None, found):
+    installed = _installed(mode)
+    if mode == "patch" and name not in (None, installed):
         raise LifecycleError(
-            f"profile {name!r} was asked for, but FlexGEMM {found} is installed, which is to be "
+            f"profile {name!r} was asked for, but FlexGEMM {installed} is installed, which is to be "
             "patched. Leave the profile out, or use mode='standin' before flex_gemm is imported."
         )
-    _reason = "default" if found is None else f"FlexGEMM {found} is installed"
-    _chosen = found or PROFILES[0]
+    _reason = "default" if installed is None else f"FlexGEMM {installed} is installed"
+    _chosen = installed or PROFILES[0]
     if name is not None:
         _reason, _chosen = f"enable(profile={name!r})", name
     return _chosen

@@ -34,12 +34,12 @@ class _FlexGemm(TensorProtocol):
             return None
         stride = getattr(layer, "stride", (1,) * len(kernel))
         if not hasattr(layer, "weight"):
-            kind = "pool"
+            category = "pool"
         elif "Transpose" in type(layer).__name__:
-            kind = "transposed"
+            category = "transposed"
         else:  # at stride 1 onto every site that the kernel reaches, but for submanifold layers
-            kind = "convolution" if hasattr(layer, "stride") and set(stride) == {1} else ""
-        return LayerFacts.of_sizes(kind, kernel, stride)
+            category = "convolution" if hasattr(layer, "stride") and set(stride) == {1} else ""
+        return LayerFacts.of_sizes(category, kernel, stride)
 
 
 PROTOCOL = _FlexGemm(interchange)

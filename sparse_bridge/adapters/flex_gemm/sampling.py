@@ -14,7 +14,7 @@ from ...core.ops.voxel import devoxelize
 from .errors import ArgumentTypeError
 from .geometry import box_of
 
-_HERE = Offsets.of([(0, 0, 0)])
+_CENTRE = Offsets.of([(0, 0, 0)])
 _CORNERS = box_offsets((2, 2, 2), (1, 1, 1), (0, 0, 0))
 _FAR = float(1 << 30)  # beyond every grid, and exact in 32 bits
 
@@ -37,13 +37,13 @@ def corner_rows(
     """Voxels around points and their weights: rows int32 [B * L, K], -1 where there is none, and
     fp32 [B * L, K]; K is 1 ("nearest") or 8.  sizes: (batch, S1, S2, S3)."""
     box = box_of(sizes[0], sizes[1:])
-    rows = coords if coords.dtype == torch.int32 else _whole(coords)
+    rows = coords if coords.dtype == torch.int32 else _as_int32(coords)
     store = map_cache.store_of(rows)
     cmap = store.get(("coordinates", box), lambda: CoordinateMap(rows, box))
     return (_nearest if mode == "nearest" else _trilinear)(cmap, grid)
 
 
-def _whole(coords: torch.Tensor) -> torch.Tensor:
+def _as_int32(coords: torch.Tensor) -> torch.Tensor:
     """Coordinates of another dtype as int32; what does not fit lies in no grid."""
     if coords.is_complex() or coords.dtype == torch.bool:
         raise ArgumentTypeError(f"grid_sample_3d got coordinates of {coords.dtype}; use .int().")
@@ -61,7 +61,7 @@ def _query(cells: torch.Tensor) -> torch.Tensor:
 
 
 def _nearest(cmap: CoordinateMap, grid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = find_rows(cmap, _query(grid.trunc()), _HERE, (1, 1, 1)).t()
+    rows = find_rows(cmap, _query(grid.trunc()), _CENTRE, (1, 1, 1)).t()
     return rows, torch.ones(rows.shape, dtype=torch.float32, device=rows.device)
 
 

@@ -43,26 +43,26 @@ def sparse_submanifold_conv(
     Returns: ([N, C_out] in feats' dtype, the cache).
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
     """
-    what = "sparse_submanifold_conv"
-    check_tensors(what, weight=weight)
+    caller = "sparse_submanifold_conv"
+    check_tensors(caller, weight=weight)
     dimension = weight.ndim - 2
     if dimension < 1:
         raise ArgumentValueError(
-            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1 .. kD, C_in]."
+            f"{caller} got a weight of shape {list(weight.shape)}; expected [C_out, k1 .. kD, C_in]."
         )
     how = form(algorithm)
     cache = neighbor_cache
     if cache is None:
         deltas = centred(tuple(weight.shape[1:-1]), dilation)
-        n_columns = columns_of(coords, dimension, what)
+        n_columns = columns_of(coords, dimension, caller)
         numbers = None
         if shape is not None:
             layout = f"(batch sizes, channels, {dimension} extents), {n_columns + 1} entries"
             cut, entries = n_columns - dimension, shape_entries(shape, n_columns + 1, layout)
             numbers = (*entries[:cut], *entries[cut + 1 :])
-        cache = _cache(lattice(coords, dimension, numbers, what), deltas)
-    found = _multiplied(what, feats, cache, weight, bias, how)
-    return found, cache
+        cache = _cache(lattice(coords, dimension, numbers, caller), deltas)
+    y = _multiplied(caller, feats, cache, weight, bias, how)
+    return y, cache
 
 
 @between_graphs
@@ -83,21 +83,21 @@ def sparse_submanifold_conv_any_offset(
 
     Raises: as `sparse_submanifold_conv`.
     """
-    what = "sparse_submanifold_conv_any_offset"
-    check_tensors(what, weight=weight)
+    caller = "sparse_submanifold_conv_any_offset"
+    check_tensors(caller, weight=weight)
     how = form(algorithm)
     cache = neighbor_cache
     if weight.ndim != 3:
-        raise ArgumentValueError(f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, V, C_in].")
+        raise ArgumentValueError(f"{caller} got a weight of shape {list(weight.shape)}; expected [C_out, V, C_in].")
     if cache is None:
         deltas = deltas_of(offsets)
         if deltas != tuple(tuple(-c for c in delta) for delta in reversed(deltas)):
             raise ArgumentShapeError(
-                f"{what} got offsets that differ from their own negated flip; offset V - 1 - v "
+                f"{caller} got offsets that differ from their own negated flip; offset V - 1 - v "
                 "must be the negative of offset v."
             )
-        cache = _cache(lattice(coords, len(deltas[0]), None, what), deltas)
-    return _multiplied(what, feats, cache, weight, bias, how), cache
+        cache = _cache(lattice(coords, len(deltas[0]), None, caller), deltas)
+    return _multiplied(caller, feats, cache, weight, bias, how), cache
 
 
 def centred(kernel: tuple[int, ...], dilation: Any) -> Deltas:
@@ -117,24 +117,26 @@ def deltas_of(offsets: Any) -> Deltas:
         rows = offsets.tolist()
     if not hasattr(rows, "__iter__"):
         raise ArgumentTypeError(f"kernel offsets are {offsets!r}; expected [V, D].")
-    found = tuple(integers(row, "a kernel offset") for row in rows)
-    if not found or not found[0] or len({len(row) for row in found}) != 1:
+    deltas = tuple(integers(row, "a kernel offset") for row in rows)
+    if not deltas or not deltas[0] or len({len(row) for row in deltas}) != 1:
         raise ArgumentValueError(f"kernel offsets are {offsets!r}; expected [V, D].")
-    return found
+    return deltas
 
 
 def _cache(own: Lattice, deltas: Deltas) -> SubMConvNeighborCache:
-    made = SubMConvNeighborCache.of(submanifold_map(own, deltas))
-    made.__dict__["_store"] = own.store
-    return made  # type: ignore[return-value]
+    cache = SubMConvNeighborCache.of(submanifold_map(own, deltas))
+    cache.__dict__["_store"] = own.store
+    return cache  # type: ignore[return-value]
 
 
 def _multiplied(
-    what: str, feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None, how: Any
+    caller: str, feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None, how: Any
 ) -> torch.Tensor:
-    check_operands(what, feats, weight, bias)
+    check_operands(caller, feats, weight, bias)
     if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
-        raise ArgumentShapeError(f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}].")
+        raise ArgumentShapeError(
+            f"{caller} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."
+        )
     out = multiply(feats, cache, weight, bias, how)
-    note("flex_gemm", what)
+    note("flex_gemm", caller)
     return out

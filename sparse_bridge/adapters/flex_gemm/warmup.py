@@ -1,4 +1,4 @@
-"""Products that a program asks for the first time, told to the warm-up before their maps are built.
+"""The first products of their shapes and dtypes, announced to the warm-up before their maps are built.
 
 FlexGEMM has no layers that could say beforehand what they will multiply. A call knows the very
 product instead: weight, dtype, rows, and whether gradients will be asked for, whose kernels are
@@ -20,7 +20,7 @@ from .options import allow_tf32
 
 preload.begin()
 
-_told: set[tuple[Any, ...]] = set()
+_announced: set[tuple[Any, ...]] = set()
 
 
 class FirstProduct:
@@ -36,18 +36,18 @@ class FirstProduct:
 def tell(
     feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, n_out: int | None
 ) -> FirstProduct | None:
-    """Have the kernels of this product compiled, when it is the first of its kind; None at later
-    calls. Where the device has not been used yet they are compiled with those that build the map,
-    until when the result must live.
+    """Have the kernels of this product compiled, when it is the first of its shapes and dtypes; None
+    at later calls. Where the device has not been used yet they are compiled with those that build
+    the map, until when the result must live.
 
     feats: [N, C_in].  weight: [C_out, k1, k2, k3, C_in].  n_out: rows of the output coordinates;
     None: submanifold.
     """
     learns = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
-    kind = (weight.device, weight.shape, feats.dtype, bias is None, n_out is None, learns)
-    if kind in _told or 0 in feats.shape or n_out == 0:
+    key = (weight.device, weight.shape, feats.dtype, bias is None, n_out is None, learns)
+    if key in _announced or 0 in feats.shape or n_out == 0:
         return None
-    _told.add(kind)
+    _announced.add(key)
     if weight.dtype != feats.dtype:
         weight = weight.detach().to(feats.dtype)
     sizes = Sizes(len(feats), len(feats) if n_out is None else n_out)
@@ -65,12 +65,12 @@ def tell(
     )
     if begin(product):
         return None
-    found = FirstProduct(product)
-    expect(found, FirstProduct.products)
-    return found
+    first = FirstProduct(product)
+    expect(first, FirstProduct.products)
+    return first
 
 
 @state.owns
 def reset() -> None:
-    """Forget what was told."""
-    _told.clear()
+    """Forget which products were announced."""
+    _announced.clear()

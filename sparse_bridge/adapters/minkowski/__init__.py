@@ -74,10 +74,10 @@ def _installed() -> tuple[str | None, str]:
         version = importlib.metadata.version("MinkowskiEngine")
     except importlib.metadata.PackageNotFoundError:
         return None, ""
-    found = profiles.of_version(version)
-    if found != "0.4":  # 0.5 is the default, and projects for it may hold branches for 0.4
+    release = profiles.of_version(version)
+    if release != "0.4":  # 0.5 is the default, and projects for it may hold branches for 0.4
         return None, ""
-    return found, f"MinkowskiEngine {version} is installed"
+    return release, f"MinkowskiEngine {version} is installed"
 
 
 ADAPTER = MinkowskiAdapter()

@@ -17,10 +17,10 @@ from .maps import MapRegistry
 
 def _present(column: torch.Tensor) -> torch.Tensor:
     """The batch indices in a column, ascending int64. Raises CoordinateError for a negative one."""
-    found = torch.unique(column.round()).long()
-    if found.shape[0] and int(found[0]) < 0:
-        raise CoordinateError(f"batch index {int(found[0])}; batch indices must be 0 or more.")
-    return found
+    indices = torch.unique(column.round()).long()
+    if indices.shape[0] and int(indices[0]) < 0:
+        raise CoordinateError(f"batch index {int(indices[0])}; batch indices must be 0 or more.")
+    return indices
 
 
 def batches(registry: MapRegistry) -> torch.Tensor:
@@ -28,22 +28,22 @@ def batches(registry: MapRegistry) -> torch.Tensor:
 
     Raises: CoordinateError (a negative one).
     """
-    roots = [grid.coords for grid in registry.grids.values() if grid.made == "inserted"]
+    roots = [grid.coords for grid in registry.grids.values() if grid.source == "inserted"]
     roots += [field.coords for field in registry.fields.values()]
-    found = registry.batches.get(len(roots))
-    if found is None:
+    indices = registry.batches.get(len(roots))
+    if indices is None:
         parts = [_present(coords[:, 0]) for coords in roots]
-        found = torch.unique(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
-        registry.batches.put(len(roots), found, found.device)
-    return found
+        indices = torch.unique(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
+        registry.batches.put(len(roots), indices, indices.device)
+    return indices
 
 
 def origin(registry: MapRegistry) -> Key:
     """The map with one row (b, 0, .., 0) per batch index that was inserted, ascending."""
     present = batches(registry)
-    known = registry.origin
-    if known is not None and (known[1] is present or torch.equal(known[1], present)):
-        return known[0]
+    cached = registry.origin
+    if cached is not None and (cached[1] is present or torch.equal(cached[1], present)):
+        return cached[0]
     key = registry.free_key((0,) * registry.dimension)
     coords = present.new_zeros((len(present), registry.dimension + 1), dtype=torch.int32)
     coords[:, 0] = present
@@ -58,20 +58,20 @@ def batch_rows(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:
     Raises: CoordinateError.
     """
     memo = (key, glob)
-    found = registry.batch_rows.get(memo)
-    if found is None:
+    rows = registry.batch_rows.get(memo)
+    if rows is None:
         items = registry.grid(glob).coords[:, 0].long()
         ordered, order = torch.sort(items)
-        wanted = registry.grid(key).coords[:, 0].long()
-        index = torch.searchsorted(ordered, wanted).clamp(max=max(0, len(ordered) - 1))
-        found = order.index_select(0, index) if len(order) else index
-        if len(wanted) and not (len(order) and bool((items[found] == wanted).all())):
+        queries = registry.grid(key).coords[:, 0].long()
+        index = torch.searchsorted(ordered, queries).clamp(max=max(0, len(ordered) - 1))
+        rows = order.index_select(0, index) if len(order) else index
+        if len(queries) and not (len(order) and bool((items[rows] == queries).all())):
             raise CoordinateError(
                 f"the map {glob} does not have one row for every batch index of {key}; "
                 "a global tensor has one row per batch item."
             )
-        registry.batch_rows.put(memo, found, found.device)
-    return found
+        registry.batch_rows.put(memo, rows, rows.device)
+    return rows
 
 
 def field_items(registry: MapRegistry, field_key: Key, glob: Key) -> torch.Tensor:
@@ -120,8 +120,8 @@ def rows_at(items: Items, batch_index: Any) -> torch.Tensor:
     Raises: ItemIndexError.
     """
     index, rows = operator.index(batch_index), items[1]
-    found = listed(items) if index < 0 else rows
-    if not -len(found) <= index < len(found):
+    candidates = listed(items) if index < 0 else rows
+    if not -len(candidates) <= index < len(candidates):
         span = f"0 .. {len(rows) - 1}" if rows else "none"
         raise ItemIndexError(f"batch index {index}; the coordinate manager has {span}.")
-    return found[index]
+    return candidates[index]

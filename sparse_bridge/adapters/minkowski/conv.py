@@ -31,7 +31,7 @@ def convolve(
     kernel: torch.Tensor,
     bias: torch.Tensor | None,
     kmap: KernelMap,
-    what: str,
+    layer_name: str,
     owner: Any = None,
 ) -> Any:
     """y[u] = sum of x[u + o * tensor stride] @ kernel[o] over a kernel map.
@@ -49,8 +49,8 @@ def convolve(
         return core.convolve(features, kernel, kmap, epilogue, _TF32 if tf32 else _IEEE)
     except (ShapeError, DataTypeError, DeviceError):
         # The engine has checked; said again as users of MinkowskiEngine know it.
-        check_features(features, kmap.n_in, kmap.device, what)
-        check_weight(features, kernel, kernel.shape[-2], kmap.n_offsets, what)
+        check_features(features, kmap.n_in, kmap.device, layer_name)
+        check_weight(features, kernel, kernel.shape[-2], kmap.n_offsets, layer_name)
         raise
 
 
@@ -66,35 +66,37 @@ def fold(registry: MapRegistry, key: Key, spec: KernelSpec, kernel: torch.Tensor
     """The kernel and map of a layer on a tensor stride of 0, where offsets coincide: their weights
     add up.  Raises: StrideError for any other layer (the one that `layer_map` has met)."""
     folded_spec, groups = folded(spec, registry.grid(key).stride)
-    found = registry.layer_map(key, folded_spec)
+    layer_map = registry.layer_map(key, folded_spec)
     shape = (len(folded_spec.region), *kernel.shape[1:])
     index = torch.tensor(groups, device=kernel.device)
-    return kernel.new_zeros(shape).index_add(0, index, kernel), found
+    return kernel.new_zeros(shape).index_add(0, index, kernel), layer_map
 
 
-def pointwise(features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, what: str, owner: Any) -> Any:
+def pointwise(
+    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, layer_name: str, owner: Any
+) -> Any:
     """Kernel volume 1 and stride 1: x @ kernel [C_in, C_out] + bias; follows autocast like torch.
 
     owner: as of `convolve`.
     Raises: FeatureShapeError, FeatureTypeError.
     """
     if features.ndim != 2:
-        raise FeatureShapeError(f"{what} got features of shape {list(features.shape)}.")
+        raise FeatureShapeError(f"{layer_name} got features of shape {list(features.shape)}.")
     if not features.is_floating_point():
-        raise FeatureTypeError(f"{what} got {features.dtype} features; use x.float().")
-    check_weight(features, kernel, kernel.shape[0], 1, what)
+        raise FeatureTypeError(f"{layer_name} got {features.dtype} features; use x.float().")
+    check_weight(features, kernel, kernel.shape[0], 1, layer_name)
     trace.emit_linear("mm", features.shape[0], kernel.shape[0], kernel.shape[1])
     return linear_layer(owner, features, kernel, bias)
 
 
 def channelwise_convolution(
-    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap, what: str
+    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap, layer_name: str
 ) -> torch.Tensor:
     """Depthwise convolution: kernel [V, C], bias [1, C] or None.
 
     Raises: as `convolve`.
     """
-    check_features(features, kmap.n_in, kmap.device, what)
-    check_weight(features, kernel, kernel.shape[1], kmap.n_offsets, what)
+    check_features(features, kmap.n_in, kmap.device, layer_name)
+    check_weight(features, kernel, kernel.shape[1], kmap.n_offsets, layer_name)
     y = channelwise(features, kernel, kmap)
     return y if bias is None else y + bias.to(y.dtype)

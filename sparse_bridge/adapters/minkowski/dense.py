@@ -23,8 +23,8 @@ def dense(
     old: min_coords, max_coords and contract_coords of 0.4; None for those that were not given.
     """
     low, high, contract_old = old
-    given = any(part is not None for part in old)
-    if given or (shape is minimum is None and profile.is_old()):
+    is_old_call = any(part is not None for part in old)
+    if is_old_call or (shape is minimum is None and profile.is_old()):
         return old_dense(x, low, high, contract if contract_old is None else contract_old)
     if shape is not None and not isinstance(shape, torch.Size):
         raise ContractError(f"shape is {shape!r}; expected a torch.Size.")
@@ -72,8 +72,8 @@ def coo(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, torc
     low, high: as in `_boxed`.  Raises: DenseIndexError (a coordinate outside of low .. high).
     """
     index, size, low = _boxed(x, low, high, contract)
-    whole = (*size, x.F.shape[1])
-    sparse = torch.sparse_coo_tensor(index.t(), x.F, whole, check_invariants=False)
+    dense_shape = (*size, x.F.shape[1])
+    sparse = torch.sparse_coo_tensor(index.t(), x.F, dense_shape, check_invariants=False)
     return sparse, low, torch.tensor(x.tensor_stride, dtype=torch.int32)
 
 

@@ -21,19 +21,19 @@ from .upstream.enums import RegionType
 Points = tuple[tuple[int, ...], ...]
 
 
-def _whole(value: Any, what: str) -> int:
+def _whole(value: Any, name: str) -> int:
     if isinstance(value, int):
         return int(value)
     try:
-        whole = int(value)
+        integer = int(value)
     except (TypeError, ValueError, OverflowError):
-        whole = None
-    if whole is None or whole != value:
-        raise ArgumentValueError(f"{what} has the entry {value!r}; expected a whole number.")
-    return whole
+        integer = None
+    if integer is None or integer != value:
+        raise ArgumentValueError(f"{name} has the entry {value!r}; expected a whole number.")
+    return integer
 
 
-def int_list(value: Any, dimension: int, what: str = "argument") -> list[int]:
+def int_list(value: Any, dimension: int, name: str = "argument") -> list[int]:
     """One integer per axis from a number or a sequence, array or tensor of D numbers.
 
     Raises: ContractError (wrong length), ArgumentValueError (not whole numbers).
@@ -43,12 +43,12 @@ def int_list(value: Any, dimension: int, what: str = "argument") -> list[int]:
     if isinstance(value, np.number):
         value = value.item()
     if isinstance(value, (int, float)):
-        return [_whole(value, what)] * dimension
+        return [_whole(value, name)] * dimension
     if not isinstance(value, Iterable) or isinstance(value, str):
-        raise ArgumentValueError(f"{what} is {value!r}; expected a number or a sequence of {dimension} numbers.")
-    numbers = [_whole(v, what) for v in value]
+        raise ArgumentValueError(f"{name} is {value!r}; expected a number or a sequence of {dimension} numbers.")
+    numbers = [_whole(v, name) for v in value]
     if len(numbers) != dimension:
-        raise ContractError(f"{what} has {len(numbers)} entries; the tensor has {dimension} spatial axes.")
+        raise ContractError(f"{name} has {len(numbers)} entries; the tensor has {dimension} spatial axes.")
     return numbers
 
 
@@ -87,10 +87,10 @@ def hybrid_points(kernel_size: tuple[int, ...], axis_types: tuple[RegionType, ..
     """
     points = [(0,) * len(kernel_size)]
     steps = [[r - (k - 1) // 2 for r in range(k) if r != (k - 1) // 2] for k in kernel_size]
-    for wanted in (RegionType.HYPER_CUBE, RegionType.HYPER_CROSS):
-        for axis, kind in enumerate(axis_types):
-            if kind is wanted:
-                start = points if wanted is RegionType.HYPER_CUBE else points[:1]
+    for region_type in (RegionType.HYPER_CUBE, RegionType.HYPER_CROSS):
+        for axis, axis_type in enumerate(axis_types):
+            if axis_type is region_type:
+                start = points if region_type is RegionType.HYPER_CUBE else points[:1]
                 points = points + [(*point[:axis], step, *point[axis + 1 :]) for point in start for step in steps[axis]]
     return tuple(points)
 
@@ -104,15 +104,15 @@ def region_of_axes(region_type: RegionType, axis_types: Any, dimension: int) -> 
         if region_type is RegionType.HYBRID:
             raise ContractError("RegionType.HYBRID needs axis_types, HYPER_CUBE or HYPER_CROSS for every axis.")
         return region_type
-    kinds = {RegionType(kind) for kind in axis_types}
+    distinct_types = {RegionType(axis_type) for axis_type in axis_types}
     simple = {RegionType.HYPER_CUBE, RegionType.HYPER_CROSS}
-    if len(axis_types) != dimension or not kinds <= simple:
+    if len(axis_types) != dimension or not distinct_types <= simple:
         raise ContractError(
             f"axis_types is {axis_types}; expected HYPER_CUBE or HYPER_CROSS for each of {dimension} axes."
         )
-    if region_type is RegionType.HYBRID or kinds == {region_type}:
+    if region_type is RegionType.HYBRID or distinct_types == {region_type}:
         return region_type
-    if region_type is not RegionType.HYPER_CUBE or len(kinds) == 1:
+    if region_type is not RegionType.HYPER_CUBE or len(distinct_types) == 1:
         raise ContractError(
             f"axis_types is {axis_types}, but the region is {region_type.name}; leave one out, or "
             "use RegionType.HYBRID."
@@ -239,5 +239,5 @@ def folded(spec: KernelSpec, tensor_stride: tuple[int, ...]) -> tuple[KernelSpec
     flat = [tuple(c if s else 0 for c, s in zip(p, scale, strict=True)) for p in spec.region.points]
     points = tuple(dict.fromkeys(flat))
     region = Region.of(points)
-    made = kernel_spec(region, spec.kernel_size, spec.stride, spec.expand, spec.transposed)
-    return made, [points.index(point) for point in flat]
+    folded_spec = kernel_spec(region, spec.kernel_size, spec.stride, spec.expand, spec.transposed)
+    return folded_spec, [points.index(point) for point in flat]

@@ -83,14 +83,14 @@ def integral(coords: torch.Tensor) -> torch.Tensor:
     """Coordinates of any dtype as int32, floored. Raises CoordinateError where they do not fit."""
     if coords.dtype == torch.int32:
         return coords
-    found, floored = _saturated(coords), _floored(coords)
-    fits = found == floored
+    integers, floored = _saturated(coords), _floored(coords)
+    fits = integers == floored
     if not bool(fits.all()):
         bad = coords[~fits.all(1)][0].tolist()
         raise CoordinateError(
             f"the coordinate {bad} is not finite or leaves 32-bit integers; shift or coarsen the coordinates."
         )
-    return found
+    return integers
 
 
 class Grid:
@@ -98,8 +98,8 @@ class Grid:
 
     stride: [D], the tensor stride.  unit: [D], at least 1; every coordinate is a multiple of it.
     lo, hi: bounds of every column, inclusive, not always tight.
-    made: how it came to be: "inserted", "strided", "expanded", "pruned", "merged" or "origin".
-    layers: what layers on this map found, by kernel.
+    source: how it came to be: "inserted", "strided", "expanded", "pruned", "merged" or "origin".
+    layers: output and kernel map of the layers on this map, by kernel.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Grid:
         stride: tuple[int, ...],
         unit: tuple[int, ...],
         bounds: tuple[tuple[int, ...], tuple[int, ...]],
-        made: str,
+        source: str,
     ) -> None:
-        self._coords, self.stride, self.unit, self.made = coords, stride, unit, made
+        self._coords, self.stride, self.unit, self.source = coords, stride, unit, source
         self._order = None if coords is None else stream_order.of(coords.device)
         self.lo, self.hi = bounds
         self.layers: dict[KernelSpec, LayerMap] = {}
@@ -118,28 +118,28 @@ class Grid:
         self._stores: dict[tuple[int, ...], MapStore] = {}
 
     @staticmethod
-    def around(coords: torch.Tensor, stride: tuple[int, ...], made: str) -> Grid:
+    def around(coords: torch.Tensor, stride: tuple[int, ...], source: str) -> Grid:
         """A grid around int32 coordinates [N, 1 + D] as they are. Waits for the device."""
         columns, unit = coords.shape[1], tuple(max(1, t) for t in stride)
         lo, hi = (0,) * columns, (-1,) * columns
         if coords.shape[0]:
-            asked = list(coords.aminmax(dim=0))
+            reductions = list(coords.aminmax(dim=0))
             if max(unit) > 1:
-                asked.append((coords[:, 1:] % coords.new_tensor(unit)).any(0).int())
-            found = torch.cat(asked).tolist()  # one wait
-            lo, hi = tuple(found[:columns]), tuple(found[columns : 2 * columns])
-            if any(found[2 * columns :]):
+                reductions.append((coords[:, 1:] % coords.new_tensor(unit)).any(0).int())
+            values = torch.cat(reductions).tolist()  # one wait
+            lo, hi = tuple(values[:columns]), tuple(values[columns : 2 * columns])
+            if any(values[2 * columns :]):
                 unit = (1,) * len(unit)  # the stride is only a label then
-        return Grid(coords, stride, unit, (lo, hi), made)
+        return Grid(coords, stride, unit, (lo, hi), source)
 
     @staticmethod
     def inserted(
-        coords: torch.Tensor, stride: tuple[int, ...], made: str, aligned: bool = False
+        coords: torch.Tensor, stride: tuple[int, ...], source: str, aligned: bool = False
     ) -> tuple[Grid, torch.Tensor | None, torch.Tensor | None]:
         """A grid of int32 coordinates [N, 1 + D] of which rows may be equal, the row that each of
         its rows was taken from (int64 [U]), and its row of every row (int64 [N]); both None if all
-        rows were different. Maps over it are prepared with one look at the device, if inputs before
-        were asked some.
+        rows were different. Where layers built maps over earlier inputs, those over this one are
+        prepared with one read of the device.
 
         aligned: all are multiples of the stride. They may be of any dtype then: they are floored.
         Raises: CoordinateError where they do not fit into int32.
@@ -151,13 +151,13 @@ class Grid:
             rows = Grid.query(coords, unit)
             view = CoordinateMap(rows, DataBounds(rows))
         else:
-            grid = Grid.around(coords, stride, made)
+            grid = Grid.around(coords, stride, source)
             unit = grid.unit
             view = CoordinateMap(Grid.query(coords, unit), grid.box(unit))
         store = MapStore(view)
-        if made == "inserted":
+        if source == "inserted":
             announce(store, view, stride)
-        grid = Grid.of_view(view, stride, unit, made, store)
+        grid = Grid.of_view(view, stride, unit, source, store)
         unique = view.unique
         if aligned and grid._at_an_end():
             integral(wide)
@@ -165,7 +165,7 @@ class Grid:
             grid.adopt(coords if aligned else coords.clone(), view)
             return grid, None, None
         fold = view.duplicates()
-        grid = Grid(None, stride, unit, (grid.lo, grid.hi), made)
+        grid = Grid(None, stride, unit, (grid.lo, grid.hi), source)
         grid.adopt(coords.index_select(0, fold.first), view.distinct_map())
         return grid, fold.first, fold.inverse
 
@@ -176,21 +176,21 @@ class Grid:
 
     @staticmethod
     def of_view(
-        view: CoordinateMap, stride: tuple[int, ...], unit: tuple[int, ...], made: str, store: MapStore | None = None
+        view: CoordinateMap, stride: tuple[int, ...], unit: tuple[int, ...], source: str, store: MapStore | None = None
     ) -> Grid:
         """The grid whose view at `unit` is `view`, whose maps `store` holds, if there is one."""
         lo, size = view.box.lo, view.box.size
         low = (lo[0], *(c * u for c, u in zip(lo[:0:-1], unit, strict=True)))
         last = [c + s - 1 for c, s in zip(lo[:0:-1], size[:0:-1], strict=True)]
         high = (lo[0] + size[0] - 1, *(c * u for c, u in zip(last, unit, strict=True)))
-        grid = Grid(None, stride, unit, (low, high), made)
+        grid = Grid(None, stride, unit, (low, high), source)
         grid._views[unit] = view
         if store is not None:
             grid._stores[unit] = store
         return grid
 
     def __getstate__(self) -> tuple[object, ...]:
-        return (self.coords, self.stride, self.unit, (self.lo, self.hi), self.made)
+        return (self.coords, self.stride, self.unit, (self.lo, self.hi), self.source)
 
     def __setstate__(self, state: tuple[object, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]
@@ -198,18 +198,18 @@ class Grid:
     @property
     def coords(self) -> torch.Tensor:
         """int32 [N, 1 + D], batch first, absolute."""
-        found = self._coords
-        if found is None:
+        coords = self._coords
+        if coords is None:
             view = self._views[self.unit].coords
             if _plain(self.unit):
-                found = _reversed(view)
+                coords = _reversed(view)
             else:
-                found = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
-            self._take(found)
+                coords = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
+            self._take(coords)
         elif self._order is not None:
-            known = found
-            self._order.wait(lambda: (known,))
-        return found
+            cached = coords
+            self._order.wait(lambda: (cached,))
+        return coords
 
     def _take(self, coords: torch.Tensor | None) -> None:
         """Coordinates that were queued on the current stream."""
@@ -251,22 +251,22 @@ class Grid:
 
     def view(self, unit: tuple[int, ...]) -> CoordinateMap:
         """The coordinates in steps of `unit` (a divisor of the grid's own), axes reversed."""
-        found = self._views.get(unit)
-        if found is None:
-            found = CoordinateMap(self.query(self.coords, unit), self.box(unit))
-            found.adopt()  # distinct by construction
-            self._views[unit] = found
-        return found
+        view = self._views.get(unit)
+        if view is None:
+            view = CoordinateMap(self.query(self.coords, unit), self.box(unit))
+            view.adopt()  # distinct by construction
+            self._views[unit] = view
+        return view
 
     def own_view(self) -> CoordinateMap:
         return self.view(self.unit)
 
-    def ask(self, asked: MapRequest, unit: tuple[int, ...]) -> BuiltMap:
+    def ask(self, map_request: MapRequest, unit: tuple[int, ...]) -> BuiltMap:
         """The answer to a request over the view at `unit`."""
         store = self._stores.get(unit)
         if store is None:
             store = self._stores[unit] = MapStore(self.view(unit))
-        return request(store, self.view(unit), asked)
+        return request(store, self.view(unit), map_request)
 
     def cells(self, divisor: tuple[int, ...]) -> CoordinateMap:
         """The distinct cells of `divisor` units that hold a coordinate, by their first row."""

@@ -31,30 +31,30 @@ def insert_field(registry: MapRegistry, coords: torch.Tensor, stride: tuple[int,
 def over(registry: MapRegistry, key: Key, root: CoordinateMap) -> MapRegistry:
     """A registry that has the map `key` alone, with the coordinates `root` instead of its own."""
     grid = registry.grid(key)
-    copied = Grid(None, grid.stride, grid.unit, (grid.lo, grid.hi), grid.made)
+    copied = Grid(None, grid.stride, grid.unit, (grid.lo, grid.hi), grid.source)
     copied.adopt(None, root)
-    made = type(registry)(registry.dimension)
-    made.use_device(root.device)
-    made.grids[key] = copied
-    return made
+    result = type(registry)(registry.dimension)
+    result.use_device(root.device)
+    result.grids[key] = copied
+    return result
 
 
 def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords: torch.Tensor) -> Key:
     """Enter the map that layers made in `other` under `key`, here with these coordinates, as they
     would have made it of `root`; the key. A map that layers have made here since is it."""
     like, grid = other.grid(key), registry.grid(root)
-    known = registry.grids.get(key)
-    if known is not None and known.made == like.made == "strided":
+    existing = registry.grids.get(key)
+    if existing is not None and existing.source == like.source == "strided":
         return key
     key = registry.free_key(*key)
-    if like.made == "strided":  # cells of the root
+    if like.source == "strided":  # cells of the root
         low = (c // s * s for c, s in zip(grid.lo[1:], like.stride, strict=True))
         high = (c // s * s for c, s in zip(grid.hi[1:], like.stride, strict=True))
         bounds = (grid.lo[0], *low), (grid.hi[0], *high)
-        made = Grid(coords, like.stride, like.unit, bounds, like.made)
+        joined = Grid(coords, like.stride, like.unit, bounds, like.source)
     else:
-        made = Grid.around(coords, like.stride, like.made)
-    registry.grids[key] = made
+        joined = Grid.around(coords, like.stride, like.source)
+    registry.grids[key] = joined
     return key
 
 
@@ -77,12 +77,12 @@ def voxelize(registry: MapRegistry, field_key: Key, stride: tuple[int, ...], nam
 def point_rows(registry: MapRegistry, field_key: Key, key: Key) -> torch.Tensor:
     """int64 [N]: the row of `key` whose voxel holds each point of the field, -1 for none."""
     field = registry.field(field_key)
-    found = field.rows.get(key)
-    if found is None:
+    rows = field.rows.get(key)
+    if rows is None:
         grid = registry.grid(key)
-        found = grid.rows_of(integral(field.cells(grid.stride)))
-        field.rows.put(key, found, found.device)
-    return found
+        rows = grid.rows_of(integral(field.cells(grid.stride)))
+        field.rows.put(key, rows, rows.device)
+    return rows
 
 
 def every_point_row(registry: MapRegistry, field_key: Key, key: Key) -> torch.Tensor:
@@ -103,13 +103,13 @@ def slice_matrix(registry: MapRegistry, field_key: Key, key: Key) -> RowMatrix:
 
     Raises: CoordinateError.
     """
-    found = registry.slices.get((field_key, key))
-    if found is None:
+    matrix = registry.slices.get((field_key, key))
+    if matrix is None:
         rows = every_point_row(registry, field_key, key)
         points = torch.arange(len(rows), device=rows.device)
-        found = RowMatrix(points, rows, None, len(rows), registry.grid(key).n_rows)
-        registry.slices.put((field_key, key), found, rows.device)
-    return found
+        matrix = RowMatrix(points, rows, None, len(rows), registry.grid(key).n_rows)
+        registry.slices.put((field_key, key), matrix, rows.device)
+    return matrix
 
 
 @between_graphs
@@ -123,13 +123,13 @@ def stride_pairs(registry: MapRegistry, in_key: Key, out_key: Key) -> tuple[torc
 def kernel_pairs(kmap: KernelMap) -> dict[int, torch.Tensor]:
     """{offset: int32 [2, n]}, row 0 input and row 1 output rows, ascending in the output row;
     offsets without pairs are absent."""
-    found = {}
+    pairs = {}
     for v in range(kmap.n_offsets):
         in_rows, out_rows = kmap.pair_list(v)
         if len(in_rows):
             order = torch.sort(out_rows, stable=True).indices
-            found[v] = torch.stack([in_rows[order], out_rows[order]]).int()
-    return found
+            pairs[v] = torch.stack([in_rows[order], out_rows[order]]).int()
+    return pairs
 
 
 @between_graphs

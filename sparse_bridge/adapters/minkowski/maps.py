@@ -96,7 +96,7 @@ class MapRegistry:
     def tag(self) -> str:
         """Five letters that no key of this manager has had."""
         number, base = next(self._tags), len(_LETTERS)
-        return "".join(_LETTERS[number // base**place % base] for place in range(4, -1, -1))
+        return "".join(_LETTERS[number // base**digit % base] for digit in range(4, -1, -1))
 
     def free_key(self, stride: Stride, name: str = "", taken: Container[Key] | None = None) -> Key:
         """(stride, name) if it is not taken (by a map), else with letters of its own."""
@@ -108,26 +108,26 @@ class MapRegistry:
 
     def grid(self, key: Key) -> Grid:
         """The map under `key`. Raises KeyStateError."""
-        found = self.grids.get(key)
+        grid = self.grids.get(key)
         if key is None:
             raise KeyStateError("the coordinate map key is not set.")
-        if found is None and self.traced is not None:
+        if grid is None and self.traced is not None:
             self.leave_graph()
-            found = self.grids.get(key)
-        if found is None:
-            known = sorted(self.grids)[:8]
+            grid = self.grids.get(key)
+        if grid is None:
+            existing = sorted(self.grids)[:8]
             raise KeyStateError(
-                f"no coordinate map has the key {key} in this manager (it has {known}); "
+                f"no coordinate map has the key {key} in this manager (it has {existing}); "
                 "keys belong to the manager that made them."
             )
-        return found
+        return grid
 
     def first_key(self, stride: Stride) -> Key:
         """The first key of a tensor stride. Raises ContractError."""
-        found = sorted(key for key in self.grids if key[0] == stride)
-        if not found:
+        keys = sorted(key for key in self.grids if key[0] == stride)
+        if not keys:
             raise ContractError(f"no coordinate map has tensor stride {list(stride)}.")
-        return found[0]
+        return keys[0]
 
     def field(self, key: Key) -> FieldMap:
         """The field under `key`. Raises KeyStateError."""
@@ -148,7 +148,7 @@ class MapRegistry:
             )
 
     def insert(
-        self, coords: torch.Tensor, stride: Stride, name: str = "", made: str = "inserted", aligned: bool = False
+        self, coords: torch.Tensor, stride: Stride, name: str = "", source: str = "inserted", aligned: bool = False
     ) -> tuple[Key, torch.Tensor | None, torch.Tensor | None]:
         """Enter coordinates [N, 1 + D] as a new map, see `Grid.inserted`.
 
@@ -156,7 +156,7 @@ class MapRegistry:
         row of every input row (int64 [N]); both None if all rows were different.
         """
         self.use_device(coords.device)
-        grid, first, inverse = Grid.inserted(coords, stride, made, aligned)
+        grid, first, inverse = Grid.inserted(coords, stride, source, aligned)
         key = self.free_key(stride, name)
         self.grids[key] = grid
         store = map_cache.known_store(grid.coords) or map_cache.MapStore(device=coords.device)
@@ -178,12 +178,12 @@ class MapRegistry:
         if memo in self._strided:
             return self._strided[memo]
         out_stride = product(grid.stride, stride)
-        found = (out_stride, name or key[1])
-        if found not in self.grids or self.grids[found].made == "pruned":
+        out_key = (out_stride, name or key[1])
+        if out_key not in self.grids or self.grids[out_key].source == "pruned":
             make = self._flatten if 0 in out_stride else self._coarsen
-            found = make(key, grid, self.free_key(*found))
-        self._strided[memo] = found
-        return found
+            out_key = make(key, grid, self.free_key(*out_key))
+        self._strided[memo] = out_key
+        return out_key
 
     def _coarsen(self, key: Key, grid: Grid, out: Key) -> Key:
         """The map of the cells of size `out[0]`; with it comes the kernel map of a kernel as large
@@ -195,20 +195,20 @@ class MapRegistry:
         else:
             region = cell_region(divisor)
             offsets = core_offsets(region, (1,) * len(divisor))
-            asked = strided_request(negated(offsets), divisor[::-1])
-            kmap, made, store = grid.ask(asked, grid.unit)
+            map_request = strided_request(negated(offsets), divisor[::-1])
+            kmap, cells, store = grid.ask(map_request, grid.unit)
             if grid.unit == grid.stride:
                 self.kernel_maps[key, out, region] = kmap
-            assert made is not None
-            view = made
+            assert cells is not None
+            view = cells
         self.grids[out] = Grid.of_view(view, out[0], out[0], "strided", store)
         return out
 
     def _flatten(self, key: Key, grid: Grid, out: Key) -> Key:
         """The map whose cells reach over all of every axis of tensor stride 0."""
-        whole = grid.coords.new_tensor([False, *(s == 0 for s in out[0])], dtype=torch.bool)
+        flat_axes = grid.coords.new_tensor([False, *(s == 0 for s in out[0])], dtype=torch.bool)
         step = tuple(max(1, s) for s in out[0])
-        coords = floor_to(grid.coords, step).masked_fill(whole, 0)
+        coords = floor_to(grid.coords, step).masked_fill(flat_axes, 0)
         return self.insert(coords, *out, "strided")[0]
 
     def expanded(self, key: Key, region: Region, stride: Stride) -> Key:
@@ -223,14 +223,14 @@ class MapRegistry:
         self.grids[out] = Grid.of_view(view, out[0], out[0], "expanded", store)
         return out
 
-    def finer_stride(self, key: Key, stride: Stride, whole: bool = True) -> Stride:
+    def finer_stride(self, key: Key, stride: Stride, exact: bool = True) -> Stride:
         """Tensor stride after a transposed layer, rounded down.
 
-        whole: raise StrideError if it does not divide; upstream's generative layers go on, at last
+        exact: raise StrideError if it does not divide; upstream's generative layers go on, at last
         with a tensor stride of 0.
         """
         tensor_stride = self.grid(key).stride
-        if whole and any(t % s for t, s in zip(tensor_stride, stride, strict=True)):
+        if exact and any(t % s for t, s in zip(tensor_stride, stride, strict=True)):
             raise StrideError(
                 f"a transposed layer of stride {list(stride)} on tensor stride "
                 f"{list(tensor_stride)}; the stride must divide it."
@@ -240,7 +240,7 @@ class MapRegistry:
     def generated(self, key: Key, region: Region, stride: Stride) -> Key:
         """A new map: {u + o * finer tensor stride}, and the kernel map to it."""
         grid = self.grid(key)
-        fine = self.finer_stride(key, stride, whole=False)
+        fine = self.finer_stride(key, stride, exact=False)
         out = self.free_key(fine)
         aligned = grid.unit == grid.stride
         unit = fine if aligned and 0 not in fine else (1,) * len(fine)
@@ -248,8 +248,8 @@ class MapRegistry:
         multiplier = ratio(grid.unit, unit)[::-1]
         offsets = core_offsets(region, scale)
         rule = reached(offsets, multiplier, (1,) * len(unit))
-        asked = MapRequest("generative", offsets, multiplier, rule, "first_seen")
-        kmap, view, store = grid.ask(asked, grid.unit)
+        map_request = MapRequest("generative", offsets, multiplier, rule, "first_seen")
+        kmap, view, store = grid.ask(map_request, grid.unit)
         assert view is not None
         self.grids[out] = Grid.of_view(view, fine, unit, "expanded", store)
         # Kept as the forward map fine -> coarse, like that of a strided layer.
@@ -276,24 +276,24 @@ class MapRegistry:
 
     # what layers ask for
 
-    def layer_map(self, key: Key, spec: KernelSpec, given: Key | None = None) -> LayerMap:
+    def layer_map(self, key: Key, spec: KernelSpec, target: Key | None = None) -> LayerMap:
         """Where a layer on the map `key` writes, and the kernel map to there.
 
-        given: an output map, None for the layer's own.  Raises: KeyStateError, StrideError.
+        target: the output map, None for the layer's own.  Raises: KeyStateError, StrideError.
         """
         grid = self.grids.get(key) or self.grid(key)
-        if given is None:
-            found = grid.layers.get(spec)
-            if found is not None:
-                return found
-        out = self.output_key(key, spec) if given is None else given
+        if target is None:
+            layer_map = grid.layers.get(spec)
+            if layer_map is not None:
+                return layer_map
+        out = self.output_key(key, spec) if target is None else target
         if spec.transposed:
-            found = LayerMap(out, self.relation(out, key, spec.region).transposed())
+            layer_map = LayerMap(out, self.relation(out, key, spec.region).transposed())
         else:
-            found = LayerMap(out, self.relation(key, out, spec.region))
-        if given is None and not spec.expand:
-            grid.layers[spec] = found
-        return found
+            layer_map = LayerMap(out, self.relation(key, out, spec.region))
+        if target is None and not spec.expand:
+            grid.layers[spec] = layer_map
+        return layer_map
 
     def output_key(self, key: Key, spec: KernelSpec) -> Key:
         """Where a layer without a given map writes. A forward one: to the map of its stride; a
@@ -306,35 +306,35 @@ class MapRegistry:
         if not spec.expand:
             if not spec.strided:
                 return key
-            known = (self.finer_stride(key, spec.stride), "")
-            if known in self.grids:
-                return known
+            finer_key = (self.finer_stride(key, spec.stride), "")
+            if finer_key in self.grids:
+                return finer_key
         return self.generated(key, spec.region, spec.stride)
 
     def relation(self, in_key: Key, out_key: Key, region: Region) -> KernelMap:
         """y[u] gathers x[u + o * tensor stride of the input], for every offset o of the region."""
         memo = (in_key, out_key, region)
-        found = self.kernel_maps.get(memo)
-        if found is None:
-            found = _related(self.grid(in_key), self.grid(out_key), region)
-            self.kernel_maps[memo] = found
-        return found
+        kmap = self.kernel_maps.get(memo)
+        if kmap is None:
+            kmap = _related(self.grid(in_key), self.grid(out_key), region)
+            self.kernel_maps[memo] = kmap
+        return kmap
 
     def parent_rows(self, in_key: Key, out_key: Key) -> torch.Tensor:
         """int64 [N_in]: the row of `out_key` whose cell holds each row of `in_key`, -1 for none.
 
         Raises: StrideError if the tensor strides do not divide.
         """
-        found = self.parents.get((in_key, out_key))
-        if found is None:
+        rows = self.parents.get((in_key, out_key))
+        if rows is None:
             x, y = self.grid(in_key), self.grid(out_key)
             if any(b == 0 or (a and b % a) for a, b in zip(x.stride, y.stride, strict=True)):
                 raise StrideError(
                     f"tensor strides {list(x.stride)} and {list(y.stride)}; the second must be a multiple of the first."
                 )
-            found = y.rows_of(floor_to(x.coords, y.stride))
-            self.parents.put((in_key, out_key), found, x.device)
-        return found
+            rows = y.rows_of(floor_to(x.coords, y.stride))
+            self.parents.put((in_key, out_key), rows, x.device)
+        return rows
 
 
 def _related(x: Grid, y: Grid, region: Region) -> KernelMap:

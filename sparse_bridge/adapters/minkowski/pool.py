@@ -18,49 +18,49 @@ Pooled = tuple[torch.Tensor, Key]
 
 def cell_matrix(registry: MapRegistry, in_key: Key, out_key: Key) -> RowMatrix:
     """Sums the rows of `in_key` into the cells of `out_key`; rows without a cell take no part."""
-    found = registry.cells.get((in_key, out_key))
-    if found is None:
+    matrix = registry.cells.get((in_key, out_key))
+    if matrix is None:
         x, n_out = registry.grid(in_key), registry.grid(out_key).n_rows
         if in_key == out_key:
             parents = torch.arange(x.n_rows, device=x.device)
         else:
             parents = registry.parent_rows(in_key, out_key)
         rows = (parents >= 0).nonzero().squeeze(1)
-        found = RowMatrix(parents.index_select(0, rows), rows, None, n_out, x.n_rows)
-        registry.cells.put((in_key, out_key), found, x.device)
-    return found
+        matrix = RowMatrix(parents.index_select(0, rows), rows, None, n_out, x.n_rows)
+        registry.cells.put((in_key, out_key), matrix, x.device)
+    return matrix
 
 
 def local_pooling(
-    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec, given: Key | None = None
+    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec, target: Key | None = None
 ) -> Pooled:
     """Pool [N, C]: (features, key of the output). mode: "sum", "avg" (over present inputs), "max".
 
     A kernel equal to its stride bins every input into its cell; any other one is a window like a
-    convolution's. Windows without input give 0.  given: an output map, None for the layer's own.
+    convolution's. Windows without input give 0.  target: the output map, None for the layer's own.
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError, StrideError, KeyStateError.
     """
     check_aligned(features, registry.grid(in_key), f"Minkowski{mode.capitalize()}Pooling")
     if not spec.cells:
-        out_key, kmap = registry.layer_map(in_key, spec, given)
+        out_key, kmap = registry.layer_map(in_key, spec, target)
         if mode == "max":
             return window_max(features, kmap), out_key
         return pool(features, kmap, mode), out_key
-    out_key = registry.output_key(in_key, spec) if given is None else given
+    out_key = registry.output_key(in_key, spec) if target is None else target
     matrix = cell_matrix(registry, in_key, out_key)
     return pool_pairs(features, matrix, mode), out_key
 
 
 def transposed_pooling(
-    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec, given: Key | None = None
+    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec, target: Key | None = None
 ) -> Pooled:
     """Sum ("sum") or mean ("avg") of the contributing parents at every finer coordinate, as
     `local_pooling`; a kernel equal to its stride copies the parent."""
     check_aligned(features, registry.grid(in_key), "MinkowskiPoolingTranspose")
     if not spec.cells:
-        out_key, kmap = registry.layer_map(in_key, spec, given)
+        out_key, kmap = registry.layer_map(in_key, spec, target)
         return pool(features, kmap, mode), out_key
-    out_key = registry.output_key(in_key, spec) if given is None else given
+    out_key = registry.output_key(in_key, spec) if target is None else target
     return cell_matrix(registry, out_key, in_key).transposed().multiply(features), out_key
 
 

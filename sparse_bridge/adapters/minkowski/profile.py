@@ -65,21 +65,21 @@ def seems_old() -> bool:
     return _chosen == "0.4"
 
 
-def saw_old(what: str) -> None:
-    """`what` is a call that only 0.4 takes: where nothing was chosen or settled, that decides."""
+def saw_old(call: str) -> None:
+    """`call` is one that only 0.4 takes: where nothing was chosen or settled, that decides."""
     global _chosen, _reason, _settled
     if _settled:
         return
     with _lock:
         if _settled:
             return
-        _chosen, _reason, _settled = "0.4", f"detected: {what}", True
+        _chosen, _reason, _settled = "0.4", f"detected: {call}", True
     inherited.renew()
     logger.warning(
         "MinkowskiEngine profile 0.4 was detected (%s). Set it with enable('minkowski', "
         "profile='0.4') or SPARSE_BRIDGE_ENABLE=minkowski_profile=0.4, so that worker processes "
         "agree; profile='0.5' keeps the rules of 0.5.",
-        what,
+        call,
     )
 
 

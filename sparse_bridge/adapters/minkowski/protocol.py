@@ -18,8 +18,8 @@ from .manager import join, over
 class _Minkowski(TensorProtocol):
     def features_of(self, x: Any) -> torch.Tensor | None:
         """Of a `SparseTensor` or a `TensorField`."""
-        found = getattr(x, "F", None)
-        return found if isinstance(found, torch.Tensor) else None
+        features = getattr(x, "F", None)
+        return features if isinstance(features, torch.Tensor) else None
 
     def coordinates_of(self, x: Any) -> torch.Tensor:
         coords: torch.Tensor = x._sites() if hasattr(x, "_sites") else x.C
@@ -33,12 +33,12 @@ class _Minkowski(TensorProtocol):
         if generator is None:
             return None
         if not hasattr(layer, "kernel"):
-            kind = "pool"
+            category = "pool"
         elif getattr(layer, "is_transpose", False):
-            kind = "generative" if generator.expand_coordinates else "transposed"
+            category = "generative" if generator.expand_coordinates else "transposed"
         else:
-            kind = ""
-        return LayerFacts.of_sizes(kind, generator.kernel_size, generator.kernel_stride)
+            category = ""
+        return LayerFacts.of_sizes(category, generator.kernel_size, generator.kernel_stride)
 
     def capture_root(self, x: Any) -> Root | None:
         if not hasattr(x, "coordinate_map_key"):

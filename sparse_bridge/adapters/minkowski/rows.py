@@ -26,7 +26,7 @@ def broadcast(registry: MapRegistry, glob: torch.Tensor, in_key: Key, glob_key: 
     if torch.compiler.is_compiling():
         from . import compiled
 
-        if not compiled.known_all(registry, (in_key, glob_key)):
+        if not compiled.all_traced(registry, (in_key, glob_key)):
             return compiled.outside(broadcast, registry, glob, in_key, glob_key)
         return compiled.broadcast(registry, glob, in_key, glob_key)
     check_aligned(glob, registry.grid(glob_key), "broadcast")
@@ -43,26 +43,26 @@ def coords_in_graph(manager: Any, key: Key) -> torch.Tensor | None:
 @between_graphs
 def look_up(grid: Grid, features: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(features [M, C] at int32 coordinates [M, 1 + D], 0 where there is no row; int64, which of
-    them were found)."""
+    them are present)."""
     rows = grid.rows_of(query)
-    found = (rows >= 0).nonzero().squeeze(1)
-    picked = features.index_select(0, rows.index_select(0, found))
-    return features.new_zeros((len(rows), features.shape[1])).index_copy(0, found, picked), found
+    hits = (rows >= 0).nonzero().squeeze(1)
+    picked = features.index_select(0, rows.index_select(0, hits))
+    return features.new_zeros((len(rows), features.shape[1])).index_copy(0, hits, picked), hits
 
 
 def prune(
-    registry: MapRegistry, features: torch.Tensor, mask: torch.Tensor, in_key: Key, given: Key | None = None
+    registry: MapRegistry, features: torch.Tensor, mask: torch.Tensor, in_key: Key, target: Key | None = None
 ) -> tuple[torch.Tensor, Key]:
     """The rows where `mask` (bool [N]) is set, in order, and the key of their map.
 
-    given: the map that an earlier call made of the same rows; None for a new one.
+    target: the map that an earlier call made of the same rows; None for a new one.
     Raises: FeatureShapeError, TensorDeviceError, KeyStateError.
     """
     if torch.compiler.is_compiling():
         from . import compiled
 
-        if given is not None or compiled.known(registry, in_key) is None:
-            return compiled.outside(prune, registry, features, mask, in_key, given)
+        if target is not None or compiled.traced_sites(registry, in_key) is None:
+            return compiled.outside(prune, registry, features, mask, in_key, target)
         _check_mask(mask, features)
         return compiled.pruned(registry, features, mask, in_key)
     n_rows = registry.grid(in_key).n_rows
@@ -74,11 +74,11 @@ def prune(
     rows = mask.nonzero().squeeze(1)
     if rows.shape[0] == 0:
         logger.info("MinkowskiPruning removed every row; the result is an empty tensor.")
-    if given is not None and registry.grid(given).n_rows != rows.shape[0]:
+    if target is not None and registry.grid(target).n_rows != rows.shape[0]:
         raise FeatureShapeError(
-            f"MinkowskiPruning keeps {rows.shape[0]} rows, the given map has {registry.grid(given).n_rows}."
+            f"MinkowskiPruning keeps {rows.shape[0]} rows, the given map has {registry.grid(target).n_rows}."
         )
-    key = registry.pruned(in_key, rows) if given is None else given
+    key = registry.pruned(in_key, rows) if target is None else target
     return features.index_select(0, rows), key
 
 
@@ -90,17 +90,17 @@ def _check_mask(mask: torch.Tensor, features: torch.Tensor) -> None:
 
 
 def union(
-    registry: MapRegistry, features: Sequence[torch.Tensor], keys: list[Key], given: Key | None = None
+    registry: MapRegistry, features: Sequence[torch.Tensor], keys: list[Key], target: Key | None = None
 ) -> tuple[torch.Tensor, Key]:
     """Sum over the present inputs at every coordinate of the union, and its key.
 
-    given: the map that an earlier union of the same maps made; None for a new one.
+    target: the map that an earlier union of the same maps made; None for a new one.
     Raises: FeatureShapeError, DeviceError, CoordinateError.
     """
-    if torch.compiler.is_compiling() and not _joined_in_graph(registry, keys, given):
+    if torch.compiler.is_compiling() and not _joined_in_graph(registry, keys, target):
         from . import compiled
 
-        return compiled.outside(union, registry, features, keys, given)
+        return compiled.outside(union, registry, features, keys, target)
     channels = features[0].shape[1]
     for key, part in zip(keys, features, strict=True):
         if not torch.compiler.is_compiling():
@@ -109,14 +109,14 @@ def union(
             raise FeatureShapeError(f"MinkowskiUnion got {channels} and {part.shape[1]} channels; all must agree.")
         if part.device != features[0].device:
             raise DeviceError("MinkowskiUnion got tensors of different devices.")
-    if given is None:
+    if target is None:
         out_key, rows, n_rows = _merged(registry, keys)
     else:
-        out_key = given
-        rows = [registry.grid(given).rows_of(registry.grid(key).coords) for key in keys]
+        out_key = target
+        rows = [registry.grid(target).rows_of(registry.grid(key).coords) for key in keys]
         if any(bool((part < 0).any()) for part in rows):
-            raise CoordinateError(f"the map {given} is not a union of the maps {keys}.")
-        n_rows = registry.grid(given).n_rows
+            raise CoordinateError(f"the map {target} is not a union of the maps {keys}.")
+        n_rows = registry.grid(target).n_rows
     dtype = features[0].dtype
     for part in features[1:]:
         dtype = torch.promote_types(dtype, part.dtype)
@@ -127,10 +127,10 @@ def union(
     return total, out_key
 
 
-def _joined_in_graph(registry: MapRegistry, keys: list[Key], given: Key | None) -> bool:
+def _joined_in_graph(registry: MapRegistry, keys: list[Key], target: Key | None) -> bool:
     from . import compiled
 
-    return given is None and compiled.known_all(registry, keys)
+    return target is None and compiled.all_traced(registry, keys)
 
 
 def _merged(registry: MapRegistry, keys: list[Key]) -> tuple[Key, list[torch.Tensor], int]:

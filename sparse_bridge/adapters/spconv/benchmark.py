@@ -74,12 +74,12 @@ def of_conv(x: Any, layer: Any, name: str | None) -> Stopwatch:
     return _start(x, layer, name, "SparseConvolution", params)
 
 
-def of_pool(x: Any, layer: Any, kind: str) -> Stopwatch:
+def of_pool(x: Any, layer: Any, layer_type: str) -> Stopwatch:
     """A running stopwatch for a local pool. Raises UnnamedLayerError."""
-    return _start(x, layer, layer.name, kind, {"channels": int(x.features.shape[1])})
+    return _start(x, layer, layer.name, layer_type, {"channels": int(x.features.shape[1])})
 
 
-def _start(x: Any, layer: Any, name: str | None, kind: str, params: dict[str, Any]) -> Stopwatch:
+def _start(x: Any, layer: Any, name: str | None, layer_type: str, params: dict[str, Any]) -> Stopwatch:
     if not name:
         raise UnnamedLayerError(
             f"benchmark mode: this {type(layer).__name__} has no name. Give every layer a name=, "
@@ -87,7 +87,7 @@ def _start(x: Any, layer: Any, name: str | None, kind: str, params: dict[str, An
         )
     sizes = {size: list(getattr(layer, size)) for size in _SIZES}
     entry = {
-        "type": kind,
+        "type": layer_type,
         "indice_gen_time": [],
         "time": [],
         "num_points": [],

@@ -42,7 +42,7 @@ class Record:
         self.is_subm, self.algo = layer.subm, layer.algo
         self.ksize, self.stride = list(layer.kernel_size), list(layer.stride)
         self.dilation, self.padding = list(layer.dilation), list(layer.padding)
-        self.before, self.after, self.handle = sites_of(x), sites, handle
+        self.in_sites, self.out_sites, self.handle = sites_of(x), sites, handle
 
     @property
     def _map(self) -> KernelMap:  # for layers that run outside of the graph
@@ -51,10 +51,10 @@ class Record:
 
 def sites_of(x: Any) -> Traced:
     """The coordinates of a traced tensor."""
-    known = x.indice_dict.get(SITES)
-    if known is not None and known.coords is x.indices:
-        found: Traced = known
-        return found
+    entry = x.indice_dict.get(SITES)
+    if entry is not None and entry.coords is x.indices:
+        sites: Traced = entry
+        return sites
     return coordinates.entered(x.indices)
 
 
@@ -85,12 +85,12 @@ def served(x: Any, layer: Any) -> bool:
     return not x.benchmark and (record is None or isinstance(record, Record))
 
 
-def _made(layer: Any, x: Any) -> Record:
-    """The map of a layer that has none."""
-    what = type(layer).__name__
+def _new_record(layer: Any, x: Any) -> Record:
+    """A new map record, of a layer whose key has none."""
+    layer_name = type(layer).__name__
     check_dimension(layer, x)
     geometry, shape = LayerGeometry.of(layer), shape_of(x)
-    out_shape, sites = geometry.output_shape(shape, what), sites_of(x)
+    out_shape, sites = geometry.output_shape(shape, layer_name), sites_of(x)
     numbers = [*geometry.numbers(ORDERS.index(order_of_layer(layer, x))), x.batch_size, *shape]
     if geometry.subm:
         handle, out = sites.map(_BUILDER, numbers), sites
@@ -117,23 +117,23 @@ class Answer(NamedTuple):
 
 def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, form: ConvForm) -> Answer:
     """The output of a convolution."""
-    what = type(layer).__name__
-    features, entries = check_input(x, what), dict(x.indice_dict)
+    layer_name = type(layer).__name__
+    features, entries = check_input(x, layer_name), dict(x.indice_dict)
     if features.shape[1] != layer.in_channels:
         raise channels_differ(layer, features)
     if features.dtype is not weight.dtype or features.device != weight.device:
-        check_parameters(features, weight, what)
+        check_parameters(features, weight, layer_name)
     key, inverse = layer.indice_key, layer.inverse
     record: Any = None if key is None else entries.get(key)
     if record is None and not inverse:
-        record = _made(layer, x)
+        record = _new_record(layer, x)
         if key is not None:
             entries[key] = record
     elif record is None or not keys.fits(layer, x, record, features):
         weight = keys.checked(layer, x, record, weight)
-    sites, shape = record.after, record.out_spatial_shape
+    sites, shape = record.out_sites, record.out_spatial_shape
     if inverse:
-        sites, shape = record.before, record.spatial_shape
+        sites, shape = record.in_sites, record.spatial_shape
     rows = sites.coords.shape[0]
     y = products.conv(features, weight, epilogue, record.handle, rows, form, inverse)
     return Answer(y, sites, shape, entries)
@@ -142,10 +142,10 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, form
 def pooled(layer: Any, x: Any, mode: str) -> Answer:
     """The output of a local pool."""
     features, entries = check_input(x, type(layer).__name__), dict(x.indice_dict)
-    key, record = layer.indice_key, _made(layer, x)
+    key, record = layer.indice_key, _new_record(layer, x)
     if key is not None:
         entries[key] = record
-    sites = record.after
+    sites = record.out_sites
     y = ops.pool(features, sites.coords.shape[0], record.handle, mode, 0.0, False)
     return Answer(y, sites, record.out_spatial_shape, entries)
 
@@ -158,10 +158,10 @@ def global_pool(features: torch.Tensor, x: Any, mode: str) -> torch.Tensor:
 
 def dense(x: Any, channels_first: bool) -> torch.Tensor:
     """`SparseConvTensor.dense()`."""
-    known = x.indice_dict.get(SITES)
+    sites = x.indice_dict.get(SITES)
     then = -1  # rows that no layer made may lie outside
-    if known is not None and known.coords is x.indices and known.made:
-        then = known.version
+    if sites is not None and sites.coords is x.indices and sites.made:
+        then = sites.version
     shape, now = [x.batch_size, *shape_of(x)], coordinates.version_of(x.indices)
     y: torch.Tensor = ops.to_dense(x._features, x.indices, shape, channels_first, False, then, now)
     return y

@@ -111,25 +111,25 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, name
     """
     if torch.compiler.is_compiling():
         return _traced(layer, x, weight, epilogue, names)
-    known = _known(layer, x, weight, epilogue)
-    if known is not None:
-        return known
-    what = type(layer).__name__
-    features = check_input(x, what)
+    output = _known(layer, x, weight, epilogue)
+    if output is not None:
+        return output
+    layer_name = type(layer).__name__
+    features = check_input(x, layer_name)
     if features.shape[1] != layer.in_channels:
         raise channels_differ(layer, features)
     if features.dtype is not weight.dtype or features.device != weight.device:
-        check_parameters(features, weight, what)
+        check_parameters(features, weight, layer_name)
     watch = benchmark.of_conv(x, layer, names[0]) if x.benchmark else None
     timer = x._timer
     if timer is None or not timer.enable:
         out = _product(layer, x, features, weight, epilogue, watch)
     else:
-        with timer.record(names[1] or names[0] or what):
+        with timer.record(names[1] or names[0] or layer_name):
             out = _product(layer, x, features, weight, epilogue, watch)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
-    note("spconv", what)
+    note("spconv", layer_name)
     return out
 
 
@@ -137,8 +137,8 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     """`convolved` where the layer's last calls have passed all checks for such operands (see
     `core.conv.layers`), and its map is there. None where that is not so."""
     if not torch.is_grad_enabled():
-        held = histories.get(id(layer))
-        if held is None or (held[1].plan is None and held[1].whole is None):
+        history = histories.get(id(layer))
+        if history is None or (history[1].plan is None and history[1].whole is None):
             return None
     if (native := native_calls.spconv_known) is not None:
         out = native(layer, x, weight, epilogue, _PARTS)
@@ -163,11 +163,11 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
         return None
     indices, shape, kmap = _ends(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
-    made = known_call(layer, features, weight, kmap, epilogue, form)
-    if made is None:
+    result = known_call(layer, features, weight, kmap, epilogue, form)
+    if result is None:
         return None
     note("spconv", type(layer).__name__)
-    return _output(x, features_of(made), indices, shape, entries)
+    return _output(x, features_of(result), indices, shape, entries)
 
 
 def _traced(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]) -> Any:
@@ -181,8 +181,8 @@ def _traced(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names:
     learns = torch.is_grad_enabled()  # an activation that needs a gradient follows the product
     end = Epilogue(epilogue.bias) if learns else epilogue
     form = ConvForm("ovi", layer.groups, _precision(allow_tf32(), _adds_in_fp16(layer, x._features)))
-    made = compiled.convolved(layer, x, weight, end, form)
-    out = made.tensor(x, _activated(made.features, epilogue) if learns else made.features)
+    output = compiled.convolved(layer, x, weight, end, form)
+    out = output.tensor(x, _activated(output.features, epilogue) if learns else output.features)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
     return out
@@ -200,15 +200,15 @@ def _product(
         return _pointwise(layer, x, features, weight, epilogue.bias)
     entries, record, weight = keys.find(layer, x, features, weight)
     if record is None:
-        made = _new_map(layer, x)
-        indices, shape, kmap = made.indices, made.shape, made.kmap
+        built = _new_map(layer, x)
+        indices, shape, kmap = built.indices, built.shape, built.kmap
         if watch is not None:
             watch.built()
         if layer.indice_key is not None:
-            entries[layer.indice_key] = record_of(x, layer, made)
+            entries[layer.indice_key] = record_of(x, layer, built)
     else:
-        found = getattr(record, "_map", None)  # the framework's own records have none
-        kmap = found if type(found) is KernelMap else kernel_map_of(record)
+        built_map = getattr(record, "_map", None)  # the framework's own records have none
+        kmap = built_map if type(built_map) is KernelMap else kernel_map_of(record)
         indices, shape, kmap = _ends(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     if torch.is_grad_enabled():
@@ -318,7 +318,7 @@ def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
     norm: what `fusion.training_norm_after` knows of the norm behind it.
     """
     odd = all(size % 2 for size in layer.kernel_size)
-    known = layer.subm or layer.inverse or layer.transposed
+    unstrided = layer.subm or layer.inverse or layer.transposed
     return Expected(
         layer,
         layer.weight,
@@ -329,7 +329,7 @@ def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
         trains(layer.weight),
         "tf32" if allow_tf32() else "ieee",
         norm,
-        strided=None if known else new_coordinates(layer.kernel_size, layer.stride),
+        strided=None if unstrided else new_coordinates(layer.kernel_size, layer.stride),
         expanding=layer.inverse or layer.transposed,
     )
 

@@ -33,8 +33,8 @@ def build_map(
     shape = [int(size) for size in spatial_shape]
     table = uses_direct_table() if direct_table is None else direct_table
     order = row_order(algo, table, indices.device.type, original)
-    made = layer_map(indices, int(batch_size), shape, geometry, order, "the layer")
-    return made.indices, made.kmap
+    built = layer_map(indices, int(batch_size), shape, geometry, order, "the layer")
+    return built.indices, built.kmap
 
 
 def convolution(

@@ -37,9 +37,9 @@ def check_dimension(layer: Any, x: Any) -> None:
         )
 
 
-def _check_positive(what: str, values: Sequence[int]) -> None:
+def _check_positive(argument: str, values: Sequence[int]) -> None:
     if min(values) < 1:
-        raise KernelSizeError(f"{what} {list(values)}; every axis needs at least 1.")
+        raise KernelSizeError(f"{argument} {list(values)}; every axis needs at least 1.")
 
 
 def conv_output_size(
@@ -130,8 +130,8 @@ class LayerGeometry(NamedTuple):
     @classmethod
     def of_numbers(cls, numbers: Sequence[int]) -> tuple[LayerGeometry, int]:
         """(the geometry, the order) of `numbers`."""
-        n_axes, subm, transposed, order, *rest = numbers
-        sizes = [tuple(rest[at : at + n_axes]) for at in range(0, len(rest), n_axes)]
+        n_axes, subm, transposed, order, *flat_sizes = numbers
+        sizes = [tuple(flat_sizes[at : at + n_axes]) for at in range(0, len(flat_sizes), n_axes)]
         return cls._make([*sizes, bool(subm), bool(transposed)]), order
 
     @property
@@ -145,10 +145,10 @@ class LayerGeometry(NamedTuple):
         shape = self.output_shape(list(box.size[1:]), "A layer")
         return Box.grid(box.size[0], shape)
 
-    def output_shape(self, shape: list[int], what: str) -> list[int]:
+    def output_shape(self, shape: list[int], layer_name: str) -> list[int]:
         """The grid that comes of `shape`. Raises OutputSizeError, KernelSizeError, GeometryError.
 
-        what: the layer's name, for messages.
+        layer_name: for messages.
         """
         if self.subm:
             return shape
@@ -158,7 +158,7 @@ class LayerGeometry(NamedTuple):
             size = conv_output_size(shape, self.kernel, self.stride, self.padding, self.dilation)
         if min(size) <= 0:
             raise OutputSizeError(
-                f"{what} turns a grid of {shape} into {size}; every axis needs at least one cell. "
+                f"{layer_name} turns a grid of {shape} into {size}; every axis needs at least one cell. "
                 "Use a larger grid, less stride or more padding."
             )
         return size
@@ -176,5 +176,5 @@ def request_of(geometry: LayerGeometry, order: str) -> tuple[str, Offsets, tuple
     """What a layer asks for, a `MapRequest` but for its box.  order: of new rows."""
     if geometry.subm:
         return "submanifold", geometry.offsets, (), None, "given"
-    kind = "generative" if geometry.transposed else "strided"
-    return kind, geometry.offsets, geometry.stride, geometry.rule, order
+    map_type = "generative" if geometry.transposed else "strided"
+    return map_type, geometry.offsets, geometry.stride, geometry.rule, order

@@ -43,9 +43,9 @@ def from_core(data: SparseData, like: Any = None) -> Any:
         shape = tuple(shape_of(like)) if shape is None else shape
         batch_size = int(like.batch_size) if batch_size is None else batch_size
     if shape is None or batch_size is None:
-        found = _smallest(data.coords)
-        shape = found[1:] if shape is None else shape
-        batch_size = found[0] if batch_size is None else batch_size
+        smallest = _smallest(data.coords)
+        shape = smallest[1:] if shape is None else shape
+        batch_size = smallest[0] if batch_size is None else batch_size
     if like is None:
         return _class()(data.feats, data.coords, list(shape), max(1, batch_size))
     out = like.replace_feature(data.feats)

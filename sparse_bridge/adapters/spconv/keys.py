@@ -23,7 +23,7 @@ class KeyReuseError(ContractError):
 
 
 class KeyTakenError(ContractError, GeometryError):
-    """A pool found its `indice_key` in use."""
+    """The `indice_key` of a pool is in use already."""
 
 
 def find(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor) -> tuple[dict[Any, Any], Any, torch.Tensor]:
@@ -91,54 +91,54 @@ def check_algo(layer: Any, record: Any) -> None:
 
 
 def check_inverse(layer: Any, x: Any, record: Any) -> None:
-    what, key = type(layer).__name__, layer.indice_key
+    layer_name, key = type(layer).__name__, layer.indice_key
     if record is None:
         raise ContractError(
-            f"{what} needs the indice_key of the layer it inverts; {key!r} is not among "
+            f"{layer_name} needs the indice_key of the layer it inverts; {key!r} is not among "
             f"{sorted(map(str, x.indice_dict))}."
         )
     if record.is_subm:
         raise ContractError(
-            f"{what}: indice_key {key!r} belongs to a submanifold layer; only regular, transposed "
+            f"{layer_name}: indice_key {key!r} belongs to a submanifold layer; only regular, transposed "
             "and pooling layers can be inverted."
         )
     if list(record.ksize) != list(layer.kernel_size):
         raise GeometryError(
-            f"{what} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
+            f"{layer_name} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
             f"{list(record.ksize)}; an inverse layer needs the same kernel."
         )
     if list(record.out_spatial_shape) != shape_of(x):
         raise GeometryError(
-            f"{what} got a grid of {shape_of(x)}, indice_key {key!r} produced "
+            f"{layer_name} got a grid of {shape_of(x)}, indice_key {key!r} produced "
             f"{list(record.out_spatial_shape)}; feed it the output of that layer."
         )
-    _check_rows(what, key, x, record.out_indices)
+    _check_rows(layer_name, key, x, record.out_indices)
 
 
 def check_reuse(layer: Any, x: Any, record: Any) -> None:
-    what, key = type(layer).__name__, layer.indice_key
+    layer_name, key = type(layer).__name__, layer.indice_key
     if not layer.subm or not record.is_subm:
         raise KeyReuseError(
-            f"{what}: indice_key {key!r} already holds the map of another layer; only submanifold "
+            f"{layer_name}: indice_key {key!r} already holds the map of another layer; only submanifold "
             "layers share a key. Give this layer a key of its own."
         )
     if list(record.ksize) != list(layer.kernel_size) and not _shares(layer, record):
         raise GeometryError(
-            f"{what} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
+            f"{layer_name} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
             f"{list(record.ksize)}; submanifold layers of one key need one kernel size "
             "(SPARSE_BRIDGE_RULES=shared_keys allows others of no less volume, as spconv 1.x)."
         )
     if list(record.dilation) != list(layer.dilation):
         raise GeometryError(
-            f"{what} has dilation {layer.dilation}, indice_key {key!r} was made with "
+            f"{layer_name} has dilation {layer.dilation}, indice_key {key!r} was made with "
             f"{list(record.dilation)}; give it a key of its own."
         )
     if list(record.spatial_shape) != shape_of(x):
         raise GeometryError(
-            f"{what} got a grid of {shape_of(x)}, indice_key {key!r} was made on "
+            f"{layer_name} got a grid of {shape_of(x)}, indice_key {key!r} was made on "
             f"{list(record.spatial_shape)}; give it a key of its own."
         )
-    _check_rows(what, key, x, record.indices)
+    _check_rows(layer_name, key, x, record.indices)
 
 
 def _shares(layer: Any, record: Any) -> bool:
@@ -174,10 +174,10 @@ def entries_of(x: Any) -> dict[Any, Any]:
     return entries if _shared else dict(entries)
 
 
-def _check_rows(what: str, key: Any, x: Any, indices: torch.Tensor) -> None:
+def _check_rows(layer_name: str, key: Any, x: Any, indices: torch.Tensor) -> None:
     if x.indices.shape[0] != indices.shape[0] or x.features.shape[0] != indices.shape[0]:
         raise GeometryError(
-            f"{what} got {x.features.shape[0]} rows ({x.indices.shape[0]} indices), but indice_key "
+            f"{layer_name} got {x.features.shape[0]} rows ({x.indices.shape[0]} indices), but indice_key "
             f"{key!r} was made for {indices.shape[0]}; the tensor changed since. Use a new key "
             "after changing rows."
         )

@@ -19,7 +19,7 @@ from .rules.outside import warn_of_rows_outside
 from .rules.row_order import order_of_layer
 from .tensors import shape_of
 
-_held: weakref.WeakKeyDictionary[Any, MapStore] = weakref.WeakKeyDictionary()
+_stores: weakref.WeakKeyDictionary[Any, MapStore] = weakref.WeakKeyDictionary()
 
 
 class LayerMap(NamedTuple):
@@ -36,15 +36,15 @@ class LayerMap(NamedTuple):
 
 
 def layer_map(
-    indices: torch.Tensor, batch_size: int, shape: list[int], geometry: LayerGeometry, order: str, what: str
+    indices: torch.Tensor, batch_size: int, shape: list[int], geometry: LayerGeometry, order: str, layer_name: str
 ) -> LayerMap:
     """The map of a layer on indices int32 [N, 1 + nd] in a grid of `shape`, built at most once.
 
-    order: of new rows, see `row_order`.  what: the layer's name, for messages.  Raises what
+    order: of new rows, see `row_order`.  layer_name: for messages.  Raises what
     `LayerGeometry` does, and CoordinateError.
     """
     store = map_cache.store_of(indices)
-    built, out_shape = ask(store, indices, batch_size, shape, geometry, order, what)
+    built, out_shape = ask(store, indices, batch_size, shape, geometry, order, layer_name)
     if built.coords is None or built.store is None:
         return LayerMap(store.alias(indices), out_shape, built.kmap, store)
     return LayerMap(built.store.alias(built.coords.coords), out_shape, built.kmap, store)
@@ -54,10 +54,10 @@ def layer_map_of(layer: Any, x: Any) -> LayerMap:
     """The map of a layer on a tensor, whose maps live as long as it: a checkpoint runs the layers
     again when nothing else is left of them."""
     shape, geometry, order = shape_of(x), LayerGeometry.of(layer), order_of_layer(layer, x)
-    made = layer_map(x.indices, int(x.batch_size), shape, geometry, order, type(layer).__name__)
-    if made.store is not None:
-        _held[x] = made.store
-    return made
+    built = layer_map(x.indices, int(x.batch_size), shape, geometry, order, type(layer).__name__)
+    if built.store is not None:
+        _stores[x] = built.store
+    return built
 
 
 def ask(
@@ -67,19 +67,19 @@ def ask(
     shape: list[int],
     geometry: LayerGeometry,
     order: str,
-    what: str,
+    layer_name: str,
 ) -> tuple[BuiltMap, list[int]]:
     """The map of a layer on indices of which `store` holds the maps, and the output's grid."""
-    asked, box, out_shape = _request_of(geometry, order, batch_size, tuple(shape), what)
-    built = request(store, lambda: store.coordinates(indices, box), asked)
+    map_request, box, out_shape = _request_of(geometry, order, batch_size, tuple(shape), layer_name)
+    built = request(store, lambda: store.coordinates(indices, box), map_request)
     warn_of_rows_outside(store, indices, box)
     return built, list(out_shape)
 
 
 @functools.lru_cache(maxsize=64)  # of a few scenes: streams bring grids of ever new sizes
 def _request_of(
-    geometry: LayerGeometry, order: str, batch_size: int, shape: tuple[int, ...], what: str
+    geometry: LayerGeometry, order: str, batch_size: int, shape: tuple[int, ...], layer_name: str
 ) -> tuple[MapRequest, Box, list[int]]:
-    """(what a layer asks in a grid, the grid's box, the output's grid)."""
-    out_shape, box = geometry.output_shape(list(shape), what), Box.grid(batch_size, shape)
+    """(a layer's request for a map in a grid, the grid's box, the output's grid)."""
+    out_shape, box = geometry.output_shape(list(shape), layer_name), Box.grid(batch_size, shape)
     return MapRequest(*request_of(geometry, order), box), box, out_shape

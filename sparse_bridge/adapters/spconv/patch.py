@@ -111,13 +111,13 @@ def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> N
 
 def patches() -> list[Patch]:
     """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3, and
-    where it was told to make weights of an older layout."""
+    where its switches ask for weights of an older layout."""
     import spconv
     from spconv.pytorch import conv, core, functional, modules, pool
 
     check_layout(conv)
-    found = tuple(int(part) for part in re.findall(r"\d+", spconv.__version__)[:2])
-    if not (2, 2) <= found < (2, 4):
+    release = tuple(int(part) for part in re.findall(r"\d+", spconv.__version__)[:2])
+    if not (2, 2) <= release < (2, 4):
         raise UnsupportedError(
             f"spconv {spconv.__version__} is installed; the patches are written for {_VERSIONS}. "
             "Use enable('spconv', mode='standin') before importing spconv."

@@ -28,31 +28,31 @@ def avg_pool_forward(layer: Any, x: Any) -> Any:
 
 
 def _pool(layer: Any, x: Any, mode: str) -> Any:
-    what, key = type(layer).__name__, layer.indice_key
+    layer_name, key = type(layer).__name__, layer.indice_key
     if key is not None and x.find_indice_pair(key) is not None:
-        check_input(x, what)
-        raise KeyTakenError(f"{what}: indice_key {key!r} exists already; pools never reuse a key.")
+        check_input(x, layer_name)
+        raise KeyTakenError(f"{layer_name}: indice_key {key!r} exists already; pools never reuse a key.")
     if torch.compiler.is_compiling():
         return _traced(layer, x, mode)
-    features = check_input(x, what)
+    features = check_input(x, layer_name)
     check_dimension(layer, x)
     watch = None
     if x.benchmark:
         watch = benchmark.of_pool(x, layer, "SparseMaxPool" if mode == "max" else "SparseAvgPool")
-    with benchmark.timed(x, layer._sparse_unique_name or layer.name or what):
-        made = layer_map_of(layer, x)
+    with benchmark.timed(x, layer._sparse_unique_name or layer.name or layer_name):
+        built = layer_map_of(layer, x)
         if watch is not None:
             watch.built()
-        y = core_pool.pool(features, made.kmap, mode, floor=0.0)
+        y = core_pool.pool(features, built.kmap, mode, floor=0.0)
     entries = entries_of(x)
     if key is not None:
-        entries[key] = record_of(x, layer, made)
+        entries[key] = record_of(x, layer, built)
     record_voxels(layer, y)
     if watch is not None:
         watch.finish(int(y.shape[0]))
-    note("spconv", what)
+    note("spconv", layer_name)
     out = x.replace_feature(y)
-    out.indices, out.spatial_shape, out.indice_dict = made.indices, made.shape, entries
+    out.indices, out.spatial_shape, out.indice_dict = built.indices, built.shape, entries
     return out
 
 
@@ -62,20 +62,20 @@ def _traced(layer: Any, x: Any, mode: str) -> Any:
 
     if not compiled.served(x, layer):
         return compiled.outside(_pool, layer, x, mode)
-    made = compiled.pooled(layer, x, mode)
-    record_voxels(layer, made.features)
-    return made.tensor(x, made.features)
+    output = compiled.pooled(layer, x, mode)
+    record_voxels(layer, output.features)
+    return output.tensor(x, output.features)
 
 
 def global_pool_forward(layer: Any, x: Any) -> torch.Tensor:
     """[batch_size, C]: maximum or mean of each batch item's rows; other rows take no part."""
-    what = type(layer).__name__
-    features = check_input(x, what)
+    layer_name = type(layer).__name__
+    features = check_input(x, layer_name)
     mode = "avg" if layer.is_mean else "max"
     if torch.compiler.is_compiling():
         from . import compiled
 
         return compiled.global_pool(features, x, mode)
     y = core_pool.global_pool(features, x.indices[:, 0], int(x.batch_size), mode)
-    note("spconv", what)
+    note("spconv", layer_name)
     return y

@@ -18,8 +18,8 @@ from .tensors import box_of
 
 class _Spconv(TensorProtocol):
     def features_of(self, x: Any) -> torch.Tensor | None:
-        found = materialize(getattr(x, "features", None))
-        return found if isinstance(found, torch.Tensor) else None
+        features = materialize(getattr(x, "features", None))
+        return features if isinstance(features, torch.Tensor) else None
 
     def coordinates_of(self, x: Any) -> torch.Tensor:
         coords: torch.Tensor = x.indices
@@ -32,16 +32,16 @@ class _Spconv(TensorProtocol):
         if not hasattr(layer, "kernel_size"):
             return None
         if not hasattr(layer, "in_channels"):
-            kind = "pool"
+            category = "pool"
         elif layer.inverse:
-            kind = "inverse"
+            category = "inverse"
         elif layer.transposed:
-            kind = "transposed"
+            category = "transposed"
         elif layer.subm or layer.conv1x1 or any(step != 1 for step in layer.stride):
-            kind = ""
+            category = ""
         else:
-            kind = "convolution"  # at stride 1 onto every site that the kernel reaches
-        return LayerFacts.of_sizes(kind, layer.kernel_size, layer.stride)
+            category = "convolution"  # at stride 1 onto every site that the kernel reaches
+        return LayerFacts.of_sizes(category, layer.kernel_size, layer.stride)
 
     def capture_root(self, x: Any) -> Root | None:
         if not hasattr(x, "indice_dict") or x.indice_dict or x.benchmark:
@@ -65,9 +65,9 @@ class _Spconv(TensorProtocol):
 
     def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
         maps = captured.indice_dict
-        late = [key for key, one in maps.items() if not getattr(one, "is_subm", False)]
-        if late:
-            y.indice_dict = LateMaps(late, lambda: recover().indice_dict)
+        late_keys = [key for key, record in maps.items() if not getattr(record, "is_subm", False)]
+        if late_keys:
+            y.indice_dict = LateMaps(late_keys, lambda: recover().indice_dict)
 
     def switches(self) -> Hashable:
         return allow_tf32()

@@ -136,13 +136,13 @@ def _record_class(base: type, view: type) -> Any:
     return type(name, (view, base), {"__module__": base.__module__, "__qualname__": f"Bridged{name}"})
 
 
-def record_of(x: Any, layer: Any, made: LayerMap) -> Any:
+def record_of(x: Any, layer: Any, built: LayerMap) -> Any:
     """The entry of `indice_dict` for the map that `layer` has just built on `x`."""
     values = {
-        "out_indices": made.indices,
+        "out_indices": built.indices,
         "indices": x.indices,
         "spatial_shape": shape_of(x),
-        "out_spatial_shape": list(made.shape),
+        "out_spatial_shape": list(built.shape),
         "is_subm": layer.subm,
         "algo": layer.algo,
         "ksize": list(layer.kernel_size),
@@ -151,7 +151,7 @@ def record_of(x: Any, layer: Any, made: LayerMap) -> Any:
         "padding": list(layer.padding),
     }
     native = getattr(layer.algo, "name", None) == "Native"
-    return _new_record(_namespace(x)[_KINDS[not native]], values, made.kmap, made.store)
+    return _new_record(_namespace(x)[_KINDS[not native]], values, built.kmap, built.store)
 
 
 def _namespace(x: Any) -> dict[str, Any]:
@@ -170,8 +170,8 @@ def _namespace(x: Any) -> dict[str, Any]:
 def _new_record(base: type, values: dict[str, Any], kmap: KernelMap, store: MapStore | None) -> Any:
     """A record of the framework's class `base` around a kernel map.  values: those of `_COMMON`."""
     native = base.__name__ == _KINDS[0]
-    kind = _record_class(base, _NativeView if native else _ImplicitView)
-    record = kind.__new__(kind)  # upstream's constructor would want the tables
+    record_class = _record_class(base, _NativeView if native else _ImplicitView)
+    record = record_class.__new__(record_class)  # upstream's constructor would want the tables
     extra = {"voxel_num": None} if native else {"in_voxel_num": None, "out_voxel_num": None}
     record._fill({**values, **extra}, kmap, store)
     return record
@@ -188,13 +188,13 @@ def kernel_map_of(record: Any) -> KernelMap:
     return kmap
 
 
-def reordered(record: Any, before: torch.Tensor, after: torch.Tensor, order: torch.Tensor) -> Any:
-    """`record` for a tensor whose rows `before` were put in another order.
+def reordered(record: Any, original: torch.Tensor, permuted: torch.Tensor, order: torch.Tensor) -> Any:
+    """`record` for a tensor whose rows `original` were put in another order.
 
-    after: those rows, after[i] = before[order[i]].  order: int64 [N]. Ends of the map that are not
+    permuted: those rows, permuted[i] = original[order[i]].  order: int64 [N]. Ends of the map that are not
     these rows stay as they are; so do records that know nothing of them.
     """
-    ends = [name for name in ("indices", "out_indices") if _same_rows(getattr(record, name), before)]
+    ends = [name for name in ("indices", "out_indices") if _same_rows(getattr(record, name), original)]
     if not ends:
         return record
     kmap = kernel_map_of(record)
@@ -206,7 +206,7 @@ def reordered(record: Any, before: torch.Tensor, after: torch.Tensor, order: tor
         x_rows = index.index_select(0, x_rows) if "indices" in ends else x_rows
         y_rows = index.index_select(0, y_rows) if "out_indices" in ends else y_rows
         lists.append((x_rows, y_rows))
-    values = {name: getattr(record, name) for name in _COMMON} | dict.fromkeys(ends, after)
+    values = {name: getattr(record, name) for name in _COMMON} | dict.fromkeys(ends, permuted)
     base = next(c for c in reversed(type(record).__mro__) if c.__name__ in _KINDS)
     new = from_pairs(lists, kmap.n_in, kmap.n_out)
     return _new_record(base, values, new, None)

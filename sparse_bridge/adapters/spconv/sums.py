@@ -28,9 +28,11 @@ def sparse_add(*tensors: Any) -> Any:
         raise ContractError("sparse_add needs at least one tensor.")
     first = tensors[0]
     for other in tensors[1:]:
-        for what in ("spatial_shape", "batch_size"):
-            if getattr(first, what) != getattr(other, what):
-                raise ContractError(f"{what} differs: {getattr(first, what)} and {getattr(other, what)}.")
+        for attribute in ("spatial_shape", "batch_size"):
+            if getattr(first, attribute) != getattr(other, attribute):
+                raise ContractError(
+                    f"{attribute} differs: {getattr(first, attribute)} and {getattr(other, attribute)}."
+                )
     indices, features = union_rows(
         [x.indices for x in tensors],
         [materialize(x.features) for x in tensors],

@@ -33,7 +33,7 @@ def box_of(x: Any) -> Box:
     return Box.grid(int(x.batch_size), shape_of(x))
 
 
-def check_input(x: Any, what: str) -> torch.Tensor:
+def check_input(x: Any, layer_name: str) -> torch.Tensor:
     """The features [N, C] of a layer's input.
 
     Raises SparseInputError, UnsupportedError (int8), FeatureTypeError, ShapeError, DeviceError.
@@ -42,24 +42,25 @@ def check_input(x: Any, what: str) -> torch.Tensor:
         features: torch.Tensor = x._features
     except AttributeError:
         raise SparseInputError(
-            f"{what} takes a SparseConvTensor, got {type(x).__name__}. Derive the module that "
+            f"{layer_name} takes a SparseConvTensor, got {type(x).__name__}. Derive the module that "
             "holds this layer from SparseModule, or use SparseSequential."
         ) from None
     if type(features) is not torch.Tensor:
         features = materialize(features)
     if features.dtype == torch.qint8:
         raise UnsupportedError(
-            f"{what} got int8 features; quantised inference is not bridged. Dequantise the tensor first."
+            f"{layer_name} got int8 features; quantised inference is not bridged. Dequantise the tensor first."
         )
     if features.dtype not in _FLOATS:
         raise FeatureTypeError(
-            f"{what} got features of {features.dtype}; expected fp16, bf16, fp32 or fp64 (use .float())."
+            f"{layer_name} got features of {features.dtype}; expected fp16, bf16, fp32 or fp64 (use .float())."
         )
     if features.ndim != 2:
-        raise ShapeError(f"{what} got features of shape {list(features.shape)}; expected [N, C].")
+        raise ShapeError(f"{layer_name} got features of shape {list(features.shape)}; expected [N, C].")
     if x.indices.device != features.device:
         raise DeviceError(
-            f"{what} got features on {features.device} and indices on {x.indices.device}; move both to one device."
+            f"{layer_name} got features on {features.device} and indices on {x.indices.device}; "
+            "move both to one device."
         )
     return features
 
@@ -75,21 +76,22 @@ def channels_differ(layer: Any, features: torch.Tensor) -> ContractError:
 def parameters_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight and bias. (Attributes of a module are looked up five times slower than its
     dictionaries; a weight that is computed is in none of them.)"""
-    held = layer._parameters
-    if "weight" in held and "bias" in held:
-        return held["weight"], held["bias"]
+    parameters = layer._parameters
+    if "weight" in parameters and "bias" in parameters:
+        return parameters["weight"], parameters["bias"]
     return layer.weight, layer.bias
 
 
-def check_parameters(features: torch.Tensor, weight: torch.Tensor, what: str) -> None:
+def check_parameters(features: torch.Tensor, weight: torch.Tensor, layer_name: str) -> None:
     """Raise DeviceError or FeatureTypeError where features and weight do not go together."""
     if features.device != weight.device:
         raise DeviceError(
-            f"{what} has its weight on {weight.device}, its input is on {features.device}; move both to one device."
+            f"{layer_name} has its weight on {weight.device}, its input is on {features.device}; "
+            "move both to one device."
         )
     if features.dtype != weight.dtype and autocast_dtype(features.device) is None:
         raise FeatureTypeError(
-            f"{what} has a weight of {weight.dtype}, its input has {features.dtype}; "
+            f"{layer_name} has a weight of {weight.dtype}, its input has {features.dtype}; "
             "convert one, or use torch.autocast."
         )
 

@@ -31,7 +31,7 @@ class _Graphs:
     autograd sees them."""
 
     def __init__(self) -> None:
-        self._held: dict[Any, tuple[weakref.ref[torch.Tensor], ...]] = {}
+        self._edges: dict[Any, tuple[weakref.ref[torch.Tensor], ...]] = {}
         self._maps: dict[Any, RelationMap] = {}
 
     def find(
@@ -44,32 +44,32 @@ class _Graphs:
             return relation_map(edge_index.flip(0) if turned else edge_index, edge_type, *sizes)
         key = (*(id(tensor) for tensor in edges), sizes, turned)
         now = tuple(tensor._version for tensor in edges)
-        held = self._held.get(key)
-        if held is not None and all(a() is b for a, b in zip(held, edges, strict=True)):
-            found = self._maps.get((key, now))
-            if found is not None:
-                return found
-        found = relation_map(edge_index.flip(0) if turned else edge_index, edge_type, *sizes)
+        references = self._edges.get(key)
+        if references is not None and all(a() is b for a, b in zip(references, edges, strict=True)):
+            result = self._maps.get((key, now))
+            if result is not None:
+                return result
+        result = relation_map(edge_index.flip(0) if turned else edge_index, edge_type, *sizes)
         self._forget(key)
-        while len(self._held) >= _MOST:
-            self._forget(next(iter(self._held)))
+        while len(self._edges) >= _MOST:
+            self._forget(next(iter(self._edges)))
         gone = functools.partial(self._gone, key)
-        self._held[key] = tuple(weakref.ref(tensor, gone) for tensor in edges)
-        self._maps[key, now] = found
-        return found
+        self._edges[key] = tuple(weakref.ref(tensor, gone) for tensor in edges)
+        self._maps[key, now] = result
+        return result
 
     def _gone(self, key: Any, reference: weakref.ref[torch.Tensor]) -> None:
-        if reference in self._held.get(key, ()):
+        if reference in self._edges.get(key, ()):
             self._forget(key)
 
     def _forget(self, key: Any) -> None:
-        self._held.pop(key, None)
-        for old in [one for one in self._maps if one[0] == key]:
+        self._edges.pop(key, None)
+        for old in [entry for entry in self._maps if entry[0] == key]:
             self._maps.pop(old, None)
 
     def reset(self) -> None:
         """Forget the maps of all graphs."""
-        self._held.clear()
+        self._edges.clear()
         self._maps.clear()
 
     def __len__(self) -> int:
@@ -133,9 +133,9 @@ def _among_the_names_of(original: Callable[..., Any], bridged: Callable[..., Any
     """`bridged`, which uses no global name, with those of the original's module: TorchScript
     compiles the original's source under the names that it finds there."""
     names, code = original.__globals__, bridged.__code__  # type: ignore[attr-defined]
-    made = types.FunctionType(code, names, bridged.__name__, None, bridged.__closure__)  # type: ignore[attr-defined]
-    made.__defaults__ = bridged.__defaults__  # type: ignore[attr-defined]
-    return functools.update_wrapper(made, original)
+    function = types.FunctionType(code, names, bridged.__name__, None, bridged.__closure__)  # type: ignore[attr-defined]
+    function.__defaults__ = bridged.__defaults__  # type: ignore[attr-defined]
+    return functools.update_wrapper(function, original)
 
 
 def patches() -> list[Patch]:
@@ -143,8 +143,8 @@ def patches() -> list[Patch]:
     import torch_geometric
     from torch_geometric.nn import FastRGCNConv, RGCNConv
 
-    found = tuple(int(part) for part in re.findall(r"\d+", torch_geometric.__version__)[:2])
-    if found < (2, 3):
+    release = tuple(int(part) for part in re.findall(r"\d+", torch_geometric.__version__)[:2])
+    if release < (2, 3):
         raise UnsupportedError(
             f"torch_geometric {torch_geometric.__version__} is installed; the patches are written "
             f"for {_VERSIONS}. Install a newer one, or use "

@@ -49,15 +49,15 @@ class TorchsparseAdapter(Framework):
         if mode == "patch":
             from .patch import installed_profile
 
-            found, version = installed_profile()
-            wanted = profile or configured
-            if wanted not in ("auto", found):
+            installed, version = installed_profile()
+            requested = profile or configured
+            if requested not in ("auto", installed):
                 raise LifecycleError(
-                    f"profile {wanted!r} was asked for, but torchsparse {version} is installed, "
-                    f"which is profile {found!r}. Leave the profile out, or use mode='standin' "
+                    f"profile {requested!r} was asked for, but torchsparse {version} is installed, "
+                    f"which is profile {installed!r}. Leave the profile out, or use mode='standin' "
                     "before torchsparse is imported."
                 )
-            profiles.choose(found, f"torchsparse {version} is installed")
+            profiles.choose(installed, f"torchsparse {version} is installed")
         else:
             choose_profile(profiles.choose, profile, configured, _declared)
 
@@ -70,8 +70,8 @@ def _declared() -> tuple[str | None, str]:
         version = importlib.metadata.version("torchsparse")
     except importlib.metadata.PackageNotFoundError:
         return None, ""
-    found = of_version(version)
-    return found, "" if found is None else f"torchsparse {version} is installed"
+    profile = of_version(version)
+    return profile, "" if profile is None else f"torchsparse {version} is installed"
 
 
 ADAPTER = TorchsparseAdapter()

@@ -41,15 +41,15 @@ _RULES = ("spconv", "minkowski")
 class Record:
     """What a graph knows of a layer's map. handle: of the kernel map, fine to coarse."""
 
-    def __init__(self, before: Traced, after: Traced, ranges: tuple[Any, Any], handle: Any) -> None:
-        self.before, self.after, self.handle = before, after, handle
+    def __init__(self, in_sites: Traced, out_sites: Traced, ranges: tuple[Any, Any], handle: Any) -> None:
+        self.in_sites, self.out_sites, self.handle = in_sites, out_sites, handle
         self.in_range, self.out_range = ranges
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _options(release: str, config: Any) -> tuple[int, int, int]:
-    found = resolve(PROFILES[release], config)
-    return _MODES.index(found.kmap_mode), _RULES.index(found.downsample_mode), int(found.keep_tail)
+    options = resolve(PROFILES[release], config)
+    return _MODES.index(options.kmap_mode), _RULES.index(options.downsample_mode), int(options.keep_tail)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -78,11 +78,11 @@ def _layer(numbers: tuple[int, ...]) -> tuple[Profile, Any, Options]:
 
 def _build(sites: Sites, numbers: Sequence[int]) -> Made:
     """numbers: 16 of the layer, then its input's range or nothing."""
-    own, given = tuple(numbers[:16]), tuple(numbers[16:]) or None
+    own, in_range = tuple(numbers[:16]), tuple(numbers[16:]) or None
     release, layer, options = _layer(own)
     kernel, stride, padding = own[1:4], own[4:7], own[7:10]
-    out_range = shrunk_range(given, kernel, stride, padding, options.keep_tail)  # type: ignore[arg-type]
-    record = build_record(sites.coords, release, layer, given, out_range, "Conv3d", sites.store)
+    out_range = shrunk_range(in_range, kernel, stride, padding, options.keep_tail)  # type: ignore[arg-type]
+    record = build_record(sites.coords, release, layer, in_range, out_range, "Conv3d", sites.store)
     if record.out_coords is record.in_coords:
         return Made(record.kmap)
     return Made(record.kmap, Sites(record.out_coords, record.stores[1]))
@@ -104,85 +104,85 @@ coordinates.register(_GENERATIVE, _generate)
 
 def sites_of(x: Any) -> Traced:
     """The coordinates of a traced tensor."""
-    known = caches_of(x).kmaps.get((TRACED, x.stride))
-    if known is not None and known.coords is x.coords:
-        found: Traced = known
-        return found
+    cached = caches_of(x).kmaps.get((TRACED, x.stride))
+    if cached is not None and cached.coords is x.coords:
+        sites: Traced = cached
+        return sites
     return coordinates.entered(x.coords)
 
 
 def record_of(x: Any, spec: ConvSpec, key: MapKey, config: Any) -> Record:
-    """The map of a forward layer: the known one if it starts from x, or a new one."""
+    """The map of a forward layer: the cached one if it starts from x, or a new one."""
     kmaps, name = caches_of(x).kmaps, (TRACED, *key)
-    known = kmaps.get(name)
-    if known is not None and known.before.coords is x.coords:
-        found: Record = known
-        return found
+    cached = kmaps.get(name)
+    if cached is not None and cached.in_sites.coords is x.coords:
+        record: Record = cached
+        return record
     release = spec.release
-    given = range_of(x) if release.divides else None
+    in_range = range_of(x) if release.divides else None
     kernel, stride, padding = spec.kernel, spec.stride, spec.padding
     options = _options(release.name, config)
     # Graphs hold for one tensor stride; torch may have made a symbol of it.
     steps = ONE if release.divides else [operator.index(step) for step in key[0]]
     own = (_RELEASES.index(release.name), *kernel, *stride, *padding, *steps, *options)
-    numbers, before = [*own, *(given or ())], sites_of(x)
+    numbers, in_sites = [*own, *(in_range or ())], sites_of(x)
     if _keeps_sites(own):
-        handle, after = before.map(_BUILDER, numbers), before
+        handle, out_sites = in_sites.map(_BUILDER, numbers), in_sites
     else:
-        handle, after = before.new_map(_BUILDER, numbers, torch.is_grad_enabled())
-    out_range = shrunk_range(given, kernel, stride, padding, bool(options[2]))
-    record = kmaps[name] = Record(before, after, (given, out_range), handle)
+        handle, out_sites = in_sites.new_map(_BUILDER, numbers, torch.is_grad_enabled())
+    out_range = shrunk_range(in_range, kernel, stride, padding, bool(options[2]))
+    record = kmaps[name] = Record(in_sites, out_sites, (in_range, out_range), handle)
     return record
 
 
 def reverses(x: Any, key: MapKey) -> bool:
     """Whether a transposed layer on x is for the graph: it knows the map, or nobody does."""
     kmaps = caches_of(x).kmaps
-    known = kmaps.get((TRACED, *key))
-    if known is not None and known.after.coords is x.coords:
+    cached = kmaps.get((TRACED, *key))
+    if cached is not None and cached.out_sites.coords is x.coords:
         return True
-    return known is None and key not in kmaps
+    return cached is None and key not in kmaps
 
 
-def left(kmaps: Any, key: MapKey) -> records.Record | None:
+def record_from_graph(kmaps: Any, key: MapKey) -> records.Record | None:
     """What a graph put into `kmaps` under `key`, for layers outside of it."""
-    known = kmaps.get((TRACED, *key))
-    if known is None:
+    cached = kmaps.get((TRACED, *key))
+    if cached is None:
         return None
-    ends, ranges = (known.before.coords, known.after.coords), (known.in_range, known.out_range)
-    return records.Record(products.map_of(known.handle, False), *ends, *ranges)
+    ends, ranges = (cached.in_sites.coords, cached.out_sites.coords), (cached.in_range, cached.out_range)
+    return records.Record(products.map_of(cached.handle, False), *ends, *ranges)
 
 
 def earlier_record(x: Any, key: MapKey) -> Record:
     """The map of the layer that made x's coordinates. Raises MissingMapError."""
     kmaps = caches_of(x).kmaps
-    known: Record | None = kmaps.get((TRACED, *key))
-    if known is None:
+    record: Record | None = kmaps.get((TRACED, *key))
+    if record is None:
         raise MissingMapError(
             f"a transposed Conv3d at tensor stride {x.stride} needs the map of an earlier layer "
             f"with the key {key} in the same graph."
         )
-    if known.after.coords is not x.coords:
+    if record.out_sites.coords is not x.coords:
         raise MissingMapError(
             f"the map for tensor strides {key[0]} to {x.stride} does not end at the coordinates of "
             "this tensor, so a transposed Conv3d cannot reverse it."
         )
-    return known
+    return record
 
 
 def generated(x: Any, spec: ConvSpec, out_range: Sequence[int]) -> Record:
     """The map of a layer that makes new coordinates around every input."""
-    before = sites_of(x)
+    in_sites = sites_of(x)
     numbers = [_RELEASES.index(spec.release.name), *spec.kernel, *spec.stride, *out_range]
-    handle, after = before.new_map(_GENERATIVE, numbers, torch.is_grad_enabled())
-    return Record(before, after, (range_of(x), tuple(out_range)), handle)
+    handle, out_sites = in_sites.new_map(_GENERATIVE, numbers, torch.is_grad_enabled())
+    return Record(in_sites, out_sites, (range_of(x), tuple(out_range)), handle)
 
 
 def multiplied(
     feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, record: Record, form: Any, transposed: bool
 ) -> torch.Tensor:
     """The product over a record's map."""
-    sites = record.before if transposed else record.after
+    sites = record.in_sites if transposed else record.out_sites
     rows = sites.coords.shape[0]
     return products.conv(feats, weight, Epilogue(bias), record.handle, rows, form, transposed)
 
@@ -192,15 +192,15 @@ def remember(x: Any, stride: Any, sites: Traced) -> None:
     caches_of(x).kmaps[TRACED, stride] = sites
 
 
-def _items(coords: torch.Tensor, column: int, what: str) -> torch.Tensor:
+def _items(coords: torch.Tensor, column: int, caller: str) -> torch.Tensor:
     batch = coords[:, column]
     least, most = (int(bound) for bound in batch.aminmax()) if len(batch) else (0, -1)
-    return item_counts(batch, least, most, what)
+    return item_counts(batch, least, most, caller)
 
 
 define(
     "torchsparse_items",
-    "(Tensor coords, int column, str what) -> Tensor",
+    "(Tensor coords, int column, str caller) -> Tensor",
     _items,
-    lambda coords, column, what: coords.new_empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.int64),
+    lambda coords, column, caller: coords.new_empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.int64),
 )

@@ -88,25 +88,25 @@ def convolve(
     end = Epilogue(bias) if layers is None else layers.epilogue(bias)
     y: torch.Tensor | PendingConv
     if spec.pointwise:
-        kind, y, out_range = "Conv3d 1x1x1", _pointwise(feats, weight, bias, spec), range_of(x)
+        layer_type, y, out_range = "Conv3d 1x1x1", _pointwise(feats, weight, bias, spec), range_of(x)
     elif spec.generative:
-        kind = "Conv3d generative"
+        layer_type = "Conv3d generative"
         kmap, coords, out_range = _generated(x, spec, config)
         y = _multiply(feats, weight, end, kmap, spec.release)
         caches = caches_of(x)
         caches.kmaps, caches.hashmaps = {}, {}
         caches.cmaps.pop(stride, None)
     elif spec.transposed:
-        kind = "Conv3d transposed"
+        layer_type = "Conv3d transposed"
         record, out_range = _earlier_record(x, coords, spec, key)
         coords = record.in_coords
         y = _multiply(feats, weight, end, record.kmap.transposed(), spec.release)
     else:
-        kind = "Conv3d"
+        layer_type = "Conv3d"
         record = _record(x, coords, spec, key, config)
         coords, out_range = record.out_coords, record.out_range
         y = _multiply(feats, weight, end, record.kmap, spec.release)
-    note("torchsparse", kind)
+    note("torchsparse", layer_type)
     return output_of(x, spec.release, y, coords, stride, out_range)
 
 
@@ -132,13 +132,13 @@ def _traced(
     form = _TF32 if allow_tf32(spec.release, feats.device) else _IEEE
     back = spec.transposed and not spec.generative
     y = compiled.multiplied(feats, weight, bias, record, form, back)
-    sites, found = (record.before, record.in_range) if back else (record.after, record.out_range)
+    sites, spatial_range = (record.in_sites, record.in_range) if back else (record.out_sites, record.out_range)
     if spec.generative:
         caches = caches_of(x)
         caches.kmaps, caches.hashmaps = {}, {}
         caches.cmaps.pop(stride, None)
     compiled.remember(x, stride, sites)
-    return output_of(x, spec.release, y, sites.coords, stride, found)
+    return output_of(x, spec.release, y, sites.coords, stride, spatial_range)
 
 
 def _pointwise(
@@ -211,7 +211,7 @@ def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: A
     if record is not None:
         return record
     release, options = spec.release, resolve(spec.release, config)
-    given = range_of(x) if release.divides else None
+    in_range = range_of(x) if release.divides else None
     kernel, stride, padding = spec.kernel, spec.stride, spec.padding
     layer = layer_of(
         release.name,
@@ -223,8 +223,8 @@ def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: A
         options.downsample_mode,
         options.keep_tail,
     )
-    out_range = shrunk_range(given, kernel, stride, padding, options.keep_tail)
-    record = build_record(coords, release, layer, given, out_range, "Conv3d")
+    out_range = shrunk_range(in_range, kernel, stride, padding, options.keep_tail)
+    record = build_record(coords, release, layer, in_range, out_range, "Conv3d")
     kmaps[key] = entry_of(record, release)
     return record
 
@@ -262,7 +262,7 @@ def _of_graph(kmaps: Any, key: MapKey, spec: ConvSpec) -> Record | None:
     """A map that `torch.compile` made in a part of the program."""
     from . import compiled
 
-    record = compiled.left(kmaps, key)
+    record = compiled.record_from_graph(kmaps, key)
     if record is not None:
         kmaps[key] = entry_of(record, spec.release)
     return record
@@ -270,11 +270,11 @@ def _of_graph(kmaps: Any, key: MapKey, spec: ConvSpec) -> Record | None:
 
 def _missing(kmaps: Any, key: MapKey, tensor_stride: Any) -> MissingMapError:
     fine, kernel, stride, dilation = key
-    known = [other[0] for other in kmaps if other[1:] == key[1:]]
+    strides = [other[0] for other in kmaps if other[1:] == key[1:]]
     return MissingMapError(
         f"a transposed Conv3d (kernel {kernel}, stride {stride}, dilation {dilation}) at tensor "
         f"stride {tensor_stride} needs the map of an earlier layer with the same kernel, stride "
-        f"and dilation at tensor stride {fine}; there are such maps at {known}. Run the encoder "
+        f"and dilation at tensor stride {fine}; there are such maps at {strides}. Run the encoder "
         "on the same tensor first, and share its caches (`y._caches = x._caches`, or cmaps and "
         "kmaps)."
     )
@@ -298,16 +298,16 @@ def _generated_range(x: Any, spec: ConvSpec, config: Any) -> tuple[int, ...]:
             "generative layers exist with kmap_mode='hashmap' only; set it in the config: "
             "F.conv_config.get_default_conv_config().kmap_mode = 'hashmap', or a global config."
         )
-    given = range_of(x)
-    if given is None:
+    in_range = range_of(x)
+    if in_range is None:
         raise ContractError(
             "a generative Conv3d needs the tensor's spatial_range (batch, x, y, z); it limits the outputs."
         )
-    out_range = shrunk_range(given, kernel, stride, spec.padding)
+    out_range = shrunk_range(in_range, kernel, stride, spec.padding)
     assert out_range is not None
     if min(out_range[1:]) < 1:
         raise CoordinateError(
-            f"kernel {kernel} with stride {stride} leaves nothing of spatial_range {given}: "
+            f"kernel {kernel} with stride {stride} leaves nothing of spatial_range {in_range}: "
             f"{out_range}. torchsparse limits generated sites to that smaller range; give a "
             "larger one."
         )
@@ -329,8 +329,8 @@ def expected(layer: Any) -> Iterator[Expected]:
     """What a `torchsparse.nn.Conv3d` will ask the engine to multiply."""
     single = math.prod(layer.stride) == 1
     odd = all(size % 2 for size in layer.kernel_size) and single
-    known = single or layer.transposed
-    strided = None if known else new_coordinates(layer.kernel_size, layer.stride)
+    unstrided = single or layer.transposed
+    strided = None if unstrided else new_coordinates(layer.kernel_size, layer.stride)
     tf32 = allow_tf32(peek(), layer.kernel.device)
     return of_kernel(layer, odd, tf32, strided, layer.transposed)
 

@@ -113,13 +113,13 @@ def layer_of(
         return _old_layer(release, kernel, stride, tensor_stride)
     strided = max(stride) > 1
     centred = tuple((k - 1) // 2 for k in kernel)
-    one = (1, 1, 1)
+    unit_step = (1, 1, 1)
     by_hash = kmap_mode == "hashmap"
     if not strided:
         odd = math.prod(kernel) % 2 == 1
         anchor = centred if by_hash or odd else (0, 0, 0)
-        return Layer(core_offsets(_shifted(kernel, anchor, one)), one, None, odd and not by_hash)
-    offsets = core_offsets(_shifted(kernel, centred if by_hash else padding, one))
+        return Layer(core_offsets(_shifted(kernel, anchor, unit_step)), unit_step, None, odd and not by_hash)
+    offsets = core_offsets(_shifted(kernel, centred if by_hash else padding, unit_step))
     tiled = all(s in (1, k) for s, k in zip(stride, kernel, strict=True))
     if by_hash and (tiled or downsample_mode == "minkowski"):
         return Layer(offsets, stride[::-1], Sites("floor", kernel, stride))
@@ -128,20 +128,20 @@ def layer_of(
 
 def _old_layer(release: str, kernel: Triple, stride: Triple, tensor_stride: Triple) -> Layer:
     """Coordinates stay at the input's resolution, so offsets grow with the tensor stride."""
-    one = (1, 1, 1)
+    unit_step = (1, 1, 1)
     shifts = kernel_offsets(kernel, tensor_stride)
     if max(stride) == 1:
-        return Layer(core_offsets(shifts), one, None)
+        return Layer(core_offsets(shifts), unit_step, None)
     cell: Triple = tuple(t * s for t, s in zip(tensor_stride, stride, strict=True))  # type: ignore[assignment]
     if all(s in (1, k) for s, k in zip(stride, kernel, strict=True)):
         sites = Sites("cells", kernel, stride, cell=cell, truncate=release == "2.0")
-        return Layer(core_offsets(shifts), one, sites)
+        return Layer(core_offsets(shifts), unit_step, sites)
     reached = shifts
     if release == "2.0" and math.prod(kernel) % 2 == 0:
         # Its candidates for even kernels start at 0, although its map is as ever.
         reached = _shifted(kernel, (0, 0, 0), tensor_stride)
     sites = Sites("reached", kernel, stride, cell=cell, shifts=tuple(reached))
-    return Layer(core_offsets(shifts), one, sites)
+    return Layer(core_offsets(shifts), unit_step, sites)
 
 
 def _check(kernel: Triple, stride: Triple, padding: Triple) -> None:

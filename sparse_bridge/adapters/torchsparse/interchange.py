@@ -43,7 +43,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
     if data.dimension != 3:
         raise GeometryError(f"torchsparse has three axes, the data {data.dimension}.")
     try:
-        kind = importlib.import_module("torchsparse.tensor").SparseTensor
+        tensor_class = importlib.import_module("torchsparse.tensor").SparseTensor
     except ImportError as error:
         raise LifecycleError(
             "torchsparse is neither installed nor enabled; call sparse_bridge.enable('torchsparse')."
@@ -56,7 +56,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
         coords = (coords * steps)[:, [1, 2, 3, 0]].contiguous()
     if like is not None and stride == like.stride and same_rows(coords, like.coords):
         coords = like.coords
-    out = kind(data.feats, coords, stride)
+    out = tensor_class(data.feats, coords, stride)
     if data.spatial_shape is not None and data.batch_size is not None and release.divides:
         out.spatial_range = (data.batch_size, *data.spatial_shape)
     if like is not None and coords is like.coords:

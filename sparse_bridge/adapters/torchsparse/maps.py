@@ -110,10 +110,10 @@ def coordinate_map(
     def build() -> CoordinateMap:
         grid = _grid_of(spatial_range)
         if grid is not None:
-            found = CoordinateMap(core_rows(coords, profile), grid)
-            announce(store, found, "range")
-            if found.alive is None:
-                return found
+            cmap = CoordinateMap(core_rows(coords, profile), grid)
+            announce(store, cmap, "range")
+            if cmap.alive is None:
+                return cmap
         if coords.shape[0] == 0 or store.peek("bounds") is not None:
             box = core_box(bounds_of(store, coords, profile))
             return CoordinateMap(core_rows(coords, profile), box)
@@ -133,7 +133,7 @@ def _outside(bounds: Bounds, spatial_range: Range) -> str | None:
     return None
 
 
-def check_range(store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range, what: str) -> bool:
+def check_range(store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range, caller: str) -> bool:
     """Whether all rows lie in `spatial_range`.
 
     False only for a range that a layer here gave the rows (even kernels shrink it although the
@@ -145,11 +145,11 @@ def check_range(store: MapStore, coords: torch.Tensor, profile: Profile, spatial
     wrong = _outside(bounds_of(store, coords, profile), spatial_range)
     if wrong is None:
         return True
-    whole = store.get(("shrunk", spatial_range[:4]), tuple)
-    if whole == _OURS or (whole and _outside(bounds_of(store, coords, profile), whole) is None):
+    original = store.get(("shrunk", spatial_range[:4]), tuple)
+    if original == _OURS or (original and _outside(bounds_of(store, coords, profile), original) is None):
         return False
     raise CoordinateError(
-        f"{what}: {wrong} by spatial_range {tuple(spatial_range)} (batch, x, y, z). Correct the "
+        f"{caller}: {wrong} by spatial_range {tuple(spatial_range)} (batch, x, y, z). Correct the "
         "range, drop such rows, or give no range."
     )
 
@@ -183,18 +183,22 @@ class Units(NamedTuple):
 
 
 def strided_level(
-    sites: Sites, x: CoordinateMap, store: MapStore, known: Callable[[], Bounds], spatial_range: Sequence[int] | None
+    sites: Sites,
+    x: CoordinateMap,
+    store: MapStore,
+    get_bounds: Callable[[], Bounds],
+    spatial_range: Sequence[int] | None,
 ) -> Level:
     """The outputs of a strided layer, in ascending order.
 
-    x: live rows take part; store: of x.  known: bounds of its rows, exact where `spatial_range` is
+    x: live rows take part; store: of x.  get_bounds: of its rows, exact where `spatial_range` is
     None; they may have to be waited for.
     """
-    bounds = None if x.unbounded and not sites.truncate else known()
+    bounds = None if x.unbounded and not sites.truncate else get_bounds()
     if bounds is not None and truncated(sites, bounds):
         rows = cell_rows(sites, x.coords if x.alive is None else x.coords[x.alive >= 0])
-        made = map_builder.distinct(rows, core_box(truncated_bounds(bounds)))
-        return Level(made, MapStore(made))
+        cmap = map_builder.distinct(rows, core_box(truncated_bounds(bounds)))
+        return Level(cmap, MapStore(cmap))
     scale: Steps = (1, 1, 1)
     units: Units | None = store.peek("units")
     if units is not None and sites.kind == "cells":
@@ -213,18 +217,18 @@ def strided_level(
         output = rule if x.n_rows == 0 or rule.output_box(x.extent) is box else box
     built = request(store, x, MapRequest("strided", reach.offsets, reach.step, output, "sorted"))
     assert built.coords is not None and built.store is not None
-    found, exact = reach_bounds(sites, bounds or known(), spatial_range)
+    out_bounds, exact = reach_bounds(sites, bounds or get_bounds(), spatial_range)
     if max(reach.scale) > 1 or max(scale) > 1:
         offsets = [[c * s for c, s in zip(o, scale, strict=True)] for o in reach.offsets.values]
         scale = tuple(a * b for a, b in zip(reach.scale, scale, strict=True))
-        made = _scaled(built.coords, scale)
-        made_store = MapStore(made)
-        made_store.put("units", Units(scale, built.coords, built.store))
-        return Level(made, made_store, built.kmap, (Offsets.of(offsets), (1, 1, 1)))
+        cmap = _scaled(built.coords, scale)
+        cmap_store = MapStore(cmap)
+        cmap_store.put("units", Units(scale, built.coords, built.store))
+        return Level(cmap, cmap_store, built.kmap, (Offsets.of(offsets), (1, 1, 1)))
     if spatial_range is None and exact:
-        built.store.put("bounds", found)
+        built.store.put("bounds", out_bounds)
         if built.coords.tight is None and built.coords.n_rows:
-            built.coords.tight = core_box(found)
+            built.coords.tight = core_box(out_bounds)
     return Level(built.coords, built.store, built.kmap, (reach.offsets, reach.step))
 
 
@@ -233,9 +237,9 @@ def _scaled(cmap: CoordinateMap, scale: tuple[int, ...]) -> CoordinateMap:
     factor, box = (1, *scale), cmap.box
     lo = tuple(c * f for c, f in zip(box.lo, factor, strict=True))
     size = tuple(max(0, (n - 1) * f + 1) for n, f in zip(box.size, factor, strict=True))
-    made = CoordinateMap(cmap.coords * constant(factor, cmap.device), Box.spanning(lo, size))
-    made.adopt()
-    return made
+    scaled = CoordinateMap(cmap.coords * constant(factor, cmap.device), Box.spanning(lo, size))
+    scaled.adopt()
+    return scaled
 
 
 def generated_level(x: CoordinateMap, store: MapStore, kernel: Range, stride: Range, out_range: Sequence[int]) -> Level:
@@ -248,18 +252,18 @@ def generated_level(x: CoordinateMap, store: MapStore, kernel: Range, stride: Ra
     back = Offsets.of([tuple(-c for c in offset) for offset in offsets.values])
     if min(low[1:]) < 0 or any(h > m for h, m in zip(high[1:], most, strict=True)):
         rows = clamped_rows(x.coords, kernel, stride, out_range)  # type: ignore[arg-type]
-        made = map_builder.distinct(rows, box)
-        level = Level(made, MapStore(made))
+        cmap = map_builder.distinct(rows, box)
+        level = Level(cmap, MapStore(cmap))
     else:
         falls_out = set(back.values) == set(offsets.values)
-        asked = MapRequest("generative", back if falls_out else offsets, stride[::-1], box, "sorted")
-        built = request(store, x, asked)
+        map_request = MapRequest("generative", back if falls_out else offsets, stride[::-1], box, "sorted")
+        built = request(store, x, map_request)
         assert built.coords is not None and built.store is not None
         level = Level(built.coords, built.store, built.kmap if falls_out else None)
     kmap = level.kmap
     if kmap is None:
-        asked = MapRequest("between", back, stride[::-1], x)
-        kmap = request(level.store, level.coords, asked).kmap.transposed()
+        map_request = MapRequest("between", back, stride[::-1], x)
+        kmap = request(level.store, level.coords, map_request).kmap.transposed()
     return level._replace(kmap=kmap.of_first_rows())
 
 
@@ -269,7 +273,7 @@ def build_record(
     layer: Layer,
     spatial_range: Range | None,
     out_range: Range | None,
-    what: str,
+    caller: str,
     store: MapStore | None = None,
 ) -> Record:
     """The map of `layer` on `coords`, shared by all layers of this geometry on this tensor.
@@ -277,40 +281,40 @@ def build_record(
     store: of the maps over `coords`, where the tensor does not say it."""
     store = map_cache.store_of(coords) if store is None else store
     if layer.sites is None:
-        asked = MapRequest("submanifold", layer.offsets)
-        kmap = request(store, lambda: coordinate_map(store, coords, profile, spatial_range), asked).kmap
+        map_request = MapRequest("submanifold", layer.offsets)
+        kmap = request(store, lambda: coordinate_map(store, coords, profile, spatial_range), map_request).kmap
         kmap = among_themselves(kmap, layer)
         if out_range is not None and spatial_range is not None and out_range != spatial_range[:4]:
-            before = store.get(("shrunk", spatial_range[:4]), tuple)
-            store.put(("shrunk", out_range), before or spatial_range[:4])
+            earlier_range = store.get(("shrunk", spatial_range[:4]), tuple)
+            store.put(("shrunk", out_range), earlier_range or spatial_range[:4])
         return Record(kmap, coords, coords, spatial_range, out_range, (store,))
     sites = layer.sites
 
     def strided() -> tuple[torch.Tensor, MapStore, KernelMap]:
-        x, x_store, known = _source(store, coords, profile, spatial_range, what)
-        level = strided_level(sites, x, x_store, known, spatial_range)
+        x, x_store, get_bounds = _source(store, coords, profile, spatial_range, caller)
+        level = strided_level(sites, x, x_store, get_bounds, spatial_range)
         kmap = level.kmap
         if kmap is None or level.gathers != (layer.offsets, layer.step):
-            asked = MapRequest("between", layer.offsets, layer.step, level.coords)
-            kmap = request(x_store, x, asked).kmap
+            map_request = MapRequest("between", layer.offsets, layer.step, level.coords)
+            kmap = request(x_store, x, map_request).kmap
         return as_tensor(level, profile), level.store, kmap.of_first_rows()
 
     key = ("map", layer, None if spatial_range is None else spatial_range[:4])
-    out_coords, out_store, kmap = store.get(key, strided, lambda made: made[0])
+    out_coords, out_store, kmap = store.get(key, strided, lambda built: built[0])
     if out_range is not None:
         out_store.put(("shrunk", out_range), _OURS)
     return Record(kmap, coords, out_coords, spatial_range, out_range, (store, out_store))
 
 
 def _source(
-    store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range | None, what: str
+    store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range | None, caller: str
 ) -> tuple[CoordinateMap, MapStore, Callable[[], Bounds]]:
     """Inputs of a strided layer, the store of their maps and their bounds, for which one may have
     to wait; rows outside the range are dead."""
     if spatial_range is None:
         cmap = coordinate_map(store, coords, profile)
         return cmap, store, lambda: bounds_of(store, coords, profile)
-    if check_range(store, coords, profile, spatial_range, what):
+    if check_range(store, coords, profile, spatial_range, caller):
         cmap = coordinate_map(store, coords, profile)
         return cmap, store, lambda: box_bounds(cmap.box)
     bounds = bounds_of(store, coords, profile)

@@ -65,7 +65,7 @@ def patches() -> list[Patch]:
     def seam(owner: Any, name: str, replacement: Any, reason: str, wraps: bool = False) -> Patch:
         return Patch(owner, name, replacement, reason, _VERSIONS, wraps)
 
-    found = [
+    seams = [
         seam(functional, "conv3d", _convolution, "all convolutions", wraps=True),
         *(
             seam(functional, name, getattr(points, name), "point-voxel operators on every device")
@@ -75,6 +75,6 @@ def patches() -> list[Patch]:
     ]
     if release == "2.1":
         why = "its dense grids need a GPU"
-        found.append(seam(sys.modules["torchsparse.utils"], "to_dense", dense.to_dense, why))
-        found.append(seam(sys.modules["torchsparse.tensor"].SparseTensor, "dense", _dense, why))
-    return found
+        seams.append(seam(sys.modules["torchsparse.utils"], "to_dense", dense.to_dense, why))
+        seams.append(seam(sys.modules["torchsparse.tensor"].SparseTensor, "dense", _dense, why))
+    return seams

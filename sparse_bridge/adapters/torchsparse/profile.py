@@ -117,8 +117,8 @@ def current() -> Profile:
         return settled
 
 
-def saw_old_signature(what: str) -> Profile:
-    """`what` is a call that only the signatures of 1.4 and 2.0 allow: where nothing was chosen,
+def saw_old_signature(call: str) -> Profile:
+    """`call` is one that only the signatures of 1.4 and 2.0 allow: where nothing was chosen,
     that decides.
 
     Raises SignatureError when 2.1 was chosen or has been worked with already.
@@ -130,19 +130,19 @@ def saw_old_signature(what: str) -> Profile:
             return PROFILES[name]
         if settled is not None:
             raise SignatureError(
-                f"{what}, as torchsparse 1.4 and 2.0 take it, but the process runs with profile "
+                f"{call}, as torchsparse 1.4 and 2.0 take it, but the process runs with profile "
                 f"{name} ({_reason or 'the default, and tensors were processed with it'}). Say "
                 "which release the project is written for: enable('torchsparse', profile='1.4'), "
                 "or SPARSE_BRIDGE_ENABLE=torchsparse_profile=1.4."
             )
-        _chosen, _reason, settled = _OLD, f"detected: {what}", PROFILES[_OLD]
+        _chosen, _reason, settled = _OLD, f"detected: {call}", PROFILES[_OLD]
     inherited.renew()
     logger.log(
         logging.WARNING,
         "torchsparse profile %s was detected (%s). Set it with enable('torchsparse', profile=%r) "
         "or SPARSE_BRIDGE_ENABLE=torchsparse_profile=%s, so that worker processes agree.",
         _OLD,
-        what,
+        call,
         _OLD,
         _OLD,
     )
@@ -164,26 +164,26 @@ def describe() -> str:
     return f"profile {name} ({reason}), coordinates {layout}"
 
 
-def bind(what: str, names: tuple[str, ...], given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+def bind(caller: str, names: tuple[str, ...], positional: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name: positional ones in the order of `names`, then keywords.
 
     Raises SignatureError, a TypeError, for too many, repeated or unknown ones.
     """
-    if not given and keywords.keys() <= set(names):
+    if not positional and keywords.keys() <= set(names):
         return keywords
     release = peek().name
-    if len(given) > len(names):
+    if len(positional) > len(names):
         raise SignatureError(
-            f"{what} takes {len(names)} more positional arguments in torchsparse {release} "
-            f"({', '.join(names)}), got {len(given)}."
+            f"{caller} takes {len(names)} more positional arguments in torchsparse {release} "
+            f"({', '.join(names)}), got {len(positional)}."
         )
-    bound = dict(zip(names, given, strict=False))
+    bound = dict(zip(names, positional, strict=False))
     for name, value in keywords.items():
         if name in bound:
-            raise SignatureError(f"{what} got {name!r} twice, by position and by name.")
+            raise SignatureError(f"{caller} got {name!r} twice, by position and by name.")
         if name not in names:
             raise SignatureError(
-                f"{what} has no argument {name!r} in torchsparse {release}; it takes "
+                f"{caller} has no argument {name!r} in torchsparse {release}; it takes "
                 f"{', '.join(names)}. If the project is written for another release, name it: "
                 "enable('torchsparse', profile=...)."
             )

@@ -23,8 +23,8 @@ from .tensors import alone, caches_of, output_of, range_of, with_feats
 class _Torchsparse(TensorProtocol):
     def features_of(self, x: Any) -> torch.Tensor | None:
         """Of a `SparseTensor` or a `PointTensor`, which knows them as F alone."""
-        found = getattr(x, "F", None)
-        return found if isinstance(found, torch.Tensor) else None
+        features = getattr(x, "F", None)
+        return features if isinstance(features, torch.Tensor) else None
 
     def coordinates_of(self, x: Any) -> torch.Tensor:
         coords: torch.Tensor = x.C
@@ -36,10 +36,10 @@ class _Torchsparse(TensorProtocol):
     def describe(self, layer: Any) -> LayerFacts | None:
         if not hasattr(layer, "kernel_size"):
             return None
-        kind = "transposed" if getattr(layer, "transposed", False) else ""
-        kind = "generative" if getattr(layer, "generative", False) else kind
+        category = "transposed" if getattr(layer, "transposed", False) else ""
+        category = "generative" if getattr(layer, "generative", False) else category
         axes = [size if isinstance(size, tuple) else (size,) * 3 for size in (layer.kernel_size, layer.stride)]
-        return LayerFacts.of_sizes(kind, *axes)
+        return LayerFacts.of_sizes(category, *axes)
 
     def capture_root(self, x: Any) -> Root | None:
         caches = caches_of(x)
@@ -66,9 +66,9 @@ class _Torchsparse(TensorProtocol):
 
     def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
         caches = caches_of(y)
-        late = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
-        if late and not isinstance(caches.kmaps, LateMaps):
-            caches.kmaps = LateMaps(late, lambda: caches_of(recover()).kmaps)
+        late_keys = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
+        if late_keys and not isinstance(caches.kmaps, LateMaps):
+            caches.kmaps = LateMaps(late_keys, lambda: caches_of(recover()).kmaps)
 
     def switches(self) -> Hashable:
         profile = _profile()

@@ -57,8 +57,8 @@ class Record:
 
     def starts_from(self, coords: torch.Tensor) -> bool:
         """The map was built for these coordinates."""
-        known = self.in_coords
-        return (coords is known or same_rows(known, coords)) and _version(known) == self.version
+        own = self.in_coords
+        return (coords is own or same_rows(own, coords)) and _version(own) == self.version
 
     def ends_at(self, coords: torch.Tensor) -> bool:
         """The map's outputs are these coordinates."""
@@ -138,26 +138,26 @@ class MapList(Sequence):
         self.record = record
         self._items: list[Any] | None = None
 
-    def _made(self) -> list[Any]:
+    def _materialized(self) -> list[Any]:
         if self._items is None:
             kmap = self.record.kmap
             self._items = [*pair_tensors(kmap), (kmap.n_in, kmap.n_out)]
         return self._items
 
     def __getitem__(self, index: Any) -> Any:
-        return self._made()[index]
+        return self._materialized()[index]
 
     def __len__(self) -> int:
         return 3
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._made())
+        return iter(self._materialized())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MapList:
         return self
 
     def __reduce__(self) -> Any:
-        return list, (list(self._made()),)
+        return list, (list(self._materialized()),)
 
 
 def entry_of(record: Record, profile: Profile) -> MapDict | MapList:

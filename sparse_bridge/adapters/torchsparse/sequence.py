@@ -57,10 +57,10 @@ def expected(container: nn.Module) -> Iterator[Expected]:
     for index, layer in enumerate(children):
         following = layers_after(children, index + 1) if hooks.inference() and _bare(layer) else None
         if following is not None:
-            for one in conv.expected(layer):
-                if one.pointwise:
+            for product in conv.expected(layer):
+                if product.pointwise:
                     continue
-                yield dataclasses.replace(one, epilogue=following.epilogue(one.epilogue.bias))
+                yield dataclasses.replace(product, epilogue=following.epilogue(product.epilogue.bias))
 
 
 def _run(children: Sequence[Any], x: Any) -> Any:
@@ -90,11 +90,11 @@ def layers_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers | N
         return None
     if not foldable(norm):
         return None
-    after = modules[index + 1] if index + 1 < len(modules) else None
-    known = None if after is None else activation_of(after)
-    if known is None or after is None or not (_own(after, nn.Module) and hooks.plain(after)):
+    following = modules[index + 1] if index + 1 < len(modules) else None
+    activation = None if following is None else activation_of(following)
+    if activation is None or following is None or not (_own(following, nn.Module) and hooks.plain(following)):
         return EpilogueLayers(norm)
-    return EpilogueLayers(norm, *known)
+    return EpilogueLayers(norm, *activation)
 
 
 def _bare(module: nn.Module) -> bool:
@@ -103,7 +103,7 @@ def _bare(module: nn.Module) -> bool:
     return convolves is not None and convolves(module) and hooks.plain(module)
 
 
-def _own(module: nn.Module, torch_kind: type[nn.Module]) -> bool:
+def _own(module: nn.Module, torch_class: type[nn.Module]) -> bool:
     """Whether the class is the framework's, and so is its forward."""
-    kind = type(module)
-    return is_layer(module, torch_kind) and kind.forward.__module__ == kind.__module__
+    module_class = type(module)
+    return is_layer(module, torch_class) and module_class.forward.__module__ == module_class.__module__

@@ -21,7 +21,7 @@ _FUNCTION = {
 }
 
 
-def _decide(what: str, arguments: tuple[Any, ...], old_flag: int) -> Profile:
+def _decide(caller: str, arguments: tuple[Any, ...], old_flag: int) -> Profile:
     """The profile, corrected by a bool where 2.1 has a number, or the other way round.
 
     old_flag: index among `arguments` of the first bool in the old signature.
@@ -31,10 +31,10 @@ def _decide(what: str, arguments: tuple[Any, ...], old_flag: int) -> Profile:
         return release
     is_old = isinstance(arguments[old_flag], bool)
     if release.batch_first and is_old:
-        return profiles.saw_old_signature(f"{what} got a bool at argument {old_flag + 5}")
+        return profiles.saw_old_signature(f"{caller} got a bool at argument {old_flag + 5}")
     if not release.batch_first and not is_old:
         raise SignatureError(
-            f"{what} got {arguments[old_flag]!r} at argument {old_flag + 5}, where torchsparse "
+            f"{caller} got {arguments[old_flag]!r} at argument {old_flag + 5}, where torchsparse "
             f"{release.name} takes a bool; in 2.1 a number stands there. If the project is written "
             "for 2.1, say enable('torchsparse', profile='2.1')."
         )
@@ -66,7 +66,7 @@ def conv3d_arguments(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> di
 
 
 def coords_arguments(
-    what: str, names: tuple[str, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    caller: str, names: tuple[str, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments by name of a function whose first one is coordinates: `_coords` in 2.1, `coords`
     before; either is taken.
@@ -75,10 +75,10 @@ def coords_arguments(
     """
     if "coords" in keywords:
         if "_coords" in keywords or arguments:
-            raise SignatureError(f"{what} got its coordinates twice.")
+            raise SignatureError(f"{caller} got its coordinates twice.")
         keywords = {"_coords": keywords["coords"], **keywords}
         del keywords["coords"]
-    bound = bind(what, ("_coords", *names), arguments, keywords)
+    bound = bind(caller, ("_coords", *names), arguments, keywords)
     if "_coords" not in bound:
-        raise SignatureError(f"{what} needs coordinates, int32 [N, 4], as its first argument.")
+        raise SignatureError(f"{caller} needs coordinates, int32 [N, 4], as its first argument.")
     return {"coords": bound.pop("_coords"), **bound}

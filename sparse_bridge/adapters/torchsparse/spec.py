@@ -56,15 +56,15 @@ class ConvSpec:
 
         The key is that of the forward layer: it starts with the finer one. Raises ShapeError.
         """
-        here = triple(tensor_stride, "the tensor stride")
-        found = self.levels.get(here)
-        if found is None:
-            pairs = zip(here, self.stride, strict=True)
-            there: Any = tuple(t // s if self.transposed else t * s for t, s in pairs)
-            fine = there if self.transposed else here
-            found = there, (fine, self.kernel, self.stride, self.dilation)
-            self.levels[here] = found
-        return found
+        in_stride = triple(tensor_stride, "the tensor stride")
+        entry = self.levels.get(in_stride)
+        if entry is None:
+            pairs = zip(in_stride, self.stride, strict=True)
+            out_stride: Any = tuple(t // s if self.transposed else t * s for t, s in pairs)
+            fine = out_stride if self.transposed else in_stride
+            entry = out_stride, (fine, self.kernel, self.stride, self.dilation)
+            self.levels[in_stride] = entry
+        return entry
 
 
 def spec_of(kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, generative: bool) -> ConvSpec:
@@ -73,16 +73,16 @@ def spec_of(kernel_size: Any, stride: Any, padding: Any, dilation: Any, transpos
     Raises ShapeError, and ContractError for a generative layer that is not transposed.
     """
     release = profiles.settled or profiles.current()
-    given = kernel_size, stride, padding, dilation
+    arguments = kernel_size, stride, padding, dilation
     # compilers trace what is cached, and warn of the cache
     spec = _spec.__wrapped__ if torch.compiler.is_compiling() else _spec
     try:
-        if torch.Tensor not in [type(value) for value in given]:
-            return spec(release, *given, transposed, generative)
+        if torch.Tensor not in [type(value) for value in arguments]:
+            return spec(release, *arguments, transposed, generative)
     except TypeError:  # lists are not hashable
         pass
     names = "kernel_size", "stride", "padding", "dilation"
-    triples = [triple(value, name) for value, name in zip(given, names, strict=True)]
+    triples = [triple(value, name) for value, name in zip(arguments, names, strict=True)]
     return spec(release, *triples, transposed, generative)
 
 

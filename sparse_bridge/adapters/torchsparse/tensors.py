@@ -25,18 +25,18 @@ __all__ = [
 ]
 
 
-def _tensor_class(kind: Any) -> Any:
+def _tensor_class(subclass: Any) -> Any:
     """The framework's own SparseTensor behind a subclass of it."""
-    for base in kind.__mro__:
+    for base in subclass.__mro__:
         if base.__name__ == "SparseTensor" and base.__module__.partition(".")[0] == "torchsparse":
             return base
-    return kind
+    return subclass
 
 
 def range_of(x: Any) -> tuple[int, ...] | None:
     """`spatial_range` as a tuple; None where the release has none."""
-    found = getattr(x, "spatial_range", None)
-    return None if found is None else tuple(found)
+    spatial_range = getattr(x, "spatial_range", None)
+    return None if spatial_range is None else tuple(spatial_range)
 
 
 def caches_of(x: Any) -> Any:
@@ -51,14 +51,14 @@ def make_like(
     stride: Triple,
     spatial_range: tuple[int, ...] | None = None,
 ) -> Any:
-    """A SparseTensor of x's kind that shares x's caches."""
+    """A SparseTensor of x's class that shares x's caches."""
     own = getattr(x.__class__, "_own", None)
     if own is not None:  # the stand-in's: nothing to convert
-        return own._made(feats, coords, stride, spatial_range, x._caches)
-    kind = _tensor_class(x.__class__)
+        return own._of_parts(feats, coords, stride, spatial_range, x._caches)
+    tensor_class = _tensor_class(x.__class__)
     if type(feats) is PendingConv:
         feats = features_of(feats)
-    out = kind(feats, coords, stride)
+    out = tensor_class(feats, coords, stride)
     if hasattr(out, "spatial_range"):
         out.spatial_range = spatial_range
     if hasattr(x, "_caches"):
@@ -82,7 +82,7 @@ def with_feats(x: Any, feats: torch.Tensor | PendingConv) -> Any:
     """A tensor with other features [N, C]; everything else is x's."""
     own = getattr(x.__class__, "_own", None)
     if own is not None:  # the stand-in's
-        return own._made(feats, x.coords, x.stride, range_of(x), x._caches)
+        return own._of_parts(feats, x.coords, x.stride, range_of(x), x._caches)
     return make_like(x, feats, x.coords, x.stride, range_of(x))
 
 
@@ -107,53 +107,54 @@ def output_of(
     return make_like(x, feats, coords, stride, spatial_range)
 
 
-def check_coords(coords: Any, what: str) -> torch.Tensor:
+def check_coords(coords: Any, caller: str) -> torch.Tensor:
     """`coords` if they are int32 [N, 4] in a tensor. Raises DataTypeError, ShapeError."""
     if not isinstance(coords, torch.Tensor):
         raise DataTypeError(
-            f"{what} got coordinates in a {type(coords).__name__}; expected a tensor (numpy arrays "
+            f"{caller} got coordinates in a {type(coords).__name__}; expected a tensor (numpy arrays "
             "become tensors in sparse_collate)."
         )
     if coords.ndim != 2 or coords.shape[1] != 4:
-        raise ShapeError(f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4].")
+        raise ShapeError(f"{caller} got coordinates of shape {list(coords.shape)}; expected [N, 4].")
     if coords.dtype != torch.int32:
-        raise DataTypeError(f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
+        raise DataTypeError(f"{caller} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
     return coords
 
 
-def check_pair(feats: torch.Tensor, coords: Any, what: str) -> torch.Tensor:
+def check_pair(feats: torch.Tensor, coords: Any, caller: str) -> torch.Tensor:
     """`coords` if they are int32 [N, 4] beside features [N, C]. Raises DataTypeError, ShapeError,
     DeviceError."""
-    coords = check_coords(coords, what)
+    coords = check_coords(coords, caller)
     if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
         raise ShapeError(
-            f"{what} got features {list(feats.shape)} for coordinates {list(coords.shape)}; expected [N, C] and [N, 4]."
+            f"{caller} got features {list(feats.shape)} for coordinates {list(coords.shape)}; "
+            "expected [N, C] and [N, 4]."
         )
     if feats.device != coords.device:
         raise DeviceError(
-            f"{what} got features on {feats.device} and coordinates on {coords.device}; move both to one device."
+            f"{caller} got features on {feats.device} and coordinates on {coords.device}; move both to one device."
         )
     return coords
 
 
-def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
+def check_input(x: Any, caller: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(features [N, C], coordinates [N, 4]). Raises DataTypeError, ShapeError, DeviceError."""
     try:
         feats, coords = x.feats, x.coords
     except AttributeError:
-        raise DataTypeError(f"{what} takes a torchsparse.SparseTensor, got {type(x).__name__}.") from None
+        raise DataTypeError(f"{caller} takes a torchsparse.SparseTensor, got {type(x).__name__}.") from None
     if type(feats) is not torch.Tensor:
         feats = materialize(feats)
     if not isinstance(feats, torch.Tensor):
         raise DataTypeError(
-            f"{what} got features in a {type(feats).__name__}; expected a tensor (numpy arrays "
+            f"{caller} got features in a {type(feats).__name__}; expected a tensor (numpy arrays "
             "become tensors in sparse_collate)."
         )
-    check_pair(feats, coords, what)
+    check_pair(feats, coords, caller)
     return feats, coords
 
 
-def item_counts(batch: torch.Tensor, least: int, most: int, what: str) -> torch.Tensor:
+def item_counts(batch: torch.Tensor, least: int, most: int, caller: str) -> torch.Tensor:
     """Rows of every batch item, int64 [most + 1]. batch: the indices, between least and most.
 
     Raises: ShapeError (no rows), CoordinateError (a negative index; in a pool for maxima, an item
@@ -161,13 +162,13 @@ def item_counts(batch: torch.Tensor, least: int, most: int, what: str) -> torch.
     """
     if batch.shape[0] == 0:
         raise ShapeError(
-            f"{what} got a tensor without rows, so it cannot tell how many batch items there are; "
+            f"{caller} got a tensor without rows, so it cannot tell how many batch items there are; "
             "leave such batches out."
         )
     if least < 0:
-        raise CoordinateError(f"{what} got the batch index {least}; expected 0 or more.")
+        raise CoordinateError(f"{caller} got the batch index {least}; expected 0 or more.")
     counts = torch.bincount(batch.long(), minlength=most + 1)
-    if what == "GlobalMaxPool" and not bool(counts.all()):
+    if caller == "GlobalMaxPool" and not bool(counts.all()):
         item = int((counts == 0).nonzero()[0])
-        raise CoordinateError(f"{what}: batch item {item} has no rows, hence no maximum.")
+        raise CoordinateError(f"{caller}: batch item {item} has no rows, hence no maximum.")
     return counts

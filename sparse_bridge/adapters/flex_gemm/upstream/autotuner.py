@@ -68,8 +68,8 @@ def path_of_environment() -> str:
 def _switch(name: str, default: Any) -> Any:
     """A constant of `flex_gemm` (1.x) or `flex_gemm.config`; of two the one that was assigned."""
     modules = map(sys.modules.get, ("flex_gemm", "flex_gemm.config"))
-    held = [vars(one)[name] for one in modules if one is not None and name in vars(one)]
-    return next((one for one in held if one != default), default)
+    values = [vars(module)[name] for module in modules if module is not None and name in vars(module)]
+    return next((value for value in values if value != default), default)
 
 
 def _default_path() -> pathlib.Path:
@@ -82,8 +82,8 @@ def _begin() -> None:
     global _begun
     if not _begun and _switch("USE_AUTOTUNE_CACHE", True):
         _begun = True
-        found = _read(_default_path())
-        _cache.update({**found, **_cache})
+        stored = _read(_default_path())
+        _cache.update({**stored, **_cache})
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
@@ -136,11 +136,11 @@ def get_autotune_config(
     """The configurations of the current GPU: by a part of its name, else by its platform, "cuda" or
     "hip", else the default. Raises ArgumentValueError where there is none."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    kind = "hip" if torch.version.hip else "cuda"
-    for table, asked in ((device, name), (platform, kind)):
+    platform_name = "hip" if torch.version.hip else "cuda"
+    for table, label in ((device, name), (platform, platform_name)):
         for part, configs in (table or {}).items():
-            if part.lower() in asked.lower():
+            if part.lower() in label.lower():
                 return configs
     if default is None:
-        raise ArgumentValueError(f"no configurations for {name} ({kind}), and no default.")
+        raise ArgumentValueError(f"no configurations for {name} ({platform_name}), and no default.")
     return default

@@ -34,8 +34,8 @@ def refused(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _numbers(what: str, given: tuple[int, ...], count: int) -> Ints:
-    return shape_entries(given, count, f"{count} integers", f"what follows the tensors of {what}")
+def _numbers(caller: str, values: tuple[int, ...], count: int) -> Ints:
+    return shape_entries(values, count, f"{count} integers", f"what follows the tensors of {caller}")
 
 
 def _items(coords: torch.Tensor) -> int:
@@ -51,8 +51,8 @@ def hashmap_build_submanifold_conv_neighbour_map(
     hashmap_insert_3d_idx_as_val(keys, vals, coords, *numbers[:3])
     shape = (_items(coords), 1, *numbers[:3])
     layer: Any = numbers[3:6], numbers[6:9]
-    found: torch.Tensor = submanifold_cache(coords, shape, *layer).neighbor_map
-    return found
+    table: torch.Tensor = submanifold_cache(coords, shape, *layer).neighbor_map
+    return table
 
 
 @between_graphs
@@ -69,9 +69,9 @@ def expand_unique_build_sparse_conv_out_coords(coords: torch.Tensor, mode: int, 
     return hashmap_build_sparse_conv_out_coords(coords, 1.0, mode, *sizes)
 
 
-def _strided(what: str, given: tuple[int, ...]) -> tuple[Ints, Strided]:
+def _strided(caller: str, values: tuple[int, ...]) -> tuple[Ints, Strided]:
     """(five-entry shape, layer) of B, S1..3, k1..3, s1..3, p1..3, d1..3."""
-    numbers = _numbers(what, given, 16)
+    numbers = _numbers(caller, values, 16)
     parts = [numbers[first : first + 3] for first in (4, 7, 10, 13)]
     return (numbers[0], 1, *numbers[1:4]), Strided.of(*parts)
 

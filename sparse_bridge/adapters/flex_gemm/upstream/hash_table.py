@@ -50,41 +50,41 @@ def hashmap_insert(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor, v: t
     _check("hashmap_insert", keys, vals, v)
     if len(k) != len(v):
         raise ArgumentShapeError(f"hashmap_insert got {len(k)} keys for {len(v)} values.")
-    held, stored, new, value = _signed(keys), _signed(vals), _signed(k), _signed(v)
+    table_keys, stored, new, value = _signed(keys), _signed(vals), _signed(k), _signed(v)
     new, inverse = torch.unique(new, return_inverse=True)
     last = torch.zeros_like(new, dtype=torch.int64)
     last.scatter_reduce_(0, inverse, torch.arange(len(inverse), device=inverse.device), "amax")
     value = value.index_select(0, last)
-    slots = _slots(held, new)
+    slots = _slots(table_keys, new)
     missing = (slots < 0).nonzero().squeeze(1)
-    free = (held == -1).nonzero().squeeze(1)
+    free = (table_keys == -1).nonzero().squeeze(1)
     if len(free) < len(missing):
         raise ArgumentValueError(f"{len(missing)} new keys for {len(free)} free slots; make the table larger.")
     slots[missing] = free[: len(missing)]
-    held[slots], stored[slots] = new.to(held.dtype), value.to(stored.dtype)
+    table_keys[slots], stored[slots] = new.to(table_keys.dtype), value.to(stored.dtype)
 
 
-def _check(what: str, keys: torch.Tensor, vals: torch.Tensor, asked: torch.Tensor) -> None:
+def _check(caller: str, keys: torch.Tensor, vals: torch.Tensor, query: torch.Tensor) -> None:
     """Raises ArgumentTypeError, ArgumentShapeError."""
-    check_tensors(what, keys=keys, vals=vals, asked=asked)
-    for name, one in (("keys", keys), ("vals", vals), ("asked", asked)):
-        if one.ndim != 1 or one.dtype not in (*_SIGNED, *INTEGERS):
+    check_tensors(caller, keys=keys, vals=vals, query=query)
+    for name, tensor in (("keys", keys), ("vals", vals), ("query", query)):
+        if tensor.ndim != 1 or tensor.dtype not in (*_SIGNED, *INTEGERS):
             raise ArgumentShapeError(
-                f"{what} got {name} of shape {list(one.shape)} and {one.dtype}; expected [M], "
+                f"{caller} got {name} of shape {list(tensor.shape)} and {tensor.dtype}; expected [M], "
                 "integers of 32 or 64 bits."
             )
     if len(keys) != len(vals):
-        raise ArgumentShapeError(f"{what} got {len(keys)} keys and {len(vals)} values.")
+        raise ArgumentShapeError(f"{caller} got {len(keys)} keys and {len(vals)} values.")
 
 
-def _slots(held: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _slots(table_keys: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Where each key stands, int64, -1 where it does not."""
-    if not len(held):
-        return torch.full(wanted.shape, -1, device=wanted.device)
-    ordered, order = torch.sort(held)
-    at = torch.searchsorted(ordered, wanted.to(held.dtype)).clamp(max=len(held) - 1)
-    found = (ordered[at] == wanted) & (wanted != -1)
-    return torch.where(found, order[at], -1)
+    if not len(table_keys):
+        return torch.full(query.shape, -1, device=query.device)
+    ordered, order = torch.sort(table_keys)
+    at = torch.searchsorted(ordered, query.to(table_keys.dtype)).clamp(max=len(table_keys) - 1)
+    present = (ordered[at] == query) & (query != -1)
+    return torch.where(present, order[at], -1)
 
 
 @between_graphs
@@ -93,8 +93,8 @@ def hashmap_lookup(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor) -> t
     _check("hashmap_lookup", keys, vals, k)
     slots = _slots(_signed(keys), _signed(k))
     stored = _signed(vals)
-    found = torch.where(slots >= 0, stored[slots.clamp(min=0)], -1).to(stored.dtype)
-    return found.view(vals.dtype)
+    values = torch.where(slots >= 0, stored[slots.clamp(min=0)], -1).to(stored.dtype)
+    return values.view(vals.dtype)
 
 
 def cell_keys(coords: torch.Tensor, extents: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,6 +128,6 @@ def hashmap_insert_3d_idx_as_val(keys: torch.Tensor, vals: torch.Tensor, coords:
 
 def hashmap_lookup_3d(keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *extents: int) -> torch.Tensor:
     """The value under every coordinate; all ones where there is none or outside of the box."""
-    wanted, inside = cell_keys(coords, extents, keys.dtype)
-    found = _signed(hashmap_lookup(keys, vals, wanted))
-    return torch.where(inside, found, -1).to(found.dtype).view(vals.dtype)
+    query, inside = cell_keys(coords, extents, keys.dtype)
+    values = _signed(hashmap_lookup(keys, vals, query))
+    return torch.where(inside, values, -1).to(values.dtype).view(vals.dtype)

@@ -25,15 +25,15 @@ class NeighborCache:
     """Which input rows each output row reads, per kernel offset; of the geometry alone.
 
     It holds its coordinates, so that their memory is not used again while it lives.  window: of the
-    layer that made it, from coarse to fine.  given: the output coordinates came from the caller,
-    and may have no neighbours.
+    layer that made it, from coarse to fine.  outputs_given: the output coordinates came
+    from the caller, and may have no neighbours.
     """
 
     kmap: KernelMap
     source: Lattice
     target: Lattice
     window: Window
-    given: bool = True
+    outputs_given: bool = True
     _turned: Any = dataclasses.field(default=None, repr=False)
 
     @property
@@ -52,13 +52,13 @@ class NeighborCache:
     @property
     def T(self) -> NeighborCache:
         """The same pairs in the other direction; its own T is this cache."""
-        found = self._turned() if isinstance(self._turned, weakref.ref) else self._turned
-        if found is None:
-            kind = NeighborCache if isinstance(self, NeighborCacheT) else NeighborCacheT
+        transposed = self._turned() if isinstance(self._turned, weakref.ref) else self._turned
+        if transposed is None:
+            cache_class = NeighborCache if isinstance(self, NeighborCacheT) else NeighborCacheT
             turned = self.kmap.transposed(), self.target, self.source, self.window
-            found = kind(*turned, _turned=self)
-            self._turned = weakref.ref(found)  # in a circle both would live on for a while
-        return found  # type: ignore[no-any-return]
+            transposed = cache_class(*turned, _turned=self)
+            self._turned = weakref.ref(transposed)  # in a circle both would live on for a while
+        return transposed  # type: ignore[no-any-return]
 
     def assert_match(self, input_coords: torch.Tensor | None, output_coords: torch.Tensor | None = None) -> None:
         """ArgumentShapeError (an AssertionError) unless these are the coordinates of the cache, by
@@ -74,17 +74,17 @@ class NeighborCache:
                     f"{list(mine.shape)}; pass the same tensor, got one of {list(coords.shape)}."
                 )
 
-    def assert_window(self, what: str, window: Window) -> None:
+    def assert_window(self, caller: str, window: Window) -> None:
         """ArgumentShapeError (an AssertionError) unless the cache is of such a layer: its stride,
         and the offsets that its kernel, dilation and padding come to."""
         own = self.window
         if window.stride != own.stride:
             raise ArgumentShapeError(
-                f"{what} has stride {window.stride}, the neighbour cache is of stride {own.stride}."
+                f"{caller} has stride {window.stride}, the neighbour cache is of stride {own.stride}."
             )
         if window.offsets != own.offsets:
             raise ArgumentShapeError(
-                f"{what} reads offsets from {window.offsets[0]} to {window.offsets[-1]} "
+                f"{caller} reads offsets from {window.offsets[0]} to {window.offsets[-1]} "
                 f"({len(window.offsets)}), the neighbour cache from {own.offsets[0]} to "
                 f"{own.offsets[-1]} ({len(own.offsets)}); it is of another kernel size, dilation "
                 "or padding (offset)."
@@ -120,13 +120,13 @@ class NeighborCacheT(NeighborCache):
 NeighborCache.__module__ = NeighborCacheT.__module__ = "flex_gemm.ops"
 
 
-def around(what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, cache: Any) -> NeighborCache:
-    """The cache that was given, checked, or the one of these coordinates."""
+def around(caller: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, cache: Any) -> NeighborCache:
+    """The given cache, checked, or the one of these coordinates."""
     if cache is not None:
-        return _checked(what, cache, NeighborCache, window, (coords, None))
-    n_batch = columns_of(coords, window.dimension, what) - window.dimension
-    sizes = None if shape is None else sum(split(shape, n_batch, window.dimension, what), ())
-    own = lattice(coords, window.dimension, sizes, what)
+        return _checked(caller, cache, NeighborCache, window, (coords, None))
+    n_batch = columns_of(coords, window.dimension, caller) - window.dimension
+    sizes = None if shape is None else sum(split(shape, n_batch, window.dimension, caller), ())
+    own = lattice(coords, window.dimension, sizes, caller)
     return NeighborCache(submanifold_map(own, window.offsets), own, own, window, False)
 
 
@@ -141,24 +141,24 @@ class Outputs:
     covering: bool = False
 
 
-def down(what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs) -> NeighborCache:
+def down(caller: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs) -> NeighborCache:
     """From fine to coarse: coarse[q] reads fine[q * stride + offset]."""
     if out.cache is not None:
         if isinstance(out.cache, NeighborCacheT):
-            raise ArgumentTypeError(f"{what} got a transposed neighbour cache; pass cache.T.")
-        return _checked(what, out.cache, NeighborCache, window, (coords, out.coords))
-    fine, extents = _input(what, coords, shape, window)
+            raise ArgumentTypeError(f"{caller} got a transposed neighbour cache; pass cache.T.")
+        return _checked(caller, out.cache, NeighborCache, window, (coords, out.coords))
+    fine, extents = _input(caller, coords, shape, window)
     if out.covering:
         new = tuple(-(-s // step) for s, step in zip(extents, window.stride, strict=True))
     else:
         new = window.down(extents)
-    coarse = _output(what, fine, "strided", window, new, out)
+    coarse = _output(caller, fine, "strided", window, new, out)
     kmap = between(fine, coarse, window.offsets, window.stride).of_first_rows()
     return NeighborCache(kmap, fine, coarse, window, out.coords is not None)
 
 
 def up(
-    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs, strict: bool = False
+    caller: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs, strict: bool = False
 ) -> NeighborCache:
     """From coarse to fine: fine[q * stride + offset] reads coarse[q].
 
@@ -168,50 +168,50 @@ def up(
         cache = out.cache
         if isinstance(cache, NeighborCache) and not isinstance(cache, NeighborCacheT):
             if strict:
-                raise ArgumentTypeError(f"{what} needs a transposed neighbour cache; pass cache.T.")
+                raise ArgumentTypeError(f"{caller} needs a transposed neighbour cache; pass cache.T.")
             cache = cache.T
-        return _checked(what, cache, NeighborCacheT, window, (coords, out.coords))
-    coarse, extents = _input(what, coords, shape, window)
-    fine = _output(what, coarse, "generative", window, window.up(extents), out)
+        return _checked(caller, cache, NeighborCacheT, window, (coords, out.coords))
+    coarse, extents = _input(caller, coords, shape, window)
+    fine = _output(caller, coarse, "generative", window, window.up(extents), out)
     kmap = between(fine, coarse, window.offsets, window.stride).transposed()
     return NeighborCacheT(kmap, coarse, fine, window, out.coords is not None)
 
 
-def _input(what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window) -> tuple[Lattice, Ints]:
+def _input(caller: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window) -> tuple[Lattice, Ints]:
     """The input's coordinates and the extents of its axes."""
-    n_batch = columns_of(coords, window.dimension, what) - window.dimension
-    batch, extents = split(shape, n_batch, window.dimension, what)
-    return lattice(coords, window.dimension, (*batch, *extents), what), extents
+    n_batch = columns_of(coords, window.dimension, caller) - window.dimension
+    batch, extents = split(shape, n_batch, window.dimension, caller)
+    return lattice(coords, window.dimension, (*batch, *extents), caller), extents
 
 
-def _output(what: str, own: Lattice, kind: str, window: Window, extents: Ints, out: Outputs) -> Lattice:
+def _output(caller: str, own: Lattice, map_type: str, window: Window, extents: Ints, out: Outputs) -> Lattice:
     """The output's coordinates: given, or every one that the input reaches."""
     n_batch, batch = own.n_batch, own.sizes[: own.n_batch]
     if out.shape is not None:
-        batch, extents = split(out.shape, n_batch, window.dimension, f"{what} (output_shape)")
+        batch, extents = split(out.shape, n_batch, window.dimension, f"{caller} (output_shape)")
     if out.coords is None:
-        return made_by(own, kind, window.offsets, window.stride, extents)
-    columns_of(out.coords, window.dimension, f"{what} (output_coords)")
+        return made_by(own, map_type, window.offsets, window.stride, extents)
+    columns_of(out.coords, window.dimension, f"{caller} (output_coords)")
     if out.coords.shape[-1] != own.coords.shape[1] or out.coords.device != own.coords.device:
         raise ArgumentShapeError(
-            f"{what} got output coordinates of shape {list(out.coords.shape)} on "
+            f"{caller} got output coordinates of shape {list(out.coords.shape)} on "
             f"{out.coords.device} for inputs of {list(own.coords.shape)} on {own.coords.device}."
         )
-    return lattice(out.coords, window.dimension, (*batch, *extents), f"{what} (output_coords)")
+    return lattice(out.coords, window.dimension, (*batch, *extents), f"{caller} (output_coords)")
 
 
 def _checked(
-    what: str, cache: Any, kind: type, window: Window, coords: tuple[torch.Tensor | None, torch.Tensor | None]
+    caller: str, cache: Any, cache_class: type, window: Window, coords: tuple[torch.Tensor | None, torch.Tensor | None]
 ) -> NeighborCache:
-    """A cache that was given.  coords: of the input and the output."""
-    if not isinstance(cache, kind):
+    """A given cache, checked.  coords: of the input and the output."""
+    if not isinstance(cache, cache_class):
         raise ArgumentTypeError(
-            f"{what} got {type(cache).__name__} as its neighbour cache; expected "
-            f"{kind.__name__}, as an earlier call returned it."
+            f"{caller} got {type(cache).__name__} as its neighbour cache; expected "
+            f"{cache_class.__name__}, as an earlier call returned it."
         )
     assert isinstance(cache, NeighborCache)
     cache.assert_match(*coords)
-    cache.assert_window(what, window)
+    cache.assert_window(caller, window)
     return cache
 
 
@@ -237,16 +237,16 @@ def build_neighbor_cache(
     submanifold: outputs are the inputs; stride, padding, offset and outputs are not looked at.
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError.
     """
-    what = "build_neighbor_cache"
+    caller = "build_neighbor_cache"
     if (kernel_size is None) == (kernel_delta is None):
-        raise ArgumentValueError(f"{what} takes either kernel_size or kernel_delta.")
+        raise ArgumentValueError(f"{caller} takes either kernel_size or kernel_delta.")
     kernel = None if kernel_size is None else kernel_sizes(kernel_size, None)
     if submanifold:
         window = delta_window(kernel_delta) if kernel is None else centred_window(kernel, dilation)
-        return around(what, coords, shape, window, None)
+        return around(caller, coords, shape, window, None)
     if kernel is None:
         window = delta_window(kernel_delta, stride, offset)
     else:
         window = box_window(kernel, stride, padding, dilation)
     out = Outputs(output_coords, output_shape)
-    return (up if transposed else down)(what, coords, shape, window, out)
+    return (up if transposed else down)(caller, coords, shape, window, out)

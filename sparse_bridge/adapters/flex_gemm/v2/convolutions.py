@@ -20,7 +20,7 @@ from . import cache as caches
 from .cache import NeighborCache, Outputs
 from .windows import Window, box_window, centred_window, delta_window
 
-Found = tuple[torch.Tensor, torch.Tensor, torch.Size, NeighborCache]
+LayerOutput = tuple[torch.Tensor, torch.Tensor, torch.Size, NeighborCache]
 
 __all__ = ["sparse_conv", "sparse_conv_transpose", "submanifold_conv"]
 
@@ -52,11 +52,11 @@ def submanifold_conv(
     Returns: ([N, C_out] in feats' dtype, under autocast in its dtype; the cache).
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
     """
-    what = "submanifold_conv"
-    kernel = _kernel(what, weight, kernel_delta, dimension)
+    caller = "submanifold_conv"
+    kernel = _kernel(caller, weight, kernel_delta, dimension)
     window = centred_window(kernel, dilation) if kernel_delta is None else kernel
-    found = caches.around(what, coords, shape, window, neighbor_cache)
-    return _product(what, (feats, weight, bias), found, (algorithm, allow_tf32)), found
+    cache = caches.around(caller, coords, shape, window, neighbor_cache)
+    return _product(caller, (feats, weight, bias), cache, (algorithm, allow_tf32)), cache
 
 
 @between_graphs
@@ -78,7 +78,7 @@ def sparse_conv(
     algorithm: Any = None,
     allow_tf32: bool | None = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """out[q] = bias + sum of W[t] feats at q * stride - padding + t * dilation.
 
     Args:
@@ -94,9 +94,9 @@ def sparse_conv(
     kernel = _kernel("sparse_conv", weight, kernel_delta, dimension)
     window = _strided(kernel, stride, padding, dilation, offset)
     out = Outputs(output_coords, output_shape, neighbor_cache)
-    found = caches.down("sparse_conv", coords, shape, window, out)
-    y = _product("sparse_conv", (feats, weight, bias), found, (algorithm, allow_tf32))
-    return y, found.output_coords, found.shape(y.shape[1]), found
+    cache = caches.down("sparse_conv", coords, shape, window, out)
+    y = _product("sparse_conv", (feats, weight, bias), cache, (algorithm, allow_tf32))
+    return y, cache.output_coords, cache.shape(y.shape[1]), cache
 
 
 @between_graphs
@@ -118,7 +118,7 @@ def sparse_conv_transpose(
     algorithm: Any = None,
     allow_tf32: bool | None = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """out[p * stride - padding + t * dilation] = bias + sum of W[t] feats at p.
 
     Arguments and results as in `sparse_conv`; a cache must be transposed (`cache.T` of that of the
@@ -127,29 +127,29 @@ def sparse_conv_transpose(
     kernel = _kernel("sparse_conv_transpose", weight, kernel_delta, dimension)
     window = _strided(kernel, stride, padding, dilation, offset)
     out = Outputs(output_coords, output_shape, neighbor_cache)
-    found = caches.up("sparse_conv_transpose", coords, shape, window, out, strict=True)
-    y = _product("sparse_conv_transpose", (feats, weight, bias), found, (algorithm, allow_tf32))
-    return y, found.output_coords, found.shape(y.shape[1]), found
+    cache = caches.up("sparse_conv_transpose", coords, shape, window, out, strict=True)
+    y = _product("sparse_conv_transpose", (feats, weight, bias), cache, (algorithm, allow_tf32))
+    return y, cache.output_coords, cache.shape(y.shape[1]), cache
 
 
-def _kernel(what: str, weight: torch.Tensor, kernel_delta: Any, dimension: int | None) -> Any:
+def _kernel(caller: str, weight: torch.Tensor, kernel_delta: Any, dimension: int | None) -> Any:
     """The weight's kernel size; with `kernel_delta` the window of those offsets, of stride 1.
 
     Raises: ArgumentTypeError, ArgumentValueError.
     """
-    check_tensors(what, weight=weight)
+    check_tensors(caller, weight=weight)
     axes = 1 if kernel_delta is not None else dimension
     if weight.ndim < 3 or (axes is not None and weight.ndim != axes + 2):
-        wanted = "V" if kernel_delta is not None else f"k1 .. k{dimension or 'D'}"
+        axes_layout = "V" if kernel_delta is not None else f"k1 .. k{dimension or 'D'}"
         raise ArgumentValueError(
-            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, {wanted}, C_in]."
+            f"{caller} got a weight of shape {list(weight.shape)}; expected [C_out, {axes_layout}, C_in]."
         )
     if kernel_delta is None:
         return tuple(weight.shape[1:-1])
     window = delta_window(kernel_delta)
     if len(window.offsets) != weight.shape[1] or dimension not in (None, window.dimension):
         raise ArgumentValueError(
-            f"{what} got {len(window.offsets)} kernel offsets of {window.dimension} axes for a "
+            f"{caller} got {len(window.offsets)} kernel offsets of {window.dimension} axes for a "
             f"weight of shape {list(weight.shape)}."
         )
     return window
@@ -162,24 +162,26 @@ def _strided(kernel: Any, stride: Any, padding: Any, dilation: Any, offset: Any)
 
 
 def _product(
-    what: str,
+    caller: str,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
     cache: NeighborCache,
     options: tuple[Any, bool | None],
 ) -> torch.Tensor:
     """tensors: features, weight, bias.  options: algorithm, allow_tf32."""
     feats, weight, bias = tensors
-    check_operands(what, feats, weight, bias)
+    check_operands(caller, feats, weight, bias)
     if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
-        raise ArgumentShapeError(f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}].")
+        raise ArgumentShapeError(
+            f"{caller} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."
+        )
     kmap = cache.kernel_map(feats, math.prod(weight.shape[1:-1]))
     y = convolve(feats, weight, kmap, Epilogue(bias), form(options[0], _tf32(options[1])))
-    note("flex_gemm", what)
+    note("flex_gemm", caller)
     return y
 
 
-def _tf32(wanted: bool | None) -> bool | None:
+def _tf32(requested: bool | None) -> bool | None:
     """What the call says, or `flex_gemm.config.SPCONV_ALLOW_TF32`."""
-    if wanted is not None:
-        return wanted
+    if requested is not None:
+        return requested
     return getattr(sys.modules.get("flex_gemm.config"), "SPCONV_ALLOW_TF32", None)

@@ -57,8 +57,8 @@ def _numbered(function: Callable[..., Any], dimension: int) -> Callable[..., Any
     return of_dimension
 
 
-NAMES: dict[str, Any] = {one.__name__: one for one in (*LAYERS, *_OTHERS)}
-NAMES.update({f"{one.__name__}{n}d": _numbered(one, n) for one in LAYERS for n in (2, 3, 4)})
+NAMES: dict[str, Any] = {function.__name__: function for function in (*LAYERS, *_OTHERS)}
+NAMES.update({f"{layer.__name__}{n}d": _numbered(layer, n) for layer in LAYERS for n in (2, 3, 4)})
 
 
 def deprecated(name: str, instead: str) -> None:

@@ -33,4 +33,4 @@ def of(module: str) -> dict[str, Any]:
     """The names of `module`, "flex_gemm.ops.pool"."""
     _, part, name = module.split(".", 2)
     names, beginnings = {"nn": (modules.NAMES, _OF_LAYERS), "ops": (functions.NAMES, _OF_FUNCTIONS)}[part]
-    return {key: one for key, one in names.items() if key.startswith(beginnings[name])}
+    return {key: value for key, value in names.items() if key.startswith(beginnings[name])}

@@ -58,17 +58,17 @@ def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
     spec = _LAYERS[name]
 
     def attributes_of(layer: Any) -> dict[str, Any]:
-        found = {"dimension": dimension}
+        attributes = {"dimension": dimension}
         for attribute in spec.attributes:
             if not hasattr(layer, attribute):
                 raise UnsupportedError(
                     f"{type(layer).__name__} has no attribute {attribute!r}, which the layers of "
                     "FlexGEMM 2.0 have; use mode='standin', profile='2.0'."
                 )
-            found[attribute] = getattr(layer, attribute)
-        if "weight" in found:
-            found.update({choice: getattr(layer, choice, None) for choice in _CHOICES})
-        return found
+            attributes[attribute] = getattr(layer, attribute)
+        if "weight" in attributes:
+            attributes.update({choice: getattr(layer, choice, None) for choice in _CHOICES})
+        return attributes
 
     def submanifold(self: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None) -> Any:
         return spec.function(feats, coords, shape, neighbor_cache=neighbor_cache, **attributes_of(self))

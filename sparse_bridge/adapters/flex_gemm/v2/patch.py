@@ -21,19 +21,19 @@ _OLD = "sparse_submanifold_conv3d"
 
 def patches(package: Any) -> list[Patch]:
     """Patches for the FlexGEMM 2.0 that is imported as `package`."""
-    found = _layers(importlib.import_module("flex_gemm.nn"))
+    result = _layers(importlib.import_module("flex_gemm.nn"))
     ops = importlib.import_module("flex_gemm.ops")
     for owner in _modules(package.__name__):
-        found += [
-            Patch(owner, name, one, "functions and caches", _VERSIONS)
-            for name, one in functions.NAMES.items()
+        result += [
+            Patch(owner, name, function, "functions and caches", _VERSIONS)
+            for name, function in functions.NAMES.items()
             if not isinstance(vars(owner).get(name, owner), types.ModuleType)
         ]
     spconv = getattr(ops, "spconv", None)
     if hasattr(spconv, _OLD):
         old = functions.sparse_submanifold_conv3d
-        found.append(Patch(spconv, _OLD, old, "a name of 1.x", _VERSIONS))
-    return found + switch("flex_gemm.config", "SPCONV_ALLOW_TF32", _VERSIONS)
+        result.append(Patch(spconv, _OLD, old, "a name of 1.x", _VERSIONS))
+    return result + switch("flex_gemm.config", "SPCONV_ALLOW_TF32", _VERSIONS)
 
 
 def _modules(package: str) -> list[types.ModuleType]:
@@ -47,11 +47,11 @@ def _modules(package: str) -> list[types.ModuleType]:
 
 def _layers(nn: Any) -> list[Patch]:
     """One for every class, those of a number first: they inherit from the others."""
-    found = []
+    result = []
     for name, ours in reversed(modules.NAMES.items()):
         theirs = getattr(nn, name, None)
         if theirs is not None:
-            kind = name[:-2] if ours.dimension else name
-            forward = modules.forward_of(kind, ours.dimension)
-            found.append(Patch(theirs, "forward", forward, "layers", _VERSIONS))
-    return found
+            base_name = name[:-2] if ours.dimension else name
+            forward = modules.forward_of(base_name, ours.dimension)
+            result.append(Patch(theirs, "forward", forward, "layers", _VERSIONS))
+    return result

@@ -47,16 +47,16 @@ def sparse_grid_sample(
         whether one was.
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, PointTypeError.
     """
-    what = "sparse_grid_sample"
+    caller = "sparse_grid_sample"
     if mode not in ("linear", "nearest") or padding_mode not in PADDINGS:
         raise ArgumentValueError(
             f"mode is {mode!r}, padding_mode {padding_mode!r}; expected 'linear' or 'nearest', and one of {PADDINGS}."
         )
-    check_features(what, feats)
-    check_tensors(what, coords=coords, grid=grid)
+    check_features(caller, feats)
+    check_tensors(caller, coords=coords, grid=grid)
     if coords.ndim != 2 or feats.ndim != 2 or len(feats) != len(coords):
         raise ArgumentShapeError(
-            f"{what} got features {list(feats.shape)} and coordinates {list(coords.shape)}; "
+            f"{caller} got features {list(feats.shape)} and coordinates {list(coords.shape)}; "
             "expected [N, C] and [N, batch columns + D]."
         )
     dimension = coords.shape[1] - 1
@@ -64,26 +64,26 @@ def sparse_grid_sample(
         (dimension,) = per_axis(n_spatial_dims, 1, "n_spatial_dims", 1)
     if grid.ndim < 1 or grid.shape[-1] != coords.shape[1] or grid.device != coords.device:
         raise ArgumentShapeError(
-            f"{what} got points {list(grid.shape)} on {grid.device} for coordinates "
+            f"{caller} got points {list(grid.shape)} on {grid.device} for coordinates "
             f"{list(coords.shape)} on {coords.device}; the last axis is that of the coordinates."
         )
     if not grid.is_floating_point():
-        raise PointTypeError(f"{what} got points of {grid.dtype}; expected floating point.")
-    own = lattice(coords, dimension, None, what)
+        raise PointTypeError(f"{caller} got points of {grid.dtype}; expected floating point.")
+    own = lattice(coords, dimension, None, caller)
     flat = grid.detach().reshape(-1, coords.shape[1]).double()
     if own.n_batch == 0:
         flat = torch.nn.functional.pad(flat, (1, 0))
     cut = flat.shape[1] - dimension
     batch, points = _cells(flat[:, :cut].round()), flat[:, cut:]
     if mode == "nearest":
-        rows = _found(own, batch, points.round(), ((0,) * dimension,))
+        rows = _rows_at(own, batch, points.round(), ((0,) * dimension,))
         weights = (rows >= 0).float()
     else:
         rows, weights = linear_rows(own, batch, points, padding_mode)
     y = devoxelize(feats, rows, weights)
     if mode == "linear":  # a point that is no number has no value
         y = y.masked_fill(points.isnan().any(1, keepdim=True), float("nan"))
-    note("flex_gemm", what)
+    note("flex_gemm", caller)
     y = y.view(*grid.shape[:-1], feats.shape[1])
     return (y, (weights > 0).any(1).view(grid.shape[:-1])) if return_mask else y
 
@@ -96,7 +96,7 @@ def linear_rows(
     base = torch.floor(points)
     share = points - base
     corners = tuple(itertools.product((0, 1), repeat=own.dimension))
-    rows = _found(own, batch, base, corners)
+    rows = _rows_at(own, batch, base, corners)
     upper = torch.tensor(corners, dtype=torch.bool, device=points.device)
     weights = torch.where(upper, share.unsqueeze(1), 1 - share.unsqueeze(1)).prod(2)
     weights = torch.where(rows >= 0, weights, 0)
@@ -110,7 +110,7 @@ def _cells(points: torch.Tensor) -> torch.Tensor:
     return points.nan_to_num(nan=0.0, posinf=_FAR, neginf=-_FAR).clamp(-_FAR, _FAR).int()
 
 
-def _found(
+def _rows_at(
     own: Lattice, batch: torch.Tensor, cells: torch.Tensor, corners: tuple[tuple[int, ...], ...]
 ) -> torch.Tensor:
     """Rows int32 [M, corners] at cells + corner."""
@@ -123,25 +123,25 @@ def _found(
 def sparse_to_dense(feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Zeros of the batch sizes and extents of `shape`, channels of `feats` last, with the rows
     written in; of equal ones the last. Differentiable. ArgumentValueError for rows outside."""
-    what = "sparse_to_dense"
-    check_features(what, feats)
-    _check_rows(what, coords)
+    caller = "sparse_to_dense"
+    check_features(caller, feats)
+    _check_rows(caller, coords)
     if feats.ndim != 2 or coords.ndim != 2 or len(feats) != len(coords):
         raise ArgumentShapeError(
-            f"{what} got features {list(feats.shape)} and coordinates {list(coords.shape)}; "
+            f"{caller} got features {list(feats.shape)} and coordinates {list(coords.shape)}; "
             "expected [N, C] and [N, batch columns + D]."
         )
-    sizes = sum(split(shape, 0, coords.shape[1], what), ())
+    sizes = sum(split(shape, 0, coords.shape[1], caller), ())
     wrong = first_outside(coords, sizes)
     if wrong is not None:
-        raise ArgumentValueError(f"{what}: row {wrong.row} leaves the shape {tuple(shape)} in column {wrong.column}.")
+        raise ArgumentValueError(f"{caller}: row {wrong.row} leaves the shape {tuple(shape)} in column {wrong.column}.")
     return to_dense(feats, coords, sizes, channels_first=False, last_wins=True)
 
 
-def _check_rows(what: str, coords: torch.Tensor) -> None:
-    columns_of(coords, 1, what)
+def _check_rows(caller: str, coords: torch.Tensor) -> None:
+    columns_of(coords, 1, caller)
     if coords.dtype not in INTEGERS:
-        raise ArgumentTypeError(f"{what} got coordinates of {coords.dtype}; expected int32 or int64.")
+        raise ArgumentTypeError(f"{caller} got coordinates of {coords.dtype}; expected int32 or int64.")
 
 
 @between_graphs
@@ -161,5 +161,5 @@ def coalesce_coords(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     _check_rows("coalesce_coords", coords)
     if coords.shape[0] == 0:
         return coords.clone(), torch.zeros(0, dtype=torch.int64, device=coords.device)
-    found, inverse = torch.unique(coords, dim=0, return_inverse=True)
-    return found, inverse
+    distinct, inverse = torch.unique(coords, dim=0, return_inverse=True)
+    return distinct, inverse

@@ -16,7 +16,7 @@ from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentValueError
 from . import cache as caches
 from .cache import NeighborCache, Outputs
-from .convolutions import Found
+from .convolutions import LayerOutput
 from .windows import box_window, centred_window
 
 __all__ = ["gathered", "sparse_pool", "submanifold_pool"]
@@ -42,10 +42,10 @@ def submanifold_pool(
     """
     kernel = kernel_sizes(kernel_size, dimension)
     window = centred_window(kernel)
-    found = caches.around("submanifold_pool", coords, shape, window, neighbor_cache)
-    y = _pooled(feats, found, reduce, len(window.offsets))
+    cache = caches.around("submanifold_pool", coords, shape, window, neighbor_cache)
+    y = _pooled(feats, cache, reduce, len(window.offsets))
     note("flex_gemm", "submanifold_pool")
-    return y, found
+    return y, cache
 
 
 @between_graphs
@@ -62,7 +62,7 @@ def sparse_pool(
     output_shape: Sequence[int] | None = None,
     neighbor_cache: Any = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """Each output from the inputs in its window.
 
     stride: None: the kernel size.  An output without inputs, among given ones, is 0 (1 for "prod").
@@ -71,10 +71,10 @@ def sparse_pool(
     kernel = kernel_sizes(kernel_size, dimension)
     window = box_window(kernel, kernel if stride is None else stride, padding)
     out = Outputs(output_coords, output_shape, neighbor_cache)
-    found = caches.down("sparse_pool", coords, shape, window, out)
-    y = _pooled(feats, found, reduce, len(window.offsets))
+    cache = caches.down("sparse_pool", coords, shape, window, out)
+    y = _pooled(feats, cache, reduce, len(window.offsets))
     note("flex_gemm", "sparse_pool")
-    return y, found.output_coords, found.shape(y.shape[1]), found
+    return y, cache.output_coords, cache.shape(y.shape[1]), cache
 
 
 def gathered(feats: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def _pooled(feats: torch.Tensor, cache: NeighborCache, reduce: str, n_offsets: i
     if mode == "prod":
         return _product(feats, kmap)
     y = -pool(-feats, kmap, mode) if reduce == "min" else pool(feats, kmap, mode)
-    if mode == "max" and cache.given:
+    if mode == "max" and cache.outputs_given:
         nothing = (dense_table(kmap, 0) < 0).all(0)
         y = y.masked_fill(nothing.unsqueeze(1), 0)
     return y

@@ -18,7 +18,7 @@ from ..errors import ArgumentShapeError, ArgumentValueError
 from ..lattice import Lattice
 from . import cache as caches
 from .cache import NeighborCache, Outputs
-from .convolutions import Found
+from .convolutions import LayerOutput
 from .points import PADDINGS, linear_rows
 from .pools import gathered
 from .windows import box_window
@@ -39,7 +39,7 @@ def sparse_upsample(
     output_shape: Sequence[int] | None = None,
     neighbor_cache: Any = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """Values on a grid that is finer by `scale_factor` per axis.
 
     mode: "nearest" copies the parent; "linear" interpolates between cell centres, as
@@ -50,22 +50,22 @@ def sparse_upsample(
         or of the pool on the way down.
     Others, results and errors as in `sparse_conv`.
     """
-    what = "sparse_upsample"
+    caller = "sparse_upsample"
     if mode not in ("nearest", "linear") or padding_mode not in PADDINGS:
         raise ArgumentValueError(
             f"mode is {mode!r}, padding_mode {padding_mode!r}; expected 'nearest' or 'linear', and one of {PADDINGS}."
         )
-    found, factor = _finer(
-        what, coords, shape, scale_factor, dimension, Outputs(output_coords, output_shape, neighbor_cache)
+    cache, factor = _finer(
+        caller, coords, shape, scale_factor, dimension, Outputs(output_coords, output_shape, neighbor_cache)
     )
-    kmap = found.kernel_map(feats, math.prod(factor))
+    kmap = cache.kernel_map(feats, math.prod(factor))
     if mode == "nearest":
         y = gathered(feats, dense_table(kmap, 0).amax(0))
     else:
-        rows, weights = _between_centres(found.source, found.target, factor, padding_mode)
+        rows, weights = _between_centres(cache.source, cache.target, factor, padding_mode)
         y = devoxelize(feats, rows, weights)
-    note("flex_gemm", what)
-    return y, found.output_coords, found.shape(y.shape[1]), found
+    note("flex_gemm", caller)
+    return y, cache.output_coords, cache.shape(y.shape[1]), cache
 
 
 @between_graphs
@@ -79,27 +79,27 @@ def sparse_pixel_shuffle(
     output_shape: Sequence[int] | None = None,
     neighbor_cache: Any = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """Channels [N, V * C] to the V = prod(factor) children of each row, [M, C].
 
     The child with row-major index v of its block gets `feats.view(N, V, C)[:, v]`. Others, results
     and errors as in `sparse_upsample`.
     """
-    what = "sparse_pixel_shuffle"
-    found, factor = _finer(
-        what, coords, shape, upscale_factor, dimension, Outputs(output_coords, output_shape, neighbor_cache)
+    caller = "sparse_pixel_shuffle"
+    cache, factor = _finer(
+        caller, coords, shape, upscale_factor, dimension, Outputs(output_coords, output_shape, neighbor_cache)
     )
     volume = math.prod(factor)
-    kmap = found.kernel_map(feats, volume)
+    kmap = cache.kernel_map(feats, volume)
     if feats.shape[1] % volume:
-        raise ArgumentShapeError(f"{what} got {feats.shape[1]} channels; expected a multiple of {volume}.")
+        raise ArgumentShapeError(f"{caller} got {feats.shape[1]} channels; expected a multiple of {volume}.")
     parents = dense_table(kmap, 0).long()
     slots = torch.arange(volume, device=parents.device).unsqueeze(1)
     index = torch.where(parents >= 0, parents * volume + slots, -1).amax(0)
     channels = feats.shape[1] // volume
     y = gathered(feats.reshape(feats.shape[0] * volume, channels), index)
-    note("flex_gemm", what)
-    return y, found.output_coords, found.shape(channels), found
+    note("flex_gemm", caller)
+    return y, cache.output_coords, cache.shape(channels), cache
 
 
 @between_graphs
@@ -113,29 +113,29 @@ def sparse_pixel_unshuffle(
     output_shape: Sequence[int] | None = None,
     neighbor_cache: Any = None,
     dimension: int | None = None,
-) -> Found:
+) -> LayerOutput:
     """Rows [N, C] to the channels of their block, [M, V * C]; zeros where a block has no row.
 
     Extents that the factor does not divide are rounded up. Others, results and errors as in
     `sparse_conv`.
     """
-    what = "sparse_pixel_unshuffle"
+    caller = "sparse_pixel_unshuffle"
     factor = kernel_sizes(downscale_factor, dimension, "downscale_factor")
     out = Outputs(output_coords, output_shape, neighbor_cache, covering=True)
-    found = caches.down(what, coords, shape, box_window(factor, factor), out)
+    cache = caches.down(caller, coords, shape, box_window(factor, factor), out)
     volume = math.prod(factor)
-    index = dense_table(found.kernel_map(feats, volume), 0).t()
+    index = dense_table(cache.kernel_map(feats, volume), 0).t()
     y = gathered(feats, index).view(index.shape[0], volume * feats.shape[1])
-    note("flex_gemm", what)
-    return y, found.output_coords, found.shape(y.shape[1]), found
+    note("flex_gemm", caller)
+    return y, cache.output_coords, cache.shape(y.shape[1]), cache
 
 
 def _finer(
-    what: str, coords: torch.Tensor, shape: Sequence[int] | None, factor: Any, dimension: int | None, out: Outputs
+    caller: str, coords: torch.Tensor, shape: Sequence[int] | None, factor: Any, dimension: int | None, out: Outputs
 ) -> tuple[NeighborCache, Ints]:
     """(the cache from rows to children, the factor per axis)."""
     factors = kernel_sizes(factor, dimension, "the factor")
-    return caches.up(what, coords, shape, box_window(factors, factors), out), factors
+    return caches.up(caller, coords, shape, box_window(factors, factors), out), factors
 
 
 def _between_centres(

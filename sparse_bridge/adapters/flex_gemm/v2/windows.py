@@ -68,10 +68,10 @@ def centred_window(kernel: Ints, dilation: Any = 1) -> Window:
     return box_window(kernel, 1, pads, steps)
 
 
-def split(shape: Sequence[int] | None, n_batch: int, dimension: int, what: str) -> tuple[Ints, Ints]:
+def split(shape: Sequence[int] | None, n_batch: int, dimension: int, caller: str) -> tuple[Ints, Ints]:
     """(batch sizes, extents) of a shape. Raises ArgumentTypeError, ArgumentValueError."""
     layout = f"{n_batch} batch sizes, {dimension} extents and the channels last"
-    numbers = shape_entries(shape, n_batch + dimension + 1, layout, f"the shape of {what}")[:-1]
+    numbers = shape_entries(shape, n_batch + dimension + 1, layout, f"the shape of {caller}")[:-1]
     return numbers[:n_batch], numbers[n_batch:]
 
 

@@ -7,23 +7,23 @@ layer sees; the user's manager holds, in `traced`, what the graph knows of the m
 
 from ....core.compile import row_functions as row_functions  # registers operators
 from ....core.traced.graphs import outside as outside
-from .convolution import convolved, wanted
+from .convolution import convolved, graph_output_key
 from .pools import pooled, pooled_globally
-from .registered_maps import coords_of, inserted, known, known_all
+from .registered_maps import all_traced, coords_of, inserted, traced_sites
 from .rows import broadcast, interpolated, merged, pruned
 
 __all__ = [
+    "all_traced",
     "broadcast",
     "convolved",
     "coords_of",
+    "graph_output_key",
     "inserted",
     "interpolated",
-    "known",
-    "known_all",
     "merged",
     "outside",
     "pooled",
     "pooled_globally",
     "pruned",
-    "wanted",
+    "traced_sites",
 ]

@@ -23,7 +23,17 @@ from ..pool import cell_matrix
 from ..upstream.enums import RegionType
 from ..upstream.keys import CoordinateMapKey
 from ..weights import check_features, check_weight
-from .registered_maps import SCHEMA, GraphMaps, flatten, graph_of, known, map_of_sites, registered_map, together, wrap
+from .registered_maps import (
+    SCHEMA,
+    GraphMaps,
+    flatten,
+    graph_of,
+    map_of_sites,
+    registered_map,
+    together,
+    traced_sites,
+    wrap,
+)
 
 ops: Any = torch.ops.sparse_bridge
 _BUILDER = "minkowski"
@@ -55,8 +65,8 @@ class Kernel:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _points(region: int, size: tuple[int, ...], dilation: tuple[int, ...], custom: Any) -> tuple[int, ...]:
     """The offsets of a kernel, one after the other."""
-    found = kernel_region(RegionType(region), size, dilation, custom)
-    return tuple(c for point in found.points for c in point)
+    kernel = kernel_region(RegionType(region), size, dilation, custom)
+    return tuple(c for point in kernel.points for c in point)
 
 
 @functools.cache
@@ -64,8 +74,8 @@ def _asked_for(numbers: tuple[int, ...]) -> tuple[tuple[int, ...], KernelSpec, b
     """(tensor stride, kernel, whether it pools cells) of a request."""
     n_axes, transposed, expand, cells = numbers[:4]
     stride, size, step = (numbers[4 + n_axes * i : 4 + n_axes * (i + 1)] for i in range(3))
-    rest = numbers[4 + 3 * n_axes :]
-    points = tuple(rest[i : i + n_axes] for i in range(0, len(rest), n_axes))
+    flat_points = numbers[4 + 3 * n_axes :]
+    points = tuple(flat_points[i : i + n_axes] for i in range(0, len(flat_points), n_axes))
     spec = kernel_spec(Region.of(points), size, step, bool(expand), bool(transposed))
     return stride, spec, bool(cells)
 
@@ -140,20 +150,20 @@ def _output_key(graph: GraphMaps, key: Key, kernel: Kernel) -> Key:
         return graph.free_key(coarser)
     memo = key, kernel.stride
     if memo not in graph.strided:
-        found = coarser, name
-        graph.strided[memo] = graph.free_key(*found) if found in graph.pruned else found
+        out_key = coarser, name
+        graph.strided[memo] = graph.free_key(*out_key) if out_key in graph.pruned else out_key
     return graph.strided[memo]
 
 
-def wanted(module: Any, x: Any, coordinates: Any) -> Key | None:
+def graph_output_key(module: Any, x: Any, coordinates: Any) -> Key | None:
     """The map on which a layer with a kernel writes; None: it cannot be an operator.
 
-    coordinates: what the layer was given: a SparseTensor or a key of the graph, or None. Layers on
+    coordinates: the layer's argument: a SparseTensor or a key of the graph, or None. Layers on
     tensors that were pooled globally are none, nor are those over several maps of the user's
     manager, nor those that would write to a map of it.
     """
     registry, key = x._manager._manager, x.coordinate_map_key._key
-    if 0 in key[0] or known(registry, key) is None:
+    if 0 in key[0] or traced_sites(registry, key) is None:
         return None
     graph = graph_of(registry)
     if coordinates is not None:
@@ -163,8 +173,8 @@ def wanted(module: Any, x: Any, coordinates: Any) -> Key | None:
         if getattr(coordinates, "_manager", x._manager) is not x._manager:
             return None
         return own._key
-    found = _output_key(graph, key, Kernel(module, False))
-    return None if found not in graph.sites and found in registry.grids else found
+    out_key = _output_key(graph, key, Kernel(module, False))
+    return None if out_key not in graph.sites and out_key in registry.grids else out_key
 
 
 def layer_map(x: Any, kernel: Kernel, out_key: Key) -> tuple[torch.Tensor, Traced]:
@@ -173,28 +183,28 @@ def layer_map(x: Any, kernel: Kernel, out_key: Key) -> tuple[torch.Tensor, Trace
     key = x.coordinate_map_key._key
     graph = graph_of(x._manager._manager)
     sites, numbers = graph.sites[key], kernel.numbers(key)
-    found, memo = graph.sites.get(out_key), (key, out_key, tuple(numbers))
-    if found is None:
-        handle, found = sites.new_map(_BUILDER, numbers, torch.is_grad_enabled())
-        graph.sites[out_key] = found
+    out_sites, memo = graph.sites.get(out_key), (key, out_key, tuple(numbers))
+    if out_sites is None:
+        handle, out_sites = sites.new_map(_BUILDER, numbers, torch.is_grad_enabled())
+        graph.sites[out_key] = out_sites
         graph.maps[memo] = handle
-        return handle, found
+        return handle, out_sites
     if memo not in graph.maps:
         graph.maps[memo] = (
             sites.map(_BUILDER, numbers)
             if out_key == key
-            else ops.minkowski_relation(*flatten(sites, key), *flatten(found, out_key), numbers)
+            else ops.minkowski_relation(*flatten(sites, key), *flatten(out_sites, out_key), numbers)
         )
-    return graph.maps[memo], found
+    return graph.maps[memo], out_sites
 
 
 def convolved(module: Any, x: Any, kernel: torch.Tensor, bias: torch.Tensor | None, out_key: Key) -> torch.Tensor:
-    """The features of a convolution with a map, at the coordinates of `out_key` (of `wanted`)."""
-    region, what = Kernel(module, False), type(module).__name__
+    """The features of a convolution with a map, at the coordinates of `out_key` (of `graph_output_key`)."""
+    region, layer_name = Kernel(module, False), type(module).__name__
     handle, out = layer_map(x, region, out_key)
     sites = graph_of(x._manager._manager).sites[x.coordinate_map_key._key]
-    check_features(x._F, sites.coords.shape[0], sites.coords.device, what)
-    check_weight(x._F, kernel, kernel.shape[-2], region.n_offsets, what)
+    check_features(x._F, sites.coords.shape[0], sites.coords.device, layer_name)
+    check_weight(x._F, kernel, kernel.shape[-2], region.n_offsets, layer_name)
     tf32 = x._F.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
     form = ConvForm(precision="tf32" if tf32 else "ieee")
     if kernel.dim() == 2:

@@ -21,8 +21,9 @@ ops: Any = torch.ops.sparse_bridge
 
 
 def pooled(module: Any, x: Any, mode: str, out_key: Key) -> torch.Tensor:
-    """The features of a local pool, at the coordinates of `out_key` (of `wanted`). mode: "sum",
-    "avg" or "max"."""
+    """The features of a local pool, at the coordinates of `out_key` (of `graph_output_key`).
+
+    mode: "sum", "avg" or "max"."""
     kernel = Kernel(module, True)
     handle, out = layer_map(x, kernel, out_key)
     rows = out.coords.shape[0]

@@ -37,13 +37,13 @@ class RegisteredMap:
     @property
     def registry(self) -> MapRegistry:
         """The manager. Raises LifecycleError where the user's is gone."""
-        found = self._registry()
-        if found is None:
+        registry = self._registry()
+        if registry is None:
             raise LifecycleError(
                 "a compiled graph was called with coordinates of a manager that is gone; hold the "
                 "SparseTensor, or its coordinate_manager, as long as you use what was made of it."
             )
-        return found
+        return registry
 
     def with_key(self, key: Key) -> RegisteredMap:
         """Another map of the same manager."""
@@ -71,10 +71,10 @@ class GraphMaps:
 
     def enter(self, registry: MapRegistry) -> None:
         """Give the manager itself the maps, once the graph has run."""
-        for key, found in self.sites.items():
+        for key, sites in self.sites.items():
             if key not in registry.grids:
-                entered = registered_map(*flatten(found, key))
-                registry.use_device(found.coords.device)
+                entered = registered_map(*flatten(sites, key))
+                registry.use_device(sites.coords.device)
                 registry.grids[key] = entered.registry.grid(entered.key)
 
 
@@ -82,11 +82,11 @@ def graph_of(registry: MapRegistry) -> GraphMaps:
     """What the graph knows of this manager, from now on."""
     if registry.traced is None:
         registry.traced = GraphMaps()
-    found: GraphMaps = registry.traced
-    return found
+    graph: GraphMaps = registry.traced
+    return graph
 
 
-def known(registry: MapRegistry, key: Key) -> Traced | None:
+def traced_sites(registry: MapRegistry, key: Key) -> Traced | None:
     """The coordinates of a map; None for a second map that was made outside of the graph, of which
     the graph would not know how it belongs to the first."""
     graph: GraphMaps | None = registry.traced
@@ -99,9 +99,9 @@ def known(registry: MapRegistry, key: Key) -> Traced | None:
     return sites[key]
 
 
-def known_all(registry: MapRegistry, keys: Iterable[Key]) -> bool:
+def all_traced(registry: MapRegistry, keys: Iterable[Key]) -> bool:
     """Whether the graph knows all of these maps."""
-    return all(known(registry, key) is not None for key in keys)
+    return all(traced_sites(registry, key) is not None for key in keys)
 
 
 def coords_of(registry: MapRegistry, key: Key) -> torch.Tensor | None:
@@ -127,18 +127,18 @@ def map_of_sites(sites: Sites, stride: tuple[int, ...]) -> RegisteredMap:
     """The map of `sites`: in the manager that they were entered in before the graph; coordinates
     that a graph sees first become a manager of their own."""
     if sites.more is None:
-        known = sites.store.peek(ENTERED)
-        registry = None if known is None else known[0]()
-        if registry is not None and known[1][0] == stride:
-            sites.more = RegisteredMap(registry, known[1], own=False)
+        entry = sites.store.peek(ENTERED)
+        registry = None if entry is None else entry[0]()
+        if registry is not None and entry[1][0] == stride:
+            sites.more = RegisteredMap(registry, entry[1], own=False)
     if sites.more is None:
         registry = MapRegistry(len(stride))
         key, first, _ = registry.insert(sites.coords, stride)
         if first is not None:
             raise ContractError("coordinates of a compiled layer repeat; they must be distinct.")
         sites.more = RegisteredMap(registry, key, own=True)
-    found: RegisteredMap = sites.more
-    return found
+    registered: RegisteredMap = sites.more
+    return registered
 
 
 def together(maps: Sequence[RegisteredMap]) -> MapRegistry:

@@ -69,9 +69,9 @@ def _union(
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     n_axes = len(strides) // len(coords)
     parts = [tuple(strides[i : i + n_axes]) for i in range(0, len(strides), n_axes)]
-    maps = [registered_map(*one) for one in zip(coords, handle, then, now, parts, strict=True)]
+    maps = [registered_map(*registered) for registered in zip(coords, handle, then, now, parts, strict=True)]
     registry = together(maps)
-    key, rows = registry.merged([one.key for one in maps])
+    key, rows = registry.merged([registered.key for registered in maps])
     return *as_results(wrap(maps[0].with_key(key)), least), [part.clone() for part in rows]
 
 
@@ -166,7 +166,7 @@ define("minkowski_interpolation", f"({SCHEMA}, Tensor query) -> Tensor", _interp
 
 def interpolated(registry: MapRegistry, features: torch.Tensor, query: torch.Tensor, key: Key) -> torch.Tensor:
     """Features [M, C] at float positions [M, D + 1]."""
-    found = graph_of(registry).sites[key]
-    matrix = ops.minkowski_interpolation(*flatten(found, key), query)
+    sites = graph_of(registry).sites[key]
+    matrix = ops.minkowski_interpolation(*flatten(sites, key), query)
     y: torch.Tensor = ops.row_product(features, query.shape[0], matrix, "sum")
     return y

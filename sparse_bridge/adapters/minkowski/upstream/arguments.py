@@ -16,13 +16,13 @@ from ....errors import DataTypeError
 from .. import profile
 from .enums import GlobalPoolingMode, MemoryManagerBackend
 
-Given = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 _Parameter = inspect.Parameter
 _OLD_TYPES = (GlobalPoolingMode, MemoryManagerBackend)  # 0.5 takes them nowhere
 
 
-def _never(*given: Any) -> bool:
+def _never(*arguments: Any) -> bool:
     return False
 
 
@@ -45,25 +45,26 @@ def arguments_of_0_4(
         names = tuple(text.partition("=")[0] for text in order.split())
         old = _renamed([*order.split(), *also.split()], own, frozenset(signature.parameters))
         shared = bound + _common(plain, order.split())
-        what = function.__qualname__.removesuffix(".__init__")
+        function_name = function.__qualname__.removesuffix(".__init__")
 
         # For torch.compile, these close over plain values alone.
-        def translated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-            given = args[bound:]
-            _check_names(what, kwargs, own, old)
+        def translated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+            positional = args[bound:]
+            _check_names(function_name, kwargs, own, old)
             if len(args) <= shared:
-                return args, _by_new_names(what, list(kwargs.items()), old)
-            known = _is_old_by_type(given, names, shared - bound, kwargs) or recognised(*given)
-            if known:
-                profile.saw_old(f"{what}({', '.join(names)})")
-            if not (known or profile.is_old()):
-                return args, _by_new_names(what, list(kwargs.items()), old)
-            if len(given) > len(names):
+                return args, _by_new_names(function_name, list(kwargs.items()), old)
+            is_old = _is_old_by_type(positional, names, shared - bound, kwargs) or recognised(*positional)
+            if is_old:
+                profile.saw_old(f"{function_name}({', '.join(names)})")
+            if not (is_old or profile.is_old()):
+                return args, _by_new_names(function_name, list(kwargs.items()), old)
+            if len(positional) > len(names):
                 raise DataTypeError(
-                    f"{what} takes {len(names)} positional arguments in 0.4 ({', '.join(names)}), got {len(given)}."
+                    f"{function_name} takes {len(names)} positional arguments in 0.4 ({', '.join(names)}), "
+                    f"got {len(positional)}."
                 )
             placed = list(zip(names[shared - bound :], args[shared:], strict=False))
-            return args[:shared], _by_new_names(what, placed + list(kwargs.items()), old)
+            return args[:shared], _by_new_names(function_name, placed + list(kwargs.items()), old)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -94,14 +95,14 @@ def arguments_of_0_4(
     return decorate
 
 
-def _renamed(texts: list[str], own: frozenset[str], known: frozenset[str]) -> dict[str, str | None]:
+def _renamed(texts: list[str], own: frozenset[str], parameters: frozenset[str]) -> dict[str, str | None]:
     """Name of 0.4 -> that of 0.5, None for one that means nothing; those that differ."""
-    found: dict[str, str | None] = {}
+    new_names: dict[str, str | None] = {}
     for text in texts:
         name, _, new = text.partition("=")
         if name not in own:
-            found[name] = new or (name if name in known else None)
-    return found
+            new_names[name] = new or (name if name in parameters else None)
+    return new_names
 
 
 def _common(mine: list[str], theirs: list[str]) -> int:
@@ -114,33 +115,33 @@ def _common(mine: list[str], theirs: list[str]) -> int:
     return count
 
 
-def _check_names(what: str, kwargs: dict[str, Any], own: frozenset[str], old: dict[str, str | None]) -> None:
+def _check_names(function_name: str, kwargs: dict[str, Any], own: frozenset[str], old: dict[str, str | None]) -> None:
     """Raises: DataTypeError for a keyword of neither release."""
     used = [name for name in kwargs if name not in own]
     for name in used:
         if name not in old:
-            raise DataTypeError(f"{what} got an unexpected keyword argument {name!r}.")
+            raise DataTypeError(f"{function_name} got an unexpected keyword argument {name!r}.")
     if used:
-        profile.saw_old(f"{what}({', '.join(used)}=...)")
+        profile.saw_old(f"{function_name}({', '.join(used)}=...)")
 
 
-def _is_old_by_type(given: tuple[Any, ...], names: tuple[str, ...], shared: int, kwargs: dict[str, Any]) -> bool:
+def _is_old_by_type(positional: tuple[Any, ...], names: tuple[str, ...], shared: int, kwargs: dict[str, Any]) -> bool:
     """Whether an argument stands where only 0.4 takes one like it."""
-    for value in given[shared:]:
+    for value in positional[shared:]:
         if isinstance(value, _OLD_TYPES):
             return True
-    if len(given) > len(names) or names[len(given) - 1] != "dimension":
+    if len(positional) > len(names) or names[len(positional) - 1] != "dimension":
         return False
-    return type(given[-1]) is int and "dimension" not in kwargs
+    return type(positional[-1]) is int and "dimension" not in kwargs
 
 
-def _by_new_names(what: str, named: list[tuple[str, Any]], old: dict[str, str | None]) -> dict[str, Any]:
+def _by_new_names(function_name: str, named: list[tuple[str, Any]], old: dict[str, str | None]) -> dict[str, Any]:
     """Raises: DataTypeError for one that is given twice."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in named:
         new = old.get(name, name)
-        if new in found:
-            raise DataTypeError(f"{what} got {new!r} more than once (as {name!r}).")
+        if new in arguments:
+            raise DataTypeError(f"{function_name} got {new!r} more than once (as {name!r}).")
         if new is not None:
-            found[new] = value
-    return found
+            arguments[new] = value
+    return arguments

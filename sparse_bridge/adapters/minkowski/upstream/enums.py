@@ -122,21 +122,21 @@ SparseTensorOperationMode.__module__ = "MinkowskiEngine.MinkowskiTensor"
 SparseTensorQuantizationMode.__module__ = "MinkowskiEngine.MinkowskiTensor"
 
 
-def checked(name: str, value: Any, *kinds: type) -> Any:
+def checked(name: str, value: Any, *enumerations: type) -> Any:
     """A switch's value, if it is a member of its enumeration. Raises: ContractError."""
-    if not isinstance(value, kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise ContractError(f"{name} is {value!r}; expected a {wanted}.")
+    if not isinstance(value, enumerations):
+        expected = " or ".join(enumeration.__name__ for enumeration in enumerations)
+        raise ContractError(f"{name} is {value!r}; expected a {expected}.")
     return value
 
 
-def member(name: str, value: Any, kind: type[enum.IntEnum]) -> Any:
+def member(name: str, value: Any, enumeration: type[enum.IntEnum]) -> Any:
     """The member of an enumeration, also given by its number. Raises: ContractError."""
     try:
-        return kind(value)
+        return enumeration(value)
     except ValueError:
-        names = ", ".join(kind.__members__)
-        raise ContractError(f"{name} is {value!r}; expected one of {names} ({kind.__name__}).") from None
+        names = ", ".join(enumeration.__members__)
+        raise ContractError(f"{name} is {value!r}; expected one of {names} ({enumeration.__name__}).") from None
 
 
 def base_mode(mode: PoolingMode) -> str:

@@ -35,9 +35,9 @@ class CoordinateMapKey:
 
     @classmethod
     def of(cls, key: Key) -> CoordinateMapKey:
-        made = object.__new__(cls)
-        made._key, made._size = key, len(key[0]) + 1
-        return made
+        map_key = object.__new__(cls)
+        map_key._key, map_key._size = key, len(key[0]) + 1
+        return map_key
 
     @property
     def key(self) -> Key:
@@ -113,10 +113,10 @@ class CoordsKey(CoordinateMapKey):
 
     @classmethod
     def of(cls, key: Key | None) -> CoordsKey:
-        made = object.__new__(cls)
-        made._key, made._stride = key, () if key is None else key[0]
-        made._size = len(made._stride) + 1
-        return made
+        coords_key = object.__new__(cls)
+        coords_key._key, coords_key._stride = key, () if key is None else key[0]
+        coords_key._size = len(coords_key._stride) + 1
+        return coords_key
 
     @property
     def D(self) -> int:
@@ -161,7 +161,7 @@ def given_by(key: CoordinateMapKey | None) -> Key | None:
     return None if key is None else key._key
 
 
-def fill(key: CoordinateMapKey | None, found: Key) -> None:
+def fill(key: CoordinateMapKey | None, out_key: Key) -> None:
     """Tell the caller the output map, if the key that came along was unset."""
     if key is not None and key._key is None:
-        key.set_key(*found)
+        key.set_key(*out_key)

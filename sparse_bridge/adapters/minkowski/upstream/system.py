@@ -41,12 +41,12 @@ def parse_nvidia_smi() -> dict[str, str]:
     if program is None:
         return {}
     done = subprocess.run([program, "-q"], capture_output=True, text=True, check=False)
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
         name, separator, value = line.partition(" : ")
         if separator:
-            found.setdefault(name.strip(), value.strip())
-    return found
+            fields.setdefault(name.strip(), value.strip())
+    return fields
 
 
 def diagnostics(version: str) -> str:
@@ -63,10 +63,10 @@ def diagnostics(version: str) -> str:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         lines += ["==========GPU==========", *names]
-    said = parse_nvidia_smi()
-    if said:
+    driver = parse_nvidia_smi()
+    if driver:
         lines += ["==========NVIDIA driver=========="]
-        lines += [f"{name}: {said[name]}" for name in ("Driver Version", "CUDA Version") if name in said]
+        lines += [f"{name}: {driver[name]}" for name in ("Driver Version", "CUDA Version") if name in driver]
     lines += [
         "==========MinkowskiEngine==========",
         f"{version}, answered by sparse_bridge; nothing is compiled at installation",

@@ -37,12 +37,12 @@ def warn_of_rows_outside(store: MapStore, indices: torch.Tensor, box: Box) -> No
     is negative.
 
     store: of maps over `indices`, one of which was just built: it knows whether rows are dead. The
-    device is never waited for; what it has found is read when a later map is built.
+    device is never waited for; its answer is read when a later map is built.
     """
     watch = _watch
     if watch.look is None:
-        known = None if watch.looks.over else store.known(box)
-        if known is None or not known.checked or known.alive is None:
+        cmap = None if watch.looks.over else store.known(box)
+        if cmap is None or not cmap.checked or cmap.alive is None:
             return
         if indices.is_cuda and torch.cuda.is_current_stream_capturing():
             return
@@ -50,16 +50,16 @@ def warn_of_rows_outside(store: MapStore, indices: torch.Tensor, box: Box) -> No
         watch.look = OutsideLook(indices, box)
     if watch.look.ready:
         look, watch.look = watch.look, None
-        if (found := look.result()) is not None:
+        if (outside := look.result()) is not None:
             watch.looks.give_up()
-            _warn(found, look.box)
+            _warn(outside, look.box)
 
 
-def _warn(found: Outside, box: Box) -> None:
-    batch, *site = found.site
+def _warn(outside: Outside, box: Box) -> None:
+    batch, *site = outside.site
     text = (
-        f"row {found.row} of a SparseConvTensor is at {site} in batch item {batch}, outside of "
-        f"its grid {list(box.size[1:])} with {box.size[0]} batch items ({found.n_outside} rows are "
+        f"row {outside.row} of a SparseConvTensor is at {site} in batch item {batch}, outside of "
+        f"its grid {list(box.size[1:])} with {box.size[0]} batch items ({outside.n_outside} rows are "
         "outside). Such rows meet nothing but themselves; spconv takes them for other cells. Pass "
         "a larger spatial_shape (maximum + 1) or batch_size, or correct the indices."
     )

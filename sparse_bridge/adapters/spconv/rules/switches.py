@@ -18,8 +18,8 @@ _LAYOUTS = ("", "KRSC", "RSKC", "RSCK")
 
 def _value(name: str, otherwise: Any, constants: Any = None) -> Any:
     """constants: the module, if not that of the spconv that is imported."""
-    found = sys.modules.get("spconv.constants") if constants is None else constants
-    return getattr(found, name, otherwise)
+    module = sys.modules.get("spconv.constants") if constants is None else constants
+    return getattr(module, name, otherwise)
 
 
 def allow_tf32() -> bool:

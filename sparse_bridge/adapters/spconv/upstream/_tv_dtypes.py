@@ -70,17 +70,17 @@ def code_of(dtype: Any) -> int:
 
 
 def to_numpy_dtype(code: int) -> np.dtype[Any]:
-    found = TO_NUMPY.get(code)
-    if found is None:
+    dtype = TO_NUMPY.get(code)
+    if dtype is None:
         raise TvDataTypeError(f"dtype {_NAMES.get(code, code)!r} has no numpy counterpart")
-    return found
+    return dtype
 
 
 def to_torch_dtype(code: int) -> torch.dtype:
-    found = _TORCH.get(CODES["float32"] if code == CODES["tf32"] else code)
-    if found is None:
+    dtype = _TORCH.get(CODES["float32"] if code == CODES["tf32"] else code)
+    if dtype is None:
         raise TvDataTypeError(f"dtype {_NAMES.get(code, code)!r} has no torch counterpart")
-    return found
+    return dtype
 
 
 def itemsize(code: int) -> int:

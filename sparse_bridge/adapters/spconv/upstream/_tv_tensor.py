@@ -55,16 +55,16 @@ class Tensor:
         if device < 0:
             self._array = np.empty(sizes, to_numpy_dtype(self._code))
         else:
-            kind = to_torch_dtype(self._code)
-            self._array = torch.empty(sizes, dtype=kind, device=_device(device))
+            torch_dtype = to_torch_dtype(self._code)
+            self._array = torch.empty(sizes, dtype=torch_dtype, device=_device(device))
 
     @classmethod
     def _wrap(cls, array: Array, code: int | None = None, fixed: bool = False) -> Tensor:
-        made = cls.__new__(cls)
-        made._array = array
-        made._code = code_of(array.dtype) if code is None else code
-        made._fixed = fixed or (isinstance(array, np.ndarray) and not array.flags.writeable)
-        return made
+        tensor = cls.__new__(cls)
+        tensor._array = array
+        tensor._code = code_of(array.dtype) if code is None else code
+        tensor._fixed = fixed or (isinstance(array, np.ndarray) and not array.flags.writeable)
+        return tensor
 
     def _view(self, array: Array) -> Tensor:
         """Some of the tensor's memory."""
@@ -155,9 +155,9 @@ class Tensor:
     def numpy_view(self) -> np.ndarray[Any, Any]:
         """The CPU tensor's own memory as a numpy array; DeviceError for a device tensor."""
         if isinstance(self._array, np.ndarray):
-            seen = self._array.view()
-            seen.flags.writeable = not self._fixed
-            return seen
+            view = self._array.view()
+            view.flags.writeable = not self._fixed
+            return view
         if self.device >= 0:
             raise DeviceError(f"numpy_view of a tv.Tensor on device {self.device}; use .cpu().numpy_view()")
         raise TvDataTypeError("a bfloat16 tv.Tensor has no numpy view; use tv.to_torch")
@@ -180,10 +180,10 @@ class Tensor:
         return Tensor._wrap(np.array(self._array, order="C", copy=True), self._code)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        found = self.cpu().numpy_view()
-        if dtype is not None and np.dtype(dtype) != found.dtype:
-            return found.astype(dtype)
-        return np.array(found, copy=True) if copy else found
+        array = self.cpu().numpy_view()
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            return array.astype(dtype)
+        return np.array(array, copy=True) if copy else array
 
     # Views
 
@@ -223,8 +223,8 @@ class Tensor:
             array = self._array.view(to_numpy_dtype(code))
         else:
             array = self._array.view(to_torch_dtype(code))
-        seen = Tensor._wrap(array, code, self._fixed)
-        return seen if shape is None else seen.view(shape)
+        tensor = Tensor._wrap(array, code, self._fixed)
+        return tensor if shape is None else tensor.view(shape)
 
     def unsqueeze(self, axis: int) -> Tensor:
         shape = self.shape

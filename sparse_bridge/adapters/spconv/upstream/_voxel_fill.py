@@ -92,16 +92,16 @@ def _group(xp: Ops, keys: Any, outside: int) -> _Groups:
     return _Groups(order, xp.take(ordered, starts), starts, xp.take(sizes, by_first))
 
 
-def _ids(xp: Ops, found: _Groups, count: int, n_points: int) -> Any:
+def _ids(xp: Ops, groups: _Groups, count: int, n_points: int) -> Any:
     """int64 [n_points]: the group of each point, -1 outside and from group `count` on."""
-    total, groups = found.order.shape[0], found.starts.shape[0]
-    number = xp.arange(groups, found.order)
+    total, n_groups = groups.order.shape[0], groups.starts.shape[0]
+    number = xp.arange(n_groups, groups.order)
     number[count:] = -1
     # Groups lie in `order` by key, so back to the order of their starts.
-    _, by_key = xp.sort(found.starts, n_points)
-    member = xp.repeat(xp.take(found.sizes, by_key), total)
-    ids = xp.filled(n_points, -1, found.order)
-    ids[found.order] = xp.take(xp.take(number, by_key), member)
+    _, by_key = xp.sort(groups.starts, n_points)
+    member = xp.repeat(xp.take(groups.sizes, by_key), total)
+    ids = xp.filled(n_points, -1, groups.order)
+    ids[groups.order] = xp.take(xp.take(number, by_key), member)
     return ids
 
 
@@ -144,10 +144,10 @@ class VoxelBuffers:
         cls, grid: VoxelGrid, voxels: torch.Tensor, indices: torch.Tensor, num_per_voxel: torch.Tensor
     ) -> VoxelBuffers:
         """Those of the caller's memory."""
-        made = cls.__new__(cls)
-        made.grid, made.voxels, made.indices = grid, voxels, indices
-        made.num_per_voxel = num_per_voxel
-        return made
+        buffers = cls.__new__(cls)
+        buffers.grid, buffers.voxels, buffers.indices = grid, voxels, indices
+        buffers.num_per_voxel = num_per_voxel
+        return buffers
 
     def check(self, points: torch.Tensor) -> None:
         """Raises PointShapeError or PointDataTypeError unless `points` can be voxelized."""
@@ -180,43 +180,43 @@ class VoxelBuffers:
         array = xp.array(points)
         with np.errstate(all="ignore"):  # NaN and infinities are data here
             keys = _cells(xp, array, self.grid)
-        found = _group(xp, keys, self.grid.volume)
-        count = min(found.starts.shape[0], self.voxels.shape[0])
+        groups = _group(xp, keys, self.grid.volume)
+        count = min(groups.starts.shape[0], self.voxels.shape[0])
         if clear_voxels:
             xp.array(self.voxels)[...] = 0
-        self._store_cells(xp, found, count)
-        self._store_points(xp, array, found, count)
+        self._store_cells(xp, groups, count)
+        self._store_points(xp, array, groups, count)
         if empty_mean:
             fill_with_mean(self.voxels[:count], self.num_per_voxel[:count])
-        ids = _ids(xp, found, count, points.shape[0]) if with_ids else None
+        ids = _ids(xp, groups, count, points.shape[0]) if with_ids else None
         return count, None if ids is None else xp.tensor(ids)
 
     def copies(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Copies of the first `count` voxels, indices and counts."""
         return (self.voxels[:count].clone(), self.indices[:count].clone(), self.num_per_voxel[:count].clone())
 
-    def _store_cells(self, xp: Ops, found: _Groups, count: int) -> None:
+    def _store_cells(self, xp: Ops, groups: _Groups, count: int) -> None:
         counts, indices = xp.array(self.num_per_voxel), xp.array(self.indices)
         counts[...] = 0
-        counts[:count] = found.sizes[:count].clip(max=self.voxels.shape[1])
-        cells = xp.integers(found.keys[:count], self.grid.volume >= 2**31)
+        counts[:count] = groups.sizes[:count].clip(max=self.voxels.shape[1])
+        cells = xp.integers(groups.keys[:count], self.grid.volume >= 2**31)
         for axis, stride in enumerate(self.grid.grid_stride[:-1]):
             coordinate = cells // stride
             indices[:count, axis] = coordinate
             cells = cells - coordinate * stride
         indices[:count, -1] = cells
 
-    def _store_points(self, xp: Ops, points: Any, found: _Groups, count: int) -> None:
+    def _store_points(self, xp: Ops, points: Any, groups: _Groups, count: int) -> None:
         """The stored points, one voxel after another: where each comes from and where it goes."""
         n_slots, width = self.voxels.shape[1:]
         used = xp.array(self.num_per_voxel)[:count]
         ends = used.cumsum(0)
         total = int(ends[-1]) if count else 0
-        before = ends - used
+        starts = ends - used
         voxel = xp.repeat(used, total)
         slot = xp.arange(total, points)
-        slot -= xp.take(before, voxel)
-        rows = xp.take(found.order, xp.take(found.starts[:count], voxel) + slot)
+        slot -= xp.take(starts, voxel)
+        rows = xp.take(groups.order, xp.take(groups.starts[:count], voxel) + slot)
         voxel *= n_slots
         voxel += slot
         xp.put_rows_(xp.array(self.voxels).reshape(-1, width), voxel, xp.take(points, rows))

@@ -60,10 +60,10 @@ class VoxelGrid:
         """
         count = len(vsize_xyz)
         if not 1 <= count <= 4 or count != (ndim or count) or len(coors_range_xyz) != 2 * count:
-            wanted = f"{ndim} voxel sizes and {2 * ndim}" if ndim else "1 to 4 voxel sizes and 2 x"
+            expected = f"{ndim} voxel sizes and {2 * ndim}" if ndim else "1 to 4 voxel sizes and 2 x"
             raise GridError(
                 f"got {count} voxel sizes and {len(coors_range_xyz)} range bounds; "
-                f"expected {wanted} bounds, lower ones first"
+                f"expected {expected} bounds, lower ones first"
             )
         # In float32 throughout, as upstream: one cell more would change every shape after it.
         size = np.asarray([float(v) for v in vsize_xyz], dtype=np.float32)[::-1]

@@ -56,14 +56,14 @@ class TorchAllocator(ExternalAllocator):
         self.allocated[tensor.data_ptr()] = tensor
         if name and not temporary:
             self.allocated[name] = tensor
-        made = from_torch(tensor)
-        return made if made.dtype == dtype else made.type_view(dtype)
+        stored = from_torch(tensor)
+        return stored if stored.dtype == dtype else stored.type_view(dtype)
 
     def _where(self, dtype: int, device: int) -> dict[str, Any]:
-        kind = _PLAIN.get(TORCH_UINT_WORKAROUNDS.get(dtype, dtype))
-        if kind is None:
+        torch_dtype = _PLAIN.get(TORCH_UINT_WORKAROUNDS.get(dtype, dtype))
+        if torch_dtype is None:
             raise TvDataTypeError(f"dtype code {dtype} has no torch counterpart")
-        return {"dtype": kind, "device": self.cpudevice if device == -1 else self.gpudevice}
+        return {"dtype": torch_dtype, "device": self.cpudevice if device == -1 else self.gpudevice}
 
     def zeros(
         self,
@@ -75,8 +75,8 @@ class TorchAllocator(ExternalAllocator):
         is_temp_memory: bool = False,
         scale: float = 1.0,
     ) -> Tensor:
-        made = torch.zeros(_sizes(shape), **self._where(dtype, device))
-        return self._keep(made, name, dtype, is_temp_memory)
+        tensor = torch.zeros(_sizes(shape), **self._where(dtype, device))
+        return self._keep(tensor, name, dtype, is_temp_memory)
 
     def empty(
         self,
@@ -88,8 +88,8 @@ class TorchAllocator(ExternalAllocator):
         is_temp_memory: bool = False,
         scale: float = 1.0,
     ) -> Tensor:
-        made = torch.empty(_sizes(shape), **self._where(dtype, device))
-        return self._keep(made, name, dtype, is_temp_memory)
+        tensor = torch.empty(_sizes(shape), **self._where(dtype, device))
+        return self._keep(tensor, name, dtype, is_temp_memory)
 
     def full_int(
         self,
@@ -101,8 +101,8 @@ class TorchAllocator(ExternalAllocator):
         stream: int = 0,
         is_temp_memory: bool = False,
     ) -> Tensor:
-        made = torch.full(_sizes(shape), value, **self._where(dtype, device))
-        return self._keep(made, name, dtype, is_temp_memory)
+        tensor = torch.full(_sizes(shape), value, **self._where(dtype, device))
+        return self._keep(tensor, name, dtype, is_temp_memory)
 
     def full_float(
         self,
@@ -114,8 +114,8 @@ class TorchAllocator(ExternalAllocator):
         stream: int = 0,
         is_temp_memory: bool = False,
     ) -> Tensor:
-        made = torch.full(_sizes(shape), value, **self._where(dtype, device))
-        return self._keep(made, name, dtype, is_temp_memory)
+        tensor = torch.full(_sizes(shape), value, **self._where(dtype, device))
+        return self._keep(tensor, name, dtype, is_temp_memory)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Keep a result that exists already under `name`."""

@@ -146,10 +146,10 @@ class BoxOps:
         _put_overlaps(overlaps, _aligned(*arrays, inter_only))
 
 
-def _put_overlaps(overlaps: Tensor, found: Array) -> None:
-    if overlaps.shape != list(found.shape):
-        raise BoxCountError(f"overlaps have shape {overlaps.shape}; expected {list(found.shape)}")
-    np.copyto(output(overlaps).numpy(), found, where=found > 0)
+def _put_overlaps(overlaps: Tensor, values: Array) -> None:
+    if overlaps.shape != list(values.shape):
+        raise BoxCountError(f"overlaps have shape {overlaps.shape}; expected {list(values.shape)}")
+    np.copyto(output(overlaps).numpy(), values, where=values > 0)
 
 
 def nms(
@@ -169,23 +169,23 @@ def nms(
     order = torch.argsort(scores.detach(), descending=True, stable=True)
     order = order[:pre_max_size] if pre_max_size > 0 else order
     rows = boxes.detach().double().cpu().numpy()
-    kept = non_max_suppression_cpu(rows, order.cpu().numpy(), thresh, eps)
-    kept = kept[:post_max_size] if post_max_size > 0 else kept
-    return torch.tensor(kept, dtype=torch.int64, device=boxes.device)
+    selected = non_max_suppression_cpu(rows, order.cpu().numpy(), thresh, eps)
+    selected = selected[:post_max_size] if post_max_size > 0 else selected
+    return torch.tensor(selected, dtype=torch.int64, device=boxes.device)
 
 
 def _greedy(order: Array, count: int, thresh: float, overlap: Any) -> list[int]:
     others = np.asarray(order, dtype=np.int64).reshape(-1)
     if others.size and (others.min() < 0 or others.max() >= count):
         raise BoxCountError(f"order runs from {others.min()} to {others.max()}; there are {count} boxes")
-    kept = []
+    selected = []
     while others.size:
-        kept.append(int(others[0]))
+        selected.append(int(others[0]))
         row, others = others[0], others[1:]
         shared = overlap(row, others)
         # Boxes that do not overlap do not suppress each other, whatever the threshold.
         others = others[~((shared >= thresh) & (shared > 0))]
-    return kept
+    return selected
 
 
 def _pairwise(box_corners: Array, qbox_corners: Array, standup_iou: Array, thresh: float, area_only: bool) -> Array:
@@ -200,17 +200,17 @@ def _pairwise(box_corners: Array, qbox_corners: Array, standup_iou: Array, thres
 
 
 def _corners(boxes: Array) -> Array:
-    found = np.asarray(boxes)
-    if found.ndim != 3 or found.shape[1:] != (4, 2):
-        raise BoxCountError(f"boxes have shape {list(found.shape)}; expected [N, 4, 2] corners")
-    return found.astype(np.float64)
+    corners = np.asarray(boxes)
+    if corners.ndim != 3 or corners.shape[1:] != (4, 2):
+        raise BoxCountError(f"boxes have shape {list(corners.shape)}; expected [N, 4, 2] corners")
+    return corners.astype(np.float64)
 
 
 def _standup(standup_iou: Array, rows: int, columns: int) -> Array:
-    found = np.asarray(standup_iou)
-    if found.shape != (rows, columns):
-        raise BoxCountError(f"standup_iou has shape {list(found.shape)}; expected [{rows}, {columns}]")
-    return found
+    overlaps = np.asarray(standup_iou)
+    if overlaps.shape != (rows, columns):
+        raise BoxCountError(f"standup_iou has shape {list(overlaps.shape)}; expected [{rows}, {columns}]")
+    return overlaps
 
 
 def _result_dtype(boxes: Array) -> Any:
@@ -281,6 +281,6 @@ def _clip(polygon: Array, start: Array, edge: Array) -> Array:
     valid = np.stack((inside, crosses), axis=2).reshape(count, 2 * corners)
     # A line cuts a convex polygon at most twice, so at most one corner is gained.
     columns = np.argsort(~valid, axis=1, kind="stable")[:, : corners + 1]
-    kept = np.take_along_axis(valid, columns, axis=1)
+    valid_slots = np.take_along_axis(valid, columns, axis=1)
     clipped = np.take_along_axis(points, columns[..., None], axis=1)
-    return np.where(kept[..., None], clipped, clipped[:, :1])
+    return np.where(valid_slots[..., None], clipped, clipped[:, :1])

@@ -21,8 +21,8 @@ def _signature_of(base: Constructor, names: str = "", **defaults: Any) -> inspec
     theirs = inspect.signature(base).parameters
     chosen = ("self", *names.split()) if names else theirs
     values = {name: theirs[name].default for name in chosen} | defaults
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in values.items()])
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, positional, default=value) for name, value in values.items()])
 
 
 def takes(

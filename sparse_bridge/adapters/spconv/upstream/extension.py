@@ -83,8 +83,8 @@ class SpconvOps(PoolOps, VoxelOps, metaclass=MissingParts):
         """
         layer = _layer(ksize, stride, padding, dilation, out_padding, subm=subm, transposed=transposed)
         out, kmap = _map(indices, batch_size, input_dims, layer, algo, False, num_out_act_bound)
-        found, counts = pairs.indice_pairs(kmap, indices.dim(0), subm)
-        allocator.put("PairFwd", found)
+        pair_lists, counts = pairs.indice_pairs(kmap, indices.dim(0), subm)
+        allocator.put("PairFwd", pair_lists)
         allocator.put("IndiceNumPerLoc", counts)
         if not subm:
             allocator.put("OutIndices", out)
@@ -176,7 +176,7 @@ class ConvGemmOps(metaclass=MissingParts):
         kmap = pairs.map_from_pairs(
             to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out, subm, inverse
         )
-        y = functional.convolution(x, to_torch(filters), kmap, _given(bias), act_alpha, act_type)
+        y = functional.convolution(x, to_torch(filters), kmap, _optional(bias), act_alpha, act_type)
         allocator.put("OutFeatures", y)
 
     @staticmethod
@@ -234,12 +234,12 @@ class ConvGemmOps(metaclass=MissingParts):
         output_dtype: int = -1,
     ) -> int:
         """Returns the mask width, which is -1: no mask is kept for the backward pass."""
-        for given in (scale, output_add):
-            if _given(given) is not None:
+        for int8_operand in (scale, output_add):
+            if _optional(int8_operand) is not None:
                 raise UnsupportedError("int8 kernels are not here; implicit_gemm got int8 scales.")
         x = to_torch(features)
         kmap = pairs.map_from_table(to_torch(pair_fwd), len(x), num_activate_out)
-        y = functional.convolution(x, to_torch(filters), kmap, _given(bias), act_alpha, act_type)
+        y = functional.convolution(x, to_torch(filters), kmap, _optional(bias), act_alpha, act_type)
         allocator.put("OutFeatures", y)
         return -1
 
@@ -277,7 +277,7 @@ def _put_gradients(allocator: Any, gradients: tuple[torch.Tensor, ...]) -> None:
         allocator.put(name, gradient)
 
 
-def _given(tensor: Any) -> torch.Tensor | None:
+def _optional(tensor: Any) -> torch.Tensor | None:
     """An optional tensor; upstream passes an empty one for none."""
     if tensor is None or tensor.empty():
         return None
@@ -298,12 +298,12 @@ class InferenceOps(metaclass=MissingParts):
 
     @staticmethod
     def activation_inplace(out: Tensor, act_type: Any, alpha: float, beta: float, stream: int = 0) -> None:
-        values, kind = output(out), ACTIVATIONS[act_type.name]
-        if kind == "relu":
+        values, activation = output(out), ACTIVATIONS[act_type.name]
+        if activation == "relu":
             values.relu_()
-        elif kind == "leaky_relu":
+        elif activation == "leaky_relu":
             torch.nn.functional.leaky_relu_(values, alpha)
-        elif kind == "sigmoid":
+        elif activation == "sigmoid":
             values.sigmoid_()
 
     @staticmethod

@@ -37,16 +37,16 @@ class PoolOps:
     ) -> None:
         """Adds a window's gradient to every input that equals its result."""
         counts = to_torch(indice_pair_num).tolist()
-        for (given, made), count in zip(to_torch(indice_pairs).transpose(0, 1), counts, strict=True):
-            rows = made[:count].long(), given[:count].long()
+        for (in_rows, out_rows), count in zip(to_torch(indice_pairs).transpose(0, 1), counts, strict=True):
+            rows = out_rows[:count].long(), in_rows[:count].long()
             _add_gradient(out_features, features, out_bp, din, *rows)
 
     @staticmethod
     def maxpool_forward(out: Tensor, inp: Tensor, out_inds: Tensor, in_inds: Tensor, stream: int = 0) -> None:
         """One kernel offset: out[out_inds] = max(out[out_inds], inp[in_inds])."""
-        made, given = to_torch(out_inds).long(), to_torch(in_inds).long()
-        rows = to_torch(inp).index_select(0, given)
-        output(out).scatter_reduce_(0, made[:, None].expand_as(rows), rows, "amax")
+        out_rows, in_rows = to_torch(out_inds).long(), to_torch(in_inds).long()
+        rows = to_torch(inp).index_select(0, in_rows)
+        output(out).scatter_reduce_(0, out_rows[:, None].expand_as(rows), rows, "amax")
 
     @staticmethod
     def maxpool_forward_cpu(out: Tensor, inp: Tensor, out_inds: Tensor, in_inds: Tensor) -> None:
@@ -78,8 +78,8 @@ class PoolOps:
         out: Tensor, inp: Tensor, dout: Tensor, dinp: Tensor, inds: Tensor, stream: int = 0
     ) -> None:
         """dinp = the gradients of the windows that an input is the maximum of; inds [V, N]."""
-        given = (to_torch(ten) for ten in (inp, out, dout, inds))
-        output(dinp).copy_(functional.max_pool_backward(*given))
+        tensors = (to_torch(ten) for ten in (inp, out, dout, inds))
+        output(dinp).copy_(functional.max_pool_backward(*tensors))
 
     @staticmethod
     def avgpool_implicit_gemm_forward(
@@ -97,8 +97,8 @@ class PoolOps:
         dout: Tensor, dinp: Tensor, inds: Tensor, count_out: Tensor, stream: int = 0
     ) -> None:
         """dinp = 1 / count of the gradients of an input's windows; inds [V, N]."""
-        given = (to_torch(ten) for ten in (dout, inds, count_out))
-        output(dinp).copy_(functional.avg_pool_backward(*given))
+        tensors = (to_torch(ten) for ten in (dout, inds, count_out))
+        output(dinp).copy_(functional.avg_pool_backward(*tensors))
 
     @staticmethod
     def maximum_value_int(data: Tensor, value: int, stream_int: int) -> None:
@@ -108,9 +108,9 @@ class PoolOps:
     @staticmethod
     def global_pool_rearrange(out_indices: Tensor, coords: Tensor, counts: Tensor, stream: int = 0) -> None:
         """Rows by batch item into out_indices int32 [B, N], their numbers into counts [B]."""
-        rows, found = pairs.global_pool_rearrange(to_torch(coords), counts.dim(0))
+        rows, row_counts = pairs.global_pool_rearrange(to_torch(coords), counts.dim(0))
         output(out_indices).copy_(rows)
-        output(counts).copy_(found)
+        output(counts).copy_(row_counts)
 
     @staticmethod
     def gather_cpu(out: Tensor, inp: Tensor, inds: Tensor) -> None:
@@ -126,9 +126,9 @@ class PoolOps:
 
 
 def _add_gradient(
-    out: Tensor, inp: Tensor, dout: Tensor, dinp: Tensor, made: torch.Tensor, given: torch.Tensor
+    out: Tensor, inp: Tensor, dout: Tensor, dinp: Tensor, out_rows: torch.Tensor, in_rows: torch.Tensor
 ) -> None:
     """Rows of inputs and of outputs that meet at a kernel offset."""
-    equal = to_torch(inp).index_select(0, given) == to_torch(out).index_select(0, made)
-    gradient = to_torch(dout).index_select(0, made)
-    output(dinp).index_add_(0, given, torch.where(equal, gradient, 0))
+    equal = to_torch(inp).index_select(0, in_rows) == to_torch(out).index_select(0, out_rows)
+    gradient = to_torch(dout).index_select(0, out_rows)
+    output(dinp).index_add_(0, in_rows, torch.where(equal, gradient, 0))

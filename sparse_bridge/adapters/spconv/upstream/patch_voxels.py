@@ -36,10 +36,10 @@ def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _empty_mean(self: Any, points: Any, clear_voxels: bool = True) -> Any:
-    made = self.point_to_voxel(points, clear_voxels)
-    voxels, _, used = (torch.from_numpy(part.numpy_view()) for part in made)
+    buffers = self.point_to_voxel(points, clear_voxels)
+    voxels, _, used = (torch.from_numpy(part.numpy_view()) for part in buffers)
     fill_with_mean(voxels, used)
-    return made
+    return buffers
 
 
 def voxel_patches(seam: Seam) -> list[Patch]:

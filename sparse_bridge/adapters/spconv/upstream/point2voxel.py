@@ -49,9 +49,9 @@ def voxelize_into(
         PointShapeError, PointDataTypeError: points and buffers do not go together.
     """
     vsize, size, stride, bounds = grid
-    made = VoxelGrid(_rounded(vsize), list(size), list(stride), _rounded(bounds))
-    _check_buffers(points, buffers, points_voxel_id, made.ndim)
-    inside = VoxelBuffers.over(made, *map(output, buffers))
+    voxel_grid = VoxelGrid(_rounded(vsize), list(size), list(stride), _rounded(bounds))
+    _check_buffers(points, buffers, points_voxel_id, voxel_grid.ndim)
+    inside = VoxelBuffers.over(voxel_grid, *map(output, buffers))
     with _on_stream(to := tv.to_torch(points), stream_int):
         count, ids = inside.fill(to, clear_voxels, empty_mean, True)
         output(points_voxel_id)[: len(to)] = ids  # type: ignore[assignment]

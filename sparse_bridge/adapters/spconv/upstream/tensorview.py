@@ -141,13 +141,13 @@ class Activation:
         return f"<{self}: {self._value}>"
 
 
-def _add_members(kind: type[Activation]) -> type[Activation]:
+def _add_members(enumeration: type[Activation]) -> type[Activation]:
     for number, name in enumerate(("None_", "ReLU", "Sigmoid", "LeakyReLU")):
-        member = object.__new__(kind)
+        member = object.__new__(enumeration)
         member._value, member.name = number, name
-        kind.__members__[name] = member
-        setattr(kind, name, member)
-    return kind
+        enumeration.__members__[name] = member
+        setattr(enumeration, name, member)
+    return enumeration
 
 
 def activation_of(module: str) -> type[Activation]:
@@ -179,9 +179,9 @@ def full(
     pinned: bool = False,
     managed: bool = False,
 ) -> Tensor:
-    made = Tensor(shape, dtype, device, pinned, managed)
+    tensor = Tensor(shape, dtype, device, pinned, managed)
     # An integer stays one: large values do not survive a float.
-    return made.fill_float_(val) if isinstance(val, float) else made.fill_int_(val)
+    return tensor.fill_float_(val) if isinstance(val, float) else tensor.fill_int_(val)
 
 
 def check_cuda_error() -> None:

@@ -95,11 +95,11 @@ class HashTable:
         added = self._values.new_zeros(rows.shape[0])
         if values is not None:
             added = values.detach().index_select(0, rows)
-        whole = torch.cat((self._keys, keys.detach().index_select(0, rows)))
+        all_keys = torch.cat((self._keys, keys.detach().index_select(0, rows)))
         added = torch.cat((self._values, added))
-        found, entry = torch.sort(whole)
+        sorted_keys, entry = torch.sort(all_keys)
         # All or nothing: memory may run out on the way.
-        self._keys, self._values, self._sorted, self._entry = whole, added, found, entry
+        self._keys, self._values, self._sorted, self._entry = all_keys, added, sorted_keys, entry
 
     def query(self, keys: torch.Tensor, values: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """(values [n], is_empty bool [n]) of keys [n]; is_empty is True where a key is absent.
@@ -165,13 +165,13 @@ class HashTable:
         absent = self._sorted.index_select(0, index) != keys
         return self._entry.index_select(0, index), absent
 
-    def _check(self, tensor: torch.Tensor, dtype: torch.dtype, what: str) -> None:
+    def _check(self, tensor: torch.Tensor, dtype: torch.dtype, argument: str) -> None:
         if tensor.dtype != dtype:
-            raise HashDataTypeError(f"{what} are {tensor.dtype}; this table takes {dtype}")
+            raise HashDataTypeError(f"{argument} are {tensor.dtype}; this table takes {dtype}")
         if tensor.ndim != 1:
-            raise HashRowCountError(f"{what} have shape {list(tensor.shape)}; expected [n]")
+            raise HashRowCountError(f"{argument} have shape {list(tensor.shape)}; expected [n]")
         if tensor.device != self._keys.device:
-            raise DeviceError(f"{what} are on {tensor.device}, the table is on {self._keys.device}")
+            raise DeviceError(f"{argument} are on {tensor.device}, the table is on {self._keys.device}")
 
     def _check_values(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._check(values, self.value_dtype, "values")

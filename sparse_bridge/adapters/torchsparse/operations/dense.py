@@ -25,12 +25,12 @@ __all__ = ["dense_convolution", "height_compression", "to_dense"]
 
 
 def _cells(
-    x: Any, coords: torch.Tensor, offset: torch.Tensor, shape: Sequence[int], dim: int, what: str
+    x: Any, coords: torch.Tensor, offset: torch.Tensor, shape: Sequence[int], dim: int, layer_name: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, int, int]]:
     """(cell of each row in the plane, index along `dim`, the same without offset, (B, S_u,
     S_v))."""
     if not 0 <= dim < 3:
-        raise GeometryError(f"{what} has dim {dim}; expected 0, 1 or 2.")
+        raise GeometryError(f"{layer_name} has dim {dim}; expected 0, 1 or 2.")
     release = profiles.current()
     first = release.first_axis
     stride = torch.tensor(triple(x.stride, "the tensor stride"), device=coords.device)
@@ -46,7 +46,7 @@ def _cells(
         least = int(moved[:, [u, v]].amin())
         if low < 0 or least < 0 or most_u > plane[0] or most_v > plane[1]:
             raise CoordinateError(
-                f"{what}: cells reach ({most_u - 1}, {most_v - 1}), the least is {least}, the "
+                f"{layer_name}: cells reach ({most_u - 1}, {most_v - 1}), the least is {least}, the "
                 f"least batch index {low}; expected cells from 0 on below {plane}. Correct shape "
                 "or offset."
             )
@@ -65,13 +65,13 @@ def dense_convolution(
     [3].
     Raises GeometryError, CoordinateError.
     """
-    what = "ToDenseBEVConvolution"
-    feats, coords = check_input(x, what)
-    cell, _, height, size = _cells(x, coords, offset, shape.tolist(), dim, what)
+    layer_name = "ToDenseBEVConvolution"
+    feats, coords = check_input(x, layer_name)
+    cell, _, height, size = _cells(x, coords, offset, shape.tolist(), dim, layer_name)
     n_cells = size[0] * size[1] * size[2]
     if coords.shape[0] and not 0 <= int(height.min()) <= int(height.max()) < kernel.shape[0]:
         raise CoordinateError(
-            f"{what}: heights reach {int(height.min())} to {int(height.max())}; the kernel has "
+            f"{layer_name}: heights reach {int(height.min())} to {int(height.max())}; the kernel has "
             f"{kernel.shape[0]} of them."
         )
     rows = [(height == h).nonzero().squeeze(1) for h in range(kernel.shape[0])]
@@ -80,7 +80,7 @@ def dense_convolution(
     y = conv(feats, kernel, None, kmap, layout="vio", allow_tf32=tf32)
     if bias is not None:
         y = y + torch.bincount(cell, minlength=n_cells).to(y.dtype).unsqueeze(1) * bias.to(y.dtype)
-    note("torchsparse", what)
+    note("torchsparse", layer_name)
     return y.view(*size, -1).permute(0, 3, 1, 2).contiguous()
 
 
@@ -91,15 +91,15 @@ def height_compression(x: Any, offset: torch.Tensor, shape: torch.Tensor, dim: i
     shape: integers [3]; heights outside of it are moved to its ends. Raises GeometryError,
     CoordinateError.
     """
-    what = "ToBEVHeightCompression"
-    feats, coords = check_input(x, what)
+    layer_name = "ToBEVHeightCompression"
+    feats, coords = check_input(x, layer_name)
     extents = shape.tolist()
-    cell, height, _, (n_items, n_u, n_v) = _cells(x, coords, offset, extents, dim, what)
+    cell, height, _, (n_items, n_u, n_v) = _cells(x, coords, offset, extents, dim, layer_name)
     n_heights = extents[dim]
     voxel = cell * n_heights + height.clamp(0, n_heights - 1)
     ones = torch.ones(n_items * n_u * n_v * n_heights, dtype=torch.int32, device=feats.device)
     y = voxelize(feats, voxel, ones).view(n_items, n_u, n_v, n_heights, feats.shape[1])
-    note("torchsparse", what)
+    note("torchsparse", layer_name)
     return y.permute(0, 3, 4, 1, 2).reshape(n_items, -1, n_u, n_v)
 
 

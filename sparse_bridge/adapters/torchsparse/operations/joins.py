@@ -16,11 +16,12 @@ from ..tensors import check_coords, make_like, range_of
 __all__ = ["add", "cat", "crop", "generative_add"]
 
 
-def _check_rows(what: str, tensors: Sequence[Any]) -> None:
+def _check_rows(caller: str, tensors: Sequence[Any]) -> None:
     rows = [x.feats.shape[0] for x in tensors]
     if any(n != rows[0] for n in rows):
         raise ShapeError(
-            f"{what} got tensors of {', '.join(map(str, rows))} rows; they must have the same sites in the same order."
+            f"{caller} got tensors of {', '.join(map(str, rows))} rows; "
+            "they must have the same sites in the same order."
         )
 
 

@@ -32,14 +32,14 @@ def sync_batch_norm_patch() -> Patch:
     return Patch(torch.nn.SyncBatchNorm, "forward", factory, reason, ">=2.4", wraps=True)
 
 
-def _items(x: Any, coords: torch.Tensor, what: str) -> tuple[torch.Tensor, int]:
+def _items(x: Any, coords: torch.Tensor, caller: str) -> tuple[torch.Tensor, int]:
     """(batch index of every row, a number of items that covers them)."""
     release, store = profiles.current(), map_cache.store_of(coords)
 
     def count() -> int:
         box = coordinate_map(store, coords, release).box
         if box.lo[0] < 0:
-            raise CoordinateError(f"{what} got the batch index {box.lo[0]}; expected 0 or more.")
+            raise CoordinateError(f"{caller} got the batch index {box.lo[0]}; expected 0 or more.")
         return box.lo[0] + box.size[0]
 
     return coords[:, release.batch_column], store.get("items", count)
@@ -70,12 +70,12 @@ def instance_norm(x: Any, weight: torch.Tensor | None, bias: torch.Tensor | None
     return group_norm(x, x.feats.shape[1], weight, bias, eps)
 
 
-def _normalise(x: Any, feats: torch.Tensor, coords: torch.Tensor, groups: int, eps: float, what: str) -> torch.Tensor:
+def _normalise(x: Any, feats: torch.Tensor, coords: torch.Tensor, groups: int, eps: float, caller: str) -> torch.Tensor:
     n, c = feats.shape
     work = feats if feats.dtype == torch.float64 else feats.float()
     if n == 0:
         return work
-    batch, n_items = _items(x, coords, what)
+    batch, n_items = _items(x, coords, caller)
     rows = batch.long()
     parts = work.view(n, groups, c // groups)
     mean = global_pool(parts.mean(2), batch, n_items, "avg")

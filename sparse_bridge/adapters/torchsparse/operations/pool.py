@@ -19,18 +19,18 @@ def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
 
     An item without rows has a mean of NaN, as in torchsparse, and no maximum: CoordinateError.
     """
-    what = {"avg": "GlobalAvgPool", "max": "GlobalMaxPool"}[mode]
-    feats, coords = check_input(x, what)
+    layer_name = {"avg": "GlobalAvgPool", "max": "GlobalMaxPool"}[mode]
+    feats, coords = check_input(x, layer_name)
     release = profiles.current()
     column = release.batch_column
     if torch.compiler.is_compiling():
         from .. import compiled
 
-        counts = compiled.ops.torchsparse_items(coords, column, what)
+        counts = compiled.ops.torchsparse_items(coords, column, layer_name)
         y = compiled.ops.global_pool(feats, coords[:, column], counts.shape[0], mode)
     else:
         low, high = bounds_of(map_cache.store_of(coords), coords, release)
-        counts = item_counts(coords[:, column], low[0], high[0], what)
+        counts = item_counts(coords[:, column], low[0], high[0], layer_name)
         y = global_pool(feats, coords[:, column], counts.shape[0], mode)
-    note("torchsparse", what)
+    note("torchsparse", layer_name)
     return y if mode == "max" else torch.where((counts > 0).unsqueeze(1), y, torch.nan)

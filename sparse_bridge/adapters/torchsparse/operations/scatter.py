@@ -48,23 +48,23 @@ def scatter_sum(
     if out is not None and list(out.shape) != shape:
         raise ShapeError(f"out has shape {list(out.shape)}; expected {shape}.")
     if src.is_floating_point() and src.numel() and size:
-        found = _sums(src, index if index.dim() == 1 else every, dim, size)
+        sums = _sums(src, index if index.dim() == 1 else every, dim, size)
     else:  # whole numbers add up alike in any order
-        found = src.new_zeros(shape).scatter_add(dim, every.long(), src)
-    return found if out is None else out.add_(found)
+        sums = src.new_zeros(shape).scatter_add(dim, every.long(), src)
+    return sums if out is None else out.add_(sums)
 
 
 def _sums(src: torch.Tensor, index: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     """index: of one axis, or in the shape of src."""
     rows = src.movedim(dim, 0)
-    rest = rows.shape[1:]
+    trailing = rows.shape[1:]
     x = rows.reshape(len(rows), -1)
     if index.dim() == 1:
-        found = multiply(x, SegmentOperator(Segments(index, size)))
+        sums = multiply(x, SegmentOperator(Segments(index, size)))
     else:
         width = x.shape[1]
         cells = index.movedim(dim, 0).reshape(len(rows), -1).long() * width
         cells = cells + torch.arange(width, device=cells.device)
         segments = Segments(cells.reshape(-1), size * width)
-        found = multiply(x.reshape(-1, 1), SegmentOperator(segments))
-    return found.view(size, *rest).movedim(0, dim)
+        sums = multiply(x.reshape(-1, 1), SegmentOperator(segments))
+    return sums.view(size, *trailing).movedim(0, dim)

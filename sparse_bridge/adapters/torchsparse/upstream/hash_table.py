@@ -45,8 +45,8 @@ class CoordinateTable:
             raise GeometryError(f"a kernel of {kernel} has {len(offsets)} offsets, not {volume}.")
         rows = core_rows(check_coords(coords, "lookup_coords"), profiles.PROFILES["2.0"])
         steps = triple(stride, "stride")[::-1]
-        found = key_search.find_rows(self._sites, rows, offsets, steps)
-        return _padded(found.t() + 1)
+        in_rows = key_search.find_rows(self._sites, rows, offsets, steps)
+        return _padded(in_rows.t() + 1)
 
     def insert_vals(self, keys: torch.Tensor) -> None:
         """keys: int64 [N]."""
@@ -59,8 +59,8 @@ class CoordinateTable:
         return _padded(key_search.find_keys(keys, self._keys, torch.int32) + 1)
 
 
-def _padded(found: torch.Tensor) -> torch.Tensor:
-    rows = -(-found.shape[0] // PAD) * PAD
-    out = found.new_zeros((rows, *found.shape[1:]))
-    out[: found.shape[0]] = found
+def _padded(in_rows: torch.Tensor) -> torch.Tensor:
+    rows = -(-in_rows.shape[0] // PAD) * PAD
+    out = in_rows.new_zeros((rows, *in_rows.shape[1:]))
+    out[: in_rows.shape[0]] = in_rows
     return out

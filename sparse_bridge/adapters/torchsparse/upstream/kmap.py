@@ -67,11 +67,11 @@ def build_kernel_map(
     pads, fine = triple(padding, "padding"), triple(tensor_stride, "tensor_stride")
     layer = _layer(kernel, steps, pads, fine, mode, downsample_mode)
     options.check_dataflow(dataflow)
-    given = None if spatial_range is None else tuple(spatial_range)
+    in_range = None if spatial_range is None else tuple(spatial_range)
     if generative:
-        return MapDict(_generated(coords, release, mode, kernel, steps, pads, given))
-    out_range = geometry.shrunk_range(given, kernel, steps, pads)
-    record = build_record(coords, release, layer, given, out_range, "build_kernel_map")
+        return MapDict(_generated(coords, release, mode, kernel, steps, pads, in_range))
+    out_range = geometry.shrunk_range(in_range, kernel, steps, pads)
+    record = build_record(coords, release, layer, in_range, out_range, "build_kernel_map")
     if release.divides:
         return MapDict(record)
     return (*pair_tensors(record.kmap), record.out_coords)
@@ -145,9 +145,9 @@ def generate(coords: torch.Tensor, stride: Any, kernel_size: Any, padding: Any, 
     such a layer. Raises ContractError without a range."""
     release = profiles.current()
     coords = check_coords(coords, "spupsample_generative")
-    given = None if spatial_range is None else tuple(spatial_range)
+    in_range = None if spatial_range is None else tuple(spatial_range)
     sizes = triple(kernel_size, "kernel_size"), triple(stride, "stride"), triple(padding, "padding")
-    return as_tensor(_new_level(coords, release, *sizes, given)[0], release)
+    return as_tensor(_new_level(coords, release, *sizes, in_range)[0], release)
 
 
 def transposed_table(out_in_map: torch.Tensor, size: int) -> torch.Tensor:

@@ -119,7 +119,7 @@ class MinkowskiBroadcastConcatenation(MinkowskiBroadcast):
 # names of 0.4
 
 AbstractMinkowskiBroadcast = MinkowskiBroadcastBase
-op_to_int = {kind: int(kind) for kind in OperationType}
+op_to_int = {operation: int(operation) for operation in OperationType}
 
 
 def operation_type_to_int(op):

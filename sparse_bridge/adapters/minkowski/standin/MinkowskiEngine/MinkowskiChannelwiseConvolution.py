@@ -57,11 +57,11 @@ class MinkowskiChannelwiseConvolution(KernelLayer):
         """
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
-        what, manager = type(self).__name__, input._manager
+        layer_name, manager = type(self).__name__, input._manager
         spec = self.kernel_generator.spec()
         key, kmap = manager._manager.layer_map(input.coordinate_map_key.key, spec)
-        out = channelwise_convolution(input._F, self.kernel, self.bias, kmap, what)
-        note("minkowski", what)
+        out = channelwise_convolution(input._F, self.kernel, self.bias, kmap, layer_name)
+        note("minkowski", layer_name)
         return SparseTensor._of(out, key, manager)
 
     def __repr__(self):

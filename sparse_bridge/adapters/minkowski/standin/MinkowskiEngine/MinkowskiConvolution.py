@@ -31,7 +31,7 @@ __all__ = [
 _SHARED = "in_channels out_channels kernel_size stride dilation has_bias=bias kernel_generator"
 
 
-def _function(transposed, what):
+def _function(transposed, layer_name):
     """`compute` of an autograd function; fills in an unset output key."""
 
     def compute(
@@ -44,10 +44,10 @@ def _function(transposed, what):
         coordinate_manager=None,
     ):
         registry, in_key = coordinate_manager._manager, in_coordinate_map_key.key
-        check_aligned(input_features, registry.grid(in_key), what)
-        found = registry.layer_map(in_key, kernel_generator.spec(transposed), given_by(out_coordinate_map_key))
-        out = convolve(input_features, kernel_weights, None, found.kmap, what)
-        fill(out_coordinate_map_key, found.key)
+        check_aligned(input_features, registry.grid(in_key), layer_name)
+        layer_map = registry.layer_map(in_key, kernel_generator.spec(transposed), given_by(out_coordinate_map_key))
+        out = convolve(input_features, kernel_weights, None, layer_map.kmap, layer_name)
+        fill(out_coordinate_map_key, layer_map.key)
         return out
 
     return staticmethod(compute)
@@ -69,12 +69,12 @@ class MinkowskiConvolutionFunction(ComposedFunction):
         return cls.compute(*args, **kwargs)
 
     @classmethod
-    def _from_old(cls, features, kernel, *rest):
+    def _from_old(cls, features, kernel, *arguments):
         from MinkowskiEngine.old_functions import old_generator
 
         finer = cls is not MinkowskiConvolutionFunction
-        kernel_arguments, rest = rest[:6], rest[6:]
-        expand, keys = (rest[0], rest[1:]) if finer and isinstance(rest[0], bool) else (0, rest)
+        kernel_arguments, arguments = arguments[:6], arguments[6:]
+        expand, keys = (arguments[0], arguments[1:]) if finer and isinstance(arguments[0], bool) else (0, arguments)
         generator = old_generator(*kernel_arguments, keys[0], finer)
         generator.expand_coordinates = bool(expand)
         return (features, kernel, generator, ConvolutionMode.DEFAULT, *keys)
@@ -170,13 +170,13 @@ class MinkowskiConvolutionBase(KernelLayer):
             coordinates = coords
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
-        what, manager = type(self).__name__, input._manager
+        layer_name, manager = type(self).__name__, input._manager
         try:  # attributes of a module are found five times slower
             kernel, bias = self._parameters["kernel"], self._parameters["bias"]
         except KeyError:  # reparametrised
             kernel, bias = self.kernel, self.bias
         if self.use_mm:
-            made = input._with(pointwise(input._F, kernel, bias, what, self))
+            output = input._with(pointwise(input._F, kernel, bias, layer_name, self))
         elif torch.compiler.is_compiling():
             return self._traced(input, coordinates, kernel, bias)
         elif coordinates is None:
@@ -185,18 +185,18 @@ class MinkowskiConvolutionBase(KernelLayer):
                 key, kmap = registry.layer_map(input.coordinate_map_key._key, spec)
             except StrideError:
                 kernel, (key, kmap) = fold(registry, input.coordinate_map_key.key, spec, kernel)
-            y = convolve(input._F, kernel, bias, kmap, what, self)
-            made = SparseTensor._of(y, key, manager)
+            y = convolve(input._F, kernel, bias, kmap, layer_name, self)
+            output = SparseTensor._of(y, key, manager)
         else:
-            made = self._convolve_at(coordinates, input, kernel, bias)
-        note("minkowski", what)
-        return made
+            output = self._convolve_at(coordinates, input, kernel, bias)
+        note("minkowski", layer_name)
+        return output
 
     def _traced(self, input, coordinates, kernel, bias):
         """In a graph; where that cannot be, between two graphs."""
         from sparse_bridge.adapters.minkowski import compiled
 
-        key = compiled.wanted(self, input, coordinates)
+        key = compiled.graph_output_key(self, input, coordinates)
         if key is None:
             return compiled.outside(type(self).forward, self, input, coordinates)
         features = compiled.convolved(self, input, kernel, bias, key)
@@ -204,14 +204,14 @@ class MinkowskiConvolutionBase(KernelLayer):
 
     def _convolve_at(self, coordinates, input, kernel, bias):
         spec, registry = self.kernel_generator.spec(self.is_transpose), input._manager._manager
-        wanted = _get_coordinate_map_key(input, coordinates, spec.scaled(input.tensor_stride))
-        in_key, key = input.coordinate_map_key.key, given_by(wanted)
+        out_map_key = _get_coordinate_map_key(input, coordinates, spec.scaled(input.tensor_stride))
+        in_key, key = input.coordinate_map_key.key, given_by(out_map_key)
         labelled_zero = isinstance(coordinates, torch.Tensor) and not profile.is_old()
         if spec.transposed and not spec.expand and labelled_zero:
             kernel, kmap = collapsed(registry, in_key, key, kernel)
         else:
             key, kmap = registry.layer_map(in_key, spec, key)
-            fill(wanted, key)
+            fill(out_map_key, key)
         out = convolve(input._F, kernel, bias, kmap, type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
 

@@ -77,13 +77,13 @@ class CoordinateManager:
         if D < 1:
             raise ArgumentValueError(f"D={D}; a coordinate manager needs its number of axes.")
         if num_threads < 0:
-            wanted = os.environ.get("OMP_NUM_THREADS", "")
-            count = int(wanted) if wanted.isdigit() else CPU_COUNT
+            omp_threads = os.environ.get("OMP_NUM_THREADS", "")
+            count = int(omp_threads) if omp_threads.isdigit() else CPU_COUNT
             num_threads = min(count, _MOST_THREADS)
-        kind = coordinate_map_type if coordinate_map_type is not None else _coordinate_map_type
-        if kind is not None:
-            checked("coordinate_map_type", kind, CoordinateMapType)
-        if kind is CoordinateMapType.CUDA and not torch.cuda.is_available():
+        map_type = coordinate_map_type if coordinate_map_type is not None else _coordinate_map_type
+        if map_type is not None:
+            checked("coordinate_map_type", map_type, CoordinateMapType)
+        if map_type is CoordinateMapType.CUDA and not torch.cuda.is_available():
             raise ContractError("a CUDA coordinate manager needs a GPU; none is available.")
         if allocator_type is not None:
             checked("allocator_type", allocator_type, GPUMemoryAllocatorType, MemoryManagerBackend)
@@ -91,9 +91,9 @@ class CoordinateManager:
             minkowski_algorithm = MinkowskiAlgorithm.DEFAULT
         self.D = D
         self.num_threads = num_threads
-        self.coordinate_map_type = kind
+        self.coordinate_map_type = map_type
         self.minkowski_algorithm = checked("minkowski_algorithm", minkowski_algorithm, MinkowskiAlgorithm)
-        self._manager = _REGISTRIES[kind](D)
+        self._manager = _REGISTRIES[map_type](D)
 
     # keys
 
@@ -180,10 +180,10 @@ class CoordinateManager:
         key = coords_key_or_tensor_strides
         if not isinstance(key, CoordinateMapKey):
             stride = tuple(convert_to_int_list(key, self.D))
-            found = sorted(k for k in self._manager.fields if k[0] == stride)
-            if not found:
+            keys = sorted(k for k in self._manager.fields if k[0] == stride)
+            if not keys:
                 raise ContractError(f"no coordinate field has tensor stride {list(stride)}.")
-            return self._manager.fields[found[0]].coords.clone()
+            return self._manager.fields[keys[0]].coords.clone()
         return self._manager.field(key.key).coords.clone()
 
     def size(self, coordinate_map_key):
@@ -256,8 +256,8 @@ class CoordinateManager:
 
     def union_map(self, in_keys, out_key):
         """int64 [2, N_i] per input (its rows, their union rows); fills in the unset `out_key`."""
-        found, pairs = manager.union_pairs(self._manager, [key.key for key in in_keys], out_key.is_key_set())
-        out_key.set_key(*found)
+        union_key, pairs = manager.union_pairs(self._manager, [key.key for key in in_keys], out_key.is_key_set())
+        out_key.set_key(*union_key)
         return pairs
 
     def interpolation_map_weight(self, key, samples):
@@ -275,7 +275,10 @@ class CoordinateManager:
 
 def new_manager(dimension, coordinates, allocator_type, minkowski_algorithm):
     """The manager of a tensor made from coordinates; `coords_man` gives it the methods of 0.4."""
-    kind = _KINDS.get(coordinates.device.type)
+    map_type = _KINDS.get(coordinates.device.type)
     return CoordinateManager(
-        D=dimension, coordinate_map_type=kind, allocator_type=allocator_type, minkowski_algorithm=minkowski_algorithm
+        D=dimension,
+        coordinate_map_type=map_type,
+        allocator_type=allocator_type,
+        minkowski_algorithm=minkowski_algorithm,
     )

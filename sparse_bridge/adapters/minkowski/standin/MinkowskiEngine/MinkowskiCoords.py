@@ -81,8 +81,8 @@ class CoordsManager(CoordinateManager):
 
         Raises: CoordinateTypeError, ContractError.
         """
-        made, (unique, inverse) = self.insert_and_map(coords, coords_key.getTensorStride())
-        coords_key.set_key(made.get_key())
+        map_key, (unique, inverse) = self.insert_and_map(coords, coords_key.getTensorStride())
+        coords_key.set_key(map_key.get_key())
         return unique, inverse if return_inverse else inverse[:0]
 
     def stride(self, coords_key, stride, force_creation=False):
@@ -157,7 +157,7 @@ class CoordsManager(CoordinateManager):
 
         on_gpu: leave them on the manager's device.
         """
-        found = self.kernel_map(
+        kernel_map = self.kernel_map(
             in_key_or_tensor_strides,
             out_key_or_tensor_strides,
             stride,
@@ -173,7 +173,7 @@ class CoordsManager(CoordinateManager):
         if RegionType(region_type) is RegionType.HYPERCROSS:
             volume = 1 + sum(k - 1 for k in size)
         none = torch.empty((2, 0), dtype=torch.int32)
-        pairs = [found.get(offset, none) for offset in range(volume)]
+        pairs = [kernel_map.get(offset, none) for offset in range(volume)]
         if not on_gpu:
             pairs = [pair.cpu() for pair in pairs]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -217,8 +217,8 @@ class CoordsManager(CoordinateManager):
         rows, n_rows = self.get_mapping_by_coords_key(source, target), self.size(target)
         if len(label) != len(rows):
             raise ContractError(f"{len(label)} labels for a map of {len(rows)} rows.")
-        held = rows >= 0
-        cells = rows[held] * max_label + label.cpu()[held]
+        has_cell = rows >= 0
+        cells = rows[has_cell] * max_label + label.cpu()[has_cell]
         return cells.bincount(minlength=n_rows * max_label).view(n_rows, max_label).argmax(1)
 
     def print_diagnostics(self, coords_key=None):

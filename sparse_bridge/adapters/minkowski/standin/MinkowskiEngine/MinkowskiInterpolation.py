@@ -71,7 +71,7 @@ class MinkowskiInterpolation(MinkowskiModuleBase):
         from sparse_bridge.adapters.minkowski import compiled
 
         registry, key = input._manager._manager, input.coordinate_map_key._key
-        if self.return_kernel_map or self.return_weights or compiled.known(registry, key) is None:
+        if self.return_kernel_map or self.return_weights or compiled.traced_sites(registry, key) is None:
             return compiled.outside(MinkowskiInterpolation.forward, self, input, tfield)
         check_query(input.F, tfield)
         return compiled.interpolated(registry, input.F, tfield, key)

@@ -30,8 +30,8 @@ def _resolved(region_type, region_offsets, axis_types, kernel_size, dimension):
     region_type = member("region_type", region_type, RegionType)
     region_type = region_of_axes(region_type, axis_types, dimension)
     if region_type is RegionType.HYBRID:
-        kinds = tuple(RegionType(kind) for kind in axis_types)
-        return region_type, hybrid_points(tuple(kernel_size), kinds)
+        types = tuple(RegionType(axis_type) for axis_type in axis_types)
+        return region_type, hybrid_points(tuple(kernel_size), types)
     if region_type is not RegionType.CUSTOM:
         return region_type, None
     if region_offsets is None:
@@ -154,16 +154,16 @@ class KernelGenerator:
         """The kernel as the adapter's layers take it, of a forward or a transposed layer."""
         size, stride = tuple(self.kernel_size), tuple(self.kernel_stride)
         now = (transposed, size, stride, tuple(self.kernel_dilation), self.region_type, self.expand_coordinates)
-        found = self._specs.get(now)
-        if found is None:
+        spec = self._specs.get(now)
+        if spec is None:
             expand = bool(self.expand_coordinates)
-            found = kernel_spec(self.region(), size, stride, expand, transposed)
-            self._specs[now] = found
-        return found
+            spec = kernel_spec(self.region(), size, stride, expand, transposed)
+            self._specs[now] = spec
+        return spec
 
     def __getstate__(self):
-        kept = self.__dict__.items()
-        return {name: value for name, value in kept if name not in ("_specs", "cache")}
+        state = self.__dict__.items()
+        return {name: value for name, value in state if name not in ("_specs", "cache")}
 
     def __setstate__(self, state):
         self.__dict__.update(state, _specs={}, cache={})
@@ -182,9 +182,9 @@ class KernelGenerator:
         stride = convert_to_int_list(tensor_stride, self.dimension)
         if is_transpose:
             stride = [t // s for t, s in zip(stride, self.kernel_stride, strict=True)]
-        found = self.cache.get(tuple(stride))
-        if found is None:
-            found = self.cache[tuple(stride)] = convert_region_type(
+        region = self.cache.get(tuple(stride))
+        if region is None:
+            region = self.cache[tuple(stride)] = convert_region_type(
                 self.region_type,
                 stride,
                 self.kernel_size,
@@ -194,7 +194,7 @@ class KernelGenerator:
                 self.axis_types,
                 self.dimension,
             )
-        return found
+        return region
 
     def __repr__(self):
         text = f"(kernel_size={self.kernel_size}, kernel_stride={self.kernel_stride}, "
@@ -241,15 +241,15 @@ class KernelLayer(MinkowskiModuleBase):
         return torch.tensor(numbers, dtype=torch.int32)
 
 
-def generator_of(given, kernel_size, stride, dilation, dimension, **options):
+def generator_of(generator, kernel_size, stride, dilation, dimension, **options):
     """A layer's generator: the one it was given, or one of its sizes.
 
     Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
     """
     if dimension is None or dimension < 1:
         raise DimensionError(f"dimension={dimension}; expected 1 or more.")
-    if given is not None:
-        return given
+    if generator is not None:
+        return generator
     if isinstance(kernel_size, int) and kernel_size < 1:
         raise ContractError(f"kernel_size={kernel_size}; expected 1 or more.")
     return KernelGenerator(kernel_size, stride, dilation, dimension=dimension, **options)

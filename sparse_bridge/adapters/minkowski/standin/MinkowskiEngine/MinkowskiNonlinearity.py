@@ -56,17 +56,17 @@ class MinkowskiNonlinearityBase(_ModuleBase):
             refuse_kind(self, input)
         activation = self._modules["module"]
         if torch.is_grad_enabled() and isinstance(activation, nn.ReLU):
-            made = training_norms.rectify(activation, activation, input)
+            output = training_norms.rectify(activation, activation, input)
         else:
             conv = None if input._late is None else pending_of(input)
-            known = None if conv is None else fusion.own_activation(activation)
-            if known is None:
-                made = input._with(activation(input._F))
+            fused = None if conv is None else fusion.own_activation(activation)
+            if fused is None:
+                output = input._with(activation(input._F))
             else:
                 inplace = getattr(activation, "inplace", False)
-                made = input._with(inference.activated(conv, known, inplace, activation, input))
+                output = input._with(inference.activated(conv, fused, inplace, activation, input))
         note("minkowski", type(self).__name__)
-        return made
+        return output
 
     def __repr__(self):
         return self.__class__.__name__ + "()"

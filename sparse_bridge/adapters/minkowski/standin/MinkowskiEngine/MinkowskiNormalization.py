@@ -47,11 +47,11 @@ class MinkowskiBatchNorm(MinkowskiModuleBase):
             refuse_kind(self, input)
         norm = self._modules["bn"]
         if norm.training and len(input._F):
-            made = training_norms.normalise(norm, norm, input)
+            output = training_norms.normalise(norm, norm, input)
         else:
-            made = input._with(batch_norm(norm, input))
+            output = input._with(batch_norm(norm, input))
         note("minkowski", type(self).__name__)
-        return made
+        return output
 
     def __repr__(self):
         bn = self.bn

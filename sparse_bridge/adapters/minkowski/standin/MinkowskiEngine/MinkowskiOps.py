@@ -50,9 +50,9 @@ class MinkowskiLinear(MinkowskiModuleBase):
     def forward(self, input):
         if not isinstance(input, Tensor):
             refuse_kind(self, input)
-        made = input._with(self._modules["linear"](input._F))
+        output = input._with(self._modules["linear"](input._F))
         note("minkowski", type(self).__name__)
-        return made
+        return output
 
     def __repr__(self):
         linear = self.linear
@@ -87,11 +87,11 @@ def _joined(tensors):
 def _result(tensors, features):
     first = tensors[0]
     if isinstance(first, TensorField):
-        made = TensorField(
+        field = TensorField(
             features, coordinate_field_map_key=first.coordinate_field_map_key, coordinate_manager=first._manager
         )
-        made._C = first._C
-        return made
+        field._C = first._C
+        return field
     return first._with(features)
 
 

@@ -38,8 +38,8 @@ def _checked_mode(mode):
     return base_mode(member("pooling_mode", mode, PoolingMode))
 
 
-def _is_bool(*given):
-    return isinstance(given[0], bool)
+def _is_bool(*arguments):
+    return isinstance(arguments[0], bool)
 
 
 class MinkowskiLocalPoolingFunction(ComposedFunction):
@@ -54,7 +54,7 @@ class MinkowskiLocalPoolingFunction(ComposedFunction):
         out_coordinate_map_key=None,
         coordinate_manager=None,
     ):
-        out, found = local_pooling(
+        out, out_key = local_pooling(
             coordinate_manager._manager,
             input_features,
             _checked_mode(pooling_mode),
@@ -62,7 +62,7 @@ class MinkowskiLocalPoolingFunction(ComposedFunction):
             kernel_generator.spec(),
             given_by(out_coordinate_map_key),
         )
-        fill(out_coordinate_map_key, found)
+        fill(out_coordinate_map_key, out_key)
         return out
 
 
@@ -78,7 +78,7 @@ class MinkowskiLocalPoolingTransposeFunction(ComposedFunction):
         out_coordinate_map_key=None,
         coordinate_manager=None,
     ):
-        out, found = transposed_pooling(
+        out, out_key = transposed_pooling(
             coordinate_manager._manager,
             input_features,
             "sum",
@@ -86,7 +86,7 @@ class MinkowskiLocalPoolingTransposeFunction(ComposedFunction):
             kernel_generator.spec(True),
             given_by(out_coordinate_map_key),
         )
-        fill(out_coordinate_map_key, found)
+        fill(out_coordinate_map_key, out_key)
         return out
 
 
@@ -108,10 +108,10 @@ class MinkowskiGlobalPoolingFunction(ComposedFunction):
     def compute(
         input_features, pooling_mode, in_coordinate_map_key, out_coordinate_map_key=None, coordinate_manager=None
     ):
-        out, found = global_pooling(
+        out, out_key = global_pooling(
             coordinate_manager._manager, input_features, _checked_mode(pooling_mode), in_coordinate_map_key.key
         )
-        fill(out_coordinate_map_key, found)
+        fill(out_coordinate_map_key, out_key)
         return out
 
 
@@ -156,14 +156,14 @@ class MinkowskiPoolingBase(KernelLayer):
         coordinates = coords if coordinates is None else coordinates
         if torch.compiler.is_compiling():
             return self._traced(input, coordinates)
-        spec, wanted = self.kernel_generator.spec(self.is_transpose), None
+        spec, out_map_key = self.kernel_generator.spec(self.is_transpose), None
         if coordinates is not None:
             stride = spec.scaled(input.tensor_stride)
-            wanted = _get_coordinate_map_key(input, coordinates, stride)
+            out_map_key = _get_coordinate_map_key(input, coordinates, stride)
         out, key = self._pool(
-            input._manager._manager, input._F, self._mode(), input.coordinate_map_key.key, spec, given_by(wanted)
+            input._manager._manager, input._F, self._mode(), input.coordinate_map_key.key, spec, given_by(out_map_key)
         )
-        fill(wanted, key)
+        fill(out_map_key, key)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
 
@@ -171,7 +171,7 @@ class MinkowskiPoolingBase(KernelLayer):
         """In a graph; where that cannot be, between two graphs."""
         from sparse_bridge.adapters.minkowski import compiled
 
-        key = compiled.wanted(self, input, coordinates)
+        key = compiled.graph_output_key(self, input, coordinates)
         if key is None:
             return compiled.outside(MinkowskiPoolingBase.forward, self, input, coordinates)
         features = compiled.pooled(self, input, self._mode(), key)
@@ -276,15 +276,15 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
         return base_mode(self.pooling_mode) == "avg"
 
     def forward(self, input, coordinates=None):
-        asked = input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
+        operands = input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
         if torch.compiler.is_compiling():
             from sparse_bridge.adapters.minkowski import compiled
 
-            if compiled.known(asked[0], asked[3]) is None:
+            if compiled.traced_sites(operands[0], operands[3]) is None:
                 return compiled.outside(MinkowskiGlobalPooling.forward, self, input)
-            out, key = compiled.pooled_globally(*asked)
+            out, key = compiled.pooled_globally(*operands)
         else:
-            out, key = global_pooling(*asked)
+            out, key = global_pooling(*operands)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
 

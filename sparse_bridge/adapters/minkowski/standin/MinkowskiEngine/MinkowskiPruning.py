@@ -18,8 +18,8 @@ class MinkowskiPruningFunction(ComposedFunction):
 
     @staticmethod
     def compute(in_feat, mask, in_coords_key, out_coords_key=None, coords_manager=None):
-        given = given_by(out_coords_key)
-        out, key = prune(coords_manager._manager, in_feat, mask, in_coords_key.key, given)
+        target = given_by(out_coords_key)
+        out, key = prune(coords_manager._manager, in_feat, mask, in_coords_key.key, target)
         fill(out_coords_key, key)
         return out
 

@@ -49,14 +49,14 @@ __all__ = [
 ]
 
 
-def _has_key(*given):
+def _has_key(*arguments):
     """Whether 0.4's coords_key stands where 0.5 takes a tensor stride."""
-    return given[2] is None or isinstance(given[2], CoordinateMapKey)
+    return arguments[2] is None or isinstance(arguments[2], CoordinateMapKey)
 
 
-def _has_corner(*given):
+def _has_corner(*arguments):
     """Whether 0.4's min_coords or max_coords stand where 0.5 takes a shape."""
-    return isinstance(given[0], torch.Tensor)
+    return isinstance(arguments[0], torch.Tensor)
 
 
 class SparseTensor(OldSparseTensor, Tensor):
@@ -158,30 +158,30 @@ class SparseTensor(OldSparseTensor, Tensor):
     @classmethod
     def _of(cls, features, key, manager):
         """A tensor of a layer's features on the map `key`; nothing is checked."""
-        made = object.__new__(SparseTensor)
-        made._late = None
+        tensor = object.__new__(SparseTensor)
+        tensor._late = None
         if type(features) is torch.Tensor:
-            made._F = features
+            tensor._F = features
         else:
-            keep(made, features)
-        made._C, made._manager = None, manager
-        made._D, made.quantization_mode = manager.D, SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
-        made.coordinate_map_key = CoordinateMapKey.of(key)
-        return made
+            keep(tensor, features)
+        tensor._C, tensor._manager = None, manager
+        tensor._D, tensor.quantization_mode = manager.D, SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
+        tensor.coordinate_map_key = CoordinateMapKey.of(key)
+        return tensor
 
     def _with(self, features):
-        made = object.__new__(SparseTensor)
-        made._late = None
+        tensor = object.__new__(SparseTensor)
+        tensor._late = None
         if type(features) is PendingConv:
-            keep(made, features)
+            keep(tensor, features)
         else:
             if not isinstance(features, torch.Tensor) or features.ndim != 2:
                 check_features(features)
-            made._F = features
-        made._C, made._manager, made._D = None, self._manager, self._D
-        made.quantization_mode = SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
-        made.coordinate_map_key = self.coordinate_map_key
-        return made
+            tensor._F = features
+        tensor._C, tensor._manager, tensor._D = None, self._manager, self._D
+        tensor.quantization_mode = SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
+        tensor.coordinate_map_key = self.coordinate_map_key
+        return tensor
 
     def _combined(self, other, function):
         features, key = rows.combine(
@@ -318,10 +318,10 @@ class SparseTensor(OldSparseTensor, Tensor):
 
 def refuse_input(layer, input):
     """Raise the ContractError for what is no SparseTensor, or has another dimension."""
-    what = type(layer).__name__
+    layer_name = type(layer).__name__
     if not isinstance(input, SparseTensor):
-        raise ContractError(f"{what} takes a SparseTensor, got {type(input).__name__}.")
-    raise ContractError(f"{what} has dimension {layer.dimension}, its input has D={input.D}.")
+        raise ContractError(f"{layer_name} takes a SparseTensor, got {type(input).__name__}.")
+    raise ContractError(f"{layer_name} has dimension {layer.dimension}, its input has D={input.D}.")
 
 
 def _get_coordinate_map_key(input, coordinates=None, tensor_stride=1, expand_coordinates=False):

@@ -103,14 +103,14 @@ class TensorField(Tensor):
         return self.coordinate_field_map_key
 
     def _with(self, features, quantization_mode=None):
-        made = TensorField(
+        field = TensorField(
             features,
             coordinate_field_map_key=self.coordinate_field_map_key,
             coordinate_manager=self._manager,
             quantization_mode=quantization_mode or self.quantization_mode,
         )
-        made._C = self._C
-        return made
+        field._C = self._C
+        return field
 
     def _combined(self, other, function):
         raise ContractError(
@@ -174,10 +174,10 @@ class TensorField(Tensor):
             features, key = reduce_onto(self._F, mode, rows, n_rows), coordinate_map_key
         else:
             stride = tuple(convert_to_int_list(tensor_stride, self._D))
-            found, first, inverse = manager.voxelize(registry, field_key, stride)
-            n_rows = registry.grid(found).n_rows
+            out_key, first, inverse = manager.voxelize(registry, field_key, stride)
+            n_rows = registry.grid(out_key).n_rows
             features = reduce_points(self._F, mode, first, inverse, n_rows)
-            key = CoordinateMapKey.of(found)
+            key = CoordinateMapKey.of(out_key)
         return SparseTensor(features, coordinate_map_key=key, coordinate_manager=self._manager)
 
     @between_graphs
@@ -212,11 +212,11 @@ def _cells(x, finer):
     """int64: the row of `x` whose cell holds each row of a finer tensor. Raises CoordinateError."""
     _check_same_manager(x, finer)
     keys = finer.coordinate_map_key.key, x.coordinate_map_key.key
-    found = x._manager._manager.parent_rows(*keys)
-    missing = int((found < 0).sum())
+    rows = x._manager._manager.parent_rows(*keys)
+    missing = int((rows < 0).sum())
     if missing:
-        raise CoordinateError(f"{missing} of {len(found)} rows have no cell on the map {x.coordinate_map_key}.")
-    return found
+        raise CoordinateError(f"{missing} of {len(rows)} rows have no cell on the map {x.coordinate_map_key}.")
+    return rows
 
 
 def _of_points(x, points, slicing_mode):

@@ -99,21 +99,21 @@ _ALSO = {
 
 def _fill():
     """Import every submodule now: some share their name with a class, and the class must stay."""
-    found = {}
+    namespace = {}
     for name in _LAYERS:
         module = _import_module(f"MinkowskiEngine.{name}")
-        found.update({public: getattr(module, public) for public in module.__all__})
+        namespace.update({public: getattr(module, public) for public in module.__all__})
     for name, publics in _NAMES.items():
         module = _import_module(name)
-        found.update({public: getattr(module, public) for public in publics})
+        namespace.update({public: getattr(module, public) for public in publics})
     for name, publics in _ALSO.items():
-        vars(_import_module(f"MinkowskiEngine.{name}")).update({p: found[p] for p in publics})
-    found["sum"] = _import_module("MinkowskiEngine.MinkowskiOps")._sum
-    del found["ComposedFunction"]
+        vars(_import_module(f"MinkowskiEngine.{name}")).update({p: namespace[p] for p in publics})
+    namespace["sum"] = _import_module("MinkowskiEngine.MinkowskiOps")._sum
+    del namespace["ComposedFunction"]
     _import_module("MinkowskiEngine.SparseTensor")  # 0.4's module; the name is the class's
     for verb in ("clear_global", "global", "set_global"):
-        found[f"{verb}_coords_man"] = found[f"{verb}_coordinate_manager"]
-    return found
+        namespace[f"{verb}_coords_man"] = namespace[f"{verb}_coordinate_manager"]
+    return namespace
 
 
 globals().update(_fill())

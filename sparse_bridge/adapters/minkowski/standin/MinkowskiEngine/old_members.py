@@ -68,11 +68,11 @@ class OldSparseTensor(OldTensor):
             return self
         from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 
-        made = SparseTensor(self._F.to(device), self._sites().to(device), tensor_stride=self.tensor_stride)
+        moved = SparseTensor(self._F.to(device), self._sites().to(device), tensor_stride=self.tensor_stride)
         if not profile.is_old():
-            return made
-        self._F, self._manager, self._C = made._F, made._manager, None
-        self.coordinate_map_key = made.coordinate_map_key
+            return moved
+        self._F, self._manager, self._C = moved._F, moved._manager, None
+        self.coordinate_map_key = moved.coordinate_map_key
         return self
 
     def set_tensor_stride(self, s):

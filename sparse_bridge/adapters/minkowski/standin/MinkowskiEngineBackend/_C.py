@@ -114,8 +114,8 @@ def quantize_label_th(coordinates, labels, invalid_label):
 
 def quantize_label_np(coordinates, labels, invalid_label):
     """`quantize_label_th` for int32 arrays."""
-    found = quantize_label_th(torch.from_numpy(coordinates), torch.from_numpy(labels), invalid_label)
-    return tuple(part.int().numpy() for part in found)
+    results = quantize_label_th(torch.from_numpy(coordinates), torch.from_numpy(labels), invalid_label)
+    return tuple(part.int().numpy() for part in results)
 
 
 def quantization_average_features(features, in_map, out_map, out_nrows, mode=0):

@@ -14,12 +14,12 @@ def spconv_save_debug_data(data):
     """
     path = constants.SPCONV_DEBUG_SAVE_PATH
     if not path:
-        said = "nothing was saved; SPCONV_DEBUG_SAVE_PATH may name a file for it"
+        outcome = "nothing was saved; SPCONV_DEBUG_SAVE_PATH may name a file for it"
     else:
         try:
             with open(path, "wb") as file:
                 pickle.dump(data, file)
-            said = f"saved to {path}"
+            outcome = f"saved to {path}"
         except Exception as error:
-            said = f"not saved to {path}: {type(error).__name__}: {error}"
-    sys.stdout.write(f"spconv debug data: {said}\n")
+            outcome = f"not saved to {path}: {type(error).__name__}: {error}"
+    sys.stdout.write(f"spconv debug data: {outcome}\n")

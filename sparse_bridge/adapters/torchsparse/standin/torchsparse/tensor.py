@@ -59,20 +59,20 @@ class SparseTensor(LazyFeatures):
             self._caches = TensorCache()
 
     @classmethod
-    def _made(cls, feats, coords, stride, spatial_range, caches):
+    def _of_parts(cls, feats, coords, stride, spatial_range, caches):
         """A tensor of parts that need no conversion, with the caches of another one."""
-        made = cls.__new__(cls)
+        tensor = cls.__new__(cls)
         if type(feats) is Tensor:
-            made.feats = feats
+            tensor.feats = feats
         else:
-            keep(made, feats)
-        made.coords, made.stride = coords, stride
-        made.spatial_range, made._caches = spatial_range, caches
-        return made
+            keep(tensor, feats)
+        tensor.coords, tensor.stride = coords, stride
+        tensor.spatial_range, tensor._caches = spatial_range, caches
+        return tensor
 
     def _with(self, feats):
         """Other features, everything else as here."""
-        return self._made(feats, self.coords, self.stride, self.spatial_range, self._caches)
+        return self._of_parts(feats, self.coords, self.stride, self.spatial_range, self._caches)
 
     def __repr__(self):
         within = "" if self.spatial_range is None else f", spatial_range={self.spatial_range}"

@@ -57,12 +57,12 @@ def _truncated(part):
     return part.trunc() if differs and profile.is_old() else part
 
 
-def _second_is_bool(*given):  # 0.4's is_double
-    return isinstance(given[1], bool)
+def _second_is_bool(*arguments):  # 0.4's is_double
+    return isinstance(arguments[1], bool)
 
 
-def _fourth_is_bool(*given):
-    return isinstance(given[3], bool)
+def _fourth_is_bool(*arguments):
+    return isinstance(arguments[3], bool)
 
 
 @arguments_of_0_4("coords feats labels is_double", recognised=_fourth_is_bool)
@@ -127,17 +127,19 @@ class SparseCollation:
 
     def __call__(self, list_data):
         coords, feats, labels = list(zip(*list_data, strict=True))
-        kept, total = 0, 0
+        n_samples, total = 0, 0
         for part in coords:
             total += len(part)
             if 0 < self.limit_numpoints < total:
                 logging.getLogger(__name__).warning(
                     "a batch of %d points was cut to its first %d of %d samples (limit %d)",
                     sum(len(p) for p in coords),
-                    kept,
+                    n_samples,
                     len(coords),
                     self.limit_numpoints,
                 )
                 break
-            kept += 1
-        return _collate(coords[:kept], feats[:kept], labels[:kept], self.dtype, self.device, self.is_double)
+            n_samples += 1
+        return _collate(
+            coords[:n_samples], feats[:n_samples], labels[:n_samples], self.dtype, self.device, self.is_double
+        )

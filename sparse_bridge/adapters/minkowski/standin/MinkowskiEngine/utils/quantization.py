@@ -111,9 +111,9 @@ def _check(coordinates, features, labels):
         raise ContractError(f"features have shape {list(features.shape)}; expected [N, C].")
 
 
-def _has_size(*given):
+def _has_size(*arguments):
     """Whether 0.4's quantization_size stands where 0.5 takes return_maps_only."""
-    return len(given) > 6 and not isinstance(given[6], (bool, np.bool_, type(None)))
+    return len(arguments) > 6 and not isinstance(arguments[6], (bool, np.bool_, type(None)))
 
 
 @arguments_of_0_4(
@@ -168,23 +168,23 @@ def sparse_quantize(
 
     maps = [out(first), out(inverse)] if return_inverse else [out(first)]
     if return_maps_only:
-        found = maps
+        outputs = maps
     elif return_index and profile.is_old():
-        found = maps if voted is None else [maps[0], out(voted)]
+        outputs = maps if voted is None else [maps[0], out(voted)]
     else:
-        found = [out(voxels[first])]
-        found += [] if features is None else [_take(features, first)]
-        found += [] if voted is None else [out(voted)]
-        found += maps if return_index else []
-    return found[0] if len(found) == 1 else tuple(found)
+        outputs = [out(voxels[first])]
+        outputs += [] if features is None else [_take(features, first)]
+        outputs += [] if voted is None else [out(voted)]
+        outputs += maps if return_index else []
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _int_labels(coordinates, labels):
     """Labels as a tensor: those of arrays as int32. Raises: ContractError, CoordinateTypeError."""
     if isinstance(coordinates, np.ndarray):
-        given = np.asarray(labels)
-        cast = np.ascontiguousarray(given, dtype=np.int32)
-        if not np.array_equal(cast, given):
+        array = np.asarray(labels)
+        cast = np.ascontiguousarray(array, dtype=np.int32)
+        if not np.array_equal(cast, array):
             raise ContractError("labels must be integers of 32 bits.")
         return torch.from_numpy(cast)
     if coordinates.is_cuda:

@@ -30,8 +30,8 @@ def summary_string(model, input_size, batch_size=-1, device=None, dtypes=None):
     sizes = input_size if isinstance(input_size, list) else [input_size]
     if device is None:
         device = next((p.device for p in model.parameters()), "cpu")
-    kinds = [torch.float32] * len(sizes) if dtypes is None else dtypes
-    inputs = [torch.rand(_ROWS, *size).type(kind).to(device) for size, kind in zip(sizes, kinds, strict=True)]
+    input_dtypes = [torch.float32] * len(sizes) if dtypes is None else dtypes
+    inputs = [torch.rand(_ROWS, *size).type(dtype).to(device) for size, dtype in zip(sizes, input_dtypes, strict=True)]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

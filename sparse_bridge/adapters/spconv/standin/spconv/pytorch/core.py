@@ -233,21 +233,21 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         """
         if not constants.SPCONV_FX_TRACE_MODE and feature.ndim != 2:
             raise _ShapeContract(f"features {list(feature.shape)}; expected [N, C].")
-        twin = SparseConvTensor.__new__(SparseConvTensor)
-        twin._features = feature
-        twin.indices = self.indices
-        twin.spatial_shape = list(self.spatial_shape)
-        twin.batch_size = self.batch_size
-        twin.indice_dict = self.indice_dict
-        twin.grid = self.grid
-        twin.voxel_num = self.voxel_num
-        twin.benchmark = self.benchmark
-        twin.benchmark_record = self.benchmark_record
-        twin.thrust_allocator = self.thrust_allocator
-        twin._timer = self._timer
-        twin.force_algo = self.force_algo
-        twin.int8_scale = self.int8_scale
-        return twin
+        result = SparseConvTensor.__new__(SparseConvTensor)
+        result._features = feature
+        result.indices = self.indices
+        result.spatial_shape = list(self.spatial_shape)
+        result.batch_size = self.batch_size
+        result.indice_dict = self.indice_dict
+        result.grid = self.grid
+        result.voxel_num = self.voxel_num
+        result.benchmark = self.benchmark
+        result.benchmark_record = self.benchmark_record
+        result.thrust_allocator = self.thrust_allocator
+        result._timer = self._timer
+        result.force_algo = self.force_algo
+        result.int8_scale = self.int8_scale
+        return result
 
     def shadow_copy(self):
         return self.replace_feature(self._features)

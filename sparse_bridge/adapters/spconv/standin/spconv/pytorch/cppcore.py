@@ -16,7 +16,7 @@ from sparse_bridge.adapters.spconv.upstream.allocator import TorchSpconvMatmul a
 
 _TV_DTYPE_TO_TORCHQ = dict(_TV_DTYPE_TO_TORCH)
 _TH_QTYPES = {torch.qint8}
-_ALL_INTS = {code for code, kind in _TV_DTYPE_TO_TORCH.items() if not kind.is_floating_point}
+_ALL_INTS = {code for code, dtype in _TV_DTYPE_TO_TORCH.items() if not dtype.is_floating_point}
 __all__ = [
     "_ALL_INTS",
     "_TH_QTYPES",

@@ -151,8 +151,8 @@ def get_indice_pairs_implicit_gemm(
     """
     _no_bound(num_out_act_bound)
     rule = ksize, stride, padding, dilation, out_padding
-    kind = subm, transpose, algo, direct_table
-    out, kmap = _build(indices, batch_size, spatial_shape, rule, *kind)
+    options = subm, transpose, algo, direct_table
+    out, kmap = _build(indices, batch_size, spatial_shape, rule, *options)
     fwd, bwd = pairs.tables_of(kmap)
     counts = (fwd >= 0).sum(1, dtype=torch.int32)
     mask_fwd, order_fwd = pairs.masks_and_order(fwd, do_sort)

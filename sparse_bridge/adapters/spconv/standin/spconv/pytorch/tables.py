@@ -12,9 +12,11 @@ from sparse_bridge.errors import ContractError
 def _check(inputs):
     first, second = inputs[0], inputs[1]
     for other in inputs[1:]:
-        for what in ("spatial_shape", "batch_size"):
-            if getattr(first, what) != getattr(other, what):
-                raise ContractError(f"{what} differs: {getattr(first, what)} and {getattr(other, what)}.")
+        for attribute in ("spatial_shape", "batch_size"):
+            if getattr(first, attribute) != getattr(other, attribute):
+                raise ContractError(
+                    f"{attribute} differs: {getattr(first, attribute)} and {getattr(other, attribute)}."
+                )
         if first.features.shape[1] != other.features.shape[1]:
             raise ContractError(f"channel counts differ: {first.features.shape[1]} and {other.features.shape[1]}.")
         if first.features.shape[0] != other.features.shape[0]:

@@ -12,33 +12,33 @@ __all__ = ["ravel_hash", "sparse_quantize"]
 
 
 def ravel_hash(x):
-    """One number for every row of numbers [N, D], uint64 [N]: its place in the box around all rows,
+    """One number for every row of numbers [N, D], uint64 [N]: its cell in the box around all rows,
     the first column slowest. Differences to the smallest values are rounded down.
 
     Release 1.4 subtracts the smallest values from `x` itself.
     """
     if not isinstance(x, np.ndarray) or x.ndim != 2 or x.dtype.kind not in "iuf":
-        what = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise ContractError(f"ravel_hash got {what}; expected an array of numbers, [N, D].")
-    found = np.zeros(len(x), np.uint64)
+        argument = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise ContractError(f"ravel_hash got {argument}; expected an array of numbers, [N, D].")
+    keys = np.zeros(len(x), np.uint64)
     if len(x) == 0:
-        return found
+        return keys
     low = x.min(0)
     if x.dtype.kind == "f":
-        places = x - low
+        cells = x - low
     else:  # modulo 2^64, so that no difference overflows
-        places = x.astype(np.uint64) - low.astype(np.uint64)
-    most = places.max(0)
+        cells = x.astype(np.uint64) - low.astype(np.uint64)
+    most = cells.max(0)
     if not np.isfinite(most).all():
         raise ContractError("ravel_hash got numbers that are not finite.")
-    sizes = [int(place) + 1 for place in most]
+    sizes = [int(cell) + 1 for cell in most]
     if math.prod(sizes) > 1 << 64:
-        raise OverflowLimitError(f"rows in a box of {sizes} have more than 2^64 places.")
-    for column, size in zip(places.T, sizes, strict=True):
-        found = found * np.uint64(size % (1 << 64)) + column.astype(np.uint64)
+        raise OverflowLimitError(f"rows in a box of {sizes} have more than 2^64 cells.")
+    for column, size in zip(cells.T, sizes, strict=True):
+        keys = keys * np.uint64(size % (1 << 64)) + column.astype(np.uint64)
     if profile.current().name == "1.4":
         x -= low
-    return found
+    return keys
 
 
 def sparse_quantize(coords, voxel_size=1, *, return_index=False, return_inverse=False):

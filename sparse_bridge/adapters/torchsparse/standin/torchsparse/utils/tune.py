@@ -59,8 +59,8 @@ class StableTimeAccumulator:
         """Of the middle half. Raises ContractError without times."""
         if not self.times:
             raise ContractError("there are no times yet; call update(seconds).")
-        kept = sorted(self.times)[len(self.times) // 4 :]
-        return statistics.fmean(kept[: len(kept) - len(self.times) // 4])
+        upper = sorted(self.times)[len(self.times) // 4 :]
+        return statistics.fmean(upper[: len(upper) - len(self.times) // 4])
 
 
 def profile_model(model, data_loader, n_samples=100, collect_fn=None, enable_fp16=False):
@@ -70,7 +70,7 @@ def profile_model(model, data_loader, n_samples=100, collect_fn=None, enable_fp1
     model's input of a batch.  enable_fp16: with the model and its inputs in half precision. The
     device is waited for around every layer.
     """
-    found = {name: StableTimeAccumulator() for name, m in model.named_modules() if isinstance(m, Conv3d)}
+    times = {name: StableTimeAccumulator() for name, m in model.named_modules() if isinstance(m, Conv3d)}
     begins, handles = {}, []
 
     def wait(x):
@@ -78,25 +78,25 @@ def profile_model(model, data_loader, n_samples=100, collect_fn=None, enable_fp1
             torch.cuda.synchronize(x.feats.device)
         return time.perf_counter()
 
-    def before(name):
-        return lambda module, given: begins.__setitem__(name, wait(given[0]))
+    def start_timer(name):
+        return lambda module, inputs: begins.__setitem__(name, wait(inputs[0]))
 
-    def after(name):
-        return lambda module, given, result: found[name].update(wait(result) - begins[name])
+    def stop_timer(name):
+        return lambda module, inputs, result: times[name].update(wait(result) - begins[name])
 
     if enable_fp16:
         model.half()
-    for name in found:
+    for name in times:
         layer = model.get_submodule(name)
-        handles += [layer.register_forward_pre_hook(before(name)), layer.register_forward_hook(after(name))]
+        handles += [layer.register_forward_pre_hook(start_timer(name)), layer.register_forward_hook(stop_timer(name))]
     try:
         with torch.no_grad():
-            for place, batch in enumerate(data_loader):
-                if place >= n_samples:
+            for index, batch in enumerate(data_loader):
+                if index >= n_samples:
                     break
                 x = batch if collect_fn is None else collect_fn(batch)
                 model(x.half() if enable_fp16 else x)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return times

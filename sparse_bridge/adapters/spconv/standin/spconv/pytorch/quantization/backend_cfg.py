@@ -144,7 +144,7 @@ def get_spconv_backend_config(additional_bns=None):
     """torch's configuration for TensorRT and sparse layers. additional_bns: more norms."""
     config = get_tensorrt_backend_config()
     norms = [*_NORMS, *(additional_bns or [])]
-    patterns = [one for conv in _CONVOLUTIONS for one in _of_convolution(conv, norms)]
+    patterns = [pattern for conv in _CONVOLUTIONS for pattern in _of_convolution(conv, norms)]
     return config.set_backend_pattern_configs([*patterns, *_of_fused(), *_others()])
 
 

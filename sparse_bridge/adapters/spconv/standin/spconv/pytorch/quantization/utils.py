@@ -84,14 +84,14 @@ def fuse_spconv_act_eval(conv, act):
     Raises ContractError for a layer of kernel volume 1, which takes no activation.
     """
     _in_eval(conv, act)
-    kinds = {nn.ReLU: "ReLU", nn.LeakyReLU: "LeakyReLU", nn.Sigmoid: "Sigmoid"}
-    found = [name for kind, name in kinds.items() if isinstance(act, kind)]
-    if not found:
+    activation_names = {nn.ReLU: "ReLU", nn.LeakyReLU: "LeakyReLU", nn.Sigmoid: "Sigmoid"}
+    activations = [name for activation_class, name in activation_names.items() if isinstance(act, activation_class)]
+    if not activations:
         raise UnsupportedError(f"{type(act).__name__} cannot be fused; expected ReLU, LeakyReLU or Sigmoid.")
     if conv.conv1x1:
         raise ContractError("a convolution of kernel size 1 takes no fused activation.")
     fused = copy.deepcopy(conv)
-    fused.act_type = getattr(tv.gemm.Activation, found[0])
+    fused.act_type = getattr(tv.gemm.Activation, activations[0])
     fused.act_alpha = getattr(act, "negative_slope", 0)
     return fused
 

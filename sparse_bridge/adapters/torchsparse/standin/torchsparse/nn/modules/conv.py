@@ -29,29 +29,31 @@ class Conv3d(nn.Module):
 
     def __init__(self, in_channels, out_channels, kernel_size=3, stride=1, *args, **kwargs):
         super().__init__()
-        given = layer_arguments(args, kwargs)
+        arguments = layer_arguments(args, kwargs)
         release = profile.peek()
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size = make_ntuple(kernel_size, ndim=3)
         self.stride = make_ntuple(stride, ndim=3)
-        self.dilation = given.get("dilation", 1)
-        self.transposed = given.get("transposed", False)
-        self.generative = given.get("generative", False)
+        self.dilation = arguments.get("dilation", 1)
+        self.transposed = arguments.get("transposed", False)
+        self.generative = arguments.get("generative", False)
         if self.generative and not self.transposed:
             raise ContractError("generative=True is for transposed layers; set transposed=True.")
         self.padding = tuple(
             (k - 1) // 2 if k % 2 and s == 1 else p
-            for k, s, p in zip(self.kernel_size, self.stride, make_ntuple(given.get("padding", 0), ndim=3), strict=True)
+            for k, s, p in zip(
+                self.kernel_size, self.stride, make_ntuple(arguments.get("padding", 0), ndim=3), strict=True
+            )
         )
-        self._config = given.get("config")
+        self._config = arguments.get("config")
         if release.name == "2.0" and self._config is None:
             self._config = {"epsilon": 0.0, "mm_thresh": 0, "kmap_mode": "hashmap"}
         self.kernel_volume = math.prod(self.kernel_size)
         matrix = self.kernel_volume == 1 and (not release.divides or math.prod(self.stride) == 1)
         shape = (in_channels, out_channels)
         self.kernel = nn.Parameter(torch.zeros(*(shape if matrix else (self.kernel_volume, *shape))))
-        if given.get("bias", False):
+        if arguments.get("bias", False):
             self.bias = nn.Parameter(torch.zeros(out_channels))
         else:
             self.register_parameter("bias", None)

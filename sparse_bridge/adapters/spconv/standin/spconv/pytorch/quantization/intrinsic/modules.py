@@ -38,8 +38,8 @@ class _Residual(_FusedSparseModule):
     """relu(the others' result + add_input)"""
 
     def forward(self, input, add_input):
-        *before, relu = self
-        for module in before:
+        *layers, relu = self
+        for module in layers:
             input = _apply(module, input)
         return _apply(relu, input + add_input)
 

@@ -48,18 +48,18 @@ class _Quantised(WeightedQuantizedModule):
         return y
 
     @classmethod
-    def _made(cls, layer, weight, scale, zero_point):
-        made = cls._like(layer)
-        made.set_weight_bias(weight.detach(), None if layer.bias is None else layer.bias.detach())
-        made.scale = torch.as_tensor(scale, dtype=torch.float32).reshape(()).clone()
-        made.zero_point = torch.as_tensor(zero_point, dtype=torch.long).reshape(()).clone()
-        return made.train(layer.training)
+    def _quantized(cls, layer, weight, scale, zero_point):
+        quantized = cls._like(layer)
+        quantized.set_weight_bias(weight.detach(), None if layer.bias is None else layer.bias.detach())
+        quantized.scale = torch.as_tensor(scale, dtype=torch.float32).reshape(()).clone()
+        quantized.zero_point = torch.as_tensor(zero_point, dtype=torch.long).reshape(()).clone()
+        return quantized.train(layer.training)
 
     @classmethod
     def _observed(cls, layer, weight_observer, output_observer):
         weight_observer(layer.weight)
         weight = _quantize_weight(layer.weight.float(), weight_observer)
-        return cls._made(layer, weight, *output_observer.calculate_qparams())
+        return cls._quantized(layer, weight, *output_observer.calculate_qparams())
 
     @classmethod
     def from_float(cls, mod):
@@ -78,7 +78,7 @@ class _Quantised(WeightedQuantizedModule):
     @classmethod
     def _from_reference(cls, layer, scale, zero_point):
         layer = _first(layer)
-        return cls._made(layer, layer.get_quantized_weight(), scale, zero_point)
+        return cls._quantized(layer, layer.get_quantized_weight(), scale, zero_point)
 
 
 def _first(layer):
@@ -128,9 +128,9 @@ class SparseConv(SparseConvolutionBase, SparseModule, _Quantised):
     def _like(cls, conv):
         arguments = constructor_arguments(conv)
         name = arguments.pop("name")
-        made = cls(**arguments, device=conv.weight.device)
-        made.name = name
-        return made
+        quantized = cls(**arguments, device=conv.weight.device)
+        quantized.name = name
+        return quantized
 
     @classmethod
     def get_qconv(cls, mod, activation_post_process, weight_post_process=None):

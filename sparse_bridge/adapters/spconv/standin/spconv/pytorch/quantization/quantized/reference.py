@@ -84,13 +84,13 @@ class SpConv(SparseConvolution, ReferenceQuantizedModule):
 
     @classmethod
     def from_float(cls, float_conv, weight_qparams):
-        made = cls(
+        reference = cls(
             **constructor_arguments(float_conv),
             device=float_conv.weight.device,
             dtype=float_conv.weight.dtype,
             weight_qparams=weight_qparams,
         )
-        made.weight = nn.Parameter(float_conv.weight.detach())
+        reference.weight = nn.Parameter(float_conv.weight.detach())
         if float_conv.bias is not None:
-            made.bias = nn.Parameter(float_conv.bias.detach())
-        return made.train(float_conv.training)
+            reference.bias = nn.Parameter(float_conv.bias.detach())
+        return reference.train(float_conv.training)

@@ -82,18 +82,18 @@ class _SparseConv(SparseConvolution):
 
     @classmethod
     def _of(cls, conv, qconfig, **more):
-        made = cls(**constructor_arguments(conv), qconfig=qconfig, **more)
-        made.weight, made.bias = conv.weight, conv.bias
-        made.weight_fake_quant.to(conv.weight.device)
-        return made
+        layer = cls(**constructor_arguments(conv), qconfig=qconfig, **more)
+        layer.weight, layer.bias = conv.weight, conv.bias
+        layer.weight_fake_quant.to(conv.weight.device)
+        return layer
 
     def _float_conv(self, weight, bias):
         arguments = {**constructor_arguments(self), "bias": bias is not None}
-        made = self._FLOAT_CONV_MODULE(**arguments)
-        made.weight = nn.Parameter(weight.detach())
+        float_conv = self._FLOAT_CONV_MODULE(**arguments)
+        float_conv.weight = nn.Parameter(weight.detach())
         if bias is not None:
-            made.bias = nn.Parameter(bias.detach())
-        return made.train(self.training)
+            float_conv.bias = nn.Parameter(bias.detach())
+        return float_conv.train(self.training)
 
 
 class SparseConv(_SparseConv):
@@ -245,9 +245,9 @@ class SparseConvBn(_SparseConv):
     def from_float(cls, mod, use_precomputed_fake_quant=False):
         """mod: a convolution fused with a norm and what follows; it has a `qconfig`."""
         conv, bn = mod[0], mod[1]
-        made = cls._of(conv, mod.qconfig, eps=bn.eps, momentum=bn.momentum)
-        made.bn = bn
-        return made.train(mod.training)
+        layer = cls._of(conv, mod.qconfig, eps=bn.eps, momentum=bn.momentum)
+        layer.bn = bn
+        return layer.train(mod.training)
 
     def to_float(self):
         return self._float_conv(*norm_folded(self, self.bn))

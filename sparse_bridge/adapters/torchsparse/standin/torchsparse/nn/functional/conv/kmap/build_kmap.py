@@ -43,9 +43,9 @@ def build_kernel_map(*args, **kwargs):
     coords).  2.1: (coords, input_node_num, kernel_size=2, stride=2, padding=0, ...) -> dict.
     """
     names = _NEW if profile.current().divides else _OLD
-    given = coords_arguments("build_kernel_map", names, args, kwargs)
-    given = {"kernel_size": 2, "stride": 2, **given}
-    used = {name: given[name] for name in _USED if name in given}
+    arguments = coords_arguments("build_kernel_map", names, args, kwargs)
+    arguments = {"kernel_size": 2, "stride": 2, **arguments}
+    used = {name: arguments[name] for name in _USED if name in arguments}
     return kernel_maps.build_kernel_map(**used)
 
 

@@ -14,5 +14,5 @@ def spdownsample(*args, **kwargs):
     """
     old, new = ("tensor_stride",), ("padding", "spatial_range", "downsample_mode")
     names = ("stride", "kernel_size", *(new if profile.current().divides else old))
-    given = coords_arguments("spdownsample", names, args, kwargs)
-    return kmap.downsample(**{"stride": 2, "kernel_size": 2, **given})
+    arguments = coords_arguments("spdownsample", names, args, kwargs)
+    return kmap.downsample(**{"stride": 2, "kernel_size": 2, **arguments})

@@ -12,6 +12,6 @@ _NAMES = ("stride", "kernel_size", "padding", "spatial_range")
 def spupsample_generative(*args, **kwargs):
     """(coords, stride=2, kernel_size=2, padding=0, spatial_range=None): every site around the
     coordinates times stride, int32 [M, 4], ascending."""
-    given = coords_arguments("spupsample_generative", _NAMES, args, kwargs)
+    arguments = coords_arguments("spupsample_generative", _NAMES, args, kwargs)
     default = {"stride": 2, "kernel_size": 2, "padding": 0, "spatial_range": None}
-    return kmap.generate(**{**default, **given})
+    return kmap.generate(**{**default, **arguments})
