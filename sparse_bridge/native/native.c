@@ -31,7 +31,7 @@
   X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)      \
   X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(_current_level)               \
   X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
-  X(flipped) X(forward) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
+  X(flipped) X(forward) X(fp16_sums) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
   X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
   X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook)           \
   X(_make) X(_map) X(memory) X(MIN_DEFERRED_ELEMENTS) X(n_offsets) X(n_pairs) X(n_rows)            \
@@ -56,7 +56,7 @@ NAMES(DECLARE)
   X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(FusedPlan)                     \
   X(GatherGemm) X(NarrowGemm) X(Part) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
   X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \
-  X(precompile) X(settings) X(StreamOrder) X(strided) X(Tensor) X(torch_c) X(trace) X(Waiting)
+  X(precision) X(precompile) X(settings) X(StreamOrder) X(strided) X(Tensor) X(torch_c) X(trace) X(Waiting)
 
 #define DECLARE(name) static PyObject *g_##name;
 HANDED(DECLARE)
@@ -94,6 +94,7 @@ ASKED(DECLARE)
 
 static PyObject *a_stream; /* _cuda_getCurrentRawStream */
 static PyObject *s_constants_of_spconv;
+static PyObject *allows_fp16_sums; /* _get_cublas_allow_fp16_accumulation */
 
 static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* as `history.STEPS` */
 static PyObject *no_slope;                                          /* 0.0 */
@@ -110,9 +111,20 @@ static int refused(void) {
   return (drawn >> 32) < refusing;
 }
 
+/* Whether torch's switch for sums in fp16, which it has from 2.7 on, has been turned since
+ * `precision.follow_torch` asked it. */
+static int sums_turned(void) {
+  PyObject *ask = PyDict_GetItem(g_torch_c, allows_fp16_sums);
+  PyObject *now = ask ? PyObject_CallNoArgs(ask) : NULL;
+  if (ask && !now) PyErr_Clear(); /* Python asks again, and raises */
+  int turned = ask && now != PyDict_GetItem(g_precision, s_fp16_sums);
+  Py_XDECREF(now);
+  return turned;
+}
+
 /* Whether Python is to take a call: also where the setting `native` is off now. */
 static int declined(void) {
-  if (refused()) return 1;
+  if (refused() || sums_turned()) return 1;
   PyObject *now = PyDict_GetItem(g_settings, s_generation);
   if (now == asked_at) return turned_off;
   Py_XINCREF(now); /* another thread may change it meanwhile: then it is asked again */
@@ -1233,7 +1245,7 @@ static PyObject *form_of(Scope *s, PyObject *layer, PyObject *features, PyObject
   PyObject *groups = item(s, layer, s_groups), *wide = item(s, layer, s_fp32_accum);
   PyObject *tf32 = Py_False;
   refuse_unless(s, groups && switches && wide);
-  if (wide == Py_False) /* sums in fp16, where features are */
+  if (wide != Py_None) /* sums of fp16 products as the layer says */
     refuse_unless(s, get(s, features, s_dtype) != PyTuple_GET_ITEM(parts, 4));
   if (s->state == GOES_ON) {
     PyObject *allowed = item(s, get(s, switches, s___dict__), s_SPCONV_ALLOW_TF32);
@@ -1400,6 +1412,7 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
   ASKED(INTERN)
 #undef INTERN
   a_stream = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
+  allows_fp16_sums = PyUnicode_InternFromString("_get_cublas_allow_fp16_accumulation");
   zero = PyLong_FromLong(0), one = PyLong_FromLong(1), two = PyLong_FromLong(2);
   no_slope = PyFloat_FromDouble(0.0);
   masked = PyUnicode_InternFromString("masked");

@@ -162,7 +162,7 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     if type(kmap) is not KernelMap or x.indices.device != features.device or not keys.fits(layer, x, record, features):
         return None
     indices, shape, kmap = _ends(layer, record, kmap)
-    form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
+    form = form_of(layer.groups, allow_tf32(), _sums(layer, features))
     result = known_call(layer, features, weight, kmap, epilogue, form)
     if result is None:
         return None
@@ -180,7 +180,7 @@ def _traced(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names:
         return _pointwise(layer, x, check_input(x, type(layer).__name__), weight, epilogue.bias)
     learns = torch.is_grad_enabled()  # an activation that needs a gradient follows the product
     end = Epilogue(epilogue.bias) if learns else epilogue
-    form = ConvForm("ovi", layer.groups, _precision(allow_tf32(), _adds_in_fp16(layer, x._features)))
+    form = ConvForm("ovi", layer.groups, _precision(allow_tf32(), _sums(layer, x._features)))
     output = compiled.convolved(layer, x, weight, end, form)
     out = output.tensor(x, _activated(output.features, epilogue) if learns else output.features)
     if layer.record_voxel_count:
@@ -210,7 +210,7 @@ def _product(
         built_map = getattr(record, "_map", None)  # the framework's own records have none
         kmap = built_map if type(built_map) is KernelMap else kernel_map_of(record)
         indices, shape, kmap = _ends(layer, record, kmap)
-    form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
+    form = form_of(layer.groups, allow_tf32(), _sums(layer, features))
     if torch.is_grad_enabled():
         y = _trained(layer, features, weight, kmap, epilogue, form)
     else:
@@ -262,17 +262,21 @@ def _convolve(
 
 
 @functools.cache
-def form_of(groups: int, tf32: bool, half: bool = False) -> ConvForm:
-    return ConvForm("ovi", groups, _precision(tf32, half))
+def form_of(groups: int, tf32: bool, sums: str = "") -> ConvForm:
+    return ConvForm("ovi", groups, _precision(tf32, sums))
 
 
-def _precision(tf32: bool, half: bool) -> str:
-    return "half" if half else "tf32" if tf32 else "ieee"
+def _precision(tf32: bool, sums: str) -> str:
+    return sums or ("tf32" if tf32 else "ieee")
 
 
-def _adds_in_fp16(layer: Any, features: torch.Tensor) -> bool:
-    """Whether the layer was made with fp32_accum=False, which is leave to add up in fp16."""
-    return features.dtype is torch.float16 and getattr(layer, "fp32_accum", None) is False
+def _sums(layer: Any, features: torch.Tensor) -> str:
+    """What a layer made with `fp32_accum` says of sums of fp16 products: "half" (False: leave to run in fp16) or
+    "wide" (True: fp32 whatever torch's switch says); "" where it says nothing."""
+    accum = getattr(layer, "fp32_accum", None)
+    if accum is None or features.dtype is not torch.float16:
+        return ""
+    return "wide" if accum else "half"
 
 
 def _learns(*tensors: torch.Tensor | None) -> bool:

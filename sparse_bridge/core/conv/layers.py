@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ... import memory, native, settings, state
 from ...native import calls as native_calls
-from ..device import trace
+from ..device import precision, trace
 from ..device.torch_compat import eagerly
 from ..maps.kernel_map import KernelMap
 from . import convolution, override
@@ -29,6 +29,7 @@ __all__ = ["convolve_layer", "known_call"]
 
 _functions = torch._C._len_torch_function_stack
 _any_autocast = torch._C._is_any_autocast_enabled
+_allows_fp16_sums = precision.torch_allows_fp16_sums
 _on, _generation = True, -1
 
 
@@ -89,6 +90,8 @@ def known_call(
         y = by_helper(owner, x, weight, kmap, epilogue, form)
         if y is not NotImplemented:
             return y  # type: ignore[no-any-return]
+    if _allows_fp16_sums() is not precision.fp16_sums:
+        precision.follow_torch()
     if residual is not None or plan.generation != settings.generation:
         return None
     vectors, between, rulebook, side = plan.vectors, plan.between, kmap.rulebook, kmap.flipped
@@ -211,6 +214,7 @@ def _use_helper(module: Any) -> None:
             "convolution": vars(convolution),
             "forward_ad": vars(forward_ad),
             "override": vars(override),
+            "precision": vars(precision),
             "precompile": vars(precompile),
             "settings": vars(settings),
             "torch_c": vars(torch._C),

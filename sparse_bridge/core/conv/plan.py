@@ -14,7 +14,7 @@ import torch
 
 from ... import memory, policy, settings, state
 from ...native import calls as native_calls
-from ..device import self_check, trace
+from ..device import precision, self_check, trace
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
 from . import override, registry
@@ -22,13 +22,15 @@ from .checks import check, check_devices, like_result
 from .dataflow import Case, Gather, LayerProduct, Wgrad
 from .epilogue import Epilogue
 
+_allows_fp16_sums = precision.torch_allows_fp16_sums
+
 _NOTHING = Epilogue()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class ConvForm(NamedTuple):
     """How a layer reads its weight ("vio" or "ovi", see `layout_of`; groups) and multiplies: "ieee"
-    or "tf32" for fp32, "half" for fp16 with leave to add up in fp16.  dataflow: what its module was
+    or "tf32" for fp32, "half" for fp16 with leave to add up in fp16, "wide" for fp16 without, whatever torch says.  dataflow: what its module was
     given, "" for nothing.
     """
 
@@ -85,7 +87,8 @@ class ConvPlan:
             product.w.columns_out,
         )
         self.dataflow = registry.choose(case, form.dataflow)
-        self.product = product._replace(target=self.dataflow.target(case))
+        requested = precision.requested_precision(product.dtype, form.precision)
+        self.product = product._replace(target=self.dataflow.target(case), precision=requested)
         self.forward: Gather = self.dataflow.gather(self.product)
         if memory.limit is not None:
             from .row_blocks.product import LimitedProduct
@@ -182,7 +185,7 @@ class _Plans:
     def renew(self) -> None:
         """Turn to the plans under the settings in force."""
         self.generation = settings.generation
-        under = settings.get(), memory.limit, self_check.generation, registry.automatic()
+        under = settings.get(), memory.limit, self_check.generation, registry.automatic(), precision.fp16_sums
         self.plans = self._sets.pop(under, {})
         if len(self._sets) >= policy.PLAN_SETTINGS:
             del self._sets[next(iter(self._sets))]  # least recently used
@@ -241,6 +244,8 @@ def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilo
 
     Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError, UnsupportedError.
     """
+    if _allows_fp16_sums() is not precision.fp16_sums:
+        precision.follow_torch()
     if known_plans.generation != settings.generation:
         known_plans.renew()
     if override.inside:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ... import settings, state
@@ -9,6 +11,10 @@ from ...kernels.runtime.target import Target
 from ..geometry.weights import WeightLayout
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# torch's own switch for sums of fp16 products in fp16, `torch.backends.cuda.matmul.allow_fp16_accumulation`, which
+# it has from 2.7 on. Called at every layer, so without a function of Python around it.
+torch_allows_fp16_sums: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)
+fp16_sums = False  # how it stood when it was last asked
 _unsplit: set[str] = set()  # architectures on which the split product failed the self-check
 
 
@@ -20,13 +26,28 @@ def forbid_split(target: Target) -> None:
 
 @state.owns
 def reset() -> None:
-    """Forget what `forbid_split` was told."""
+    """Forget what `forbid_split` was told, and torch's switch."""
+    global fp16_sums
     _unsplit.clear()
+    fp16_sums = False
+
+
+def follow_torch() -> None:
+    """Take over torch's switch, which has been turned: what was decided before holds no longer."""
+    global fp16_sums
+    fp16_sums = torch_allows_fp16_sums()
+    settings.changed()
+
+
+def requested_precision(dtype: torch.dtype, precision: str) -> str:
+    """The precision of a layer's products of `dtype` under torch's switch for sums in fp16, as it was last asked:
+    "half" for fp16, unless the layer itself wants fp32 sums ("wide")."""
+    return "half" if fp16_sums and dtype == torch.float16 and precision != "wide" else precision
 
 
 def product_precision(target: Target, dtype: torch.dtype, precision: str, wgrad: bool = False) -> str:
-    """What kernels do for a layer that asks for "ieee", "tf32" or "half" products of `dtype`:
-    "ieee", "tf32", "tf32x3" or "half".
+    """What kernels do for a layer that asks for "ieee", "tf32", "half" or "wide" products of `dtype`:
+    "ieee", "tf32", "tf32x3" or "half". ("wide" is "ieee" whatever torch's switches say.)
 
     TF32 is leave to round, not an order: targets without it compute fp32. fp32 itself may be the
     sum of three TF32 products ("tf32x3"; Ootomo and Yokota 2022), as exact and much faster where

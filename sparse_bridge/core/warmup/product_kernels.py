@@ -22,7 +22,7 @@ from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct, KernelDataflow
 from ..conv.torch_end import in_trusted_kernels
 from ..device.column_sums import column_sums
-from ..device.precision import KERNEL_DTYPES
+from ..device.precision import KERNEL_DTYPES, requested_precision
 from ..device.self_check_problems import COMMON_ROWS
 from ..geometry.weights import layout_of
 from ..maps.pair_groups import likely_pairs
@@ -144,7 +144,9 @@ def compile_product(
     if dtype not in KERNEL_DTYPES or (expected.pointwise and not takes(dtype, expected.weight)):
         return
     w = layout_of(expected.weight, expected.layout, expected.groups)
-    product = LayerProduct(target, device, dtype, expected.precision, w, expected.epilogue.form)
+    product = LayerProduct(
+        target, device, dtype, requested_precision(dtype, expected.precision), w, expected.epilogue.form
+    )
     back = w.transposed().reversed() if expected.symmetric else w.transposed()
     gradient = product._replace(w=back, epilogue=EpilogueForm())
     launched = set[Any]()
