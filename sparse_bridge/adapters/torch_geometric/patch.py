@@ -21,6 +21,12 @@ from ..call_stats import note
 _VERSIONS = ">=2.3"
 _AGGREGATIONS = ("mean", "add", "sum")
 _MOST = 8  # graphs that are kept
+# Where a message passing layer keeps the hooks of what the bridge does not call.
+_HOOKS = tuple(
+    f"_{step}_forward{when}_hooks"
+    for step in ("propagate", "message", "aggregate", "message_and_aggregate")
+    for when in ("", "_pre")
+)
 # What RGCNConv notes of itself when it is called, anew each time; TorchScript wants it to be there.
 _NOTED = "_use_segment_matmul_heuristic_output"
 
@@ -90,11 +96,8 @@ def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, fast: bool) ->
         return f"aggr={layer.aggr!r}"
     if layer.explain:
         return "an explanation is being made"
-    if any(
-        hooks
-        for name, hooks in vars(layer).items()
-        if name.endswith("_hooks") and name.startswith(("_propagate", "_message", "_aggregate"))
-    ):
+    fields = vars(layer)
+    if any(fields.get(name) for name in _HOOKS):
         return "hooks on messages"
     source, _ = node_inputs(layer, x)
     if not source.is_floating_point():

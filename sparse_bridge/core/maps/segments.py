@@ -157,6 +157,8 @@ def multiply(x: torch.Tensor, operator: RowOperator) -> torch.Tensor:
     """What the operator makes of the rows x [N, C], any float dtype: [M, C] in that dtype, differentiable in x to
     any order. Raises: UnsupportedError in transforms of torch.func and in forward mode."""
     refuse_transforms()
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return operator.product(x)
     y: torch.Tensor = _Multiply.apply(x, operator)
     return y
 

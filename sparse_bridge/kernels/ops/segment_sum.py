@@ -15,6 +15,7 @@ from ..runtime.target import Target
 _SEGMENTS, _LANES = 4, 8  # of a program of `_segment_sum`: it reads a lane's entry at once
 CHUNK = 256  # entries that lanes add up one after another
 _FEW = 64  # segments whose chunks are worth programs of their own
+_MOST_PARTS = 1 << 16  # chunks of all segments together, up to which those of more long segments are worth it, too
 
 
 @triton.jit
@@ -212,7 +213,8 @@ def segment_sum(
     """
     n_segments, n_channels = y.shape
     n_chunks = cdiv(order.shape[0], CHUNK)
-    if n_segments > _FEW or n_chunks < 2:
+    long = order.shape[0] > CHUNK * n_segments and n_segments * n_chunks <= _MOST_PARTS
+    if n_chunks < 2 or not (long or n_segments <= _FEW):
         _segment_sums(x, order, starts, weight, count, y, (per_row, 0), target)
         return
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
