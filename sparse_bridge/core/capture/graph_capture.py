@@ -138,7 +138,7 @@ class GraphCapture:
             _captures.end()
             raise
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, exception_type: Any, error: Any, traceback: Any) -> None:
         try:
             self._end(error)
         finally:
@@ -162,17 +162,17 @@ def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = Non
     """
     capture = GraphCapture(pool)
     with uploads_later(room) as writes, capture:
-        made = work()
-    for place, values in writes:
-        place.copy_(uploaded(values, place.device))
-    return capture.graph(room), made
+        result = work()
+    for destination, values in writes:
+        destination.copy_(uploaded(values, destination.device))
+    return capture.graph(room), result
 
 
 def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[CapturedGraph, Any]:
     """The same from where `work` enters the context that it is given."""
     capture = GraphCapture(pool)
-    made = work([capture])
-    return capture.graph(), made
+    result = work([capture])
+    return capture.graph(), result
 
 
 class GraphMemory:

@@ -65,9 +65,9 @@ def boxes_of(box: Box, steps: Sequence[Step], exact: Mapping[int, Box] | None = 
         below = boxes.get(step.level)
         if exact and step.level in exact and isinstance(step.request.output, BoxReach):
             below = exact[step.level]
-        made = step.request.out_box(below) if step.makes and below is not None else None
-        if made is not None:
-            boxes[index + 1] = made
+        out_box = step.request.out_box(below) if step.makes and below is not None else None
+        if out_box is not None:
+            boxes[index + 1] = out_box
     return boxes
 
 
@@ -137,7 +137,7 @@ class Recording:
 
     levels: of its coordinates.  steps: the requests.  By their indices, views: of their maps; rows:
     of the levels that they made; largest: such rows per row of the input, of inputs before.
-    ready: answers to steps that are expected, for `stream`.  expected: what inputs like the one before
+    answers: answers to steps that are expected, for `stream`.  expected: what inputs like the one before
     told of this one.  alike: what inputs like this one tell of the next, once that is there.  lists:
     all that inputs with the same first request tell, by steps.
     """
@@ -149,7 +149,7 @@ class Recording:
     rows: dict[int, int] = dataclasses.field(default_factory=dict)
     largest: dict[int, float] = dataclasses.field(default_factory=dict)
     box: Box | None = None
-    ready: Answers = dataclasses.field(default_factory=dict)
+    answers: Answers = dataclasses.field(default_factory=dict)
     stream: int = 0
     expected: Expectation | None = None
     alike: Expectation | None = None
@@ -176,7 +176,7 @@ class Recording:
         step = self.step_of(cmap, req)
         if step is None or len(self.steps) >= policy.REQUESTS:
             return requests.build(cmap, req)
-        answer = self.ready.get(step)
+        answer = self.answers.get(step)
         # Levels are counted, and requests that nobody expected shift the count: what tells levels
         # apart are their coordinates. Another stream may run before the work that was queued here.
         if (
@@ -197,13 +197,13 @@ class Recording:
     def again(self, step: Step) -> BuiltMap | None:
         """The answer that is ready to a request of which it is known that it takes this step; None
         where it has to be asked."""
-        answer = self.ready.get(step)
+        answer = self.answers.get(step)
         if answer is None or self.stream != targets.current_stream(answer.in_coords.device):
             return None
         return self._use(step, answer)
 
     def _use(self, step: Step, answer: Answer) -> BuiltMap:
-        del self.ready[step]
+        del self.answers[step]
         return self._observe(self._append(step), BuiltMap.of(answer.kmap, answer.new_coords))
 
     def _append(self, step: Step) -> int:
@@ -230,14 +230,14 @@ class Recording:
             return None
         return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(index, 0.0))
 
-    def follow(self, before: Recording | None) -> Recording | None:
-        """Learn that it comes behind `before`, the last input with the same first request. The
-        recording of an input that it is expected to be like, if two were asked the same and none is
-        to be let pass."""
-        if before is None or len(before.lists) >= policy.REQUEST_LISTS:  # always something else: no network
+    def follow(self, previous: Recording | None) -> Recording | None:
+        """Learn that this input came after `previous`, the last one with the same first request. The
+        recording of an input that it is expected to be like; None unless several were asked the
+        same, and where attempts are suspended for now."""
+        if previous is None or len(previous.lists) >= policy.REQUEST_LISTS:  # always something else: no network
             return None
-        self.lists = before.lists
-        expected = self.expected = before.alike = self.lists.setdefault(tuple(before.steps), Expectation())
+        self.lists = previous.lists
+        expected = self.expected = previous.alike = self.lists.setdefault(tuple(previous.steps), Expectation())
         expected.seen += 1
         last, trusted = expected.following, expected.attempts.due()
         expected.following = self

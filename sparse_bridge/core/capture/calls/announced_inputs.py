@@ -49,10 +49,10 @@ def forget() -> None:
 def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
     """Prepare what inputs of this kind are asked, before the first request: by the graph that will
     probably serve them, else by maps of their own."""
-    kind = cmap.device, cmap.coords.shape[1], name
-    _announced.last = weakref.ref(cmap.coords), kind
-    known = _owners.get(kind)
-    owner = None if known is None else known()
+    category = cmap.device, cmap.coords.shape[1], name
+    _announced.last = weakref.ref(cmap.coords), category
+    reference = _owners.get(category)
+    owner = None if reference is None else reference()
     new = cmap.unbounded and padded.current() is None and not hooks.traced()
     if owner is not None and new and owner.speculation.launch_announced(owner, cmap):
         cmap.validate(cmap.n_rows, cmap.n_rows, False)  # the graph has seen that rows are distinct
