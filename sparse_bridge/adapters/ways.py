@@ -90,8 +90,8 @@ def _followed() -> Iterator[str]:
 
 def _programs() -> Iterator[str]:
     backend = _loaded("core.compile.programs.backend")
-    if backend is not None and backend.made:
-        yield f'graphs of torch.compile(backend="sparse_bridge") that are programs: {backend.made}'
+    if backend is not None and backend.n_programs:
+        yield f'graphs of torch.compile(backend="sparse_bridge") that are programs: {backend.n_programs}'
 
 
 def _in_torch() -> Iterable[str]:

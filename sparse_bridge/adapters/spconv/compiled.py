@@ -160,7 +160,7 @@ def dense(x: Any, channels_first: bool) -> torch.Tensor:
     """`SparseConvTensor.dense()`."""
     known = x.indice_dict.get(SITES)
     then = -1  # rows that no layer made may lie outside
-    if known is not None and known.coords is x.indices and known.made:
+    if known is not None and known.coords is x.indices and known.from_layer:
         then = known.version
     shape, now = [x.batch_size, *shape_of(x)], coordinates.version_of(x.indices)
     y: torch.Tensor = ops.to_dense(x._features, x.indices, shape, channels_first, False, then, now)

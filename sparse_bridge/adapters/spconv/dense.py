@@ -39,7 +39,7 @@ def dense(x: Any, channels_first: bool = True) -> torch.Tensor:
 def _check_inside(indices: torch.Tensor, box: Box) -> None:
     """Coordinates that a layer made or has read are known; others are looked at once."""
     store = map_cache.store_of(indices)
-    known = store.known(box)
+    known = store.find(box)
     if known is None or known.alive is not None:
         store.get(("inside", box), lambda: _look_inside(indices, box.size))
 

@@ -28,7 +28,7 @@ def rule_of(request: MapRequest) -> Rule:
     """By which a request makes coordinates."""
     stride = request.stride
     unit = (1,) * len(stride)
-    return Rule(unit, stride, -1) if request.kind == "strided" else Rule(stride, unit, 1)
+    return Rule(unit, stride, -1) if request.map_type == "strided" else Rule(stride, unit, 1)
 
 
 def room_for(rows: int) -> int:

@@ -40,7 +40,7 @@ from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "forget", "install", "provide", "recording_of"]
 
-_KINDS = ("submanifold", "strided", "generative", "between")
+_PREFETCHED = ("submanifold", "strided", "generative", "between")
 
 # Of the last inputs, by device, number of columns and first request, or kind of announcement.
 _newest: dict[tuple[torch.device, int, Hashable], Recording] = {}
@@ -72,7 +72,7 @@ def forget() -> None:
 
 def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     """A map over `cmap`, the coordinates of `store`: prefetched, or built now."""
-    if req.kind not in _KINDS:
+    if req.map_type not in _PREFETCHED:
         return requests.build(cmap, req)
     recording: Recording | None = store.recording
     if recording is None or not (recording.answers or recording.steps):

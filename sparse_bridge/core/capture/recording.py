@@ -38,7 +38,7 @@ class Step(NamedTuple):
     @property
     def makes(self) -> bool:
         """Whether it makes coordinates."""
-        return self.request.kind in ("strided", "generative")
+        return self.request.map_type in ("strided", "generative")
 
     def ends(self, index: int) -> int:
         """The level of its outputs, if it has this index."""

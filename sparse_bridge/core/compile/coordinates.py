@@ -158,12 +158,12 @@ class Traced:
     """Coordinates while a program is traced.
 
     coords: int32 [N, 1 + D], as users see them.  handle: of the `Sites`, int64 [1] on the CPU.  version: of `coords`
-    when both were made.  made: a layer made them.
+    when both were made.  from_layer: whether a layer made them.
     """
 
-    def __init__(self, coords: torch.Tensor, handle: torch.Tensor, made: bool = False) -> None:
+    def __init__(self, coords: torch.Tensor, handle: torch.Tensor, from_layer: bool = False) -> None:
         self.coords, self.handle, self.version = coords, handle, version_of(coords)
-        self.made = made
+        self.from_layer = from_layer
 
     def map(self, builder: str, numbers: Sequence[int]) -> torch.Tensor:
         """A handle, int64 [1], of the kernel map onto coordinates that are known. Raises UnsupportedError where nobody

@@ -241,7 +241,7 @@ def pairs_of(kmap: KernelMap) -> Pairs:
     short = lists.short
     pair: tuple[Any, Any]
     if short is not None:
-        counts, dense = short.counts[: n_offsets - n_mirrored], short.whole
+        counts, dense = short.counts[: n_offsets - n_mirrored], short.dense
         n_pairs = sum(counts)  # of an even number of offsets there is a list more
         pair = short.in_rows[:n_pairs], short.out_rows[:n_pairs]
     else:

@@ -85,14 +85,14 @@ def entered(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """In this block convolutions of this thread wait for nothing that may follow."""
-    before = getattr(_local, "at_once", False)
+    previous = getattr(_local, "at_once", False)
     _local.at_once = True
     _count(1)
     try:
         yield
     finally:
         _count(-1)
-        _local.at_once = before
+        _local.at_once = previous
 
 
 def wait_for_nothing() -> bool:

@@ -51,12 +51,12 @@ def _said(case: Case, reasons: list[Refusal]) -> str:
 def preferred(name: str) -> Iterator[None]:
     """Let "auto" try `name` first, for the length of a `with` block (process-wide)."""
     global _automatic
-    before, _automatic = _automatic, (name, *_automatic)
+    previous, _automatic = _automatic, (name, *_automatic)
     settings.changed()
     try:
         yield
     finally:
-        _automatic = before
+        _automatic = previous
         settings.changed()
 
 
@@ -69,19 +69,19 @@ def entry(name: str) -> Dataflow:
     return dataflow
 
 
-def choose(case: Case, wanted: str = "") -> Dataflow:
+def choose(case: Case, preference: str = "") -> Dataflow:
     """The dataflow of a convolution. Maps that tables cannot hold, as repeated coordinates make
     them, are lists of pairs: whatever is forced, kernels take them by groups and torch by offset.
 
-    wanted: by the layer's own module, before the settings.
+    preference: of the layer's own module, which comes before the settings.
     Raises: DeviceError, UnsupportedError with the reasons why a forced one cannot serve.
     """
-    forced = wanted or settings.get().dataflow
+    forced = preference or settings.get().dataflow
     if not case.regular:
         names = _IRREGULAR if forced == "auto" or entry(forced).kernels else _IRREGULAR[-1:]
         return next(flow for flow in map(entry, names) if _serves(flow, case))
     if forced != "auto":
-        by = f"sparse_bridge.dataflow(module, {wanted!r})" if wanted else ""
+        by = f"sparse_bridge.dataflow(module, {preference!r})" if preference else ""
         return _forced(entry(forced), case, by)
     return next(flow for flow in map(entry, _automatic) if _serves(flow, case)).by_rule()
 

@@ -122,8 +122,8 @@ def _one_each(
     which = np.matmul(np.array(steps_of(moves.counts), np.int64), moved)
     meets = None if sizes is None else _below(cells, sizes) & (batch >= 0)
     if moves.counts != rule.divisor:
-        whole = _below(moved, moves.counts)
-        meets = whole if meets is None else meets & whole
+        exact = _below(moved, moves.counts)
+        meets = exact if meets is None else meets & exact
     if meets is None:
         return key, np.arange(len(key)), which
     rows = np.flatnonzero(meets)

@@ -142,14 +142,14 @@ class HostIndex:
             position = np.empty((len(steps), len(query)), np.int64)
             present = np.empty(position.shape, np.bool_)
             for at, previous in runs(steps[order]):
-                wanted = query + steps[order[at], None]
+                targets = query + steps[order[at], None]
                 if previous is None:
-                    first = search(keys, wanted)
+                    first = search(keys, targets)
                 else:
-                    before = order[previous]
-                    first = position[before] + present[before]
+                    earlier = order[previous]
+                    first = position[earlier] + present[earlier]
                 position[order[at]] = first
-                present[order[at]] = keys.take(first) == wanted
+                present[order[at]] = keys.take(first) == targets
             hits = np.flatnonzero(present)
             return rows.take(position.ravel().take(hits)), hits
 
@@ -284,10 +284,10 @@ def lookup(
         column *= step
     low = [hull.lo[0], *(low - reach for low, reach in zip(hull.lo[1:], halo, strict=True))]
     size = [hull.size[0], *(n + 2 * reach for n, reach in zip(hull.size[1:], halo, strict=True))]
-    here = inside(columns, low, size)
+    mask = inside(columns, low, size)
     if alive is not None:
-        here &= on_host(alive) >= 0
-    rows = np.flatnonzero(here)
+        mask &= on_host(alive) >= 0
+    rows = np.flatnonzero(mask)
     query = keys_of(columns[:, rows], hull, halo)
     in_rows, places, counts = index.find(query, index.steps(values_of(offsets), halo), halo)
     pairs = ShortPairs(in_rows, rows.take(places).astype(np.int32), counts)

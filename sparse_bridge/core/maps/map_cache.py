@@ -67,8 +67,8 @@ class MapStore:
         cmap: CoordinateMap = self.get(box, lambda: CoordinateMap(coords, box))
         return cmap
 
-    def known(self, box: Box) -> CoordinateMap | None:
-        """The coordinate map in `box`, if there is one."""
+    def find(self, box: Box) -> CoordinateMap | None:
+        """The coordinate map in `box`; None where there is none."""
         if self.root is not None and self.root.box is box:
             return self.root
         cmap: CoordinateMap | None = self.peek(box)

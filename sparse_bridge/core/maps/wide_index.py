@@ -134,12 +134,12 @@ def expand(
     candidates, rows = [], []
     for offset in offsets.values:
         reached = scaled + rule.sign * torch.tensor([0, *offset], device=device)
-        whole = torch.div(reached, divide, rounding_mode="floor")
-        ok = (whole * divide == reached).all(1) & _inside(whole, out_box)
+        quotient = torch.div(reached, divide, rounding_mode="floor")
+        ok = (quotient * divide == reached).all(1) & _inside(quotient, out_box)
         if indexed.alive is not None:
             ok &= indexed.alive >= 0
         rows.append(ok.nonzero().squeeze(1))
-        candidates.append(whole.index_select(0, rows[-1]))
+        candidates.append(quotient.index_select(0, rows[-1]))
     distinct, inverse = _distinct(torch.cat(candidates))
     rank = torch.cat([hit * n_offsets + v for v, hit in enumerate(rows)])
     if order == "by_offset":

@@ -26,14 +26,14 @@ def hoist(graph: Graph) -> None:
     """Have all that needs no convolution come before the first, but for what writes or draws random
     numbers, and what needs that."""
     convs = [node for node in graph.nodes if isinstance(node.target, ConvStep)]
-    after, nodes = set(convs), list(graph.nodes)
+    dependents, nodes = set(convs), list(graph.nodes)
     for node in nodes[nodes.index(convs[0]) :] if convs else ():
-        if node in after or node.op in ("placeholder", "output"):
+        if node in dependents or node.op in ("placeholder", "output"):
             continue
-        if after.isdisjoint(node.all_input_nodes) and not has_effects(node):
+        if dependents.isdisjoint(node.all_input_nodes) and not has_effects(node):
             convs[0].prepend(node)
         else:
-            after.add(node)
+            dependents.add(node)
 
 
 def _groups(graph: Graph) -> list[list[Node]]:

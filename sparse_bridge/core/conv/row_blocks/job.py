@@ -48,14 +48,14 @@ class Job:
         self.product, self.inner, self.call = product, inner, call
         self.columns, self.size = product.w.columns_out, call.x.element_size()
 
-    def whole(self) -> int:
-        """Of the whole in one piece, with the views of the map that are not there."""
+    def one_piece(self) -> int:
+        """Of the convolution in one piece, with the views of the map that have to be made."""
         n_in, n_out = self.call.x.shape[0], self.call.n_rows
         sums = 8 if self.call.x.dtype == torch.float64 else 4
         return sums * (n_in * self.product.w.columns_in + n_out * self.columns)
 
     def views(self) -> int:
-        """Of making the view that blocks are cut from, where it is not there."""
+        """Of making the view that blocks are cut from; 0 where the map has it."""
         return 0
 
     def growth(self) -> int:

@@ -139,8 +139,8 @@ def features_of(pending: MaybePending) -> torch.Tensor:
         # Extensions that ask for the memory, of which there is none, get an exception.
         _no_memory(features)
     elif pending.follows:
-        there = pending.result if pending.fallback is None else pending.fallback
-        features = there.as_subclass(Watched)  # type: ignore[union-attr]
+        result = pending.result if pending.fallback is None else pending.fallback
+        features = result.as_subclass(Watched)  # type: ignore[union-attr]
     else:
         return pending.materialize()
     features.pending = pending
