@@ -41,16 +41,16 @@ class GemmSpec:
             tile = clamp_for_splits(tile)
         if not packed:
             tile = tile.over_table()
-        whole = splits == 1
-        held = parts if whole else 0
-        tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, held)
+        unsplit = splits == 1
+        fused_parts = parts if unsplit else 0
+        tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, fused_parts)
         self.tile = tile
         self.activation = ACTIVATIONS[activation]
         exact = self.dtype != torch.float32 and precision != "half"
         self.constants: tuple[object, ...] = (
             packed,
-            parts if whole else 0,
-            self.activation if whole else 0,
+            parts if unsplit else 0,
+            self.activation if unsplit else 0,
             "ieee" if exact else precision,
             c_in % tile.block_k == 0,
             c_in <= tile.block_k,

@@ -130,19 +130,19 @@ def _sum_products(
     end = tl.load(starts_ptr + row + 1, mask=row < n_rows, other=0)
     acc = tl.zeros((ROWS * LANES, BLOCK_N), tl.float32)
     for step in range(0, tl.max(end - begin, 0), LANES):
-        place = begin + step + lane % LANES
-        here = place < end
-        entry = place
+        index = begin + step + lane % LANES
+        inside = index < end
+        entry = index
         if LISTED:
-            entry = tl.load(entry_ptr + place, mask=here, other=0)
+            entry = tl.load(entry_ptr + index, mask=inside, other=0)
         at = entry.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        acc += tl.load(product_ptr + at, mask=here[:, None] & ok_n[None, :], other=0.0)
+        acc += tl.load(product_ptr + at, mask=inside[:, None] & ok_n[None, :], other=0.0)
     acc = tl.sum(tl.reshape(acc, (ROWS, LANES, BLOCK_N)), 1)
-    here = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    offs_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     ok_n = ok_n[None, :]
     channel = channel[None, :]
-    at = here.to(tl.int64)[:, None] * n_channels + channel
-    ok = (here < n_rows)[:, None] & ok_n
+    at = offs_m.to(tl.int64)[:, None] * n_channels + channel
+    ok = (offs_m < n_rows)[:, None] & ok_n
     acc = _finished(
         acc,
         bias_ptr,

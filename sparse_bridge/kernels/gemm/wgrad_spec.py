@@ -15,8 +15,8 @@ SUM_LOADS = 4096  # partial results that such a program loads at a time
 def sum_shape(results: int, n_offsets: int, compute_units: int) -> tuple[int, int]:
     """(shares that a program adds at a time, results of it): few programs, since each first finds
     the shares of its offset, but enough to draw on the whole memory."""
-    wanted = results * n_offsets // (16 * compute_units)
-    block = next((block for block in SUM_BLOCKS if block >= wanted), SUM_BLOCKS[-1])
+    per_program = results * n_offsets // (16 * compute_units)
+    block = next((block for block in SUM_BLOCKS if block >= per_program), SUM_BLOCKS[-1])
     return SUM_LOADS // block, block
 
 

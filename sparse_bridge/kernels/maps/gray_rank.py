@@ -62,8 +62,8 @@ def key_places(
     for first in range(0, sampled, width):
         index = first + tl.arange(0, width)
         ok = (index < sampled)[None, :] & (u < n_offsets)[:, None]
-        place = (u // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
-        word = tl.load(mask_ptr + place, mask=ok, other=0)
+        offs = (u // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
+        word = tl.load(mask_ptr + offs, mask=ok, other=0)
         total += tl.sum((word >> (u % 32)[:, None]) & 1, 1)
     telling = (u < n_offsets) & (total < sampled)
     total = tl.where(telling, total, SAMPLE)  # what every row has comes last
@@ -108,8 +108,8 @@ def gray_rank(mask_ptr, row, live, n_rows, n_offsets, parts, places, V_BLOCK: tl
             if shift >= 0:
                 key |= ((word >> bit) & 1) << shift
         for side in range(sides):
-            here = (u < n_offsets) & (u // 32 == w) & _on_side(u, side, edge)
-            some = word & tl.sum(tl.where(here, 1 << (u % 32), 0), 0)
+            mask_u = (u < n_offsets) & (u // 32 == w) & _on_side(u, side, edge)
+            some = word & tl.sum(tl.where(mask_u, 1 << (u % 32), 0), 0)
             top = tl.minimum(n_offsets + 6, BITS) - 1
             key |= (some != 0).to(tl.int32) << (top - side)
     key ^= key >> 16

@@ -107,13 +107,13 @@ def store_order(key_ptr, order_ptr, n_rows, above, LAST: tl.constexpr, STEP: tl.
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key_ptr += above
     key = tl.load(key_ptr + row, mask=row < n_rows, other=LAST)
-    before = tl.zeros((STEP, BLOCK), tl.int32)
+    rank = tl.zeros((STEP, BLOCK), tl.int32)
     for start in range(0, n_rows, STEP):
         other = start + tl.arange(0, STEP)
         its = tl.load(key_ptr + other, mask=other < n_rows, other=LAST)[:, None]
         tied = (its == key[None, :]) & (other[:, None] < row[None, :])
-        before += ((its < key[None, :]) | tied).to(tl.int32)
-    tl.store(order_ptr + above + tl.sum(before, 0), above + row, mask=row < n_rows)
+        rank += ((its < key[None, :]) | tied).to(tl.int32)
+    tl.store(order_ptr + above + tl.sum(rank, 0), above + row, mask=row < n_rows)
 
 
 @triton.jit(do_not_specialize=["n_rows"])

@@ -122,7 +122,7 @@ class TileList:
     def table(self) -> NeighborTable:
         """The table these tiles were made of."""
         n_rows, n_offsets = self.n_rows, self.n_offsets
-        there = self.counts.repeat_interleave(2 * TILE, 1)[:, :n_rows] > 0
+        live = self.counts.repeat_interleave(2 * TILE, 1)[:, :n_rows] > 0
         # Places behind the rows in use have row -1: they go to a column of their own.
         nbr = self.memory.new_full((n_offsets, n_rows + 1), -1)
         for part in range(self.splits):
@@ -130,5 +130,5 @@ class TileList:
             named = self.rows[part * self.pitch :][:n_rows].long()
             rows = torch.where(named >= 0, named - part * n_rows, n_rows)
             packed = self.packed[start + part : end + part, :n_rows]
-            nbr[start:end].index_copy_(1, rows, torch.where(there[start:end], packed, -1))
+            nbr[start:end].index_copy_(1, rows, torch.where(live[start:end], packed, -1))
         return NeighborTable(nbr[:, :n_rows].contiguous())

@@ -58,12 +58,12 @@ def store_tiles(
     n_live2_ptr = n_live_ptr + quads * 2
     counts_ptr = n_live2_ptr + quads
     lane = tl.arange(0, 2 * BLOCK_M)
-    place = tl.program_id(0) * 2 * BLOCK_M + lane
+    offs_m = tl.program_id(0) * 2 * BLOCK_M + lane
     live = live_rows(count_ptr, n_rows, counted)
     above = part * n_rows
-    named = tl.load(order_ptr + above + place, mask=place < live, other=0).to(tl.int32)
-    named = tl.where(place < live, named - base, -1)
-    tl.store(rows_ptr + part * pitch + place, named)
+    named = tl.load(order_ptr + above + offs_m, mask=offs_m < live, other=0).to(tl.int32)
+    named = tl.where(offs_m < live, named - base, -1)
+    tl.store(rows_ptr + part * pitch + offs_m, named)
     row = tl.where(named >= 0, named - above, -1)
     first = 0
     second = 0
@@ -84,7 +84,9 @@ def store_tiles(
         slot = tl.cumsum(marks, 0) - marks
         # Nobody reads an offset of a pair of tiles that lacks it.
         tl.store(
-            packed_ptr + (v + part) * pitch + place[None, :], value, mask=(either[:, None] > 0) & (place[None, :] >= 0)
+            packed_ptr + (v + part) * pitch + offs_m[None, :],
+            value,
+            mask=(either[:, None] > 0) & (offs_m[None, :] >= 0),
         )
         total = (hits & 0xFFFF) + (hits >> 16)
         counts = counts_ptr + v1.to(tl.int64) * n_pairs + tl.program_id(0)
@@ -133,15 +135,15 @@ def store_pairs(
     packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs, pair, part, BLOCK: tl.constexpr
 ):
     """The pairs of 32 lists, from 32 * `part` on, in a pair of tiles: `BLOCK` places."""
-    place = pair * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(rows_ptr + place)
+    offs_m = pair * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows_ptr + offs_m)
     v = part * 32 + tl.arange(0, 32)
     block = v.to(tl.int64) * n_pairs + pair
     end = tl.load(ends_ptr + block, mask=v < n_lists, other=0)
     count = tl.load(counts_ptr + block, mask=v < n_lists, other=0)
     begin = end - count
     pitch = n_pairs.to(tl.int64) * BLOCK
-    address = packed_ptr + v.to(tl.int64)[:, None] * pitch + place[None, :]
+    address = packed_ptr + v.to(tl.int64)[:, None] * pitch + offs_m[None, :]
     value = tl.load(address, mask=(count > 0)[:, None], other=-1)
     hit = (value >= 0).to(tl.int32)
     slot = begin[:, None] + tl.cumsum(hit, 1) - hit

@@ -138,12 +138,12 @@ def begin(
         return False
     if precompile.dry_runs and precompile.futures() is not None:
         return False
-    call, before, between = entry
+    call, prefix, between = entry
     stream = torch._C._cuda_getCurrentRawStream(index)
     if PASS_CONSTEXPRS:
-        call(*before, *grid, stream, *between, *values, *constants)
+        call(*prefix, *grid, stream, *between, *values, *constants)
     else:
-        call(*before, *grid, stream, *between, *values)
+        call(*prefix, *grid, stream, *between, *values)
     return True
 
 

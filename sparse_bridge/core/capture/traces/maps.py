@@ -73,7 +73,7 @@ class _Traced:
         """Learn to queue maps like these, too."""
         if not any(steps.same(traced.second) for steps, _ in self.maps):
             self.maps.append((traced.second, traced.second.loaded()))
-            self._keep_alive += traced.kept
+            self._keep_alive += traced.keep_alive
 
 
 class Traces:
