@@ -20,7 +20,7 @@ static PyObject *spec_key(Scope *s, Size *size) {
                                size->much));
 }
 
-/* `TileList.places`: where in its memory the table, the rows and the lists start, in elements. */
+/* `TileList.section_starts`: where in its memory the table, the rows and the lists start, in elements. */
 static void places(long long n_offsets, long long n_pairs, int block_m, long long at[4]) {
   long long pitch = 128 * n_pairs, quads = (n_pairs + 3) / 4 * 4, start = pitch + pitch * n_offsets;
   at[0] = pitch, at[1] = 0;

@@ -99,7 +99,7 @@ class CapturedMaps:
         from ...kernels.maps.tile_batch import room_for_records
 
         device, boxes = padded_input.coords.device, boxes_of(box, steps)
-        self._known = box, boxes
+        self._cached_boxes = box, boxes
         self.inputs = _Inputs(boxes, device, exact)
         padded_input.count = self.inputs.count.view()
         if self.inputs.ends is not None:
@@ -151,9 +151,9 @@ class CapturedMaps:
 
     def _boxes(self, box: Box) -> dict[int, Box]:
         """Of all levels over inputs in `box`."""
-        cached = self._known
+        cached = self._cached_boxes
         if box is not cached[0]:  # another thread may ask for another box meanwhile
-            cached = self._known = box, boxes_of(box, self.steps)
+            cached = self._cached_boxes = box, boxes_of(box, self.steps)
         return cached[1]
 
     def start(self, coords: torch.Tensor, bounds: Box | DataBounds | None = None) -> None:

@@ -108,7 +108,7 @@ class Captured:
         self.forward, self.context, self.features = forward, context, features
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
         version = features._version
-        with statistics_kept(context.model), contextlib.ExitStack() as stack:
+        with preserved_statistics(context.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
             def start() -> Any:
@@ -241,7 +241,7 @@ class Captured:
         outputs: list[Any] = []
         features = self.tensors.features_of(call.x)
         assert features is not None
-        with torch.no_grad(), statistics_kept(self.context.model), torch.random.fork_rng():
+        with torch.no_grad(), preserved_statistics(self.context.model), torch.random.fork_rng():
             start = functools.partial(
                 self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
@@ -251,7 +251,7 @@ class Captured:
 
 
 @contextlib.contextmanager
-def statistics_kept(model: nn.Module) -> Iterator[None]:
+def preserved_statistics(model: nn.Module) -> Iterator[None]:
     """Buffers have the same values afterwards."""
     # Not the buffers themselves: their versions are of interest to backward passes still to come.
     saved = [(buffer.data, buffer.data.clone()) for buffer in model.buffers()]

@@ -43,7 +43,7 @@ class _Captures:
 
     def __init__(self) -> None:
         self._lock, self._number, self._was_on = threading.Lock(), 0, False
-        self._kept_alive: list[Any] = []
+        self._alive: list[Any] = []
 
     def begin(self) -> None:
         with self._lock:
@@ -57,7 +57,7 @@ class _Captures:
         with self._lock:
             self._number -= 1
             if not self._number:
-                released, self._kept_alive = self._kept_alive, released
+                released, self._alive = self._alive, released
                 if self._was_on:
                     gc.enable()
         released.clear()  # with the lock free, as their end may let go of more
@@ -65,7 +65,7 @@ class _Captures:
     def keep_alive(self, things: Any) -> None:
         """Hold them while anything is captured. Takes no lock: any line may let go of something."""
         if self._number:
-            self._kept_alive.append(things)
+            self._alive.append(things)
 
     def empty_cache(self) -> None:
         """Give free memory back to the device, unless anything is captured."""

@@ -18,7 +18,7 @@ from ..geometry.boxes import Box
 from .calls import announced_inputs
 from .calls.call import Call, call_of
 from .calls.output_spec import MISSING
-from .captured_model import ROWS, CaptureContext, Tensors, statistics_kept
+from .captured_model import ROWS, CaptureContext, Tensors, preserved_statistics
 from .graph_capture import CacheTrimmer, GraphMemory, empty_cache, in_trial, trial
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch, smallest_fitting
@@ -159,7 +159,7 @@ class GraphedModule(abc.ABC):
     def _verify(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
         """At the first input that differs in these columns: whether the graph computes what the model did."""
         columns = graph.captured.differing_columns(root)
-        with trial(), torch.no_grad(), statistics_kept(self.model):
+        with trial(), torch.no_grad(), preserved_statistics(self.model):
             values = self.values(graph, call, root)
             if values is None:
                 return

@@ -36,7 +36,7 @@ class Sites:
         self.coords, self.store, self.more = coords, store, more
 
 
-class Made(NamedTuple):
+class BuilderResult(NamedTuple):
     """What a builder answers: the map, or what a layer needs in its place, and coordinates where it
     made some."""
 
@@ -44,7 +44,7 @@ class Made(NamedTuple):
     sites: Sites | None = None
 
 
-Builder = Callable[[Sites, Sequence[int]], Made]
+Builder = Callable[[Sites, Sequence[int]], BuilderResult]
 # By name: the builder; those of its numbers that say what is asked, whatever a scene's bounds.
 _builders: dict[str, tuple[Builder, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
 _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary()
@@ -66,7 +66,7 @@ def relative(builder: str, numbers: Sequence[Any]) -> Sequence[Any]:
 def enter(coords: torch.Tensor) -> Sites:
     """The sites of coordinates int32 [N, 1 + D] that come from outside. A tensor that was entered before is compared
     with what it was then: graphs write without changing version counters."""
-    store = map_cache.known_store(coords)
+    store = map_cache.find_store(coords)
     if store is not None:
         return Sites(coords, store)
     key = coords.data_ptr(), tuple(coords.shape), coords.device
@@ -99,7 +99,7 @@ def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> S
     return sites
 
 
-def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
+def build(sites: Sites, builder: str, numbers: Sequence[int]) -> BuilderResult:
     """The map of a builder over coordinates. Raises UnsupportedError for a builder that is not registered, and what
     the builder raises."""
     entry = _builders.get(builder)
@@ -148,10 +148,10 @@ def _fake_new_map(
     return handles.like(), coords.new_empty((n_rows, coords.shape[1])), handles.like()
 
 
-_ASKED = "Tensor coords, Tensor handle, SymInt then, SymInt now, str builder, SymInt[] numbers"
+_MAP_SCHEMA = "Tensor coords, Tensor handle, SymInt then, SymInt now, str builder, SymInt[] numbers"
 define("coordinates", "(Tensor coords) -> Tensor", _coordinates, lambda coords: handles.like())
-define("map", f"({_ASKED}) -> Tensor", _map, lambda *ignored: handles.like())
-define("new_map", f"({_ASKED}, int least) -> (Tensor, Tensor, Tensor)", _new_map, _fake_new_map)
+define("map", f"({_MAP_SCHEMA}) -> Tensor", _map, lambda *ignored: handles.like())
+define("new_map", f"({_MAP_SCHEMA}, int least) -> (Tensor, Tensor, Tensor)", _new_map, _fake_new_map)
 
 
 class Traced:

@@ -105,7 +105,7 @@ def height_of(n_rows: int, w: torch.Tensor) -> int:
     return max(least, -(-n_rows // ROWS) * ROWS)
 
 
-def _whole(n_rows: int) -> int:
+def _rounded_up(n_rows: int) -> int:
     """The fewest rows of oneDNN's shapes that hold `n_rows`."""
     return next((n for n in _FEW if n_rows <= n), -(-n_rows // STEP) * STEP)
 
@@ -149,8 +149,8 @@ def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
     """out [M, C] = the rows int32 [M] of x [N, C], which exist, without gradients."""
     narrow = x.device.type == "cpu" and x.shape[1] * x.element_size() <= _NARROW
     if narrow and x.is_contiguous():
-        values, places, result = (tensor.detach().numpy() for tensor in (x, rows, out))
-        values.take(places, 0, result, "clip")
+        values, indices, result = (tensor.detach().numpy() for tensor in (x, rows, out))
+        values.take(indices, 0, result, "clip")
     else:
         torch.index_select(x, 0, rows, out=out)
 
@@ -234,7 +234,7 @@ def _mm_onednn(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Ten
     multiply, turned = onednn(), w.t().contiguous()
     for begin in range(0, out.shape[0], BLOCK):
         part = out[begin : begin + BLOCK]
-        rows = _filled(x[begin:], len(part), _whole(len(part)))
+        rows = _filled(x[begin:], len(part), _rounded_up(len(part)))
         part.copy_(multiply(rows.contiguous(), turned, None, "none", [], "")[: len(part)])
     return out
 

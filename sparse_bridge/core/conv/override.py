@@ -153,6 +153,6 @@ def listed() -> dict[str, dict[str, int]]:
     for module in list(_modules):
         name = of(module)
         if name is not None:
-            kinds = counts.setdefault(name, {})
-            kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+            by_class = counts.setdefault(name, {})
+            by_class[type(module).__name__] = by_class.get(type(module).__name__, 0) + 1
     return counts

@@ -39,10 +39,10 @@ def reset() -> None:
 
 def in_torch() -> tuple[str, ...]:
     """What ran in torch on GPUs although nobody forced it, and why, a line each."""
-    return tuple(itertools.starmap(_said, list(_in_torch.items())))
+    return tuple(itertools.starmap(_message, list(_in_torch.items())))
 
 
-def _said(case: Case, reasons: list[Refusal]) -> str:
+def _message(case: Case, reasons: list[Refusal]) -> str:
     dtype = str(case.dtype).removeprefix("torch.")
     return f"layers in {dtype} on {case.device} run in torch: {'; '.join(map(str, reasons))}"
 
@@ -106,7 +106,7 @@ def _serves(flow: Dataflow, case: Case) -> bool:
         _in_torch[case] = reasons
         fault = any(reason.why is Why.FLOW_FAULT for reason in reasons)
         ask = " Please report this with the output of `python -m sparse_bridge doctor --json`." if fault else ""
-        text = _said(case, reasons)
+        text = _message(case, reasons)
         log.once(("flow", text), f"{text}.{ask}", logging.WARNING if fault else logging.INFO)
     return not reasons
 

@@ -113,7 +113,7 @@ class StreamOrder:
         return _anew, (self._device,)
 
 
-class Kept(Generic[_Key, _Value]):
+class StreamCache(Generic[_Key, _Value]):
     """Values on a device, by key: whoever takes one goes on after it was queued."""
 
     def __init__(self) -> None:

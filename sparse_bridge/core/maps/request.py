@@ -98,7 +98,7 @@ def request(store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], 
     built: BuiltMap | None = store.peek(req)
     if built is None:
         built = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req), _shown)
-        holder: list[Any] | None = getattr(_local, "kept", None)
+        holder: list[Any] | None = getattr(_local, "holder", None)
         if holder is not None:
             holder.append((store, built))
     return built
@@ -107,12 +107,12 @@ def request(store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], 
 @contextmanager
 def keeping(maps: list[Any]) -> Iterator[None]:
     """Have `maps` hold the maps that this thread builds, with their stores."""
-    previous = getattr(_local, "kept", None)
-    _local.kept = maps
+    previous = getattr(_local, "holder", None)
+    _local.holder = maps
     try:
         yield
     finally:
-        _local.kept = previous
+        _local.holder = previous
 
 
 class _Rebuild:

@@ -95,7 +95,7 @@ def in_scope() -> bool:
     return _active > 0 and getattr(_local, "padded", None) is not None
 
 
-def made_grid(batch_size: int) -> None:
+def register_grid(batch_size: int) -> None:
     """A dense grid of so many items was made, whose size does not depend on the rows."""
     grids = getattr(_local, "grids", None)
     if grids is not None:

@@ -34,9 +34,9 @@ def _distinct(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return distinct, index
 
 
-def _first_rank(index: torch.Tensor, rank: torch.Tensor, n_places: int) -> torch.Tensor:
-    """Smallest rank of each of `n_places`, int64; index: the place of each rank."""
-    first = torch.full((n_places,), torch.iinfo(torch.int64).max, device=index.device)
+def _first_rank(index: torch.Tensor, rank: torch.Tensor, n_groups: int) -> torch.Tensor:
+    """Smallest rank of each of `n_groups`, int64; index: the place of each rank."""
+    first = torch.full((n_groups,), torch.iinfo(torch.int64).max, device=index.device)
     return first.scatter_reduce_(0, index, rank, "amin")
 
 

@@ -22,9 +22,9 @@ RESIDUAL = tl.constexpr(epilogue_bits.RESIDUAL)
 
 
 @triton.jit
-def _rounded(value, HELD: tl.constexpr):
-    """fp32 values as a result of `HELD` holds them."""
-    return value.to(HELD).to(tl.float32)
+def _rounded(value, DTYPE: tl.constexpr):
+    """fp32 values as a result of `DTYPE` holds them."""
+    return value.to(DTYPE).to(tl.float32)
 
 
 @triton.jit
@@ -62,9 +62,9 @@ def _finished(
     ok,
     EPILOGUE: tl.constexpr,
     ACT: tl.constexpr,
-    HELD: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
-    """What follows the sums, in fp32; rounded to `HELD` wherever separate operations would round,
+    """What follows the sums, in fp32; rounded to `DTYPE` wherever separate operations would round,
     so that the result has their bits.
 
     EPILOGUE: bits, see `EpilogueForm`. ACT: see `ACTIVATIONS`.
@@ -80,16 +80,16 @@ def _finished(
         acc += 0.0
     if NORM & EPILOGUE:
         acc = _normed(
-            _rounded(acc, HELD), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c, (AFFINE & EPILOGUE) != 0
+            _rounded(acc, DTYPE), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c, (AFFINE & EPILOGUE) != 0
         )
     if RESIDUAL & EPILOGUE:
-        acc = _rounded(acc, HELD)
+        acc = _rounded(acc, DTYPE)
         residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
         acc = acc + residual.to(tl.float32)
     if ACT == 1:
         acc = tl.where(acc <= 0, 0.0, acc)  # a NaN stays
     if ACT == 2:
-        acc = _rounded(acc, HELD)
+        acc = _rounded(acc, DTYPE)
         acc = tl.where(acc > 0, acc, acc * alpha)
     return acc
 

@@ -30,7 +30,7 @@ class GemmSpec:
     """
 
     def __init__(self, product: Product, tile: TileConfig, packed: bool, wide: bool = False, splits: int = 1) -> None:
-        self.product, self.packed, self.wide, self._asked = product, packed, wide, tile
+        self.product, self.packed, self.wide, self._requested_tile = product, packed, wide, tile
         self.splits = splits
         target, self.device, self.dtype, precision, w, epilogue = product
         self.target, self.epilogue, self.w_stride = target, epilogue, abs(w.strides[0])
@@ -61,8 +61,8 @@ class GemmSpec:
             tile.block_k,
         )
         self.options = tile.options(target)
-        kinds = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
-        self._key_parts: tuple[Any, ...] = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
+        signature = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
+        self._key_parts: tuple[Any, ...] = ("gather_gemm", self.dtype, self.constants, tile, signature, splits > 1)
         self.key = number_of(self._key_parts)
         self.row_kind = specialise(self.columns_in)
         # The type of a float is part of the signature.
@@ -84,5 +84,5 @@ class GemmSpec:
         ):
             return self
         if self._wider is None:
-            self._wider = type(self)(self.product, self._asked, self.packed, True, self.splits)
+            self._wider = type(self)(self.product, self._requested_tile, self.packed, True, self.splits)
         return self._wider

@@ -213,7 +213,7 @@ class GroupedSpec:
     """
 
     def __init__(self, product: Product, tile: TileConfig, wide: bool = False) -> None:
-        self.product, self.wide, self._asked = product, wide, tile
+        self.product, self.wide, self._requested_tile = product, wide, tile
         self.target, self.device, self.dtype, precision, w, self.epilogue = product
         self.w = w
         c_in, c_out = w.c_in, w.c_out
@@ -231,8 +231,8 @@ class GroupedSpec:
         )
         self.options = tile.options(self.target)
         self.before, self.after = (c_in, c_out, w.shift), (self.columns, *w.strides)
-        kinds = specialise(*self.before, *self.after)
-        self.key = number_of(("grouped_gemm", self.dtype, self.constants, tile, kinds))
+        signature = specialise(*self.before, *self.after)
+        self.key = number_of(("grouped_gemm", self.dtype, self.constants, tile, signature))
         self.sum_block = power(self.columns, 16, 128)
         self._wider: GroupedSpec | None = None
 
@@ -241,7 +241,7 @@ class GroupedSpec:
         if self.wide or n_in * self.columns_in < INT32_END:
             return self
         if self._wider is None:
-            self._wider = GroupedSpec(self.product, self._asked, True)
+            self._wider = GroupedSpec(self.product, self._requested_tile, True)
         return self._wider
 
 
@@ -318,8 +318,8 @@ class GroupedGemm:
         )
         pointers = (products, starts if entries is None else entries, starts, *extra, y)
         args = (*pointers, n_rows, spec.columns, float(end.alpha), float(end.eps))
-        kinds = tuple([tensor.dtype for tensor in extra])
-        key = (constants, y.dtype, kinds, alignment(*pointers), specialise(spec.columns))
+        dtypes = tuple([tensor.dtype for tensor in extra])
+        key = (constants, y.dtype, dtypes, alignment(*pointers), specialise(spec.columns))
         grid = (cdiv(n_rows, SUM_ROWS), cdiv(spec.columns, spec.sum_block), 1)
         sum_products_kernel.launch(spec.device, spec.target, grid, args, constants, {"num_warps": 4}, key)
         return y

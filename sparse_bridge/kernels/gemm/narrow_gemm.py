@@ -308,14 +308,14 @@ class NarrowSpec(GemmSpec):
             tile.block_k,
         )
         self.options = tile.options(self.target)
-        kinds = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
-        self._key_parts = ("narrow_gemm", self.dtype, self.constants, tile, kinds, False)
+        signature = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
+        self._key_parts = ("narrow_gemm", self.dtype, self.constants, tile, signature, False)
         self.key = number_of(self._key_parts)
 
     def loose(self) -> NarrowSpec:
         """The same for x whose rows start anywhere."""
         if self._loose is None:
-            self._loose = NarrowSpec(self.product, self._asked, self.packed, self.wide, loose=True)
+            self._loose = NarrowSpec(self.product, self._requested_tile, self.packed, self.wide, loose=True)
         return self._loose
 
 

@@ -254,11 +254,11 @@ class WgradGemm:
         aligned: object = True
         if (x_at | dy_at | dw_at) & 15:
             aligned = alignment_at(x_at, dy_at, dw_at)
-        strides, kinds = (x.stride()[0], dy.stride()[0]), spec.row_kinds
+        strides, row_kinds = (x.stride()[0], dy.stride()[0]), spec.row_kinds
         if strides != spec.rows:
-            kinds = specialise(*strides)
+            row_kinds = specialise(*strides)
         numbers = (*spec.before, *strides, *spec.after)
-        key = (spec.key, aligned, out.dtype, kinds)
+        key = (spec.key, aligned, out.dtype, row_kinds)
         values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
         if not (self._pairs_at and wgrad_kernel.start(device.index, key, self.grid, values, spec.constants)):
             wgrad_kernel.launch(

@@ -21,7 +21,7 @@ from ..runtime.launch import cdiv, register
 from ..runtime.symbolic import allocated, sorted_order
 from ..runtime.target import Target
 from .coord_key import live_rows
-from .gray_rank import KEY_BITS, SAMPLE, gray_rank, key_places, offset_block, rank_bits
+from .gray_rank import KEY_BITS, SAMPLE, gray_rank, key_bits, offset_block, rank_bits
 from .neighbor_table import NeighborTable, part_masks, part_start
 from .tile_list import TILE
 
@@ -54,8 +54,8 @@ def store_keys(
     own = part_start(part + 1, n_offsets, parts) - part_start(part, n_offsets, parts)
     mask_ptr = part_masks(mask_ptr, part, parts, n_rows, n_offsets)
     live = live_rows(count_ptr, n_rows, counted)
-    places = key_places(mask_ptr, live, n_rows, own, parts, V_BLOCK, BITS, SAMPLE)
-    key = gray_rank(mask_ptr, row, live, n_rows, own, parts, places, V_BLOCK, BITS)
+    bit_of = key_bits(mask_ptr, live, n_rows, own, parts, V_BLOCK, BITS, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, own, parts, bit_of, V_BLOCK, BITS)
     key = key.to(key_ptr.dtype.element_ty)
     above = tl.where(part_shift > 0, group.to(tl.int64) << part_shift, 0)
     last = tl.where(part_shift > 0, ((group + 1).to(tl.int64) << part_shift) - 1, LAST)

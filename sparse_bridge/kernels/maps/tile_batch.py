@@ -153,12 +153,12 @@ def room_for_records(tables: int, device: torch.device) -> torch.Tensor:
 
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
     """Tiles of every table in mask order: what `tile_packing.pack_tiles` makes of each."""
-    places = [i for i, table in enumerate(tables) if table.n_rows > 0]
+    indices = [i for i, table in enumerate(tables) if table.n_rows > 0]
     # Tables with kernels of like size share a form of the keys' kernel.
-    places.sort(key=lambda i: offset_block(tables[i].n_offsets))
-    if len(places) < 2 or sum(tables[i].n_rows for i in places) > _LAST:
-        places = []
-    tiles = dict(zip(places, _together([tables[i] for i in places], target), strict=True))
+    indices.sort(key=lambda i: offset_block(tables[i].n_offsets))
+    if len(indices) < 2 or sum(tables[i].n_rows for i in indices) > _LAST:
+        indices = []
+    tiles = dict(zip(indices, _together([tables[i] for i in indices], target), strict=True))
     return [
         tiles[i] if i in tiles else pack_tiles(table, mask_order(table, target), target)
         for i, table in enumerate(tables)

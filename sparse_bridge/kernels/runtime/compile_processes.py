@@ -24,7 +24,7 @@ from typing import Any
 
 from ... import log, policy, state
 from ...workers import cores
-from .triton_compat import binder_made, settle_key
+from .triton_compat import bind_to_device, settle_key
 
 enabled = True  # False: threads compile
 _MOST = 16  # forms that are compiled side by side
@@ -213,7 +213,7 @@ def reset() -> None:
 
 
 @contextlib.contextmanager
-def asked_first(fn: Any, begin: bool = False) -> Iterator[None]:
+def worker_first(fn: Any, begin: bool = False) -> Iterator[None]:
     """Inside, what this thread compiles of a jit function is compiled by a worker process if the
     disk cache does not have it.
 
@@ -221,15 +221,15 @@ def asked_first(fn: Any, begin: bool = False) -> Iterator[None]:
     """
     with _binding:
         settle_key(fn)
-        binder_made(fn)  # which brings `compile`
+        bind_to_device(fn)  # which brings `compile`
         compile_here = getattr(fn, "compile", None)
         if compile_here is not None and not isinstance(compile_here, _Elsewhere):
             fn.compile = _Elsewhere(compile_here)
-    _local.asks, _local.begin = True, begin
+    _local.asks_worker, _local.begin = True, begin
     try:
         yield
     finally:
-        _local.asks = False
+        _local.asks_worker = False
 
 
 class _Compiled(BaseException):
@@ -243,7 +243,7 @@ class _Elsewhere:
         self.compile_here = compile_here
 
     def __call__(self, src: Any, **arguments: Any) -> Any:
-        if not getattr(_local, "asks", False):
+        if not getattr(_local, "asks_worker", False):
             return self.compile_here(src, **arguments)
 
         def compile_there() -> None:

@@ -14,7 +14,7 @@ from ...refusals import Refusal, Why
 from .symbolic import NUMBERS, Memory, Sym
 
 # In the order of the helper.
-KINDS = (
+OPCODES = (
     "ADD",
     "SUB",
     "MUL",
@@ -41,7 +41,7 @@ KINDS = (
     "COMMIT",
     "RETURN",
 )
-_NUMBER_OF = {opcode: number for number, opcode in enumerate(KINDS)}
+_NUMBER_OF = {opcode: number for number, opcode in enumerate(OPCODES)}
 GUARDS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
 
 

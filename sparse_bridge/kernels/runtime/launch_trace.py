@@ -73,8 +73,8 @@ class Trace:
     # what the host code does
 
     def computed(self, opcode: str, hint: int, *operands: Any) -> Sym:
-        """The result of arithmetic, one symbol for equal operands. opcode: of `host_program.KINDS`.  hint: its value in
-        this scene."""
+        """The result of arithmetic, one symbol for equal operands. opcode: of `host_program.OPCODES`.  hint: its
+        value in this scene."""
         key = opcode, *map(_key, operands)
         symbol = self._symbols.get(key)
         if symbol is None:

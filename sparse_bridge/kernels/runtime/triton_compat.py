@@ -198,7 +198,7 @@ def cache_is_empty() -> bool:
     return False
 
 
-def binder_made(fn: Any) -> None:
+def bind_to_device(fn: Any) -> None:
     """Have a jit function look at the current device, as its first launch does (from 3.3 on)."""
     caches = getattr(fn, "device_caches", None)
     if caches is not None:

@@ -79,7 +79,7 @@ def forward(self, features):
     graph.features.detach()[: features.shape[0]].copy_(features)
     with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
         # A graph ends before a trial puts statistics back, so that replays move them.
-        patch.setattr(captured_model, "statistics_kept", contextlib.nullcontext)
+        patch.setattr(captured_model, "preserved_statistics", contextlib.nullcontext)
         graph.captured = graph.forward.work()
     graph.leaves = leaves_of(graph.captured)
     used = graph.padded_input.used

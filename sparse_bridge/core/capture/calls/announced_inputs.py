@@ -20,7 +20,7 @@ from ...maps.map_cache import MapStore
 from .. import padded, prefetch
 from ..graph_maps import GraphOwner, SpeculativeLaunch
 
-_Kind = tuple[torch.device, int, Hashable]
+_Category = tuple[torch.device, int, Hashable]
 
 
 class AnnouncedInputOwner(GraphOwner, Protocol):
@@ -32,11 +32,11 @@ class AnnouncedInputOwner(GraphOwner, Protocol):
 class _Announced(threading.local):
     """The coordinates that this thread announced last, and of which kind they are."""
 
-    last: tuple[weakref.ref[torch.Tensor], _Kind] | None = None
+    last: tuple[weakref.ref[torch.Tensor], _Category] | None = None
 
 
 _announced = _Announced()
-_owners: dict[_Kind, weakref.ref[AnnouncedInputOwner]] = {}
+_owners: dict[_Category, weakref.ref[AnnouncedInputOwner]] = {}
 
 
 @state.owns

@@ -22,7 +22,7 @@ class ForeignReads(TorchDispatchMode):
     def __init__(self, allowed: list[torch.Tensor]) -> None:
         super().__init__()
         self.alters, self._keep_alive = False, allowed
-        self._before = {tensor.untyped_storage()._cdata for tensor in allowed}
+        self._initial = {tensor.untyped_storage()._cdata for tensor in allowed}
         # Weak ones, which keep addresses from being used again.
         self.allowed = {tensor.untyped_storage()._cdata: _weak(tensor) for tensor in allowed}
 
@@ -47,7 +47,7 @@ class ForeignReads(TorchDispatchMode):
             for n, argument in arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        return any(tensor.untyped_storage()._cdata in self._before for tensor in _tensors(written))
+        return any(tensor.untyped_storage()._cdata in self._initial for tensor in _tensors(written))
 
     def check(self, tensor: torch.Tensor) -> None:
         """Raise Refusal for an output tensor that was there before."""

@@ -221,7 +221,7 @@ class TrackedDict(dict):  # type: ignore[type-arg]
         return dict.__contains__(self, key)
 
 
-def _whole_read(name: str) -> Any:
+def _refuse_full_read(name: str) -> Any:
     own = getattr(dict, name)
 
     def method(self: TrackedDict, *args: Any, **kwargs: Any) -> Any:
@@ -247,7 +247,7 @@ for _name in (
     "clear",
     "setdefault",
 ):
-    setattr(TrackedDict, _name, _whole_read(_name))
+    setattr(TrackedDict, _name, _refuse_full_read(_name))
 
 
 class _SequenceProxy:
@@ -273,7 +273,7 @@ def _refuse_read(self: Any, *args: Any, **kwargs: Any) -> Any:
     self.inputs.refuse(Why.GRAPH_READS_LIST, self.path[-1])
 
 
-for _kind, _names in (
+for _class, _names in (
     (
         _ListProxy,
         (
@@ -315,7 +315,7 @@ for _kind, _names in (
         "count",
         "index",
     ):
-        setattr(_kind, _name, _refuse_read)
+        setattr(_class, _name, _refuse_read)
 
 
 def _tensor_proxy(inputs: InputProxies, path: Any) -> torch.Tensor:

@@ -65,10 +65,10 @@ class LimitedProduct:
         flow, inner = self._flow, self._inner
         if isinstance(flow, KernelDataflow) and not flow.irregular:
             assert isinstance(inner, GatherProduct | Finished)
-            kinds = [KernelJob, SearchJob] if SearchJob.serves(call) else [KernelJob]
-            return [job(flow, self._product, inner, call) for job in kinds]
-        job = TorchJob if isinstance(flow, PerOffset) else Job
-        return [job(self._product, inner, call)]
+            job_classes = [KernelJob, SearchJob] if SearchJob.serves(call) else [KernelJob]
+            return [job_class(flow, self._product, inner, call) for job_class in job_classes]
+        job_class = TorchJob if isinstance(flow, PerOffset) else Job
+        return [job_class(self._product, inner, call)]
 
 
 def _heights(n_rows: int) -> list[int]:

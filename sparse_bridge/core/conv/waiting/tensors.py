@@ -79,8 +79,8 @@ class Features(LazyTensor):
         pending = self.pending
         if not torch.compiler.is_compiling():
             return pending.materialize()
-        there = pending.fallback if pending.result is None else pending.result
-        return apart(pending.materialize) if there is None else there  # type: ignore[no-any-return]
+        result = pending.fallback if pending.result is None else pending.result
+        return apart(pending.materialize) if result is None else result  # type: ignore[no-any-return]
 
 
 class Waiting(Features, torch.Tensor):
