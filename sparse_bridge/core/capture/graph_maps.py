@@ -1,7 +1,7 @@
 """The maps of a model's graphs: those that one is captured with, and those of a call.
 
-The graph that is likely to serve a call is queued, maps first, before all is asked that decides
-about the call: on a GPU's host those questions take as long as the maps do.
+The graph that is likely to serve a call is queued, maps first, before the checks of the call are
+through: on a GPU's host those take as long as the maps do.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .graph_key import GraphKey
 def maps_like(
     root: Root, key: GraphKey, memory: GraphMemory, training: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
-    """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
-    are not asked the same, or this one is not like the others."""
+    """(captured maps, built for `root`; the rows of its levels); None where inputs in its box
+    do not all have the same requests, or this one is not like the others."""
     coords, box = root.coords, root.box
     recording = prefetch.recording_of(key.device, box, training)
     target = kernel_target(key.device)

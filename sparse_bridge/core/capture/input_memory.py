@@ -46,8 +46,8 @@ class Slabs(NamedTuple):
 
 
 class InputMemory:
-    """The views of its maps that an input is asked for, as the last one was, and which of them may
-    share memory.
+    """The views of its maps that an input needs, as the last one did, and which of them may share
+    memory.
 
     sharing: whether any do.
     """
@@ -66,7 +66,7 @@ class InputMemory:
         return side in self._last.views[index].tiled
 
     def both(self, index: int) -> bool:
-        """Whether both sides of a map to new coordinates are asked for. Inference has no use for
+        """Whether both sides of a map to new coordinates are requested. Inference has no use for
         the second, which is as large."""
         return 1 in self._last.views[index].requested
 
@@ -91,7 +91,7 @@ class InputMemory:
 
     def tables(self, rows: Mapping[int, int], room: Mapping[int, int]) -> list[Slabs]:
         """Slab for the tables of all steps that become tiles. rows: see `scratch`.  room: rows that
-        levels had memory for when new ones were made of them."""
+        levels had memory for when new levels were expanded from them."""
         if not self.sharing:
             return [Slabs()] * len(self._steps)
         looked_up, blank = 0, 0

@@ -5,7 +5,7 @@ lies in memory for more rows than it has, all its maps are built by a `BatchedBu
 them that large, and kernels read the number of rows of every level from the device. What lies
 behind the last row is never gathered by a convolution; NaN there shows whatever else mixes rows.
 Training asks for more: sums over rows are right where what lies behind is finite in features and
-zero in their gradients. Maps that the inputs before were not asked for cannot be had.
+zero in their gradients. Maps that earlier inputs were not asked for are not available.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEAST = 1024
 @dataclasses.dataclass(eq=False)
 class PaddedInput:
     """coords: int32 [capacity, 1 + D], zeros behind the last row.  count: int32 [1], one less than
-    the rows there are.  recording: what inputs of this grid are asked.  fill: what layers leave behind
+    the rows there are.  recording: the requests over inputs of this grid.  fill: what layers leave behind
     the last row of a result; None: anything.
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by

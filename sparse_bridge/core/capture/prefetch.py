@@ -1,14 +1,14 @@
-"""Prefetched maps: all that a network asks of one input, queued at its first request.
+"""Prefetched maps: all maps that a network needs of one input, queued at its first request.
 
-Networks ask every input for the same maps in the same order, whatever its shape. What the last
-inputs were asked is remembered relative to their coordinates; when a new input is asked the first
-of it, the maps of all levels are queued at once, the sizes of deeper levels read from the device by
-the kernels themselves, and the host waits once instead of once or twice a level. Rows are numbered
-and ordered exactly as without.
+Networks request the same maps in the same order over every input, whatever its shape. The requests
+over the last inputs are recorded relative to their coordinates; at the first of these requests over
+a new input, the maps of all levels are queued at once, the sizes of deeper levels read from the
+device by the kernels themselves, and the host waits once instead of once or twice a level. Rows are
+numbered and ordered exactly as without.
 
 Memory is taken by estimate: the largest growth of the last inputs from level to level, and some
-more. Where an input exceeds that, or holds equal or outlying rows, what was queued is dropped and
-every map is built when it is asked for.
+more. Where an input exceeds that, or holds equal or outlying rows, the queued maps are dropped and
+every map is built at its request.
 
 `install` registers all this as the provider of `core.maps.request`.
 """
@@ -92,7 +92,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 
 
 def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
-    """Prepare what inputs of this kind are asked, before the first request."""
+    """Prepare the maps that inputs announced under this name need, before the first request."""
     if padded.current() is None:
         recording = _begin(cmap, name, Recording(cmap.n_rows))
         if recording.answers or store.recording is None:
@@ -101,7 +101,7 @@ def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
 
 def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Recording:
     """The recording of an input, `recording`, with answers prepared where inputs with the same first
-    request were asked the same."""
+    request have had the same requests."""
     recording.levels[cmap], recording.stream = 0, targets.current_stream(cmap.device)
     if (padded_input := padded.current()) is not None:
         recording.answers = _padded(cmap, cmap.kernel_target(), padded_input)

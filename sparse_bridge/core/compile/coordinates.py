@@ -37,15 +37,15 @@ class Sites:
 
 
 class BuilderResult(NamedTuple):
-    """What a builder answers: the map, or what a layer needs in its place, and coordinates where it
-    made some."""
+    """The result of a builder: the map, or what a layer needs instead of one, and the coordinates if
+    it made some."""
 
     kmap: KernelMap | RowMatrix
     sites: Sites | None = None
 
 
 Builder = Callable[[Sites, Sequence[int]], BuilderResult]
-# By name: the builder; those of its numbers that say what is asked, whatever a scene's bounds.
+# By name: the builder, and the function that picks those of its numbers that no bounds change.
 _builders: dict[str, tuple[Builder, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
 _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary()
 
@@ -53,13 +53,13 @@ _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary(
 def register(name: str, builder: Builder, relative: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> None:
     """Have the map operators call `builder` under this name.
 
-    relative: those of its numbers that say what is asked, whatever the bounds of the scene.
+    relative: picks those of its numbers that do not change with the bounds of the coordinates.
     """
     _builders[name] = builder, relative
 
 
 def relative(builder: str, numbers: Sequence[Any]) -> Sequence[Any]:
-    """What of a request does not change with the bounds of the scene."""
+    """Those numbers of a builder's request that do not change with the bounds of the coordinates."""
     return _builders[builder][1](numbers)
 
 

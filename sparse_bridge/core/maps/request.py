@@ -3,7 +3,7 @@ by a provider, who builds it.
 
 Whoever registers a provider sees every map that is not there yet, and may answer with one that was
 built before: see `core.capture.prefetch`. An answer is never changed afterwards. A listener hears
-of coordinates before anything is asked of them.
+of coordinates before the first request over them.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ _listener: Listener | None = None
 def announce(store: MapStore, cmap: CoordinateMap, key: Hashable) -> None:
     """Say that requests over `cmap`, of which `store` will hold the maps, are to be expected.
 
-    key: inputs with equal keys are likely to be asked the same.
+    key: inputs with equal keys are likely to have the same requests.
     """
     if _listener is not None:
         _listener(store, cmap, key)

@@ -132,7 +132,7 @@ class Rulebook(ViewSet):
         return listed
 
     def observe(self, observer: Observer) -> None:
-        """Have `observer` hear which views are asked for from now on."""
+        """Have `observer` hear which views are requested from now on."""
         self._observer = observer
 
     def follow(self) -> None:

@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 def constant(value: Any) -> Hashable:
-    """A value by which calls are told apart. Raises Refusal for objects that have none."""
+    """A value that distinguishes calls. Raises Refusal for objects that have none."""
     if isinstance(value, PLAIN) or _is_code(value):
         return type(value), value
     if isinstance(value, torch.Tensor):
@@ -143,8 +143,8 @@ class _Arguments:
         return tensors is not None and tensors.is_tensor(value)
 
     def signature(self, value: Any, path: Any) -> Hashable:
-        """What tells calls apart in a structure, but for entries of dictionaries; those with sparse
-        tensors count. Raises Refusal."""
+        """The part of a structure that distinguishes calls, without entries of dictionaries but for
+        those with sparse tensors. Raises Refusal."""
         if self.is_tensor(value):
             self.sparse.append(value)
             return "x"

@@ -21,7 +21,7 @@ Lookup = Callable[[Any], Any]
 
 
 class Tensors(Protocol):
-    """What is asked of a framework's sparse tensors here."""
+    """The methods of a framework's sparse tensors that outputs need."""
 
     def is_tensor(self, value: Any) -> bool:
         """Whether `value` is a sparse tensor or points of the framework."""

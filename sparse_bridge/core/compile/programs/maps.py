@@ -81,8 +81,8 @@ class MapsStep:
     numbers that differ from scene to scene returns, for each, (map, coordinates int32 [M, 1 + D], sites). It raises
     ShapeError for fewer new rows than the graph serves.
 
-    Scenes are asked the same: where all their maps are prefetched, what was asked of the last scene
-    tells which is which.
+    A program has the same requests over every input: where all maps of one are prefetched, the steps of
+    the last input tell which map is which.
     """
 
     __name__ = __qualname__ = "maps"
@@ -118,7 +118,7 @@ class MapsStep:
         return [self._results_of(node, answer) for node, answer in zip(self._nodes, answers, strict=True)]
 
     def _built(self, number: int, over: Any, arguments: Sequence[int]) -> BuilderResult:
-        """A map that is asked of its builder."""
+        """The result of a node's builder."""
         node = self._nodes[number]
         numbers = [arguments[value] if placed else value for placed, value in node.numbers]
         answer = build(over, node.builder, numbers)
@@ -127,7 +127,7 @@ class MapsStep:
         return answer
 
     def _again(self, number: int, step: Any, recording: Any, answers: list[BuilderResult]) -> BuilderResult | None:
-        """A map that is ready."""
+        """The prefetched map of a step, or the earlier one that it equals; None where there is none."""
         if isinstance(step, int):
             return answers[step]
         built = recording.again(step)
