@@ -83,7 +83,7 @@ def _loaded(name: str) -> Any:
 def _followed() -> Iterator[str]:
     history = _loaded("core.conv.history")
     held = [] if history is None else list(history.histories.values())
-    plans = sum(one.plan is not None or one.whole is not None for _, one in held)
+    plans = sum(one.plan is not None or one.full_plan is not None for _, one in held)
     if plans:
         yield f"layers that are launched together with what follows them: {plans}"
 

@@ -100,13 +100,13 @@ class Views(NamedTuple):
     tiled: set[int]
     requested: set[int]
 
-    def wanted(self, side: int, tiles: bool) -> None:
+    def on_view(self, side: int, tiles: bool) -> None:
         """Side 0 or 1 of the map was requested."""
         self.requested.add(side)
         if tiles:
             self.tiled.add(side)
 
-    def listed(self) -> None:
+    def on_pairs(self) -> None:
         """The pairs of the map were requested."""
         self.requested.add(PAIRS)
 
@@ -194,7 +194,7 @@ class Recording:
         rulebook = built.kmap.rulebook
         for side in (0, 1):  # built now, so its tiles exist because they were requested
             if rulebook.tiled(side):
-                self.views[index].wanted(side, True)
+                self.views[index].on_view(side, True)
         return self._observe(index, built)
 
     def again(self, step: Step) -> BuiltMap | None:

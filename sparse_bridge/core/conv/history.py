@@ -31,17 +31,17 @@ class History:
     seen: letters of `STEPS`, those behind the last result so far.  most: how many steps may be deferred; other code
     reads the result of the last one, too.  alone: calls without a step behind them.  disabled: no call is deferred any
     more.  plan: launches the next call together with its steps.  launches: attempts at that; one fails where another
-    step comes.  whole: the plan of calls whose epilogue is complete.  plans: attempts at those.  norm_calls: attempts
-    in training to learn which norm takes the result.
+    step comes.  full_plan: of calls whose epilogue is complete.  plans: attempts at those.  norm_calls: attempts in
+    training to learn which norm takes the result.
     """
 
-    __slots__ = ("alone", "disabled", "launches", "most", "norm_calls", "plan", "plans", "seen", "whole")
+    __slots__ = ("alone", "disabled", "full_plan", "launches", "most", "norm_calls", "plan", "plans", "seen")
 
     def __init__(self) -> None:
         self.plan: FusedPlan | None = None
         self.seen, self.most, self.alone, self.disabled = "", len(STEPS), 0, False
         self.launches, self.plans = policy.Attempts(policy.EARLY_LAUNCHES), policy.Attempts(policy.FUSED_PLANS)
-        self.whole: FusedPlan | None = None
+        self.full_plan: FusedPlan | None = None
         self.norm_calls = policy.Attempts(policy.NORM_CALLS)
 
     def begin(self, included: str) -> str:

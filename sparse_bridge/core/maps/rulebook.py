@@ -124,12 +124,12 @@ class Rulebook(ViewSet):
 
     def as_lists(self) -> Rulebook:
         """The same pairs, which no table of side 1 could hold."""
-        listed: Rulebook | None = self.cache.get("as lists")
-        if listed is None:
+        on_pairs: Rulebook | None = self.cache.get("as lists")
+        if on_pairs is None:
             lists = self.lists()
-            listed = Rulebook(self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False)
-            self.cache.put("as lists", listed)
-        return listed
+            on_pairs = Rulebook(self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False)
+            self.cache.put("as lists", on_pairs)
+        return on_pairs
 
     def observe(self, observer: Observer) -> None:
         """Have `observer` hear which views are requested from now on."""
@@ -180,7 +180,7 @@ class Rulebook(ViewSet):
         self.follow()
         table = self._tables[side]
         if self._observer is not None:
-            self._observer.wanted(side, False)
+            self._observer.on_view(side, False)
         if table is None:
             tiles = self._tiles[side]
             table = self._derived_table(side) if tiles is None else tiles.table()
@@ -203,7 +203,7 @@ class Rulebook(ViewSet):
             return table.nbr, reverse
         self.follow()
         if self._observer is not None:
-            self._observer.wanted(side, False)
+            self._observer.on_view(side, False)
         return cached.nbr[:, :n_rows], False
 
     def _derived_table(self, side: int) -> NeighborTable:
@@ -237,7 +237,7 @@ class Rulebook(ViewSet):
         self.follow()
         tiles = self._tiles[side]
         if self._observer is not None:
-            self._observer.wanted(side, True)
+            self._observer.on_view(side, True)
         if tiles is None:
             from ...kernels.maps.mask_order import mask_order
             from ...kernels.maps.tile_packing import pack_tiles
@@ -289,7 +289,7 @@ class Rulebook(ViewSet):
         are expected; their order does not depend on what else was asked."""
         self.follow()
         if self._observer is not None:
-            self._observer.listed()
+            self._observer.on_pairs()
         pairs = self._pairs
         if pairs is None:
             if self._from_lists and self._lists is not None:

@@ -134,7 +134,7 @@ class GatherGemm:
         p = q = r = s = t = u = y_at
         if vectors is not NO_VECTORS:
             (p, q, r, s, t, u), read = _read(vectors, y_at)
-        kernels = spec.ready.get((self._key, w.dtype, read))
+        kernels = spec.variants.get((self._key, w.dtype, read))
         if (
             kernels is None
             or (x_at | w_at | y_at) & 15
@@ -185,7 +185,7 @@ class GatherGemm:
             return
         if split == 1 or (sums is not None and not spec.wide):
             ends = None if vectors is NO_VECTORS else _read(vectors, y_at)[1]
-            spec.ready[self._key, w.dtype, ends] = entry, sums
+            spec.variants[self._key, w.dtype, ends] = entry, sums
 
     def _sum(self, partial: torch.Tensor, vectors: Vectors, y: torch.Tensor) -> Entry | None:
         """Add the partial sums up and apply the epilogue; the compiled kernel that does."""

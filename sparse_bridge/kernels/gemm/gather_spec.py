@@ -71,7 +71,7 @@ class GemmSpec:
         self._wider: GemmSpec | None = None
         self.sum_constants: tuple[object, ...] = (parts, self.activation, splits, 1024)
         # By what of the operands compiled kernels depend on: the kernel, and that of the sums.
-        self.ready: dict[tuple[object, ...], tuple[Entry, Entry | None]] = {}
+        self.variants: dict[tuple[object, ...], tuple[Entry, Entry | None]] = {}
         self.native: object = None  # a launch over tiles, by which the compiled helper makes others
 
     def fitting(self, n_offsets: int, pitch: int, n_rows: int, n_in: int) -> GemmSpec:

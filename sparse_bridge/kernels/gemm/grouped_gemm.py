@@ -230,8 +230,8 @@ class GroupedSpec:
             tile.block_k,
         )
         self.options = tile.options(self.target)
-        self.before, self.after = (c_in, c_out, w.shift), (self.columns, *w.strides)
-        signature = specialise(*self.before, *self.after)
+        self.leading, self.trailing = (c_in, c_out, w.shift), (self.columns, *w.strides)
+        signature = specialise(*self.leading, *self.trailing)
         self.key = number_of(("grouped_gemm", self.dtype, self.constants, tile, signature))
         self.sum_block = power(self.columns, 16, 128)
         self._wider: GroupedSpec | None = None
@@ -279,7 +279,7 @@ class GroupedGemm:
         products = torch.empty((n_pairs, spec.columns), dtype=torch.float32, device=device)
         if len(self.tiles):
             blocks = len(self.tiles) * cdiv(spec.w.c_out, spec.tile.block_n)
-            args = (x, w, products, groups.source, self.tiles, *spec.before, x.stride()[0], *spec.after)
+            args = (x, w, products, groups.source, self.tiles, *spec.leading, x.stride()[0], *spec.trailing)
             key = (spec.key, w.dtype, alignment(*args[:5]), specialise(x.stride()[0]))
             grouped_gemm_kernel.launch(
                 device, target, (blocks, spec.w.groups, 1), args, spec.constants, spec.options, key

@@ -257,7 +257,7 @@ class WgradGemm:
         strides, row_kinds = (x.stride()[0], dy.stride()[0]), spec.row_kinds
         if strides != spec.rows:
             row_kinds = specialise(*strides)
-        numbers = (*spec.before, *strides, *spec.after)
+        numbers = (*spec.leading, *strides, *spec.trailing)
         key = (spec.key, aligned, out.dtype, row_kinds)
         values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
         if not (self._pairs_at and wgrad_kernel.start(device.index, key, self.grid, values, spec.constants)):

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 class Observer(Protocol):
     """Hears which views of a rulebook are requested."""
 
-    def wanted(self, side: int, tiles: bool) -> None:
+    def on_view(self, side: int, tiles: bool) -> None:
         """A view of `side` was requested; tiles: as mask-ordered tiles."""
 
-    def listed(self) -> None:
+    def on_pairs(self) -> None:
         """Pair lists were requested, on the device."""
 
 
