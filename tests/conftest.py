@@ -144,7 +144,7 @@ def built(monkeypatch):
     kinds, own = [], request.build
 
     def build(cmap, req):
-        kinds.append(req.kind)
+        kinds.append(req.map_type)
         return own(cmap, req)
 
     monkeypatch.setattr(request, "build", build)

@@ -103,7 +103,7 @@ def _work(form: Counted, way: str) -> Callable[[], Any]:
 
     def compile_it() -> None:
         fn.compile = driver.compile  # as the binder sets it
-        with compile_processes.asked_first(fn, begin=True):
+        with compile_processes.worker_first(fn, begin=True):
             fn.compile(form.source, target=driver.named, options=form.options)
 
     return compile_it
@@ -125,7 +125,7 @@ def measure(forms: list[Counted], way: str, threads: int) -> dict[str, Any]:
         tempfile.TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
         mock.patch.object(compile_processes, "side_by_side", lambda: threads),
-        mock.patch.object(compile_processes, "binder_made", lambda fn: None),
+        mock.patch.object(compile_processes, "bind_to_device", lambda fn: None),
         Memory() as memory,
         Stalls() as stalls,
     ):

@@ -83,15 +83,15 @@ def _loaded(name: str) -> Any:
 def _followed() -> Iterator[str]:
     history = _loaded("core.conv.history")
     entries = [] if history is None else list(history.histories.values())
-    plans = sum(record.plan is not None or record.whole is not None for _, record in entries)
+    plans = sum(record.plan is not None or record.full_plan is not None for _, record in entries)
     if plans:
         yield f"layers that are launched together with what follows them: {plans}"
 
 
 def _programs() -> Iterator[str]:
     backend = _loaded("core.compile.programs.backend")
-    if backend is not None and backend.made:
-        yield f'graphs of torch.compile(backend="sparse_bridge") that are programs: {backend.made}'
+    if backend is not None and backend.n_programs:
+        yield f'graphs of torch.compile(backend="sparse_bridge") that are programs: {backend.n_programs}'
 
 
 def _in_torch() -> Iterable[str]:

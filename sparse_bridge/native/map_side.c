@@ -20,7 +20,7 @@ static PyObject *spec_key(Scope *s, Size *size) {
                                size->much));
 }
 
-/* `TileList.places`: where in its memory the table, the rows and the lists start, in elements. */
+/* `TileList.section_starts`: where in its memory the table, the rows and the lists start, in elements. */
 static void places(long long n_offsets, long long n_pairs, int block_m, long long at[4]) {
   long long pitch = 128 * n_pairs, quads = (n_pairs + 3) / 4 * 4, start = pitch + pitch * n_offsets;
   at[0] = pitch, at[1] = 0;
@@ -108,12 +108,13 @@ static void read_side(Scope *s, MapSide *m) {
   refuse_unless(s, m->n_rows > 0 && m->n_in > 0);
 }
 
-/* `Views.wanted` of a view, or that of another observer. */
+/* `Views.on_view` of a view, or that of another observer. */
 static void noticed(Scope *s, MapSide *m, int tiled) {
   PyObject *side = m->at ? one : zero, *observer = m->observer;
   if (s->state != GOES_ON || observer == Py_None) return;
   if ((PyObject *)Py_TYPE(observer) != PyDict_GetItemWithError(g_calls, s_observer)) {
-    hold(s, PyObject_CallMethodObjArgs(observer, s_wanted, side, tiled ? Py_True : Py_False, NULL));
+    PyObject *tiles = tiled ? Py_True : Py_False;
+    hold(s, PyObject_CallMethodObjArgs(observer, s_on_view, side, tiles, NULL));
     return;
   }
   for (int i = !tiled; i < 2; i++) /* tiled, requested */

@@ -24,7 +24,7 @@
 
 /* clang-format off */
 #define NAMES(X)                                                                                   \
-  X(_compiled) X(_pairs_at) X(after) X(backward) X(before) X(direct) X(empty_like) X(get)          \
+  X(_compiled) X(_pairs_at) X(trailing) X(backward) X(leading) X(direct) X(empty_like) X(get)      \
   X(padding) X(layout) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)             \
   X(sum_sizes) X(_get_tracing_state) X(momentum) X(track_running_stats) X(num_batches_tracked)     \
   X(in_channels) X(norm_parts)                                                                     \
@@ -37,12 +37,12 @@
   X(_make) X(_map) X(memory) X(MIN_DEFERRED_ELEMENTS) X(n_offsets) X(n_pairs) X(n_rows)            \
   X(__name__) X(native) X(nbytes)                                                                  \
   X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
-  X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(ready)                         \
+  X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(variants)                      \
   X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(row_numbers) X(rows) X(rows_of)           \
   X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
   X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(stride) X(subm) X(symmetric) X(table) X(_tables)        \
   X(tile) X(_tiles) X(_timer) X(trained) X(training) X(transposed) X(untyped_storage) X(_version)  \
-  X(w_stride) X(wanted) X(weight) X(x_fold) X(y_fold)
+  X(w_stride) X(on_view) X(weight) X(x_fold) X(y_fold)
 
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
@@ -69,7 +69,7 @@ HANDED(DECLARE)
   X(GatherProduct, native) X(WgradProduct, _key) X(NormSpec, addressed) X(NormSpec, device)        \
   X(NormSpec, grads_key) X(NormSpec, present) X(NormSpec, rows_key) X(NormSpec, units)             \
   X(NormSpec, vectors_key)                                                                         \
-  X(History, plan) X(History, whole) X(History, seen) X(History, alone) X(History, disabled)       \
+  X(History, plan) X(History, full_plan) X(History, seen) X(History, alone) X(History, disabled)       \
   X(FusedPlan, native) X(LayerCall, between) X(LayerCall, changes) X(LayerCall, device)            \
   X(LayerCall, dtype) X(LayerCall, fused) X(LayerCall, operands) X(LayerCall, history)             \
   X(LayerCall, launched) X(LayerCall, shape) X(LayerCall, stream) X(LayerCall, target)             \
@@ -474,8 +474,8 @@ typedef struct {
   uint64_t at[OPERANDS];
 } Operands;
 
-/* The key of `GemmSpec.ready`, as `GatherGemm._started` makes it. */
-static PyObject *ready_key(Scope *s, PyObject *product, Operands *o) {
+/* The key of `GemmSpec.variants`, as `GatherGemm._started` makes it. */
+static PyObject *variant_key(Scope *s, PyObject *product, Operands *o) {
   PyObject *kinds[OPERANDS] = {0}, *read = Py_None;
   int any = 0;
   for (int i = 2; i < OPERANDS - 1; i++) {
@@ -495,9 +495,9 @@ static PyObject *ready_key(Scope *s, PyObject *product, Operands *o) {
 static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
   PyObject *spec = get(s, product, s_spec);
   refuse_unless(s, truth(s, get(s, product, s__addressed)));
-  PyObject *ready = get(s, spec, s_ready), *key = ready_key(s, product, o);
-  refuse_unless(s, ready && PyDict_CheckExact(ready));
-  PyObject *found = item(s, ready, key);
+  PyObject *variants = get(s, spec, s_variants), *key = variant_key(s, product, o);
+  refuse_unless(s, variants && PyDict_CheckExact(variants));
+  PyObject *found = item(s, variants, key);
   refuse_unless(s, found && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 2 &&
                        PyTuple_GET_ITEM(found, 1) == Py_None);
   if (s->state != GOES_ON) return NULL;
@@ -872,7 +872,7 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   PyObject *bias = PyTuple_GET_ITEM(epilogue, 0), *activation = PyTuple_GET_ITEM(epilogue, 1);
   PyObject *norm = PyTuple_GET_ITEM(epilogue, 3), *form = args[5];
   int whole = activation != Py_None;
-  PyObject *fused = whole ? SLOT(history, History, whole) : SLOT(history, History, plan);
+  PyObject *fused = whole ? SLOT(history, History, full_plan) : SLOT(history, History, plan);
   refuse_unless(s, fused && fused != Py_None && PyTuple_GET_ITEM(epilogue, 4) == Py_None);
   PyObject *held = SLOT(fused, FusedPlan, native);
   refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));

@@ -186,8 +186,8 @@ static int launched_wgrad(Scope *s, PyObject *launch, PyObject *x, PyObject *dy,
   }
   uint64_t out_at = starts_at(s, out);
   add_cell(s, &product, x_at), add_cell(s, &product, dy_at), add_cell(s, &product, out_at);
-  add_values(s, &product, lists), add_values(s, &product, get(s, spec, s_before));
-  add_values(s, &product, get(s, spec, s_rows)), add_values(s, &product, get(s, spec, s_after));
+  add_values(s, &product, lists), add_values(s, &product, get(s, spec, s_leading));
+  add_values(s, &product, get(s, spec, s_rows)), add_values(s, &product, get(s, spec, s_trailing));
   refuse_unless(s, complete(s, &product));
   for (int i = 0; i < 3 && s->state == GOES_ON; i++)
     product.grid[i] = (unsigned)number(s, PyTuple_GET_ITEM(grid, i));

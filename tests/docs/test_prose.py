@@ -30,6 +30,10 @@ RETIRED = {
     "output_spec, CaptureContext, map_structure, assert_no_mutation",
     "Remains|EagerMemory|loose_levels|def besides|ledger": "KeepAlive, CacheTrimmer, levels_with_unknown_bounds, "
     "extra_readbacks, call_stats",
+    r"scene_memory|Scene(?:Memory|Traces)|rows_found|statistics_kept|asked_first": "input_memory, InputMemory, "
+    "InputTraces, level_rows, preserved_statistics, worker_first",
+    "known_store|known_sites|made_grid|binder_made|key_places": "find_store, sites_of_handle, register_grid, "
+    "bind_to_device, key_bits",
 }
 SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs", ".")
 SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}

@@ -76,7 +76,7 @@ def test_tiles(kernel_lane, n_offsets, splits, n_rows):
     for block in (TILE, 2 * TILE):  # launches by address read the same memory
         views = (tiles.packed, tiles.rows, *tiles.lists(block))
         at = [(view.data_ptr() - tiles.memory.data_ptr()) // 4 for view in views]
-        assert tuple(at) == tiles.places(block)
+        assert tuple(at) == tiles.section_starts(block)
     assert torch.equal(tiles.table().nbr, made.nbr), "tiles give the table back"
 
 

@@ -233,7 +233,7 @@ def remembered(net: torch.nn.Module) -> list[Any]:
         if held is None or held[0]() is not owner:
             continue
         it = held[1]
-        plans = [plan and (plan.steps, plan.lookups) for plan in (it.plan, it.whole)]
+        plans = [plan and (plan.steps, plan.lookups) for plan in (it.plan, it.full_plan)]
         found.append((name, it.seen, it.most, it.alone, it.disabled, it.launches.failures, it.plans.tries, *plans))
     return found
 

@@ -254,7 +254,7 @@ class Heard:
     def __init__(self):
         self.asked = []
 
-    def wanted(self, side, tiles):
+    def on_view(self, side, tiles):
         self.asked.append((side, tiles))
 
 

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparse_bridge.kernels.runtime.host_program import KINDS, Steps
+from sparse_bridge.kernels.runtime.host_program import OPCODES, Steps
 from tests.fake_driver import Driver
 from tests.native.recording import helper, values_of
 
@@ -49,7 +49,7 @@ def described(*steps, numbers=(), objects=(), carried=()):
     """Steps of (kind, *words)."""
     words = array("i")
     for kind, *operands in steps:
-        words.extend([KINDS.index(kind) | len(operands) << 8, *operands])
+        words.extend([OPCODES.index(kind) | len(operands) << 8, *operands])
     initial, places = array("q", numbers).tobytes(), array("i", carried).tobytes()
     return Steps(words.tobytes(), initial, tuple(objects), places)
 
@@ -98,7 +98,7 @@ def test_words_at_random(seed):
         words = array("i")
         for _ in range(draw.randint(0, 5)):
             count = draw.choice([0, 1, 2, 3, 3, 4, 5, -1, 70, 100])
-            words.append(draw.randint(0, len(KINDS) + 1) | count << 8)
+            words.append(draw.randint(0, len(OPCODES) + 1) | count << 8)
             words.extend([draw.choice([0, 1, 2, 3, -1, -2, 4]) for _ in range(max(0, count))])
             if draw.random() < 0.1:
                 words.append(draw.randint(-(1 << 31), (1 << 31) - 1))

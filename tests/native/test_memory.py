@@ -45,7 +45,7 @@ def lasting(it):
         if held is not None:
             history = held[1]
             found.append(history)
-            for plan in filter(None, (history.plan, history.whole)):
+            for plan in filter(None, (history.plan, history.full_plan)):
                 found += [plan, plan.native, plan.same, plan.vectors, plan.between, plan._plan]
                 found += [plan.native and plan._plan.forward]
     found += it.book.cache.values()

@@ -48,7 +48,7 @@ def expected(form):
 def read_as_declared(arch, forms):
     target, seen = targets.described(arch), set()
     for form in forms:
-        kinds = native_launch.kinds_of(compiling.source(form, target).signature)
+        kinds = native_launch.letters_of(compiling.source(form, target).signature)
         assert kinds == expected(form), form.kernel
         assert len(kinds) <= 64 and helper().Launcher(1, 0, 32, 0, kinds)
         seen |= {form.kernel, *kinds}
@@ -88,7 +88,7 @@ def compiled(arch, **metadata):
 def test_a_compiled_kernel_is_launched_directly(arch, monkeypatch):
     seen = []
     form, made = compiled(arch)
-    kinds = native_launch.kinds_of(made.src.signature)
+    kinds = native_launch.letters_of(made.src.signature)
     driver = Driver(lambda launch: seen.append((launch, values_of(launch, kinds))))
     asked = []
 

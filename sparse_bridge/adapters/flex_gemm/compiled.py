@@ -13,7 +13,7 @@ import torch
 
 from ...core.compile import codes as codes  # registers operators
 from ...core.compile import coordinates, handles, products
-from ...core.compile.coordinates import Made, Sites
+from ...core.compile.coordinates import BuilderResult, Sites
 from ...core.compile.row_functions import row_function
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
@@ -56,7 +56,7 @@ class GraphCache:
         return getattr(self.engine_cache(), name)
 
 
-def build(sites: Sites, numbers: Sequence[int]) -> Made:
+def build(sites: Sites, numbers: Sequence[int]) -> BuilderResult:
     """The map of a layer: numbers as the functions below put them."""
     layer_type, *parameters = numbers
     kernel, *steps = (tuple(parameters[first : first + 3]) for first in range(0, 12, 3))
@@ -64,11 +64,11 @@ def build(sites: Sites, numbers: Sequence[int]) -> Made:
     if layer_type == _SUBMANIFOLD:
         layer: Any = kernel, steps[0]
         cache = submanifold_cache(sites.coords, parameters[6:] or None, *layer)
-        return Made(cache._kmap)
+        return BuilderResult(cache._kmap)
     layer, shape = Strided.of(kernel, *steps), parameters[12:]
     out_coords = output_coordinates(sites.coords, shape, layer)
     cache = strided_cache(sites.coords, out_coords, shape, layer)
-    return Made(cache._kmap, Sites(out_coords, store_of(out_coords)))
+    return BuilderResult(cache._kmap, Sites(out_coords, store_of(out_coords)))
 
 
 coordinates.register(_BUILDER, build)

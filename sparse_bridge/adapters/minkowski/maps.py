@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ...core.device.stream_order import Kept
+from ...core.device.stream_order import StreamCache
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.lookup import merge
@@ -54,14 +54,14 @@ class MapRegistry:
         # (in, out, region) -> map;  (in, out) -> row of the parent of every row, sums over cells;
         # (key, origin) -> batch item of every row;  (field, key) -> from voxels to points
         self.kernel_maps: dict[tuple[Key, Key, Region], KernelMap] = {}
-        self.parents: Kept[tuple[Key, Key], torch.Tensor] = Kept()
-        self.cells: Kept[tuple[Key, Key], RowMatrix] = Kept()
-        self.batch_rows: Kept[tuple[Key, Key], torch.Tensor] = Kept()
-        self.slices: Kept[tuple[Key, Key], RowMatrix] = Kept()
+        self.parents: StreamCache[tuple[Key, Key], torch.Tensor] = StreamCache()
+        self.cells: StreamCache[tuple[Key, Key], RowMatrix] = StreamCache()
+        self.batch_rows: StreamCache[tuple[Key, Key], torch.Tensor] = StreamCache()
+        self.slices: StreamCache[tuple[Key, Key], RowMatrix] = StreamCache()
         self.traced: Any = None  # what compiled graphs know of their own maps
         self._strided: dict[tuple[Key, Stride, str], Key] = {}
         # Number of roots -> batch indices that they have; (key of the origin map, its indices)
-        self.batches: Kept[int, torch.Tensor] = Kept()
+        self.batches: StreamCache[int, torch.Tensor] = StreamCache()
         self.origin: tuple[Key, torch.Tensor] | None = None
         self._tags = itertools.count(1)
 
@@ -159,7 +159,7 @@ class MapRegistry:
         grid, first, inverse = Grid.inserted(coords, stride, source, aligned)
         key = self.free_key(stride, name)
         self.grids[key] = grid
-        store = map_cache.known_store(grid.coords) or map_cache.MapStore(device=coords.device)
+        store = map_cache.find_store(grid.coords) or map_cache.MapStore(device=coords.device)
         store.put(ENTERED, (weakref.ref(self), key))
         map_cache.adopt(grid.coords, store)
         return key, first, inverse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...core.device.stream_order import Kept
+from ...core.device.stream_order import StreamCache
 from ...core.ops.interpolate import corners, interpolation
 from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError, CoordinateError
@@ -22,7 +22,7 @@ class FieldMap:
         self.exact = None if coords.is_floating_point() else coords.detach().clone()
         self.coords = coords.detach().to(torch.float32, copy=True)
         self.stride = stride
-        self.rows: Kept[Key, torch.Tensor] = Kept()
+        self.rows: StreamCache[Key, torch.Tensor] = StreamCache()
 
     def cells(self, stride: tuple[int, ...]) -> torch.Tensor:
         """float64 or int64 [N, 1 + D]: every point rounded down to multiples of `stride`, its batch

@@ -14,7 +14,7 @@ import torch
 
 from ...core.compile import coordinates, handles, products
 from ...core.compile import row_functions as row_functions  # registers operators
-from ...core.compile.coordinates import Made, Sites, Traced
+from ...core.compile.coordinates import BuilderResult, Sites, Traced
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ...core.maps.kernel_map import KernelMap
@@ -58,14 +58,14 @@ def sites_of(x: Any) -> Traced:
     return coordinates.entered(x.indices)
 
 
-def build(sites: Sites, numbers: Sequence[int]) -> Made:
+def build(sites: Sites, numbers: Sequence[int]) -> BuilderResult:
     """The map of a layer.  numbers: its geometry, see `LayerGeometry.numbers`, batch size and grid."""
     layer, (batch_size, *shape) = _relative(numbers), numbers[-1 - numbers[0] :]
     geometry, order = LayerGeometry.of_numbers(layer)
     built, _ = ask(sites.store, sites.coords, batch_size, shape, geometry, ORDERS[order], "a compiled layer")
     if built.coords is None or built.store is None:
-        return Made(built.kmap)
-    return Made(built.kmap, Sites(built.coords.coords, built.store))
+        return BuilderResult(built.kmap)
+    return BuilderResult(built.kmap, Sites(built.coords.coords, built.store))
 
 
 def _relative(numbers: Sequence[Any]) -> Sequence[Any]:
@@ -160,7 +160,7 @@ def dense(x: Any, channels_first: bool) -> torch.Tensor:
     """`SparseConvTensor.dense()`."""
     sites = x.indice_dict.get(SITES)
     then = -1  # rows that no layer made may lie outside
-    if sites is not None and sites.coords is x.indices and sites.made:
+    if sites is not None and sites.coords is x.indices and sites.from_layer:
         then = sites.version
     shape, now = [x.batch_size, *shape_of(x)], coordinates.version_of(x.indices)
     y: torch.Tensor = ops.to_dense(x._features, x.indices, shape, channels_first, False, then, now)

@@ -138,7 +138,7 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     `core.conv.layers`), and its map is there. None where that is not so."""
     if not torch.is_grad_enabled():
         history = histories.get(id(layer))
-        if history is None or (history[1].plan is None and history[1].whole is None):
+        if history is None or (history[1].plan is None and history[1].full_plan is None):
             return None
     if (native := native_calls.spconv_known) is not None:
         out = native(layer, x, weight, epilogue, _PARTS)

@@ -39,7 +39,7 @@ def dense(x: Any, channels_first: bool = True) -> torch.Tensor:
 def _check_inside(indices: torch.Tensor, box: Box) -> None:
     """Whether coordinates lie inside is known where a layer computed or read them; others are read once."""
     store = map_cache.store_of(indices)
-    cmap = store.known(box)
+    cmap = store.find(box)
     if cmap is None or cmap.alive is not None:
         store.get(("inside", box), lambda: _look_inside(indices, box.size))
 

@@ -17,7 +17,7 @@ import torch
 from ...core.compile import coordinates, products
 from ...core.compile import point_functions as point_functions  # registers operators
 from ...core.compile import row_functions as row_functions
-from ...core.compile.coordinates import Made, Sites, Traced
+from ...core.compile.coordinates import BuilderResult, Sites, Traced
 from ...core.compile.library import define
 from ...core.conv.epilogue import Epilogue
 from ...core.traced.graphs import outside as outside
@@ -76,7 +76,7 @@ def _layer(numbers: tuple[int, ...]) -> tuple[Profile, Any, Options]:
     return release, layer, options
 
 
-def _build(sites: Sites, numbers: Sequence[int]) -> Made:
+def _build(sites: Sites, numbers: Sequence[int]) -> BuilderResult:
     """numbers: 16 of the layer, then its input's range or nothing."""
     own, in_range = tuple(numbers[:16]), tuple(numbers[16:]) or None
     release, layer, options = _layer(own)
@@ -84,18 +84,18 @@ def _build(sites: Sites, numbers: Sequence[int]) -> Made:
     out_range = shrunk_range(in_range, kernel, stride, padding, options.keep_tail)  # type: ignore[arg-type]
     record = build_record(sites.coords, release, layer, in_range, out_range, "Conv3d", sites.store)
     if record.out_coords is record.in_coords:
-        return Made(record.kmap)
-    return Made(record.kmap, Sites(record.out_coords, record.stores[1]))
+        return BuilderResult(record.kmap)
+    return BuilderResult(record.kmap, Sites(record.out_coords, record.stores[1]))
 
 
-def _generate(sites: Sites, numbers: Sequence[int]) -> Made:
+def _generate(sites: Sites, numbers: Sequence[int]) -> BuilderResult:
     """numbers: release, kernel, stride, the output's range."""
     release, kernel, stride = _RELEASES[numbers[0]], tuple(numbers[1:4]), tuple(numbers[4:7])
     profile = PROFILES[release]
     coarse = coordinate_map(sites.store, sites.coords, profile)
     level = generated_level(coarse, sites.store, kernel, stride, tuple(numbers[7:]))
     assert level.kmap is not None
-    return Made(level.kmap, Sites(as_tensor(level, profile), level.store))
+    return BuilderResult(level.kmap, Sites(as_tensor(level, profile), level.store))
 
 
 coordinates.register(_BUILDER, _build)

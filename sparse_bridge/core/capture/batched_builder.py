@@ -1,5 +1,5 @@
-"""All maps of a scene in one go: the coordinates of all levels are queued without knowing how many
-rows each will have.
+"""All maps of an input in one batch: the coordinates of all levels are queued without knowing how
+many rows each will have.
 
 Kernels read these numbers and the bounds of all levels from the device. The host waits once, for
 the counters of all levels, and then queues maps that are as large as they have to be; in captures,
@@ -26,10 +26,10 @@ from ..maps.kernel_map import KernelMap
 from ..maps.pair_groups import count_pairs
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
+from .input_memory import InputMemory, Slabs, room_for, rule_of
 from .level_layouts import Level, LevelLayouts
-from .padded import PaddedInput, rows_found
+from .padded import PaddedInput, level_rows
 from .recording import PAIRS, Answer, Answers, Recording, Step, boxes_of, levels_with_unknown_bounds
-from .scene_memory import SceneMemory, Slabs, room_for, rule_of
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "Sides"]
 
@@ -39,19 +39,19 @@ _ROOM = 1.25  # memory of a level over the estimate
 Sides = tuple[Any, ...]  # tiles, table or None for side 0 and for side 1 of a step
 
 
-class SceneTraces(Protocol):
-    """What repeats the launches of scenes, see `traces.maps.Traces`."""
+class InputTraces(Protocol):
+    """What repeats the launches of inputs, see `traces.maps.Traces`."""
 
     def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
-        """The answers of a scene, queued from a trace, or (None,) where it is not like the last;
+        """The answers of an input, queued from a trace, or (None,) where it is not like the last;
         None where no trace serves it. capacities: rows that there is memory for, by level."""
 
     def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
-        """Trace a scene that has just been queued step by step, if that pays. rows: by level."""
+        """Trace an input that has just been queued step by step, if that pays. rows: by level."""
 
 
 class BatchedBuilder:
-    """All maps of a scene in one go."""
+    """All maps of an input in one batch."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class BatchedBuilder:
         slack: float = _ROOM,
         where: LevelLayouts | None = None,
         boxes: dict[int, Box] | None = None,
-        traces: SceneTraces | None = None,
+        traces: InputTraces | None = None,
     ) -> None:
         """slack: memory of a level over the estimate.  where: layouts of levels that are not those
-        of their boxes.  boxes: where the input's is to be learnt.  traces: of scenes like this."""
+        of their boxes.  boxes: where the input's is to be learnt.  traces: of inputs like this one."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
         self.slack, self.where, self.unknown_levels = slack, where, levels_with_unknown_bounds(steps)
-        self.memory, self.traces = SceneMemory(steps, last, cmap.device), traces
-        self.traced = False  # whether a trace has queued the scene
+        self.memory, self.traces = InputMemory(steps, last, cmap.device), traces
+        self.traced = False  # whether a trace has queued the input
         self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
         self.device = cmap.device
         self.levels: dict[int, Level] = {}
@@ -80,14 +80,14 @@ class BatchedBuilder:
         self.boxes = boxes_of(cmap.box, steps) if boxes is None else boxes
 
     def answers(self) -> Answers | None:
-        """The answer of every step; None where this scene is not like the last."""
+        """The answer of every step; None where this input is not like the last."""
         if (capacities := self._capacities()) is None:
             return None
         self.memory.sharing = True  # of a capture, the memory would be kept
         self.lay_levels_out()
-        if self.traces is not None and (found := self.traces.repeated(self, capacities)):
-            self.traced = found[0] is not None
-            return found[0]
+        if self.traces is not None and (repeated := self.traces.repeated(self, capacities)):
+            self.traced = repeated[0] is not None
+            return repeated[0]
         counters, root = self.expanded(capacities)
         read = Fetched.now([counters, root.flags, *self.extra_readbacks()])
         rows = self.sizes(capacities, read, self.counter_lengths())
@@ -107,9 +107,9 @@ class BatchedBuilder:
         """What else the host reads: bounds."""
         return [ends.flatten() for ends in self.ends]
 
-    def lay_out(self, scene: PaddedInput) -> bool:
+    def lay_out(self, padded_input: PaddedInput) -> bool:
         """Queue the coordinates of all levels of a padded input, which learns where its counters
-        are; False where the last scene does not tell how large they get. Capacities tell the level.
+        are; False where the last input does not tell how large they get. Capacities tell the level.
         """
         if (capacities := self._capacities()) is None:
             return False
@@ -119,35 +119,35 @@ class BatchedBuilder:
                 capacities[index] += 8
             taken.add(capacities[index])
         self.lay_levels_out()
-        scene.counters, root = self.expanded(capacities)
-        scene.lengths, scene.flags = tuple(self.counter_lengths()), root.flags
+        padded_input.counters, root = self.expanded(capacities)
+        padded_input.lengths, padded_input.flags = tuple(self.counter_lengths()), root.flags
         rooms = {index + 1: capacity for index, capacity in capacities.items()}
-        scene.capacities = {0: self.cmap.n_rows, **rooms}
-        counts = {level: made.count for level, made in self.levels.items()}
-        scene.counts = {at: scene.count if n is None else viewed(n) for at, n in counts.items()}
+        padded_input.capacities = {0: self.cmap.n_rows, **rooms}
+        counts = {number: level.count for number, level in self.levels.items()}
+        padded_input.counts = {at: padded_input.count if n is None else viewed(n) for at, n in counts.items()}
         return True
 
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
-        rows = {level: one.capacity for level, one in self.levels.items()}
-        slabs, made = self.memory.tables(rows, self.room), list[list[Any]]()
+        rows = {number: level.capacity for number, level in self.levels.items()}
+        slabs, sides = self.memory.tables(rows, self.room), list[list[Any]]()
         for indices in self.memory.batches(rows):
-            made += [self._linked(index, slabs[index]) for index in indices]
-            self._tile(made, indices)
+            sides += [self._linked(index, slabs[index]) for index in indices]
+            self._tile(sides, indices)
             for index in indices:
                 slabs[index] = Slabs()
-        return [tuple(sides) for sides in made]
+        return [tuple(pair) for pair in sides]
 
-    def _tile(self, made: list[list[Any]], indices: range) -> None:
+    def _tile(self, sides: list[list[Any]], indices: range) -> None:
         """Queue the tiles of these steps, which take the place of their tables."""
-        wanted = [(index, side) for index in indices for side in self._tiled(index, made[index])]
-        tiles = tile_batch.tile_batch([made[index][side] for index, side in wanted], self.target)
-        for (index, side), found in zip(wanted, tiles, strict=True):
-            made[index][side] = found
+        tiled = [(index, side) for index in indices for side in self._tiled(index, sides[index])]
+        tiles = tile_batch.tile_batch([sides[index][side] for index, side in tiled], self.target)
+        for (index, side), side_tiles in zip(tiled, tiles, strict=True):
+            sides[index][side] = side_tiles
 
     def coords(self) -> dict[int, torch.Tensor]:
         """The coordinates of the new levels, by level."""
-        return {level: made.coords for level, made in self.levels.items() if level}
+        return {number: level.coords for number, level in self.levels.items() if number}
 
     def root(self) -> Any:
         """Queue the table of the input's own coordinates, all that maps among them need."""
@@ -218,14 +218,14 @@ class BatchedBuilder:
 
     def _tables(self, capacities: dict[int, int]) -> dict[int, Any]:
         """Empty hash tables of the new levels, by the indices of their steps."""
-        wanted = []
+        sizes = []
         for index, capacity in capacities.items():
             # Half full at worst; for the capacity alone it would be a third.
             level = self.steps[index].level
             counters = new_rows.owner_counters(self.cmap.n_rows if level == 0 else capacities[level - 1])
             key64 = self.layouts[index + 1].key64
-            wanted.append((capacity_for(-(-2 * capacity // 3)), key64, counters))
-        tables = hash_table.HashTable.allocate_all(wanted, self.device)
+            sizes.append((capacity_for(-(-2 * capacity // 3)), key64, counters))
+        tables = hash_table.HashTable.allocate_all(sizes, self.device)
         return dict(zip(capacities, tables, strict=True))
 
     def counter_lengths(self) -> list[int]:
@@ -233,7 +233,7 @@ class BatchedBuilder:
         return [level.table.own[2].shape[0] for number, level in self.levels.items() if number]
 
     def _expand(self, index: int, step: Step, capacity: int, table: Any, slab: Slab | None) -> None:
-        """slab: see `SceneMemory.scratch`."""
+        """slab: see `InputMemory.scratch`."""
         below, out, req = self.levels[step.level], self.layouts[index + 1], step.request
         slab = slab if self.memory.passing(index) else None
         zeroed = self.cmap.rows.device is not None
@@ -251,22 +251,22 @@ class BatchedBuilder:
         if step.makes:
             new, both = self.levels[index + 1], self.memory.both(index)
             return [*self.expansions[index].link(new.capacity, new.count, both, slabs.linked)]
-        here, stride, center = level, (1,) * offsets.dimension, offsets.center
+        out, stride, center = level, (1,) * offsets.dimension, offsets.center
         if step.out is not None:
-            here, stride, center = self.levels[step.out], step.request.stride, -1
+            out, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
-            here.source(), level.table, level.capacity, level.layout, offsets, stride, target, center, slabs.looked_up
+            out.source(), level.table, level.capacity, level.layout, offsets, stride, target, center, slabs.looked_up
         )
         return [table, None]
 
     def _tiled(self, index: int, sides: Sequence[Any]) -> list[int]:
         """Which sides of a step products want in tiles."""
         tiled = self.memory.tiled
-        return [s for s, found in enumerate(sides) if found is not None and tiled(index, s)]
+        return [s for s, table in enumerate(sides) if table is not None and tiled(index, s)]
 
     def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
         """Rows of every level, from what the host has read, of the new tables so many counters;
-        None where this scene is not like the last."""
+        None where this input is not like the last."""
         counters, root, *ends = read
         cmap = self.cmap
         if not cmap.checked:
@@ -274,17 +274,17 @@ class BatchedBuilder:
         if not cmap.unique or cmap.alive is not None:
             return None
         levels = {index + 1: capacity for index, capacity in capacities.items()}
-        rows = rows_found(counters, lengths, levels)
+        rows = level_rows(counters, lengths, levels)
         if rows is not None:
             self.learn(ends, rows)
         return None if rows is None else {0: cmap.n_rows, **rows}
 
     def cut(self, rows: dict[int, int]) -> None:
         """Cut the new levels to size."""
-        for level, one in self.levels.items():
-            if level:
-                coords = one.coords.narrow(0, 0, rows[level])
-                self.levels[level] = Level(coords, one.layout, one.table, None)
+        for number, level in self.levels.items():
+            if number:
+                coords = level.coords.narrow(0, 0, rows[number])
+                self.levels[number] = Level(coords, level.layout, level.table, None)
 
     def learn(self, ends: Sequence[list[int]], rows: dict[int, int]) -> None:
         """Learn where levels end, of which there are so many rows, and with that all bounds."""
@@ -294,22 +294,28 @@ class BatchedBuilder:
             self.boxes = boxes_of(self.cmap.box, self.steps, self.exact_boxes)
 
     def assembled(
-        self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor], scene: PaddedInput | None = None
+        self,
+        sides: list[Sides],
+        rows: dict[int, int],
+        coords: dict[int, torch.Tensor],
+        padded_input: PaddedInput | None = None,
     ) -> Answers:
         """The answers made of these sides and the new levels' coordinates, cut to `rows`.
 
-        scene: the padded input whose they are, if they are cut to its capacities.
+        padded_input: the one that they belong to, if they are cut to its capacities.
         """
         answers: Answers = {}
         maps, paired = {0: self.cmap}, list[Rulebook]()
-        ends = {level: Rows.of(count) if scene is None else scene.rows(level) for level, count in rows.items()}
-        for index, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
-            kmap, new = self._answer(index, step, sides, ends, coords, scene)
+        ends = {
+            level: Rows.of(count) if padded_input is None else padded_input.rows(level) for level, count in rows.items()
+        }
+        for index, (step, pair) in enumerate(zip(self.steps, sides, strict=True)):
+            kmap, new = self._answer(index, step, pair, ends, coords, padded_input)
             if new is not None:
                 maps[index + 1] = new
-            given = None if step.out is None else maps[step.out]
-            answers[step] = Answer(maps[step.level], given, kmap, new)
-            if PAIRS in self.last.views[index].requested and scene is None:
+            out_coords = None if step.out is None else maps[step.out]
+            answers[step] = Answer(maps[step.level], out_coords, kmap, new)
+            if PAIRS in self.last.views[index].requested and padded_input is None:
                 paired.append(kmap.rulebook)
         count_pairs(paired, self.target)
         return answers
@@ -321,7 +327,7 @@ class BatchedBuilder:
         sides: Sides,
         rows: dict[int, Rows],
         coords: dict[int, torch.Tensor],
-        scene: PaddedInput | None,
+        padded_input: PaddedInput | None,
     ) -> tuple[KernelMap, CoordinateMap | None]:
         out = step.ends(index)
         x, y = rows[step.level], rows[out]
@@ -330,10 +336,10 @@ class BatchedBuilder:
         kmap = KernelMap(Rulebook(x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides))
         if not step.makes:
             return kmap, None
-        cut = scene is None and len(coords[out]) == y.capacity
-        here = coords[out] if cut else coords[out][: y.capacity]
-        new = CoordinateMap(here, self.boxes[out], y, own=True)
+        cut = padded_input is None and len(coords[out]) == y.capacity
+        own_coords = coords[out] if cut else coords[out][: y.capacity]
+        new = CoordinateMap(own_coords, self.boxes[out], y, own=True)
         new.adopt()
         new.loose = step.request.loose
-        new.tight = self.exact_boxes.get(out) if scene is None else new.box
+        new.tight = self.exact_boxes.get(out) if padded_input is None else new.box
         return kmap, new

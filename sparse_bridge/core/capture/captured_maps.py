@@ -78,7 +78,7 @@ class CapturedMaps:
     """The maps of a padded input as two graphs, of the coordinates of all levels and of the maps
     over them: the host learns how many rows there are as soon as the first is through.
 
-    scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
+    padded_input: holds the `n_rows` coordinates of an input like those to come; its maps are
     `prepared`.  box: of the coordinates.  exact: it holds their exact bounds, and those of others
     are found on the device.  memory: what the captures take, and the stream they are made on.
     Raises RuntimeError where nothing can be captured.
@@ -86,7 +86,7 @@ class CapturedMaps:
 
     def __init__(
         self,
-        scene: PaddedInput,
+        padded_input: PaddedInput,
         box: Box,
         target: targets.Target,
         steps: tuple[Step, ...],
@@ -94,23 +94,23 @@ class CapturedMaps:
         n_rows: int,
         exact: bool = False,
     ) -> None:
-        self.scene, self.box, self.steps, self.target = scene, box, steps, target
+        self.padded_input, self.box, self.steps, self.target = padded_input, box, steps, target
         self.exact = exact
         from ...kernels.maps.tile_batch import room_for_records
 
-        device, boxes = scene.coords.device, boxes_of(box, steps)
-        self._known = box, boxes
+        device, boxes = padded_input.coords.device, boxes_of(box, steps)
+        self._cached_boxes = box, boxes
         self.inputs = _Inputs(boxes, device, exact)
-        scene.count = self.inputs.count.view()
+        padded_input.count = self.inputs.count.view()
         if self.inputs.ends is not None:
-            DataBounds(scene.coords[:n_rows]).find(self.inputs.ends)
+            DataBounds(padded_input.coords[:n_rows]).find(self.inputs.ends)
         self.inputs.write(boxes, n_rows)
         self.inputs.send(steps, target)
         dry_run = self._laid_out()  # compiles and loads beforehand
         dry_run.queued()
-        assert scene.counters is not None and scene.flags is not None
+        assert padded_input.counters is not None and padded_input.flags is not None
         ends = 0 if self.inputs.ends is None else self.inputs.ends.numel()
-        self.lengths = [len(scene.counters), len(scene.flags), ends]
+        self.lengths = [len(padded_input.counters), len(padded_input.flags), ends]
         size = sum(self.lengths)
         self.host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
         del dry_run
@@ -118,26 +118,26 @@ class CapturedMaps:
         records = room_for_records(2 * len(steps), device)
         with on_own_stream(device, memory.stream):
             self.first, coords = captured(self._coordinates, memory.pool)
-            self.second, made = captured(self._maps, memory.pool, records)
-        scene.prepared = made, coords
+            self.second, sides = captured(self._maps, memory.pool, records)
+        padded_input.prepared = sides, coords
         self.event, self._stream = torch.cuda.Event(), Streams(device)
         self._keep_alive = KeepAlive(self.host, self.inputs.host, self.event)
 
     def _laid_out(self) -> BatchedBuilder:
         """A builder that has queued the coordinates of all levels. Raises Refusal."""
-        builder = builder_over(self.scene, self.box, self.target, self.steps, self.inputs)
-        if not builder.lay_out(self.scene):
+        builder = builder_over(self.padded_input, self.box, self.target, self.steps, self.inputs)
+        if not builder.lay_out(self.padded_input):
             raise Refusal(Why.GRAPH_NO_SIZES)
         return builder
 
     def _coordinates(self) -> dict[int, torch.Tensor]:
         self.inputs.send(self.steps, self.target)
         self._builder = self._laid_out()  # its tables are read by the second graph
-        scene = self.scene
-        assert scene.counters is not None and scene.flags is not None
+        padded_input = self.padded_input
+        assert padded_input.counters is not None and padded_input.flags is not None
         mine = self.host.split(self.lengths)
-        mine[0].copy_(scene.counters, non_blocking=True)
-        mine[1].copy_(scene.flags, non_blocking=True)
+        mine[0].copy_(padded_input.counters, non_blocking=True)
+        mine[1].copy_(padded_input.flags, non_blocking=True)
         if self.inputs.ends is not None:
             mine[2].copy_(self.inputs.ends.flatten(), non_blocking=True)
         return self._builder.coords()
@@ -151,10 +151,10 @@ class CapturedMaps:
 
     def _boxes(self, box: Box) -> dict[int, Box]:
         """Of all levels over inputs in `box`."""
-        known = self._known
-        if box is not known[0]:  # another thread may ask for another box meanwhile
-            known = self._known = box, boxes_of(box, self.steps)
-        return known[1]
+        cached = self._cached_boxes
+        if box is not cached[0]:  # another thread may ask for another box meanwhile
+            cached = self._cached_boxes = box, boxes_of(box, self.steps)
+        return cached[1]
 
     def start(self, coords: torch.Tensor, bounds: Box | DataBounds | None = None) -> None:
         """Queue the maps over these coordinates, of which there must be capacity for.
@@ -170,13 +170,13 @@ class CapturedMaps:
         else:
             self.inputs.write({}, n_rows)
             DataBounds(coords).find(self.inputs.ends)
-        self.scene.coords.narrow(0, 0, n_rows).copy_(coords)
+        self.padded_input.coords.narrow(0, 0, n_rows).copy_(coords)
         self.first.replay()
         self.event.record(self._stream.current())
         self.second.replay()
 
     def rows(self, n_rows: int, bounds: DataBounds | None = None) -> dict[int, int] | None:
-        """Rows of every level; None where the scene cannot be served. Waits for the first graph.
+        """Rows of every level; None where the input cannot be served. Waits for the first graph.
 
         bounds: learn what they are.
         """
@@ -185,7 +185,7 @@ class CapturedMaps:
         counters, flags, ends = (list(itertools.islice(values, length)) for length in self.lengths)
         if bounds is not None and not self.serves(bounds.learn(ends)):
             return None
-        return self.scene.validated(counters, flags, n_rows)
+        return self.padded_input.validated(counters, flags, n_rows)
 
     def learn(self, root: Root) -> bool:
         """Learn the bounds of an input that exact maps were started over; whether it is served."""
@@ -194,16 +194,20 @@ class CapturedMaps:
 
 
 def builder_over(
-    scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...], where: LevelLayouts | None = None
+    padded_input: PaddedInput,
+    box: Box,
+    target: targets.Target,
+    steps: tuple[Step, ...],
+    where: LevelLayouts | None = None,
 ) -> BatchedBuilder:
     """The builder of a padded input."""
-    root = CoordinateMap(scene.coords, box, Rows(None, scene.count, scene.coords.shape[0]))
+    root = CoordinateMap(padded_input.coords, box, Rows(None, padded_input.count, padded_input.coords.shape[0]))
     root.adopt()
-    return BatchedBuilder(root, target, steps, scene.recording, _SLACK, where)
+    return BatchedBuilder(root, target, steps, padded_input.recording, _SLACK, where)
 
 
-def padded_input(coords: torch.Tensor, capacity: int, recording: Recording) -> PaddedInput:
-    """A scene with capacity for `capacity` rows, and `coords` [N, 1 + D] in place."""
+def pad_input(coords: torch.Tensor, capacity: int, recording: Recording) -> PaddedInput:
+    """An input with capacity for `capacity` rows, whose first are `coords` [N, 1 + D]."""
     wide = coords.new_zeros((capacity, coords.shape[1]))
     wide[: coords.shape[0]].copy_(coords)
     return PaddedInput(wide, coords.new_full((1,), coords.shape[0] - 1), recording)

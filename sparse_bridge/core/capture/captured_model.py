@@ -96,7 +96,7 @@ class Captured:
         self,
         forward: Callable[..., Any],
         call: Call,
-        scene: PaddedInput,
+        padded_input: PaddedInput,
         features: torch.Tensor,
         context: CaptureContext,
         contexts: Sequence[contextlib.AbstractContextManager[Any]] = (),
@@ -104,18 +104,18 @@ class Captured:
         """Run it.  contexts: what to enter when it begins with the sparse tensor.
 
         Raises Refusal where it does more to its input than to read it."""
-        self.tensors, self.scene = context.tensors, scene
+        self.tensors, self.padded_input = context.tensors, padded_input
         self.forward, self.context, self.features = forward, context, features
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
         version = features._version
-        with statistics_kept(context.model), contextlib.ExitStack() as stack:
+        with preserved_statistics(context.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
             def start() -> Any:
-                for one in (*contexts, padded.using(scene), _uncached_autocast()):
-                    modes.append(stack.enter_context(one))
-                shape = scene.coords.shape[0]
-                root = CoordinateMap(scene.coords, context.box, Rows(None, scene.count, shape))
+                for manager in (*contexts, padded.using(padded_input), _uncached_autocast()):
+                    modes.append(stack.enter_context(manager))
+                shape = padded_input.coords.shape[0]
+                root = CoordinateMap(padded_input.coords, context.box, Rows(None, padded_input.count, shape))
                 root.adopt()
                 self.padded_x = self.tensors.over(call.x, features, root)
                 self.coords = self.tensors.coordinates_of(self.padded_x)
@@ -150,14 +150,14 @@ class Captured:
                 self.tensors.coordinates_of(y)
             return y
 
-        known: dict[int, Any] = {}
+        memo: dict[int, Any] = {}
 
         def launch(value: Any) -> Any:
-            return map_structure(self.tensors, value, materialize, inside, spec.passthrough, known)
+            return map_structure(self.tensors, value, materialize, inside, spec.passthrough, memo)
 
-        new = {path: {key: launch(one) for key, one in entries.items()} for path, entries in spec.written.items()}
+        new = {path: {key: launch(entry) for key, entry in entries.items()} for path, entries in spec.written.items()}
         launched = spec._replace(value=launch(spec.value), written=new)
-        numbers = [has_numbers(one, self.tensors.is_tensor) for one in launched.values()]
+        numbers = [has_numbers(value, self.tensors.is_tensor) for value in launched.values()]
         return launched._replace(numbers=any(numbers))
 
     def cutter(self, call: Call, rows: dict[int, int]) -> Cut:
@@ -170,7 +170,7 @@ class Captured:
                 return features
             if tensor.data_ptr() == self.coords.data_ptr() and tensor.shape == self.coords.shape:
                 return own
-            return tensor[: self.scene.used(tensor, rows)].clone()
+            return tensor[: self.padded_input.used(tensor, rows)].clone()
 
         return cut
 
@@ -180,12 +180,12 @@ class Captured:
         cut = self.cutter(call, rows)
         boxes: dict[int, Box] = {}
         if root.box is not self.context.box:
-            boxes = boxes_of(root.box, self.scene.recording.steps)
+            boxes = boxes_of(root.box, self.padded_input.recording.steps)
 
         def on_sparse(y: Any) -> Any:
             wide = self.tensors.features_of(y)
             assert wide is not None
-            box = boxes.get(self.scene.level_of(wide))
+            box = boxes.get(self.padded_input.level_of(wide))
             same_rows = self.tensors.on_rows_of(self.padded_x, y)
             coords = None if same_rows else cut(self.tensors.coordinates_of(y))
             result = self.tensors.result(call.x, y, (convert or cut)(wide), coords, box)
@@ -207,58 +207,58 @@ class Captured:
 
         return lookup
 
-    def compare(self, call: Call, out: Any, made: list[Any]) -> None:
-        """Raise Refusal unless `made`, the values of the output as those of `call`, are what
+    def compare(self, call: Call, out: Any, values: list[Any]) -> None:
+        """Raise Refusal unless `values`, the values of the output as those of `call`, are what
         the model returned for it, `out`."""
-        self.assert_same_structure(call, out, made)
+        self.assert_same_structure(call, out, values)
         inputs = call.inputs_by_id(self.tensors)
 
         def passthrough(value: Any) -> Any:
             return value if id(value) in inputs else MISSING
 
         expected = _outputs(self.tensors, self.spec.values_of_call(call, out), passthrough)
-        found = _outputs(self.tensors, made, passthrough)
-        wide = _outputs(self.tensors, self.spec.values(), self.spec.passthrough)
-        if not len(expected) == len(found) > 0:
-            raise Refusal(Why.GRAPH_OUTPUT_COUNT, len(expected), len(found))
-        for number, (one, other, whole) in enumerate(zip(expected, found, wide, strict=True)):
-            level = self.scene.level_of(whole[0])
+        actual = _outputs(self.tensors, values, passthrough)
+        padded_outputs = _outputs(self.tensors, self.spec.values(), self.spec.passthrough)
+        if not len(expected) == len(actual) > 0:
+            raise Refusal(Why.GRAPH_OUTPUT_COUNT, len(expected), len(actual))
+        for number, (reference, result, padded_output) in enumerate(zip(expected, actual, padded_outputs, strict=True)):
+            level = self.padded_input.level_of(padded_output[0])
             name = f"output {number} ({'a grid' if level == padded.GRID else f'level {level}'})"
-            padded.compare(name, one[0], other[0])
-            if one[1] is not None and other[1] is not None:
-                padded.compare(f"coordinates of {name}", one[1], other[1])
+            padded.compare(name, reference[0], result[0])
+            if reference[1] is not None and result[1] is not None:
+                padded.compare(f"coordinates of {name}", reference[1], result[1])
 
-    def assert_same_structure(self, call: Call, out: Any, made: list[Any]) -> None:
+    def assert_same_structure(self, call: Call, out: Any, values: list[Any]) -> None:
         """The same of all but the numbers in tensors."""
         structure = StructureCheck(call, self.tensors)
-        for one, other in zip(self.spec.values_of_call(call, out), made, strict=True):
-            structure.check("its output", one, other)
+        for returned, computed in zip(self.spec.values_of_call(call, out), values, strict=True):
+            structure.check("its output", returned, computed)
 
     def _with_maps(self, call: Call, root: Any) -> Any:
         """A sparse tensor of the call's output with its kernel maps, which code outside of the
         model asks for: the model computes once more, and is not replayed from now on."""
         self.context.dropped(Why.GRAPH_MAPS_OUTSIDE.says())
-        found: list[Any] = []
+        outputs: list[Any] = []
         features = self.tensors.features_of(call.x)
         assert features is not None
-        with torch.no_grad(), statistics_kept(self.context.model), torch.random.fork_rng():
+        with torch.no_grad(), preserved_statistics(self.context.model), torch.random.fork_rng():
             start = functools.partial(
                 self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
             spec = OutputSpec.of(call, self.forward, start, set())
-            spec.for_each(self.tensors, lambda _: None, found.append)
-        return found[0] if found else spec.x
+            spec.for_each(self.tensors, lambda _: None, outputs.append)
+        return outputs[0] if outputs else spec.x
 
 
 @contextlib.contextmanager
-def statistics_kept(model: nn.Module) -> Iterator[None]:
+def preserved_statistics(model: nn.Module) -> Iterator[None]:
     """Buffers have the same values afterwards."""
     # Not the buffers themselves: their versions are of interest to backward passes still to come.
-    before = [(buffer.data, buffer.data.clone()) for buffer in model.buffers()]
+    saved = [(buffer.data, buffer.data.clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
-        for buffer, values in before:
+        for buffer, values in saved:
             buffer.copy_(values)
 
 
@@ -290,14 +290,14 @@ def _outputs(tensors: Tensors, values: list[Any], lookup: Lookup) -> list[tuple[
 def assert_no_mutation(model: nn.Module, tensors: Tensors) -> Iterator[None]:
     """Raise Refusal where a model changes attributes of its modules, which are put back: a graph
     could not repeat it. The frameworks' own layers may."""
-    before = [
+    saved = [
         (module, dict(module.__dict__), _contents(module)) for module in model.modules() if not tensors.is_own(module)
     ]
     try:
         yield
     finally:
-        changed = [(m, name) for m, attributes, contents in before for name in _changed(m, attributes, contents)]
-        for module, attributes, _ in before:
+        changed = [(m, name) for m, attributes, contents in saved for name in _changed(m, attributes, contents)]
+        for module, attributes, _ in saved:
             for name in set(module.__dict__) | set(attributes):
                 if module.__dict__.get(name) is not attributes.get(name):
                     module.__dict__[name] = attributes.get(name)
@@ -320,24 +320,24 @@ def _changed(module: nn.Module, attributes: dict[str, Any], contents: dict[str, 
     for name in set(now) | set(attributes):
         if now.get(name) is not attributes.get(name):
             yield name
-    for name, after in _contents(module).items():
-        before = contents.get(name)
-        if before is None or len(before) != len(after) or not all(map(_same, before, after)):
+    for name, current in _contents(module).items():
+        initial = contents.get(name)
+        if initial is None or len(initial) != len(current) or not all(map(_same, initial, current)):
             yield name
 
 
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is tuple and type(other) is tuple:
-        return len(one) == len(other) and all(map(operator.is_, one, other))
-    return one is other
+def _same(value: Any, other: Any) -> bool:
+    if type(value) is tuple and type(other) is tuple:
+        return len(value) == len(other) and all(map(operator.is_, value, other))
+    return value is other
 
 
 @contextlib.contextmanager
 def _uncached_autocast() -> Iterator[None]:
     """Without the casts of weights that autocast keeps and soon lets go of."""
-    before = torch.is_autocast_cache_enabled()
+    enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(before)
+        torch.set_autocast_cache_enabled(enabled)

@@ -43,7 +43,7 @@ class _Captures:
 
     def __init__(self) -> None:
         self._lock, self._number, self._was_on = threading.Lock(), 0, False
-        self._kept_alive: list[Any] = []
+        self._alive: list[Any] = []
 
     def begin(self) -> None:
         with self._lock:
@@ -57,7 +57,7 @@ class _Captures:
         with self._lock:
             self._number -= 1
             if not self._number:
-                released, self._kept_alive = self._kept_alive, released
+                released, self._alive = self._alive, released
                 if self._was_on:
                     gc.enable()
         released.clear()  # with the lock free, as their end may let go of more
@@ -65,7 +65,7 @@ class _Captures:
     def keep_alive(self, things: Any) -> None:
         """Hold them while anything is captured. Takes no lock: any line may let go of something."""
         if self._number:
-            self._kept_alive.append(things)
+            self._alive.append(things)
 
     def empty_cache(self) -> None:
         """Give free memory back to the device, unless anything is captured."""
@@ -138,7 +138,7 @@ class GraphCapture:
             _captures.end()
             raise
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, exception_type: Any, error: Any, traceback: Any) -> None:
         try:
             self._end(error)
         finally:
@@ -162,17 +162,17 @@ def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = Non
     """
     capture = GraphCapture(pool)
     with uploads_later(room) as writes, capture:
-        made = work()
-    for place, values in writes:
-        place.copy_(uploaded(values, place.device))
-    return capture.graph(room), made
+        result = work()
+    for destination, values in writes:
+        destination.copy_(uploaded(values, destination.device))
+    return capture.graph(room), result
 
 
 def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[CapturedGraph, Any]:
     """The same from where `work` enters the context that it is given."""
     capture = GraphCapture(pool)
-    made = work([capture])
-    return capture.graph(), made
+    result = work([capture])
+    return capture.graph(), result
 
 
 class GraphMemory:

@@ -47,9 +47,9 @@ def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
         [
             _data_ptr(tensor)
             for module in modules
-            for held in (module._parameters, module._buffers)
-            if held
-            for tensor in held.values()
+            for tensors in (module._parameters, module._buffers)
+            if tensors
+            for tensor in tensors.values()
             if tensor is not None
         ]
     )

@@ -1,7 +1,7 @@
 """The maps of a model's graphs: those that one is captured with, and those of a call.
 
-The graph that is likely to serve a call is queued, maps first, before all is asked that decides
-about the call: on a GPU's host those questions take as long as the maps do.
+The graph that is likely to serve a call is queued, maps first, before the checks of the call are
+through: on a GPU's host those take as long as the maps do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from . import graph_key, padded, prefetch
-from .captured_maps import CapturedMaps, padded_input
+from .captured_maps import CapturedMaps, pad_input
 from .graph_capture import GraphMemory
 from .graph_key import GraphKey
 
@@ -26,22 +26,22 @@ from .graph_key import GraphKey
 def maps_like(
     root: Root, key: GraphKey, memory: GraphMemory, training: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
-    """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
-    are not asked the same, or this one is not like the others."""
+    """(captured maps, built for `root`; the rows of its levels); None where inputs in its box
+    do not all have the same requests, or this one is not like the others."""
     coords, box = root.coords, root.box
     recording = prefetch.recording_of(key.device, box, training)
     target = kernel_target(key.device)
     if recording is None or target is None:
         return None
-    scene = padded_input(coords, key.capacity, recording)
+    padded_input = pad_input(coords, key.capacity, recording)
     steps, n_rows = tuple(recording.steps), coords.shape[0]
-    exact = root.bounds is not box and all(one.derivable for one in steps)
-    maps = CapturedMaps(scene, box, target, steps, memory, n_rows, exact)
+    exact = root.bounds is not box and all(step.derivable for step in steps)
+    maps = CapturedMaps(padded_input, box, target, steps, memory, n_rows, exact)
     maps.start(coords)
     rows = maps.rows(n_rows)
     if rows is None:
         return None
-    scene.likely = rows
+    padded_input.likely = rows
     return maps, rows
 
 
@@ -138,7 +138,7 @@ class SpeculativeLaunch:
                 else:
                     owner.start(graph, root)
                 self.started = graph
-                if root.known or graph.maps.learn(root):
+                if root.bounds_known or graph.maps.learn(root):
                     self.launched = graph if owner.launch_speculatively(graph, root, features) else None
             try:
                 yield
@@ -150,8 +150,8 @@ class SpeculativeLaunch:
         graph = None if self._guesses.over else self._of_size(graphs, root.coords)
         if graph is None:
             return None
-        known = root.known or not graph.maps.exact  # else whether it serves turns out later
-        return None if known and not graph.maps.serves(root.box) else graph
+        bounds_known = root.bounds_known or not graph.maps.exact  # else whether it serves turns out later
+        return None if bounds_known and not graph.maps.serves(root.box) else graph
 
     @staticmethod
     def _of_size(graphs: Mapping[GraphKey, Any], coords: torch.Tensor) -> Any:

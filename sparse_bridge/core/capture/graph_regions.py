@@ -109,8 +109,8 @@ def _active_calls(frame: types.FrameType | None) -> Iterator[_ActiveCall]:
     """From the innermost one outwards."""
     while frame is not None:
         if frame.f_code is _CALL:
-            held = frame.f_locals
-            module, args, kwargs = (held.get(name) for name in ("self", "args", "kwargs"))
+            variables = frame.f_locals
+            module, args, kwargs = (variables.get(name) for name in ("self", "args", "kwargs"))
             if isinstance(module, nn.Module):
                 inputs = [*(args or ()), *(kwargs or {}).values()]
                 yield _ActiveCall(module, any(map(_holds_sparse, inputs)))
@@ -137,18 +137,18 @@ def _install_region(frame: types.FrameType | None) -> None:
     if not calls or calls[0].module in _exhausted:
         return
     with _lock:
-        if any(one.module in _regions for one in calls):
+        if any(call.module in _regions for call in calls):
             return
-        for depth, one in enumerate(calls):
-            if one.module in _refused or not _possible(one.module):
+        for depth, call in enumerate(calls):
+            if call.module in _refused or not _possible(call.module):
                 continue
             resume_point = None
-            if not one.takes_sparse:
+            if not call.takes_sparse:
                 inner = next((c.module for c in calls[depth + 1 :] if c.takes_sparse), None)
                 if inner is None or not hooks.plain(inner):
                     continue
                 resume_point = inner
-            _regions[one.module] = GraphRegion(one.module, _tensors_of, resume_point)
+            _regions[call.module] = GraphRegion(call.module, _tensors_of, resume_point)
             return
         _exhausted.add(calls[0].module)
 
@@ -170,7 +170,7 @@ class _CallFrame:
     def __init__(self, region: GraphRegion, args: Any, kwargs: Any, proxies: InputProxies | None = None) -> None:
         self.region, self.args, self.kwargs, self.proxies = region, args, kwargs, proxies
         self.dicts, self.parts = other_inputs(args, kwargs)
-        self.before = {path: dict(own) for path, own in self.dicts.items()}
+        self.initial = {path: dict(own) for path, own in self.dicts.items()}
         self.entered = False
         self.result: ReplayResult | None = None
 
@@ -184,12 +184,12 @@ class _ShortCircuit(BaseException):
 
 @contextlib.contextmanager
 def _entered(call_frame: _CallFrame | None) -> Iterator[None]:
-    before = getattr(_local, "call_frame", None)
+    outer = getattr(_local, "call_frame", None)
     _local.call_frame = call_frame
     try:
         yield
     finally:
-        _local.call_frame = before
+        _local.call_frame = outer
 
 
 class GraphRegion:
@@ -236,13 +236,15 @@ class GraphRegion:
     def enter(self, call_frame: _CallFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The resume point was called. Raises _ShortCircuit where a graph has the result."""
         mode = self.replayer.mode()
-        known = {id(one) for one in call_frame.dicts.values()}
+        dict_ids = {id(entries) for entries in call_frame.dicts.values()}
         try:
             call = call_of(args, kwargs, self.tensors_of, set(), RESUMED)
-            if call is None or not mode.ready():
+            if call is None or not mode.may_replay():
                 return
             dicts, parts = {**call_frame.dicts, **call.dicts}, {**call_frame.parts, **call.parts}
-            alive = constants_alive(sys._getframe(1), _OUTER_CODE, lambda one: id(one) in known or _is_tensor(one))
+            alive = constants_alive(
+                sys._getframe(1), _OUTER_CODE, lambda value: id(value) in dict_ids or _is_tensor(value)
+            )
             constants = call.constants, alive, read_constants(dicts, mode.reads)
         except Refusal as error:
             mode.refuse(str(error))
@@ -255,9 +257,9 @@ class GraphRegion:
 
     def _rerun(self, call_frame: _CallFrame, function: Callable[..., Any], proxies: InputProxies) -> Any:
         rerun_frame = _CallFrame(self, (), {}, proxies)
-        proxies.before = call_frame.before
-        args = [with_proxies(one, proxies, (n,)) for n, one in enumerate(call_frame.args)]
-        kwargs = {key: with_proxies(one, proxies, (key,)) for key, one in call_frame.kwargs.items()}
+        proxies.initial = call_frame.initial
+        args = [with_proxies(argument, proxies, (n,)) for n, argument in enumerate(call_frame.args)]
+        kwargs = {key: with_proxies(argument, proxies, (key,)) for key, argument in call_frame.kwargs.items()}
         with _entered(rerun_frame):
             out = function(*args, **kwargs)
         if not rerun_frame.entered:

@@ -18,7 +18,7 @@ from ..geometry.boxes import Box
 from .calls import announced_inputs
 from .calls.call import Call, call_of
 from .calls.output_spec import MISSING
-from .captured_model import ROWS, CaptureContext, Tensors, statistics_kept
+from .captured_model import ROWS, CaptureContext, Tensors, preserved_statistics
 from .graph_capture import CacheTrimmer, GraphMemory, empty_cache, in_trial, trial
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch, smallest_fitting
@@ -69,8 +69,8 @@ class GraphedModule(abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model begin anew."""
-        kept = {"model", "forward", "tensors_of", *self._carried}
-        return {name: value for name, value in self.__dict__.items() if name in kept}
+        names = {"model", "forward", "tensors_of", *self._carried}
+        return {name: value for name, value in self.__dict__.items() if name in names}
 
     _carried: tuple[str, ...] = ()
 
@@ -88,7 +88,7 @@ class GraphedModule(abc.ABC):
         result.computed(out)
         return out
 
-    def ready(self) -> bool:
+    def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
         if not self.graphs and self.given_up() is not None:
             return False
@@ -97,7 +97,7 @@ class GraphedModule(abc.ABC):
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         """The replay of a call with these arguments; None where it may not be replayed."""
-        if not self.ready():
+        if not self.may_replay():
             return None
         try:
             call = call_of(args, kwargs, self.tensors_of, self.reads)
@@ -147,7 +147,7 @@ class GraphedModule(abc.ABC):
         self.speculation.confirm(graph)
         if graph is None:
             return ReplayResult(MISSING, lambda out: self.consider_capture(key, call, root, out))
-        if not graph.made.differing_columns(root) <= graph.verified:
+        if not graph.captured.differing_columns(root) <= graph.verified:
             return ReplayResult(MISSING, lambda out: self._verify(key, graph, call, root, out))
         output = self.replayed(graph, call, root)
         if output is not MISSING:
@@ -158,13 +158,13 @@ class GraphedModule(abc.ABC):
 
     def _verify(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
         """At the first input that differs in these columns: whether the graph computes what the model did."""
-        columns = graph.made.differing_columns(root)
-        with trial(), torch.no_grad(), statistics_kept(self.model):
+        columns = graph.captured.differing_columns(root)
+        with trial(), torch.no_grad(), preserved_statistics(self.model):
             values = self.values(graph, call, root)
             if values is None:
                 return
             try:
-                graph.made.compare(call, out, values)
+                graph.captured.compare(call, out, values)
                 graph.verified |= columns
             except Refusal as error:
                 if error.verdict is Verdict.UNDECIDED:
@@ -205,7 +205,7 @@ class GraphedModule(abc.ABC):
     def graph_for(self, key: GraphKey, root: Root) -> Any:
         """The smallest graph that serves an input of `key`."""
         capacity = key.capacity
-        fitting = [one for one in self.graphs if one._replace(capacity=capacity) == key]
+        fitting = [candidate for candidate in self.graphs if candidate._replace(capacity=capacity) == key]
         key = smallest_fitting(fitting, capacity, len(root.coords)) or key
         graph = self.graphs.get(key)
         if graph is None or not graph.maps.serves(root.box):
@@ -233,7 +233,7 @@ class GraphedModule(abc.ABC):
         self.stream = stream
 
     def capture_when_due(self, key: GraphKey, capture: Callable[[], Any]) -> None:
-        """Capture a graph where scenes of this size keep coming. capture: returns it, or None for this time."""
+        """Capture a graph where inputs of this size keep coming. capture: returns it, or None for this time."""
         self.trimmer.computed()
         if not self.calls.setdefault(key, policy.Attempts(policy.CAPTURE)).due():
             return
@@ -250,14 +250,14 @@ class GraphedModule(abc.ABC):
                     del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # it lasts as long as they do
                     self.memory = GraphMemory(key.device)
-                known = len(self.reads), self.by_box
+                guards = len(self.reads), self.by_box
                 graph = capture()
                 if graph is not None:
                     self.captures += 1
                     self.undecided = self.declined = None
                     self.graphs[key] = graph
                     empty_cache()  # what the trial took on a stream of its own
-                elif (len(self.reads), self.by_box) == known:
+                elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
         except Refusal as error:
             self._failed(error)
@@ -277,11 +277,11 @@ class GraphedModule(abc.ABC):
                 self.attempts.give_up()
             self.refuse(str(refusal))
 
-    def needs_more_guards(self, scene: PaddedInput, known: int) -> bool:
-        """Whether a trial has read more than `known` entries of dictionaries, or depends on the box:
+    def needs_more_guards(self, padded_input: PaddedInput, n_reads: int) -> bool:
+        """Whether a trial has read more than `n_reads` entries of dictionaries, or depends on the box:
         calls must be told apart by more before a graph is captured."""
-        by_box, self.by_box = self.by_box, self.by_box or bool(scene.grids)
-        return len(self.reads) > known or self.by_box > by_box
+        by_box, self.by_box = self.by_box, self.by_box or bool(padded_input.grids)
+        return len(self.reads) > n_reads or self.by_box > by_box
 
     def capture_in_pool(self, key: GraphKey, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
         """The graph that `capture` makes in the pool of `memory`. A dry run measures how much memory it
@@ -289,12 +289,12 @@ class GraphedModule(abc.ABC):
         follows layers, it is made again: a graph must not launch them twice."""
         if memory.rows < key.capacity:
             empty_cache()
-            before = torch.cuda.memory_reserved(key.device)
+            reserved = torch.cuda.memory_reserved(key.device)
             capture(torch.cuda.graph_pool_handle())  # which is dropped at once
-            took = torch.cuda.memory_reserved(key.device) - before
+            size = torch.cuda.memory_reserved(key.device) - reserved
             empty_cache()
-            largest = max([key.capacity, *(one.capacity for one in self.calls)])
-            memory.reserve(took * largest // key.capacity, largest)
+            largest = max([key.capacity, *(seen.capacity for seen in self.calls)])
+            memory.reserve(size * largest // key.capacity, largest)
         tries = pending.tries
         graph = capture(memory.pool)
         if pending.tries > tries:
@@ -337,7 +337,7 @@ class GraphedModule(abc.ABC):
             self.declined = why
             self._say(why.name, why.says(), logging.INFO)
 
-    def _say(self, what: str, reason: str, level: int = logging.WARNING) -> None:
+    def _say(self, topic: str, reason: str, level: int = logging.WARNING) -> None:
         name = type(self.model).__name__
         text = f"{name} is not replayed from a graph: {reason}"
-        log.once((what, type(self).__name__, name), text, level)
+        log.once((topic, type(self).__name__, name), text, level)

@@ -46,8 +46,8 @@ class Level:
     def ends(self) -> torch.Tensor:
         """Queue finding where rows in use end, see `DataBounds`."""
         if (trace := trace_of(self.coords)) is not None:
-            given, shape = (self.coords, self.count), (2, self.coords.shape[1])
-            return trace.call(_ends, given, shape, torch.int32)
+            operands, shape = (self.coords, self.count), (2, self.coords.shape[1])
+            return trace.call(_ends, operands, shape, torch.int32)
         return _ends(self.coords, self.count)
 
 
@@ -76,9 +76,9 @@ class LevelLayouts:
     @staticmethod
     def at(records: Any, layouts: dict[int, KeyLayout]) -> LevelLayouts:
         """Those that are there already. records: what tells their address."""
-        made = object.__new__(LevelLayouts)
-        made.records, made.layouts = records, layouts
-        return made
+        result = object.__new__(LevelLayouts)
+        result.records, result.layouts = records, layouts
+        return result
 
     def serves(self, boxes: dict[int, Box]) -> bool:
         """Whether these are bounds that the launches can take."""
@@ -107,8 +107,8 @@ class LevelLayouts:
 
         chains = chains_of(tuple(steps))[level]
         width = 2 + max(map(len, chains.values())) * (ends.shape[1] - 1) * 5
-        indices = {one: index for index, one in enumerate(self.layouts)}
-        rules = tuple((indices[one], chain) for one, chain in chains.items())
+        indices = {number: index for index, number in enumerate(self.layouts)}
+        rules = tuple((indices[number], chain) for number, chain in chains.items())
         level_bounds(ends, _table(rules, width, ends.device), self.records, target)
 
 

@@ -5,7 +5,7 @@ lies in memory for more rows than it has, all its maps are built by a `BatchedBu
 them that large, and kernels read the number of rows of every level from the device. What lies
 behind the last row is never gathered by a convolution; NaN there shows whatever else mixes rows.
 Training asks for more: sums over rows are right where what lies behind is finite in features and
-zero in their gradients. Maps that the inputs before were not asked for cannot be had.
+zero in their gradients. Maps that earlier inputs were not asked for are not available.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..maps.rows import Rows
 if TYPE_CHECKING:
     from .recording import Recording
 
-__all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "named", "rows_found", "using"]
+__all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "level_rows", "named", "using"]
 
 
 def named(value: Any) -> str:
@@ -43,7 +43,7 @@ _LEAST = 1024
 @dataclasses.dataclass(eq=False)
 class PaddedInput:
     """coords: int32 [capacity, 1 + D], zeros behind the last row.  count: int32 [1], one less than
-    the rows there are.  recording: what inputs of this grid are asked.  fill: what layers leave behind
+    the rows there are.  recording: the requests over inputs of this grid.  fill: what layers leave behind
     the last row of a result; None: anything.
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
@@ -89,7 +89,7 @@ class PaddedInput:
         raise Refusal(Why.GRAPH_NO_LEVEL, list(value.shape))
 
     def used(self, value: torch.Tensor, rows: dict[int, int]) -> int:
-        """How many rows of a tensor count. Raises Refusal."""
+        """How many rows of a tensor are in use. Raises Refusal."""
         level = self.level_of(value)
         return len(value) if level == GRID else rows[level]
 
@@ -102,11 +102,11 @@ class PaddedInput:
         if overflow or not inserted == seen == n_rows:
             return None
         deeper = {level: capacity for level, capacity in self.capacities.items() if level}
-        found = rows_found(counters, self.lengths, deeper)
-        return None if found is None else {0: n_rows, **found}
+        rows = level_rows(counters, self.lengths, deeper)
+        return None if rows is None else {0: n_rows, **rows}
 
 
-def rows_found(counters: Sequence[int], lengths: Sequence[int], capacities: dict[int, int]) -> dict[int, int] | None:
+def level_rows(counters: Sequence[int], lengths: Sequence[int], capacities: dict[int, int]) -> dict[int, int] | None:
     """Rows of new levels, by level, from the flags and counters of their tables, which lie one
     after another; None where one has more than there is capacity for.
 
@@ -114,52 +114,52 @@ def rows_found(counters: Sequence[int], lengths: Sequence[int], capacities: dict
     """
     from ...kernels.maps.hash_table import FLAGS
 
-    found, at = {}, 0
+    rows, at = {}, 0
     for (level, capacity), length in zip(capacities.items(), lengths, strict=True):
         _, _, overflow, last = counters[at : at + FLAGS]
         at += length
         if overflow > 0 or last + 1 > capacity:
             return None
-        found[level] = last + 1
-    return found
+        rows[level] = last + 1
+    return rows
 
 
 _local = threading.local()
 
 
 @contextmanager
-def using(scene: PaddedInput) -> Iterator[None]:
-    """Layers of this thread, given the scene's coordinates, take its maps."""
-    before = getattr(_local, "scene", None)
-    _local.scene = scene
-    levels = sorted(scene.capacities, reverse=True)  # of equal capacities the input's own counts
+def using(padded_input: PaddedInput) -> Iterator[None]:
+    """Layers of this thread, when they are given the coordinates of this input, take its maps."""
+    outer = getattr(_local, "padded_input", None)
+    _local.padded_input = padded_input
+    levels = sorted(padded_input.capacities, reverse=True)  # of equal capacities the input's own counts
     try:
-        counts = {scene.capacities[level]: scene.rows(level) for level in levels}
-        with row_scopes.scope(counts, scene.grids):
+        counts = {padded_input.capacities[level]: padded_input.rows(level) for level in levels}
+        with row_scopes.scope(counts, padded_input.grids):
             yield
     finally:
-        _local.scene = before
+        _local.padded_input = outer
 
 
 def current() -> PaddedInput | None:
-    """The scene of this thread."""
-    return getattr(_local, "scene", None)
+    """The padded input of this thread."""
+    return getattr(_local, "padded_input", None)
 
 
 def capacity_of(rows: int) -> int:
-    """Rows to reserve: a few sizes per octave, so that scenes meet few."""
+    """Rows to reserve: a few sizes per octave, so that inputs meet few."""
     step = max(_LEAST, octave_step(rows, _STEPS_PER_OCTAVE))
     return -(-rows // step) * step
 
 
-def compare(name: str, expected: torch.Tensor, found: torch.Tensor) -> None:
+def compare(name: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
     """Raise Refusal unless a tensor that a model makes of an input, `expected`, and the one of the
     same input with NaN behind its last row have the same bits; undecided where NaN that is there
     anyway would hide one from behind the last row."""
     own = f"{name}, {_described(expected)},"
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        raise Refusal(Why.GRAPH_OUTPUT_SHAPE, own, _described(found))
-    differ = expected != found
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        raise Refusal(Why.GRAPH_OUTPUT_SHAPE, own, _described(actual))
+    differ = expected != actual
     if not expected.is_floating_point():
         if differ.any():
             raise Refusal(Why.GRAPH_OUTPUT_ROWS, own, _rows(differ))
@@ -167,11 +167,11 @@ def compare(name: str, expected: torch.Tensor, found: torch.Tensor) -> None:
     if expected.isnan().any():
         most = torch.finfo(expected.dtype).max
         raise Refusal(Why.GRAPH_NAN, own, _rows(expected.isnan()), expected.dtype, most)
-    if found.isnan().any():
-        raise Refusal(Why.GRAPH_MIXED_ROWS, own, _rows(found.isnan()))
+    if actual.isnan().any():
+        raise Refusal(Why.GRAPH_MIXED_ROWS, own, _rows(actual.isnan()))
     if differ.any():
         size = torch.where(expected.isfinite(), expected, 0.0).double().norm()
-        error = torch.where(differ, expected.double() - found.double(), 0.0).norm()
+        error = torch.where(differ, expected.double() - actual.double(), 0.0).norm()
         raise Refusal(Why.GRAPH_OTHER_BITS, own, float(error / size), _rows(differ))
 
 

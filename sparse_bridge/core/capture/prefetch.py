@@ -1,14 +1,14 @@
-"""Prefetched maps: all that a network asks of one input, queued at its first request.
+"""Prefetched maps: all maps that a network needs of one input, queued at its first request.
 
-Networks ask every input for the same maps in the same order, whatever its shape. What the last
-inputs were asked is remembered relative to their coordinates; when a new input is asked the first
-of it, the maps of all levels are queued at once, the sizes of deeper levels read from the device by
-the kernels themselves, and the host waits once instead of once or twice a level. Rows are numbered
-and ordered exactly as without.
+Networks request the same maps in the same order over every input, whatever its shape. The requests
+over the last inputs are recorded relative to their coordinates; at the first of these requests over
+a new input, the maps of all levels are queued at once, the sizes of deeper levels read from the
+device by the kernels themselves, and the host waits once instead of once or twice a level. Rows are
+numbered and ordered exactly as without.
 
 Memory is taken by estimate: the largest growth of the last inputs from level to level, and some
-more. Where an input exceeds that, or holds equal or outlying rows, what was queued is dropped and
-every map is built when it is asked for.
+more. Where an input exceeds that, or holds equal or outlying rows, the queued maps are dropped and
+every map is built at its request.
 
 `install` registers all this as the provider of `core.maps.request`.
 """
@@ -40,7 +40,7 @@ from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "forget", "install", "provide", "recording_of"]
 
-_KINDS = ("submanifold", "strided", "generative", "between")
+_PREFETCHED = ("submanifold", "strided", "generative", "between")
 
 # Of the last inputs, by device, number of columns and first request, or kind of announcement.
 _newest: dict[tuple[torch.device, int, Hashable], Recording] = {}
@@ -72,10 +72,10 @@ def forget() -> None:
 
 def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     """A map over `cmap`, the coordinates of `store`: prefetched, or built now."""
-    if req.kind not in _KINDS:
+    if req.map_type not in _PREFETCHED:
         return requests.build(cmap, req)
     recording: Recording | None = store.recording
-    if recording is None or not (recording.ready or recording.steps):
+    if recording is None or not (recording.answers or recording.steps):
         if _target(cmap) is None and padded.current() is None:
             return requests.build(cmap, req)  # nothing is ever queued on the host
         if recording is None:
@@ -92,32 +92,32 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 
 
 def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
-    """Prepare what inputs of this kind are asked, before the first request."""
+    """Prepare the maps that inputs announced under this name need, before the first request."""
     if padded.current() is None:
         recording = _begin(cmap, name, Recording(cmap.n_rows))
-        if recording.ready or store.recording is None:
+        if recording.answers or store.recording is None:
             store.recording = recording
 
 
 def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Recording:
-    """Have answers ready, where inputs with the same first request were asked the same; `recording`,
-    which is that of the input."""
+    """The recording of an input, `recording`, with answers prepared where inputs with the same first
+    request have had the same requests."""
     recording.levels[cmap], recording.stream = 0, targets.current_stream(cmap.device)
-    if (scene := padded.current()) is not None:
-        recording.ready = _padded(cmap, cmap.kernel_target(), scene)
+    if (padded_input := padded.current()) is not None:
+        recording.answers = _padded(cmap, cmap.kernel_target(), padded_input)
         return recording
     target, now = _target(cmap), settings.get()
-    allowed = now.capture != "off" and memory.limit is None  # all maps of a scene come at once
+    allowed = now.capture != "off" and memory.limit is None  # all maps of an input are queued together
     if target is None or not allowed or now.dataflow not in settings.TILED:
         return recording
-    kept = recording.shared()
-    last = _learn(cmap, kept, first)
+    shared = recording.shared()
+    last = _learn(cmap, shared, first)
     if last is not None:
-        recording.ready = _ready(kept, last, cmap, target) or {}
-    kept.box = cmap.box  # known or needed now
+        recording.answers = _expected_answers(shared, last, cmap, target) or {}
+    shared.box = cmap.box  # known or needed now
     with _lock:
         _by_box.pop((cmap.device, cmap.box), None)
-        _by_box[cmap.device, cmap.box] = kept
+        _by_box[cmap.device, cmap.box] = shared
         if len(_by_box) > policy.BOXES:
             del _by_box[next(iter(_by_box))]
     return recording
@@ -128,20 +128,22 @@ def _target(cmap: CoordinateMap) -> targets.Target | None:
     return kernel_target(cmap.device) if cmap.unbounded else cmap.kernel_target()
 
 
-def _learn(cmap: CoordinateMap, kept: Recording, first: Hashable) -> Recording | None:
-    """What a new input is expected to be asked, see `Recording.follow`."""
+def _learn(cmap: CoordinateMap, shared: Recording, first: Hashable) -> Recording | None:
+    """The recording that a new input is expected to follow, see `Recording.follow`."""
     with _lock:
         key = cmap.device, cmap.coords.shape[1], first
-        before = _newest.get(key)
-        if before is None and len(_newest) >= policy.FIRST_REQUESTS:
+        previous = _newest.get(key)
+        if previous is None and len(_newest) >= policy.FIRST_REQUESTS:
             _newest.clear()
-        _newest[key] = kept
-        return kept.follow(before)
+        _newest[key] = shared
+        return shared.follow(previous)
 
 
-def _ready(kept: Recording, last: Recording, cmap: CoordinateMap, target: targets.Target) -> Answers | None:
-    """The answers to what the last input was asked; None where there are none."""
-    assert kept.expected is not None and last.alike is not None
+def _expected_answers(
+    shared: Recording, last: Recording, cmap: CoordinateMap, target: targets.Target
+) -> Answers | None:
+    """The answers to the requests of the last input; None where there are none."""
+    assert shared.expected is not None and last.alike is not None
     steps = tuple(last.steps)
     if len(steps) >= policy.REQUESTS:
         return None
@@ -156,7 +158,7 @@ def _ready(kept: Recording, last: Recording, cmap: CoordinateMap, target: target
     traces = last.alike.traces.setdefault(len(steps), Traces())
     answers = _answers(cmap, target, steps, last, key64, traces)
     with _lock:
-        kept.expected.attempts.learn(answers is not None)
+        shared.expected.attempts.learn(answers is not None)
         _counts["dropped" if answers is None else "prefetched"] += 1
     return answers
 
@@ -169,7 +171,7 @@ def _answers(
     key64: set[int],
     traces: Traces,
 ) -> Answers | None:
-    """The maps of a scene, queued; None where this scene is not like the last."""
+    """The maps of an input, queued; None where this input is not like the last."""
     try:
         return _queued(cmap, target, steps, last, key64, traces)
     except KernelError:
@@ -190,7 +192,7 @@ def _queued(
     key64: set[int],
     traces: Traces,
 ) -> Answers | None:
-    """The maps of a scene, queued; once more where its bounds are others than expected."""
+    """The maps of an input, queued; again where its bounds are not those expected."""
     builder: BatchedBuilder | None = None
     if cmap.unbounded and last.box is not None:
         builder = unbounded = UnboundedBuilder(cmap, target, steps, last, key64, traces)
@@ -213,7 +215,7 @@ def _queued(
 def recording_of(device: torch.device, box: Box, training: bool = False) -> Recording | None:
     """Of the last input in `box`, if maps are prefetched there.
 
-    training: with what a backward pass asks as well, which of the last scene is still to come.
+    training: with the requests of a backward pass as well, which the last input has still to make.
     """
     with _lock:
         recording = _by_box.get((device, box))
@@ -222,15 +224,15 @@ def recording_of(device: torch.device, box: Box, training: bool = False) -> Reco
         return recording.both_ways() if training else recording
 
 
-def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedInput) -> Answers:
+def _padded(cmap: CoordinateMap, target: targets.Target | None, padded_input: PaddedInput) -> Answers:
     """The maps of a padded input, of which `cmap` must be the coordinates."""
-    elsewhere = cmap.coords.data_ptr() != scene.coords.data_ptr()
-    if target is None or elsewhere or scene.prepared is None:
+    elsewhere = cmap.coords.data_ptr() != padded_input.coords.data_ptr()
+    if target is None or elsewhere or padded_input.prepared is None:
         return {}
     cmap.adopt()
-    builder = BatchedBuilder(cmap, target, tuple(scene.recording.steps), scene.recording)
-    made, coords = scene.prepared
-    return builder.assembled(made, scene.capacities, coords, scene)
+    builder = BatchedBuilder(cmap, target, tuple(padded_input.recording.steps), padded_input.recording)
+    sides, coords = padded_input.prepared
+    return builder.assembled(sides, padded_input.capacities, coords, padded_input)
 
 
 def _several(steps: tuple[Step, ...]) -> bool:

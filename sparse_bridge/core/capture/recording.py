@@ -1,5 +1,5 @@
-"""Recordings of inputs: which maps one was asked for, in which order, and which views of them; and
-what that says of the next input."""
+"""Recordings of inputs: the requests for maps over one, in order, and the views of these maps that were
+read; and what they predict for the next input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DECAY = 0.98  # from input to input, of the largest growth so far
 
 class Step(NamedTuple):
     """A request over level `level`, without bounds; out: the level of its output coordinates, where
-    those are given (and then no part of the request).
+    the caller gives those (and then no part of the request).
 
     Level 0 holds the input's own coordinates; the step with index i of the recording that makes
     coordinates makes level i + 1.
@@ -38,7 +38,7 @@ class Step(NamedTuple):
     @property
     def makes(self) -> bool:
         """Whether it makes coordinates."""
-        return self.request.kind in ("strided", "generative")
+        return self.request.map_type in ("strided", "generative")
 
     def ends(self, index: int) -> int:
         """The level of its outputs, if it has this index."""
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
     @property
     def derivable(self) -> bool:
-        """Whether kernels know what follows for bounds, if anything does."""
+        """Whether kernels can compute the bounds of the coordinates that it makes, if it makes any."""
         return not self.makes or isinstance(self.request.output, BoxReach)
 
 
@@ -65,9 +65,9 @@ def boxes_of(box: Box, steps: Sequence[Step], exact: Mapping[int, Box] | None = 
         below = boxes.get(step.level)
         if exact and step.level in exact and isinstance(step.request.output, BoxReach):
             below = exact[step.level]
-        made = step.request.out_box(below) if step.makes and below is not None else None
-        if made is not None:
-            boxes[index + 1] = made
+        out_box = step.request.out_box(below) if step.makes and below is not None else None
+        if out_box is not None:
+            boxes[index + 1] = out_box
     return boxes
 
 
@@ -81,8 +81,8 @@ def levels_with_unknown_bounds(steps: tuple[Step, ...]) -> tuple[int, ...]:
 
 
 class Answer(NamedTuple):
-    """kmap: the map of a step from `in_coords` to `out_coords`, where those are given, or to the
-    `new_coords` that it made."""
+    """kmap: the map of a step from `in_coords` to `out_coords`, where the request has those, or to the
+    `new_coords` that the step made."""
 
     in_coords: CoordinateMap
     out_coords: CoordinateMap | None
@@ -100,14 +100,14 @@ class Views(NamedTuple):
     tiled: set[int]
     requested: set[int]
 
-    def wanted(self, side: int, tiles: bool) -> None:
-        """Side 0 or 1 of the map was asked for."""
+    def on_view(self, side: int, tiles: bool) -> None:
+        """Side 0 or 1 of the map was requested."""
         self.requested.add(side)
         if tiles:
             self.tiled.add(side)
 
-    def listed(self) -> None:
-        """The pairs of the map were asked for."""
+    def on_pairs(self) -> None:
+        """The pairs of the map were requested."""
         self.requested.add(PAIRS)
 
 
@@ -115,12 +115,14 @@ native_calls.observer = Views
 
 
 class Expectation:
-    """What inputs that were all asked the same tell of the next one: it is asked what the last one
-    behind them was. So networks that share their first request are told apart by turns.
+    """A prediction: the input after one with a certain list of requests has the same requests as the
+    last input that came after such a one. So networks that share their first request and take turns
+    are distinguished.
 
-    seen: how many there were.  following: the recording of the last input behind them.  attempts: at
-    its maps, which fail for inputs that are not like it.  key64, traces: by number of their steps,
-    levels that needed 64-bit keys, and the traces of their maps' launches.
+    seen: inputs with this list so far.  following: the recording of the last input after one of
+    them.  attempts: to prefetch its maps, which fail for inputs that are not like it.  key64,
+    traces: by number of their steps, levels that needed 64-bit keys, and the traces of their maps'
+    launches.
     """
 
     def __init__(self) -> None:
@@ -133,13 +135,14 @@ class Expectation:
 
 @dataclasses.dataclass(eq=False)
 class Recording:
-    """What one input of `n_rows` rows in `box` was asked, and what is expected of others.
+    """The requests over one input of `n_rows` rows in `box`, and predictions from them.
 
     levels: of its coordinates.  steps: the requests.  By their indices, views: of their maps; rows:
-    of the levels that they made; largest: such rows per row of the input, of inputs before.
-    ready: answers to steps that are expected, for `stream`.  expected: what inputs like the one before
-    told of this one.  alike: what inputs like this one tell of the next, once that is there.  lists:
-    all that inputs with the same first request tell, by steps.
+    of the levels that they made; largest: such rows per row of the input, of earlier inputs.
+    answers: to steps that are expected, for `stream`.  expected: the prediction for this input, from
+    inputs like the previous one.  alike: the prediction for the next one, from inputs like this one,
+    once the next one has come.  lists: all predictions from inputs with the same first request, by
+    their steps.
     """
 
     n_rows: int
@@ -149,7 +152,7 @@ class Recording:
     rows: dict[int, int] = dataclasses.field(default_factory=dict)
     largest: dict[int, float] = dataclasses.field(default_factory=dict)
     box: Box | None = None
-    ready: Answers = dataclasses.field(default_factory=dict)
+    answers: Answers = dataclasses.field(default_factory=dict)
     stream: int = 0
     expected: Expectation | None = None
     alike: Expectation | None = None
@@ -159,7 +162,7 @@ class Recording:
         """The same for inputs to come, without the answers, which go with the input."""
         return Recording(self.n_rows, self.levels, self.steps, self.views, self.rows)
 
-    # while the input is asked
+    # while requests over the input arrive
 
     def step_of(self, cmap: CoordinateMap, req: MapRequest) -> Step | None:
         """The request by levels; None where its coordinates are none of these."""
@@ -172,11 +175,11 @@ class Recording:
         return None if out is None else Step(level, req._replace(output=None, box=None), out)
 
     def ask(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
-        """The map of `req` over coordinates of this input: one that is ready, or built now."""
+        """The map of `req` over coordinates of this input: a prepared answer, or built now."""
         step = self.step_of(cmap, req)
         if step is None or len(self.steps) >= policy.REQUESTS:
             return requests.build(cmap, req)
-        answer = self.ready.get(step)
+        answer = self.answers.get(step)
         # Levels are counted, and requests that nobody expected shift the count: what tells levels
         # apart are their coordinates. Another stream may run before the work that was queued here.
         if (
@@ -189,21 +192,21 @@ class Recording:
         index = self._append(step)
         built = requests.build(cmap, req)  # raises for a padded input
         rulebook = built.kmap.rulebook
-        for side in (0, 1):  # built now, so what tiles there are were asked for
+        for side in (0, 1):  # built now, so its tiles exist because they were requested
             if rulebook.tiled(side):
-                self.views[index].wanted(side, True)
+                self.views[index].on_view(side, True)
         return self._observe(index, built)
 
     def again(self, step: Step) -> BuiltMap | None:
-        """The answer that is ready to a request of which it is known that it takes this step; None
-        where it has to be asked."""
-        answer = self.ready.get(step)
+        """The prepared answer to a request that is known to take this step; None where `ask` has to
+        answer it."""
+        answer = self.answers.get(step)
         if answer is None or self.stream != targets.current_stream(answer.in_coords.device):
             return None
         return self._use(step, answer)
 
     def _use(self, step: Step, answer: Answer) -> BuiltMap:
-        del self.ready[step]
+        del self.answers[step]
         return self._observe(self._append(step), BuiltMap.of(answer.kmap, answer.new_coords))
 
     def _append(self, step: Step) -> int:
@@ -213,14 +216,14 @@ class Recording:
         return len(self.steps) - 1
 
     def _observe(self, index: int, built: BuiltMap) -> BuiltMap:
-        """Hear which views of the map are asked for, and know the level that was made."""
+        """Record from now on which views of the map are requested, and the level that it made."""
         built.kmap.rulebook.observe(self.views[index])
         if built.coords is not None:
             self.rows[index] = built.coords.n_rows
             self.levels[built.coords] = index + 1
         return built
 
-    # once it was asked
+    # once all its requests are answered
 
     def growth(self, index: int) -> float | None:
         """Rows that a step made, per row of the input: the most that this and earlier inputs
@@ -230,14 +233,14 @@ class Recording:
             return None
         return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(index, 0.0))
 
-    def follow(self, before: Recording | None) -> Recording | None:
-        """Learn that it comes behind `before`, the last input with the same first request. The
-        recording of an input that it is expected to be like, if two were asked the same and none is
-        to be let pass."""
-        if before is None or len(before.lists) >= policy.REQUEST_LISTS:  # always something else: no network
+    def follow(self, previous: Recording | None) -> Recording | None:
+        """Learn that this input came after `previous`, the last one with the same first request. The
+        recording of the input that it is expected to be like; None unless several had the same
+        requests, and where attempts are suspended for now."""
+        if previous is None or len(previous.lists) >= policy.REQUEST_LISTS:  # always something else: no network
             return None
-        self.lists = before.lists
-        expected = self.expected = before.alike = self.lists.setdefault(tuple(before.steps), Expectation())
+        self.lists = previous.lists
+        expected = self.expected = previous.alike = self.lists.setdefault(tuple(previous.steps), Expectation())
         expected.seen += 1
         last, trusted = expected.following, expected.attempts.due()
         expected.following = self
@@ -248,7 +251,7 @@ class Recording:
         return last if trusted and last.alike.seen >= policy.INPUTS_ALIKE else None
 
     def is_stable(self) -> bool:
-        """Whether the next input will probably be asked the same as this one."""
+        """Whether the next input will probably have the same requests as this one."""
         expected = self.expected
         if expected is not None and (expected.attempts.wait or expected.attempts.failures):
             return False
@@ -257,8 +260,8 @@ class Recording:
         return 0 < len(self.steps) < policy.REQUESTS and seen >= policy.INPUTS_ALIKE
 
     def both_ways(self) -> Recording:
-        """The same with both sides of every map to coordinates of its own wanted, as tiles where
-        one is."""
+        """The same with both sides of every map that makes coordinates requested, as tiles where one
+        side is."""
         views = list(self.views)
         for index, step in enumerate(self.steps):
             if step.makes:

@@ -46,10 +46,10 @@ class _Graph:
         parameters and buffers.  alters: see `ForeignReads`."""
         self.maps, self.features, self.alters = maps, features, alters
         self.verified: set[int] = set()  # columns in which boxes may differ
-        self.graph, self.made = captured_from(work, pool)
+        self.graph, self.captured = captured_from(work, pool)
         self.parameters = addresses(modules)
         # Launches that are queued before anybody asks whether these moved read them here.
-        self._weights = [one.detach() for one in weights]
+        self._weights = [weight.detach() for weight in weights]
 
     def takes(self, features: torch.Tensor) -> bool:
         """Whether features can be copied in, as far as dtype and width go."""
@@ -65,7 +65,7 @@ class _Graph:
         """What makes values of the output those of the call. None where the graph cannot serve
         this input."""
         rows = self.maps.rows(len(root.coords))
-        return None if rows is None else self.made.of(call, rows, root)
+        return None if rows is None else self.captured.of(call, rows, root)
 
 
 class Summary(NamedTuple):
@@ -80,8 +80,8 @@ class Summary(NamedTuple):
 
 def summary_of(*modes: GraphedModule) -> Summary:
     """Of one model, whose calls these serve."""
-    hits, graphs = sum(one.hits for one in modes), sum(len(one.graphs) for one in modes)
-    reason = next((why for one in modes if (why := one.why()) is not None), None)
+    hits, graphs = sum(mode.hits for mode in modes), sum(len(mode.graphs) for mode in modes)
+    reason = next((why for mode in modes if (why := mode.why()) is not None), None)
     return Summary(type(modes[0].model).__name__, hits, graphs, reason)
 
 
@@ -121,11 +121,11 @@ class Replayer(GraphedModule):
             self.start(graph, root)
             launched, gone = self.speculation.launched is graph, self.parameters_moved(graph)
             if not (launched or gone):
-                graph.run(graph.made.tensors.features_of(call.x))
+                graph.run(graph.captured.tensors.features_of(call.x))
             yield None if gone else graph.values(call, root)
 
     def launch_speculatively(self, graph: _Graph, root: Root, features: torch.Tensor) -> bool:
-        columns = graph.made.differing_columns(root)
+        columns = graph.captured.differing_columns(root)
         if graph.alters or not (graph.takes(features) and columns <= graph.verified):
             return False
         if self.by_box and columns - {ROWS}:  # in another grid it would write behind its own
@@ -134,12 +134,12 @@ class Replayer(GraphedModule):
         return True
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
-        with self._run(graph, call, root) as made:
-            return MISSING if made is None else graph.made.spec.write_back(call, made)
+        with self._run(graph, call, root) as convert:
+            return MISSING if convert is None else graph.captured.spec.write_back(call, convert)
 
     def values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
-        with self._run(graph, call, root) as made:
-            return None if made is None else list(map(made, graph.made.spec.values()))
+        with self._run(graph, call, root) as convert:
+            return None if convert is None else list(map(convert, graph.captured.spec.values()))
 
     def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         self.capture_when_due(key, lambda: self._capture(key, call, root, out))
@@ -154,25 +154,25 @@ class Replayer(GraphedModule):
             if captured_maps is None:
                 return None
             maps, rows = captured_maps
-            scene, own = maps.scene, key.tensors.features_of(call.x)
+            padded_input, own = maps.padded_input, key.tensors.features_of(call.x)
             assert own is not None
             features = torch.full((key.capacity, key.channels), float("nan"), dtype=key.dtype, device=key.device)
             features[: own.shape[0]].copy_(own)
-            context, known = self.capture_context(key, root.box), len(self.reads)
+            context, n_reads = self.capture_context(key, root.box), len(self.reads)
 
             def work(contexts: Sequence[Any]) -> Captured:
-                return Captured(self.forward, call, scene, features, context, contexts)
+                return Captured(self.forward, call, padded_input, features, context, contexts)
 
-            scene.fill = float("nan")
+            padded_input.fill = float("nan")
             weights = [*self.model.parameters(), *self.model.buffers()]
-            reads = ForeignReads([features, *scene.tensors(), *weights])
-            made = work([reads])
-            if self.needs_more_guards(scene, known):
+            reads = ForeignReads([features, *padded_input.tensors(), *weights])
+            captured_model = work([reads])
+            if self.needs_more_guards(padded_input, n_reads):
                 return None
-            values = [made.of(call, rows, root)(value) for value in made.spec.values()]
-            made.compare(call, out, values)
-            del made, values
-            scene.fill = None
+            values = [captured_model.of(call, rows, root)(value) for value in captured_model.spec.values()]
+            captured_model.compare(call, out, values)
+            del captured_model, values
+            padded_input.fill = None
             return self.capture_in_pool(
                 key, memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, reads.alters)
             )

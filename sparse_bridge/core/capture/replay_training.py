@@ -30,10 +30,10 @@ from .replay_trial import PaddedModel, gradients_of, leaves_of
 
 
 class TrainingReplayer(GraphedModule):
-    """The forward of a model where gradients are wanted.
+    """The forward of a model that computes gradients.
 
-    Between a replayed forward and its backward pass, other inputs run as ever: all graphs of a
-    model share their memory.
+    Between a replayed forward and its backward pass, other inputs run without a graph: all graphs
+    of a model share their memory.
     """
 
     max_graphs = policy.TRAINING_GRAPHS
@@ -44,8 +44,8 @@ class TrainingReplayer(GraphedModule):
         self.pending: Callable[[], _Run | None] = lambda: None
 
     def allowed(self) -> bool:
-        before = self.pending()
-        if self.capturing or (before is not None and before.open) or hooks.traced():
+        pending = self.pending()
+        if self.capturing or (pending is not None and pending.open) or hooks.traced():
             return False
         return not hooks.hooked_everywhere()
 
@@ -54,9 +54,9 @@ class TrainingReplayer(GraphedModule):
 
     def complete_key(self, key: GraphKey) -> GraphKey:
         modes = tuple([module.training for module in self.modules])
-        held = itertools.chain.from_iterable([m._parameters.values() for m in self.modules])
-        wanted = tuple([p.requires_grad for p in held if p is not None])
-        return key._replace(switches=(*key.switches, modes, wanted))
+        parameters = itertools.chain.from_iterable([m._parameters.values() for m in self.modules])
+        requires_grad = tuple([p.requires_grad for p in parameters if p is not None])
+        return key._replace(switches=(*key.switches, modes, requires_grad))
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self.lock, torch.cuda.device(root.coords.device):
@@ -68,21 +68,21 @@ class TrainingReplayer(GraphedModule):
             run = self._begin(graph, root)
         if run is None:
             return None
-        features = graph.made.tensors.features_of(call.x)
+        features = graph.captured.tensors.features_of(call.x)
         assert features is not None
         with torch.no_grad():
-            found = graph.values(run.forward(features.detach()), call, run, root)
-            made = list(map(found, graph.made.spec.values()))
+            convert = graph.values(run.forward(features.detach()), call, run, root)
+            values = list(map(convert, graph.captured.spec.values()))
         run.open = False
-        return made
+        return values
 
     def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         self.capture_when_due(key, lambda: self._capture(key, call, root, out))
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
-        """Replay the maps; None where the graph cannot serve this scene."""
-        before = self.pending()
-        if before is not None and before.open:  # another thread's, by now
+        """Replay the maps; None where the graph cannot serve this input."""
+        pending = self.pending()
+        if pending is not None and pending.open:  # another thread's, by now
             return None
         self.start(graph, root)
         if self.parameters_moved(graph):
@@ -106,15 +106,15 @@ class TrainingReplayer(GraphedModule):
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps
-                context, known = self.capture_context(key, root.box), len(self.reads)
+                context, n_reads = self.capture_context(key, root.box), len(self.reads)
                 copy = PaddedModel(self.model, call, root.coords, context)
-                made = copy.verify(maps.scene, rows)
-                if self.needs_more_guards(maps.scene, known):
+                captured_model = copy.verify(maps.padded_input, rows)
+                if self.needs_more_guards(maps.padded_input, n_reads):
                     return None
                 with torch.no_grad():
-                    values = list(map(made.of(call, rows, root), made.spec.values()))
-                made.assert_same_structure(call, out, values)
-                del made, values
+                    values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
+                captured_model.assert_same_structure(call, out, values)
+                del captured_model, values
                 results = [memory.result_buffer(name, p) for name, p in copy.trained.items()]
                 return self.capture_in_pool(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, results))
         finally:
@@ -132,14 +132,14 @@ class _Graph:
         pool: Any,
         gradients: list[torch.Tensor],
     ) -> None:
-        """gradients: where those of the trained parameters come to lie."""
-        self.maps, self.scene, self.model = maps, maps.scene, copy.model
+        """gradients: the tensors that those of the trained parameters are copied to."""
+        self.maps, self.padded_input, self.model = maps, maps.padded_input, copy.model
         self.verified: set[int] = set()  # columns in which boxes may differ
         self.tensors = copy.context.tensors
-        self.features, self.gradient_mask = copy.padded_features(self.scene), copy.gradient_mask
-        work = functools.partial(copy.over, self.scene, self.features)
-        self.forward, self.made = captured_from(work, pool)
-        self.leaves = leaves_of(self.made)
+        self.features, self.gradient_mask = copy.padded_features(self.padded_input), copy.gradient_mask
+        work = functools.partial(copy.over, self.padded_input, self.features)
+        self.forward, self.captured = captured_from(work, pool)
+        self.leaves = leaves_of(self.captured)
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(
@@ -150,23 +150,23 @@ class _Graph:
     def output_of(self, run: _Run, call: Call, root: Root) -> Any:
         """The model's output for a call whose maps are replayed already."""
         # As `parameters()` has them, in a tenth of the time.
-        held = itertools.chain.from_iterable([m._parameters.values() for m in run.owner.modules])
-        trained = [p for p in dict.fromkeys(held) if p is not None and p.requires_grad]
-        found = _Replay.apply(run, self.tensors.features_of(call.x), *trained)
-        return self.made.spec.write_back(call, self.values(found, call, run, root))
+        parameters = itertools.chain.from_iterable([m._parameters.values() for m in run.owner.modules])
+        trained = [p for p in dict.fromkeys(parameters) if p is not None and p.requires_grad]
+        leaves = _Replay.apply(run, self.tensors.features_of(call.x), *trained)
+        return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
 
-    def values(self, found: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
-        """What makes values of the output those of the call, which the leaves `found` are of."""
-        made = {id(leaf): one for leaf, one in zip(self.leaves, found, strict=True)}
-        cut = self.made.cutter(call, run.rows)
+    def values(self, leaves: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
+        """The function that converts a value of the output to that of the call, whose leaves these are."""
+        by_id = {id(wide): leaf for wide, leaf in zip(self.leaves, leaves, strict=True)}
+        cut = self.captured.cutter(call, run.rows)
 
-        def one_of(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor is self.made.features:
+        def convert(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor is self.captured.features:
                 return cut(tensor)
-            mine = made.get(id(tensor))
-            return cut(tensor.detach()) if mine is None else mine
+            leaf = by_id.get(id(tensor))
+            return cut(tensor.detach()) if leaf is None else leaf
 
-        return self.made.of(call, run.rows, root, one_of)
+        return self.captured.of(call, run.rows, root, convert)
 
 
 def _copied_to(gradients: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
@@ -175,8 +175,8 @@ def _copied_to(gradients: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
     pairs = list(zip(buffers, gradients[first:], strict=True))
     present = [pair for pair in pairs if pair[1] is not None]
     if present:
-        torch._foreach_copy_([buffer for buffer, _ in present], [one for _, one in present])
-    return [*gradients[:first], *(None if one is None else buffer for buffer, one in pairs)]
+        torch._foreach_copy_([buffer for buffer, _ in present], [gradient for _, gradient in present])
+    return [*gradients[:first], *(None if gradient is None else buffer for buffer, gradient in pairs)]
 
 
 class _Run:
@@ -192,12 +192,12 @@ class _Run:
             self.owner.wait_for_last_replay()
             graph.features.detach()[: features.shape[0]].copy_(features)
             graph.forward.replay()
-            used = graph.scene.used
+            used = graph.padded_input.used
             return tuple([leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves])
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Of the features, if those are wanted, and the trained parameters: None where it comes
-        through outputs alone that have none."""
+        """Gradients of the features, if they require one, and of the trained parameters; None for those
+        that only outputs without a gradient depend on."""
         if not self.open:
             raise RuntimeError(
                 "a training step replayed from a graph goes backward once; call sparse_bridge.restore(model) for more."
@@ -205,22 +205,26 @@ class _Run:
         graph = self.graph
         with self.owner.lock:
             self.owner.wait_for_last_replay()
-            for wide, one in zip(graph.cotangents, gradients, strict=True):
-                rows = graph.scene.used(wide, self.rows) if one is not None else 0
-                if one is not None:
-                    wide[:rows].copy_(one)
+            for wide, gradient in zip(graph.cotangents, gradients, strict=True):
+                rows = graph.padded_input.used(wide, self.rows) if gradient is not None else 0
+                if gradient is not None:
+                    wide[:rows].copy_(gradient)
                 wide[rows:].zero_()
             graph.backward.replay()
-            found = [one for one in graph.gradients if one is not None]
-            copies = [torch.empty_like(one) for one in found]
-            torch._foreach_copy_(copies, found)
+            computed = [gradient for gradient in graph.gradients if gradient is not None]
+            copies = [torch.empty_like(gradient) for gradient in computed]
+            torch._foreach_copy_(copies, computed)
             self.open = False
         present = iter(copies)
-        every = [None if one is None else next(present) for one in graph.gradients]
-        used = [through for through, one in zip(graph.gradient_mask, gradients, strict=False) if one is not None]
+        every = [None if gradient is None else next(present) for gradient in graph.gradients]
+        used = [
+            through for through, gradient in zip(graph.gradient_mask, gradients, strict=False) if gradient is not None
+        ]
         if len(used) == len(graph.gradient_mask):
             return every
-        return [one if any(reached) else None for one, reached in zip(every, zip(*used, strict=True), strict=True)]
+        return [
+            gradient if any(reached) else None for gradient, reached in zip(every, zip(*used, strict=True), strict=True)
+        ]
 
 
 class _Replay(torch.autograd.Function):
@@ -235,8 +239,8 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        found = ctx.run.backward(gradients)
+        computed = ctx.run.backward(gradients)
         if not ctx.needs_input_grad[1]:
-            return None, None, *found
-        first, *others = found
+            return None, None, *computed
+        first, *others = computed
         return None, None if first is None else first[: ctx.rows], *others

@@ -56,28 +56,28 @@ class PaddedModel:
         self.buffers = {name: buffer.data for name, buffer in model.named_buffers()}
 
     def inputs(self, features: torch.Tensor) -> list[torch.Tensor]:
-        """What gradients are wanted of."""
+        """The tensors whose gradients are computed."""
         return ([features] if features.requires_grad else []) + list(self.trained.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = {**self.aliases, **self.buffers}
         own_tensors = {slot: values[name] for slot, name in self.slots.items()}
-        held = dict(own_tensors)
+        tensors = dict(own_tensors)
         # torch's own way to find shared ones leaves a module that is registered twice changed.
-        out = torch.func.functional_call(self.model, held, args, kwargs, tie_weights=False)
-        for name, one in own_tensors.items():  # torch tells in `held` what was put in their place
-            if held[name] is not one:
+        out = torch.func.functional_call(self.model, tensors, args, kwargs, tie_weights=False)
+        for name, tensor in own_tensors.items():  # torch leaves in `tensors` what replaced them
+            if tensors[name] is not tensor:
                 raise Refusal(Why.GRAPH_OTHER_PARAMETER, name)
         return out
 
-    def over(self, scene: PaddedInput, features: torch.Tensor, contexts: Sequence[Any] = ()) -> Captured:
+    def over(self, padded_input: PaddedInput, features: torch.Tensor, contexts: Sequence[Any] = ()) -> Captured:
         """The model over a padded input. features: its own, [capacity, C].  contexts: to run it in."""
         with _counted_norms(self.model, self.context.tensors):
-            return Captured(self, self.call, scene, features, self.context, contexts)
+            return Captured(self, self.call, padded_input, features, self.context, contexts)
 
     def run_alone(self, noise: float = 0.0) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """(what the model makes of the scene as it is, its features). noise: change those by about
-        as much."""
+        """(leaves of the model's output for the input without padding, its features). noise: the
+        relative change of the features before."""
         features = self.features.detach().clone()
         if noise:
             features *= 1 + noise * torch.randn_like(features)
@@ -87,29 +87,29 @@ class PaddedModel:
         spec = OutputSpec.of(self.call, self, start, self.context.reads)
         return _leaves(self.context.tensors, spec), features
 
-    def check_reads(self, scene: PaddedInput) -> None:
+    def check_reads(self, padded_input: PaddedInput) -> None:
         """Raise Refusal where the model computes with other tensors than its own."""
-        features = self.padded_features(scene)
-        held = [*self.aliases.values(), *self.buffers.values()]
+        features = self.padded_features(padded_input)
+        own_tensors = [*self.aliases.values(), *self.buffers.values()]
         with torch.no_grad():
-            reads = ForeignReads([features, *scene.tensors(), *held])
-            self.over(scene, features.detach(), [reads])
+            reads = ForeignReads([features, *padded_input.tensors(), *own_tensors])
+            self.over(padded_input, features.detach(), [reads])
 
-    def padded_features(self, scene: PaddedInput) -> torch.Tensor:
+    def padded_features(self, padded_input: PaddedInput) -> torch.Tensor:
         """Features for the padded input, with those of x in place."""
         rows, channels = self.features.shape
-        features = self.features.new_full((scene.coords.shape[0], channels), _TRIAL_FILL)
+        features = self.features.new_full((padded_input.coords.shape[0], channels), _TRIAL_FILL)
         features[:rows] = self.features.detach()
         return features.detach().requires_grad_(self.features.requires_grad)
 
-    def verify(self, scene: PaddedInput, rows: dict[int, int]) -> Captured:
+    def verify(self, padded_input: PaddedInput, rows: dict[int, int]) -> Captured:
         """The model over the padded input. Raises Refusal unless outputs, gradients and
         buffers are those of x alone."""
         own = self.buffers
         try:
             self._begin(own)
-            scene.fill = _TRIAL_FILL
-            self.check_reads(scene)
+            padded_input.fill = _TRIAL_FILL
+            self.check_reads(padded_input)
             self._begin(own)
             leaves, features = self.run_alone()
             cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
@@ -122,26 +122,26 @@ class PaddedModel:
             noisy = gradients_of(wide, self.inputs(features), cotangents)
             noisy += [*wide, *self._statistics().values()]
             self._begin(own)
-            scene.fill = _TRIAL_FILL
-            features = self.padded_features(scene)
-            made = self.over(scene, features)
-            wide = leaves_of(made)
+            padded_input.fill = _TRIAL_FILL
+            features = self.padded_features(padded_input)
+            captured_model = self.over(padded_input, features)
+            wide = leaves_of(captured_model)
             if len(wide) != len(leaves):
                 raise Refusal(Why.GRAPH_RETURNS_LESS)
             pairs = zip(cotangents, wide, strict=True)
             actual = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
-            actual += [leaf[: scene.used(leaf, rows)] for leaf in wide]
+            actual += [leaf[: padded_input.used(leaf, rows)] for leaf in wide]
             actual += self._statistics().values()
             if features.requires_grad and actual[0] is not None:
                 actual[0] = actual[0][: self.features.shape[0]]
-            for name, one in self._numbers().items():
-                if not torch.equal(one, numbers[name]):
+            for name, buffer in self._numbers().items():
+                if not torch.equal(buffer, numbers[name]):
                     raise Refusal(Why.GRAPH_BUFFER, name)
             names = self._names(features, len(wide))
             _compare(names, actual, expected, noisy, self._precision())
-            return made
+            return captured_model
         finally:
-            self.buffers, scene.fill = own, 0.0
+            self.buffers, padded_input.fill = own, 0.0
 
     def _begin(self, buffers: dict[str, torch.Tensor]) -> None:
         """Go on from these values."""
@@ -163,29 +163,29 @@ class PaddedModel:
 
     def _statistics(self) -> dict[str, torch.Tensor]:
         """The buffers that know rounding."""
-        return {name: one for name, one in self.buffers.items() if one.is_floating_point()}
+        return {name: buffer for name, buffer in self.buffers.items() if buffer.is_floating_point()}
 
     def _numbers(self) -> dict[str, torch.Tensor]:
         """The other buffers."""
-        return {name: one for name, one in self.buffers.items() if not one.is_floating_point()}
+        return {name: buffer for name, buffer in self.buffers.items() if not buffer.is_floating_point()}
 
 
-def leaves_of(made: Captured) -> list[torch.Tensor]:
+def leaves_of(captured: Captured) -> list[torch.Tensor]:
     """The tensors of an output through which gradients come, each once."""
-    return _leaves(made.tensors, made.spec)
+    return _leaves(captured.tensors, captured.spec)
 
 
 def _leaves(tensors: Tensors, spec: OutputSpec) -> list[torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
+    leaves: dict[int, torch.Tensor] = {}
 
     def look(tensor: torch.Tensor) -> None:
         if tensor.requires_grad:
-            found[id(tensor)] = tensor
+            leaves[id(tensor)] = tensor
 
     for_each_output(tensors, spec, look)
-    if not found:
+    if not leaves:
         raise Refusal(Why.GRAPH_NO_GRADIENT)
-    return list(found.values())
+    return list(leaves.values())
 
 
 def gradients_of(
@@ -203,8 +203,8 @@ def _slots(model: nn.Module) -> dict[str, str]:
     return {
         f"{path}.{name}" if path else name: names[id(tensor)]
         for path, module in model.named_modules()
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
         if tensor is not None
     }
 
@@ -213,11 +213,11 @@ def _gradient_mask(
     leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
 ) -> list[list[bool]]:
     """By leaf, the inputs that have a gradient through it; [] where there is but one leaf."""
-    found = []
-    for leaf, one in zip(leaves, cotangents, strict=True) if len(leaves) > 1 else ():
-        through = torch.autograd.grad(leaf, inputs, one, retain_graph=True, allow_unused=True)
-        found.append([gradient is not None for gradient in through])
-    return found
+    mask = []
+    for leaf, cotangent in zip(leaves, cotangents, strict=True) if len(leaves) > 1 else ():
+        through = torch.autograd.grad(leaf, inputs, cotangent, retain_graph=True, allow_unused=True)
+        mask.append([gradient is not None for gradient in through])
+    return mask
 
 
 def _widened(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
@@ -232,25 +232,26 @@ def _compare(names: list[str], actual: list[Any], expected: list[Any], noisy: li
     rounding moves each tensor. Gradients that are but rounding, as of a bias before a norm, are
     measured by the others.
     """
-    loose, tight = (tolerances.of(kind, dtype).rms for kind in ("gradients", "step"))
+    loose, tight = (tolerances.of(quantity, dtype).rms for quantity in ("gradients", "step"))
     actual, expected, noisy = (
-        [None if one is None else one.detach() for one in several] for several in (actual, expected, noisy)
+        [None if tensor is None else tensor.detach() for tensor in tensors] for tensors in (actual, expected, noisy)
     )
-    present = [one for one in expected if one is not None and one.numel()]
+    present = [tensor for tensor in expected if tensor is not None and tensor.numel()]
     scale = math.sqrt(
-        sum(float(one.double().square().sum()) for one in present) / max(1, sum(one.numel() for one in present))
+        sum(float(tensor.double().square().sum()) for tensor in present)
+        / max(1, sum(tensor.numel() for tensor in present))
     )
     if not math.isfinite(scale):
         raise Refusal(Why.GRAPH_INFINITE)
-    for name, one, other, moved in zip(names, actual, expected, noisy, strict=True):
-        if (one is None) != (other is None) or (one is not None and one.shape != other.shape):
+    for name, result, reference, perturbed in zip(names, actual, expected, noisy, strict=True):
+        if (result is None) != (reference is None) or (result is not None and result.shape != reference.shape):
             raise Refusal(Why.GRAPH_GRADIENT_SHAPE, name)
-        if one is None or not one.numel():
+        if result is None or not result.numel():
             continue
         tolerance = tight if name.startswith("output") else loose  # no sums over rows
-        allowed = tolerance * (float(other.double().norm()) + scale * math.sqrt(other.numel()))
-        allowed += 3 * float((moved.double() - other.double()).norm())
-        error = float((one.double() - other.double()).norm())
+        allowed = tolerance * (float(reference.double().norm()) + scale * math.sqrt(reference.numel()))
+        allowed += 3 * float((perturbed.double() - reference.double()).norm())
+        error = float((result.double() - reference.double()).norm())
         if not error <= allowed:
             raise Refusal(Why.GRAPH_MIXED_GRADIENTS, name, error, allowed)
 
@@ -258,40 +259,40 @@ def _compare(names: list[str], actual: list[Any], expected: list[Any], noisy: li
 @contextlib.contextmanager
 def _counted_norms(model: nn.Module, tensors: Tensors) -> Iterator[None]:
     """Batch norms that know how many rows of a padded input there are."""
-    before: list[tuple[nn.Module, Any]] = []
+    forwards: list[tuple[nn.Module, Any]] = []
     try:
         for module in model.modules():
             if tensors.is_norm(module):
                 forward = module.__dict__.get("forward")
-                before.append((module, forward))
+                forwards.append((module, forward))
                 own = functools.partial(type(module).forward, module)
                 module.__dict__["forward"] = functools.partial(_normalise, module, forward or own, tensors)
         yield
     finally:
-        for module, forward in before:
+        for module, forward in forwards:
             module.__dict__.pop("forward")
             if forward is not None:
                 module.__dict__["forward"] = forward
 
 
 def _normalise(module: Any, forward: Any, tensors: Tensors, x: Any) -> Any:
-    scene = padded.current()
+    padded_input = padded.current()
     mean, var = module.running_mean, module.running_var
-    if scene is None or not (module.training or (mean is None and var is None)):
+    if padded_input is None or not (module.training or (mean is None and var is None)):
         return forward(x)
     if not isinstance(x, torch.Tensor):
         features = tensors.features_of(x)
         assert features is not None
-        return tensors.with_features(x, _counted(module, features, scene))
-    return _counted(module, x, scene)
+        return tensors.with_features(x, _counted(module, features, padded_input))
+    return _counted(module, x, padded_input)
 
 
-def _counted(module: nn.BatchNorm1d, x: torch.Tensor, scene: PaddedInput) -> torch.Tensor:
+def _counted(module: nn.BatchNorm1d, x: torch.Tensor, padded_input: PaddedInput) -> torch.Tensor:
     mean, var = module.running_mean, module.running_var
     if module.momentum is None:
         raise Refusal(Why.GRAPH_MOMENTUM)
     tracked = module.training and module.track_running_stats
     moved = (mean, var, module.num_batches_tracked) if tracked else (None, None, None)
-    count = scene.counts[scene.level_of(x)]
+    count = padded_input.counts[padded_input.level_of(x)]
     vectors = module.weight, module.bias, *moved
     return batch_norm(x, vectors, momentum=module.momentum, eps=module.eps, count=count)

@@ -36,16 +36,16 @@ class Sites:
         self.coords, self.store, self.more = coords, store, more
 
 
-class Made(NamedTuple):
-    """What a builder answers: the map, or what a layer needs in its place, and coordinates where it
-    made some."""
+class BuilderResult(NamedTuple):
+    """The result of a builder: the map, or what a layer needs instead of one, and the coordinates if
+    it made some."""
 
     kmap: KernelMap | RowMatrix
     sites: Sites | None = None
 
 
-Builder = Callable[[Sites, Sequence[int]], Made]
-# By name: the builder; those of its numbers that say what is asked, whatever a scene's bounds.
+Builder = Callable[[Sites, Sequence[int]], BuilderResult]
+# By name: the builder, and the function that picks those of its numbers that no bounds change.
 _builders: dict[str, tuple[Builder, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
 _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary()
 
@@ -53,20 +53,20 @@ _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary(
 def register(name: str, builder: Builder, relative: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> None:
     """Have the map operators call `builder` under this name.
 
-    relative: those of its numbers that say what is asked, whatever the bounds of the scene.
+    relative: picks those of its numbers that do not change with the bounds of the coordinates.
     """
     _builders[name] = builder, relative
 
 
 def relative(builder: str, numbers: Sequence[Any]) -> Sequence[Any]:
-    """What of a request does not change with the bounds of the scene."""
+    """Those numbers of a builder's request that do not change with the bounds of the coordinates."""
     return _builders[builder][1](numbers)
 
 
 def enter(coords: torch.Tensor) -> Sites:
     """The sites of coordinates int32 [N, 1 + D] that come from outside. A tensor that was entered before is compared
     with what it was then: graphs write without changing version counters."""
-    store = map_cache.known_store(coords)
+    store = map_cache.find_store(coords)
     if store is not None:
         return Sites(coords, store)
     key = coords.data_ptr(), tuple(coords.shape), coords.device
@@ -99,7 +99,7 @@ def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> S
     return sites
 
 
-def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
+def build(sites: Sites, builder: str, numbers: Sequence[int]) -> BuilderResult:
     """The map of a builder over coordinates. Raises UnsupportedError for a builder that is not registered, and what
     the builder raises."""
     entry = _builders.get(builder)
@@ -148,22 +148,22 @@ def _fake_new_map(
     return handles.like(), coords.new_empty((n_rows, coords.shape[1])), handles.like()
 
 
-_ASKED = "Tensor coords, Tensor handle, SymInt then, SymInt now, str builder, SymInt[] numbers"
+_MAP_SCHEMA = "Tensor coords, Tensor handle, SymInt then, SymInt now, str builder, SymInt[] numbers"
 define("coordinates", "(Tensor coords) -> Tensor", _coordinates, lambda coords: handles.like())
-define("map", f"({_ASKED}) -> Tensor", _map, lambda *ignored: handles.like())
-define("new_map", f"({_ASKED}, int least) -> (Tensor, Tensor, Tensor)", _new_map, _fake_new_map)
+define("map", f"({_MAP_SCHEMA}) -> Tensor", _map, lambda *ignored: handles.like())
+define("new_map", f"({_MAP_SCHEMA}, int least) -> (Tensor, Tensor, Tensor)", _new_map, _fake_new_map)
 
 
 class Traced:
     """Coordinates while a program is traced.
 
     coords: int32 [N, 1 + D], as users see them.  handle: of the `Sites`, int64 [1] on the CPU.  version: of `coords`
-    when both were made.  made: a layer made them.
+    when both were made.  from_layer: whether a layer made them.
     """
 
-    def __init__(self, coords: torch.Tensor, handle: torch.Tensor, made: bool = False) -> None:
+    def __init__(self, coords: torch.Tensor, handle: torch.Tensor, from_layer: bool = False) -> None:
         self.coords, self.handle, self.version = coords, handle, version_of(coords)
-        self.made = made
+        self.from_layer = from_layer
 
     def map(self, builder: str, numbers: Sequence[int]) -> torch.Tensor:
         """A handle, int64 [1], of the kernel map onto coordinates that are known. Raises UnsupportedError where nobody

@@ -28,10 +28,10 @@ def shorten(operator: Any, run: Callable[..., Any]) -> None:
     so do operators of lists of tensors."""
     dispatched = getattr(operator, "_op", None)
     arguments = operator._schema.arguments
-    kinds = [str(argument.type) for argument in arguments]
-    if dispatched is None or any("List[Tensor]" in type_name for type_name in kinds):
+    type_names = [str(argument.type) for argument in arguments]
+    if dispatched is None or any("List[Tensor]" in type_name for type_name in type_names):
         return
-    tensors = tuple(i for i, type_name in enumerate(kinds) if "Tensor" in type_name)
+    tensors = tuple(i for i, type_name in enumerate(type_names) if "Tensor" in type_name)
     count = len(arguments)
 
     def call(*args: Any, **more: Any) -> Any:

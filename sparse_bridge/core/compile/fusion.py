@@ -94,19 +94,19 @@ def _arguments(node: Node, overload: Any) -> dict[str, Any]:
     return {name: by_name[name] for name in names}
 
 
-def _with(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
-    """`end` and what `node` does with `before`, if one store can do both."""
-    steps = _norm(end, node, before, y), _sum(end, node, before, y), _activation(end, node, before)
+def _with(end: _End, node: Node, producer: Node, y: torch.Tensor) -> _End | None:
+    """`end` and what `node` does to the result of `producer`, if one epilogue can do both; else None."""
+    steps = _norm(end, node, producer, y), _sum(end, node, producer, y), _activation(end, node, producer)
     return next((longer for longer in steps if longer is not None), None)
 
 
-def _norm(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
+def _norm(end: _End, node: Node, producer: Node, y: torch.Tensor) -> _End | None:
     if node.target is not F.batch_norm or end.residual is not None or end.norm[0] is not None:
         return None
     x, mean, var, gain, beta, training, _, eps = arguments_of_batch_norm(node)
     vectors = [mean, var] if gain is None and beta is None else [mean, var, gain, beta]
     values = [_value(vector) for vector in vectors]
-    if x is not before or training or not all(_fits(value, y) for value in values):
+    if x is not producer or training or not all(_fits(value, y) for value in values):
         return None
     return end._replace(norm=(mean, var, gain, beta), eps=eps)
 
@@ -139,23 +139,23 @@ def _fits(vector: torch.Tensor | None, y: torch.Tensor) -> bool:
     return (wide or vector.dtype == y.dtype) and _same(vector.shape, y.shape[1:])
 
 
-def _sum(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
+def _sum(end: _End, node: Node, producer: Node, y: torch.Tensor) -> _End | None:
     in_place = _SUMS.get(node.target) if not node.kwargs and len(node.args) == 2 else None
     if in_place is None or end.residual is not None:
         return None
     left, right = node.args
-    other: Any = right if left is before else left
+    other: Any = right if left is producer else left
     value = _value(other)
-    if value is None or other is before or (in_place and left is not before):
+    if value is None or other is producer or (in_place and left is not producer):
         return None
     if value.dtype != y.dtype or value.device != y.device or not _same(value.shape, y.shape):
         return None
     return end._replace(residual=other)
 
 
-def _activation(end: _End, node: Node, before: Node) -> _End | None:
+def _activation(end: _End, node: Node, producer: Node) -> _End | None:
     read = _ACTIVATIONS.get(node.target)
-    if read is None or not node.args or node.args[0] is not before:
+    if read is None or not node.args or node.args[0] is not producer:
         return None
     name, alpha = read(*node.args, **node.kwargs)
     return end._replace(activation=name, alpha=float(alpha))

@@ -25,20 +25,20 @@ _SETTING = "pre_grad_custom_pass"
 
 
 class Fuse(CustomGraphPass):
-    """The passes from before, then `fuse`."""
+    """The passes that were installed earlier, then `fuse`."""
 
-    def __init__(self, before: Any) -> None:
-        self._before = before
+    def __init__(self, passes: Any) -> None:
+        self._passes = passes
 
     def __call__(self, graph: Graph) -> None:
-        for graph_pass in _several(self._before):
+        for graph_pass in _several(self._passes):
             graph_pass(graph)
         if settings.get().optimize != "off":
             fusion.fuse(graph)
 
     def uuid(self) -> Any:
         """What tells caches of graphs that the pass is another one; None: not to be cached."""
-        parts = [graph_pass.uuid() if hasattr(graph_pass, "uuid") else None for graph_pass in _several(self._before)]
+        parts = [graph_pass.uuid() if hasattr(graph_pass, "uuid") else None for graph_pass in _several(self._passes)]
         if None in parts:
             return None
         return f"{_version()} {settings.get().optimize != 'off'} {parts}"

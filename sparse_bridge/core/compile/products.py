@@ -13,7 +13,7 @@ from ...errors import UnsupportedError
 from ..conv import convolution, override
 from ..conv.convolution import autocast_dtype, convolve
 from ..conv.epilogue import Epilogue, Norm
-from ..conv.plan import ConvForm, Wanted, backward, find, run
+from ..conv.plan import ConvForm, GradientRequest, backward, find, run
 from ..device import memory_use, rocm
 from ..device.column_sums import column_sums
 from ..maps.kernel_map import KernelMap
@@ -74,19 +74,19 @@ def _conv_backward(
     """dw_dtype: of the gradient; None: that of the weight."""
     if memory.limit is not None:
         memory_use.refuse_gradients()
-    *read, transposed, wanted = form
+    *read, transposed, needs_grad = form
     form, pairs = _form(*read), map_of(kmap, transposed)
     dx = dw = db = None
     if pairs.x_fold is not None or pairs.y_fold is not None:
-        dx, dw, db = _folded_backward(dy, x, weight, bias, pairs, form, wanted)
+        dx, dw, db = _folded_backward(dy, x, weight, bias, pairs, form, needs_grad)
         return dx, dw if dw_dtype is None else dw.to(dw_dtype), db
     with torch.no_grad():
         dy = dy.contiguous()
         plan = find(x, weight, pairs, Epilogue(), form)
-        if wanted[0] or wanted[1]:
-            want = Wanted(wanted[0], (dw_dtype or weight.dtype) if wanted[1] else None)
-            dx, dw = backward(plan, pairs, x, weight, dy, want)
-        if wanted[2]:
+        if needs_grad[0] or needs_grad[1]:
+            request = GradientRequest(needs_grad[0], (dw_dtype or weight.dtype) if needs_grad[1] else None)
+            dx, dw = backward(plan, pairs, x, weight, dy, request)
+        if needs_grad[2]:
             assert bias is not None
             db = column_sums(dy, bias.dtype, plan.product.target)
     return tuple(x.new_empty(0) if grad is None else grad for grad in (dx, dw, db))
@@ -99,27 +99,27 @@ def _folded_backward(
     bias: torch.Tensor | None,
     kmap: KernelMap,
     form: ConvForm,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> tuple[torch.Tensor, ...]:
     """Equal coordinates: gradients follow by composition."""
     inputs: Any = [
         tensor.detach().requires_grad_(wants) if tensor is not None else None
-        for tensor, wants in zip((x, weight, bias), wanted, strict=True)
+        for tensor, wants in zip((x, weight, bias), needs_grad, strict=True)
     ]
     with recording():
         y = convolve(inputs[0], inputs[1], kmap, Epilogue(inputs[2]), form)
-    leaves = [tensor for tensor, wants in zip(inputs, wanted, strict=True) if wants]
+    leaves = [tensor for tensor, wants in zip(inputs, needs_grad, strict=True) if wants]
     grads = iter(torch.autograd.grad(y, leaves, dy))
-    return tuple(next(grads).contiguous() if wants else x.new_empty(0) for wants in wanted)
+    return tuple(next(grads).contiguous() if wants else x.new_empty(0) for wants in needs_grad)
 
 
 def _fake_conv_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: torch.Tensor, *form: Any
 ) -> tuple[torch.Tensor, ...]:
-    wanted = form[-1]
-    dx = x.new_empty(x.shape) if wanted[0] else x.new_empty(0)
-    dw = torch.empty_like(weight) if wanted[1] else x.new_empty(0)
-    db = bias.new_empty(bias.shape) if wanted[2] and bias is not None else x.new_empty(0)
+    needs_grad = form[-1]
+    dx = x.new_empty(x.shape) if needs_grad[0] else x.new_empty(0)
+    dw = torch.empty_like(weight) if needs_grad[1] else x.new_empty(0)
+    db = bias.new_empty(bias.shape) if needs_grad[2] and bias is not None else x.new_empty(0)
     return dx, dw, db
 
 
@@ -131,9 +131,9 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, weight, bias, kmap = ctx.saved_tensors
-    wanted = [bool(wants) for wants in ctx.needs_input_grad[:3]]
-    results = ops.conv_backward(dy.to(x.dtype), x, weight, bias, kmap, *ctx.form, wanted)
-    grads = [grad if wants else None for grad, wants in zip(results, wanted, strict=True)]
+    needs_grad = [bool(wants) for wants in ctx.needs_input_grad[:3]]
+    results = ops.conv_backward(dy.to(x.dtype), x, weight, bias, kmap, *ctx.form, needs_grad)
+    grads = [grad if wants else None for grad, wants in zip(results, needs_grad, strict=True)]
     return (*grads, *(None,) * (2 + len(ctx.form)))
 
 

@@ -29,36 +29,38 @@ def row_function(name: str, more: str, run: Callable[..., Any], fake: Callable[.
     """Operators `name`(x, more) and `name`_backward(dy, x, more) of a function that is
     differentiable in its first argument."""
 
-    def forward(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def forward(x: torch.Tensor, *constants: Any) -> torch.Tensor:
         with torch.no_grad():
-            y: torch.Tensor = run(x, *rest)
+            y: torch.Tensor = run(x, *constants)
         return y.contiguous()
 
-    def gradient(dy: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def gradient(dy: torch.Tensor, x: torch.Tensor, *constants: Any) -> torch.Tensor:
         x = x.detach().requires_grad_()
         with recording():
-            (dx,) = torch.autograd.grad(run(x, *rest), x, dy)
+            (dx,) = torch.autograd.grad(run(x, *constants), x, dy)
         return dx.contiguous()
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
-        x, *rest = inputs
-        ctx.tensors = [isinstance(value, torch.Tensor) for value in rest]
-        ctx.rest = [None if held else value for held, value in zip(ctx.tensors, rest, strict=True)]
-        ctx.save_for_backward(x, *[value for value in rest if isinstance(value, torch.Tensor)])
+        x, *constants = inputs
+        ctx.tensors = [isinstance(value, torch.Tensor) for value in constants]
+        ctx.constants = [None if is_tensor else value for is_tensor, value in zip(ctx.tensors, constants, strict=True)]
+        ctx.save_for_backward(x, *[value for value in constants if isinstance(value, torch.Tensor)])
 
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
         tensors = iter(saved)
-        rest = [next(tensors) if held else value for held, value in zip(ctx.tensors, ctx.rest, strict=True)]
-        dx = getattr(ops, f"{name}_backward")(dy, x, *rest)
-        return dx, *(None,) * len(rest)
+        constants = [
+            next(tensors) if is_tensor else value for is_tensor, value in zip(ctx.tensors, ctx.constants, strict=True)
+        ]
+        dx = getattr(ops, f"{name}_backward")(dy, x, *constants)
+        return dx, *(None,) * len(constants)
 
     define(name, f"(Tensor x, {more}) -> Tensor", forward, fake)
     define(
         f"{name}_backward",
         f"(Tensor dy, Tensor x, {more}) -> Tensor",
         gradient,
-        lambda dy, x, *rest: x.new_empty(x.shape),
+        lambda dy, x, *constants: x.new_empty(x.shape),
     )
     differentiate(name, setup, backward)
     differentiate(f"{name}_backward", forget, None)
@@ -76,33 +78,38 @@ def _linear(
     matrix(n_in, *rest): of run(x, *rest) over n_in rows.  n_rows(*rest): of its result.
     """
 
-    def forward(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def forward(x: torch.Tensor, *constants: Any) -> torch.Tensor:
         with torch.no_grad():
-            return run(x, *rest).contiguous()
+            return run(x, *constants).contiguous()
 
-    def gradient(dy: torch.Tensor, n_in: int, *rest: Any) -> torch.Tensor:
-        return matrix(n_in, *rest).transposed().product(dy.contiguous()).contiguous()
+    def gradient(dy: torch.Tensor, n_in: int, *constants: Any) -> torch.Tensor:
+        return matrix(n_in, *constants).transposed().product(dy.contiguous()).contiguous()
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
-        x, *rest = inputs
+        x, *constants = inputs
         ctx.n_in = x.shape[0]
-        ctx.tensors = [isinstance(value, torch.Tensor) for value in rest]
-        ctx.rest = [None if held else value for held, value in zip(ctx.tensors, rest, strict=True)]
-        ctx.save_for_backward(*[value for value in rest if isinstance(value, torch.Tensor)])
+        ctx.tensors = [isinstance(value, torch.Tensor) for value in constants]
+        ctx.constants = [None if is_tensor else value for is_tensor, value in zip(ctx.tensors, constants, strict=True)]
+        ctx.save_for_backward(*[value for value in constants if isinstance(value, torch.Tensor)])
 
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tensors = iter(ctx.saved_tensors)
-        pairs = zip(ctx.tensors, ctx.rest, strict=True)
-        rest = [next(tensors) if held else value for held, value in pairs]
-        dx = getattr(ops, f"{name}_backward")(dy, ctx.n_in, *rest)
-        return dx, *(None,) * len(rest)
+        pairs = zip(ctx.tensors, ctx.constants, strict=True)
+        constants = [next(tensors) if is_tensor else value for is_tensor, value in pairs]
+        dx = getattr(ops, f"{name}_backward")(dy, ctx.n_in, *constants)
+        return dx, *(None,) * len(constants)
 
-    define(name, f"(Tensor x, {more}) -> Tensor", forward, lambda x, *rest: x.new_empty((n_rows(*rest), x.shape[1])))
+    define(
+        name,
+        f"(Tensor x, {more}) -> Tensor",
+        forward,
+        lambda x, *constants: x.new_empty((n_rows(*constants), x.shape[1])),
+    )
     define(
         f"{name}_backward",
         f"(Tensor dy, SymInt n_in, {more}) -> Tensor",
         gradient,
-        lambda dy, n_in, *rest: dy.new_empty((n_in, dy.shape[1])),
+        lambda dy, n_in, *constants: dy.new_empty((n_in, dy.shape[1])),
     )
     differentiate(name, setup, backward)
     differentiate(f"{name}_backward", forget, None)
@@ -160,7 +167,7 @@ row_function(
     "pool",
     "SymInt rows, Tensor kmap, str mode, float floor, bool transposed",
     _pool,
-    lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),
+    lambda x, rows, *args: x.new_empty((rows, x.shape[1])),
 )
 row_function(
     "global_pool",
@@ -178,7 +185,7 @@ row_function(
     "row_product",
     "SymInt rows, Tensor matrix, str mode",
     lambda x, rows, matrix, mode: pool_pairs(x, handles.value_of(matrix, RowMatrix), mode),
-    lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),
+    lambda x, rows, *args: x.new_empty((rows, x.shape[1])),
 )
 _linear(
     "spread",

@@ -21,9 +21,9 @@ def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
     device = kmap.device
     if x.device != device or weight.device != device or (bias is not None and bias.device != device):
-        there = "" if bias is None else f", the bias on {bias.device}"
+        bias_device = "" if bias is None else f", the bias on {bias.device}"
         raise DeviceError(
-            f"features are on {x.device}, the weight on {weight.device}{there}, the coordinates on "
+            f"features are on {x.device}, the weight on {weight.device}{bias_device}, the coordinates on "
             f"{device}; move them all to one device."
         )
 

@@ -96,12 +96,12 @@ def _slots(part: Part, heights: Sequence[int]) -> Slots:
     pair = np.arange(part.n_pairs) + np.repeat(np.cumsum(heights) - heights - np.cumsum(sizes) + sizes, sizes)
     x_rows = np.zeros(n_slots, np.int32)
     x_rows[pair] = on_host(part.x_rows)
-    places = on_host(part.rows)
+    part_rows = on_host(part.rows)
     if part.begin:
-        places = places - part.begin
+        part_rows = part_rows - part.begin
     starts = np.zeros(part.n_rows + 1, np.int32)
-    np.bincount(places, minlength=part.n_rows).cumsum(dtype=np.int32, out=starts[1:])
-    order = pair[stable_order(places, part.n_rows)].astype(np.int32)
+    np.bincount(part_rows, minlength=part.n_rows).cumsum(dtype=np.int32, out=starts[1:])
+    order = pair[stable_order(part_rows, part.n_rows)].astype(np.int32)
     if part.behind:
         every = np.arange(part.n_rows, dtype=np.int32)
         order = np.insert(order, starts[:-1], n_slots + every)
@@ -241,7 +241,7 @@ def pairs_of(kmap: KernelMap) -> Pairs:
     short = lists.short
     pair: tuple[Any, Any]
     if short is not None:
-        counts, dense = short.counts[: n_offsets - n_mirrored], short.whole
+        counts, dense = short.counts[: n_offsets - n_mirrored], short.dense
         n_pairs = sum(counts)  # of an even number of offsets there is a list more
         pair = short.in_rows[:n_pairs], short.out_rows[:n_pairs]
     else:

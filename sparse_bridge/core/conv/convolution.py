@@ -20,7 +20,7 @@ from ..maps.kernel_map import KernelMap
 from .checks import check, check_devices, like_result
 from .epilogue import Epilogue, Norm, check_activation
 from .history import histories
-from .plan import ConvForm, Wanted, backward, run
+from .plan import ConvForm, GradientRequest, backward, run
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 _modes = torch._C._len_torch_dispatch_stack
@@ -101,8 +101,8 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dy = dy.contiguous()
     dx = dw = db = None
     if wants_x or wants_weight:
-        wanted = Wanted(wants_x, weight_dtype if wants_weight else None)
-        dx, dw = backward(plan, kmap, x, weight, dy, wanted)
+        request = GradientRequest(wants_x, weight_dtype if wants_weight else None)
+        dx, dw = backward(plan, kmap, x, weight, dy, request)
     if wants_bias:
         db = column_sums(dy, bias_dtype, plan.product.target)
     return dx, dw, db, None, None, None

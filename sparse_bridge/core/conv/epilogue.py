@@ -92,9 +92,9 @@ class Epilogue(NamedTuple):
         y = y.to(dtype)
         if self.norm is not None:
             *vectors, eps = self.norm
-            kinds = {vector.dtype for vector in vectors if vector is not None}
+            dtypes = {vector.dtype for vector in vectors if vector is not None}
             # What torch's norm takes beside `dtype`: halves with statistics in fp32.
-            if kinds != {dtype} and not (kinds == {torch.float32} and dtype.itemsize == 2):
+            if dtypes != {dtype} and not (dtypes == {torch.float32} and dtype.itemsize == 2):
                 wide = torch.promote_types(dtype, torch.float32)
                 vectors = [None if operand is None else operand.to(wide) for operand in vectors]
             mean, var, gain, beta = vectors

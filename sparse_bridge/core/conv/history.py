@@ -31,17 +31,17 @@ class History:
     seen: letters of `STEPS`, those behind the last result so far.  most: how many steps may be deferred; other code
     reads the result of the last one, too.  alone: calls without a step behind them.  disabled: no call is deferred any
     more.  plan: launches the next call together with its steps.  launches: attempts at that; one fails where another
-    step comes.  whole: the plan of calls whose epilogue is complete.  plans: attempts at those.  norm_calls: attempts
-    in training to learn which norm takes the result.
+    step comes.  full_plan: of calls whose epilogue is complete.  plans: attempts at those.  norm_calls: attempts in
+    training to learn which norm takes the result.
     """
 
-    __slots__ = ("alone", "disabled", "launches", "most", "norm_calls", "plan", "plans", "seen", "whole")
+    __slots__ = ("alone", "disabled", "full_plan", "launches", "most", "norm_calls", "plan", "plans", "seen")
 
     def __init__(self) -> None:
         self.plan: FusedPlan | None = None
         self.seen, self.most, self.alone, self.disabled = "", len(STEPS), 0, False
         self.launches, self.plans = policy.Attempts(policy.EARLY_LAUNCHES), policy.Attempts(policy.FUSED_PLANS)
-        self.whole: FusedPlan | None = None
+        self.full_plan: FusedPlan | None = None
         self.norm_calls = policy.Attempts(policy.NORM_CALLS)
 
     def begin(self, included: str) -> str:
@@ -157,7 +157,7 @@ class LayerCall:
             or torch.is_inference_mode_enabled()
             or _functions()
             or _dispatches()
-            or (self.stream >= 0 and not self.here())
+            or (self.stream >= 0 and not self.on_own_stream())
         )
 
     def discard_launch(self) -> None:
@@ -175,7 +175,7 @@ class LayerCall:
         self.launched = None
         return y
 
-    def here(self) -> bool:
+    def on_own_stream(self) -> bool:
         """Whether the stream of the call is the current one."""
         stream = self.stream
         return stream < 0 or torch._C._cuda_getCurrentRawStream(self.device.index) == stream
@@ -184,11 +184,11 @@ class LayerCall:
         """Launch it: [N_out, C_out] in the call's dtype. The current stream waits for that of the call, if it is
         another one. For errors see `plan.run`."""
         x, weight, kmap, form = self.operands
-        if not self.here():  # the layer's own stream, for which this one waits
-            there = torch.cuda.ExternalStream(self.stream, x.device)
-            with torch.cuda.stream(there):
+        if not self.on_own_stream():  # the layer's own stream, for which this one waits
+            own_stream = torch.cuda.ExternalStream(self.stream, x.device)
+            with torch.cuda.stream(own_stream):
                 y = self.run(epilogue)
-            torch.cuda.current_stream(x.device).wait_stream(there)
+            torch.cuda.current_stream(x.device).wait_stream(own_stream)
             return y
         if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():

@@ -105,7 +105,7 @@ def height_of(n_rows: int, w: torch.Tensor) -> int:
     return max(least, -(-n_rows // ROWS) * ROWS)
 
 
-def _whole(n_rows: int) -> int:
+def _rounded_up(n_rows: int) -> int:
     """The fewest rows of oneDNN's shapes that hold `n_rows`."""
     return next((n for n in _FEW if n_rows <= n), -(-n_rows // STEP) * STEP)
 
@@ -149,8 +149,8 @@ def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
     """out [M, C] = the rows int32 [M] of x [N, C], which exist, without gradients."""
     narrow = x.device.type == "cpu" and x.shape[1] * x.element_size() <= _NARROW
     if narrow and x.is_contiguous():
-        values, places, result = (tensor.detach().numpy() for tensor in (x, rows, out))
-        values.take(places, 0, result, "clip")
+        values, indices, result = (tensor.detach().numpy() for tensor in (x, rows, out))
+        values.take(indices, 0, result, "clip")
     else:
         torch.index_select(x, 0, rows, out=out)
 
@@ -168,12 +168,12 @@ def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     shape = _shape_of(w)
     if shape.unit > 1:
         return _mm_padded(x, w, out, shape)
-    whole = n_rows - n_rows % ROWS if n_rows >= shape.rows else 0
-    if whole:
-        rocm.cpu_mm(_aligned(x[:whole]), w, out=out[:whole])
-    if whole < n_rows:
-        rest = _filled(x[whole:], n_rows - whole, shape.rows)
-        out[whole:].copy_(_product(rest, w)[: n_rows - whole])
+    n_full = n_rows - n_rows % ROWS if n_rows >= shape.rows else 0
+    if n_full:
+        rocm.cpu_mm(_aligned(x[:n_full]), w, out=out[:n_full])
+    if n_full < n_rows:
+        last = _filled(x[n_full:], n_rows - n_full, shape.rows)
+        out[n_full:].copy_(_product(last, w)[: n_rows - n_full])
     return out
 
 
@@ -202,8 +202,8 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
         x = _aligned(x)
     else:
         least, step = _GPU_ROWS if x.dtype == torch.float64 else 1, 1
-    whole = n_rows - n_rows % step if n_rows >= least else 0
-    if whole == n_rows and not any(missing):
+    n_full = n_rows - n_rows % step if n_rows >= least else 0
+    if n_full == n_rows and not any(missing):
         return rocm.linear(x, w, bias)
     pad, columns = torch.nn.functional.pad, w.shape[1]
     if any(missing):
@@ -211,9 +211,9 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
         w = pad(w, (0, missing[1], 0, missing[0]))
         bias = bias if bias is None else pad(bias, (0, missing[1]))
         return rocm.linear(pad(x, (0, missing[0], 0, height - n_rows)), w, bias)[:n_rows, :columns]
-    last = rocm.linear(pad(x[whole:], (0, 0, 0, least - n_rows + whole)), w, bias)
-    last = last[: n_rows - whole]
-    return torch.cat([rocm.linear(x[:whole], w, bias), last]) if whole else last
+    last = rocm.linear(pad(x[n_full:], (0, 0, 0, least - n_rows + n_full)), w, bias)
+    last = last[: n_rows - n_full]
+    return torch.cat([rocm.linear(x[:n_full], w, bias), last]) if n_full else last
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
@@ -234,7 +234,7 @@ def _mm_onednn(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Ten
     multiply, turned = onednn(), w.t().contiguous()
     for begin in range(0, out.shape[0], BLOCK):
         part = out[begin : begin + BLOCK]
-        rows = _filled(x[begin:], len(part), _whole(len(part)))
+        rows = _filled(x[begin:], len(part), _rounded_up(len(part)))
         part.copy_(multiply(rows.contiguous(), turned, None, "none", [], "")[: len(part)])
     return out
 
@@ -242,14 +242,14 @@ def _mm_onednn(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Ten
 def add_transposed(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, n_rows: int) -> None:
     """total [K, N] += left [M, K]^T @ right [M, N] of the first `n_rows` rows, of `left`'s dtype.
     Rows behind them are scrap, and may be overwritten."""
-    whole = -(-n_rows // STEP) * STEP
+    n_padded = -(-n_rows // STEP) * STEP
     pays = total.numel() >= _LARGE and n_rows * total.numel() >= _PAYS_TRANSPOSED
     pays = pays and by_onednn(total) and left.is_contiguous()
-    if not pays or whole > min(len(left), len(right), BLOCK):
+    if not pays or n_padded > min(len(left), len(right), BLOCK):
         total.addmm_(left[:n_rows].t(), right[:n_rows])
         return
-    if n_rows < whole:  # else they may be a layer's own, and autograd counts writes of no rows, too
-        left[n_rows:whole].zero_()
-        right[n_rows:whole].zero_()
-    left, right = left[:whole], right[:whole]
+    if n_rows < n_padded:  # else they may be a layer's own, and autograd counts writes of no rows, too
+        left[n_rows:n_padded].zero_()
+        right[n_rows:n_padded].zero_()
+    left, right = left[:n_padded], right[:n_padded]
     total += onednn()(left.t(), right.t(), None, "none", [], "")

@@ -291,10 +291,10 @@ class GatherProduct:
                 table,
             )
             tile = flow.tile(product, work, likely, trial)
-            known = (flow.name, reverse, tile)  # sizes that take the same tile share it
-            spec = self._specs.get(known)
+            tile_key = (flow.name, reverse, tile)  # sizes that take the same tile share it
+            spec = self._specs.get(tile_key)
             if spec is None:
-                spec = self._specs[known] = flow.spec(product, tile)
+                spec = self._specs[tile_key] = flow.spec(product, tile)
             if final():
                 self._specs[key] = spec
         if self.native is None:

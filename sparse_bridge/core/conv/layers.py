@@ -83,7 +83,7 @@ def known_call(
         return None
     history = entry[1]
     bias, activation, alpha, norm, residual = epilogue
-    plan = history.plan if activation is None else history.whole
+    plan = history.plan if activation is None else history.full_plan
     if plan is None:
         return None
     if (by_helper := native_calls.known_call) is not None:
@@ -157,7 +157,7 @@ def _with_full_epilogue(
         return convolution.convolve(x, weight, kmap, epilogue, form)
     x, weight = convolution.autocast_operands(x, weight)
     y, plan = run(x, weight, kmap, epilogue, form)
-    history.whole = fused_plan(plan, (x, weight), form, epilogue, "")
+    history.full_plan = fused_plan(plan, (x, weight), form, epilogue, "")
     history.plans.due()
     return y
 

@@ -85,14 +85,14 @@ def entered(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """In this block convolutions of this thread wait for nothing that may follow."""
-    before = getattr(_local, "at_once", False)
+    previous = getattr(_local, "at_once", False)
     _local.at_once = True
     _count(1)
     try:
         yield
     finally:
         _count(-1)
-        _local.at_once = before
+        _local.at_once = previous
 
 
 def wait_for_nothing() -> bool:
@@ -153,6 +153,6 @@ def listed() -> dict[str, dict[str, int]]:
     for module in list(_modules):
         name = of(module)
         if name is not None:
-            kinds = counts.setdefault(name, {})
-            kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+            by_class = counts.setdefault(name, {})
+            by_class[type(module).__name__] = by_class.get(type(module).__name__, 0) + 1
     return counts

@@ -30,8 +30,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 class ConvForm(NamedTuple):
     """How a layer reads its weight ("vio" or "ovi", see `layout_of`; groups) and multiplies: "ieee"
-    or "tf32" for fp32, "half" for fp16 with leave to add up in fp16, "wide" for fp16 without, whatever torch says.  dataflow: what its module was
-    given, "" for nothing.
+    or "tf32" for fp32, "half" for fp16 with leave to add up in fp16, "wide" for fp16 without, whatever
+    torch's switch says.  dataflow: what its module was given, "" for nothing.
     """
 
     layout: str = "vio"
@@ -162,8 +162,8 @@ class ConvPlan:
         if dw is not None and wants_x and like_weight and self.dataflow.joint and back is None:
             return self.dataflow.gradients(self.product, kmap, x, weight, dy, dw)
         if wants_x and back is not None:
-            there, rows = back.rulebook, back.rows(dy)
-            dx = self.dgrad(back.backwards)(there, 0, rows, weight, _NOTHING)
+            dgrad_rulebook, rows = back.rulebook, back.rows(dy)
+            dx = self.dgrad(back.backwards)(dgrad_rulebook, 0, rows, weight, _NOTHING)
         elif wants_x:
             dx = self.dgrad()(rulebook, 1 - side, dy, weight, _NOTHING)
         if dw is not None:
@@ -295,7 +295,7 @@ def present(plan: ConvPlan) -> ConvPlan:
     return current
 
 
-class Wanted(NamedTuple):
+class GradientRequest(NamedTuple):
     """Which gradients of a convolution: of x, and of the weight in this dtype."""
 
     x: bool
@@ -303,17 +303,17 @@ class Wanted(NamedTuple):
 
 
 def backward(
-    plan: ConvPlan, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, wanted: Wanted
+    plan: ConvPlan, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, request: GradientRequest
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx [N_in, C_in] in x's dtype, dw laid out as the weight, in dtype `wanted.weight`), under the settings in force;
-    None for what is not wanted. dy: contiguous, [N_out, C_out] in x's dtype."""
+    """(dx [N_in, C_in] in x's dtype, dw laid out as the weight, in dtype `request.weight`), under the settings in
+    force; None for a gradient that is not requested. dy: contiguous, [N_out, C_out] in x's dtype."""
     if (native := native_calls.gradients) is not None:
-        grads: Any = native(plan, kmap, x, weight, dy, wanted.x, wanted.weight)
+        grads: Any = native(plan, kmap, x, weight, dy, request.x, request.weight)
         if grads is not NotImplemented:
             return grads  # type: ignore[no-any-return]
     plan = present(plan)
-    dw = None if wanted.weight is None else plan.gradient_like(weight, wanted.weight)
-    return plan.gradients(kmap, x, weight, dy, dw, wanted.x), dw
+    dw = None if request.weight is None else plan.gradient_like(weight, request.weight)
+    return plan.gradients(kmap, x, weight, dy, dw, request.x), dw
 
 
 def run(

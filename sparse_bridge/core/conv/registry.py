@@ -39,10 +39,10 @@ def reset() -> None:
 
 def in_torch() -> tuple[str, ...]:
     """What ran in torch on GPUs although nobody forced it, and why, a line each."""
-    return tuple(itertools.starmap(_said, list(_in_torch.items())))
+    return tuple(itertools.starmap(_message, list(_in_torch.items())))
 
 
-def _said(case: Case, reasons: list[Refusal]) -> str:
+def _message(case: Case, reasons: list[Refusal]) -> str:
     dtype = str(case.dtype).removeprefix("torch.")
     return f"layers in {dtype} on {case.device} run in torch: {'; '.join(map(str, reasons))}"
 
@@ -51,12 +51,12 @@ def _said(case: Case, reasons: list[Refusal]) -> str:
 def preferred(name: str) -> Iterator[None]:
     """Let "auto" try `name` first, for the length of a `with` block (process-wide)."""
     global _automatic
-    before, _automatic = _automatic, (name, *_automatic)
+    previous, _automatic = _automatic, (name, *_automatic)
     settings.changed()
     try:
         yield
     finally:
-        _automatic = before
+        _automatic = previous
         settings.changed()
 
 
@@ -69,19 +69,19 @@ def entry(name: str) -> Dataflow:
     return dataflow
 
 
-def choose(case: Case, wanted: str = "") -> Dataflow:
+def choose(case: Case, preference: str = "") -> Dataflow:
     """The dataflow of a convolution. Maps that tables cannot hold, as repeated coordinates make
     them, are lists of pairs: whatever is forced, kernels take them by groups and torch by offset.
 
-    wanted: by the layer's own module, before the settings.
+    preference: of the layer's own module, which comes before the settings.
     Raises: DeviceError, UnsupportedError with the reasons why a forced one cannot serve.
     """
-    forced = wanted or settings.get().dataflow
+    forced = preference or settings.get().dataflow
     if not case.regular:
         names = _IRREGULAR if forced == "auto" or entry(forced).kernels else _IRREGULAR[-1:]
         return next(flow for flow in map(entry, names) if _serves(flow, case))
     if forced != "auto":
-        by = f"sparse_bridge.dataflow(module, {wanted!r})" if wanted else ""
+        by = f"sparse_bridge.dataflow(module, {preference!r})" if preference else ""
         return _forced(entry(forced), case, by)
     return next(flow for flow in map(entry, _automatic) if _serves(flow, case)).by_rule()
 
@@ -106,7 +106,7 @@ def _serves(flow: Dataflow, case: Case) -> bool:
         _in_torch[case] = reasons
         fault = any(reason.why is Why.FLOW_FAULT for reason in reasons)
         ask = " Please report this with the output of `python -m sparse_bridge doctor --json`." if fault else ""
-        text = _said(case, reasons)
+        text = _message(case, reasons)
         log.once(("flow", text), f"{text}.{ask}", logging.WARNING if fault else logging.INFO)
     return not reasons
 

@@ -72,8 +72,8 @@ class Devices:
         if forces_kernels():
             raise refusal(f"Triton kernels on {device}", problem)
         self._problems[device] = problem
-        said = Why.FLOW_DEVICE.says(device, problem)
-        log.once(("no-triton", str(device), problem), f"{said}. Using the per-offset dataflow in torch.", level=30)
+        reason = Why.FLOW_DEVICE.says(device, problem)
+        log.once(("no-triton", str(device), problem), f"{reason}. Using the per-offset dataflow in torch.", level=30)
         return None
 
     def problem_of(self, device: torch.device) -> str | None:

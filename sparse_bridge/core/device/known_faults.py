@@ -39,9 +39,9 @@ class Machine(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """there: whether a machine has it.  text: what happens, and what to do."""
+    """affects: whether a machine has the fault.  text: what happens, and what to do."""
 
-    there: Callable[[Machine], bool]
+    affects: Callable[[Machine], bool]
     text: str
 
 
@@ -103,5 +103,5 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def of(machine: Machine) -> list[str]:
-    """What is known of a machine, a paragraph each."""
-    return [fault.text for fault in FAULTS if fault.there(machine)]
+    """The known faults of a machine, a paragraph each."""
+    return [fault.text for fault in FAULTS if fault.affects(machine)]

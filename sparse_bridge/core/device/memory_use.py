@@ -83,9 +83,9 @@ def drop_others(device: torch.device, enough: Callable[[], bool], keep: object =
     return enough()
 
 
-def need(device: torch.device, n_bytes: int, what: str, *operands: torch.Tensor | None) -> None:
-    """Have room for `n_bytes` more under the limit that is in force; `what` takes them. operands: of any shape and
-    dtype, as in `in_use`.
+def need(device: torch.device, n_bytes: int, operation: str, *operands: torch.Tensor | None) -> None:
+    """Have room under the limit in force for `n_bytes` more, which `operation` takes. operands: of any shape and dtype,
+    as in `in_use`.
 
     Raises: MemoryLimitError, once all maps that can be made again are dropped.
     """
@@ -94,7 +94,7 @@ def need(device: torch.device, n_bytes: int, what: str, *operands: torch.Tensor 
         return
     if not drop_others(device, lambda: in_use(device, *operands) + n_bytes <= limit):
         least = in_use(device, *operands) + n_bytes
-        raise refusal(what, limit, least, least)
+        raise refusal(operation, limit, least, least)
 
 
 def refuse_gradients() -> NoReturn:
@@ -105,16 +105,16 @@ def refuse_gradients() -> NoReturn:
     )
 
 
-def refusal(what: str, limit: int, asked: int, least: int) -> MemoryLimitError:
-    """The error that says what an operation takes.  asked: in one piece; least: in blocks."""
-    pieces = memory.format_bytes(asked)
-    if least < asked:
+def refusal(operation: str, limit: int, size: int, least: int) -> MemoryLimitError:
+    """The error that says how many bytes an operation takes.  size: in one piece; least: in blocks."""
+    pieces = memory.format_bytes(size)
+    if least < size:
         pieces += f" in one piece and {memory.format_bytes(least)} in the smallest blocks"
     return MemoryLimitError(
-        f"{what} does not fit under the memory limit of {memory.format_bytes(limit)}: it takes {pieces}, "
+        f"{operation} does not fit under the memory limit of {memory.format_bytes(limit)}: it takes {pieces}, "
         f"what is in use beside it included. Raise the limit to {least} bytes or more, let go of "
         "tensors that are not needed any longer, or use smaller batches.",
         limit,
-        asked,
+        size,
         least,
     )

@@ -36,9 +36,9 @@ def select(device: torch.device) -> Selection:
     return Selection(targets.of(device) if problem is None else None, problem)
 
 
-def refusal(what: str, problem: str) -> DeviceError:
-    """The error of a forced dataflow that needs `what`."""
+def refusal(requirement: str, problem: str) -> DeviceError:
+    """The error of a forced dataflow that needs `requirement`."""
     return DeviceError(
-        f"SPARSE_BRIDGE_DATAFLOW={settings.get().dataflow} needs {what}, but {problem}. "
+        f"SPARSE_BRIDGE_DATAFLOW={settings.get().dataflow} needs {requirement}, but {problem}. "
         "Use SPARSE_BRIDGE_DATAFLOW=auto or per_offset."
     )

@@ -87,8 +87,8 @@ def run(device: torch.device, target: Target, part: str) -> Verdict:
         if key not in _verdicts:
             start = time.perf_counter()
             reason = find_problem(device, target, part)
-            took = 1e3 * (time.perf_counter() - start)
-            verdict = Verdict(str(device), part, reason, took)
+            milliseconds = 1e3 * (time.perf_counter() - start)
+            verdict = Verdict(str(device), part, reason, milliseconds)
             instead = "IEEE multiply-adds" if key[2] == SPLIT else None
             if part in NORMS:
                 instead = "norms apart from their convolutions"

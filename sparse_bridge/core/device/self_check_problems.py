@@ -69,21 +69,21 @@ def check_keys(device: torch.device, target: Target, part: str) -> str | None:
     first: dict[tuple[int, ...], int] = {}
     for row, site in enumerate(coords.tolist()):
         first.setdefault(tuple(site), row)
-    wanted = [
+    expected = [
         [first.get((b, x + dx, y + dy, z + dz), -1) for b, x, y, z in coords.tolist()] for dx, dy, dz in offsets.values
     ]
-    there = coords.to(device)
+    device_coords = coords.to(device)
     table = HashTable.allocate(1 << 9, box.key64, device)
     slots = torch.empty((1, ROWS), dtype=torch.int32, device=device)
     origin = Offsets.of([(0, 0, 0)]).geometry(device, ones, ones, 1)
     bounds = box.layout(device).bounds
-    hash_insert(table, Reach(there, origin, bounds, False), slots, target)
+    hash_insert(table, Reach(device_coords, origin, bounds, False), slots, target)
     counted = table.counters()
     if counted != (len(first), ROWS, False):
         return f"the hash table counted {counted}; expected {(len(first), ROWS, False)}"
-    near = Reach(there, offsets.geometry(device, ones, ones, 1), bounds, False)
+    near = Reach(device_coords, offsets.geometry(device, ones, ones, 1), bounds, False)
     nbr = neighbor_lookup(table, ROWS, near, target).nbr.cpu()
-    wrong = int((nbr != torch.tensor(wanted, dtype=torch.int32)).sum())
+    wrong = int((nbr != torch.tensor(expected, dtype=torch.int32)).sum())
     return f"{wrong} of {nbr.numel()} neighbours are wrong" if wrong else None
 
 
@@ -198,10 +198,10 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
             u = (b, *(c // 2 for c in steps))
             if not any(c % 2 for c in steps) and min(steps) >= 0:
                 pairs.add((at, row, sites.setdefault(u, len(sites))))
-    there, n_new = coords.to(device), len(sites)
+    device_coords, n_new = coords.to(device), len(sites)
     geometry = offsets.geometry(device, ones, (2, 2, 2), -1)
     wide = box.wide(offsets, ones) or box.wide(offsets, (2, 2, 2))
-    reach = Reach(there, geometry, box.layout(device).bounds, wide)
+    reach = Reach(device_coords, geometry, box.layout(device).bounds, wide)
     table = HashTable.allocate(1 << 11, box.key64, device, owner_counters(len(coords)))
     slots = torch.empty((geometry.n_row_offsets, len(coords)), dtype=torch.int32, device=device)
     hash_insert(table, reach, slots, target)
@@ -253,8 +253,8 @@ def check_wgrad(device: torch.device, target: Target, part: str) -> str | None:
     lists = (torch.cat(rows[::2]).int(), torch.cat(rows[1::2]).int())
     starts = torch.arange(OFFSETS + 1) * WGRAD_PAIRS
     dw = torch.full((OFFSETS, CHANNELS, CHANNELS), float("nan"), dtype=dtype, device=device)
-    there = (lists[0].to(device), lists[1].to(device), starts.to(device))
-    wgrad_over(there, target, name, dw)(x.to(device), dy.to(device), dw)
+    device_lists = (lists[0].to(device), lists[1].to(device), starts.to(device))
+    wgrad_over(device_lists, target, name, dw)(x.to(device), dy.to(device), dw)
     want = torch.stack([x[i].double().t() @ dy[j].double() for i, j in zip(rows[::2], rows[1::2], strict=True)])
     limit = tolerances.of("self_check", name).largest
     return _compare(dw.cpu().double().flatten(0, 1), want.flatten(0, 1), limit)
@@ -271,11 +271,11 @@ def check_pools(device: torch.device, target: Target, part: str) -> str | None:
         i, j = (torch.randperm(ROWS, generator=generator)[:60] for _ in "ab")
         nbr[v, j], back[v, i] = i.int(), j.int()
     x, dy = (torch.randn(ROWS, CHANNELS, generator=generator) for _ in "ab")
-    here, there = (tensor.to(device) for tensor in (x, nbr))
-    y, count = torch.full_like(here, float("nan")), there.new_empty(ROWS)
-    dx = torch.full_like(here, float("nan"))
-    pool_forward(here, there, y, count, mode, float("-inf"), target)
-    pool_backward(here, y, dy.to(device), back.to(device), count, dx, mode, target)
+    device_x, device_nbr = (tensor.to(device) for tensor in (x, nbr))
+    y, count = torch.full_like(device_x, float("nan")), device_nbr.new_empty(ROWS)
+    dx = torch.full_like(device_x, float("nan"))
+    pool_forward(device_x, device_nbr, y, count, mode, float("-inf"), target)
+    pool_backward(device_x, y, dy.to(device), back.to(device), count, dx, mode, target)
     x, dy, inside = x.double(), dy.double(), nbr >= 0
     values = torch.where(inside.unsqueeze(2), x[nbr.clamp(min=0).long()], float("-inf"))
     total = torch.where(inside.unsqueeze(2), values, 0.0).sum(0)

@@ -96,13 +96,13 @@ class StreamOrder:
             return
         if self.number() in self.waited or torch.cuda.is_current_stream_capturing():
             return
-        here = torch.cuda.current_stream(self._device)
-        there = torch.cuda.ExternalStream(self.waited[0], self._device)
+        current = torch.cuda.current_stream(self._device)
+        queued_on = torch.cuda.ExternalStream(self.waited[0], self._device)
         with waiting:
-            if not captures_on(there):
-                here.wait_stream(there)
+            if not captures_on(queued_on):
+                current.wait_stream(queued_on)
         for tensor in tensors():
-            note_use(tensor, here)
+            note_use(tensor, current)
         self.waited.append(self.number())
 
     def queued(self) -> None:
@@ -113,7 +113,7 @@ class StreamOrder:
         return _anew, (self._device,)
 
 
-class Kept(Generic[_Key, _Value]):
+class StreamCache(Generic[_Key, _Value]):
     """Values on a device, by key: whoever takes one goes on after it was queued."""
 
     def __init__(self) -> None:

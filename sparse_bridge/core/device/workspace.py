@@ -16,7 +16,7 @@ from ... import state
 
 _LIMIT_BYTES = 64 << 20  # larger buffers are made and dropped: nobody wants them to stay
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_KEPT_BYTES = 256 << 20
+_CACHED_BYTES = 256 << 20
 _local = threading.local()
 
 
@@ -51,7 +51,7 @@ def keep_heap() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and platform.libc_ver()[0] == "glibc":
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _CACHED_BYTES)
 
 
 @state.owns

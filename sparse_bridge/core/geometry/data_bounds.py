@@ -24,7 +24,7 @@ class DataBounds:
 
     def __init__(self, coords: torch.Tensor) -> None:
         self.coords = coords
-        self.known: Box | None = None
+        self.cached_box: Box | None = None
 
     @property
     def dimension(self) -> int:
@@ -44,14 +44,14 @@ class DataBounds:
 
     def learn(self, ends: Sequence[int]) -> Box:
         """The box, from the values of `ends`, one row after another."""
-        if self.known is None:
-            self.known = box_of(ends)
-        return self.known
+        if self.cached_box is None:
+            self.cached_box = box_of(ends)
+        return self.cached_box
 
     @property
     def box(self) -> Box:
         """The box that they span; waits for the device the first time."""
-        return self.learn(self.ends.flatten().tolist()) if self.known is None else self.known
+        return self.learn(self.ends.flatten().tolist()) if self.cached_box is None else self.cached_box
 
 
 class Root(NamedTuple):
@@ -67,6 +67,6 @@ class Root(NamedTuple):
         return self.bounds.box if isinstance(self.bounds, DataBounds) else self.bounds
 
     @property
-    def known(self) -> bool:
+    def bounds_known(self) -> bool:
         """Whether nobody has to wait for the box."""
-        return not isinstance(self.bounds, DataBounds) or self.bounds.known is not None
+        return not isinstance(self.bounds, DataBounds) or self.bounds.cached_box is not None

@@ -80,8 +80,8 @@ def inside(columns: Array, lo: Sequence[int], size: Sequence[int]) -> Mask:
     """bool [N]: which coordinates lie in the box of `lo` and `size`."""
     every: Mask | None = None
     for column, low, extent in zip(columns, lo, size, strict=True):
-        here = (column - low).view(np.uint64) < extent
-        every = here if every is None else every & here
+        in_range = (column - low).view(np.uint64) < extent
+        every = in_range if every is None else every & in_range
     assert every is not None
     return every
 

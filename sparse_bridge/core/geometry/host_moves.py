@@ -87,15 +87,15 @@ def reached(columns: Array, hull: Hull | None, offsets: Offsets, rule: Rule, box
     if moves.disjoint:
         return Reached(out, *_one_each(columns[1:], batch, moves, rule, first, steps, sizes))
     distances, n_rows, n_offsets = moves.distances - _upright(first), len(batch), len(offsets)
-    keys, places, lot = [], [], max(1, _TOGETHER // n_offsets)
+    keys, positions, lot = [], [], max(1, _TOGETHER // n_offsets)
     for begin in range(0, n_rows, lot):
         part = slice(begin, begin + lot)
         terms = _terms(columns[1:, part], distances, rule, steps, sizes)
         every = _sums(batch[part], terms, moves.counts)
         hits = np.flatnonzero(every >= 0)
         keys.append(every.take(hits))
-        places.append(hits + begin * n_offsets if begin else hits)
-    key, index = (part[0] if len(part) == 1 else np.concatenate(part) for part in (keys, places))
+        positions.append(hits + begin * n_offsets if begin else hits)
+    key, index = (part[0] if len(part) == 1 else np.concatenate(part) for part in (keys, positions))
     rows = index // n_offsets
     return Reached(out, key, rows, index - rows * n_offsets)
 
@@ -122,8 +122,8 @@ def _one_each(
     which = np.matmul(np.array(steps_of(moves.counts), np.int64), moved)
     meets = None if sizes is None else _below(cells, sizes) & (batch >= 0)
     if moves.counts != rule.divisor:
-        whole = _below(moved, moves.counts)
-        meets = whole if meets is None else meets & whole
+        exact = _below(moved, moves.counts)
+        meets = exact if meets is None else meets & exact
     if meets is None:
         return key, np.arange(len(key)), which
     rows = np.flatnonzero(meets)

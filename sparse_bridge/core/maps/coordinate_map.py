@@ -157,7 +157,7 @@ class CoordinateMap:
     @property
     def unbounded(self) -> bool:
         """Whether the box is still to be learnt."""
-        return self._box is None and (self.data_bounds is None or self.data_bounds.known is None)
+        return self._box is None and (self.data_bounds is None or self.data_bounds.cached_box is None)
 
     @property
     def n_rows(self) -> int:

@@ -141,24 +141,24 @@ def sorted_rows(coords: torch.Tensor, box: Box, order: str) -> torch.Tensor:
 
 
 def look_up(
-    here: Source,
+    source: Source,
     table: HashTable,
     n_values: int,
-    known: KeyLayout,
+    table_layout: KeyLayout,
     offsets: Offsets,
     step: tuple[int, ...],
     target: Target,
     center: int = -1,
     slab: Slab | None = None,
 ) -> NeighborTable:
-    """What the rows of `here` reach, coordinate * step + offset, among the `n_values` coordinates
-    of the layout `known` that `table` holds.
+    """The neighbour table of the rows of `source` (coordinate * step + offset) among the `n_values`
+    coordinates that `table` holds, with keys of `table_layout`.
 
-    center: the offset that is every row itself, found or not; -1: none.  slab: see
+    center: the offset at which every row meets itself without a search; -1: none.  slab: see
     `neighbor_lookup`.
     """
-    (coords, layout, alive, last), ones = here, (1,) * offsets.dimension
+    (coords, layout, alive, last), ones = source, (1,) * offsets.dimension
     geometry = offsets.geometry(coords.device, step, ones, 1)
-    wide = layout.wide(offsets, step) or known.wide(offsets, ones)
-    reach = coord_key.Reach(coords, geometry, known.bounds, wide, alive, last)
+    wide = layout.wide(offsets, step) or table_layout.wide(offsets, ones)
+    reach = coord_key.Reach(coords, geometry, table_layout.bounds, wide, alive, last)
     return neighbor_table.neighbor_lookup(table, n_values, reach, target, center, slab)

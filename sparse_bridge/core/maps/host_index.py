@@ -97,7 +97,7 @@ class HostIndex:
         n_steps, n_queries = len(steps), len(query)
         as_table = n_cells <= _table_size(n_steps * n_queries)
         look_up = self._by_table(n_cells, halo) if as_table else self._by_search(halo)
-        rows, places, counts = [], [], []
+        rows, positions, counts = [], [], []
         together = max(1, (_LOOKED_UP if as_table else _MET) // max(1, n_queries))
         for first in range(0, n_steps, together):
             hit_rows, hits = look_up(query, steps[first : first + together])
@@ -106,13 +106,13 @@ class HostIndex:
             counted = ends[1:] - ends[:-1]
             hits -= bounds[:-1].repeat(counted)
             rows.append(hit_rows)
-            places.append(hits)
+            positions.append(hits)
             counts += counted.tolist()
         if len(rows) == 1:
-            return rows[0], places[0], counts
+            return rows[0], positions[0], counts
         return (
             np.concatenate([np.empty(0, np.int32), *rows]),
-            np.concatenate([np.empty(0, np.int64), *places]),
+            np.concatenate([np.empty(0, np.int64), *positions]),
             counts,
         )
 
@@ -142,14 +142,14 @@ class HostIndex:
             position = np.empty((len(steps), len(query)), np.int64)
             present = np.empty(position.shape, np.bool_)
             for at, previous in runs(steps[order]):
-                wanted = query + steps[order[at], None]
+                targets = query + steps[order[at], None]
                 if previous is None:
-                    first = search(keys, wanted)
+                    first = search(keys, targets)
                 else:
-                    before = order[previous]
-                    first = position[before] + present[before]
+                    earlier = order[previous]
+                    first = position[earlier] + present[earlier]
                 position[order[at]] = first
-                present[order[at]] = keys.take(first) == wanted
+                present[order[at]] = keys.take(first) == targets
             hits = np.flatnonzero(present)
             return rows.take(position.ravel().take(hits)), hits
 
@@ -256,8 +256,8 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int) -> PairLists:
     itself (dead rows too); symmetric offsets are looked up by half and mirrored."""
     halo, center = halo_of(offsets), offsets.center
     steps = index.steps(_looked_up(offsets), halo)
-    in_rows, places, counts = index.find(index.keys(halo), steps, halo)
-    out_rows = index.on_host.take(places).astype(np.int32)
+    in_rows, positions, counts = index.find(index.keys(halo), steps, halo)
+    out_rows = index.on_host.take(positions).astype(np.int32)
     if center >= 0:
         counts.insert(center, 0)
     pairs = ShortPairs(in_rows, out_rows, counts, center, n_rows)
@@ -284,13 +284,13 @@ def lookup(
         column *= step
     low = [hull.lo[0], *(low - reach for low, reach in zip(hull.lo[1:], halo, strict=True))]
     size = [hull.size[0], *(n + 2 * reach for n, reach in zip(hull.size[1:], halo, strict=True))]
-    here = inside(columns, low, size)
+    mask = inside(columns, low, size)
     if alive is not None:
-        here &= on_host(alive) >= 0
-    rows = np.flatnonzero(here)
+        mask &= on_host(alive) >= 0
+    rows = np.flatnonzero(mask)
     query = keys_of(columns[:, rows], hull, halo)
-    in_rows, places, counts = index.find(query, index.steps(values_of(offsets), halo), halo)
-    pairs = ShortPairs(in_rows, rows.take(places).astype(np.int32), counts)
+    in_rows, positions, counts = index.find(query, index.steps(values_of(offsets), halo), halo)
+    pairs = ShortPairs(in_rows, rows.take(positions).astype(np.int32), counts)
     return PairLists.of(pairs, False, device)
 
 
@@ -331,10 +331,10 @@ def _rows_in(order: str, keys: Array, cells: Array, hull: Hull, out_rows: Rows32
     out_rows: of all pairs, by offset and then by input row.
     """
     if order == "by_offset":
-        places = np.arange(len(out_rows))
+        pairs = np.arange(len(out_rows))
         keys = np.empty(len(keys), np.int64)
-        keys[out_rows[::-1]] = places[::-1]  # the first pair of a row is the last one written
-        return sort_keys(keys, len(places))[1]
+        keys[out_rows[::-1]] = pairs[::-1]  # the first pair of a row is the last one written
+        return sort_keys(keys, len(pairs))[1]
     if order == "sorted":
         axes = [0, *range(len(cells) - 1, 0, -1)]
         steps = steps_of([hull.size[axis] for axis in axes])

@@ -59,11 +59,11 @@ def differs(ordered: Array) -> Mask:
     return first
 
 
-def search(keys: Array, wanted: Array) -> Array:
-    """int64, the shape of `wanted`: how many of ascending `keys` are less than each of those."""
+def search(keys: Array, values: Array) -> Array:
+    """int64, the shape of `values`: how many of ascending `keys` are less than each of these values."""
     if torch.get_num_threads() >= _THREADS:
-        return torch.searchsorted(torch.from_numpy(keys), torch.from_numpy(wanted)).numpy()
-    return keys.searchsorted(wanted)
+        return torch.searchsorted(torch.from_numpy(keys), torch.from_numpy(values)).numpy()
+    return keys.searchsorted(values)
 
 
 def runs(steps: Array) -> list[tuple[Array, Array | None]]:

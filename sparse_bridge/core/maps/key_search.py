@@ -123,11 +123,11 @@ def find_rows(cmap: CoordinateMap, coords: torch.Tensor, offsets: Offsets, strid
     if coords.shape[0] == 0 or cmap.n_rows == 0:
         return nbr
     first = None if cmap.unique else cmap.duplicates()
-    found_in = cmap.distinct_map()
-    target = found_in.kernel_target()
+    distinct = cmap.distinct_map()
+    target = distinct.kernel_target()
     if target is None:
-        search = search_of(found_in.box, offsets)
-        lists = search.lookup(found_in.host(), coords, None, offsets, steps)
+        search = search_of(distinct.box, offsets)
+        lists = search.lookup(distinct.host(), coords, None, offsets, steps)
         for v in range(n_offsets):
             part = slice(lists.starts[v], lists.starts[v + 1])
             nbr[v, lists.out_rows[part]] = lists.in_rows[part].int()
@@ -138,9 +138,9 @@ def find_rows(cmap: CoordinateMap, coords: torch.Tensor, offsets: Offsets, strid
         ones = (1,) * offsets.dimension
         # The queries' bounds are unknown, so coordinates are computed in 64 bits.
         geometry = offsets.geometry(coords.device, steps, ones, 1)
-        bounds = found_in.box.layout(coords.device).bounds
+        bounds = distinct.box.layout(coords.device).bounds
         reach = Reach(coords.contiguous(), geometry, bounds, True)
-        nbr = neighbor_lookup(found_in.table(target), found_in.n_rows, reach, target).nbr
+        nbr = neighbor_lookup(distinct.table(target), distinct.n_rows, reach, target).nbr
     if first is not None:
         rows = first.first.int()
         nbr = torch.where(nbr >= 0, rows[nbr.clamp(min=0).long()], nbr)

@@ -30,8 +30,8 @@ def find_rows(cmap: CoordinateMap, query: torch.Tensor) -> torch.Tensor:
     else:
         ones = (1,) * cmap.box.dimension
         origin = Offsets.of([(0,) * cmap.box.dimension])
-        here, known = Source.of(coords, cmap.box), cmap.table(target)
-        table = look_up(here, known, cmap.n_rows, here.layout, origin, ones, target)
+        source, hash_table = Source.of(coords, cmap.box), cmap.table(target)
+        table = look_up(source, hash_table, cmap.n_rows, source.layout, origin, ones, target)
         rows = table.nbr[0].long()
     return rows if query.dtype == torch.int32 else torch.where(inside.all(1), rows, -1)
 

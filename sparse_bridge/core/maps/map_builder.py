@@ -84,9 +84,9 @@ def _submanifold_rulebook(cmap: CoordinateMap, offsets: Offsets, alive: torch.Te
     if target is None:
         lists = search_of(cmap.box, offsets).submanifold(cmap.host(), offsets, n)
         return Rulebook(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
-    here = Source.of(cmap.coords, cmap.box, alive)
+    source = Source.of(cmap.coords, cmap.box, alive)
     ones, center = (1,) * offsets.dimension, offsets.center
-    table = look_up(here, cmap.table(target), n, here.layout, offsets, ones, target, center)
+    table = look_up(source, cmap.table(target), n, source.layout, offsets, ones, target, center)
     return Rulebook(n, n, n_offsets, device, views=(table, None), **options)  # type: ignore[arg-type]
 
 
@@ -195,8 +195,8 @@ def _between_rulebook(
         lists = search_of(x_map.box, offsets).lookup(x_map.host(), y_map.coords, y_map.alive, offsets, stride)
         return Rulebook(n_x, n_y, n_offsets, device, lists=lists)
     # The other side is made of this one, if it is asked for.
-    here, layout = Source.of(y_map.coords, y_map.box, y_map.alive), x_map.box.layout(device)
-    table = look_up(here, x_map.table(target), n_x, layout, offsets, stride, target)
+    source, layout = Source.of(y_map.coords, y_map.box, y_map.alive), x_map.box.layout(device)
+    table = look_up(source, x_map.table(target), n_x, layout, offsets, stride, target)
     return Rulebook(n_x, n_y, n_offsets, device, views=(table, None))
 
 
@@ -207,9 +207,9 @@ def table_of_rows(
     rows of y_map. All rows of both are distinct and live; kernels serve their device."""
     target, device = x_map.kernel_target(), x_map.device
     assert target is not None
-    here = Source.of(y_map.coords[rows], y_map.box)
+    source = Source.of(y_map.coords[rows], y_map.box)
     layout = x_map.box.layout(device)
-    return look_up(here, x_map.table(target), x_map.n_rows, layout, offsets, stride, target).nbr
+    return look_up(source, x_map.table(target), x_map.n_rows, layout, offsets, stride, target).nbr
 
 
 def from_pairs(

@@ -67,8 +67,8 @@ class MapStore:
         cmap: CoordinateMap = self.get(box, lambda: CoordinateMap(coords, box))
         return cmap
 
-    def known(self, box: Box) -> CoordinateMap | None:
-        """The coordinate map in `box`, if there is one."""
+    def find(self, box: Box) -> CoordinateMap | None:
+        """The coordinate map in `box`; None where there is none."""
         if self.root is not None and self.root.box is box:
             return self.root
         cmap: CoordinateMap | None = self.peek(box)
@@ -124,14 +124,14 @@ def store_of(coords: torch.Tensor) -> MapStore:
     if stamp is None:
         return MapStore(device=coords.device)
     with _lock:
-        store = _known(coords, stamp)
+        store = _store_for(coords, stamp)
         if store is None:
             store = MapStore(device=coords.device)
             _stores[coords] = (stamp, weakref.ref(store))
         return store
 
 
-def _known(coords: torch.Tensor, stamp: tuple[int, ...]) -> MapStore | None:
+def _store_for(coords: torch.Tensor, stamp: tuple[int, ...]) -> MapStore | None:
     entry = _stores.get(coords)
     if entry is None or entry[0] != stamp:
         return None
@@ -139,12 +139,12 @@ def _known(coords: torch.Tensor, stamp: tuple[int, ...]) -> MapStore | None:
     return store
 
 
-def known_store(coords: torch.Tensor) -> MapStore | None:
+def find_store(coords: torch.Tensor) -> MapStore | None:
     """The store of a coordinate or index tensor (any shape and dtype) if it has one and was not changed in place
     since, else None. Inference tensors have none."""
     stamp = _stamp(coords)
     with _lock:
-        return None if stamp is None else _known(coords, stamp)
+        return None if stamp is None else _store_for(coords, stamp)
 
 
 def adopt(coords: torch.Tensor, store: MapStore) -> None:

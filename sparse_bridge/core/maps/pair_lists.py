@@ -16,14 +16,14 @@ from ..geometry.host_cells import Array, Rows32, on_device
 class ShortPairs(NamedTuple):
     """Pairs on the host as the CPU's dataflow reads them.
 
-    in_rows, out_rows: int32 [P], list after list.  counts: pairs of each list.  whole: the list in
+    in_rows, out_rows: int32 [P], list after list.  counts: pairs of each list.  dense: the list in
     which every one of `n_rows` rows meets itself, which is left out; -1: none.
     """
 
     in_rows: Rows32
     out_rows: Rows32
     counts: list[int]
-    whole: int = -1
+    dense: int = -1
     n_rows: int = 0
 
 
@@ -49,7 +49,7 @@ class PairLists:
         lists.short, lists.mirrored = short, mirrored
         if device.type == "cpu":
             return lists
-        in_rows, out_rows = (on_device(_whole(part, short), device) for part in short[:2])
+        in_rows, out_rows = (on_device(_with_dense(part, short), device) for part in short[:2])
         return PairLists(in_rows, out_rows, lists.starts, mirrored)
 
     @property
@@ -65,28 +65,28 @@ class PairLists:
         """Where the list of each offset begins, and where the last one ends, on the host."""
         assert self.short is not None
         counts = list(self.short.counts)
-        if self.short.whole >= 0:
-            counts[self.short.whole] = self.short.n_rows
+        if self.short.dense >= 0:
+            counts[self.short.dense] = self.short.n_rows
         return [0, *itertools.accumulate(counts)]
 
     @functools.cached_property
     def in_rows(self) -> torch.Tensor:
         """int64 [P], list by list."""
         assert self.short is not None
-        return torch.from_numpy(_whole(self.short.in_rows, self.short))
+        return torch.from_numpy(_with_dense(self.short.in_rows, self.short))
 
     @functools.cached_property
     def out_rows(self) -> torch.Tensor:
         """int64 [P], list by list."""
         assert self.short is not None
-        return torch.from_numpy(_whole(self.short.out_rows, self.short))
+        return torch.from_numpy(_with_dense(self.short.out_rows, self.short))
 
 
-def _whole(rows: Rows32, short: ShortPairs) -> Array:
-    """`rows` int64 with the list that is left out."""
-    if short.whole < 0:
+def _with_dense(rows: Rows32, short: ShortPairs) -> Array:
+    """`rows` int64 with the dense list inserted."""
+    if short.dense < 0:
         return rows.astype(np.int64)
-    at = sum(short.counts[: short.whole])
+    at = sum(short.counts[: short.dense])
     return np.concatenate([rows[:at], np.arange(short.n_rows), rows[at:]])
 
 

@@ -50,9 +50,9 @@ def _backward(distinct: Rulebook, fold: Duplicates, halved: bool) -> Backward:
     """Read as `distinct` is read for gradients: symmetric ones from the other end."""
     sites, backwards, n = _Sites.of(distinct), distinct.symmetric, len(fold.inverse)
     x_sites, y_sites = (sites.y, sites.x) if backwards else (sites.x, sites.y)
-    places = fold.first.clone()
-    places[fold.shared] = torch.arange(n, n + len(fold.shared), device=distinct.device)
-    dy_rows = places[y_sites]
+    new_rows = fold.first.clone()
+    new_rows[fold.shared] = torch.arange(n, n + len(fold.shared), device=distinct.device)
+    dy_rows = new_rows[y_sites]
     if halved:
         later = sites.offsets < distinct.center if backwards else sites.offsets > distinct.center
         dy_rows = torch.where(later, fold.first[y_sites], dy_rows)

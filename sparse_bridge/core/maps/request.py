@@ -3,7 +3,7 @@ by a provider, who builds it.
 
 Whoever registers a provider sees every map that is not there yet, and may answer with one that was
 built before: see `core.capture.prefetch`. An answer is never changed afterwards. A listener hears
-of coordinates before anything is asked of them.
+of coordinates before the first request over them.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class OutputRule(Protocol):
 
 
 class MapRequest(NamedTuple):
-    """What is asked over a coordinate map.
+    """A request for a kernel map over a coordinate map.
 
-    kind: "submanifold"; "strided", y[u] gathers x[stride * u + offset], or "generative", y[stride *
+    map_type: "submanifold"; "strided", y[u] gathers x[stride * u + offset], or "generative", y[stride *
     u + offset] gathers x[u], both with output rows of their own; "between", like "strided" with
     output rows that are given.  output: the box of the output coordinates or a rule for it; for
     "between" their `CoordinateMap`.  order: of the output rows: "given"; by the "first_seen" input
     row and then by offset; by the first offset that reaches them and then by input row
     ("by_offset", made on the host alone); by batch and then by the axes, from the last to the first
-    ("sorted") or from the first to the last ("ascending").  box: of the coordinates that are asked,
+    ("sorted") or from the first to the last ("ascending").  box: of the coordinates of the request,
     where a store has several readings of them.
     """
 
-    kind: str
+    map_type: str
     offsets: Offsets
     stride: tuple[int, ...] = ()
     output: Box | OutputRule | CoordinateMap | None = None
@@ -98,7 +98,7 @@ def request(store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], 
     built: BuiltMap | None = store.peek(req)
     if built is None:
         built = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req), _shown)
-        holder: list[Any] | None = getattr(_local, "kept", None)
+        holder: list[Any] | None = getattr(_local, "holder", None)
         if holder is not None:
             holder.append((store, built))
     return built
@@ -107,29 +107,29 @@ def request(store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], 
 @contextmanager
 def keeping(maps: list[Any]) -> Iterator[None]:
     """Have `maps` hold the maps that this thread builds, with their stores."""
-    before = getattr(_local, "kept", None)
-    _local.kept = maps
+    previous = getattr(_local, "holder", None)
+    _local.holder = maps
     try:
         yield
     finally:
-        _local.kept = before
+        _local.holder = previous
 
 
 class _Rebuild:
-    """A map that a request was answered with, once more; see `views.view_set.Rebuild`."""
+    """Builds the map of an earlier request again; see `views.view_set.Rebuild`."""
 
     def __init__(self, cmap: CoordinateMap, req: MapRequest, new: CoordinateMap | None) -> None:
         self._cmap, self._req = cmap, req
         output = req.output if isinstance(req.output, CoordinateMap) else None
-        self._rows = cmap if req.kind == "submanifold" else output if output is not None else new
+        self._rows = cmap if req.map_type == "submanifold" else output if output is not None else new
 
-    def whole(self) -> Rulebook:
+    def rulebook(self) -> Rulebook:
         return build(self._cmap, self._req).kmap.rulebook
 
     @property
     def by_rows(self) -> bool:
         return (
-            self._req.kind != "generative"
+            self._req.map_type != "generative"
             and self._cmap.kernel_target() is not None
             and all(coords is not None and coords.distinct for coords in (self._cmap, self._rows))
         )
@@ -172,22 +172,22 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         )
     if memory.limit is not None and cmap.device.type != "cpu":
         n, volume = cmap.n_rows, len(req.offsets)
-        n_new = {"strided": n, "generative": n * volume}.get(req.kind, 0)
+        n_new = {"strided": n, "generative": n * volume}.get(req.map_type, 0)
         most = map_bytes(n, n_new, volume)
         memory_use.need(cmap.device, most, f"building a map of {cmap.n_rows} coordinates")
-    kind, offsets, reach = req.kind, req.offsets, isinstance(req.output, BoxReach)
+    map_type, offsets, reach = req.map_type, req.offsets, isinstance(req.output, BoxReach)
     out_box = req.out_box(cmap.extent if reach else cmap.box)
     new: CoordinateMap | None = None
-    if kind == "submanifold":
+    if map_type == "submanifold":
         kmap = map_builder.submanifold(cmap, offsets)
-    elif kind == "strided" and out_box is not None:
+    elif map_type == "strided" and out_box is not None:
         new, kmap = map_builder.strided(cmap, offsets, req.stride, out_box, req.order)
-    elif kind == "generative" and out_box is not None:
+    elif map_type == "generative" and out_box is not None:
         new, kmap = map_builder.generative(cmap, offsets, req.stride, out_box, req.order)
-    elif kind == "between" and isinstance(req.output, CoordinateMap):
+    elif map_type == "between" and isinstance(req.output, CoordinateMap):
         kmap = map_builder.between(cmap, req.output, offsets, req.stride)
     else:
-        raise GeometryError(f"no map is of the kind {kind!r} with output {req.output!r}.")
+        raise GeometryError(f"no map is of the kind {map_type!r} with output {req.output!r}.")
     if new is not None:
         new.loose = req.loose
     if memory.limit is not None and kmap.rulebook.backward is None:
@@ -207,7 +207,7 @@ _listener: Listener | None = None
 def announce(store: MapStore, cmap: CoordinateMap, key: Hashable) -> None:
     """Say that requests over `cmap`, of which `store` will hold the maps, are to be expected.
 
-    key: inputs with equal keys are likely to be asked the same.
+    key: inputs with equal keys are likely to have the same requests.
     """
     if _listener is not None:
         _listener(store, cmap, key)

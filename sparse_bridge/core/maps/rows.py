@@ -40,11 +40,11 @@ class Rows(NamedTuple):
         """The rows in use, as far as the choice of a kernel goes."""
         return self.likely or self.capacity
 
-    def number(self, what: str) -> int:
-        """The rows in use. Raises Refusal, which names `what` needs them, where only the
-        device knows."""
+    def number(self, reader: str) -> int:
+        """The rows in use. Raises Refusal, which names their `reader`, where only the device
+        knows."""
         if self.host is None:
-            raise Refusal(Why.GRAPH_ROWS_ON_HOST, what)
+            raise Refusal(Why.GRAPH_ROWS_ON_HOST, reader)
         return self.host
 
     def empty(self, columns: int, like: torch.Tensor) -> torch.Tensor:
@@ -78,14 +78,14 @@ def scope(padded: Mapping[int, Rows], grids: set[int] | None = None) -> Iterator
     """Tensors of this thread with as many rows as a key here have these rows in use. grids: gets
     the batch sizes of the dense grids that are made."""
     global _active
-    before = getattr(_local, "padded", None), getattr(_local, "grids", None)
+    previous = getattr(_local, "padded", None), getattr(_local, "grids", None)
     with _lock:
         _active += 1
     _local.padded, _local.grids = padded, grids
     try:
         yield
     finally:
-        _local.padded, _local.grids = before
+        _local.padded, _local.grids = previous
         with _lock:
             _active -= 1
 
@@ -95,7 +95,7 @@ def in_scope() -> bool:
     return _active > 0 and getattr(_local, "padded", None) is not None
 
 
-def made_grid(batch_size: int) -> None:
+def register_grid(batch_size: int) -> None:
     """A dense grid of so many items was made, whose size does not depend on the rows."""
     grids = getattr(_local, "grids", None)
     if grids is not None:

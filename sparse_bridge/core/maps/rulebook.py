@@ -124,22 +124,22 @@ class Rulebook(ViewSet):
 
     def as_lists(self) -> Rulebook:
         """The same pairs, which no table of side 1 could hold."""
-        listed: Rulebook | None = self.cache.get("as lists")
-        if listed is None:
+        on_pairs: Rulebook | None = self.cache.get("as lists")
+        if on_pairs is None:
             lists = self.lists()
-            listed = Rulebook(self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False)
-            self.cache.put("as lists", listed)
-        return listed
+            on_pairs = Rulebook(self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False)
+            self.cache.put("as lists", on_pairs)
+        return on_pairs
 
     def observe(self, observer: Observer) -> None:
-        """Have `observer` hear which views are asked for from now on."""
+        """Have `observer` hear which views are requested from now on."""
         self._observer = observer
 
     def follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one. Whoever asks for
         a view comes by here, so it is built again here, too."""
         if self._dropped and self.rebuild is not None:
-            rebuilt, self._dropped = self.rebuild.whole(), False
+            rebuilt, self._dropped = self.rebuild.rulebook(), False
             self._tables, self._tiles, self._lists = rebuilt._tables, rebuilt._tiles, rebuilt._lists
             self._from_lists = rebuilt._from_lists
             self._queued()
@@ -180,10 +180,10 @@ class Rulebook(ViewSet):
         self.follow()
         table = self._tables[side]
         if self._observer is not None:
-            self._observer.wanted(side, False)
+            self._observer.on_view(side, False)
         if table is None:
             tiles = self._tiles[side]
-            table = self._made(side) if tiles is None else tiles.table()
+            table = self._derived_table(side) if tiles is None else tiles.table()
             self._tables[side] = table
             self._queued()
         elif table.count is not None:
@@ -203,11 +203,11 @@ class Rulebook(ViewSet):
             return table.nbr, reverse
         self.follow()
         if self._observer is not None:
-            self._observer.wanted(side, False)
+            self._observer.on_view(side, False)
         return cached.nbr[:, :n_rows], False
 
-    def _made(self, side: int) -> NeighborTable:
-        """A table that nobody left: of the pair lists, or of the other side's."""
+    def _derived_table(self, side: int) -> NeighborTable:
+        """The table of `side` from that of the other side, or else from the pair lists."""
         return self._reversed(side) if self._has_view(1 - side) else self._scatter(side)
 
     def _reversed(self, side: int) -> NeighborTable:
@@ -226,8 +226,8 @@ class Rulebook(ViewSet):
         nbr = torch.full((self.n_offsets, self.n_rows[side]), -1, dtype=torch.int32, device=self.device)
         for v in range(self.n_offsets):
             x_rows, y_rows = self.pair_list(v)
-            where, what = (y_rows, x_rows) if side == 0 else (x_rows, y_rows)
-            nbr[v].index_copy_(0, where, what.int())
+            own_rows, other_rows = (y_rows, x_rows) if side == 0 else (x_rows, y_rows)
+            nbr[v].index_copy_(0, own_rows, other_rows.int())
         return NeighborTable(nbr)
 
     def tiles(self, side: int, target: Target) -> tuple[TileList, bool]:
@@ -237,7 +237,7 @@ class Rulebook(ViewSet):
         self.follow()
         tiles = self._tiles[side]
         if self._observer is not None:
-            self._observer.wanted(side, True)
+            self._observer.on_view(side, True)
         if tiles is None:
             from ...kernels.maps.mask_order import mask_order
             from ...kernels.maps.tile_packing import pack_tiles
@@ -289,7 +289,7 @@ class Rulebook(ViewSet):
         are expected; their order does not depend on what else was asked."""
         self.follow()
         if self._observer is not None:
-            self._observer.listed()
+            self._observer.on_pairs()
         pairs = self._pairs
         if pairs is None:
             if self._from_lists and self._lists is not None:
@@ -325,8 +325,8 @@ class Rulebook(ViewSet):
 
     def _listed_side(self) -> int:
         """The side whose tiles pairs are listed from."""
-        ready = [tiles is not None for tiles in self._tiles]
-        return ready.index(True) if any(ready) else 0 if self._has_view(0) else 1
+        tiled = [tiles is not None for tiles in self._tiles]
+        return tiled.index(True) if any(tiled) else 0 if self._has_view(0) else 1
 
     def countable(self) -> tuple[TileList, int] | None:
         """The tiles that pairs are listed from and their side; None where there are none, or none

@@ -34,9 +34,9 @@ def _distinct(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return distinct, index
 
 
-def _first_rank(index: torch.Tensor, rank: torch.Tensor, n_places: int) -> torch.Tensor:
-    """Smallest rank of each of `n_places`, int64; index: the place of each rank."""
-    first = torch.full((n_places,), torch.iinfo(torch.int64).max, device=index.device)
+def _first_rank(index: torch.Tensor, rank: torch.Tensor, n_groups: int) -> torch.Tensor:
+    """Smallest rank of each of `n_groups`, int64; index: the place of each rank."""
+    first = torch.full((n_groups,), torch.iinfo(torch.int64).max, device=index.device)
     return first.scatter_reduce_(0, index, rank, "amin")
 
 
@@ -134,12 +134,12 @@ def expand(
     candidates, rows = [], []
     for offset in offsets.values:
         reached = scaled + rule.sign * torch.tensor([0, *offset], device=device)
-        whole = torch.div(reached, divide, rounding_mode="floor")
-        ok = (whole * divide == reached).all(1) & _inside(whole, out_box)
+        quotient = torch.div(reached, divide, rounding_mode="floor")
+        ok = (quotient * divide == reached).all(1) & _inside(quotient, out_box)
         if indexed.alive is not None:
             ok &= indexed.alive >= 0
         rows.append(ok.nonzero().squeeze(1))
-        candidates.append(whole.index_select(0, rows[-1]))
+        candidates.append(quotient.index_select(0, rows[-1]))
     distinct, inverse = _distinct(torch.cat(candidates))
     rank = torch.cat([hit * n_offsets + v for v, hit in enumerate(rows)])
     if order == "by_offset":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..maps.rows import Rows, made_grid
+from ..maps.rows import Rows, register_grid
 
 
 class Outside(NamedTuple):
@@ -68,7 +68,7 @@ def _rows_in_use(
     features: torch.Tensor, coords: torch.Tensor, shape: Sequence[int], last: torch.Tensor
 ) -> torch.Tensor:
     """The grid of rows 0 .. last; what is behind them goes into a cell behind the grid."""
-    made_grid(shape[0])
+    register_grid(shape[0])
     n_cells = math.prod(shape)
     number = torch.arange(len(coords), device=coords.device)
     index = torch.where(number <= last, _cell_of(coords, shape), n_cells)

@@ -112,8 +112,8 @@ class RelationMap:
         parts = self._parts.get(n)
         if parts is None:
             ends = torch.bincount(self._targets, minlength=self.n_out).cumsum(0)
-            wanted = torch.arange(1, n, device=self.device) * self.n_groups // n
-            cuts = torch.searchsorted(ends, wanted, right=True).tolist()
+            targets = torch.arange(1, n, device=self.device) * self.n_groups // n
+            cuts = torch.searchsorted(ends, targets, right=True).tolist()
             bounds = sorted({0, *cuts, self.n_out})
             counts = self._begins.diff()
             target = self._targets.repeat_interleave(counts, output_size=self.n_edges).long()

@@ -145,15 +145,15 @@ def forward(layer: Any, x: Any, edge_index: Any, edge_type: torch.Tensor | None)
         relations = relation_map(edge_index, edge_type, layer.num_relations, target.shape[0], source.shape[0])
     comp = layer.comp if layer.num_bases is not None else None
     weight = relation_weight(layer.weight, comp, (layer.in_channels_l, layer.out_channels))
-    rest = layer.bias
+    residual = layer.bias
     if layer.root is not None:
         if target.is_floating_point():
-            rest = rocm.linear(target, layer.root, rest)
+            residual = rocm.linear(target, layer.root, residual)
         else:
             rows = layer.root.index_select(0, target)
-            rest = rows if rest is None else rows + rest
-    elif rest is not None:
-        rest = rest.expand(target.shape[0], -1)
+            residual = rows if residual is None else rows + residual
+    elif residual is not None:
+        residual = residual.expand(target.shape[0], -1)
     tf32 = torch.backends.cuda.matmul.allow_tf32
     aggr = "sum" if layer.aggr == "add" else layer.aggr
-    return relational_conv(source, weight, relations, aggr=aggr, residual=rest, allow_tf32=tf32)
+    return relational_conv(source, weight, relations, aggr=aggr, residual=residual, allow_tf32=tf32)

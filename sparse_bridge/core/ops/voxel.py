@@ -27,21 +27,21 @@ def segments_of(index: torch.Tensor, n_values: int) -> Segments:
     return segments
 
 
-def _check(what: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Tensor) -> None:
+def _check(operation: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Tensor) -> None:
     if feats.ndim != 2 or not feats.is_floating_point():
         raise (ShapeError if feats.ndim != 2 else DataTypeError)(
-            f"{what} got features of shape {list(feats.shape)} and {feats.dtype}; expected [N, C] floating point."
+            f"{operation} got features of shape {list(feats.shape)} and {feats.dtype}; expected [N, C] floating point."
         )
     if index.dtype not in _INTEGERS:
-        raise DataTypeError(f"{what} got indices of {index.dtype}; expected int32 or int64.")
+        raise DataTypeError(f"{operation} got indices of {index.dtype}; expected int32 or int64.")
     if not feats.device == index.device == other.device:
         raise DeviceError(
-            f"{what} got features on {feats.device}, indices on {index.device} and {other.device}; "
+            f"{operation} got features on {feats.device}, indices on {index.device} and {other.device}; "
             "move all to one device."
         )
     if max(index.numel(), feats.shape[0], other.shape[0]) >= _INT32:
         raise OverflowLimitError(
-            f"{what} got {index.numel()} indices for {feats.shape[0]} rows; both must stay below 2^31."
+            f"{operation} got {index.numel()} indices for {feats.shape[0]} rows; both must stay below 2^31."
         )
 
 

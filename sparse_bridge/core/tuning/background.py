@@ -26,12 +26,12 @@ class Compiler:
         waiting = sum(not run.done() for run in list(self._runs.values()))
         return key not in self._runs and not self._workers.closed and waiting < _PENDING
 
-    def ready(self, key: Hashable) -> bool:
+    def has_run(self, key: Hashable) -> bool:
         """Whether what was submitted as `key` has run."""
         return self.wait(key, 0)
 
     def wait(self, key: Hashable, seconds: float) -> bool:
-        """`ready`, after waiting for it."""
+        """`has_run`, after waiting for it."""
         run = self._runs.get(key)
         if run is None or run.cancelled():
             return False
@@ -45,25 +45,27 @@ class Compiler:
         a later call may have more luck."""
         if not self.takes(key):
             return
-        ready = None
+        submitted = None
         if device.type == "cuda":
-            ready = torch.cuda.Event()
-            ready.record(torch.cuda.current_stream(device))
-        self._runs[key] = self._workers.submit(lambda: self._work(device, ready, runs))
+            submitted = torch.cuda.Event()
+            submitted.record(torch.cuda.current_stream(device))
+        self._runs[key] = self._workers.submit(lambda: self._work(device, submitted, runs))
 
     def close(self) -> None:
         """Drop what waits, finish what runs."""
         self._workers.close()
 
-    def _work(self, device: torch.device, ready: torch.cuda.Event | None, runs: Sequence[Callable[[], object]]) -> None:
+    def _work(
+        self, device: torch.device, submitted: torch.cuda.Event | None, runs: Sequence[Callable[[], object]]
+    ) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             if device.type == "cuda":
                 stream = torch.cuda.Stream(device)
                 stack.enter_context(torch.cuda.device(device))
                 stack.enter_context(torch.cuda.stream(stream))
-                if ready is not None:
-                    stream.wait_event(ready)
+                if submitted is not None:
+                    stream.wait_event(submitted)
                 stack.callback(stream.synchronize)
             for run in runs:
                 if self._workers.closed:

@@ -34,10 +34,10 @@ class Layer(NamedTuple):
 
 
 class MapClass(NamedTuple):
-    """Maps and products that share winners.  kind: "submanifold" or "other".  rows: octaves of the
+    """Maps and products that share winners.  category: "submanifold" or "other".  rows: octaves of the
     rows of both sides per compute unit.  trained: gradients are recorded over the map."""
 
-    kind: str
+    category: str
     n_offsets: int
     dtype: str
     precision: str
@@ -47,7 +47,7 @@ class MapClass(NamedTuple):
     def __str__(self) -> str:
         use = "training" if self.trained else "inference"
         rows = ":".join(map(str, self.rows))
-        return f"{self.kind}/v{self.n_offsets}/{self.dtype}/{self.precision}/{use}/r{rows}"
+        return f"{self.category}/v{self.n_offsets}/{self.dtype}/{self.precision}/{use}/r{rows}"
 
     def near(self) -> tuple[MapClass, ...]:
         """Itself, then maps of an octave more and less rows."""
@@ -149,10 +149,10 @@ class GroupTable:
     def flow(self, map_class: MapClass, layer: Layer) -> str | None:
         """The dataflow of a layer. None where the rules decide: no group of this or a neighbouring
         number of rows has it, or those that have it disagree."""
-        asked = map_class, layer
-        if asked not in self._answers:
-            self._answers[asked] = self._look_up(map_class, str(layer))
-        return self._answers[asked]
+        key = map_class, layer
+        if key not in self._answers:
+            self._answers[key] = self._look_up(map_class, str(layer))
+        return self._answers[key]
 
     def _look_up(self, map_class: MapClass, name: str) -> str | None:
         for near in map_class.near():
@@ -190,10 +190,10 @@ def choose(
     least = float("inf")
     for count in range(len(open_views) + 1):
         for built in itertools.combinations(open_views, count):
-            there, flows = paid | set(built), {}
-            total = sum(costs[view] for view in there if view in costs)
+            present, flows = paid | set(built), {}
+            total = sum(costs[view] for view in present if view in costs)
             for layer, uses in layers.items():
-                possible = [flow for flow in times[layer] if needs(layer, flow) <= there]
+                possible = [flow for flow in times[layer] if needs(layer, flow) <= present]
                 if not possible:
                     break
                 seconds, flows[layer] = min((times[layer][flow], flow) for flow in possible)

@@ -100,8 +100,8 @@ def mismatch(
         totals[3] += b.double().square().sum()
     count, largest, squares, norm = totals.tolist()
     if count:
-        what = "have other bits" if exact else "are unwritten or not finite"
-        return f"{count:.0f} elements {what}"
+        fault = "have other bits" if exact else "are unwritten or not finite"
+        return f"{count:.0f} elements {fault}"
     scale = math.sqrt(norm / max(1, want.numel())) or 1.0
     rms = math.sqrt(squares / max(1, want.numel())) / scale
     limit, rms_limit = tolerances.of("product", precision if dtype == torch.float32 else dtype)

@@ -308,9 +308,9 @@ class TuneCache:
             os.fsync(file.fileno())
         os.replace(temporary, self.path)
 
-    def _warn(self, what: str, error: BaseException) -> None:
+    def _warn(self, action: str, error: BaseException) -> None:
         log.once(
-            ("tune-cache", what, str(self.folder)),
-            f"cannot {what} tuning results in {self.folder}: {error}. They last for this process.",
+            ("tune-cache", action, str(self.folder)),
+            f"cannot {action} tuning results in {self.folder}: {error}. They last for this process.",
             level=30,
         )

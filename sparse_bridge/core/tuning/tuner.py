@@ -204,7 +204,7 @@ class Tuner:
         """Whether the candidates are compiled; if not, they will be."""
         background = self.how == "background"
         if background and not self.compiler.takes(bucket):
-            return self.compiler.ready(bucket)
+            return self.compiler.has_run(bucket)
         runs = [partial(trial.run, tile) for tile in shortlist(problem, trial.live, self.count)]
         if background:
             self.compiler.submit(bucket, problem.device, runs)
@@ -320,8 +320,8 @@ def reset() -> None:
 def use(tuner: Tuner) -> Iterator[Tuner]:
     """Let `tuner` choose for the length of a `with` block (process-wide)."""
     global _tuner
-    before, _tuner = _tuner, tuner
+    previous, _tuner = _tuner, tuner
     try:
         yield tuner
     finally:
-        _tuner = before
+        _tuner = previous

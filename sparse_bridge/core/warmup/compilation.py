@@ -67,7 +67,7 @@ def begin(expected: Expected) -> bool:
         return True  # other threads may not load kernels now
     target = device_support.kernel_target(device)
     if target is not None and _warms(target):
-        products = [(asked, asked.dtype) for asked in (expected, _checked(expected.dtype))]
+        products = [(product, product.dtype) for product in (expected, _checked(expected.dtype))]
         _guarded(_compile_products, device, target, products)
     return True
 
@@ -146,7 +146,7 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
             compile_product(device, target, expected, dtype, likely(expected))
         for expected, dtype in products:
             compile_product(device, target, expected, dtype, less_likely(expected))
-        maps.rest(strided)
+        maps.less_common(strided)
         maps.paired()
         with dry_run(later=True):  # guesses about guesses
             for expected, dtype in ends:
@@ -191,12 +191,12 @@ def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
                 by_layer[id(expected.layer)] = expected
     dtypes = {expected.dtype for expected in by_layer.values()} or {torch.float32}
     forms: dict[Any, tuple[Expected, torch.dtype]] = {}
-    for wanted in (*map(_checked, dtypes), *by_layer.values()):
-        shape, end = (tuple(wanted.weight.shape), wanted.weight.stride()), wanted.epilogue
-        normed = None if wanted.norm is None else [v is None or v.dtype for v in wanted.norm]
-        maps = wanted.symmetric, wanted.pointwise, wanted.sizes, wanted.strided, wanted.expanding
-        about = (wanted.layout, wanted.groups, wanted.trains, *maps, wanted.precision, str(normed))
-        forms.setdefault((shape, wanted.dtype, *end.form[:2], about), (wanted, wanted.dtype))
+    for product in (*map(_checked, dtypes), *by_layer.values()):
+        shape, end = (tuple(product.weight.shape), product.weight.stride()), product.epilogue
+        normed = None if product.norm is None else [v is None or v.dtype for v in product.norm]
+        maps = product.symmetric, product.pointwise, product.sizes, product.strided, product.expanding
+        about = (product.layout, product.groups, product.trains, *maps, product.precision, str(normed))
+        forms.setdefault((shape, product.dtype, *end.form[:2], about), (product, product.dtype))
     return list(forms.values())
 
 

@@ -182,17 +182,17 @@ class Race:
         layers = {layer: use.count for layer, use in self.group.uses.items()}
         flows, best = choose(layers, self.times, self._needs, self.costs, paid)
         built = paid.union(*(self._needs(layer, rule) for layer, rule in rules.items()))
-        before = sum(self.costs.get(view, 0.0) for view in built)
-        before += sum(layers[layer] * self.times[layer][rule] for layer, rule in rules.items())
-        if best > (1 - tuners.GAIN) * before:
-            flows, best = {}, before
+        baseline = sum(self.costs.get(view, 0.0) for view in built)
+        baseline += sum(layers[layer] * self.times[layer][rule] for layer, rule in rules.items())
+        if best > (1 - tuners.GAIN) * baseline:
+            flows, best = {}, baseline
         named = {str(layer): flow for layer, flow in flows.items()}
         return GroupWinner(
             str(self.group.map_class),
             self.group.layers,
             named,
             round(1e6 * best, 2),
-            round(1e6 * before, 2),
+            round(1e6 * baseline, 2),
             self.tested,
             code_hash(),
         )

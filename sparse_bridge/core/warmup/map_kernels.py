@@ -99,8 +99,8 @@ class MapKernels:
             tile_batch([NeighborTable(nbr), NeighborTable(nbr)], self.target)
             tile_batch([NeighborTable(self._many(volume), nbr)] * 2, self.target)
 
-    def rest(self, strided: Collection[Strided]) -> None:
-        """What fewer programs meet: other looks at a map, and large ones.
+    def less_common(self, strided: Collection[Strided]) -> None:
+        """Kernels that fewer programs launch: of other views of a map, and of large maps.
 
         strided: layers whose maps are ordered, too, where they are large.
         """

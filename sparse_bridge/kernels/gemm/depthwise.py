@@ -41,8 +41,8 @@ def _channelwise_gather(
         at = (first_offset + v * offset_step) * stride_wv + channel * stride_wc
         w = tl.load(w_ptr + at, mask=ok_c, other=0.0).to(tl.float32)
         ok = (source >= 0)[:, None] & ok_c[None, :]
-        place = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        acc += tl.load(x_ptr + place, mask=ok, other=0.0).to(tl.float32) * w[None, :]
+        offs_x = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        acc += tl.load(x_ptr + offs_x, mask=ok, other=0.0).to(tl.float32) * w[None, :]
     out = y_ptr + row.to(tl.int64)[:, None] * n_channels + channel[None, :]
     tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=(row < n_rows)[:, None] & ok_c[None, :])
 
@@ -71,10 +71,10 @@ def _channelwise_wgrad(
         row = start + tl.arange(0, ROWS)
         source = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row, mask=row < end, other=-1)
         ok = (source >= 0)[:, None] & ok_c[None, :]
-        there = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        here = row.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        x = tl.load(x_ptr + there, mask=ok, other=0.0).to(tl.float32)
-        acc += x * tl.load(dy_ptr + here, mask=ok, other=0.0).to(tl.float32)
+        offs_x = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        offs_dy = row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        x = tl.load(x_ptr + offs_x, mask=ok, other=0.0).to(tl.float32)
+        acc += x * tl.load(dy_ptr + offs_dy, mask=ok, other=0.0).to(tl.float32)
     out = (tl.program_id(2) * n_offsets + v).to(tl.int64) * n_channels + channel
     tl.store(part_ptr + out, tl.sum(acc, 0), mask=ok_c)
 
@@ -108,8 +108,8 @@ def channelwise_wgrad(x: torch.Tensor, dy: torch.Tensor, nbr: torch.Tensor, targ
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (_ROWS, _channels(n_channels))
     blocks = cdiv(n_channels, constants[1])
-    wanted = cdiv(4 * target.compute_units, n_offsets * blocks)
-    shares = max(1, min(_MAX_SHARES, wanted, cdiv(n_rows, 4 * _ROWS)))
+    filling = cdiv(4 * target.compute_units, n_offsets * blocks)
+    shares = max(1, min(_MAX_SHARES, filling, cdiv(n_rows, 4 * _ROWS)))
     share_rows = cdiv(cdiv(n_rows, shares), _ROWS) * _ROWS
     part = torch.empty((shares, n_offsets, n_channels), dtype=torch.float32, device=x.device)
     args = (x, dy, nbr, part, n_rows, n_offsets, n_channels, share_rows)

@@ -19,20 +19,20 @@ from .vectors import NO_VECTORS, Vectors, tensors_of
 def _read(vectors: Vectors, y_at: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
     """(addresses of `tensors_of`, what of them the kernel is compiled for)."""
     bias, mean, var, gain, beta, residual = vectors
-    bias_kind = mean_kind = var_kind = gain_kind = beta_kind = residual_kind = None
+    bias_dtype = mean_dtype = var_dtype = gain_dtype = beta_dtype = residual_dtype = None
     p = q = r = s = t = u = y_at
     if bias is not None:
-        p, bias_kind = bias.data_ptr(), bias.dtype
+        p, bias_dtype = bias.data_ptr(), bias.dtype
     if mean is not None and var is not None:
-        q, r, mean_kind, var_kind = mean.data_ptr(), var.data_ptr(), mean.dtype, var.dtype
+        q, r, mean_dtype, var_dtype = mean.data_ptr(), var.data_ptr(), mean.dtype, var.dtype
     if gain is not None and beta is not None:
-        s, t, gain_kind, beta_kind = gain.data_ptr(), beta.data_ptr(), gain.dtype, beta.dtype
+        s, t, gain_dtype, beta_dtype = gain.data_ptr(), beta.data_ptr(), gain.dtype, beta.dtype
     if residual is not None:
-        u, residual_kind = residual.data_ptr(), residual.dtype
+        u, residual_dtype = residual.data_ptr(), residual.dtype
     at = (p, q, r, s, t, u)
     aligned = alignment_at(*at) if (p | q | r | s | t | u) & 15 else True
-    kinds = (aligned, bias_kind, mean_kind, var_kind, gain_kind, beta_kind, residual_kind)
-    return at, kinds
+    operand_key = (aligned, bias_dtype, mean_dtype, var_dtype, gain_dtype, beta_dtype, residual_dtype)
+    return at, operand_key
 
 
 class GatherGemm:
@@ -91,7 +91,7 @@ class GatherGemm:
         lists: tuple[int, ...]
         if isinstance(table, TileList):
             base = table.memory.data_ptr()
-            nbr, rows, live, n_live = table.places(tile.block_m)
+            nbr, rows, live, n_live = table.section_starts(tile.block_m)
             lists = (base + 4 * nbr, base + 4 * rows, base + 4 * live, base + 4 * n_live)
         else:
             lists = (table.data_ptr(),) * 4
@@ -134,7 +134,7 @@ class GatherGemm:
         p = q = r = s = t = u = y_at
         if vectors is not NO_VECTORS:
             (p, q, r, s, t, u), read = _read(vectors, y_at)
-        kernels = spec.ready.get((self._key, w.dtype, read))
+        kernels = spec.variants.get((self._key, w.dtype, read))
         if (
             kernels is None
             or (x_at | w_at | y_at) & 15
@@ -167,13 +167,13 @@ class GatherGemm:
         aligned: object = True
         if (x_at | w_at | y_at | out_at) & 15:
             aligned = alignment_at(x_at, w_at, y_at, out_at)
-        end_at, kinds = _read(read, y_at)
+        end_at, operand_key = _read(read, y_at)
         stride_xn, numbers = x.stride()[0], self._numbers
         row_kind = spec.row_kind
         if stride_xn != spec.columns_in:
             row_kind = specialise(stride_xn)
             numbers = (*numbers[:-6], stride_xn, *numbers[-5:])  # the first of six strides
-        key = (self._key, aligned, w.dtype, kinds, row_kind)
+        key = (self._key, aligned, w.dtype, operand_key, row_kind)
         index, values = spec.device.index, (x_at, w_at, *end_at, out_at, *numbers)
         if not (self._addressed and self.kernel.start(index, key, self.grid, values, spec.constants)):
             numbers = numbers[4:] if self._addressed else numbers
@@ -185,15 +185,15 @@ class GatherGemm:
             return
         if split == 1 or (sums is not None and not spec.wide):
             ends = None if vectors is NO_VECTORS else _read(vectors, y_at)[1]
-            spec.ready[self._key, w.dtype, ends] = entry, sums
+            spec.variants[self._key, w.dtype, ends] = entry, sums
 
     def _sum(self, partial: torch.Tensor, vectors: Vectors, y: torch.Tensor) -> Entry | None:
         """Add the partial sums up and apply the epilogue; the compiled kernel that does."""
         spec, n_values = self.spec, self._n_values
         out_at, y_at = partial.data_ptr(), y.data_ptr()
-        end_at, kinds = _read(vectors, y_at)
+        end_at, operand_key = _read(vectors, y_at)
         aligned = alignment_at(out_at, y_at)
-        key = (spec.sum_constants, y.dtype, kinds, aligned, n_values >= 1 << 31)
+        key = (spec.sum_constants, y.dtype, operand_key, aligned, n_values >= 1 << 31)
         numbers = (n_values, spec.columns, *spec.floats)
         index, values = spec.device.index, (out_at, *end_at, y_at, *numbers)
         if not (self._addressed and sum_partials_kernel.start(index, key, self._sum_grid, values, spec.sum_constants)):

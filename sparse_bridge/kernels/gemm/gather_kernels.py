@@ -22,9 +22,9 @@ RESIDUAL = tl.constexpr(epilogue_bits.RESIDUAL)
 
 
 @triton.jit
-def _rounded(value, HELD: tl.constexpr):
-    """fp32 values as a result of `HELD` holds them."""
-    return value.to(HELD).to(tl.float32)
+def _rounded(value, DTYPE: tl.constexpr):
+    """fp32 values as a result of `DTYPE` holds them."""
+    return value.to(DTYPE).to(tl.float32)
 
 
 @triton.jit
@@ -62,9 +62,9 @@ def _finished(
     ok,
     EPILOGUE: tl.constexpr,
     ACT: tl.constexpr,
-    HELD: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
-    """What follows the sums, in fp32; rounded to `HELD` wherever separate operations would round,
+    """What follows the sums, in fp32; rounded to `DTYPE` wherever separate operations would round,
     so that the result has their bits.
 
     EPILOGUE: bits, see `EpilogueForm`. ACT: see `ACTIVATIONS`.
@@ -80,16 +80,16 @@ def _finished(
         acc += 0.0
     if NORM & EPILOGUE:
         acc = _normed(
-            _rounded(acc, HELD), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c, (AFFINE & EPILOGUE) != 0
+            _rounded(acc, DTYPE), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c, (AFFINE & EPILOGUE) != 0
         )
     if RESIDUAL & EPILOGUE:
-        acc = _rounded(acc, HELD)
+        acc = _rounded(acc, DTYPE)
         residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
         acc = acc + residual.to(tl.float32)
     if ACT == 1:
         acc = tl.where(acc <= 0, 0.0, acc)  # a NaN stays
     if ACT == 2:
-        acc = _rounded(acc, HELD)
+        acc = _rounded(acc, DTYPE)
         acc = tl.where(acc > 0, acc, acc * alpha)
     return acc
 
@@ -153,17 +153,17 @@ def _gather_gemm(
     tile = n_tiles - 1 - tl.program_id(0) // n_blocks
     column = (tl.program_id(0) % n_blocks) * BLOCK_N
     group = tl.program_id(1)
-    place = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = column + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     mask_n = offs_n < c_out
     if PACKED:
-        row = tl.load(rows_ptr + place)
+        row = tl.load(rows_ptr + offs_m)
         row_ok = row >= 0
         steps = tl.load(n_live_ptr + tile // SHARED)
         live = live_ptr + (tile // SHARED).to(tl.int64) * n_offsets
     else:
-        row = place
+        row = offs_m
         row_ok = row < n_rows
         steps = n_offsets
     if WIDE:  # what is multiplied by a stride: a stride of 1 is a constexpr, which has no type
@@ -182,10 +182,10 @@ def _gather_gemm(
             k = (step - index * k_blocks) * BLOCK_K
         if PACKED:
             v = tl.load(live + index)
-            source = tl.load(nbr_ptr + v * pitch + place)
+            source = tl.load(nbr_ptr + v * pitch + offs_m)
         else:
             v = index
-            source = tl.load(nbr_ptr + v * pitch + place, mask=row_ok, other=-1)
+            source = tl.load(nbr_ptr + v * pitch + offs_m, mask=row_ok, other=-1)
         if WIDE:
             v = v.to(tl.int64)
             offset = source.to(tl.int64)[:, None] * stride_xn + k
@@ -246,11 +246,11 @@ def _sum_partials(
     BLOCK: tl.constexpr,
 ):
     """y = the sum of PARTS partial results, in order, and what follows it (`_finished`)."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = place < n_values
-    acc = tl.load(partial_ptr + place, mask=ok, other=0.0)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = offs < n_values
+    acc = tl.load(partial_ptr + offs, mask=ok, other=0.0)
     for part in range(1, PARTS):
-        acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + place, mask=ok, other=0.0)
+        acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + offs, mask=ok, other=0.0)
     acc = _finished(
         acc,
         bias_ptr,
@@ -261,15 +261,15 @@ def _sum_partials(
         residual_ptr,
         alpha,
         eps,
-        place % n_channels,
+        offs % n_channels,
         ok,
-        place,
+        offs,
         ok,
         EPILOGUE,
         ACT,
         y_ptr.dtype.element_ty,
     )
-    tl.store(y_ptr + place, acc.to(y_ptr.dtype.element_ty), mask=ok)
+    tl.store(y_ptr + offs, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
 gather_gemm_kernel = register(_gather_gemm)

@@ -30,7 +30,7 @@ class GemmSpec:
     """
 
     def __init__(self, product: Product, tile: TileConfig, packed: bool, wide: bool = False, splits: int = 1) -> None:
-        self.product, self.packed, self.wide, self._asked = product, packed, wide, tile
+        self.product, self.packed, self.wide, self._requested_tile = product, packed, wide, tile
         self.splits = splits
         target, self.device, self.dtype, precision, w, epilogue = product
         self.target, self.epilogue, self.w_stride = target, epilogue, abs(w.strides[0])
@@ -41,16 +41,16 @@ class GemmSpec:
             tile = clamp_for_splits(tile)
         if not packed:
             tile = tile.over_table()
-        whole = splits == 1
-        held = parts if whole else 0
-        tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, held)
+        unsplit = splits == 1
+        fused_parts = parts if unsplit else 0
+        tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, fused_parts)
         self.tile = tile
         self.activation = ACTIVATIONS[activation]
         exact = self.dtype != torch.float32 and precision != "half"
         self.constants: tuple[object, ...] = (
             packed,
-            parts if whole else 0,
-            self.activation if whole else 0,
+            parts if unsplit else 0,
+            self.activation if unsplit else 0,
             "ieee" if exact else precision,
             c_in % tile.block_k == 0,
             c_in <= tile.block_k,
@@ -61,8 +61,8 @@ class GemmSpec:
             tile.block_k,
         )
         self.options = tile.options(target)
-        kinds = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
-        self._key_parts: tuple[Any, ...] = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
+        signature = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
+        self._key_parts: tuple[Any, ...] = ("gather_gemm", self.dtype, self.constants, tile, signature, splits > 1)
         self.key = number_of(self._key_parts)
         self.row_kind = specialise(self.columns_in)
         # The type of a float is part of the signature.
@@ -71,7 +71,7 @@ class GemmSpec:
         self._wider: GemmSpec | None = None
         self.sum_constants: tuple[object, ...] = (parts, self.activation, splits, 1024)
         # By what of the operands compiled kernels depend on: the kernel, and that of the sums.
-        self.ready: dict[tuple[object, ...], tuple[Entry, Entry | None]] = {}
+        self.variants: dict[tuple[object, ...], tuple[Entry, Entry | None]] = {}
         self.native: object = None  # a launch over tiles, by which the compiled helper makes others
 
     def fitting(self, n_offsets: int, pitch: int, n_rows: int, n_in: int) -> GemmSpec:
@@ -84,5 +84,5 @@ class GemmSpec:
         ):
             return self
         if self._wider is None:
-            self._wider = type(self)(self.product, self._asked, self.packed, True, self.splits)
+            self._wider = type(self)(self.product, self._requested_tile, self.packed, True, self.splits)
         return self._wider

@@ -130,19 +130,19 @@ def _sum_products(
     end = tl.load(starts_ptr + row + 1, mask=row < n_rows, other=0)
     acc = tl.zeros((ROWS * LANES, BLOCK_N), tl.float32)
     for step in range(0, tl.max(end - begin, 0), LANES):
-        place = begin + step + lane % LANES
-        here = place < end
-        entry = place
+        index = begin + step + lane % LANES
+        inside = index < end
+        entry = index
         if LISTED:
-            entry = tl.load(entry_ptr + place, mask=here, other=0)
+            entry = tl.load(entry_ptr + index, mask=inside, other=0)
         at = entry.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        acc += tl.load(product_ptr + at, mask=here[:, None] & ok_n[None, :], other=0.0)
+        acc += tl.load(product_ptr + at, mask=inside[:, None] & ok_n[None, :], other=0.0)
     acc = tl.sum(tl.reshape(acc, (ROWS, LANES, BLOCK_N)), 1)
-    here = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    offs_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     ok_n = ok_n[None, :]
     channel = channel[None, :]
-    at = here.to(tl.int64)[:, None] * n_channels + channel
-    ok = (here < n_rows)[:, None] & ok_n
+    at = offs_m.to(tl.int64)[:, None] * n_channels + channel
+    ok = (offs_m < n_rows)[:, None] & ok_n
     acc = _finished(
         acc,
         bias_ptr,
@@ -213,7 +213,7 @@ class GroupedSpec:
     """
 
     def __init__(self, product: Product, tile: TileConfig, wide: bool = False) -> None:
-        self.product, self.wide, self._asked = product, wide, tile
+        self.product, self.wide, self._requested_tile = product, wide, tile
         self.target, self.device, self.dtype, precision, w, self.epilogue = product
         self.w = w
         c_in, c_out = w.c_in, w.c_out
@@ -230,9 +230,9 @@ class GroupedSpec:
             tile.block_k,
         )
         self.options = tile.options(self.target)
-        self.before, self.after = (c_in, c_out, w.shift), (self.columns, *w.strides)
-        kinds = specialise(*self.before, *self.after)
-        self.key = number_of(("grouped_gemm", self.dtype, self.constants, tile, kinds))
+        self.leading, self.trailing = (c_in, c_out, w.shift), (self.columns, *w.strides)
+        signature = specialise(*self.leading, *self.trailing)
+        self.key = number_of(("grouped_gemm", self.dtype, self.constants, tile, signature))
         self.sum_block = power(self.columns, 16, 128)
         self._wider: GroupedSpec | None = None
 
@@ -241,7 +241,7 @@ class GroupedSpec:
         if self.wide or n_in * self.columns_in < INT32_END:
             return self
         if self._wider is None:
-            self._wider = GroupedSpec(self.product, self._asked, True)
+            self._wider = GroupedSpec(self.product, self._requested_tile, True)
         return self._wider
 
 
@@ -279,7 +279,7 @@ class GroupedGemm:
         products = torch.empty((n_pairs, spec.columns), dtype=torch.float32, device=device)
         if len(self.tiles):
             blocks = len(self.tiles) * cdiv(spec.w.c_out, spec.tile.block_n)
-            args = (x, w, products, groups.source, self.tiles, *spec.before, x.stride()[0], *spec.after)
+            args = (x, w, products, groups.source, self.tiles, *spec.leading, x.stride()[0], *spec.trailing)
             key = (spec.key, w.dtype, alignment(*args[:5]), specialise(x.stride()[0]))
             grouped_gemm_kernel.launch(
                 device, target, (blocks, spec.w.groups, 1), args, spec.constants, spec.options, key
@@ -318,8 +318,8 @@ class GroupedGemm:
         )
         pointers = (products, starts if entries is None else entries, starts, *extra, y)
         args = (*pointers, n_rows, spec.columns, float(end.alpha), float(end.eps))
-        kinds = tuple([tensor.dtype for tensor in extra])
-        key = (constants, y.dtype, kinds, alignment(*pointers), specialise(spec.columns))
+        dtypes = tuple([tensor.dtype for tensor in extra])
+        key = (constants, y.dtype, dtypes, alignment(*pointers), specialise(spec.columns))
         grid = (cdiv(n_rows, SUM_ROWS), cdiv(spec.columns, spec.sum_block), 1)
         sum_products_kernel.launch(spec.device, spec.target, grid, args, constants, {"num_warps": 4}, key)
         return y

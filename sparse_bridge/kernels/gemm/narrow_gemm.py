@@ -25,8 +25,8 @@ from .vectors import Vectors
 
 @triton.jit
 def _one(row_ptr, stride, ok, channel, c_in):
-    there = tl.full(ok.shape, channel, tl.int32) < c_in
-    return tl.load(row_ptr + channel * stride, mask=ok & there, other=0.0)
+    mask_c = tl.full(ok.shape, channel, tl.int32) < c_in
+    return tl.load(row_ptr + channel * stride, mask=ok & mask_c, other=0.0)
 
 
 @triton.jit
@@ -64,8 +64,8 @@ def _window(
     w_ptr,
     nbr_ptr,
     v,
-    there,
-    place,
+    valid,
+    offs_m,
     row_ok,
     offs_n,
     mask_n,
@@ -83,12 +83,12 @@ def _window(
     WIDTH: tl.constexpr,
     OFFSETS: tl.constexpr,
 ):
-    """acc and the products of the offsets v [OFFSETS], those that are `there`."""
+    """acc and the products of the `valid` ones of the offsets v [OFFSETS]."""
     offs_c = tl.arange(0, WIDTH)
-    v = tl.where(there, v, 0)
+    v = tl.where(valid, v, 0)
     if WIDE:
         v = v.to(tl.int64)
-    mask_w = there[:, None] & mask_n[None, :]
+    mask_w = valid[:, None] & mask_n[None, :]
     w_rows = w_ptr + (v[:, None] * stride_wv + offs_n[None, :] * stride_wo)
     if EVEN_W:
         b = tl.load(w_rows[:, :, None] + offs_c[None, None, :], mask=mask_w[:, :, None], other=0.0)
@@ -96,10 +96,10 @@ def _window(
         b = _channels(w_rows, stride_wi, mask_w, c_in, WIDTH)
         b = tl.reshape(b, (OFFSETS, offs_n.shape[0], WIDTH))
     b = tl.permute(b, (0, 2, 1))
-    mask_s = there[None, :]
+    mask_s = valid[None, :]
     if not PACKED:
         mask_s = mask_s & row_ok[:, None]
-    source = tl.load(nbr_ptr + v[None, :] * pitch + place[:, None], mask=mask_s, other=-1)
+    source = tl.load(nbr_ptr + v[None, :] * pitch + offs_m[:, None], mask=mask_s, other=-1)
     present = source >= 0
     if WIDE:
         source = source.to(tl.int64)
@@ -108,7 +108,7 @@ def _window(
         a = tl.load(x_ptr + at, mask=present[:, :, None], other=0.0)
     else:
         a = _channels(x_ptr + source * stride_xn, 1, present, c_in, WIDTH)
-    a = tl.reshape(a, (place.shape[0], OFFSETS * WIDTH))
+    a = tl.reshape(a, (offs_m.shape[0], OFFSETS * WIDTH))
     b = tl.reshape(b, (OFFSETS * WIDTH, offs_n.shape[0]))
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
@@ -169,18 +169,18 @@ def _narrow_gemm(
     n_blocks = tl.cdiv(c_out, BLOCK_N)
     n_tiles = tl.num_programs(0) // n_blocks
     tile = n_tiles - 1 - tl.program_id(0) // n_blocks  # the longest first, see `_gather_gemm`
-    place = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = (tl.program_id(0) % n_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < c_out
     if PACKED:
-        row = tl.load(rows_ptr + place)
+        row = tl.load(rows_ptr + offs_m)
         row_ok = row >= 0
         steps = tl.load(n_live_ptr + tile)
         lanes = tl.arange(0, LANES)
         live = live_ptr + tile.to(tl.int64) * n_offsets + lanes
         lives = tl.load(live, mask=lanes < steps, other=1 << 30)
     else:
-        row = place
+        row = offs_m
         row_ok = row < n_rows
     if WIDE:
         row = row.to(tl.int64)
@@ -205,7 +205,7 @@ def _narrow_gemm(
                         nbr_ptr,
                         word * 32 + lane,
                         ((bits >> lane) & 1) != 0,
-                        place,
+                        offs_m,
                         row_ok,
                         offs_n,
                         mask_n,
@@ -233,7 +233,7 @@ def _narrow_gemm(
                 nbr_ptr,
                 v,
                 v < n_offsets,
-                place,
+                offs_m,
                 row_ok,
                 offs_n,
                 mask_n,
@@ -288,9 +288,9 @@ class NarrowSpec(GemmSpec):
         precision, w, (parts, *_) = product.precision, product.w, product.epilogue
         tile, width = clamp_for_wide(tile, wide), width_of(w.c_in)
         over, inner, outer, _ = w.strides
-        whole = w.c_in == width
-        self.even = whole and not loose
-        lined = whole and inner == 1 and not (over % width or outer % width or w.shift % width)
+        full_width = w.c_in == width
+        self.even = full_width and not loose
+        lined = full_width and inner == 1 and not (over % width or outer % width or w.shift % width)
         self.width, self.tile = width, tile
         self._loose: NarrowSpec | None = None
         self.constants = (
@@ -308,14 +308,14 @@ class NarrowSpec(GemmSpec):
             tile.block_k,
         )
         self.options = tile.options(self.target)
-        kinds = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
-        self._key_parts = ("narrow_gemm", self.dtype, self.constants, tile, kinds, False)
+        signature = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
+        self._key_parts = ("narrow_gemm", self.dtype, self.constants, tile, signature, False)
         self.key = number_of(self._key_parts)
 
     def loose(self) -> NarrowSpec:
         """The same for x whose rows start anywhere."""
         if self._loose is None:
-            self._loose = NarrowSpec(self.product, self._asked, self.packed, self.wide, loose=True)
+            self._loose = NarrowSpec(self.product, self._requested_tile, self.packed, self.wide, loose=True)
         return self._loose
 
 

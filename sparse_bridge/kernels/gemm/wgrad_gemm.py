@@ -181,7 +181,7 @@ def _sum_shares(
     """dw[v] = sum of the partials p + v of the shares p that touch offset v. partial: [shares + V,
     4 * quads], of which n_columns * c_in are used."""
     v = tl.program_id(1)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     pitch = quads * 4  # so that loads take 16 bytes
     begins, lengths = _run_starts(starts_ptr, n_offsets, MIRRORED, V_BLOCK)
     begin = _pick(begins, v, V_BLOCK)
@@ -191,16 +191,16 @@ def _sum_shares(
     p0 = begin // step
     while (begin < end) & (p0 * step < end):
         p = p0 + tl.arange(0, SHARES)
-        address = partial_ptr + (p + v).to(tl.int64)[:, None] * pitch + place[None, :]
-        used = (p * step < end)[:, None] & (place < pitch)[None, :]
+        address = partial_ptr + (p + v).to(tl.int64)[:, None] * pitch + offs[None, :]
+        used = (p * step < end)[:, None] & (offs < pitch)[None, :]
         acc += tl.load(address, mask=used, other=0.0)
         p0 += SHARES
-    i = place % c_in
-    o = place // c_in
+    i = offs % c_in
+    o = offs // c_in
     out = dw_ptr + dw_shift + v.to(tl.int64) * stride_dv + i * stride_di
     out += (o % c_out) * stride_do + (o // c_out) * stride_dg
     result = tl.sum(acc, 0).to(dw_ptr.dtype.element_ty)
-    tl.store(out, result, mask=place < c_in * n_columns)
+    tl.store(out, result, mask=offs < c_in * n_columns)
 
 
 wgrad_kernel = register(_wgrad_gemm)
@@ -254,11 +254,11 @@ class WgradGemm:
         aligned: object = True
         if (x_at | dy_at | dw_at) & 15:
             aligned = alignment_at(x_at, dy_at, dw_at)
-        strides, kinds = (x.stride()[0], dy.stride()[0]), spec.row_kinds
+        strides, row_kinds = (x.stride()[0], dy.stride()[0]), spec.row_kinds
         if strides != spec.rows:
-            kinds = specialise(*strides)
-        numbers = (*spec.before, *strides, *spec.after)
-        key = (spec.key, aligned, out.dtype, kinds)
+            row_kinds = specialise(*strides)
+        numbers = (*spec.leading, *strides, *spec.trailing)
+        key = (spec.key, aligned, out.dtype, row_kinds)
         values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
         if not (self._pairs_at and wgrad_kernel.start(device.index, key, self.grid, values, spec.constants)):
             wgrad_kernel.launch(

@@ -15,8 +15,8 @@ SUM_LOADS = 4096  # partial results that such a program loads at a time
 def sum_shape(results: int, n_offsets: int, compute_units: int) -> tuple[int, int]:
     """(shares that a program adds at a time, results of it): few programs, since each first finds
     the shares of its offset, but enough to draw on the whole memory."""
-    wanted = results * n_offsets // (16 * compute_units)
-    block = next((block for block in SUM_BLOCKS if block >= wanted), SUM_BLOCKS[-1])
+    per_program = results * n_offsets // (16 * compute_units)
+    block = next((block for block in SUM_BLOCKS if block >= per_program), SUM_BLOCKS[-1])
     return SUM_LOADS // block, block
 
 
@@ -24,7 +24,7 @@ class WgradSpec:
     """A product and its tile; `product.w` says how the result lies in memory.
 
     mirrored: pair lists are of offsets 0 .. V / 2 only.  direct: no two programs share a result.
-    wide: offsets need 64 bits.  constants, options, key: see `GemmSpec`.  before, after: the
+    wide: offsets need 64 bits.  constants, options, key: see `GemmSpec`.  before, trailing: the
     kernel's numbers before and after the row strides.  sum_*: of the kernel that adds the shares.
     """
 
@@ -56,7 +56,7 @@ class WgradSpec:
         self.options = tile.options(target)
         layout = self.layout if direct else (0, 4 * self.quads, 1, c_in, c_in * c_out)
         self.key = number_of(("wgrad", self.dtype, self.constants, tile, specialise(c_in, c_out, *layout)))
-        self.before, self.after = (n_offsets, c_in, c_out, layout[0]), layout[1:]
+        self.leading, self.trailing = (n_offsets, c_in, c_out, layout[0]), layout[1:]
         size = c_in * self.columns
         shape = sum_shape(size, n_offsets, target.compute_units)
         self.sum_constants = (mirrored, v_block, *shape)

@@ -72,8 +72,8 @@ class Reach(NamedTuple):
 def live_rows(count_ptr, n_rows, counted):
     """How many of `n_rows` rows there are: all, or where `counted` as many as a counter that
     started at -1 says. (A number, not a constexpr: one form of each kernel serves both.)"""
-    there = tl.load(count_ptr, mask=counted != 0, other=0) + 1
-    return tl.where(counted != 0, tl.minimum(there, n_rows), n_rows)
+    in_use = tl.load(count_ptr, mask=counted != 0, other=0) + 1
+    return tl.where(counted != 0, tl.minimum(in_use, n_rows), n_rows)
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def row_offset(
     geometry_ptr,
     classes_ptr,
     row,
-    place,
+    position,
     ok,
     n_row_offsets,
     D: tl.constexpr,
@@ -101,13 +101,13 @@ def row_offset(
     DIVISION: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """The offset at `place` among those that may lead from `row` to a whole coordinate, or -1; row,
-    place and ok broadcast against each other. ok: of the rows.
+    """The offset at `position` among those that may lead from `row` to a whole coordinate, or -1; row,
+    position and ok broadcast against each other. ok: of the rows.
 
     CLASSES: `Geometry.class_offsets` lists them. Otherwise all offsets may.
     """
     if CLASSES:
-        kind = tl.zeros_like(row)
+        offset_class = tl.zeros_like(row)
         for axis in tl.static_range(D):
             c = tl.load(coords_ptr + row.to(tl.int64) * (D + 1) + 1 + axis, mask=ok, other=0)
             if WIDE:
@@ -115,13 +115,15 @@ def row_offset(
             scaled = c * tl.load(geometry_ptr + axis)
             step = tl.load(geometry_ptr + D + axis)
             if DIVISION == 1:
-                kind = (kind << step) + (scaled & ((1 << step) - 1)).to(tl.int32)
+                offset_class = (offset_class << step) + (scaled & ((1 << step) - 1)).to(tl.int32)
             else:
-                left = (scaled % step).to(tl.int32)  # of the sign of `scaled`
-                kind = kind * step + tl.where(left < 0, left + step, left)
-        v = tl.load(classes_ptr + kind * n_row_offsets + place, mask=ok & (place < n_row_offsets), other=-1)
+                remainder = (scaled % step).to(tl.int32)  # of the sign of `scaled`
+                offset_class = offset_class * step + tl.where(remainder < 0, remainder + step, remainder)
+        v = tl.load(
+            classes_ptr + offset_class * n_row_offsets + position, mask=ok & (position < n_row_offsets), other=-1
+        )
     else:
-        v = tl.where(place < n_row_offsets, place, -1)
+        v = tl.where(position < n_row_offsets, position, -1)
     return v
 
 

@@ -7,7 +7,7 @@ share bits in pairs, and above 32 offsets all share with others of like frequenc
 tiles need a tenth fewer offsets than under a code of all single ones, under strided kernels up to a
 third.
 
-mask_ptr: int32 [W, n_rows], bit v % 32 of word v // 32 = offset v, see `neighbor_table`. `key_places`
+mask_ptr: int32 [W, n_rows], bit v % 32 of word v // 32 = offset v, see `neighbor_table`. `key_bits`
 gives int32 [V_BLOCK], `gray_rank` an int32 for each row of its block; both write no memory.
 """
 
@@ -49,9 +49,7 @@ def _edge_of(n_offsets, parts):
 
 
 @triton.jit
-def key_places(
-    mask_ptr, live, n_rows, n_offsets, parts, V_BLOCK: tl.constexpr, BITS: tl.constexpr, SAMPLE: tl.constexpr
-):
+def key_bits(mask_ptr, live, n_rows, n_offsets, parts, V_BLOCK: tl.constexpr, BITS: tl.constexpr, SAMPLE: tl.constexpr):
     """Which bit of the key each offset sets, -1 for none. How frequent each is, SAMPLE rows spread
     over the `live` ones tell."""
     u = tl.arange(0, V_BLOCK)
@@ -62,8 +60,8 @@ def key_places(
     for first in range(0, sampled, width):
         index = first + tl.arange(0, width)
         ok = (index < sampled)[None, :] & (u < n_offsets)[:, None]
-        place = (u // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
-        word = tl.load(mask_ptr + place, mask=ok, other=0)
+        offs = (u // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
+        word = tl.load(mask_ptr + offs, mask=ok, other=0)
         total += tl.sum((word >> (u % 32)[:, None]) & 1, 1)
     telling = (u < n_offsets) & (total < sampled)
     total = tl.where(telling, total, SAMPLE)  # what every row has comes last
@@ -95,8 +93,8 @@ def _on_side(u, side, edge):
 
 
 @triton.jit
-def gray_rank(mask_ptr, row, live, n_rows, n_offsets, parts, places, V_BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """int32 key of every row. places: what `key_places` returned."""
+def gray_rank(mask_ptr, row, live, n_rows, n_offsets, parts, bit_of, V_BLOCK: tl.constexpr, BITS: tl.constexpr):
+    """int32 key of every row. bit_of: what `key_bits` returned."""
     u = tl.arange(0, V_BLOCK)
     edge = _edge_of(n_offsets, parts)
     sides = tl.where(edge > 0, 6, 0)
@@ -104,12 +102,12 @@ def gray_rank(mask_ptr, row, live, n_rows, n_offsets, parts, places, V_BLOCK: tl
     for w in range((n_offsets + 31) // 32):
         word = tl.load(mask_ptr + w * n_rows.to(tl.int64) + row, mask=row < live, other=0)
         for bit in range(tl.minimum(n_offsets - w * 32, 32)):
-            shift = tl.sum(tl.where(u == w * 32 + bit, places, 0), 0)
+            shift = tl.sum(tl.where(u == w * 32 + bit, bit_of, 0), 0)
             if shift >= 0:
                 key |= ((word >> bit) & 1) << shift
         for side in range(sides):
-            here = (u < n_offsets) & (u // 32 == w) & _on_side(u, side, edge)
-            some = word & tl.sum(tl.where(here, 1 << (u % 32), 0), 0)
+            mask_u = (u < n_offsets) & (u // 32 == w) & _on_side(u, side, edge)
+            some = word & tl.sum(tl.where(mask_u, 1 << (u % 32), 0), 0)
             top = tl.minimum(n_offsets + 6, BITS) - 1
             key |= (some != 0).to(tl.int32) << (top - side)
     key ^= key >> 16

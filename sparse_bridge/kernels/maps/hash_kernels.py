@@ -56,18 +56,20 @@ def _block(
     BLOCK_V: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """(row [1, ROWS], place of the offset [BLOCK_V, 1], inside, key, live) of this program."""
+    """(row [1, ROWS], position of the offset [BLOCK_V, 1], inside, key, live) of this program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
-    place = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
-    there = row < live_rows(count_ptr, n_rows, counted)
-    inside = there & (place < n_row_offsets)
-    v = row_offset(coords_ptr, geometry_ptr, classes_ptr, row, place, there, n_row_offsets, D, WIDE, DIVISION, CLASSES)
+    position = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
+    row_ok = row < live_rows(count_ptr, n_rows, counted)
+    inside = row_ok & (position < n_row_offsets)
+    v = row_offset(
+        coords_ptr, geometry_ptr, classes_ptr, row, position, row_ok, n_row_offsets, D, WIDE, DIVISION, CLASSES
+    )
     ok = inside & (v >= 0)
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
     reached = tl.maximum(v, 0)
     key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, reached, ok, D, KEY64, WIDE, DIVISION)
-    return row, place, inside, key, ok
+    return row, position, inside, key, ok
 
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_row_offsets", "capacity", "max_probes"])
@@ -124,8 +126,8 @@ def _hash_insert(
     fresh = tl.zeros_like(slot)
     probes = 0
     while (tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0) & (probes < max_probes):
-        place = key_at(keys_ptr, slot, KEY64)
-        seen = tl.atomic_max(place, key, mask=pending, sem="relaxed")
+        address = key_at(keys_ptr, slot, KEY64)
+        seen = tl.atomic_max(address, key, mask=pending, sem="relaxed")
         fresh += (pending & (seen == EMPTY)).to(tl.int32)
         pending = pending & (seen != EMPTY) & (seen != key)
         key = tl.where(pending, tl.minimum(key, seen), key)
@@ -197,7 +199,7 @@ def _hash_claim(
 ):
     """slots [n_row_offsets, n_rows]: where the inserted keys ended up, or -1; the smallest row that
     reaches a key claims its value. ALONE: most keys are reached by one row."""
-    row, place, inside, key, ok = _block(
+    row, position, inside, key, ok = _block(
         coords_ptr,
         geometry_ptr,
         classes_ptr,
@@ -223,7 +225,7 @@ def _hash_claim(
     if not ALONE:  # values only grow
         wins = wins & (tl.load(value, mask=wins, other=-1) < claim)
     tl.atomic_max(value, claim, mask=wins, sem="relaxed")
-    tl.store(slots_ptr + place.to(tl.int64) * n_rows + row, slot, mask=inside)
+    tl.store(slots_ptr + position.to(tl.int64) * n_rows + row, slot, mask=inside)
 
 
 hash_insert_kernel = register(_hash_insert)

@@ -57,15 +57,15 @@ class HashTable:
         return HashTable.allocate_all([(capacity, key64, counters)], device)[0]
 
     @staticmethod
-    def allocate_all(wanted: Sequence[tuple[int, bool, int]], device: torch.device) -> list[HashTable]:
+    def allocate_all(requests: Sequence[tuple[int, bool, int]], device: torch.device) -> list[HashTable]:
         """Empty tables of (capacity, key64, counters). They share memory, in which the flags and
         counters of all of them come first, one after another."""
-        heads = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
-        sizes = [(3 if key64 else 2) * capacity for capacity, key64, _ in wanted]
+        heads = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in requests]
+        sizes = [(3 if key64 else 2) * capacity for capacity, key64, _ in requests]
         head, at = 0, sum(heads)
         memory = filled(at + sum(sizes), -1, device)
         tables = []
-        for (capacity, key64, _), length, size in zip(wanted, heads, sizes, strict=True):
+        for (capacity, key64, _), length, size in zip(requests, heads, sizes, strict=True):
             shape = (capacity,)
             if key64:
                 keys = Part(memory, at, shape, torch.int64)

@@ -75,9 +75,9 @@ def _insert_keys(key_ptr, table_ptr, value_ptr, n_keys, capacity, BLOCK: tl.cons
 @triton.jit(do_not_specialize=["n_queries", "n_keys", "capacity"])
 def _find_keys(query_ptr, table_ptr, value_ptr, row_ptr, n_queries, n_keys, capacity, BLOCK: tl.constexpr):
     """Row of every query among the inserted keys, or -1."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = place < n_queries
-    key = tl.load(query_ptr + place, mask=ok, other=EMPTY)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = offs < n_queries
+    key = tl.load(query_ptr + offs, mask=ok, other=EMPTY)
     slot = home_slot(key, capacity, True)
     hit = tl.where(ok & (key == EMPTY), capacity, -1)
     pending = ok & (key != EMPTY)
@@ -88,7 +88,7 @@ def _find_keys(query_ptr, table_ptr, value_ptr, row_ptr, n_queries, n_keys, capa
         slot = next_slot(slot, capacity)
     value = tl.load(value_ptr + hit, mask=hit >= 0, other=-1)
     row = tl.where(value >= 0, n_keys - 1 - value, -1)
-    tl.store(row_ptr + place, row.to(row_ptr.dtype.element_ty), mask=ok)
+    tl.store(row_ptr + offs, row.to(row_ptr.dtype.element_ty), mask=ok)
 
 
 hash_rows_kernel = register(_hash_rows)

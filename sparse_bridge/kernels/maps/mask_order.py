@@ -21,7 +21,7 @@ from ..runtime.launch import cdiv, register
 from ..runtime.symbolic import allocated, sorted_order
 from ..runtime.target import Target
 from .coord_key import live_rows
-from .gray_rank import KEY_BITS, SAMPLE, gray_rank, key_places, offset_block, rank_bits
+from .gray_rank import KEY_BITS, SAMPLE, gray_rank, key_bits, offset_block, rank_bits
 from .neighbor_table import NeighborTable, part_masks, part_start
 from .tile_list import TILE
 
@@ -54,8 +54,8 @@ def store_keys(
     own = part_start(part + 1, n_offsets, parts) - part_start(part, n_offsets, parts)
     mask_ptr = part_masks(mask_ptr, part, parts, n_rows, n_offsets)
     live = live_rows(count_ptr, n_rows, counted)
-    places = key_places(mask_ptr, live, n_rows, own, parts, V_BLOCK, BITS, SAMPLE)
-    key = gray_rank(mask_ptr, row, live, n_rows, own, parts, places, V_BLOCK, BITS)
+    bit_of = key_bits(mask_ptr, live, n_rows, own, parts, V_BLOCK, BITS, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, own, parts, bit_of, V_BLOCK, BITS)
     key = key.to(key_ptr.dtype.element_ty)
     above = tl.where(part_shift > 0, group.to(tl.int64) << part_shift, 0)
     last = tl.where(part_shift > 0, ((group + 1).to(tl.int64) << part_shift) - 1, LAST)
@@ -107,13 +107,13 @@ def store_order(key_ptr, order_ptr, n_rows, above, LAST: tl.constexpr, STEP: tl.
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key_ptr += above
     key = tl.load(key_ptr + row, mask=row < n_rows, other=LAST)
-    before = tl.zeros((STEP, BLOCK), tl.int32)
+    rank = tl.zeros((STEP, BLOCK), tl.int32)
     for start in range(0, n_rows, STEP):
         other = start + tl.arange(0, STEP)
         its = tl.load(key_ptr + other, mask=other < n_rows, other=LAST)[:, None]
         tied = (its == key[None, :]) & (other[:, None] < row[None, :])
-        before += ((its < key[None, :]) | tied).to(tl.int32)
-    tl.store(order_ptr + above + tl.sum(before, 0), above + row, mask=row < n_rows)
+        rank += ((its < key[None, :]) | tied).to(tl.int32)
+    tl.store(order_ptr + above + tl.sum(rank, 0), above + row, mask=row < n_rows)
 
 
 @triton.jit(do_not_specialize=["n_rows"])

@@ -12,10 +12,10 @@ from .neighbor_table import store_mask
 
 
 @triton.jit
-def _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets):
+def _owners(slots_ptr, values_ptr, step, row, position, live, n_rows, n_row_offsets):
     """(slot, whether `row` is the smallest one that reaches it), [BLOCK_V, rows]."""
-    inside = (row < live) & (place < n_row_offsets)
-    slot = tl.load(slots_ptr + place.to(tl.int64) * n_rows + row, mask=inside, other=-1)
+    inside = (row < live) & (position < n_row_offsets)
+    slot = tl.load(slots_ptr + position.to(tl.int64) * n_rows + row, mask=inside, other=-1)
     value = tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
     return slot, (slot >= 0) & (value == n_rows - 1 - row)
 
@@ -43,8 +43,8 @@ def _count_owned(
     live = live_rows(count_ptr, n_rows, counted)
     count = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, n_row_offsets, BLOCK_V):
-        place = first + tl.arange(0, BLOCK_V)[:, None]
-        _, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets)
+        position = first + tl.arange(0, BLOCK_V)[:, None]
+        _, owner = _owners(slots_ptr, values_ptr, step, row, position, live, n_rows, n_row_offsets)
         count += tl.sum(owner.to(tl.int32), 0)
     total = tl.sum(count, 0)
     tl.store(owned_ptr + block, total)
@@ -53,7 +53,7 @@ def _count_owned(
 
 
 @triton.jit
-def _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D: tl.constexpr):
+def _number(values_ptr, step, out_ptr, slot, owner, row, position, start, n_out, D: tl.constexpr):
     """Store the numbers of these [BLOCK_V, rows] new coordinates, of which each row's begin at
     `start`, and who discovered them. Numbers take the place of claims, with which no reader can
     confuse them: those are never negative."""
@@ -63,7 +63,7 @@ def _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D:
     tl.store(value_at(values_ptr, slot, step), tl.where(fits, -2 - number, -1), mask=owner)
     target = out_ptr + number.to(tl.int64) * (D + 1)
     tl.store(target, row + tl.zeros_like(number), mask=fits)
-    tl.store(target + 1, place + tl.zeros_like(number), mask=fits)
+    tl.store(target + 1, position + tl.zeros_like(number), mask=fits)
 
 
 @triton.jit(do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets", "n_out"])
@@ -86,36 +86,36 @@ def _assign_rows(
     BLOCK: tl.constexpr,
     ONE: tl.constexpr,
 ):
-    """Number the new coordinates by (discovering row, place of the offset), and leave these two in
+    """Number the new coordinates by (discovering row, position of the offset), and store these two in
     the first columns of out [n_out, D + 1], as far as it takes them; values become numbers, -1
-    beyond that. ONE: there are at most BLOCK_V places, which are looked at once."""
+    beyond that. ONE: there are at most BLOCK_V positions, which are looked at once."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
     cluster = tl.program_id(0) // CLUSTER
     index = cluster * CLUSTER + tl.arange(0, CLUSTER)
-    before = tl.load(owned_ptr + index, mask=index < tl.program_id(0), other=0)
+    earlier = tl.load(owned_ptr + index, mask=index < tl.program_id(0), other=0)
     for first in range(0, cluster, CLUSTER):
         index = first + tl.arange(0, CLUSTER)
         # Counters start at -1.
-        before += tl.load(flags_ptr + FLAGS + index, mask=index < cluster, other=-1) + 1
-    begin = tl.sum(before, 0)
+        earlier += tl.load(flags_ptr + FLAGS + index, mask=index < cluster, other=-1) + 1
+    begin = tl.sum(earlier, 0)
     if ONE:
-        place = tl.arange(0, BLOCK_V)[:, None]
-        slot, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets)
+        position = tl.arange(0, BLOCK_V)[:, None]
+        slot, owner = _owners(slots_ptr, values_ptr, step, row, position, live, n_rows, n_row_offsets)
         count = tl.sum(owner.to(tl.int32), 0)
         start = begin + tl.cumsum(count, 0) - count
-        _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D)
+        _number(values_ptr, step, out_ptr, slot, owner, row, position, start, n_out, D)
     else:
         count = tl.zeros((BLOCK,), tl.int32)
         for least in range(0, n_row_offsets, BLOCK_V):
-            place = least + tl.arange(0, BLOCK_V)[:, None]
-            _, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets)
+            position = least + tl.arange(0, BLOCK_V)[:, None]
+            _, owner = _owners(slots_ptr, values_ptr, step, row, position, live, n_rows, n_row_offsets)
             count += tl.sum(owner.to(tl.int32), 0)
         start = begin + tl.cumsum(count, 0) - count
         for least in range(0, n_row_offsets, BLOCK_V):
-            place = least + tl.arange(0, BLOCK_V)[:, None]
-            slot, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_row_offsets)
-            _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D)
+            position = least + tl.arange(0, BLOCK_V)[:, None]
+            slot, owner = _owners(slots_ptr, values_ptr, step, row, position, live, n_rows, n_row_offsets)
+            _number(values_ptr, step, out_ptr, slot, owner, row, position, start, n_out, D)
             start += tl.sum(owner.to(tl.int32), 0)
 
 
@@ -134,13 +134,13 @@ def _place_rows(
     CLASSES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The coordinates of new rows instead of (discovering row, place of the offset)."""
+    """The coordinates of new rows instead of (discovering row, position of the offset)."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = number < live_rows(flags_ptr + 3, n_out, 1)
     target = out_ptr + number.to(tl.int64) * (D + 1)
     row = tl.load(target, mask=ok, other=0)
-    place = tl.load(target + 1, mask=ok, other=0)
-    v = row_offset(coords_ptr, geometry_ptr, classes_ptr, row, place, ok, n_row_offsets, D, WIDE, DIVISION, CLASSES)
+    position = tl.load(target + 1, mask=ok, other=0)
+    v = row_offset(coords_ptr, geometry_ptr, classes_ptr, row, position, ok, n_row_offsets, D, WIDE, DIVISION, CLASSES)
     v = tl.maximum(v, 0)  # where there is no row
     batch = tl.load(coords_ptr + row.to(tl.int64) * (D + 1), mask=ok, other=0)
     tl.store(target, batch, mask=ok)
@@ -176,18 +176,18 @@ def _link_rows(
     """Turn slots [n_row_offsets, n_rows] into numbers and scatter them as the table of the new
     rows [V, n_columns], which holds -1 before.
 
-    LINK: leave the table of the old rows [V, n_rows] too. With CLASSES it holds -1 before;
-    otherwise every place is an offset, it takes the place of the slots, and its masks are left.
+    LINK: write the table of the old rows [V, n_rows] too. With CLASSES it holds -1 before;
+    otherwise every position is an offset, the table replaces the slots, and its masks are stored.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
-    place = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
-    there = row < live_rows(count_ptr, n_rows, counted)
-    inside = there & (place < n_row_offsets)
-    at = place.to(tl.int64) * n_rows + row
+    position = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
+    row_ok = row < live_rows(count_ptr, n_rows, counted)
+    inside = row_ok & (position < n_row_offsets)
+    at = position.to(tl.int64) * n_rows + row
     slot = tl.load(slots_ptr + at, mask=inside, other=-1)
     number = -2 - tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
     v = row_offset(
-        coords_ptr, geometry_ptr, classes_ptr, row, place, there, n_row_offsets, D, WIDE, DIVISION, CLASSES
+        coords_ptr, geometry_ptr, classes_ptr, row, position, row_ok, n_row_offsets, D, WIDE, DIVISION, CLASSES
     ).to(tl.int64)
     tl.store(
         transposed_ptr + v * n_columns + number, row + tl.zeros_like(number), mask=(number >= 0) & (number < n_columns)

@@ -45,7 +45,7 @@ def _ends_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
     v, lane = tl.program_id(0), tl.arange(0, BLOCK)
     if v < n_lists:
         starts = _wide(record, 2)
-        before = v.to(tl.int64) * n_pairs
+        first = v.to(tl.int64) * n_pairs
         counts, sums = pointer_at(record, 0), tl.zeros((BLOCK,), tl.int64)
         for u in range(v):
             for at in range(0, n_pairs, BLOCK):
@@ -53,7 +53,7 @@ def _ends_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
             counts += n_pairs
         total = tl.sum(sums, 0)
         tl.store(starts + v, total)
-        ends = _wide(record, 1) + before
+        ends = _wide(record, 1) + first
         for at in range(0, n_pairs, BLOCK):
             inside = at + lane < n_pairs
             count = tl.load(counts + at + lane, mask=inside, other=0)
@@ -124,15 +124,15 @@ class PairBatch:
     def write(self, totals: Sequence[int]) -> list[Lists]:
         """Queue the lists of all maps, which have so many pairs."""
         sizes = [size for total in totals for size in (total, -total % 4)] * 2  # 16-byte aligned
-        held = torch.empty(sum(sizes), dtype=torch.int32, device=self._memory.device)
-        parts, count = held.split(sizes)[::2], len(totals)
+        block = torch.empty(sum(sizes), dtype=torch.int32, device=self._memory.device)
+        parts, count = block.split(sizes)[::2], len(totals)
         starts = self._memory[: self._starts[-1]].split([n_lists + 1 for n_lists in self._n_lists])
         lists = list(zip(parts[:count], parts[count:], starts, strict=True))
-        if held.numel():
-            records = self._records([(x.data_ptr(), y.data_ptr()) for x, y, _ in lists], held)
+        if block.numel():
+            records = self._records([(x.data_ptr(), y.data_ptr()) for x, y, _ in lists], block)
             most = max(tile_list.n_pairs for tile_list in self._tiles)
             pairs_kernel.launch(
-                held.device,
+                block.device,
                 self._target,
                 (cdiv(most, PAIRS), min(max(self._n_lists), MOST_LISTS), len(lists)),
                 (records,),
@@ -142,8 +142,8 @@ class PairBatch:
             )
         return lists
 
-    def _records(self, lists: Sequence[tuple[int, int]] = (), held: torch.Tensor | None = None) -> torch.Tensor:
-        """lists: addresses in `held` of the entries and the rows of every map, once there are."""
+    def _records(self, lists: Sequence[tuple[int, int]] = (), block: torch.Tensor | None = None) -> torch.Tensor:
+        """lists: addresses in `block` of the entries and the rows of every map, once there are."""
         records, memory = list[int](), self._memory.data_ptr()
         for index, tile_list in enumerate(self._tiles):
             tiles = tile_list.memory.data_ptr()
@@ -158,7 +158,7 @@ class PairBatch:
                 *(lists[index] if lists else (0, 0)),
             )
         reaches = [self._memory, *(tile_list.memory for tile_list in self._tiles)]
-        return uploaded(records, self._memory.device, reaches + ([] if held is None else [held]))
+        return uploaded(records, self._memory.device, reaches + ([] if block is None else [block]))
 
     def __reduce__(self) -> Any:
         """A copy, perhaps in another process, has nothing coming."""

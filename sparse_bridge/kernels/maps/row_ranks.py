@@ -52,15 +52,15 @@ def _sort_keys(
     constexpr: one form serves both orders.)"""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     used = row < live_rows(count_ptr, n_rows, counted)
-    kind = key_ptr.dtype.element_ty
+    key_dtype = key_ptr.dtype.element_ty
     base = coords_ptr + row.to(tl.int64) * (D + 1)
-    key = (tl.load(base, mask=used, other=0) - tl.load(bounds_ptr)).to(kind)
+    key = (tl.load(base, mask=used, other=0) - tl.load(bounds_ptr)).to(key_dtype)
     for i in tl.static_range(D):
         column = first + turn * i
         c = tl.load(base + column, mask=used, other=0)
         index = c - tl.load(bounds_ptr + 2 * column)
-        key = key * tl.load(bounds_ptr + 2 * column + 1) + index.to(kind)
-    key = tl.where(used, key, tl.full((BLOCK,), LAST, kind))
+        key = key * tl.load(bounds_ptr + 2 * column + 1) + index.to(key_dtype)
+    key = tl.where(used, key, tl.full((BLOCK,), LAST, key_dtype))
     tl.store(key_ptr + row, key, mask=row < n_rows)
 
 
@@ -118,10 +118,10 @@ def _move_sorted(order_ptr, coords_ptr, sorted_ptr, renamed_ptr, n_rows, D: tl.c
 def _rename_values(values_ptr, renamed_ptr, step, capacity, n_rows, BLOCK: tl.constexpr):
     """Values -2 - row become -2 - renamed[row]; -1 stays."""
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = value_at(values_ptr, slot, step)
-    row = -2 - tl.load(place, mask=slot < capacity, other=-1)
+    address = value_at(values_ptr, slot, step)
+    row = -2 - tl.load(address, mask=slot < capacity, other=-1)
     ok = (row >= 0) & (row < n_rows)
-    tl.store(place, -2 - tl.load(renamed_ptr + row, mask=ok, other=0), mask=ok)
+    tl.store(address, -2 - tl.load(renamed_ptr + row, mask=ok, other=0), mask=ok)
 
 
 keys_kernel = register(_sort_keys)
@@ -156,14 +156,14 @@ def sort_rows(
     n_rows, columns = coords.shape
     slab = Slab(scratch_elements(n_rows), table.device) if slab is None else slab
     key, renamed = _key_memory(slab, n_rows, table), slab.part(n_rows)
-    there, sizes = coords if count is None else count, (n_rows, int(count is not None))
+    count_operand, sizes = coords if count is None else count, (n_rows, int(count is not None))
     shape = (columns - 1, torch.iinfo(key.dtype).max)
     axes = (1, 1) if ascending else (columns - 1, -1)
     keys_kernel.launch(
         table.device,
         target,
         (cdiv(n_rows, _BLOCK), 1, 1),
-        (coords, bounds, there, key, *sizes, *axes),
+        (coords, bounds, count_operand, key, *sizes, *axes),
         (*shape, _BLOCK),
         OPTIONS,
         (shape, coords.data_ptr() % 16),
@@ -174,7 +174,7 @@ def sort_rows(
             table.device,
             target,
             (cdiv(n_rows, _RANKED), 1, 1),
-            (key, coords, there, moved, renamed, *sizes),
+            (key, coords, count_operand, moved, renamed, *sizes),
             (*shape, _STEP, _RANKED),
             OPTIONS,
             (shape, coords.data_ptr() % 16),

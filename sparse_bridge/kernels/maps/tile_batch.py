@@ -59,8 +59,8 @@ def _masks_each(records_ptr, FIELDS: tl.constexpr, ROWS: tl.constexpr):
     """grid: (blocks of rows, words, tables). Of the tables that lack masks."""
     record = records_ptr + tl.program_id(2) * FIELDS
     n_rows, n_offsets = number_at(record, 6), number_at(record, 8)
-    there = (tl.program_id(0) * ROWS < n_rows) & (tl.program_id(1) * 32 < n_offsets)
-    if there & (number_at(record, 9) != 0):
+    inside = (tl.program_id(0) * ROWS < n_rows) & (tl.program_id(1) * 32 < n_offsets)
+    if inside & (number_at(record, 9) != 0):
         store_table_masks(pointer_at(record, 0), pointer_at(record, 1), n_rows, 0, n_offsets, ROWS)
 
 
@@ -153,12 +153,12 @@ def room_for_records(tables: int, device: torch.device) -> torch.Tensor:
 
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
     """Tiles of every table in mask order: what `tile_packing.pack_tiles` makes of each."""
-    places = [i for i, table in enumerate(tables) if table.n_rows > 0]
+    indices = [i for i, table in enumerate(tables) if table.n_rows > 0]
     # Tables with kernels of like size share a form of the keys' kernel.
-    places.sort(key=lambda i: offset_block(tables[i].n_offsets))
-    if len(places) < 2 or sum(tables[i].n_rows for i in places) > _LAST:
-        places = []
-    tiles = dict(zip(places, _together([tables[i] for i in places], target), strict=True))
+    indices.sort(key=lambda i: offset_block(tables[i].n_offsets))
+    if len(indices) < 2 or sum(tables[i].n_rows for i in indices) > _LAST:
+        indices = []
+    tiles = dict(zip(indices, _together([tables[i] for i in indices], target), strict=True))
     return [
         tiles[i] if i in tiles else pack_tiles(table, mask_order(table, target), target)
         for i, table in enumerate(tables)
@@ -207,9 +207,9 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
         )
         at += 4 * n_words
         tiles.append(TileList(memory, table.n_offsets, n_pairs, table.n_rows))
-    shift, held = bits if large else 0, [scratch, *(tile_list.memory for tile_list in tiles)]
-    held += [memory_of(part) for table in tables for part in table.own if part is not None]
-    _launch(tables, uploaded(records, device, held), words, (keys, shift), orders, target)
+    shift, addressed = bits if large else 0, [scratch, *(tile_list.memory for tile_list in tiles)]
+    addressed += [memory_of(part) for table in tables for part in table.own if part is not None]
+    _launch(tables, uploaded(records, device, addressed), words, (keys, shift), orders, target)
     return tiles
 
 
@@ -248,9 +248,9 @@ def _launch(
         grid = *[largest(sizes) for sizes in zip(*grids, strict=True)][:2], count
         masks_kernel.launch(device, target, grid, (records,), (FIELDS, ROWS), OPTIONS, ())
     first, block, part = 0, ordering._KEY_BLOCK, ordering._PART
-    held, shift = keys
-    last = torch.iinfo(held.dtype).max
-    shared = 8 * held.dtype.itemsize if shift else 0
+    key_part, shift = keys
+    last = torch.iinfo(key_part.dtype).max
+    shared = 8 * key_part.dtype.itemsize if shift else 0
     for v_block, group in itertools.groupby(tables, lambda table: offset_block(table.n_offsets)):
         rows = [table.n_rows for table in group]
         constants = (FIELDS, v_block, KEY_BITS, SAMPLE, block, last, shared)
@@ -265,7 +265,7 @@ def _launch(
         )
         first += len(rows)
     if shift:
-        _sort_into(orders, held)
+        _sort_into(orders, key_part)
     else:
         orders_kernel.launch(
             device, target, (cdiv(most, part), count, 1), (records,), (FIELDS, last, part, part), OPTIONS, ()

@@ -50,8 +50,8 @@ class TileList:
     def size(n_offsets: int, n_pairs: int, splits: int = 1) -> int:
         """Elements of `memory`."""
         quads = cdiv(splits * n_pairs, 4) * 4
-        places = 2 * TILE * (splits + n_offsets + splits - 1)
-        return n_pairs * (places + n_offsets) + quads * 3 * (n_offsets + 1)
+        per_pair = 2 * TILE * (splits + n_offsets + splits - 1)
+        return n_pairs * (per_pair + n_offsets) + quads * 3 * (n_offsets + 1)
 
     def _view(self, start: int, *shape: int) -> torch.Tensor:
         return self.memory.narrow(0, start, math.prod(shape)).view(shape)
@@ -79,7 +79,7 @@ class TileList:
         """Where in `memory` the packed table starts."""
         return self._starts()[0]
 
-    def places(self, block_m: int) -> tuple[int, int, int, int]:
+    def section_starts(self, block_m: int) -> tuple[int, int, int, int]:
         """Where in `memory` packed, rows, and the lists live and n_live for programs of `block_m`
         rows start; a part of TILE, TILE or twice that, else KernelError."""
         if block_m != 2 * TILE and TILE % block_m:
@@ -103,8 +103,8 @@ class TileList:
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(live int32 [tiles, V], n_live int32 [tiles]): the offsets present in each tile of each part,
         ascending; tiles of TILE rows, or of twice that where `block_m` is. Only the first n_live offsets of
-        a tile mean something. Raises KernelError as `places` does."""
-        _, _, live, n_live = self.places(block_m)
+        a tile mean something. Raises KernelError as `section_starts` does."""
+        _, _, live, n_live = self.section_starts(block_m)
         n_tiles = self.splits * self.pitch // max(TILE, block_m)
         return self._view(live, n_tiles, self.n_offsets), self._view(n_live, n_tiles)
 
@@ -122,7 +122,7 @@ class TileList:
     def table(self) -> NeighborTable:
         """The table these tiles were made of."""
         n_rows, n_offsets = self.n_rows, self.n_offsets
-        there = self.counts.repeat_interleave(2 * TILE, 1)[:, :n_rows] > 0
+        live = self.counts.repeat_interleave(2 * TILE, 1)[:, :n_rows] > 0
         # Places behind the rows in use have row -1: they go to a column of their own.
         nbr = self.memory.new_full((n_offsets, n_rows + 1), -1)
         for part in range(self.splits):
@@ -130,5 +130,5 @@ class TileList:
             named = self.rows[part * self.pitch :][:n_rows].long()
             rows = torch.where(named >= 0, named - part * n_rows, n_rows)
             packed = self.packed[start + part : end + part, :n_rows]
-            nbr[start:end].index_copy_(1, rows, torch.where(there[start:end], packed, -1))
+            nbr[start:end].index_copy_(1, rows, torch.where(live[start:end], packed, -1))
         return NeighborTable(nbr[:, :n_rows].contiguous())

@@ -58,12 +58,12 @@ def store_tiles(
     n_live2_ptr = n_live_ptr + quads * 2
     counts_ptr = n_live2_ptr + quads
     lane = tl.arange(0, 2 * BLOCK_M)
-    place = tl.program_id(0) * 2 * BLOCK_M + lane
+    offs_m = tl.program_id(0) * 2 * BLOCK_M + lane
     live = live_rows(count_ptr, n_rows, counted)
     above = part * n_rows
-    named = tl.load(order_ptr + above + place, mask=place < live, other=0).to(tl.int32)
-    named = tl.where(place < live, named - base, -1)
-    tl.store(rows_ptr + part * pitch + place, named)
+    named = tl.load(order_ptr + above + offs_m, mask=offs_m < live, other=0).to(tl.int32)
+    named = tl.where(offs_m < live, named - base, -1)
+    tl.store(rows_ptr + part * pitch + offs_m, named)
     row = tl.where(named >= 0, named - above, -1)
     first = 0
     second = 0
@@ -84,7 +84,9 @@ def store_tiles(
         slot = tl.cumsum(marks, 0) - marks
         # Nobody reads an offset of a pair of tiles that lacks it.
         tl.store(
-            packed_ptr + (v + part) * pitch + place[None, :], value, mask=(either[:, None] > 0) & (place[None, :] >= 0)
+            packed_ptr + (v + part) * pitch + offs_m[None, :],
+            value,
+            mask=(either[:, None] > 0) & (offs_m[None, :] >= 0),
         )
         total = (hits & 0xFFFF) + (hits >> 16)
         counts = counts_ptr + v1.to(tl.int64) * n_pairs + tl.program_id(0)
@@ -145,15 +147,15 @@ def store_pairs(
     lane = tl.arange(0, PAIRS * BLOCK)
     first = tl.program_id(0) * PAIRS
     pair = first + lane // BLOCK
-    place = first * BLOCK + lane
+    offs_m = first * BLOCK + lane
     pitch = n_pairs.to(tl.int64) * BLOCK
     for v in range(tl.program_id(1), n_lists, tl.num_programs(1)):
         blocks = n_pairs.to(tl.int64) * v
         # Nobody writes an offset of a pair of tiles that lacks it.
         present = tl.load(counts_ptr + blocks + pair, mask=pair < n_pairs, other=0) > 0
-        value = tl.load(packed_ptr + pitch * v + place, mask=present, other=-1)
+        value = tl.load(packed_ptr + pitch * v + offs_m, mask=present, other=-1)
         hit = (value >= 0).to(tl.int32)
-        row = tl.load(rows_ptr + place, mask=value >= 0, other=0)
+        row = tl.load(rows_ptr + offs_m, mask=value >= 0, other=0)
         begin = tl.load(ends_ptr + blocks + first) - tl.load(counts_ptr + blocks + first)
         slot = begin + tl.cumsum(hit, 0) - hit
         tl.store(in_ptr + slot, value, mask=value >= 0)

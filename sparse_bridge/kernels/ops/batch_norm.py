@@ -52,11 +52,11 @@ def saved(memory_ptr, channel, ok_c, n_channels):
 
 
 @triton.jit
-def normal(x_ptr, place, ok, mean, invstd, gain, beta, relu, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def normal(x_ptr, offs, ok, mean, invstd, gain, beta, relu, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """(x normalised, what follows from it as x's dtype holds it, whether a ReLU cuts that off).
 
     Forward and backward must round alike, hence one function and no free choice of contraction."""
-    x = tl.load(x_ptr + place, mask=ok, other=0.0)
+    x = tl.load(x_ptr + offs, mask=ok, other=0.0)
     xhat = (x.to(tl.float32) - mean[None, :]) * invstd[None, :]
     wide_gain = tl.broadcast_to(gain[None, :], (ROWS, CHANNELS))
     wide_beta = tl.broadcast_to(beta[None, :], (ROWS, CHANNELS))
@@ -79,13 +79,13 @@ def _batch_norm_partials(
     live = live_rows(count_ptr, n_rows, counted)
     begin, end = span(live, ROWS)
     shift = begin.to(tl.int64) * n_channels
-    place = lane[:, None] * n_channels + channel[None, :]
+    offs = lane[:, None] * n_channels + channel[None, :]
     mean = tl.zeros((ROWS, CHANNELS), tl.float32)
     spread = tl.zeros((ROWS, CHANNELS), tl.float32)
     seen = tl.zeros((1, 1), tl.float32)
     for start in range(begin, end, ROWS):
         ok = (start + lane < end)[:, None] & ok_c[None, :]
-        x = tl.load(x_ptr + shift + place, mask=ok, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + shift + offs, mask=ok, other=0.0).to(tl.float32)
         seen += 1.0
         delta = tl.where(ok, x - mean, 0.0)
         mean += delta * (1.0 / seen)
@@ -122,9 +122,9 @@ def _merged(
     rows = tl.minimum(tl.maximum(live - tl.minimum(part, n_parts) * share, 0), share)
     ok = (rows > 0)[:, None] & ok_c[None, :]
     rows = rows.to(tl.float32)[:, None]
-    place = memory_ptr + (2 + 2 * part)[:, None] * n_channels + channel[None, :]
-    means = tl.load(place, mask=ok, other=0.0)
-    spreads = tl.load(place + n_channels, mask=ok, other=0.0)
+    address = memory_ptr + (2 + 2 * part)[:, None] * n_channels + channel[None, :]
+    means = tl.load(address, mask=ok, other=0.0)
+    spreads = tl.load(address + n_channels, mask=ok, other=0.0)
     origin = tl.sum(tl.where(part[:, None] == 0, means, 0.0), 0)
     total = tl.maximum(live, 1).to(tl.float32)
     delta = tl.where(ok, means - origin[None, :], 0.0)
@@ -208,13 +208,13 @@ def _batch_norm_apply(
     gain, beta = affine(gain_ptr, beta_ptr, channel, n_channels, has_gain, has_beta)
     begin, end = span(n_rows, ROWS)
     shift = begin.to(tl.int64) * n_channels
-    place = lane[:, None] * n_channels + channel[None, :]
+    offs = lane[:, None] * n_channels + channel[None, :]
     for start in range(begin, end, ROWS):
         row = start + lane
         ok = (row < live)[:, None] & ok_c[None, :]
-        _, y, cut = normal(x_ptr + shift, place, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
+        _, y, cut = normal(x_ptr + shift, offs, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
         y = tl.where(cut | (row >= live)[:, None], 0.0, y).to(y_ptr.dtype.element_ty)
-        tl.store(y_ptr + shift + place, y, mask=(row < end)[:, None] & ok_c[None, :])
+        tl.store(y_ptr + shift + offs, y, mask=(row < end)[:, None] & ok_c[None, :])
         shift += ROWS * n_channels
 
 

@@ -41,13 +41,13 @@ def _batch_norm_grad_partials(
     gain, beta = affine(gain_ptr, beta_ptr, channel, n_channels, has_gain, has_beta)
     begin, end = span(live, ROWS)
     shift = begin.to(tl.int64) * n_channels
-    place = lane[:, None] * n_channels + channel[None, :]
+    offs = lane[:, None] * n_channels + channel[None, :]
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     product = tl.zeros((ROWS, CHANNELS), tl.float32)
     for start in range(begin, end, ROWS):
         ok = (start + lane < end)[:, None] & ok_c[None, :]
-        xhat, _, cut = normal(x_ptr + shift, place, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
-        dy = tl.load(dy_ptr + shift + place, mask=ok, other=0.0).to(tl.float32)
+        xhat, _, cut = normal(x_ptr + shift, offs, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
+        dy = tl.load(dy_ptr + shift + offs, mask=ok, other=0.0).to(tl.float32)
         dy = tl.where(cut, 0.0, dy)
         total += dy
         product += dy * xhat
@@ -100,30 +100,30 @@ def _batch_norm_dx(
     live = live_rows(count_ptr, n_rows, counted)
     part = tl.arange(0, PARTS)
     sums_ptr = memory_ptr + (2 + 2 * part)[:, None] * n_channels + channel[None, :]
-    there = (part < n_parts)[:, None] & ok_c[None, :]
-    total = tl.sum(tl.load(sums_ptr, mask=there, other=0.0), 0)
-    product = tl.sum(tl.load(sums_ptr + n_channels, mask=there, other=0.0), 0)
+    ok_p = (part < n_parts)[:, None] & ok_c[None, :]
+    total = tl.sum(tl.load(sums_ptr, mask=ok_p, other=0.0), 0)
+    product = tl.sum(tl.load(sums_ptr + n_channels, mask=ok_p, other=0.0), 0)
     if tl.program_id(0) == 0:
-        wanted = channel < n_channels * has_gain
-        tl.store(dgain_ptr + channel, product.to(dgain_ptr.dtype.element_ty), mask=wanted)
-        wanted = channel < n_channels * has_beta
-        tl.store(dbeta_ptr + channel, total.to(dbeta_ptr.dtype.element_ty), mask=wanted)
+        stored = channel < n_channels * has_gain
+        tl.store(dgain_ptr + channel, product.to(dgain_ptr.dtype.element_ty), mask=stored)
+        stored = channel < n_channels * has_beta
+        tl.store(dbeta_ptr + channel, total.to(dbeta_ptr.dtype.element_ty), mask=stored)
     mean, invstd = saved(memory_ptr, channel, ok_c, n_channels)
     gain, beta = affine(gain_ptr, beta_ptr, channel, n_channels, has_gain, has_beta)
     rows = tl.maximum(live, 1).to(tl.float32)
     total, product, scale = total / rows, product / rows, gain * invstd
     begin, end = span(n_rows, ROWS)
     shift = begin.to(tl.int64) * n_channels
-    place = lane[:, None] * n_channels + channel[None, :]
+    offs = lane[:, None] * n_channels + channel[None, :]
     for start in range(begin, end, ROWS):
         row = start + lane
         ok = (row < live)[:, None] & ok_c[None, :]
-        xhat, _, cut = normal(x_ptr + shift, place, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
-        dy = tl.load(dy_ptr + shift + place, mask=ok, other=0.0).to(tl.float32)
+        xhat, _, cut = normal(x_ptr + shift, offs, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
+        dy = tl.load(dy_ptr + shift + offs, mask=ok, other=0.0).to(tl.float32)
         dy = tl.where(cut, 0.0, dy)
         dx = (dy - total[None, :] - xhat * product[None, :]) * scale[None, :]
         dx = tl.where((row < live)[:, None], dx, 0.0).to(dx_ptr.dtype.element_ty)
-        tl.store(dx_ptr + shift + place, dx, mask=(row < end)[:, None] & ok_c[None, :])
+        tl.store(dx_ptr + shift + offs, dx, mask=(row < end)[:, None] & ok_c[None, :])
         shift += ROWS * n_channels
 
 

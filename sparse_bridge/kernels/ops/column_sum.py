@@ -28,11 +28,11 @@ def _column_partials(x_ptr, partial_ptr, n_rows, n_channels, ROWS: tl.constexpr,
     ok_c = channel < n_channels
     begin, end = span(n_rows, ROWS)
     shift = begin.to(tl.int64) * n_channels
-    place = lane[:, None] * n_channels + channel[None, :]
+    offs = lane[:, None] * n_channels + channel[None, :]
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for start in range(begin, end, ROWS):
         ok = (start + lane < end)[:, None] & ok_c[None, :]
-        total += tl.load(x_ptr + shift + place, mask=ok, other=0.0).to(tl.float32)
+        total += tl.load(x_ptr + shift + offs, mask=ok, other=0.0).to(tl.float32)
         shift += ROWS * n_channels
     out_ptr = partial_ptr + tl.program_id(0) * n_channels + channel
     tl.store(out_ptr, tl.sum(total, 0), mask=ok_c)
@@ -45,8 +45,8 @@ def _column_totals(partial_ptr, y_ptr, n_parts, n_channels, PARTS: tl.constexpr,
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
     ok = (part < n_parts)[:, None] & ok_c[None, :]
-    place = part[:, None] * n_channels + channel[None, :]
-    total = tl.sum(tl.load(partial_ptr + place, mask=ok, other=0.0), 0)
+    offs = part[:, None] * n_channels + channel[None, :]
+    total = tl.sum(tl.load(partial_ptr + offs, mask=ok, other=0.0), 0)
     tl.store(y_ptr + channel, total.to(y_ptr.dtype.element_ty), mask=ok_c)
 
 

@@ -65,16 +65,16 @@ class NormSpec:
         device: torch.device,
         dtype: torch.dtype,
         n_channels: int,
-        kinds: tuple[torch.dtype | None, ...],
+        dtypes: tuple[torch.dtype | None, ...],
     ) -> None:
         self.target, self.device, self.units = target, device, target.compute_units
         self.addressed = target.takes_addresses
-        gain, beta, mean, _, batches = kinds
+        gain, beta, mean, _, batches = dtypes
         self.present = tuple([0 if vector_dtype is None else 1 for vector_dtype in (gain, beta, mean, batches)])
         rows = "norm", dtype, specialise(n_channels)
         self.rows_key = number_of(rows)
-        self.vectors_key = number_of((*rows, *kinds))
-        self.grads_key = number_of((*rows, *kinds[:2]))
+        self.vectors_key = number_of((*rows, *dtypes))
+        self.grads_key = number_of((*rows, *dtypes[:2]))
 
 
 _cached_spec = functools.lru_cache(maxsize=1024)(NormSpec)
@@ -83,5 +83,5 @@ _cached_spec = functools.lru_cache(maxsize=1024)(NormSpec)
 def spec_of(x: torch.Tensor, vectors: Vectors, target: Target) -> NormSpec:
     """The norm of features like x [N, C], fp16 / bf16 / fp32, with vectors like these [C]: of x's dtype or fp32, and
     an int64 number of batches. One object for equal kinds."""
-    kinds = tuple([None if vector is None else vector.dtype for vector in vectors])
-    return _cached_spec(target, x.device, x.dtype, x.shape[1], kinds)
+    dtypes = tuple([None if vector is None else vector.dtype for vector in vectors])
+    return _cached_spec(target, x.device, x.dtype, x.shape[1], dtypes)

@@ -77,23 +77,23 @@ def _pool_backward(
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
     inside = (row < n_rows)[:, None] & ok_c[None, :]
-    here = row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+    offs_x = row.to(tl.int64)[:, None] * n_channels + channel[None, :]
     acc = tl.zeros((ROWS, CHANNELS), tl.float32)
     if MODE == 2:
-        x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offs_x, mask=inside, other=0.0).to(tl.float32)
     for v in range(n_offsets):
         window = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
         ok = (window >= 0)[:, None] & ok_c[None, :]
-        there = window.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        gradient = tl.load(dy_ptr + there, mask=ok, other=0.0).to(tl.float32)
+        offs_y = window.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        gradient = tl.load(dy_ptr + offs_y, mask=ok, other=0.0).to(tl.float32)
         if MODE == 2:
-            y = tl.load(y_ptr + there, mask=ok, other=0.0).to(tl.float32)
+            y = tl.load(y_ptr + offs_y, mask=ok, other=0.0).to(tl.float32)
             gradient = tl.where(ok & (x == y), gradient, 0.0)
         if MODE == 1:
             count = tl.load(count_ptr + window, mask=window >= 0, other=1)
             gradient = gradient / count.to(tl.float32)[:, None]
         acc += gradient
-    tl.store(dx_ptr + here, acc.to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(dx_ptr + offs_x, acc.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["n_channels", "n_segments"])
@@ -124,9 +124,9 @@ def _first_largest(
     # Triton 3.8 and 3.9 for AMD take a loop between 64-bit bounds for empty, and fold comparisons
     # of the integers that it carries.
     for step in range(tl.cdiv(end - begin, ROWS).to(tl.int32)):
-        place = begin + step * ROWS + tl.arange(0, ROWS)
-        row = tl.load(order_ptr + place, mask=place < end, other=-1).to(tl.int64)
-        ok = (place < end)[:, None] & ok_c[None, :]
+        offs = begin + step * ROWS + tl.arange(0, ROWS)
+        row = tl.load(order_ptr + offs, mask=offs < end, other=-1).to(tl.int64)
+        ok = (offs < end)[:, None] & ok_c[None, :]
         value = tl.load(x_ptr + row[:, None] * n_channels + channel[None, :], mask=ok, other=0.0).to(tl.float32)
         better = ok & ((index < 0) | (value > best) | ((value != value) & (best == best)))
         index = tl.where(better, row[:, None], index)

@@ -43,14 +43,14 @@ def _lane_sums(
     lane = tl.arange(0, begin.shape[0])
     acc = tl.zeros((begin.shape[0], channel.shape[0]), tl.float64 if FP64 else tl.float32)
     for step in range(0, tl.max(end - begin, 0).to(tl.int32), LANES):
-        place = begin + step + lane % LANES
-        entry = tl.load(order_ptr + place, mask=place < end, other=0)
-        ok = (place < end)[:, None] & ok_c[None, :]
+        offs = begin + step + lane % LANES
+        entry = tl.load(order_ptr + offs, mask=offs < end, other=0)
+        ok = (offs < end)[:, None] & ok_c[None, :]
         row = (entry // K).to(tl.int64)[:, None]
         value = tl.load(x_ptr + row * n_channels + channel[None, :], mask=ok, other=0.0)
         value = value.to(acc.dtype)
         if HAS_WEIGHT:
-            weight = tl.load(weight_ptr + entry, mask=place < end, other=0.0).to(acc.dtype)
+            weight = tl.load(weight_ptr + entry, mask=offs < end, other=0.0).to(acc.dtype)
             value = value * weight[:, None]
         acc += value
     return acc
@@ -96,7 +96,7 @@ def _segment_sum(
     """
     lane = tl.arange(0, SEGMENTS * LANES)
     segment = tl.program_id(0) * SEGMENTS + lane // LANES
-    here = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
+    out_segment = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
     begin = tl.load(starts_ptr + segment, mask=segment < n_segments, other=0)
@@ -145,7 +145,7 @@ def _segment_sum(
             part = tl.reshape(tl.broadcast_to(part, (SEGMENTS, LANES, CHANNELS)), (SEGMENTS * LANES, CHANNELS))
             acc += tl.where((lane % LANES == chunk % LANES)[:, None], part, 0.0)
     total = _joined(acc, SEGMENTS, LANES)
-    _store_sums(total, count_ptr, y_ptr, here, n_segments, channel, ok_c, n_channels, HAS_COUNT)
+    _store_sums(total, count_ptr, y_ptr, out_segment, n_segments, channel, ok_c, n_channels, HAS_COUNT)
 
 
 @triton.jit(do_not_specialize=["n_segments", "n_channels"])
@@ -166,7 +166,7 @@ def _chunk_sum(
     `_segment_sum`."""
     lane = tl.arange(0, SEGMENTS * LANES)
     segment = tl.program_id(0) * SEGMENTS + lane // LANES
-    here = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
+    out_segment = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c, ok = channel < n_channels, segment < n_segments
     begin = tl.load(starts_ptr + segment, mask=ok, other=0)
@@ -176,11 +176,11 @@ def _chunk_sum(
     for step in range(0, n_chunks, LANES):
         chunk = step + lane % LANES
         row = chunk.to(tl.int64) * n_segments + segment
-        there = (ok & (chunk * CHUNK < length))[:, None] & ok_c[None, :]
+        mask = (ok & (chunk * CHUNK < length))[:, None] & ok_c[None, :]
         at = part_ptr + row[:, None] * n_channels + channel[None, :]
-        acc += tl.load(at, mask=there, other=0.0)
+        acc += tl.load(at, mask=mask, other=0.0)
     total = _joined(acc, SEGMENTS, LANES)
-    _store_sums(total, count_ptr, y_ptr, here, n_segments, channel, ok_c, n_channels, HAS_COUNT)
+    _store_sums(total, count_ptr, y_ptr, out_segment, n_segments, channel, ok_c, n_channels, HAS_COUNT)
 
 
 segment_sum_kernel = register(_segment_sum)

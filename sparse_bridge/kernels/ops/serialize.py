@@ -32,10 +32,10 @@ def _encode_voxels(coords_ptr, code_ptr, n_rows, bits, HILBERT: tl.constexpr, PO
     x = tl.load(at + 1, mask=ok, other=0).to(tl.int64) & inside
     y = tl.load(at + 2, mask=ok, other=0).to(tl.int64) & inside
     z = tl.load(at + 3, mask=ok, other=0).to(tl.int64) & inside
-    one = tl.zeros((POINTS,), tl.int64) + 1
+    unit = tl.zeros((POINTS,), tl.int64) + 1
     if HILBERT:
         for step in range(1, bits):
-            q = one << (bits - step)
+            q = unit << (bits - step)
             x = tl.where((x & q) != 0, x ^ (q - 1), x)
             x, y = _undo_step(x, y, q)
             x, z = _undo_step(x, z, q)
@@ -43,7 +43,7 @@ def _encode_voxels(coords_ptr, code_ptr, n_rows, bits, HILBERT: tl.constexpr, PO
         z ^= y
         turn = tl.zeros((POINTS,), tl.int64)
         for step in range(1, bits):
-            q = one << (bits - step)
+            q = unit << (bits - step)
             turn = tl.where((z & q) != 0, turn ^ (q - 1), turn)
         x ^= turn
         y ^= turn
@@ -77,14 +77,14 @@ def _decode_voxels(code_ptr, coords_ptr, n_rows, bits, HILBERT: tl.constexpr, WI
     batch = code >> shift
     if WIDE:
         batch = tl.where(shift > 0, batch & ~(top << (64 - shift)), batch)
-    one = tl.zeros((POINTS,), tl.int64) + 1
+    unit = tl.zeros((POINTS,), tl.int64) + 1
     if HILBERT:
         turn = z >> 1
         z ^= y
         y ^= x
         x ^= turn
         for level in range(1, bits):
-            q = one << level
+            q = unit << level
             x, z = _undo_step(x, z, q)
             x, y = _undo_step(x, y, q)
             x = tl.where((x & q) != 0, x ^ (q - 1), x)

@@ -44,17 +44,17 @@ def _gather_sum(
     ok_c = channel < n_channels
     acc = tl.zeros((ROWS, CHANNELS), tl.float64 if FP64 else tl.float32)
     for k in range(K):
-        place = row.to(tl.int64) * K + k
-        source = tl.load(index_ptr + place, mask=ok_r, other=-1)
+        offs_k = row.to(tl.int64) * K + k
+        source = tl.load(index_ptr + offs_k, mask=ok_r, other=-1)
         present = (source >= 0) & (source < n_sources)
         if HAS_COUNT:
             count = tl.load(count_ptr + source, mask=present, other=0).to(acc.dtype)
             present = present & (count > 0)
         ok = present[:, None] & ok_c[None, :]
-        there = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        value = tl.load(x_ptr + there, mask=ok, other=0.0).to(acc.dtype)
+        offs_x = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        value = tl.load(x_ptr + offs_x, mask=ok, other=0.0).to(acc.dtype)
         if HAS_WEIGHT:
-            value = value * tl.load(weight_ptr + place, mask=present, other=0.0).to(acc.dtype)[:, None]
+            value = value * tl.load(weight_ptr + offs_k, mask=present, other=0.0).to(acc.dtype)[:, None]
         if HAS_COUNT:
             value = value / tl.where(count > 0, count, 1.0)[:, None]
         acc += value
@@ -79,23 +79,23 @@ def _trilinear(
     corner = tl.arange(0, 8)[None, :]
     product = tl.zeros((POINTS, 8), tl.float64 if FP64 else tl.float32) + 1.0
     for axis in tl.static_range(3):
-        place = point.to(tl.int64) * stride_cn + axis * stride_cc
-        c = tl.load(coords_ptr + place, mask=ok, other=0.0).to(product.dtype)
+        offs = point.to(tl.int64) * stride_cn + axis * stride_cc
+        c = tl.load(coords_ptr + offs, mask=ok, other=0.0).to(product.dtype)
         cell = c / scale
         fraction = (c - tl.floor(cell) * scale) / scale
         product = product * _corner(fraction, (corner >> (2 - axis)) & 1)
-    place = point.to(tl.int64) * 8 + corner
-    index = tl.load(index_ptr + place, mask=ok, other=-1)
+    offs = point.to(tl.int64) * 8 + corner
+    index = tl.load(index_ptr + offs, mask=ok, other=-1)
     product = tl.where(index >= 0, product, 0.0)
     product = product / (tl.sum(product, 1) + 1e-8)[:, None]
-    tl.store(weight_ptr + place, product.to(weight_ptr.dtype.element_ty), mask=ok)
+    tl.store(weight_ptr + offs, product.to(weight_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["n", "n_values"])
 def _count_index(index_ptr, count_ptr, n, n_values, BLOCK: tl.constexpr):
     """count[v] += occurrences of v; values outside 0 .. n_values - 1 are passed over."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(index_ptr + place, mask=place < n, other=-1)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(index_ptr + offs, mask=offs < n, other=-1)
     ok = (value >= 0) & (value < n_values)
     tl.atomic_add(count_ptr + value, 1, mask=ok)
 

@@ -28,8 +28,8 @@ def _window_max(
     for v in range(n_offsets):
         source = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
         ok = (source >= 0)[:, None] & ok_c[None, :]
-        place = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        value = tl.load(x_ptr + place, mask=ok, other=0.0).to(tl.float32)
+        offs_x = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        value = tl.load(x_ptr + offs_x, mask=ok, other=0.0).to(tl.float32)
         nan, best_nan = value != value, best != best
         larger = (value > best) | (nan & (best == best))
         ties = ((value == best) | (nan & best_nan)) & (source[:, None] < index)
@@ -54,9 +54,9 @@ def _window_max_backward(
     for v in range(n_offsets):
         window = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
         ok = (window >= 0)[:, None] & ok_c[None, :]
-        place = window.to(tl.int64)[:, None] * n_channels + channel[None, :]
-        argmax = tl.load(index_ptr + place, mask=ok, other=-1)
-        gradient = tl.load(dy_ptr + place, mask=ok, other=0.0).to(tl.float32)
+        offs_y = window.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        argmax = tl.load(index_ptr + offs_y, mask=ok, other=-1)
+        gradient = tl.load(dy_ptr + offs_y, mask=ok, other=0.0).to(tl.float32)
         acc += tl.where(ok & (argmax == row[:, None]), gradient, 0.0)
     out = dx_ptr + row.to(tl.int64)[:, None] * n_channels + channel[None, :]
     tl.store(out, acc.to(dx_ptr.dtype.element_ty), mask=(row < n_rows)[:, None] & ok_c[None, :])

@@ -24,7 +24,7 @@ from typing import Any
 
 from ... import log, policy, state
 from ...workers import cores
-from .triton_compat import binder_made, settle_key
+from .triton_compat import bind_to_device, settle_key
 
 enabled = True  # False: threads compile
 _MOST = 16  # forms that are compiled side by side
@@ -51,7 +51,7 @@ class _Worker:
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self._greeted = pipe, False
 
-    def ready(self, seconds: float) -> bool:
+    def accepts(self, seconds: float) -> bool:
         """Whether it takes forms, within so many seconds."""
         if not self._greeted and self.pipe.poll(max(0.0, seconds)):
             self.pipe.recv_bytes()
@@ -151,15 +151,15 @@ class Processes:
                 if not self._idle or not enabled or self.useless:
                     return None
                 worker = self._idle.pop()
-                left = self._started + _PATIENCE - time.monotonic() if start else 0.0
+                remaining = self._started + _PATIENCE - time.monotonic() if start else 0.0
             try:
-                ready = worker.ready(left)
+                accepted = worker.accepts(remaining)
             except (EOFError, OSError):  # the server has failed, or had nothing to do for long
                 with self._lock:
                     if worker in self._crew:
                         self._crew, self._idle = set(), []
                 continue
-            if ready:
+            if accepted:
                 self._starts.learn(True)
                 return worker
             self._give_back(worker)
@@ -213,7 +213,7 @@ def reset() -> None:
 
 
 @contextlib.contextmanager
-def asked_first(fn: Any, begin: bool = False) -> Iterator[None]:
+def worker_first(fn: Any, begin: bool = False) -> Iterator[None]:
     """Inside, what this thread compiles of a jit function is compiled by a worker process if the
     disk cache does not have it.
 
@@ -221,15 +221,15 @@ def asked_first(fn: Any, begin: bool = False) -> Iterator[None]:
     """
     with _binding:
         settle_key(fn)
-        binder_made(fn)  # which brings `compile`
+        bind_to_device(fn)  # which brings `compile`
         compile_here = getattr(fn, "compile", None)
         if compile_here is not None and not isinstance(compile_here, _Elsewhere):
             fn.compile = _Elsewhere(compile_here)
-    _local.asks, _local.begin = True, begin
+    _local.asks_worker, _local.begin = True, begin
     try:
         yield
     finally:
-        _local.asks = False
+        _local.asks_worker = False
 
 
 class _Compiled(BaseException):
@@ -240,11 +240,11 @@ class _Elsewhere:
     """In the place of Triton's `compile` for one jit function."""
 
     def __init__(self, compile_here: Callable[..., Any]) -> None:
-        self.here = compile_here
+        self.compile_here = compile_here
 
     def __call__(self, src: Any, **arguments: Any) -> Any:
-        if not getattr(_local, "asks", False):
-            return self.here(src, **arguments)
+        if not getattr(_local, "asks_worker", False):
+            return self.compile_here(src, **arguments)
 
         def compile_there() -> None:
             form = _packed(src, arguments.get("target"), arguments.get("options"))
@@ -267,7 +267,7 @@ class _Elsewhere:
 
         src.make_ir = make_ir
         try:
-            return self.here(src, **arguments)
+            return self.compile_here(src, **arguments)
         finally:
             vars(src).pop("make_ir", None)
 

@@ -14,7 +14,7 @@ from ...refusals import Refusal, Why
 from .symbolic import NUMBERS, Memory, Sym
 
 # In the order of the helper.
-KINDS = (
+OPCODES = (
     "ADD",
     "SUB",
     "MUL",
@@ -41,7 +41,7 @@ KINDS = (
     "COMMIT",
     "RETURN",
 )
-_NUMBER_OF = {opcode: number for number, opcode in enumerate(KINDS)}
+_NUMBER_OF = {opcode: number for number, opcode in enumerate(OPCODES)}
 GUARDS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
 
 
@@ -139,8 +139,8 @@ class Encoder:
         if name not in self._numbers:
             if self._earlier is None:
                 raise Refusal(Why.TRACE_UNKNOWN, name)
-            there = self._earlier.known_number(name)
-            self._carried.extend((0, there, self._new_number(name)))
+            earlier_index = self._earlier.known_number(name)
+            self._carried.extend((0, earlier_index, self._new_number(name)))
         return self._numbers[name]
 
     def object(self, value: Any) -> int:
@@ -189,8 +189,8 @@ class Encoder:
         if name not in self._indices:
             if self._earlier is None:
                 raise Refusal(Why.TRACE_UNKNOWN, name)
-            there = self._earlier._known_object(name)
-            self._carried.extend((1, there, self._object_index(name)))
+            earlier_index = self._earlier._known_object(name)
+            self._carried.extend((1, earlier_index, self._object_index(name)))
         return self._indices[name]
 
     def _constant(self, value: Any) -> int:

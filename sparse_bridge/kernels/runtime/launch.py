@@ -138,12 +138,12 @@ def begin(
         return False
     if precompile.dry_runs and precompile.futures() is not None:
         return False
-    call, before, between = entry
+    call, prefix, between = entry
     stream = torch._C._cuda_getCurrentRawStream(index)
     if PASS_CONSTEXPRS:
-        call(*before, *grid, stream, *between, *values, *constants)
+        call(*prefix, *grid, stream, *between, *values, *constants)
     else:
-        call(*before, *grid, stream, *between, *values)
+        call(*prefix, *grid, stream, *between, *values)
     return True
 
 
@@ -243,7 +243,7 @@ class Kernel:
             coming.exception()  # waits; what failed there fails again below, to the caller's face
         if self.start(it.device, it.key, it.grid, _values(it.args), it.constants):
             return
-        with loading(), _addressing(it.small_pointers, it.args), compile_processes.asked_first(self.fn):
+        with loading(), _addressing(it.small_pointers, it.args), compile_processes.worker_first(self.fn):
             compiled = self.fn[it.grid](*it.args, *it.constants, **OPTIONS, **it.options)
         self._compiled[key] = launcher_of(compiled)
 
@@ -257,7 +257,7 @@ class Kernel:
             with (
                 torch.cuda.device(it.device),
                 _addressing(it.small_pointers, it.args),
-                compile_processes.asked_first(self.fn, begin=True),
+                compile_processes.worker_first(self.fn, begin=True),
             ):
                 compiled = self.fn.warmup(*it.args, *it.constants, grid=it.grid, **OPTIONS, **it.options)
                 self._compiled[key] = launcher_of(compiled)
@@ -275,8 +275,8 @@ def register(fn: Any) -> Kernel:
     if parameters is not None:
         constants = tuple(p.name for p in parameters if p.is_constexpr)
     else:  # interpreted functions keep no more than the Python function
-        kinds = fn.fn.__annotations__
-        constants = tuple(n for n in names if "constexpr" in str(kinds.get(n, "")))
+        annotations = fn.fn.__annotations__
+        constants = tuple(n for n in names if "constexpr" in str(annotations.get(n, "")))
     kernel = Kernel(fn, constants)
     name_constexprs(fn)
     if constants and tuple(names[-len(constants) :]) != constants:

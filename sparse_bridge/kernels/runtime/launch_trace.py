@@ -37,11 +37,11 @@ class Step(NamedTuple):
 
 class Traced(NamedTuple):
     """The programs of a trace: up to where the host waits for numbers of the device, and behind
-    that. kept: tensors whose addresses they know."""
+    that. keep_alive: tensors whose addresses they contain."""
 
     first: Steps
     second: Steps
-    kept: tuple[torch.Tensor, ...]
+    keep_alive: tuple[torch.Tensor, ...]
 
 
 class Trace:
@@ -54,7 +54,7 @@ class Trace:
         self._stream = Sym(self, "stream", 0)
         self._steps: list[Step] = []
         self._symbols: dict[Any, Sym] = {}
-        self._asked: set[Any] = set()
+        self._compared: set[Any] = set()
         self._reached: dict[str, frozenset[str]] = {}  # memory that holds addresses
         self._keep_alive: dict[int, torch.Tensor] = {}
 
@@ -73,8 +73,8 @@ class Trace:
     # what the host code does
 
     def computed(self, opcode: str, hint: int, *operands: Any) -> Sym:
-        """The result of arithmetic, one symbol for equal operands. opcode: of `host_program.KINDS`.  hint: its value in
-        this scene."""
+        """The result of arithmetic, one symbol for equal operands. opcode: of `host_program.OPCODES`.  hint: its
+        value in this scene."""
         key = opcode, *map(_key, operands)
         symbol = self._symbols.get(key)
         if symbol is None:
@@ -85,11 +85,11 @@ class Trace:
             self._steps.append(Step(opcode, operands, symbol.name, needs, plain=True, early=not memory))
         return symbol
 
-    def asked(self, opcode: str, outcome: bool, *operands: Any) -> bool:
+    def compared(self, opcode: str, outcome: bool, *operands: Any) -> bool:
         """The outcome of a comparison in this scene, which becomes a guard. opcode: of `host_program.GUARDS`."""
         key = opcode, *map(_key, operands)
-        if key not in self._asked:
-            self._asked.add(key)
+        if key not in self._compared:
+            self._compared.add(key)
             needs, memory = _read(operands)
             args = (*operands, bool(outcome))
             self._steps.append(Step(opcode, args, None, needs, plain=True, early=not memory))
@@ -139,10 +139,10 @@ class Trace:
         entry = kernel.compiled(device_index(self.device), _concrete(key))
         if entry is None:
             raise Refusal(Why.TRACE_NOT_COMPILED, kernel.name)
-        call, before, between = entry
+        call, prefix, between = entry
         values = [arg if type(arg) in NUMBERS or type(arg) is float else arg.data_ptr() for arg in args]
         self._keep_alive |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}
-        operands = (call, *before, *grid, self._stream, *between, *values, *constants)
+        operands = (call, *prefix, *grid, self._stream, *between, *values, *constants)
         self._steps.append(Step("LAUNCH", operands, None, *_read((grid, values))))
 
     def waits(self, value: Any, hints: Sequence[int]) -> list[Sym]:
@@ -155,12 +155,12 @@ class Trace:
     def traced(self, result: Any) -> Traced:
         """Both programs; the second returns `result`. Raises Refusal where a step cannot be written."""
         self._steps.append(Step("RETURN", (result,), None, *_read((result,))))
-        second = list(_wanted(self._steps, set()))
+        second = list(_needed(self._steps, set()))
         targets = {*[step.target for step in second], *self._waited}
         needed = frozenset().union(*[step.needs for step in second]) - targets
         memory = frozenset().union(*[step.memory for step in second])
         # Memory that the second program's work needs is not given back by the first one.
-        first = list(_wanted(self._first, set(needed)))
+        first = list(_needed(self._first, set(needed)))
         first[-1] = first[-1]._replace(memory=first[-1].memory | memory)
         begun = next(index for index, step in enumerate(second) if not step.plain)
         second.insert(begun, Step("COMMIT", ()))
@@ -209,8 +209,8 @@ def _concrete(key: Any) -> Any:
     return tuple(map(_concrete, key)) if type(key) is tuple else key
 
 
-def _wanted(steps: list[Step], needed: set[str]) -> Iterator[Step]:
-    """Without arithmetic whose results nobody reads. needed: names that others read."""
+def _needed(steps: list[Step], needed: set[str]) -> Iterator[Step]:
+    """The steps but for arithmetic whose results nobody reads. needed: names that others read."""
     needed_steps = list[Step]()
     steps = [*[other for other in steps if other.early], *[other for other in steps if not other.early]]
     for step in reversed(steps):

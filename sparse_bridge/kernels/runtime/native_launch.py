@@ -18,7 +18,7 @@ import torch
 
 from ... import native
 
-_KINDS = {
+_LETTERS = {
     "constexpr": "x",
     "i1": "b",
     "i8": "b",
@@ -41,12 +41,12 @@ _DRIVERS = {
 }
 
 
-def kinds_of(signature: dict[str, Any]) -> str | None:
+def letters_of(signature: dict[str, Any]) -> str | None:
     """The types of a kernel's arguments in letters, see `Launcher` in native.c; None where one has
     none."""
     letters = []
     for type_name in signature.values():
-        letter = "P" if isinstance(type_name, str) and type_name[:1] == "*" else _KINDS.get(type_name)
+        letter = "P" if isinstance(type_name, str) and type_name[:1] == "*" else _LETTERS.get(type_name)
         if letter is None:
             return None
         letters.append(letter)
@@ -96,9 +96,9 @@ def native_launcher(compiled: Any, run: Any) -> Any:
         # From there on CUDA wants an attribute of the launch.
         or metadata.shared > 228 << 10
     )
-    kinds, driver = kinds_of(compiled.src.signature), driver_of(name)
-    if special or kinds is None or driver is None:
+    letters, driver = letters_of(compiled.src.signature), driver_of(name)
+    if special or letters is None or driver is None:
         return None
     threads = metadata.num_warps * getattr(metadata, "warp_size", 32)
     address, enter = driver
-    return helper.Launcher(address, compiled.function, threads, metadata.shared, kinds, enter)
+    return helper.Launcher(address, compiled.function, threads, metadata.shared, letters, enter)

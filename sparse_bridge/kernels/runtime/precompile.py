@@ -29,15 +29,15 @@ def dry_run(later: bool = False) -> Iterator[list[Future[Any]]]:
     that have to. Memory that kernels would write stays as it was.  later: when nothing else is left
     to begin."""
     global dry_runs
-    before = getattr(_local, "futures", None)
-    mine: list[Future[Any]] = [] if before is None else before
+    outer = getattr(_local, "futures", None)
+    mine: list[Future[Any]] = [] if outer is None else outer
     with _lock:
         dry_runs += 1
     _local.futures, _local.later = mine, later
     try:
         yield mine
     finally:
-        _local.futures, _local.later = before, False
+        _local.futures, _local.later = outer, False
         with _lock:
             dry_runs -= 1
 

@@ -18,7 +18,7 @@ class StepRecorder(Protocol):
     def computed(self, opcode: str, hint: int, *operands: Any) -> Sym:
         """The result of arithmetic."""
 
-    def asked(self, opcode: str, outcome: bool, *operands: Any) -> bool:
+    def compared(self, opcode: str, outcome: bool, *operands: Any) -> bool:
         """The outcome of a comparison, which becomes a guard."""
 
     def run(self, function: Callable[..., Any], *args: Any) -> None:
@@ -59,10 +59,10 @@ class Sym:
         return self.trace.computed("BITS", self.hint.bit_length(), self)
 
     def __bool__(self) -> bool:
-        return self.trace.asked("NE", self.hint != 0, self, 0)
+        return self.trace.compared("NE", self.hint != 0, self, 0)
 
     def __index__(self) -> int:
-        self.trace.asked("EQ", True, self, self.hint)
+        self.trace.compared("EQ", True, self, self.hint)
         return self.hint
 
     __int__ = __index__
@@ -83,12 +83,12 @@ def _computing(opcode: str, function: Callable[[Any, Any], Any], swapped: bool) 
     return method
 
 
-def _asking(opcode: str, function: Callable[[Any, Any], Any]) -> Any:
+def _comparing(opcode: str, function: Callable[[Any, Any], Any]) -> Any:
     def method(self: Sym, other: Any) -> Any:
         if type(other) not in NUMBERS:
             return NotImplemented
         outcome = function(self.hint, hint_of(other))
-        return self.trace.asked(opcode, outcome, self, other)
+        return self.trace.compared(opcode, outcome, self, other)
 
     return method
 
@@ -105,7 +105,7 @@ for _name, _opcode in {
     setattr(Sym, f"__{_name}__", _computing(_opcode, getattr(operator, _name), False))
     setattr(Sym, f"__r{_name}__", _computing(_opcode, getattr(operator, _name), True))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Sym, f"__{_name}__", _asking(_name.upper(), getattr(operator, _name)))
+    setattr(Sym, f"__{_name}__", _comparing(_name.upper(), getattr(operator, _name)))
 
 
 def hint_of(number: Any) -> Any:

@@ -226,8 +226,8 @@ def of(device: torch.device) -> Target:
     assert driver is not None
     described = driver.get_current_target()  # type: ignore[attr-defined]
     utils: Any = getattr(driver, "utils", None)
-    asked = utils.get_device_properties(0) if hasattr(utils, "get_device_properties") else {}
-    units = asked.get("multiprocessor_count", 8)
+    properties = utils.get_device_properties(0) if hasattr(utils, "get_device_properties") else {}
+    units = properties.get("multiprocessor_count", 8)
     return make_target(described.backend, described.arch, described.warp_size, units, None, raw=False)
 
 
@@ -290,5 +290,5 @@ def described(arch: str, compute_units: int = 64) -> Target:
 @state.owns
 def reset() -> None:
     """Forget what was found out about Triton, its drivers and the GPUs."""
-    for asked in (triton_version, _xpu_unavailable, _gpu_unavailable, _gpu_target, _xpu_target):
-        asked.cache_clear()
+    for query in (triton_version, _xpu_unavailable, _gpu_unavailable, _gpu_target, _xpu_target):
+        query.cache_clear()

@@ -91,8 +91,8 @@ def launcher_of(compiled: Any) -> Entry:
         flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
         return run.launch, (), (function, *flags, metadata, None, None, None)
     if type(run).__name__ == "HIPLauncher":
-        before = (run.launch_cooperative_grid,)
-        return run.launch, before, (function, None, metadata, None, None, None)
+        prefix = (run.launch_cooperative_grid,)
+        return run.launch, prefix, (function, None, metadata, None, None, None)
     return run, (), between
 
 
@@ -169,15 +169,15 @@ def without_buffer_operations() -> Iterator[None]:
                 yield
             return
         name = "AMDGCN_USE_BUFFER_OPS"
-        before = os.environ.get(name)
+        previous = os.environ.get(name)
         os.environ[name] = "0"
         try:
             yield
         finally:
-            if before is None:
+            if previous is None:
                 del os.environ[name]
             else:
-                os.environ[name] = before
+                os.environ[name] = previous
 
 
 def triton_cache() -> pathlib.Path:
@@ -198,7 +198,7 @@ def cache_is_empty() -> bool:
     return False
 
 
-def binder_made(fn: Any) -> None:
+def bind_to_device(fn: Any) -> None:
     """Have a jit function look at the current device, as its first launch does (from 3.3 on)."""
     caches = getattr(fn, "device_caches", None)
     if caches is not None:

@@ -90,9 +90,9 @@ def clamp_for_problem(
     ragged = c_in % tile.block_k != 0
     fewer = summed or (normed and (generation.norm_halves or (wide and (plain or ragged))))
     # Behind a norm of fp64 a residual's addresses cost another half (36 bytes; Triton 3.9, sm_90).
-    held = (32 if single else 64) // (1 if not fewer else 4 if summed and normed else 2)
+    per_thread = (32 if single else 64) // (1 if not fewer else 4 if summed and normed else 2)
     narrow = normed and plain and generation.norm_narrows_fp32
-    most = held * tile.num_warps * target.warp_size
+    most = per_thread * tile.num_warps * target.warp_size
     while (wide or narrow) and tile.block_m * n > most and n > least:
         n //= 2
     if ragged and tile.block_m * n >= 128 * 256:

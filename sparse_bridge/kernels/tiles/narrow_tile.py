@@ -15,7 +15,7 @@ WIDEST = 8  # channels; from 16 on a step is filled by one offset
 FEW_OFFSETS, OFFSETS = 8, 16  # of a step
 SMALL = 27  # offsets up to which steps of few leave more of them out
 
-_KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_PRODUCT_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def width_of(c_in: int) -> int:
@@ -31,7 +31,7 @@ def narrow_tile(
 
     precision: of fp32.
     """
-    product = _KINDS.get(dtype, "fp32" if precision == "ieee" else precision)
+    product = _PRODUCT_NAMES.get(dtype, "fp32" if precision == "ieee" else precision)
     deepest = 256 // dtype.itemsize if target.generation.matrix_kinds(product) else 16
     width = width_of(c_in)
     # Channels that are loaded one by one take registers: 16 offsets of 5 channels 160, 8 take 88.

@@ -147,7 +147,7 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
         for kernel in launch.REGISTRY.values():
             gpu.replaces(kernel, _compiled=Told(kernel))
         gpu.replaces(launch.Kernel, launch=_LAUNCH, _launch_slowly=lambda *_: None)  # the latter of products
-        gpu.replaces(Rulebook, _made=lambda book, side: _table(book.n_offsets, book.n_rows[side]))
+        gpu.replaces(Rulebook, _derived_table=lambda book, side: _table(book.n_offsets, book.n_rows[side]))
         gpu.replaces(TileList, table=lambda tiles: _table(tiles.n_offsets, tiles.n_rows))
         # Maps and products have different numbers for the current GPU here.
         gpu.has(raw=mock.ANY, answers={batched_builder: HOPPER, coordinate_map: None})

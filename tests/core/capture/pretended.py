@@ -66,7 +66,7 @@ class Graph:
 def capture(work, pool, room=None):
     assert pool is not None
     graph = Graph(work, pool)
-    return graph, graph.made
+    return graph, graph.captured
 
 
 def capture_from(work, pool):
@@ -79,10 +79,10 @@ def forward(self, features):
     graph.features.detach()[: features.shape[0]].copy_(features)
     with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
         # A graph ends before a trial puts statistics back, so that replays move them.
-        patch.setattr(captured_model, "statistics_kept", contextlib.nullcontext)
-        graph.made = graph.forward.work()
-    graph.leaves = leaves_of(graph.made)
-    used = graph.scene.used
+        patch.setattr(captured_model, "preserved_statistics", contextlib.nullcontext)
+        graph.captured = graph.forward.work()
+    graph.leaves = leaves_of(graph.captured)
+    used = graph.padded_input.used
     return tuple(leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves)
 
 

@@ -49,12 +49,12 @@ def test_calls_that_are_served_pay_for_more(trainer):
 
 
 def test_ever_new_shapes_are_not_looked_at_any_more(trainer):
-    assert trainer.ready()
+    assert trainer.may_replay()
     for _ in range(policy.CALL_KINDS):
         trainer.capture_when_due(Key(), object)
     assert not trainer.captures and "ever new kinds" in trainer.given_up()
     trainer.modules = None  # nor are its modules
-    assert not trainer.ready() and trainer.modules is None
+    assert not trainer.may_replay() and trainer.modules is None
 
 
 @pytest.mark.emulated

@@ -9,7 +9,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import prefetch, scene_memory
+from sparse_bridge.core.capture import input_memory, prefetch
 from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import map_builder, map_cache, request
@@ -334,7 +334,7 @@ def test_large_tables_are_packed_in_several_batches(kernel_lane, rules, monkeypa
         sizes.append(len(tables))
         return own(tables, target)
 
-    rules.set(scene_memory, BATCH=27 * third.root[0].n_rows + 1)
+    rules.set(input_memory, BATCH=27 * third.root[0].n_rows + 1)
     monkeypatch.setattr(tile_batch, "tile_batch", packed)
     assert third.network() == 0
     assert len(sizes) > 2 and sum(sizes) >= 5

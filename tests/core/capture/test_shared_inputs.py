@@ -158,7 +158,7 @@ def test_a_store(ordered):
 
 
 def test_kept_values(ordered):
-    kept = stream_order.Kept()
+    kept = stream_order.StreamCache()
     reader_of(
         ordered, lambda: kept.put("rows", torch.arange(4) * 2, torch.device("cpu")), lambda: kept.get("rows").sum()
     )

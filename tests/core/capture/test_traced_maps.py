@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import native, policy
-from sparse_bridge.core.capture import scene_memory
+from sparse_bridge.core.capture import input_memory
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
 from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.kernels.maps import mask_order, row_ranks
@@ -135,7 +135,7 @@ def few(monkeypatch):
     for owner, name, value in (
         (parts, "_MOST", 4_000),
         (parts, "_LARGE", 4_000),
-        (scene_memory, "BATCH", 16_000),
+        (input_memory, "BATCH", 16_000),
         (mask_order, "FEW_ROWS", 150),
         (row_ranks, "FEW_ROWS", 150),
     ):

@@ -125,7 +125,7 @@ def test_what_is_multiplied(as_on_a_gpu, sizes, batches, alone, monkeypatch):
     assert steps.steps_of(cut, limits).batches == found.batches, "made once"
     for batch in found.batches:
         x_rows, y_rows = (t.view(len(batch), -1) for t in (batch.x_rows, batch.y_rows))
-        for k, v in enumerate(batch.places(len(sizes), False).tolist()):
+        for k, v in enumerate(batch.offset_indices(len(sizes), False).tolist()):
             size = sizes[v]
             assert torch.equal(x_rows[k, :size].long(), pairs[v][0])
             assert torch.equal(y_rows[k, :size].long(), pairs[v][1])
@@ -226,7 +226,7 @@ def test_lists_in_pieces(as_on_a_gpu, monkeypatch):
     found = steps.steps_of(chunks_of(kmap, 4), per_offset.limits_of(4, 4))
     assert len(found.batches) > 1 and len(found.alone) >= 3
     for batch in found.batches:
-        assert len(batch.places(9, False).unique()) == len(batch)
+        assert len(batch.offset_indices(9, False).unique()) == len(batch)
     x, dy, weight = features(40, 4), features(30, 5, 1), features(36, 5, 2).view(9, 4, 5)
     together, apart = computed(kmap, x, weight, dy)
     want = truth(pairs, x, weight, dy)

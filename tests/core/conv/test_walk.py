@@ -179,7 +179,7 @@ def test_a_kernel_that_has_run_is_launched_alike(kmap, launched, flow, fused):
     y = torch.empty(kmap.n_out, 32)
     vectors = (bias, *(norm or (None,) * 4)[:4], None)
     launched.clear()
-    product.spec.ready.clear()
+    product.spec.variants.clear()
     for _ in range(2):
         product(x, weight, vectors, y)
     n = 1 + (flow != "masked")

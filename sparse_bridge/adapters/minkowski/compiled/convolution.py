@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ....core.compile import coordinates, handles, products
-from ....core.compile.coordinates import Made, Sites, Traced
+from ....core.compile.coordinates import BuilderResult, Sites, Traced
 from ....core.compile.library import define
 from ....core.conv.epilogue import Epilogue
 from ....core.conv.plan import ConvForm
@@ -92,11 +92,11 @@ def _between(
     return out, cell_matrix(registry, key, out)
 
 
-def _build(sites: Sites, numbers: Sequence[int]) -> Made:
+def _build(sites: Sites, numbers: Sequence[int]) -> BuilderResult:
     stride, spec, cells = _asked_for(tuple(numbers))
     x = map_of_sites(sites, stride)
     out, kmap = _between(x.registry, x.key, spec, cells, None)
-    return Made(kmap) if out == x.key else Made(kmap, wrap(x.with_key(out)))
+    return BuilderResult(kmap) if out == x.key else BuilderResult(kmap, wrap(x.with_key(out)))
 
 
 coordinates.register(_BUILDER, _build)

@@ -41,7 +41,7 @@ def warn_of_rows_outside(store: MapStore, indices: torch.Tensor, box: Box) -> No
     """
     watch = _watch
     if watch.look is None:
-        cmap = None if watch.looks.over else store.known(box)
+        cmap = None if watch.looks.over else store.find(box)
         if cmap is None or not cmap.checked or cmap.alive is None:
             return
         if indices.is_cuda and torch.cuda.is_current_stream_capturing():

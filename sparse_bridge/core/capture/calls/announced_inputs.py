@@ -1,8 +1,8 @@
 """Models whose maps are queued as soon as a framework announces an input.
 
 A framework that looks for equal rows when a tensor is made queues a table for that and waits. Where
-tensors of this kind went to a replayed model before, the captured maps of that model tell the same.
-They are queued instead, and are there when the model is called.
+such tensors have gone to a replayed model, the captured maps of that model show whether rows are equal,
+too. They are queued instead, and are ready when the model is called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...maps.map_cache import MapStore
 from .. import padded, prefetch
 from ..graph_maps import GraphOwner, SpeculativeLaunch
 
-_Kind = tuple[torch.device, int, Hashable]
+_Category = tuple[torch.device, int, Hashable]
 
 
 class AnnouncedInputOwner(GraphOwner, Protocol):
@@ -30,29 +30,29 @@ class AnnouncedInputOwner(GraphOwner, Protocol):
 
 
 class _Announced(threading.local):
-    """The coordinates that this thread announced last, and of which kind they are."""
+    """The coordinates that this thread announced last, and their category: device, columns and name."""
 
-    last: tuple[weakref.ref[torch.Tensor], _Kind] | None = None
+    last: tuple[weakref.ref[torch.Tensor], _Category] | None = None
 
 
 _announced = _Announced()
-_owners: dict[_Kind, weakref.ref[AnnouncedInputOwner]] = {}
+_owners: dict[_Category, weakref.ref[AnnouncedInputOwner]] = {}
 
 
 @state.owns
 def forget() -> None:
-    """Drop what was learnt of all kinds."""
+    """Drop the owners of all categories."""
     _owners.clear()
     _announced.last = None
 
 
 def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
-    """Prepare what inputs of this kind are asked, before the first request: by the graph that will
-    probably serve them, else by maps of their own."""
-    kind = cmap.device, cmap.coords.shape[1], name
-    _announced.last = weakref.ref(cmap.coords), kind
-    known = _owners.get(kind)
-    owner = None if known is None else known()
+    """Prepare the maps that such inputs need, before the first request: by the graph that will probably
+    serve them, else by maps of their own."""
+    category = cmap.device, cmap.coords.shape[1], name
+    _announced.last = weakref.ref(cmap.coords), category
+    reference = _owners.get(category)
+    owner = None if reference is None else reference()
     new = cmap.unbounded and padded.current() is None and not hooks.traced()
     if owner is not None and new and owner.speculation.launch_announced(owner, cmap):
         cmap.validate(cmap.n_rows, cmap.n_rows, False)  # the graph has seen that rows are distinct

@@ -37,25 +37,25 @@ class Call(NamedTuple):
         """The input with this path; () for x. Raises Refusal."""
         if path == ():
             return self.x
-        found = self.dicts.get(path, self.parts.get(path))
-        if found is None:
+        value = self.dicts.get(path, self.parts.get(path))
+        if value is None:
             raise Refusal(Why.GRAPH_RETURNS_UNKNOWN, path[-1])
-        return found
+        return value
 
     def inputs_by_id(self, tensors: Any) -> dict[int, Any]:
         """All inputs, by identity."""
         inputs = [self.x, tensors.features_of(self.x), tensors.coordinates_of(self.x)]
-        return {id(one): one for one in (*inputs, *self.dicts.values(), *self.parts.values())}
+        return {id(value): value for value in (*inputs, *self.dicts.values(), *self.parts.values())}
 
 
 def constant(value: Any) -> Hashable:
-    """A value by which calls are told apart. Raises Refusal for objects that have none."""
+    """A value that distinguishes calls. Raises Refusal for objects that have none."""
     if isinstance(value, PLAIN) or _is_code(value):
         return type(value), value
     if isinstance(value, torch.Tensor):
         return torch.Tensor, value.ndim, value.dtype, value.requires_grad
     if isinstance(value, (list, tuple)):
-        return type(value), tuple([constant(one) for one in value])
+        return type(value), tuple([constant(item) for item in value])
     raise Refusal(Why.GRAPH_OBJECT, named(value))
 
 
@@ -70,8 +70,8 @@ def _is_code(value: Any) -> bool:
 def other_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[Any, dict[Any, Any]], dict[Any, Any]]:
     """(dictionaries, tensors) by path, of arguments without a sparse tensor."""
     arguments = _Arguments(lambda _: None)
-    for name, one in (*enumerate(args), *kwargs.items()):
-        arguments.collect(one, (name,))
+    for name, argument in (*enumerate(args), *kwargs.items()):
+        arguments.collect(argument, (name,))
     return arguments.dicts, arguments.parts
 
 
@@ -106,19 +106,19 @@ def call_of(
     """
     arguments = _Arguments(tensors_of)
     parts: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
-    signature = tuple([(name, arguments.signature(one, (*prefix, name))) for name, one in parts])
-    several = len({id(one) for one in arguments.sparse})
+    signature = tuple([(name, arguments.signature(part, (*prefix, name))) for name, part in parts])
+    several = len({id(tensor) for tensor in arguments.sparse})
     if several > 1:
         raise Refusal(Why.GRAPH_SEVERAL, several)
     if not several:
         return None
     arguments.refuse_aliases()
-    before = {path: dict(own) for path, own in arguments.dicts.items()}
-    before |= {path: dict(vars(own)) for path, own in arguments.objects.items()}
+    initial = {path: dict(own) for path, own in arguments.dicts.items()}
+    initial |= {path: dict(vars(own)) for path, own in arguments.objects.items()}
 
     def rerun(function: Callable[..., Any], inputs: InputProxies) -> Any:
-        inputs.before, x = before, inputs.begin()
-        proxies = [with_proxies(one, inputs, (*prefix, name), x, arguments.is_tensor) for name, one in parts]
+        inputs.initial, x = initial, inputs.begin()
+        proxies = [with_proxies(part, inputs, (*prefix, name), x, arguments.is_tensor) for name, part in parts]
         return function(*proxies[: len(args)], **dict(zip(kwargs, proxies[len(args) :], strict=True)))
 
     constants = signature, read_constants(arguments.dicts, reads)
@@ -143,13 +143,13 @@ class _Arguments:
         return tensors is not None and tensors.is_tensor(value)
 
     def signature(self, value: Any, path: Any) -> Hashable:
-        """What tells calls apart in a structure, but for entries of dictionaries; those with sparse
-        tensors count. Raises Refusal."""
+        """The part of a structure that distinguishes calls, without entries of dictionaries but for
+        those with sparse tensors. Raises Refusal."""
         if self.is_tensor(value):
             self.sparse.append(value)
             return "x"
         if type(value) in (list, tuple):
-            parts = [self.signature(one, (*path, n)) for n, one in enumerate(value)]
+            parts = [self.signature(item, (*path, n)) for n, item in enumerate(value)]
             return type(value), tuple(parts)
         if type(value) is dict:
             return self._dict(value, path)
@@ -162,11 +162,11 @@ class _Arguments:
     def _dict(self, value: dict[Any, Any], path: Any) -> Hashable:
         self.dicts[path] = value
         signature = []
-        for key, one in value.items():
-            if type(one) is dict or self.is_tensor(one) or wraps(one, self.is_tensor):
-                signature.append((key, self.signature(one, (*path, key))))
+        for key, entry in value.items():
+            if type(entry) is dict or self.is_tensor(entry) or wraps(entry, self.is_tensor):
+                signature.append((key, self.signature(entry, (*path, key))))
             else:
-                self.collect(one, (*path, key))
+                self.collect(entry, (*path, key))
         return dict, tuple(signature)
 
     def collect(self, value: Any, path: Any) -> None:
@@ -174,8 +174,8 @@ class _Arguments:
         if isinstance(value, torch.Tensor):
             self.parts[path] = value
         elif type(value) in (list, tuple):
-            for number, one in enumerate(value):
-                self.collect(one, (*path, number))
+            for number, item in enumerate(value):
+                self.collect(item, (*path, number))
         elif type(value) is dict:
             self._dict(value, path)
 
@@ -183,8 +183,8 @@ class _Arguments:
         self.objects[path] = self.parts[path] = value
         named_values = attributes(value)
         assert named_values is not None
-        (x,) = {id(one): one for one in sparse_in(value, self.is_tensor)}.values()
-        signature = [(name, self._part(value, one, (*path, name), x)) for name, one in named_values.items()]
+        (x,) = {id(tensor): tensor for tensor in sparse_in(value, self.is_tensor)}.values()
+        signature = [(name, self._part(value, attribute, (*path, name), x)) for name, attribute in named_values.items()]
         return type(value), tuple(signature)
 
     def _part(self, own: Any, value: Any, path: Any, x: Any) -> Hashable:
@@ -206,6 +206,6 @@ class _Arguments:
     def refuse_aliases(self) -> None:
         """Raise Refusal where one object that can be written to has two paths."""
         paths = [*self.dicts.values(), *self.objects.values()]
-        lists = [one for one in self.parts.values() if type(one) in (list, tuple)]
-        if len({id(one) for one in (*paths, *lists)}) < len(paths) + len(lists):
+        lists = [part for part in self.parts.values() if type(part) in (list, tuple)]
+        if len({id(part) for part in (*paths, *lists)}) < len(paths) + len(lists):
             raise Refusal(Why.GRAPH_TWO_PLACES)

@@ -19,21 +19,21 @@ class ForeignReads(TorchDispatchMode):
     alters: whether it wrote to one of those, or drew random numbers.
     """
 
-    def __init__(self, known: list[torch.Tensor]) -> None:
+    def __init__(self, allowed: list[torch.Tensor]) -> None:
         super().__init__()
-        self.held, self.alters = known, False
-        self._before = {one.untyped_storage()._cdata for one in known}
+        self.alters, self._keep_alive = False, allowed
+        self._initial = {tensor.untyped_storage()._cdata for tensor in allowed}
         # Weak ones, which keep addresses from being used again.
-        self.known = {one.untyped_storage()._cdata: _weak(one) for one in known}
+        self.allowed = {tensor.untyped_storage()._cdata: _weak(tensor) for tensor in allowed}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        for one in _tensors((args, kwargs)):
-            if one.untyped_storage()._cdata not in self.known and one.numel():
-                raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(one.shape))
+        for tensor in _tensors((args, kwargs)):
+            if tensor.untyped_storage()._cdata not in self.allowed and tensor.numel():
+                raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(tensor.shape))
         self.alters = self.alters or self._altering(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
-        for one in _tensors(out):
-            self.known.setdefault(one.untyped_storage()._cdata, _weak(one))
+        for tensor in _tensors(out):
+            self.allowed.setdefault(tensor.untyped_storage()._cdata, _weak(tensor))
         return out
 
     def _altering(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -41,17 +41,17 @@ class ForeignReads(TorchDispatchMode):
             return True
         if not func._schema.is_mutable:
             return False
-        places = enumerate(func._schema.arguments)
+        arguments = enumerate(func._schema.arguments)
         written = [
-            args[n] if n < len(args) else kwargs.get(one.name)
-            for n, one in places
-            if one.alias_info is not None and one.alias_info.is_write
+            args[n] if n < len(args) else kwargs.get(argument.name)
+            for n, argument in arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        return any(one.untyped_storage()._cdata in self._before for one in _tensors(written))
+        return any(tensor.untyped_storage()._cdata in self._initial for tensor in _tensors(written))
 
     def check(self, tensor: torch.Tensor) -> None:
         """Raise Refusal for an output tensor that was there before."""
-        if tensor.untyped_storage()._cdata not in self.known and tensor.numel():
+        if tensor.untyped_storage()._cdata not in self.allowed and tensor.numel():
             raise Refusal(Why.GRAPH_RETURNS_FOREIGN, list(tensor.shape))
 
 
@@ -63,7 +63,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))

@@ -24,21 +24,24 @@ def names_after(code: types.CodeType, at: int) -> frozenset[str]:
     """Local variables that code may read after the instruction at byte `at`."""
     instructions = list(dis.get_instructions(code))
     if any(
-        one.offset > at and "JUMP" in one.opname and isinstance(one.argval, int) and one.argval <= at
-        for one in instructions
+        instruction.offset > at
+        and "JUMP" in instruction.opname
+        and isinstance(instruction.argval, int)
+        and instruction.argval <= at
+        for instruction in instructions
     ):  # a loop around it
         later = instructions
     else:
-        later = [one for one in instructions if one.offset > at]
-        for one in reversed([one for one in instructions if one.offset <= at]):
-            if one.opname.startswith(("STORE", "POP_TOP")):  # of this statement, loaded before
+        later = [instruction for instruction in instructions if instruction.offset > at]
+        for instruction in reversed([instruction for instruction in instructions if instruction.offset <= at]):
+            if instruction.opname.startswith(("STORE", "POP_TOP")):  # of this statement, loaded before
                 break
-            later.append(one)
-    found: set[str] = set()
-    for one in later:
-        if one.opname.startswith(_LOADS):
-            found.update(one.argval if isinstance(one.argval, tuple) else (one.argval,))
-    return frozenset(found)
+            later.append(instruction)
+    names: set[str] = set()
+    for instruction in later:
+        if instruction.opname.startswith(_LOADS):
+            names.update(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
+    return frozenset(names)
 
 
 def frames_between(inner: types.FrameType | None, outer: types.CodeType) -> Iterator[types.FrameType]:
@@ -51,29 +54,29 @@ def frames_between(inner: types.FrameType | None, outer: types.CodeType) -> Iter
         frame = frame.f_back
 
 
-def constants_alive(inner: types.FrameType | None, outer: types.CodeType, known: Callable[[Any], bool]) -> Hashable:
+def constants_alive(inner: types.FrameType | None, outer: types.CodeType, is_input: Callable[[Any], bool]) -> Hashable:
     """The numbers and text, by name, that the frames between two still compute with.
 
-    known: whether a value is looked at elsewhere.  Raises Refusal for what is none.
+    is_input: whether a value is an input, which is looked at elsewhere.  Raises Refusal for other objects.
     """
-    found: list[Any] = []
+    constants: list[Any] = []
     for frame in frames_between(inner, outer):
-        held = frame.f_locals
+        variables = frame.f_locals
         for name in sorted(names_after(frame.f_code, frame.f_lasti)):
-            if name in held:
-                found.append((name, _constant(name, held[name], known)))
-    return tuple(found)
+            if name in variables:
+                constants.append((name, _constant(name, variables[name], is_input)))
+    return tuple(constants)
 
 
-def _constant(name: str, value: Any, known: Callable[[Any], bool]) -> Hashable:
+def _constant(name: str, value: Any, is_input: Callable[[Any], bool]) -> Hashable:
     if isinstance(value, PLAIN):
         return type(value), value
-    if isinstance(value, (torch.Tensor, nn.Module, *_CODE)) or known(value):
-        kind: Any = type(value)
-        return kind
+    if isinstance(value, (torch.Tensor, nn.Module, *_CODE)) or is_input(value):
+        category: Any = type(value)
+        return category
     if isinstance(value, (list, tuple)):
-        return type(value), tuple([_constant(name, one, known) for one in value])
+        return type(value), tuple([_constant(name, item, is_input) for item in value])
     if type(value) is dict:
-        parts = [(str(key), _constant(name, one, known)) for key, one in value.items()]
+        parts = [(str(key), _constant(name, item, is_input)) for key, item in value.items()]
         return dict, tuple(parts)
     raise Refusal(Why.GRAPH_LOCAL, name, named(value))

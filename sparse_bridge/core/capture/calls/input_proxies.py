@@ -39,7 +39,7 @@ class InputProxies:
         the part of the call begins that counts.  tensors_of: the framework of one."""
         self.reads, self._start, self._tensors_of = reads, start, tensors_of
         self.x: Any = None
-        self.before: Mapping[Any, dict[Any, Any]] = {}  # as they were when the call came
+        self.initial: Mapping[Any, dict[Any, Any]] = {}  # as they were when the call came
         self.tracked: dict[Any, TrackedDict] = {}
         self.tracking = False
         self.proxies: dict[int, tuple[Any, Any]] = {}
@@ -65,22 +65,22 @@ class InputProxies:
 
     def register(self, proxy: Any, path: Any) -> None:
         """A value stands for the input with this path."""
-        known = self.proxies.get(id(proxy))
-        self.proxies[id(proxy)] = proxy, path if known is None else AMBIGUOUS
+        registered = self.proxies.get(id(proxy))
+        self.proxies[id(proxy)] = proxy, path if registered is None else AMBIGUOUS
 
     def begin(self) -> Any:
         """The sparse tensor."""
         self.x = self._start()
-        for one in self.tracked.values():
-            one.old = dict(dict.items(one))
+        for copy in self.tracked.values():
+            copy.old = dict(dict.items(copy))
         self.tracking = True
         return self.x
 
     def resumed_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
         """Begin where a resume point is called; the arguments that it is called with."""
         self.begin()
-        named = {key: self.substitute(one, (*RESUMED, key)) for key, one in kwargs.items()}
-        return [self.substitute(one, (*RESUMED, n)) for n, one in enumerate(args)], named
+        named = {key: self.substitute(argument, (*RESUMED, key)) for key, argument in kwargs.items()}
+        return [self.substitute(argument, (*RESUMED, n)) for n, argument in enumerate(args)], named
 
     def substitute(self, value: Any, path: Any) -> Any:
         """The proxy of a sparse tensor or of an object around one; other values as they are."""
@@ -90,17 +90,17 @@ class InputProxies:
 
     def proxy_of(self, own: Any, path: Any) -> Any:
         """An object like `own`, around the sparse tensor of this trial."""
-        values = self.before.get(path, attributes(own))
+        values = self.initial.get(path, attributes(own))
         assert values is not None
-        (x,) = {id(one): one for one in sparse_in(own, self.is_tensor)}.values()
-        proxy = anew(own, {name: self._part(one, (*path, name), x) for name, one in values.items()})
+        (x,) = {id(tensor): tensor for tensor in sparse_in(own, self.is_tensor)}.values()
+        proxy = anew(own, {name: self._part(attribute, (*path, name), x) for name, attribute in values.items()})
         self._objects.append((proxy, dict(vars(proxy)), dict(vars(type(proxy)))))
         self.register(proxy, path)
         return proxy
 
     def is_proxy(self, value: Any) -> bool:
         """Whether a value is such an object."""
-        return any(value is one for one, _, _ in self._objects)
+        return any(value is proxy for proxy, _, _ in self._objects)
 
     def _part(self, value: Any, path: Any, x: Any) -> Any:
         """The proxy of an attribute of an object around `x`."""
@@ -142,15 +142,15 @@ class InputProxies:
 
     def end(self) -> None:
         """Let go of the inputs of the call."""
-        self.before, self._start = {}, lambda: None
+        self.initial, self._start = {}, lambda: None
         self._objects.clear()
         for copy in self.tracked.values():
             dict.clear(copy)
             copy.old = {}
 
 
-def _same_entries(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(one[key] is other[key] for key in other)
+def _same_entries(entries: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return entries.keys() == other.keys() and all(entries[key] is other[key] for key in other)
 
 
 def role_of(value: torch.Tensor, x: Any, tensors: Any) -> str:
@@ -174,14 +174,14 @@ def with_proxies(
         inputs.register(proxy, path)
         return proxy
 
-    def inside(key: Any, one: Any) -> Any:
-        return with_proxies(one, inputs, (*path, key), x, is_x, opaque)
+    def inside(key: Any, item: Any) -> Any:
+        return with_proxies(item, inputs, (*path, key), x, is_x, opaque)
 
     if type(value) in (list, tuple):
-        return type(value)([inside(n, one) for n, one in enumerate(value)])
+        return type(value)([inside(n, item) for n, item in enumerate(value)])
     if type(value) is dict:
-        own = inputs.before.get(path, value)
-        return inputs.track(path, {key: inside(key, one) for key, one in own.items()})
+        own = inputs.initial.get(path, value)
+        return inputs.track(path, {key: inside(key, item) for key, item in own.items()})
     if is_x is not None and not opaque and wraps(value, is_x):
         return inputs.proxy_of(value, path)
     return value
@@ -221,7 +221,7 @@ class TrackedDict(dict):  # type: ignore[type-arg]
         return dict.__contains__(self, key)
 
 
-def _whole_read(name: str) -> Any:
+def _refuse_full_read(name: str) -> Any:
     own = getattr(dict, name)
 
     def method(self: TrackedDict, *args: Any, **kwargs: Any) -> Any:
@@ -247,7 +247,7 @@ for _name in (
     "clear",
     "setdefault",
 ):
-    setattr(TrackedDict, _name, _whole_read(_name))
+    setattr(TrackedDict, _name, _refuse_full_read(_name))
 
 
 class _SequenceProxy:
@@ -273,7 +273,7 @@ def _refuse_read(self: Any, *args: Any, **kwargs: Any) -> Any:
     self.inputs.refuse(Why.GRAPH_READS_LIST, self.path[-1])
 
 
-for _kind, _names in (
+for _class, _names in (
     (
         _ListProxy,
         (
@@ -315,7 +315,7 @@ for _kind, _names in (
         "count",
         "index",
     ):
-        setattr(_kind, _name, _refuse_read)
+        setattr(_class, _name, _refuse_read)
 
 
 def _tensor_proxy(inputs: InputProxies, path: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ Lookup = Callable[[Any], Any]
 
 
 class Tensors(Protocol):
-    """What is asked of a framework's sparse tensors here."""
+    """The methods of a framework's sparse tensors that outputs need."""
 
     def is_tensor(self, value: Any) -> bool:
         """Whether `value` is a sparse tensor or points of the framework."""
@@ -40,8 +40,8 @@ def _nothing(_: Any) -> Any:
 class OutputSpec(NamedTuple):
     """What a call returned, and what it wrote into dictionaries among its inputs.
 
-    proxies: what in there stands for an input of the call, by identity, with its path.  x: the
-    sparse tensor that it took.  numbers: whether there are any outside of tensors.
+    proxies: values in there that stand for inputs of the call, by identity, with their paths.  x:
+    the sparse tensor that it took.  numbers: whether there are any outside of tensors.
     """
 
     value: Any
@@ -55,19 +55,19 @@ class OutputSpec(NamedTuple):
         """The call of `function` with another sparse tensor, that `start` makes."""
         inputs = InputProxies(reads, start, call.tensors_of)
         value = call.rerun(function, inputs)
-        found = OutputSpec(value, inputs.written(), inputs.proxies, inputs.x)
+        spec = OutputSpec(value, inputs.written(), inputs.proxies, inputs.x)
         inputs.end()
-        return found
+        return spec
 
     def passthrough(self, value: Any) -> Any:
         """`value` where it stands for an input of the call, else MISSING."""
-        known = self.proxies.get(id(value))
-        return value if value is self.x or (known and known[0] is value) else MISSING
+        registered = self.proxies.get(id(value))
+        return value if value is self.x or (registered and registered[0] is value) else MISSING
 
     def input_lookup(self, call: Call) -> Lookup:
         """The function that finds the input of `call` which a value stands for, else MISSING."""
 
-        def found(value: Any) -> Any:
+        def lookup(value: Any) -> Any:
             if self.passthrough(value) is MISSING:
                 return MISSING
             path = () if value is self.x else self.proxies[id(value)][1]
@@ -75,22 +75,22 @@ class OutputSpec(NamedTuple):
                 raise Refusal(Why.GRAPH_RETURNS_SHARED)
             return call.input_at(path)
 
-        return found
+        return lookup
 
     def values(self) -> list[Any]:
         """What was returned, then what was written, in the order of the dictionaries."""
-        return [self.value, *(one for new in self.written.values() for one in new.values())]
+        return [self.value, *(entry for new in self.written.values() for entry in new.values())]
 
     def values_of_call(self, call: Call, value: Any) -> list[Any]:
         """The same of the call itself, which returned `value`."""
         paths = [(path, key) for path, new in self.written.items() for key in new]
         return [value, *(call.dicts[path][key] for path, key in paths)]
 
-    def write_back(self, call: Call, made: Callable[[Any], Any]) -> Any:
-        """What the call returns, with what `made` makes of these values, some of which it writes
-        into dictionaries."""
-        new = {path: {key: made(one) for key, one in found.items()} for path, found in self.written.items()}
-        result = made(self.value)
+    def write_back(self, call: Call, convert: Callable[[Any], Any]) -> Any:
+        """What the call returns: the values of this output, each through `convert`. Those that were
+        written into dictionaries are written into those of the call."""
+        new = {path: {key: convert(entry) for key, entry in entries.items()} for path, entries in self.written.items()}
+        result = convert(self.value)
         for path, entries in new.items():
             call.dicts[path].update(entries)
         return result
@@ -121,37 +121,37 @@ def map_structure(
     """A model's output with `on_tensor` of every tensor and `on_sparse` of every sparse tensor, in its own
     structure: what is one object stays one.
 
-    lookup: what becomes of a value without being looked at, or MISSING.  memo: what was made of
-    values, by identity, if it is to go on.  Raises Refusal.
+    lookup: what replaces a value that is not looked into, or MISSING.  memo: results by the
+    identity of their values, to be shared between calls.  Raises Refusal.
     """
     memo = {} if memo is None else memo
-    found = lookup(value)
-    if found is not MISSING:
-        return found
+    replacement = lookup(value)
+    if replacement is not MISSING:
+        return replacement
     if isinstance(value, PLAIN):
         return value
     if id(value) in memo:
         return memo[id(value)]
 
-    def inside(one: Any) -> Any:
-        return map_structure(tensors, one, on_tensor, on_sparse, lookup, memo)
+    def inside(part: Any) -> Any:
+        return map_structure(tensors, part, on_tensor, on_sparse, lookup, memo)
 
-    held = attributes(value)
+    own_attributes = attributes(value)
     if isinstance(value, torch.Tensor):
-        made = on_tensor(value)
+        result = on_tensor(value)
     elif tensors.is_tensor(value):
-        made = on_sparse(value)
+        result = on_sparse(value)
     elif type(value) in _DICTS:
-        made = type(value)([(name, inside(one)) for name, one in value.items()])
+        result = type(value)([(name, inside(part)) for name, part in value.items()])
     elif isinstance(value, (list, tuple)):
-        parts = [inside(one) for one in value]
-        made = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    elif held is not None and wraps(value, tensors.is_tensor):
-        made = anew(value, {name: inside(one) for name, one in held.items()})
+        parts = [inside(part) for part in value]
+        result = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    elif own_attributes is not None and wraps(value, tensors.is_tensor):
+        result = anew(value, {name: inside(part) for name, part in own_attributes.items()})
     else:
         raise Refusal(Why.GRAPH_RETURNS_OBJECT, named(value))
-    memo[id(value)] = made
-    return made
+    memo[id(value)] = result
+    return result
 
 
 def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
@@ -160,18 +160,18 @@ def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
         return not isinstance(value, bool)
     if isinstance(value, torch.Tensor) or is_tensor(value):
         return False
-    held = attributes(value)
-    parts: Any = () if held is None else held.values()
+    own_attributes = attributes(value)
+    parts: Any = () if own_attributes is None else own_attributes.values()
     if type(value) in _DICTS:
         parts = value.values()
     elif type(value) in (list, tuple, torch.Size) or hasattr(value, "_fields"):
         parts = value
-    return any(has_numbers(one, is_tensor) for one in parts)
+    return any(has_numbers(part, is_tensor) for part in parts)
 
 
 class StructureCheck:
-    """Whether values that were made for a call are those that it returned, but for numbers in
-    tensors: classes, numbers and text, what is one object, and what is the call's own."""
+    """Whether values that a graph computed for a call are like those that it returned, but for
+    numbers in tensors: classes, numbers and text, what is one object, and what is the call's own."""
 
     def __init__(self, call: Call, tensors: Tensors) -> None:
         self._tensors = tensors
@@ -179,38 +179,40 @@ class StructureCheck:
         self._pairs: dict[int, Any] = {}
         self._back: dict[int, Any] = {}
 
-    def check(self, name: str, one: Any, other: Any) -> None:
-        """Raise Refusal where `one`, of the call, is not like `other`."""
-        tensor = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        if id(one) in self._owned or (id(other) in self._owned and not tensor):
-            if one is not other:
+    def check(self, name: str, value: Any, other: Any) -> None:
+        """Raise Refusal where `value`, of the call, is not like `other`."""
+        tensor = isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)
+        if id(value) in self._owned or (id(other) in self._owned and not tensor):
+            if value is not other:
                 raise Refusal(Why.GRAPH_OUTPUT_OWNER, name)
             return
-        if isinstance(one, PLAIN):
-            if type(one) is not type(other) or not (one == other or one != one != other != other):
-                raise Refusal(Why.GRAPH_OUTPUT_VALUE, name, one, other)
+        if isinstance(value, PLAIN):
+            if type(value) is not type(other) or not (value == other or value != value != other != other):
+                raise Refusal(Why.GRAPH_OUTPUT_VALUE, name, value, other)
             return
         if tensor:  # compared elsewhere
             return
-        if type(one) is not type(other):
-            raise Refusal(Why.GRAPH_OUTPUT_CLASS, name, named(one), named(other))
-        if self._pairs.setdefault(id(one), other) is not other or (self._back.setdefault(id(other), one) is not one):
+        if type(value) is not type(other):
+            raise Refusal(Why.GRAPH_OUTPUT_CLASS, name, named(value), named(other))
+        if self._pairs.setdefault(id(value), other) is not other or (
+            self._back.setdefault(id(other), value) is not value
+        ):
             raise Refusal(Why.GRAPH_OUTPUT_SHARED, name)
-        self._inside(name, *(self._parts(value) for value in (one, other)))
+        self._inside(name, self._parts(value), self._parts(other))
 
     def _parts(self, value: Any) -> Mapping[Any, Any]:
-        held = attributes(value)
+        own_attributes = attributes(value)
         if isinstance(value, dict):
             return value
         if isinstance(value, (list, tuple)):
             return dict(enumerate(value))
         if self._tensors.is_tensor(value):
-            known = getattr(value, "__dict__", {})
-            return {key: one for key, one in known.items() if isinstance(one, PLAIN)}
-        return {} if held is None else held
+            variables = getattr(value, "__dict__", {})
+            return {key: variable for key, variable in variables.items() if isinstance(variable, PLAIN)}
+        return {} if own_attributes is None else own_attributes
 
-    def _inside(self, name: str, one: Mapping[Any, Any], other: Mapping[Any, Any]) -> None:
-        if list(one) != list(other):
-            raise Refusal(Why.GRAPH_OUTPUT_KEYS, name, sorted(map(str, one)), sorted(map(str, other)))
-        for key, value in one.items():
-            self.check(f"{name}, {key}", value, other[key])
+    def _inside(self, name: str, entries: Mapping[Any, Any], other: Mapping[Any, Any]) -> None:
+        if list(entries) != list(other):
+            raise Refusal(Why.GRAPH_OUTPUT_KEYS, name, sorted(map(str, entries)), sorted(map(str, other)))
+        for key, entry in entries.items():
+            self.check(f"{name}, {key}", entry, other[key])

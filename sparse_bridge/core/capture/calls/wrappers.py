@@ -22,20 +22,20 @@ IsTensor = Callable[[Any], bool]
 
 
 @functools.lru_cache(maxsize=1024)
-def _plain_class(kind: Any) -> bool:
-    if type(kind) not in (type, abc.ABCMeta) or issubclass(kind, nn.Module):
+def _plain_class(cls: Any) -> bool:
+    if type(cls) not in (type, abc.ABCMeta) or issubclass(cls, nn.Module):
         return False
-    for one in kind.__mro__[:-1]:
-        slots = vars(one).get("__slots__", ())
-        if not one.__flags__ & _HEAP_TYPE or not set(slots) <= _SLOTS:
+    for base in cls.__mro__[:-1]:
+        slots = vars(base).get("__slots__", ())
+        if not base.__flags__ & _HEAP_TYPE or not set(slots) <= _SLOTS:
             return False
-    return kind.__dictoffset__ != 0 and all(getattr(kind, name, None) is getattr(object, name, None) for name in _OWN)
+    return cls.__dictoffset__ != 0 and all(getattr(cls, name, None) is getattr(object, name, None) for name in _OWN)
 
 
 def attributes(value: Any) -> dict[str, Any] | None:
     """The attributes of an object that is nothing else; None for other objects."""
-    kind: Any = type(value)
-    return vars(value) if _plain_class(kind) else None
+    cls: Any = type(value)
+    return vars(value) if _plain_class(cls) else None
 
 
 def wraps(value: Any, is_tensor: IsTensor) -> bool:
@@ -43,7 +43,7 @@ def wraps(value: Any, is_tensor: IsTensor) -> bool:
     in there, and can be taken apart."""
     if is_tensor(value) or attributes(value) is None:
         return False
-    return len({id(one) for one in sparse_in(value, is_tensor)}) == 1
+    return len({id(tensor) for tensor in sparse_in(value, is_tensor)}) == 1
 
 
 def sparse_in(value: Any, is_tensor: IsTensor, depth: int = _DEEPEST) -> Iterator[Any]:
@@ -51,13 +51,13 @@ def sparse_in(value: Any, is_tensor: IsTensor, depth: int = _DEEPEST) -> Iterato
     if is_tensor(value):
         yield value
         return
-    held = attributes(value) if depth else None
-    for one in () if held is None else held.values():
-        yield from sparse_in(one, is_tensor, depth - 1)
+    own_attributes = attributes(value) if depth else None
+    for attribute in () if own_attributes is None else own_attributes.values():
+        yield from sparse_in(attribute, is_tensor, depth - 1)
 
 
-def anew(like: Any, held: dict[str, Any]) -> Any:
+def anew(like: Any, values: dict[str, Any]) -> Any:
     """An object of the class of another, with these attributes."""
-    made = object.__new__(type(like))
-    vars(made).update(held)
-    return made
+    result = object.__new__(type(like))
+    vars(result).update(values)
+    return result

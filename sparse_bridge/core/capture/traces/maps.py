@@ -1,10 +1,10 @@
-"""The launches of a scene's maps, repeated from a trace: the compiled helper computes sizes and
+"""The launches of an input's maps, repeated from a trace: the compiled helper computes sizes and
 addresses in straight lines, instead of Python going through all that decides about them, see
 `kernels.runtime.launch_trace`. Without the helper nothing is traced.
 
 What stays is what no trace can know: how large levels may get, their bounds, and what the counters
-say. A trace serves scenes that were asked the same, with the keys of the same widths, for which its
-guards hold; other scenes are queued as ever, and may be traced, too.
+say. A trace serves inputs with the same requests and keys of the same widths, for which its guards
+hold; other inputs are queued step by step, and may be traced, too.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ..recording import Answers, Views
 if TYPE_CHECKING:
     from ..batched_builder import BatchedBuilder
 
-_FAR = 1 << 24  # coordinates of scenes that traces serve
+_FAR = 1 << 24  # coordinates of inputs that traces serve
 
-# Which views of the maps were wanted, by number; by level, whether keys have 64 bits, and whether
-# they can be sorted.
-_Kind = tuple[int, tuple[tuple[bool, bool], ...]]
+# The number of a set of views that products asked the maps for; by level, whether keys have 64 bits,
+# and whether they can be sorted.
+_Key = tuple[int, tuple[tuple[bool, bool], ...]]
 
 
 class NoOperations(TorchDispatchMode):
@@ -48,7 +48,7 @@ class NoOperations(TorchDispatchMode):
 
 
 class _Root:
-    """Stands for the coordinates of a scene in a trace."""
+    """Stands for the coordinates of an input in a trace."""
 
     rows = type("_AllRows", (), {"device": None})
 
@@ -60,50 +60,50 @@ class _Root:
 
 
 class _Traced:
-    """Scenes whose coordinates are queued by one program. steps: of it.  maps: programs that queue
+    """Inputs whose coordinates are queued by one program. steps: of it.  maps: programs that queue
     the maps over them, with their steps."""
 
     def __init__(self, traced: Traced) -> None:
         self.steps, self.coordinates = traced.first, traced.first.loaded()
         self.maps: list[tuple[Steps, Any]] = []
-        self._kept = list[Any]()
+        self._keep_alive = list[Any]()
         self.add(traced)
 
     def add(self, traced: Traced) -> None:
         """Learn to queue maps like these, too."""
         if not any(steps.same(traced.second) for steps, _ in self.maps):
             self.maps.append((traced.second, traced.second.loaded()))
-            self._kept += traced.kept
+            self._keep_alive += traced.keep_alive
 
 
 class Traces:
     """The traces of one list of requests."""
 
     def __init__(self) -> None:
-        self._made: dict[_Kind, list[_Traced]] = {}
-        self._attempts: dict[_Kind, policy.Attempts] = {}
+        self._traces: dict[_Key, list[_Traced]] = {}
+        self._attempts: dict[_Key, policy.Attempts] = {}
         self._of: Any = None  # what else the traces are of
         self._number, self._lock = 0, threading.Lock()
         self._failed = False
 
     def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
-        """Its answers, queued from a trace, or (None,) where it is not like the last; None where no
-        trace serves it, and it is to be queued as ever."""
-        found = self._repeated(builder, capacities)
-        if found is None:
+        """The answers of an input, queued from a trace, or (None,) where it is not like the last; None
+        where no trace serves it, and it is to be queued step by step."""
+        answers = self._repeated(builder, capacities)
+        if answers is None:
             builder.ends = []
-        return found
+        return answers
 
     def _repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
-        kind = self._kind(builder)
-        made = None if kind is None else self._made.get(kind)
-        if not made or not _undisturbed(builder):
+        key = self._key(builder)
+        traces = None if key is None else self._traces.get(key)
+        if not traces or not _undisturbed(builder):
             return None
         cmap = builder.cmap
         stream = targets.current_stream(builder.device)
         numbers = [stream, *_numbers(builder, capacities)]
-        for one in made:
-            first = one.coordinates(None, (cmap.coords,), numbers)
+        for traced in traces:
+            first = traced.coordinates(None, (cmap.coords,), numbers)
             if first is not None:
                 break
         else:
@@ -117,54 +117,54 @@ class Traces:
         if rows is None:
             return (None,)
         exact = [rows[index + 1] for index in capacities]
-        for _, maps in list(one.maps):  # another thread may learn more
-            found = maps(state, (), exact)
-            if found is not None:
+        for _, maps in list(traced.maps):  # another thread may learn more
+            result = maps(state, (), exact)
+            if result is not None:
                 break
         else:
             return None
-        sides, coords = found[0]
+        sides, coords = result[0]
         levels = dict(zip([index + 1 for index in capacities], coords, strict=True))
         return (builder.assembled(list(sides), rows, levels),)
 
     def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
-        """Trace a scene that has just been queued, where scenes like it keep coming: less and less
+        """Trace an input that has just been queued, where inputs like it keep coming: less and less
         often, as each time costs as much as the maps of several."""
-        kind = self._kind(builder)
-        if kind is None or self._failed or not _undisturbed(builder, queued=True):
+        key = self._key(builder)
+        if key is None or self._failed or not _undisturbed(builder, queued=True):
             return
         if native.module() is None:  # it may come: its compiler may be slow, or it is turned off
             return
-        if not self._attempts.setdefault(kind, policy.Attempts(policy.TRACE)).due():
+        if not self._attempts.setdefault(key, policy.Attempts(policy.TRACE)).due():
             return
         try:
-            self._enter(kind, _traced(builder, capacities, rows))
+            self._enter(key, _traced(builder, capacities, rows))
         except KernelError:
             raise
-        except Exception as error:  # nothing ran; scenes like this one are queued as before
+        except Exception as error:  # nothing ran; inputs like this one are queued step by step
             self._failed = True
             log.logger.debug("maps are not traced: %r", error)
 
-    def _enter(self, kind: _Kind, traced: Traced) -> None:
-        made = self._made.setdefault(kind, [])
-        for found in made:
-            if found.steps.same(traced.first):
-                return found.add(traced)
-        made.append(_Traced(traced))
+    def _enter(self, key: _Key, traced: Traced) -> None:
+        traces = self._traces.setdefault(key, [])
+        for earlier in traces:
+            if earlier.steps.same(traced.first):
+                return earlier.add(traced)
+        traces.append(_Traced(traced))
 
-    def _kind(self, builder: BatchedBuilder) -> _Kind | None:
-        """Of which kind a scene is; None where it is not traced."""
+    def _key(self, builder: BatchedBuilder) -> _Key | None:
+        """What the traces of an input are found by; None where it is not traced."""
         if not builder.target.takes_addresses:
             return None
         if max([box.furthest for box in builder.boxes.values()]) > _FAR:
             return None
-        keys = tuple([(one.key64, one.steps is not None) for one in builder.layouts.values()])
+        keys = tuple([(layout.key64, layout.steps is not None) for layout in builder.layouts.values()])
         of = settings.generation, builder.last.views
         with self._lock:
             if of != self._of:
                 copies = [Views(set(tiled), set(requested)) for tiled, requested in of[1]]
                 self._of, self._number = (of[0], copies), self._number + 1
-                self._made.clear()
+                self._traces.clear()
                 self._attempts.clear()
             return self._number, keys
 
@@ -184,7 +184,7 @@ def _listeners() -> tuple[Any, Any]:
 
 
 def _undisturbed(builder: BatchedBuilder, queued: bool = False) -> bool:
-    """Whether launches may go by their addresses now. queued: the scene is."""
+    """Whether launches may go by their addresses now. queued: the input is."""
     hooks, precompile = _listeners()
     hook = hooks.launch_enter_hook
     return (
@@ -211,7 +211,7 @@ def _numbers(builder: BatchedBuilder, capacities: dict[int, int]) -> list[int]:
 
 
 def _traced(builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> Traced:
-    """The programs that repeat the launches of a scene."""
+    """The programs that repeat the launches of an input."""
     cmap, device = builder.cmap, builder.device
     trace = Trace(device)
     numbers = iter(_numbers(builder, capacities))
@@ -227,11 +227,11 @@ def _traced(builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int,
         copy.where = LevelLayouts.at(_Address(trace.number(next(numbers))), layouts)
     with NoOperations():
         counters, table = copy.expanded(room)
-        given = counters, table.own[2], tuple(copy.counter_lengths()), tuple(copy.ends)
-        exact: list[Any] = trace.waits(given, [rows[index + 1] for index in capacities])
-        found: dict[int, Any] = dict(zip([index + 1 for index in capacities], exact, strict=True))
-        found[0] = n_rows
-        copy.cut(found)
+        outputs = counters, table.own[2], tuple(copy.counter_lengths()), tuple(copy.ends)
+        exact: list[Any] = trace.waits(outputs, [rows[index + 1] for index in capacities])
+        level_rows: dict[int, Any] = dict(zip([index + 1 for index in capacities], exact, strict=True))
+        level_rows[0] = n_rows
+        copy.cut(level_rows)
         sides = tuple(copy.queued())
         return trace.traced((sides, tuple(copy.coords().values())))
 

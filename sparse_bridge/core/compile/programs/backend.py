@@ -19,14 +19,14 @@ from . import many_tensors, norm_pass
 from .lowering import lower
 
 Program = Callable[..., Any]
-made = 0  # graphs that became programs
+n_programs = 0  # graphs that became programs
 
 
 @state.owns
 def reset() -> None:
     """Count anew."""
-    global made
-    made = 0
+    global n_programs
+    n_programs = 0
 
 
 def compiled(graph: GraphModule, inputs: Sequence[Any]) -> Program:
@@ -35,8 +35,8 @@ def compiled(graph: GraphModule, inputs: Sequence[Any]) -> Program:
     Without gradients norms, sums and activations become part of convolutions; with them, torch
     takes the graph apart into a forward and a backward pass, and each becomes a program.
     """
-    global made
-    made += 1
+    global n_programs
+    n_programs += 1
     learns = torch.is_grad_enabled() and any(map(_learns, graph.graph.nodes))
     if learns and settings.get().optimize != "off":
         norm_pass.take(graph.graph)

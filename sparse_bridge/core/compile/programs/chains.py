@@ -26,14 +26,14 @@ def hoist(graph: Graph) -> None:
     """Have all that needs no convolution come before the first, but for what writes or draws random
     numbers, and what needs that."""
     convs = [node for node in graph.nodes if isinstance(node.target, ConvStep)]
-    after, nodes = set(convs), list(graph.nodes)
+    dependents, nodes = set(convs), list(graph.nodes)
     for node in nodes[nodes.index(convs[0]) :] if convs else ():
-        if node in after or node.op in ("placeholder", "output"):
+        if node in dependents or node.op in ("placeholder", "output"):
             continue
-        if after.isdisjoint(node.all_input_nodes) and not has_effects(node):
+        if dependents.isdisjoint(node.all_input_nodes) and not has_effects(node):
             convs[0].prepend(node)
         else:
-            after.add(node)
+            dependents.add(node)
 
 
 def _groups(graph: Graph) -> list[list[Node]]:
@@ -53,8 +53,8 @@ def _groups(graph: Graph) -> list[list[Node]]:
 def _dtype(node: Node) -> torch.dtype | None:
     """Of a convolution's input and result, where they are known to have one."""
     values = [operand.meta.get("example_value", operand.meta.get("val")) for operand in (node, node.args[0])]  # type: ignore[union-attr]
-    kinds = {getattr(value, "dtype", None) for value in values}
-    return kinds.pop() if len(kinds) == 1 else None
+    dtypes = {getattr(value, "dtype", None) for value in values}
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _chain(graph: Graph, group: list[Node]) -> None:
@@ -80,8 +80,8 @@ def _chain(graph: Graph, group: list[Node]) -> None:
 
 def _link(node: Node, group: list[Node], index: dict[Node, int]) -> Link:
     operands: list[Any] = [*node.args, *[None] * (_OPERANDS - len(node.args))]
-    places = tuple(-1 if operand is None else index[operand] for operand in operands)
-    return Link(node.target, places, _last(node, group))  # type: ignore[arg-type]
+    indices = tuple(-1 if operand is None else index[operand] for operand in operands)
+    return Link(node.target, indices, _last(node, group))  # type: ignore[arg-type]
 
 
 def _last(node: Node, group: list[Node]) -> int:

@@ -69,8 +69,8 @@ class ConvStep:
             if kmap.x_fold is not None or kmap.y_fold is not None:
                 return convolve(x, weight, kmap, epilogue, self._form).contiguous()
             y, plan = run(x, weight, kmap, epilogue, self._form)
-        known = self.plan
-        if not self._plans.over and (known is None or not known.serves(plan, epilogue)):
+        current = self.plan
+        if not self._plans.over and (current is None or not current.serves(plan, epilogue)):
             self._plans.due()
             self.plan = fused_plan(plan, (x, weight), self._form, epilogue, "")
         return y.contiguous()
@@ -131,27 +131,27 @@ class ChainStep:
             self._plans = []  # they are joined anew
 
     def _join(self) -> None:
-        """Have the compiled helper run the plans, if they are others than before."""
+        """Have the compiled helper run the plans, if they have changed."""
         plans = [link.step.plan for link in self._links]
         if native_calls.helper is None or plans == self._plans:
             return
-        for at, (plan, before) in enumerate(zip(plans, self._plans, strict=False)):
-            if plan is not before:
+        for at, (plan, previous) in enumerate(zip(plans, self._plans, strict=False)):
+            if plan is not previous:
                 self._refusals.pop(at, None)
         runs: list[tuple[range, Any]] = []
         for joined, group in itertools.groupby(range(len(plans)), self._joins):
             links = list(group)
             helper = self._chain(links[0], links[-1] + 1) if joined and len(links) > 1 else None
             runs.append((range(links[0], links[-1] + 1), helper))
-        self._runs, self._plans = runs, plans  # whole: other threads go by them
+        self._runs, self._plans = runs, plans  # each in one assignment: other threads read them
 
     def _joins(self, at: int) -> bool:
         plan = self._links[at].step.plan
-        known, refused = None if plan is None else plan.native, self._refusals.get(at)
-        if known is None or known.flow == BY_PYTHON or (refused is not None and refused.over):
+        native, refused = None if plan is None else plan.native, self._refusals.get(at)
+        if native is None or native.flow == BY_PYTHON or (refused is not None and refused.over):
             return False
         own = self._links[at].operands[_MAP] < 0
-        return not own or bool(known.flow == OVER_TABLE)
+        return not own or bool(native.flow == OVER_TABLE)
 
     def _chain(self, begin: int, end: int) -> Any:
         steps = tuple(_described(link, begin, end) for link in self._links[begin:end])

@@ -20,7 +20,7 @@ from ..library import functions
 from ..products import map_of
 from . import chains, map_steps
 from .conv_step import ConvStep
-from .maps import MAPS, known_sites, same_rows
+from .maps import MAPS, same_rows, sites_of_handle
 
 ops: Any = torch.ops.sparse_bridge
 
@@ -109,15 +109,15 @@ def _least(check: Any) -> bool:
 
 def _map(graph: Graph, node: Node, name: str, objects: set[Node]) -> set[Node]:
     """Lower an operator of maps: the nodes whose values are objects."""
-    run, places = MAPS[name]
+    run, object_results = MAPS[name]
     arguments = _arguments(node, name)
     if "handle" in arguments and arguments["handle"] not in objects:
         with graph.inserting_before(node):
-            arguments["handle"] = graph.call_function(known_sites, (arguments["handle"],))
+            arguments["handle"] = graph.call_function(sites_of_handle, (arguments["handle"],))
     lowered = _replace(graph, node, run, list(arguments.values()))
-    if places is None:
+    if object_results is None:
         return {lowered}
-    return {user for user in lowered.users if user.args[1] in places}
+    return {user for user in lowered.users if user.args[1] in object_results}
 
 
 def _conv(graph: Graph, node: Node, objects: set[Node]) -> None:

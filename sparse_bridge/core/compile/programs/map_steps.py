@@ -22,8 +22,8 @@ def join(graph: Graph) -> None:
 def _join(graph: Graph, root: Node) -> None:
     group = _group(graph, root)
     numbers = list(dict.fromkeys(size for node in group for size in _sizes(node) if isinstance(size, Node)))
-    after = _after(graph, group)
-    if len(group) < 2 or not after.isdisjoint(numbers):
+    dependents = _dependents(graph, group)
+    if len(group) < 2 or not dependents.isdisjoint(numbers):
         return
     step = MapsStep([_map_node(node, group, numbers) for node in group])
     with graph.inserting_after(group[-1]):
@@ -36,10 +36,10 @@ def _join(graph: Graph, root: Node) -> None:
                 at = graph.call_function(operator.getitem, (at, 0))
         at.meta = dict(node.meta)
         node.replace_all_uses_with(at)
-    for node in list(graph.nodes):  # what stood between them
+    for node in list(graph.nodes):  # those that stood between them
         if node is joined:
             break
-        if node in after and node not in group:
+        if node in dependents and node not in group:
             at.append(node)
             at = node
     for node in reversed([root, *group]):
@@ -66,15 +66,15 @@ def _group(graph: Graph, root: Node) -> list[Node]:
     return group
 
 
-def _after(graph: Graph, group: list[Node]) -> set[Node]:
+def _dependents(graph: Graph, group: list[Node]) -> set[Node]:
     """These maps, all that depends on one of them, and behind the first all that has effects, whose
     order stays."""
-    after, begun = set(group), False
+    dependents, begun = set(group), False
     for node in graph.nodes:
-        begun = begun or node in after
-        if not after.isdisjoint(node.all_input_nodes) or (begun and has_effects(node)):
-            after.add(node)
-    return after
+        begun = begun or node in dependents
+        if not dependents.isdisjoint(node.all_input_nodes) or (begun and has_effects(node)):
+            dependents.add(node)
+    return dependents
 
 
 def _map_node(node: Node, group: list[Node], numbers: list[Node]) -> MapNode:

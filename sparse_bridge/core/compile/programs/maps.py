@@ -15,7 +15,7 @@ from ...maps.kernel_map import KernelMap
 from ...ops import pointwise
 from ...ops.row_matrix import RowMatrix
 from .. import handles
-from ..coordinates import Made, Sites, build, check_least
+from ..coordinates import BuilderResult, Sites, build, check_least
 
 
 def sites(coords: torch.Tensor) -> Sites:
@@ -24,7 +24,7 @@ def sites(coords: torch.Tensor) -> Sites:
     return Sites(coords, map_cache.store_of(coords))
 
 
-def known_sites(handle: torch.Tensor) -> Sites:
+def sites_of_handle(handle: torch.Tensor) -> Sites:
     """The coordinates behind a handle, int64 [1], that another operator made. Raises LifecycleError where it is
     gone."""
     return handles.value_of(handle, Sites)
@@ -81,8 +81,8 @@ class MapsStep:
     numbers that differ from scene to scene returns, for each, (map, coordinates int32 [M, 1 + D], sites). It raises
     ShapeError for fewer new rows than the graph serves.
 
-    Scenes are asked the same: where all their maps are prefetched, what was asked of the last scene
-    tells which is which.
+    A program has the same requests over every input: where all maps of one are prefetched, the steps of
+    the last input tell which map is which.
     """
 
     __name__ = __qualname__ = "maps"
@@ -117,8 +117,8 @@ class MapsStep:
             self._steps = None if None in learnt else learnt
         return [self._results_of(node, answer) for node, answer in zip(self._nodes, answers, strict=True)]
 
-    def _built(self, number: int, over: Any, arguments: Sequence[int]) -> Made:
-        """A map that is asked of its builder."""
+    def _built(self, number: int, over: Any, arguments: Sequence[int]) -> BuilderResult:
+        """The result of a node's builder."""
         node = self._nodes[number]
         numbers = [arguments[value] if placed else value for placed, value in node.numbers]
         answer = build(over, node.builder, numbers)
@@ -126,29 +126,29 @@ class MapsStep:
             check_least(answer.sites, node.least)
         return answer
 
-    def _again(self, number: int, step: Any, recording: Any, answers: list[Made]) -> Made | None:
-        """A map that is ready."""
+    def _again(self, number: int, step: Any, recording: Any, answers: list[BuilderResult]) -> BuilderResult | None:
+        """The prefetched map of a step, or the earlier one that it equals; None where there is none."""
         if isinstance(step, int):
             return answers[step]
         built = recording.again(step)
         if built is None:
             return None
         if built.coords is None:
-            return Made(built.kmap)
+            return BuilderResult(built.kmap)
         built.store.recording = recording
         outer = Sites(built.coords.coords, built.store)
         check_least(outer, self._nodes[number].least or 0)
-        return Made(built.kmap, outer)
+        return BuilderResult(built.kmap, outer)
 
     @staticmethod
-    def _results_of(node: MapNode, answer: Made) -> tuple[Any, Any, Any]:
+    def _results_of(node: MapNode, answer: BuilderResult) -> tuple[Any, Any, Any]:
         if answer.sites is None:
             return answer.kmap, None, None
         coords = answer.sites.store.alias(answer.sites.coords) if node.returns_coords else None
         return answer.kmap, coords, answer.sites
 
 
-def _learnt(recording: Any, count: int, answer: Made, answers: Sequence[Made]) -> Any:
+def _learnt(recording: Any, count: int, answer: BuilderResult, answers: Sequence[BuilderResult]) -> Any:
     """The one step that a map has taken, or the number of the map that it equals; None: neither."""
     steps = recording.steps
     if len(steps) == count + 1:

@@ -34,18 +34,18 @@ class Lists:
         self.offsets, self.height, self.x_rows = offsets, height, x_rows
         steps = itertools.pairwise(offsets)
         self.first = offsets[0] if all(b == a + 1 for a, b in steps) else -1
-        self._places: dict[bool, torch.Tensor] = {}
+        self._offset_indices: dict[bool, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def places(self, n_offsets: int, reverse: bool) -> torch.Tensor:
+    def offset_indices(self, n_offsets: int, reverse: bool) -> torch.Tensor:
         """int64 [n], its offsets among all; reverse: they count from the last one down."""
-        offsets = self._places.get(reverse)
+        offsets = self._offset_indices.get(reverse)
         if offsets is None:
-            places = [n_offsets - 1 - v for v in self.offsets] if reverse else self.offsets
-            offsets = torch.tensor(places, device=self.x_rows.device)
-            offsets = self._places[reverse] = self._keep(offsets)
+            values = [n_offsets - 1 - v for v in self.offsets] if reverse else self.offsets
+            offsets = torch.tensor(values, device=self.x_rows.device)
+            offsets = self._offset_indices[reverse] = self._keep(offsets)
         return offsets
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ def matrices_of(stack: torch.Tensor, lists: Lists, reverse: bool) -> torch.Tenso
     else a copy."""
     if lists.first >= 0 and not reverse:
         return stack.narrow(0, lists.first, len(lists))
-    return stack.index_select(0, lists.places(len(stack), reverse))
+    return stack.index_select(0, lists.offset_indices(len(stack), reverse))
 
 
 def multiply(rows: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,4 +62,4 @@ def add_matrices(sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, ba
     """sums [V, K, N] += left^T right of every list, [n, height, K] and [n, height, N], both with zeros in place of
     padding. Left and right are of one float dtype; what is added is cast to that of the sums."""
     products = torch.bmm(left.transpose(1, 2), right)
-    sums.index_add_(0, batch.places(len(sums), reverse), products.to(sums.dtype))
+    sums.index_add_(0, batch.offset_indices(len(sums), reverse), products.to(sums.dtype))

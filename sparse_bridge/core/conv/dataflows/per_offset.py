@@ -72,7 +72,7 @@ def _multiply(
         gather_rows(x, x_rows, rows[:n_pairs])
         mm(rows, matrices[v], out=result)
 
-    def whole(part: Part, slots: Slots, results: Sequence[torch.Tensor]) -> None:
+    def multiply_part(part: Part, slots: Slots, results: Sequence[torch.Tensor]) -> None:
         gathered = x.index_select(0, slots.x_rows).split_with_sizes([len(product) for product in results])
         for v, own, result in zip(part.offsets, gathered, results, strict=True):
             rocm.cpu_mm(own, matrices[v], out=result)
@@ -82,8 +82,8 @@ def _multiply(
         return batched.multiply(batched.gather(x, lists.x_rows, lists), factors)
 
     limits = limits_of(x.shape[1], width)
-    way = Multiply(multiply, whole if at_once else None, batch, limits, x.shape[1])
-    return _sum_products(chunks, x, matrices, way, width, y)
+    methods = Multiply(multiply, multiply_part if at_once else None, batch, limits, x.shape[1])
+    return _sum_products(chunks, x, matrices, methods, width, y)
 
 
 def on_cpu(x: torch.Tensor) -> bool:
@@ -120,13 +120,13 @@ def _large(pairs: Chunks | Part, width: int) -> bool:
 
 
 class Multiply(NamedTuple):
-    """item: writes the products [>= n_pairs, C_out] of one, and of the rows that fill them up.  whole: those of a
-    part, whose rows are gathered at once; None where that is no gain.  batch: gives those of a batch, [n, height,
-    C_out].  limits: of batches.  width: columns that it gathers. All in the dtype of the operands: fp32 or fp64 on
-    CPUs."""
+    """item: writes the products [>= n_pairs, C_out] of an item, and of the rows that fill them up.  part: writes those
+    of a part, whose rows are gathered at once; None where that is no gain.  batch: returns those of a batch, [n,
+    height, C_out].  limits: of batches.  width: columns that it gathers. All in the dtype of the operands: fp32 or
+    fp64 on CPUs."""
 
     item: Callable[[Item, torch.Tensor], None]
-    whole: Callable[[Part, Slots, Sequence[torch.Tensor]], None] | None
+    part: Callable[[Part, Slots, Sequence[torch.Tensor]], None] | None
     batch: Callable[[Batch], torch.Tensor]
     limits: Limits
     width: int
@@ -201,8 +201,8 @@ def _block_sum(
         n_rows = n_slots + (part.n_rows if part.behind else 0)
         products = workspace.take("products", n_rows, width, x, x.dtype)
         results = products[:n_slots].split_with_sizes(heights)
-        if multiply.whole is not None and not _large(part, multiply.width):
-            multiply.whole(part, slots, results)
+        if multiply.part is not None and not _large(part, multiply.width):
+            multiply.part(part, slots, results)
         else:
             for item, result in zip(part.items, results, strict=True):
                 multiply.item(item, result)
@@ -287,7 +287,7 @@ def _both(
         mm(other, back[v], out=result)
         _accumulate(sums[v], rows, other, n_pairs)
 
-    def whole(part: Part, slots: Slots, results: Sequence[torch.Tensor]) -> None:
+    def multiply_part(part: Part, slots: Slots, results: Sequence[torch.Tensor]) -> None:
         heights = [len(product) for product in results]
         rights = dy.index_select(0, slots.x_rows).split_with_sizes(heights)
         lefts = x.index_select(0, part.rows).t().split_with_sizes(part.sizes, 1)
@@ -302,8 +302,8 @@ def _both(
         return batched.multiply(right, batched.matrices_of(turned, lists, chunks.reverse))
 
     limits, width = limits_of(x.shape[1], dy.shape[1]), x.shape[1] + dy.shape[1]
-    way = Multiply(multiply, whole if at_once else None, batch, limits, width)
-    _sum_products(chunks, dy, back, way, x.shape[1], dx)
+    methods = Multiply(multiply, multiply_part if at_once else None, batch, limits, width)
+    _sum_products(chunks, dy, back, methods, x.shape[1], dx)
 
 
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, n_rows: int) -> None:

@@ -1,4 +1,4 @@
-"""What a convolution under a limit is asked: how much memory it takes, and to compute itself."""
+"""A convolution under a memory limit: the bytes that it takes, whole or in blocks, and its computation."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ class Job:
         self.product, self.inner, self.call = product, inner, call
         self.columns, self.size = product.w.columns_out, call.x.element_size()
 
-    def whole(self) -> int:
-        """Of the whole in one piece, with the views of the map that are not there."""
+    def one_piece(self) -> int:
+        """Bytes of the convolution in one piece, with the views of the map that have to be made."""
         n_in, n_out = self.call.x.shape[0], self.call.n_rows
         sums = 8 if self.call.x.dtype == torch.float64 else 4
         return sums * (n_in * self.product.w.columns_in + n_out * self.columns)
 
     def views(self) -> int:
-        """Of making the view that blocks are cut from, where it is not there."""
+        """Bytes of making the view that blocks are cut from; 0 where the map has it."""
         return 0
 
     def growth(self) -> int:
-        """By how much the map grows, or shrinks, when there is that view alone."""
+        """Bytes by which the map grows, or shrinks, when it keeps that view alone."""
         return 0
 
     def prepare(self) -> None:
-        """Make it, and let go of all others."""
+        """Make that view, and drop all others."""
 
     def block(self, height: int) -> int:
-        """Of a block of so many rows."""
+        """Bytes of a block of so many rows."""
         raise NotImplementedError
 
     def fill(self, y: torch.Tensor, height: int) -> None:
@@ -75,5 +75,5 @@ class Job:
         raise NotImplementedError
 
     def end_bytes(self, n_rows: int, normed: bool) -> int:
-        """Of what torch makes of the sums of so many rows.  normed: it has the norm to compute."""
+        """Bytes of what torch makes of the sums of so many rows.  normed: it has the norm to compute."""
         return n_rows * self.columns * self.size if normed else 0

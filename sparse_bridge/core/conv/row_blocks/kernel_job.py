@@ -55,7 +55,7 @@ class KernelJob(Job):
         self._table: tuple[torch.Tensor, bool] | None = None
         self._normed = bool(product.epilogue.parts & NORM) and isinstance(inner, Finished)
 
-    def whole(self) -> int:
+    def one_piece(self) -> int:
         call, rulebook = self.call, self.call.rulebook
         flow, side = self._flow.serving(rulebook, call.side, self.product), self._side
         n_bytes = 0

@@ -37,20 +37,20 @@ class LimitedProduct:
         memory_use.use(rulebook)
         call = Call(rulebook, side, x, weight, end)
         jobs = self._jobs(call)
-        whole, result = jobs[0], call.n_rows * jobs[0].columns * jobs[0].size
+        one_piece, result = jobs[0], call.n_rows * jobs[0].columns * jobs[0].size
 
         def total(n_bytes: int) -> int:
             return memory_use.in_use(x.device, *call.operands) + result + n_bytes
 
-        if memory_use.drop_others(x.device, lambda: total(whole.whole()) <= limit, rulebook):
+        if memory_use.drop_others(x.device, lambda: total(one_piece.one_piece()) <= limit, rulebook):
             return self._inner(rulebook, side, x, weight, end)
-        asked, heights = total(whole.whole()), _heights(call.n_rows)
-        least = asked
+        size, heights = total(one_piece.one_piece()), _heights(call.n_rows)
+        least = size
         for job in jobs:
             if not job.divisible:
                 continue
             most = total(job.views()) - result, total(job.growth() + job.block(heights[-1]))
-            if max(most) <= min(limit, asked):
+            if max(most) <= min(limit, size):
                 job.prepare()
                 fitting = (height for height in heights if total(job.block(height)) <= limit)
                 height = next(fitting, heights[-1])
@@ -58,17 +58,17 @@ class LimitedProduct:
                 job.fill(y, height)
                 return y
             least = min(least, max(most))
-        raise memory_use.refusal(_named(call, whole), limit, asked, least)
+        raise memory_use.refusal(_named(call, one_piece), limit, size, least)
 
     def _jobs(self, call: Call) -> list[Job]:
         """Ways to compute it, the quickest first."""
         flow, inner = self._flow, self._inner
         if isinstance(flow, KernelDataflow) and not flow.irregular:
             assert isinstance(inner, GatherProduct | Finished)
-            kinds = [KernelJob, SearchJob] if SearchJob.serves(call) else [KernelJob]
-            return [job(flow, self._product, inner, call) for job in kinds]
-        job = TorchJob if isinstance(flow, PerOffset) else Job
-        return [job(self._product, inner, call)]
+            job_classes = [KernelJob, SearchJob] if SearchJob.serves(call) else [KernelJob]
+            return [job_class(flow, self._product, inner, call) for job_class in job_classes]
+        job_class = TorchJob if isinstance(flow, PerOffset) else Job
+        return [job_class(self._product, inner, call)]
 
 
 def _heights(n_rows: int) -> list[int]:

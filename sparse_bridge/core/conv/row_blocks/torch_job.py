@@ -32,7 +32,7 @@ class TorchJob(Job):
         self._turned = rulebook.symmetric and kmap.flipped  # as in `chunks_of`
         self._kmap = kmap.transposed() if self._turned else kmap
 
-    def whole(self) -> int:
+    def one_piece(self) -> int:
         call, w, lists = self.call, self.product.w, self.call.rulebook.lists()
         n_pairs = lists.starts[-1] * (2 if lists.mirrored else 1)
         n_bytes = 0 if cached(self._kmap, max(w.c_in, w.c_out)) else 16 * n_pairs
@@ -126,10 +126,10 @@ def _apart(block: Block, chunks: Chunks, x: torch.Tensor, dtype: torch.dtype) ->
         return np.where((x_rows >= begin) & (x_rows < block.end), x_rows - begin, behind)
 
     parts = tuple(_moved(part, local(x_rows), begin, x.device) for part, x_rows in zip(block.parts, lists, strict=True))
-    whole = Block(0, n_rows, parts)
+    all_rows = Block(0, n_rows, parts)
     longest = max((max(part.sizes) for part in parts), default=0)
     products = max((part.n_pairs for part in parts), default=0)
-    return Chunks((whole,), chunks.reverse, chunks.dense, longest, products), rows
+    return Chunks((all_rows,), chunks.reverse, chunks.dense, longest, products), rows
 
 
 def _moved(part: Part, x_rows: Any, begin: int, device: torch.device) -> Part:

@@ -79,8 +79,8 @@ class Features(LazyTensor):
         pending = self.pending
         if not torch.compiler.is_compiling():
             return pending.materialize()
-        there = pending.fallback if pending.result is None else pending.result
-        return apart(pending.materialize) if there is None else there  # type: ignore[no-any-return]
+        result = pending.fallback if pending.result is None else pending.result
+        return apart(pending.materialize) if result is None else result  # type: ignore[no-any-return]
 
 
 class Waiting(Features, torch.Tensor):
@@ -139,8 +139,8 @@ def features_of(pending: MaybePending) -> torch.Tensor:
         # Extensions that ask for the memory, of which there is none, get an exception.
         _no_memory(features)
     elif pending.follows:
-        there = pending.result if pending.fallback is None else pending.fallback
-        features = there.as_subclass(Watched)  # type: ignore[union-attr]
+        result = pending.result if pending.fallback is None else pending.fallback
+        features = result.as_subclass(Watched)  # type: ignore[union-attr]
     else:
         return pending.materialize()
     features.pending = pending

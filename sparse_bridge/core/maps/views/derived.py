@@ -1,4 +1,4 @@
-"""What belongs to a rulebook beside its views: what was derived of them, and who looks on."""
+"""Parts of a rulebook beside its views: the objects derived from them, and an observer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 
 class Observer(Protocol):
-    """Who wants to know which views of a rulebook are asked for."""
+    """Hears which views of a rulebook are requested."""
 
-    def wanted(self, side: int, tiles: bool) -> None:
-        """A view of `side` was asked for; tiles: as mask-ordered tiles."""
+    def on_view(self, side: int, tiles: bool) -> None:
+        """A view of `side` was requested; tiles: as mask-ordered tiles."""
 
-    def listed(self) -> None:
-        """Pair lists were asked for, on the device."""
+    def on_pairs(self) -> None:
+        """Pair lists were requested, on the device."""
 
 
 class Derived:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Rebuild(Protocol):
-    """How a rulebook can be made once more, with the same values.
+    """Builds a rulebook again, with the same values.
 
     by_rows: whether parts of the table of side 0 can be had alone.  searching: bytes that `search`
     makes.
@@ -30,8 +30,8 @@ class Rebuild(Protocol):
     def searching(self) -> int:
         """Bytes that `search` makes."""
 
-    def whole(self) -> ViewSet:
-        """The rulebook."""
+    def rulebook(self) -> ViewSet:
+        """The rulebook, built again."""
 
     def search(self) -> None:
         """Have what searches for coordinates."""

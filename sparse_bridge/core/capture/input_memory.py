@@ -1,5 +1,5 @@
-"""Memory that the launches of a scene share while its maps are queued, and that is gone when they
-are tiles: one piece of each kind costs the host less than one for every map."""
+"""Memory that the launches of an input share while its maps are queued, and that is freed when the
+maps are tiles: a few large allocations cost the host less than one for every map."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ BATCH = 24 << 20
 def rule_of(request: MapRequest) -> Rule:
     """By which a request makes coordinates."""
     stride = request.stride
-    one = (1,) * len(stride)
-    return Rule(one, stride, -1) if request.kind == "strided" else Rule(stride, one, 1)
+    unit = (1,) * len(stride)
+    return Rule(unit, stride, -1) if request.map_type == "strided" else Rule(stride, unit, 1)
 
 
 def room_for(rows: int) -> int:
@@ -45,11 +45,11 @@ class Slabs(NamedTuple):
     linked: tuple[Slab | None, Slab | None] = (None, None)
 
 
-class SceneMemory:
-    """Which views of its maps a scene is asked for, as the last one was, and what of them may share
+class InputMemory:
+    """The views of its maps that an input needs, as the last one did, and which of them may share
     memory.
 
-    sharing: nothing does otherwise.
+    sharing: whether any do.
     """
 
     def __init__(self, steps: Sequence[Step], last: Recording, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class SceneMemory:
         return side in self._last.views[index].tiled
 
     def both(self, index: int) -> bool:
-        """Whether both sides of a map to new coordinates are asked for. Inference has no use for
+        """Whether both sides of a map to new coordinates are requested. Inference has no use for
         the second, which is as large."""
         return 1 in self._last.views[index].requested
 
@@ -91,32 +91,32 @@ class SceneMemory:
 
     def tables(self, rows: Mapping[int, int], room: Mapping[int, int]) -> list[Slabs]:
         """Slab for the tables of all steps that become tiles. rows: see `scratch`.  room: rows that
-        levels had memory for when new ones were made of them."""
+        levels had memory for when new levels were expanded from them."""
         if not self.sharing:
             return [Slabs()] * len(self._steps)
-        found, blank = 0, 0
+        looked_up, blank = 0, 0
         for index, step in enumerate(self._steps):
             n_offsets = len(step.request.offsets)
             if not step.makes:
                 if self.tiled(index, 0):
-                    found += neighbor_table.table_elements(rows[step.ends(index)], n_offsets)
+                    looked_up += neighbor_table.table_elements(rows[step.ends(index)], n_offsets)
                 continue
             if self.tiled(index, 0):
                 blank += Slab.rounded(n_offsets * rows[index + 1])
             if self.tiled(index, 1) and self.both(index) and self.passing(index):
                 blank += Slab.rounded(n_offsets * room[step.level])
-        one, other = Slab.or_none(found, self._device), Slab.or_none(blank, self._device, _BLANK)
-        return [self._slabs(index, one, other) for index in range(len(self._steps))]
+        looked_up_slab, blank_slab = Slab.or_none(looked_up, self._device), Slab.or_none(blank, self._device, _BLANK)
+        return [self._slabs(index, looked_up_slab, blank_slab) for index in range(len(self._steps))]
 
     def batches(self, rows: Mapping[int, int]) -> list[range]:
         """Steps whose tables become tiles side by side, in order.  rows: see `scratch`."""
-        ends, held = list[int](), 0
+        ends, total = list[int](), 0
         for index in range(len(self._steps)):
             size = self._table_elements(index, rows)
-            if held and held + size > BATCH:
+            if total and total + size > BATCH:
                 ends.append(index)
-                held = 0
-            held += size
+                total = 0
+            total += size
         bounds = [0, *ends, len(self._steps)]
         return [range(*pair) for pair in itertools.pairwise(bounds)]
 
@@ -127,6 +127,6 @@ class SceneMemory:
         other = rows[step.level] if step.makes and self.tiled(index, 1) and self.both(index) else 0
         return len(step.request.offsets) * (first + other)
 
-    def _slabs(self, index: int, found: Slab | None, blank: Slab | None) -> Slabs:
+    def _slabs(self, index: int, looked_up: Slab | None, blank: Slab | None) -> Slabs:
         first, second = self.tiled(index, 0), self.tiled(index, 1)
-        return Slabs(found if first else None, (blank if first else None, blank if second else None))
+        return Slabs(looked_up if first else None, (blank if first else None, blank if second else None))
