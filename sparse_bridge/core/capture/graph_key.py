@@ -12,7 +12,7 @@ from ... import memory, settings
 from ...refusals import Why
 from ..conv.convolution import autocast_dtype
 from ..device import rocm
-from ..device.precision import torch_allows_fp16_sums
+from ..device.torch_compat import allows_fp16_sums
 from ..geometry.data_bounds import Root
 from . import padded
 from .calls.call import Call
@@ -90,7 +90,7 @@ def key_of(tensors: Tensors, call: Call, root: Root) -> GraphKey:
         tensors.label(call.x),
         padded.capacity_of(features.shape[0]),
         call.constants,
-        (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32, torch_allows_fp16_sums()),
+        (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32, allows_fp16_sums()),
     )
 
 

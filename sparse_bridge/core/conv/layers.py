@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from ... import memory, native, settings, state
 from ...native import calls as native_calls
 from ..device import precision, trace
-from ..device.torch_compat import eagerly
+from ..device.torch_compat import allows_fp16_sums, eagerly
 from ..maps.kernel_map import KernelMap
 from . import convolution, override
 from .convolution import convolve_layer
@@ -29,7 +29,6 @@ __all__ = ["convolve_layer", "known_call"]
 
 _functions = torch._C._len_torch_function_stack
 _any_autocast = torch._C._is_any_autocast_enabled
-_allows_fp16_sums = precision.torch_allows_fp16_sums
 _on, _generation = True, -1
 
 
@@ -90,7 +89,7 @@ def known_call(
         y = by_helper(owner, x, weight, kmap, epilogue, form)
         if y is not NotImplemented:
             return y  # type: ignore[no-any-return]
-    if _allows_fp16_sums() is not precision.fp16_sums:
+    if allows_fp16_sums() is not precision.fp16_sums:
         precision.follow_torch()
     if residual is not None or plan.generation != settings.generation:
         return None

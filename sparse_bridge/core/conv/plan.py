@@ -15,14 +15,13 @@ import torch
 from ... import memory, policy, settings, state
 from ...native import calls as native_calls
 from ..device import precision, self_check, trace
+from ..device.torch_compat import allows_fp16_sums
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
 from . import override, registry
 from .checks import check, check_devices, like_result
 from .dataflow import Case, Gather, LayerProduct, Wgrad
 from .epilogue import Epilogue
-
-_allows_fp16_sums = precision.torch_allows_fp16_sums
 
 _NOTHING = Epilogue()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -81,11 +80,7 @@ class ConvPlan:
 
     def __init__(self, key: Any, case: Case, form: ConvForm, product: LayerProduct, separate: bool) -> None:
         self.key, self.case, self.form, self.w, self.separate = key, case, form, product.w, separate
-        self.n_offsets, self.columns_in, self.columns_out = (
-            product.w.n_offsets,
-            product.w.columns_in,
-            product.w.columns_out,
-        )
+        self.n_offsets, self.columns_in, self.columns_out = self.w.n_offsets, self.w.columns_in, self.w.columns_out
         self.dataflow = registry.choose(case, form.dataflow)
         requested = precision.requested_precision(product.dtype, form.precision)
         self.product = product._replace(target=self.dataflow.target(case), precision=requested)
@@ -244,7 +239,7 @@ def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilo
 
     Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError, UnsupportedError.
     """
-    if _allows_fp16_sums() is not precision.fp16_sums:
+    if allows_fp16_sums() is not precision.fp16_sums:
         precision.follow_torch()
     if known_plans.generation != settings.generation:
         known_plans.renew()

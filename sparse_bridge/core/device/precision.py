@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from ... import settings, state
 from ...kernels.runtime.target import Target
 from ..geometry.weights import WeightLayout
+from .torch_compat import allows_fp16_sums
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# torch's own switch for sums of fp16 products in fp16, `torch.backends.cuda.matmul.allow_fp16_accumulation`, which
-# it has from 2.7 on. Called at every layer, so without a function of Python around it.
-torch_allows_fp16_sums: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)
-fp16_sums = False  # how it stood when it was last asked
+fp16_sums = False  # torch's switch for them, as it was last asked
 _unsplit: set[str] = set()  # architectures on which the split product failed the self-check
 
 
@@ -35,7 +31,7 @@ def reset() -> None:
 def follow_torch() -> None:
     """Take over torch's switch, which has been turned: what was decided before holds no longer."""
     global fp16_sums
-    fp16_sums = torch_allows_fp16_sums()
+    fp16_sums = allows_fp16_sums()
     settings.changed()
 
 
