@@ -7,7 +7,7 @@ import torch
 from sparse_bridge.core.geometry.offsets import Offsets
 from sparse_bridge.kernels.maps.coord_key import Reach
 from sparse_bridge.kernels.maps.hash_table import HashTable, hash_insert
-from sparse_bridge.kernels.maps.neighbor_table import neighbor_lookup
+from sparse_bridge.kernels.maps.neighbor_lookup import neighbor_lookup
 from sparse_bridge.kernels.maps.new_rows import owner_counters
 from sparse_bridge.kernels.runtime import target as targets
 

@@ -7,10 +7,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["coord_key", "hash_table", "neighbor_table", "new_rows", "row_ranks", "tile_batch"]
+__all__ = ["coord_key", "hash_table", "neighbor_lookup", "neighbor_table", "new_rows", "row_ranks", "tile_batch"]
 
 if TYPE_CHECKING:
-    from ...kernels.maps import coord_key, hash_table, neighbor_table, new_rows, row_ranks, tile_batch
+    from ...kernels.maps import coord_key, hash_table, neighbor_lookup, neighbor_table, new_rows, row_ranks, tile_batch
 else:
 
     class _Module:
@@ -21,4 +21,4 @@ else:
             module = sys.modules.get(self._name) or importlib.import_module(self._name)
             return getattr(module, name)
 
-    coord_key, hash_table, neighbor_table, new_rows, row_ranks, tile_batch = map(_Module, __all__)
+    coord_key, hash_table, neighbor_lookup, neighbor_table, new_rows, row_ranks, tile_batch = map(_Module, __all__)

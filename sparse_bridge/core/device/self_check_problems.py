@@ -60,7 +60,7 @@ def check_keys(device: torch.device, target: Target, part: str) -> str | None:
     """Hash table and look-up, and with them the atomics on shared addresses."""
     from ...kernels.maps.coord_key import Reach
     from ...kernels.maps.hash_table import HashTable, hash_insert
-    from ...kernels.maps.neighbor_table import neighbor_lookup
+    from ...kernels.maps.neighbor_lookup import neighbor_lookup
     from ..geometry.boxes import Box
     from ..geometry.offsets import Offsets, box_offsets
 

@@ -13,7 +13,7 @@ import torch
 
 from ...kernels.runtime.parts import Operand, Part, Slab, allocate_part
 from ...kernels.runtime.target import Target
-from ..device.kernels import coord_key, hash_table, neighbor_table, new_rows, row_ranks
+from ..device.kernels import coord_key, hash_table, neighbor_lookup, new_rows, row_ranks
 from ..geometry.boxes import Box, KeyLayout
 from ..geometry.offsets import Offsets
 
@@ -161,4 +161,4 @@ def look_up(
     geometry = offsets.geometry(coords.device, step, ones, 1)
     wide = layout.wide(offsets, step) or table_layout.wide(offsets, ones)
     reach = coord_key.Reach(coords, geometry, table_layout.bounds, wide, alive, last)
-    return neighbor_table.neighbor_lookup(table, n_values, reach, target, center, slab)
+    return neighbor_lookup.neighbor_lookup(table, n_values, reach, target, center, slab)

@@ -133,7 +133,7 @@ def find_rows(cmap: CoordinateMap, coords: torch.Tensor, offsets: Offsets, strid
             nbr[v, lists.out_rows[part]] = lists.in_rows[part].int()
     else:
         from ...kernels.maps.coord_key import Reach
-        from ...kernels.maps.neighbor_table import neighbor_lookup
+        from ...kernels.maps.neighbor_lookup import neighbor_lookup
 
         ones = (1,) * offsets.dimension
         # The queries' bounds are unknown, so coordinates are computed in 64 bits.

@@ -156,8 +156,6 @@ def launch_both(x: torch.Tensor, vectors: Vectors, target: Target) -> None:
 def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
     """Found out anew; None where kernels do not serve. Kept where all vectors are there, as
     comparing them at once takes a tenth of the time."""
-    from ...kernels.ops.norm_spec import spec_of
-
     target = serves(x)
     weight, bias, mean, var, batches = vectors
     if (
@@ -167,6 +165,8 @@ def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
         or not (batches is None or _counts(x, batches))
     ):
         return None
+    from ...kernels.ops.norm_spec import spec_of
+
     form = _Form(spec_of(x, vectors, target), _never, settings.generation, settings.get().optimize != "off")
     present = [vector for vector in vectors if vector is not None]
     if TENSOR_GUARDS is not None and target.raw and len(present) == len(vectors):

@@ -132,7 +132,7 @@ class MapKernels:
         write_pairs(tiles, order.long(), tiles.counts, order, order, len(self._offsets), self.target)
 
     def _look_up(self) -> None:
-        from ...kernels.maps.neighbor_table import neighbor_lookup
+        from ...kernels.maps.neighbor_lookup import neighbor_lookup
 
         neighbor_lookup(self._table, FEW, self._near, self.target, self._offsets.center)
 

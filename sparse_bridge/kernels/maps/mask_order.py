@@ -22,7 +22,8 @@ from ..runtime.symbolic import allocated, sorted_order
 from ..runtime.target import Target
 from .coord_key import live_rows
 from .gray_rank import KEY_BITS, SAMPLE, gray_rank, key_bits, offset_block, rank_bits
-from .neighbor_table import NeighborTable, part_masks, part_start
+from .mask_kernels import part_masks, part_start
+from .neighbor_table import NeighborTable
 from .tile_list import TILE
 
 FEW_ROWS = 4 << 10  # up to which a row's place is counted, in one launch

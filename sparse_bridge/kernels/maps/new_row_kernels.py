@@ -8,7 +8,7 @@ import triton.language as tl
 from ..runtime.launch import register
 from .coord_key import coordinate, live_rows, row_offset
 from .hash_kernels import value_at
-from .neighbor_table import store_mask
+from .mask_kernels import store_mask
 
 
 @triton.jit

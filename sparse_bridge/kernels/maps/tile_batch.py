@@ -25,8 +25,9 @@ from ..runtime.target import Target
 from ..runtime.uploads import uploaded
 from . import mask_order as ordering
 from .gray_rank import KEY_BITS, SAMPLE, offset_block, rank_bits
+from .mask_kernels import store_table_masks
 from .mask_order import mask_order, store_keys, store_order
-from .neighbor_table import OPTIONS, ROWS, NeighborTable, grid_of, store_table_masks
+from .neighbor_table import OPTIONS, ROWS, NeighborTable, grid_of
 from .tile_list import TILE, TileList
 from .tile_packing import pack_tiles, store_tiles
 

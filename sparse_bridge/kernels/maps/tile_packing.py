@@ -17,7 +17,8 @@ from ..runtime.launch import cdiv, register
 from ..runtime.symbolic import allocated
 from ..runtime.target import Target
 from .coord_key import live_rows
-from .neighbor_table import NeighborTable, part_masks, part_start
+from .mask_kernels import part_masks, part_start
+from .neighbor_table import NeighborTable
 from .tile_list import TILE, TileList
 
 

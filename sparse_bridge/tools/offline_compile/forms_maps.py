@@ -11,7 +11,9 @@ from ...kernels.maps import (
     hash_table,
     key_table,
     level_bounds,
+    mask_kernels,
     mask_order,
+    neighbor_lookup,
     neighbor_table,
     new_row_kernels,
     new_rows,
@@ -56,9 +58,9 @@ def _key(key64: bool) -> str:
 
 
 def _lookup(alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool, division: int, align: str) -> Form:
-    rows = neighbor_table._LOOKUP_ROWS
+    rows = neighbor_lookup._LOOKUP_ROWS
     constants = (alive, reversed, dimension, key64, wide, division, rows)
-    kernel = neighbor_table.lookup_kernel
+    kernel = neighbor_lookup.lookup_kernel
     return make(kernel, constants, {"num_warps": 1}, align=align, keys=_key(key64))
 
 
@@ -157,7 +159,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         insert = functools.partial(_insert, target, kernel)
         yield kernel, [Space(factors, insert, silent=_SILENT)]
     factors = {**_KEYS, "reversed": (True, False), "wide": _FLAG, "division": _DIVISION, **aligns}
-    yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
+    yield neighbor_lookup.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, "wide": _FLAG, "divided": _DIVIDED[:5], **aligns}
     yield new_row_kernels.place_kernel, [Space(factors, _put_rows, silent=_SILENT)]
     factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **aligns}
@@ -173,7 +175,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield row_ranks.keys_kernel, [Space(factors, _sort_keys, silent=_SILENT)]
     yield row_ranks.few_kernel, [Space(factors, _rank, silent=_SILENT)]
     yield _fixed(row_ranks.rename_kernel, row_ranks._SLOTS)
-    yield _fixed(neighbor_table.masks_kernel, neighbor_table.ROWS)
+    yield _fixed(mask_kernels.masks_kernel, neighbor_table.ROWS)
     sizes = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
     blocks = {"v_block": sizes}
     factors = {**blocks, "key": ("i32", "i16", "u8", "i64"), **aligns}
