@@ -18,6 +18,7 @@ from sparse_bridge.errors import (
     DeviceError,
     GeometryError,
     LifecycleError,
+    OverflowLimitError,
     SettingError,
     ShapeError,
     SparseBridgeError,
@@ -39,6 +40,18 @@ def frameworks(plain_settings):
         yield {name: importlib.import_module(module) for name, module in MODULES.items()}
     torch.set_num_threads(threads)
     sys.modules.update(real)
+
+
+@contextlib.contextmanager
+def in_release(target):
+    """The framework's name, under a profile if `target` says which."""
+    name, _, profile = target.partition(" ")
+    if not profile:
+        yield name
+        return
+    sparse_bridge.disable(name)
+    with sparse_bridge.enable(name, mode="standin", profile=profile):
+        yield name
 
 
 def scene(seed=0, channels=4, dimension=3, dtype=torch.float32):
@@ -178,6 +191,44 @@ def test_one_convolution_in_all_three(frameworks):
     assert feats.grad is not None
     layers = sparse_bridge.report().layers
     assert {"SubMConv3d"} <= set(layers["spconv"]) and "MinkowskiConvolution" in layers["minkowski"]
+
+
+@pytest.mark.parametrize("stride, cell", [(1 << 20, 4096), (3, 1 << 30), (2, -(1 << 30) - 1), ((1 << 31) - 1, -2)])
+@pytest.mark.parametrize("target", ["minkowski", "torchsparse 2.0"])
+def test_coordinates_that_leave_int32_are_refused(frameworks, target, stride, cell):
+    coords = torch.tensor([[0, 1, 0, 0], [0, cell, 0, 0]], dtype=torch.int32)
+    data = SparseData(torch.ones(2, 1), coords, (stride, 1, 1))
+    with in_release(target) as name, pytest.raises(CoordinateError, match=f"{stride * cell}, 0, 0.* leaves 32-bit"):
+        sparse_bridge.convert(data, to=name)
+
+
+@pytest.mark.parametrize("stride, cell", [(1 << 20, 2047), (2, -(1 << 30)), ((1 << 31) - 1, -1)])
+@pytest.mark.parametrize("target", ["minkowski", "torchsparse 2.0"])
+def test_coordinates_at_the_ends_of_int32_are_exact(frameworks, target, stride, cell):
+    coords = torch.tensor([[0, 1, 0, 0], [0, cell, 5, 0]], dtype=torch.int32)
+    data = SparseData(torch.ones(2, 1), coords, (stride, 1, 1))
+    with in_release(target) as name:
+        x = sparse_bridge.convert(data, to=name)
+        sites = x.C if name == "minkowski" else x.coords[:, [3, 0, 1, 2]]
+        assert sites.tolist() == [[0, stride, 0, 0], [0, cell * stride, 5, 0]] and sites.dtype == torch.int32
+        assert torch.equal(sparse_bridge.convert(x, to="core").coords, coords)
+
+
+@pytest.mark.parametrize("target", ["minkowski", "torchsparse 2.0"])
+def test_tensor_strides_that_leave_int32_are_refused(frameworks, target):
+    feats, coords = scene()
+    with in_release(target) as name, pytest.raises(OverflowLimitError, match=f"tensor stride .*{1 << 32}"):
+        sparse_bridge.convert(SparseData(feats, coords, (1 << 32, 1, 1)), to=name)
+
+
+def test_no_map_is_joined_whose_coordinates_only_wrap_to_the_same(frameworks):
+    ME = frameworks["minkowski"]
+    like = ME.SparseTensor(torch.ones(1, 1), torch.tensor([[0, -(1 << 31), 0, 0]]).int(), tensor_stride=2)
+    data = SparseData(torch.ones(1, 1), torch.tensor([[0, 1 << 30, 0, 0]]).int(), (2, 2, 2))
+    with pytest.raises(CoordinateError, match="leaves 32-bit"):
+        sparse_bridge.convert(data, to="minkowski", like=like)
+    data = SparseData(torch.ones(1, 1), torch.tensor([[0, -(1 << 30), 0, 0]]).int(), (2, 2, 2))
+    assert sparse_bridge.convert(data, to="minkowski", like=like).coordinate_map_key == like.coordinate_map_key
 
 
 BAD = [

@@ -43,6 +43,11 @@ def lists(x_rows, y_rows):
 
 CASES = {
     "a fractional stride": (GeometryError, ["1.5", "integers"], lambda: functional.strided(CMAP, OFFSETS, 1.5)),
+    "a stride beyond 32 bits": (
+        OverflowLimitError,
+        [str(1 << 63), f"at most {(1 << 31) - 1}"],
+        lambda: functional.strided(CMAP, OFFSETS, 1 << 63),
+    ),
     "coordinates of rank 1": (ShapeError, ["[3]", "[N, 1 + D]"], lambda: bound(COORDS[0])),
     "coordinates without axes": (ShapeError, ["[50, 1]", "[N, 1 + D]"], lambda: bound(COORDS[:, :1])),
     "coordinates of another box": (ShapeError, ["[50, 3]", "[N, 2]"], lambda: CoordinateMap(COORDS, Box.grid(2, (9,)))),

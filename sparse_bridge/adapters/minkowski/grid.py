@@ -15,6 +15,7 @@ from ...core.device import stream_order
 from ...core.geometry.boxes import Box
 from ...core.geometry.constants import constant
 from ...core.geometry.data_bounds import DataBounds
+from ...core.geometry.sparse_data import check_multiples
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.lookup import find_rows
@@ -26,7 +27,7 @@ from .geometry import KernelSpec
 from .strides import Stride, product
 
 Key = tuple[Stride, str]
-_INT32 = torch.iinfo(torch.int32)
+INT32 = torch.iinfo(torch.int32)
 
 
 class LayerMap(NamedTuple):
@@ -61,12 +62,6 @@ def _multiplied(axes: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
     return axes * (unit[0] if len(set(unit)) == 1 else axes.new_tensor(unit))
 
 
-def floor_to(coords: torch.Tensor, step: tuple[int, ...]) -> torch.Tensor:
-    """Integer coordinates [N, 1 + D], axes rounded down to multiples of `step`."""
-    axes = _multiplied(_divided(coords[:, 1:], step), step)
-    return torch.cat([coords[:, :1], axes], 1)
-
-
 def _floored(coords: torch.Tensor) -> torch.Tensor:
     return torch.floor(coords.double()) if coords.is_floating_point() else coords.long()
 
@@ -75,8 +70,8 @@ def _saturated(coords: torch.Tensor) -> torch.Tensor:
     """Coordinates of any dtype as int32, floored: those that do not fit at an end of the range."""
     floored = _floored(coords)
     if floored.is_floating_point():
-        floored = floored.nan_to_num(nan=_INT32.max)
-    return floored.clamp(_INT32.min, _INT32.max).int()
+        floored = floored.nan_to_num(nan=INT32.max)
+    return floored.clamp(INT32.min, INT32.max).int()
 
 
 def integral(coords: torch.Tensor) -> torch.Tensor:
@@ -172,7 +167,22 @@ class Grid:
     def _at_an_end(self) -> bool:
         """Whether coordinates reach an end of the range of int32."""
         far = max(self.unit)
-        return min(self.lo) <= _INT32.min + far or max(self.hi) >= _INT32.max - far
+        return min(self.lo) <= INT32.min + far or max(self.hi) >= INT32.max - far
+
+    @staticmethod
+    def of_layer(
+        view: CoordinateMap, stride: tuple[int, ...], unit: tuple[int, ...], source: str, store: MapStore | None = None
+    ) -> Grid:
+        """`of_view` for coordinates that a layer made. Waits for the device only where bounds leave int32.
+
+        Raises: CoordinateError where a coordinate leaves int32.
+        """
+        grid = Grid.of_view(view, stride, unit, source, store)
+        if min(grid.lo) < INT32.min or max(grid.hi) > INT32.max:
+            check_multiples(_reversed(view.coords), unit)
+            grid.lo = tuple(max(low, INT32.min) for low in grid.lo)
+            grid.hi = tuple(min(high, INT32.max) for high in grid.hi)
+        return grid
 
     @staticmethod
     def of_view(
@@ -236,6 +246,16 @@ class Grid:
         lo = (self.lo[0], *low[::-1])
         hi = (self.hi[0], *high[::-1])
         return Box.spanning(lo, tuple(max(0, h - c + 1) for c, h in zip(lo, hi, strict=True)))
+
+    def floored(self, step: tuple[int, ...]) -> torch.Tensor:
+        """int32 [N, 1 + D]: the coordinates, axes rounded down to multiples of `step`.
+
+        Raises: CoordinateError where one leaves int32.
+        """
+        coords, axes = self.coords, _divided(self.coords[:, 1:], step)
+        if any(low // s * s < INT32.min for low, s in zip(self.lo[1:], step, strict=True)):
+            check_multiples(torch.cat([coords[:, :1], axes], 1), step)
+        return torch.cat([coords[:, :1], _multiplied(axes, step)], 1)
 
     def adopt(self, coords: torch.Tensor | None, view: CoordinateMap) -> None:
         """The coordinates (None: those of the view), and their view at the grid's unit."""

@@ -11,6 +11,7 @@ from ...core.geometry.sparse_data import SparseData
 from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
 from .batches import batches
 from .maps import MapRegistry
+from .strides import check_tensor_stride
 
 
 def _step(stride: Any) -> tuple[int, ...]:
@@ -47,11 +48,14 @@ def from_core(data: SparseData, like: Any = None) -> Any:
         the coordinates are the same, so that both may be added or concatenated.
 
     Raises: LifecycleError (MinkowskiEngine is not there), CoordinateError (rows that share a
-        coordinate: this framework has none), GeometryError (`like` of another dimension).
+        coordinate: this framework has none; or that leave int32 when they are multiplied with the
+        tensor stride), GeometryError (`like` of another dimension), and what `check_tensor_stride` does.
     """
     framework = _framework()
-    step = _step(data.tensor_stride)
-    coords = (data.coords * data.coords.new_tensor((1, *step))).contiguous()
+    check_tensor_stride(tuple(data.tensor_stride))
+    coords, spaced = data.coords.contiguous(), max(data.tensor_stride) > 1
+    if spaced:
+        coords = coords.long() * coords.new_tensor((1, *_step(data.tensor_stride)))
     if like is None:
         managers = importlib.import_module("MinkowskiEngine.MinkowskiCoordinateManager")
         manager = managers.new_manager(data.dimension, coords, None, None)
@@ -59,12 +63,12 @@ def from_core(data: SparseData, like: Any = None) -> Any:
         manager = like.coordinate_manager
         if data.dimension != like.D:
             raise GeometryError(f"`like` has {like.D} axes, the data {data.dimension}.")
-        if list(data.tensor_stride) == like.tensor_stride and torch.equal(like._sites(), coords):
+        if list(data.tensor_stride) == like.tensor_stride and torch.equal(like._sites().to(coords.dtype), coords):
             return framework.SparseTensor(
                 data.feats, coordinate_map_key=like.coordinate_map_key, coordinate_manager=manager
             )
     registry: MapRegistry = manager._manager
-    key, first, _ = registry.insert(coords, tuple(data.tensor_stride))
+    key, first, _ = registry.insert(coords, tuple(data.tensor_stride), aligned=spaced)
     if first is not None:
         del registry.grids[key]
         raise CoordinateError(

@@ -11,10 +11,11 @@ from ...core.traced import between_graphs
 from ...errors import ContractError, CoordinateError
 from .errors import KeyStateError
 from .geometry import KernelSpec
-from .grid import Grid, Key, integral
+from .grid import INT32, Grid, Key, integral
 from .maps import MapRegistry
 from .points import FieldMap, interpolation_matrix
 from .pool import cell_matrix
+from .strides import check_tensor_stride
 
 Voxelized = tuple[Key, torch.Tensor | None, torch.Tensor]
 
@@ -22,6 +23,7 @@ Voxelized = tuple[Key, torch.Tensor | None, torch.Tensor]
 @between_graphs
 def insert_field(registry: MapRegistry, coords: torch.Tensor, stride: tuple[int, ...], name: str = "") -> Key:
     """Enter the coordinates [N, 1 + D] of points; the key of the field."""
+    check_tensor_stride(stride)
     registry.use_device(coords.device)
     key = registry.free_key(stride, name, registry.fields)
     registry.fields[key] = FieldMap(coords, stride)
@@ -41,15 +43,25 @@ def over(registry: MapRegistry, key: Key, root: CoordinateMap) -> MapRegistry:
 
 def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords: torch.Tensor) -> Key:
     """Enter the map that layers made in `other` under `key`, here with these coordinates, as they
-    would have made it of `root`; the key. A map that layers have made here since is it."""
+    would have made it of `root`; the key. A map that layers have made here since is it.
+
+    Raises: CoordinateError where a coordinate left int32.
+    """
     like, grid = other.grid(key), registry.grid(root)
     existing = registry.grids.get(key)
     if existing is not None and existing.source == like.source == "strided":
         return key
     key = registry.free_key(*key)
     if like.source == "strided":  # cells of the root
-        low = (c // s * s for c, s in zip(grid.lo[1:], like.stride, strict=True))
+        low = [c // s * s for c, s in zip(grid.lo[1:], like.stride, strict=True)]
         high = (c // s * s for c, s in zip(grid.hi[1:], like.stride, strict=True))
+        if min(low) < INT32.min:
+            if bool((coords[:, 1:] > coords.new_tensor(grid.hi[1:])).any()):
+                raise CoordinateError(
+                    f"coordinates down to {min(low)} on tensor stride {list(like.stride)} leave 32-bit integers; shift "
+                    "the input's coordinates, or use a smaller stride."
+                )
+            low = [max(c, INT32.min) for c in low]
         bounds = (grid.lo[0], *low), (grid.hi[0], *high)
         joined = Grid(coords, like.stride, like.unit, bounds, like.source)
     else:
@@ -63,8 +75,9 @@ def voxelize(registry: MapRegistry, field_key: Key, stride: tuple[int, ...], nam
     """A new map of the voxels that hold the points of a field: its key, the first point of every
     voxel (None if no two points share one), the voxel of every point; int64.
 
-    Raises: CoordinateError where a voxel leaves 32-bit integers.
+    Raises: CoordinateError where a voxel leaves 32-bit integers, and what `check_tensor_stride` does.
     """
+    check_tensor_stride(stride)
     field = registry.field(field_key)
     key, first, inverse = registry.insert(field.cells(stride), stride, name, aligned=True)
     if inverse is None:

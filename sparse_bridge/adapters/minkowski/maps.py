@@ -31,9 +31,9 @@ from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError
 from .errors import KeyStateError, StrideError, TensorDeviceError
 from .geometry import KernelSpec, Region, cell_region, core_offsets
-from .grid import Grid, Key, LayerMap, floor_to
+from .grid import Grid, Key, LayerMap
 from .points import FieldMap
-from .strides import Stride, common_unit, negated, product, ratio, reached, strided_request
+from .strides import Stride, check_tensor_stride, common_unit, negated, product, ratio, reached, strided_request
 
 ENTERED = "entered"  # where a coordinate tensor's store tells its manager and key
 _LETTERS = string.digits + string.ascii_uppercase
@@ -155,6 +155,7 @@ class MapRegistry:
         Returns: its key, the row that each of its rows was taken from (int64 [U]), and the map's
         row of every input row (int64 [N]); both None if all rows were different.
         """
+        check_tensor_stride(stride)
         self.use_device(coords.device)
         grid, first, inverse = Grid.inserted(coords, stride, source, aligned)
         key = self.free_key(stride, name)
@@ -189,7 +190,7 @@ class MapRegistry:
         """The map of the cells of size `out[0]`; with it comes the kernel map of a kernel as large
         as its stride."""
         divisor = ratio(out[0], grid.unit)
-        store = None
+        store = kmap = None
         if math.prod(divisor) > _MOST_CELL_OFFSETS:
             view = grid.cells(divisor)
         else:
@@ -197,18 +198,18 @@ class MapRegistry:
             offsets = core_offsets(region, (1,) * len(divisor))
             map_request = strided_request(negated(offsets), divisor[::-1])
             kmap, cells, store = grid.ask(map_request, grid.unit)
-            if grid.unit == grid.stride:
-                self.kernel_maps[key, out, region] = kmap
             assert cells is not None
             view = cells
-        self.grids[out] = Grid.of_view(view, out[0], out[0], "strided", store)
+        self.grids[out] = Grid.of_layer(view, out[0], out[0], "strided", store)
+        if kmap is not None and grid.unit == grid.stride:
+            self.kernel_maps[key, out, region] = kmap
         return out
 
     def _flatten(self, key: Key, grid: Grid, out: Key) -> Key:
         """The map whose cells reach over all of every axis of tensor stride 0."""
         flat_axes = grid.coords.new_tensor([False, *(s == 0 for s in out[0])], dtype=torch.bool)
         step = tuple(max(1, s) for s in out[0])
-        coords = floor_to(grid.coords, step).masked_fill(flat_axes, 0)
+        coords = grid.floored(step).masked_fill(flat_axes, 0)
         return self.insert(coords, *out, "strided")[0]
 
     def expanded(self, key: Key, region: Region, stride: Stride) -> Key:
@@ -220,7 +221,7 @@ class MapRegistry:
         offsets = core_offsets(region, scale)
         _, view, store = grid.ask(strided_request(offsets, divisor), grid.unit)
         assert view is not None
-        self.grids[out] = Grid.of_view(view, out[0], out[0], "expanded", store)
+        self.grids[out] = Grid.of_layer(view, out[0], out[0], "expanded", store)
         return out
 
     def finer_stride(self, key: Key, stride: Stride, exact: bool = True) -> Stride:
@@ -251,7 +252,7 @@ class MapRegistry:
         map_request = MapRequest("generative", offsets, multiplier, rule, "first_seen")
         kmap, view, store = grid.ask(map_request, grid.unit)
         assert view is not None
-        self.grids[out] = Grid.of_view(view, fine, unit, "expanded", store)
+        self.grids[out] = Grid.of_layer(view, fine, unit, "expanded", store)
         # Kept as the forward map fine -> coarse, like that of a strided layer.
         self.kernel_maps[out, key, region] = kmap.transposed()
         return out
@@ -332,7 +333,7 @@ class MapRegistry:
                 raise StrideError(
                     f"tensor strides {list(x.stride)} and {list(y.stride)}; the second must be a multiple of the first."
                 )
-            rows = y.rows_of(floor_to(x.coords, y.stride))
+            rows = y.rows_of(x.coords if y.unit == y.stride else x.floored(y.stride))
             self.parents.put((in_key, out_key), rows, x.device)
         return rows
 

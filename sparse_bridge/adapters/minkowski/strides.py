@@ -12,8 +12,10 @@ import math
 from ...core.geometry.offsets import Offsets
 from ...core.geometry.reach import AxisReach, BoxReach
 from ...core.maps.request import MapRequest
+from ...errors import ContractError, OverflowLimitError
 
 Stride = tuple[int, ...]
+LARGEST_STRIDE = (1 << 31) - 1  # coordinates are multiples of it in 32 bits
 
 
 def common_unit(*units: tuple[int, ...]) -> tuple[int, ...]:
@@ -21,9 +23,21 @@ def common_unit(*units: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.gcd(*axis) for axis in zip(*units, strict=True))
 
 
+def check_tensor_stride(stride: Stride) -> None:
+    """Raises: ContractError for a negative entry, OverflowLimitError beyond 32 bits."""
+    if min(stride) < 0:
+        raise ContractError(f"tensor stride {list(stride)}; every entry must be 1 or more, or 0 after global pooling.")
+    if max(stride) > LARGEST_STRIDE:
+        raise OverflowLimitError(
+            f"tensor stride {list(stride)}; coordinates of 32 bits take at most {LARGEST_STRIDE}. Use smaller strides."
+        )
+
+
 def product(stride: Stride, factor: Stride) -> Stride:
-    """The product per axis."""
-    return tuple(a * b for a, b in zip(stride, factor, strict=True))
+    """The tensor stride that is `factor` times coarser. Raises: what `check_tensor_stride` does."""
+    result = tuple(a * b for a, b in zip(stride, factor, strict=True))
+    check_tensor_stride(result)
+    return result
 
 
 def ratio(large: Stride, small: Stride) -> Stride:

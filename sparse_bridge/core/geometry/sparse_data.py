@@ -9,11 +9,26 @@ import torch
 
 from ...errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
 
+_INT32 = torch.iinfo(torch.int32)
+
 
 def brief(tensor: Any) -> str:
     """Shape, dtype and device of a tensor or an array: `[300, 4] float32 cpu`. Reads no value."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{list(tensor.shape)} {dtype} {getattr(tensor, 'device', '')}".rstrip()
+
+
+def check_multiples(cells: torch.Tensor, step: tuple[int, ...]) -> None:
+    """Raises CoordinateError unless `step` times the axes of int32 cells [N, 1 + D] fit into int32. Waits for the
+    device."""
+    wide = cells[:, 1:].long() * torch.tensor(step, device=cells.device)
+    wrong = ((wide < _INT32.min) | (wide > _INT32.max)).any(1)
+    if bool(wrong.any()):
+        bad = [int(cells[wrong][0, 0]), *wide[wrong][0].tolist()]
+        raise CoordinateError(
+            f"the coordinate {bad} on tensor stride {list(step)} leaves 32-bit integers; shift the input's "
+            "coordinates, or use a smaller stride."
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -9,7 +9,15 @@ from types import ModuleType
 import torch
 
 from ... import memory, settings
-from ...errors import CoordinateError, DataTypeError, DeviceError, GeometryError, KernelError, ShapeError
+from ...errors import (
+    CoordinateError,
+    DataTypeError,
+    DeviceError,
+    GeometryError,
+    KernelError,
+    OverflowLimitError,
+    ShapeError,
+)
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
 from ..geometry.host_moves import MOST_CELLS, Rule
@@ -36,6 +44,10 @@ def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int
         )
     if min(stride) < 1:
         raise GeometryError(f"stride {list(stride)}; every stride must be at least 1.")
+    if max(stride) >= 1 << 31:
+        raise OverflowLimitError(
+            f"stride {list(stride)}; coordinates of 32 bits take at most {(1 << 31) - 1}. Use a smaller stride."
+        )
 
 
 def search_of(box: Box, offsets: Offsets) -> ModuleType:

@@ -163,6 +163,18 @@ CASES = [
     ("features for", AssertionError, lambda ME, x: ME.utils.sparse_quantize(F, features=F[1:])),
     ("dtype", AssertionError, lambda ME, x: ME.utils.batched_coordinates([C], dtype=torch.int64)),
     ("rows of features", AssertionError, lambda ME, x: ME.utils.sparse_collate([C], [F[1:]])),
+    ("no samples", AssertionError, lambda ME, x: ME.utils.sparse_collate([], [])),
+    ("no samples", AssertionError, lambda ME, x: ME.utils.batch_sparse_collate([])),
+    ("no samples", AssertionError, lambda ME, x: ME.utils.SparseCollation()([])),
+    # channels
+    ("in_channels=0", AssertionError, lambda ME, x: ME.MinkowskiConvolution(0, 4, kernel_size=3, dimension=2)),
+    ("out_channels=-4", AssertionError, lambda ME, x: ME.MinkowskiConvolution(3, -4, kernel_size=3, dimension=2)),
+    (
+        "out_channels=0",
+        AssertionError,
+        lambda ME, x: ME.MinkowskiConvolutionTranspose(3, 0, kernel_size=3, dimension=2),
+    ),
+    ("in_channels=0", AssertionError, lambda ME, x: ME.MinkowskiChannelwiseConvolution(0, kernel_size=3, dimension=2)),
     ("mode", ValueError, lambda ME, x: ME.utils.kaiming_normal_(torch.ones(2, 2), mode="fan")),
     ("vals", ValueError, lambda ME, x: ME.spmm(C[:, 1], C[:, 2], C[:, 0], [4, 4], F)),
     ("leave the matrix", RuntimeError, lambda ME, x: ME.spmm(C[:, 1] + 9, C[:, 2], F[:, 0], [4, 4], F)),

@@ -42,6 +42,7 @@ TENSORS = {
     "grid too short": (lambda f, i: (f, i, SHAPE[:2], 1), AssertionError, "must equal ndim"),
     "grid too long": (lambda f, i: (f, i, [*SHAPE, 3], 1), AssertionError, "must equal ndim"),
     "no batch item": (lambda f, i: (f, i, SHAPE, 0), AssertionError, "at least 1"),
+    "batch size unknown": (lambda f, i: (f, i, SHAPE, None), TypeError, "batch_size is None"),
     "negative batch size": (lambda f, i: (f, i, SHAPE, -1), AssertionError, "at least 1"),
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bridge.errors import SparseBridgeError
+from sparse_bridge.errors import GeometryError, SparseBridgeError
 
 from .conftest import DEVICES, speaking
 from .test_conv import points
@@ -241,6 +241,9 @@ def test_quantize():
             for wrong in ([1, 1, 1], np.ones(3), np.float32(1), (1, 1)):
                 with pytest.raises(AssertionError, match="voxel_size"):
                     quantize(cloud, wrong)
+            for size in (0, (1, 0.0, 1), float("nan")):
+                with pytest.raises(GeometryError, match="voxel_size is"):
+                    quantize(cloud, size)
             assert quantize(cloud[:0]).shape == (0, 3)
             with pytest.raises(AssertionError, match=r"expected \(N, 3\)"):
                 quantize(cloud[:, :2])

@@ -20,6 +20,7 @@ from ..geometry import KernelSpec, Region, kernel_region, kernel_spec
 from ..grid import Key
 from ..maps import MapRegistry
 from ..pool import cell_matrix
+from ..strides import product
 from ..upstream.enums import RegionType
 from ..upstream.keys import CoordinateMapKey
 from ..weights import check_features, check_weight
@@ -136,16 +137,15 @@ def _output_key(graph: GraphMaps, key: Key, kernel: Kernel) -> Key:
     strided = any(s > 1 for s in kernel.stride)
     if not kernel.expand and not strided:
         return key
-    pairs = zip(stride, kernel.stride, strict=True)
     if kernel.transposed:
-        if any(t % s for t, s in pairs):
+        if any(t % s for t, s in zip(stride, kernel.stride, strict=True)):
             raise ContractError(
                 f"a transposed layer of stride {list(kernel.stride)} on tensor stride "
                 f"{list(stride)}; the stride must divide it."
             )
         finer = tuple(t // s for t, s in zip(stride, kernel.stride, strict=True))
         return graph.free_key(finer) if kernel.expand else (finer, "")
-    coarser = tuple(t * s for t, s in pairs)
+    coarser = product(stride, kernel.stride)
     if kernel.expand:
         return graph.free_key(coarser)
     memo = key, kernel.stride

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.conv import channelwise_convolution
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.weights import check_channels
 
 __all__ = ["MinkowskiChannelwiseConvolution"]
 
@@ -28,6 +29,7 @@ class MinkowskiChannelwiseConvolution(KernelLayer):
         self, in_channels, kernel_size=-1, stride=1, dilation=1, bias=False, kernel_generator=None, dimension=-1
     ):
         super().__init__()
+        check_channels({"in_channels": in_channels})
         kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
         self.in_channels = in_channels
         self.kernel_generator = kernel_generator

@@ -16,7 +16,7 @@ from sparse_bridge.adapters.minkowski.errors import StrideError
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
-from sparse_bridge.adapters.minkowski.weights import check_aligned, expected
+from sparse_bridge.adapters.minkowski.weights import check_aligned, check_channels, expected
 from sparse_bridge.adapters.warmup_registry import expect
 
 __all__ = [
@@ -120,6 +120,7 @@ class MinkowskiConvolutionBase(KernelLayer):
     ):
         super().__init__()
         checked("convolution_mode", convolution_mode, ConvolutionMode)
+        check_channels({"in_channels": in_channels, "out_channels": out_channels})
         if isinstance(kernel_generator, bool):  # releases before 0.4.3: generate_new_coords
             expand_coordinates, kernel_generator = kernel_generator, None
         kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)

@@ -14,9 +14,10 @@ from sparse_bridge.adapters.minkowski.geometry import (
     kernel_spec,
     region_of_axes,
 )
+from sparse_bridge.adapters.minkowski.strides import LARGEST_STRIDE
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import member
-from sparse_bridge.errors import ContractError, UnsupportedError
+from sparse_bridge.errors import ContractError, OverflowLimitError, UnsupportedError
 
 __all__ = ["KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume", "save_ctx"]
 
@@ -56,7 +57,8 @@ def convert_region_type(
 ):
     """(region type, IntTensor [V, D] of absolute offsets, V) of a kernel on a tensor stride.
 
-    Raises: ContractError, UnsupportedError (`center=False`: odd sizes are centred everywhere).
+    Raises: ContractError, OverflowLimitError (offsets beyond 32 bits), UnsupportedError (`center=False`: odd sizes
+        are centred everywhere).
     """
     if not center:
         raise UnsupportedError("center=False; kernels of odd size are centred.")
@@ -64,10 +66,15 @@ def convert_region_type(
     steps = tuple(convert_to_int_list(dilation, dimension))
     region_type, listed = _resolved(region_type, region_offset, axis_types, size, dimension)
     region = kernel_region(region_type, size, steps, listed)
-    stride = torch.tensor(convert_to_int_list(tensor_stride, dimension), dtype=torch.int32)
-    up = torch.tensor(convert_to_int_list(up_stride, dimension), dtype=torch.int32)
-    offsets = torch.tensor(region.points, dtype=torch.int32)
-    return region_type, offsets * torch.div(stride, up, rounding_mode="floor"), len(region)
+    up = convert_to_int_list(up_stride, dimension)
+    scale = [t // u for t, u in zip(convert_to_int_list(tensor_stride, dimension), up, strict=True)]
+    offsets = [[c * s for c, s in zip(point, scale, strict=True)] for point in region.points]
+    furthest = max(abs(c) for offset in offsets for c in offset)
+    if furthest > LARGEST_STRIDE:
+        raise OverflowLimitError(
+            f"a kernel offset of {furthest} leaves the 32-bit coordinate range; use less dilation or a smaller stride."
+        )
+    return region_type, torch.tensor(offsets, dtype=torch.int32), len(region)
 
 
 def save_ctx(ctx, kernel_generator, in_coords_key, out_coords_key, coordinate_manager):
@@ -122,6 +129,10 @@ class KernelGenerator:
         for name in ("kernel_size", "kernel_stride", "kernel_dilation"):
             if min(getattr(self, name)) < 1:
                 raise ContractError(f"{name} is {getattr(self, name)}; every entry must be 1 or more.")
+            if max(getattr(self, name)) > LARGEST_STRIDE:
+                raise OverflowLimitError(
+                    f"{name} is {getattr(self, name)}; coordinates of 32 bits take at most {LARGEST_STRIDE}."
+                )
         if region_type is RegionType.HYPER_CROSS and max(self.kernel_size) == 1:
             region_type, axis_types = RegionType.HYPER_CUBE, None
         region_type, self._listed = _resolved(region_type, region_offsets, axis_types, self.kernel_size, dimension)

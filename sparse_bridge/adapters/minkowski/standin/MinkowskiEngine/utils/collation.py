@@ -83,6 +83,8 @@ def _collate(coords, feats, labels, dtype, device, is_double):
         raise ContractError("coords and feats must be sequences.")
     if len(coords) != len(feats) or (with_labels and len(labels) != len(coords)):
         raise ContractError("coords, feats and labels must have one entry per sample.")
+    if not coords:
+        raise ContractError("there are no samples; expected one or more.")
     coords = [_tensor(part) for part in coords]
     feats = [_tensor(part) for part in feats]
     for c, f in zip(coords, feats, strict=True):
@@ -103,10 +105,15 @@ def _collate(coords, feats, labels, dtype, device, is_double):
     return joined, features, list(labels)
 
 
+def _parts(samples, n_parts):
+    """The parts of samples as one tuple each, `n_parts` empty ones without samples."""
+    return list(zip(*samples, strict=True)) or [()] * n_parts
+
+
 @arguments_of_0_4("data is_double", recognised=_second_is_bool)
 def batch_sparse_collate(data, dtype=torch.int32, device=None, *, is_double=False):
     """`sparse_collate` of a list of (coordinates, features[, labels])."""
-    coords, feats, *labels = zip(*data, strict=True)
+    coords, feats, *labels = _parts(data, 2)
     if len(labels) > 1:
         raise ContractError(f"samples of {2 + len(labels)} parts; expected (coordinates, features[, labels]).")
     return _collate(coords, feats, labels[0] if labels else None, dtype, device, is_double)
@@ -126,7 +133,7 @@ class SparseCollation:
         self.device = device
 
     def __call__(self, list_data):
-        coords, feats, labels = list(zip(*list_data, strict=True))
+        coords, feats, labels = _parts(list_data, 3)
         n_samples, total = 0, 0
         for part in coords:
             total += len(part)

@@ -307,6 +307,8 @@ def _check(features, indices, spatial_shape, batch_size):
         )
     if indices.dtype != torch.int32:
         raise ContractError(f"only int32 indices are supported, got {indices.dtype}; use indices.int().")
+    if batch_size is None:
+        raise DataTypeError("batch_size is None; expected how many batch items there are, 1 or more.")
     if not batch_size > 0:
         raise ContractError(f"batch_size is {batch_size}; expected at least 1.")
 

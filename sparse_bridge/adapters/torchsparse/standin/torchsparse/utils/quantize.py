@@ -6,7 +6,7 @@ from itertools import repeat
 import numpy as np
 
 from sparse_bridge.adapters.torchsparse import profile
-from sparse_bridge.errors import ContractError, OverflowLimitError
+from sparse_bridge.errors import ContractError, GeometryError, OverflowLimitError
 
 __all__ = ["ravel_hash", "sparse_quantize"]
 
@@ -53,6 +53,8 @@ def sparse_quantize(coords, voxel_size=1, *, return_index=False, return_inverse=
         raise ContractError(
             f"voxel_size is {voxel_size!r} ({type(voxel_size).__name__}); expected an int, a float or a tuple of three."
         )
+    if any(size == 0 or size != size for size in voxel_size):
+        raise GeometryError(f"voxel_size is {voxel_size}; expected sizes other than 0.")
     coords = np.asarray(coords)
     if coords.ndim != 2 or coords.shape[1] != 3:
         raise ContractError(f"points have shape {coords.shape}; expected (N, 3).")
