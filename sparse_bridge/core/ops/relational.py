@@ -212,6 +212,9 @@ def relational_conv(
     dtype = check_operands(x, weight, relations)
     if x.dtype in INTEGERS:
         check_numbers(x, weight.shape[1], "x")
+    if residual is not None:
+        c_out = weight.shape[2] if weight.ndim == 3 else weight.shape[1] * weight.shape[3]
+        check_residual(residual, relations.n_out, c_out, dtype, relations.device)
     return convolved(x, weight, relations, dtype, aggr=aggr, residual=residual, allow_tf32=allow_tf32)
 
 
@@ -225,13 +228,8 @@ def convolved(
     residual: torch.Tensor | None,
     allow_tf32: bool,
 ) -> torch.Tensor:
-    """`relational_conv` of operands that were checked: [n_out, C_out] in `dtype`, what `check_operands` said.
-
-    Raises: what `check_residual` does.
-    """
-    if residual is not None:
-        c_out = weight.shape[2] if weight.ndim == 3 else weight.shape[1] * weight.shape[3]
-        check_residual(residual, relations.n_out, c_out, dtype, relations.device)
+    """`relational_conv` of operands and a residual that were checked: [n_out, C_out] in `dtype`, what `check_operands`
+    said."""
     if x.dtype in INTEGERS:
         y = _looked_up(x, weight, relations, aggr)
         return (y if residual is None else y + residual).to(dtype)
@@ -255,7 +253,9 @@ def convolved(
             if not rows.start:
                 y = piece.new_empty((relations.n_out, piece.shape[1]))
             y[rows] = piece
-    return y if residual is None or fused is not None else y + residual.to(dtype)
+    if residual is None or fused is not None:
+        return y
+    return y + (residual if residual.dtype == dtype else residual.to(dtype))
 
 
 def _products(

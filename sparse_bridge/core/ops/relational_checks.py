@@ -115,7 +115,8 @@ def check_operands(x: torch.Tensor, weight: torch.Tensor, relations: Any) -> tor
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
     n_in, n_relations, device = relations.n_in, relations.n_relations, relations.device
-    if weight.ndim not in (3, 4) or weight.shape[0] != n_relations:
+    shape = weight.shape
+    if len(shape) not in (3, 4) or shape[0] != n_relations:
         raise ShapeError(
             f"the weight has shape {list(weight.shape)}; expected [{n_relations}, C_in, "
             "C_out], or [R, blocks, C_in / blocks, C_out / blocks]."
@@ -126,7 +127,7 @@ def check_operands(x: torch.Tensor, weight: torch.Tensor, relations: Any) -> tor
         )
     autocast = autocast_dtype(device)
     if x.dtype in INTEGERS:
-        if weight.ndim == 4:
+        if len(shape) == 4:
             raise UnsupportedError("a block-diagonal weight takes features, not the numbers of nodes.")
         if weight.dtype not in FLOATS:
             raise DataTypeError(f"the weight is {weight.dtype}; expected one of fp16, bf16, fp32, fp64.")
@@ -134,11 +135,12 @@ def check_operands(x: torch.Tensor, weight: torch.Tensor, relations: Any) -> tor
             raise ShapeError(f"x has shape {list(x.shape)}; expected [{n_in}].")
         dtype = weight.dtype
     else:
-        if x.shape[0] != n_in:
+        rows, channels = x.shape
+        if rows != n_in:
             raise ShapeError(f"x has shape {list(x.shape)}; expected [{n_in}, C_in].")
-        c_in = weight.shape[1] if weight.ndim == 3 else weight.shape[1] * weight.shape[2]
-        if x.shape[1] != c_in:
-            raise ShapeError(f"x has {x.shape[1]} channels, the weight expects {c_in}.")
+        c_in = shape[1] if len(shape) == 3 else shape[1] * shape[2]
+        if channels != c_in:
+            raise ShapeError(f"x has {channels} channels, the weight expects {c_in}.")
         check_dtypes(x, weight, "x", "the weight")
         dtype = x.dtype
     return dtype if autocast is None or dtype == torch.float64 else autocast
