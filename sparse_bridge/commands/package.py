@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import pathlib
 import sys
@@ -31,6 +32,8 @@ MODEL is second or unet, with weights at random, or module:function. The functio
 arguments and returns the model in eval mode and the inputs of a scene, or these and a list of the
 inputs of further scenes. spconv is bridged before the module is imported."""
 
+_ROWS = (20000, 5000)
+
 Example = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
 
 
@@ -45,9 +48,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--rows",
         type=int,
         nargs="+",
-        default=[20000, 5000],
         metavar="N",
-        help=f"voxels of the scenes of {' and '.join(MODELS)} (default: 20000 5000)",
+        help=f"voxels of the scenes of {' and '.join(MODELS)} (default: {' '.join(map(str, _ROWS))})",
     )
     parser.add_argument(
         "--check",
@@ -63,13 +65,16 @@ def run(args: argparse.Namespace) -> int:
     """Raises: SettingError for a model that is not there, ExportError for one that does not fit."""
     import sparse_bridge
 
-    if min(args.rows) < 2:
-        raise SettingError(f"--rows {min(args.rows)}: expected 2 or more.")
+    shipped = args.model in MODELS
+    if args.rows and not shipped:
+        raise SettingError(f"--rows is for {' and '.join(MODELS)}; {args.model} brings its own scenes. Leave it out.")
+    rows = args.rows or _ROWS
+    if min(rows) < 2:
+        raise SettingError(f"--rows {min(rows)}: expected 2 or more.")
     if args.out.exists() and not args.out.is_dir():
         raise SettingError(f"--out {args.out}: got a file; expected a folder.")
     with sparse_bridge.enable("spconv"):
-        shipped = args.model in MODELS
-        network = _network(args.model, args.rows) if shipped else _own(args.model)
+        network = _network(args.model, rows) if shipped else _own(args.model)
         model, inputs, scenes = network
         export.export_package(model, inputs, args.out, scenes=scenes)
     ran = package_check.check(args.out, repeat=5) if args.check else None
@@ -95,6 +100,7 @@ def _own(name: str) -> Example:
         if isinstance(error, ModuleNotFoundError) and error.name != module.split(".")[0]:
             raise
         raise SettingError(f"MODEL {name}: {error}.") from None
+    _check_factory(name, make)
     result = make()
     if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], nn.Module):
         raise SettingError(
@@ -102,6 +108,20 @@ def _own(name: str) -> Example:
         )
     model, inputs, *more = result
     return model, inputs, more[0] if more else ()
+
+
+def _check_factory(name: str, make: Any) -> None:
+    """Raises SettingError for what cannot be called without arguments."""
+    if not callable(make):
+        raise SettingError(f"MODEL {name} is {type(make).__name__}; expected a function.")
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # some of C have none to look at
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise SettingError(f"MODEL {name}{signature}: {error}; expected a function without arguments.") from None
 
 
 class _Program(nn.Module):

@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     checks = runner.chosen(args.only, args.skip)
     if args.json:
         require_writable(args.json, "--json")
-    if args.minutes <= 0:
-        raise SettingError("--minutes must be above 0.")
+    if not args.minutes > 0:
+        raise SettingError(f"--minutes must be above 0; got {args.minutes:g}.")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError(
             f"--device {args.device}: torch finds no CUDA or ROCm device; expected one. Install a "

@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--framework",
         action="extend",
-        type=lambda names: [name for name in names.split(",") if name],
+        type=_names,
         default=[],
         metavar="A,B",
         help=f"which to bridge (default: all): {_frameworks()}; may be repeated",
@@ -90,6 +90,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     arguments.required = False  # argparse would name it where the script is missing
     parser.set_defaults(func=run)
     return parser
+
+
+def _names(text: str) -> list[str]:
+    """What a comma-separated option names; argparse refuses it where that is nothing."""
+    names = [name for name in text.split(",") if name]
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names none; expected some of {_frameworks()}, or leave it out")
+    return names
 
 
 def _frameworks() -> str:

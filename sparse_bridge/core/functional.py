@@ -287,7 +287,7 @@ def between(x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride
 
     Equal coordinates of x are summed, those of y copied. Output rows that meet no input come out as
     the bias alone.
-    Raises: GeometryError, DeviceError.
+    Raises: GeometryError, ShapeError (maps of two dimensions), DeviceError.
     """
     return map_builder.between(x_map, y_map, offsets, _per_axis(stride, x_map.box.dimension, "stride", 1))
 

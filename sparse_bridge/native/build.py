@@ -86,7 +86,7 @@ def _compiled() -> pathlib.Path:
     read, and a process dies of that.
     """
     headers, source = sysconfig.get_path("include"), digest()
-    suffix, folder = importlib.machinery.EXTENSION_SUFFIXES[0], folders.cache() / "native"
+    suffix, folder = importlib.machinery.EXTENSION_SUFFIXES[0], library_folder()
     if (library := _whole(folder, source, suffix)) is not None:
         return library
     missing, command = problem(), compiler()
@@ -99,6 +99,11 @@ def _compiled() -> pathlib.Path:
     return library
 
 
+def library_folder() -> pathlib.Path:
+    """Where compiled libraries are kept."""
+    return folders.cache() / "native"
+
+
 def digest() -> str:
     """What a library is of: its sources, one Python and one processor."""
     about = [*FLAGS, sysconfig.get_path("include"), sys.version, platform.machine()]
@@ -108,7 +113,7 @@ def digest() -> str:
 
 def stored() -> list[tuple[pathlib.Path, bool]]:
     """The libraries in the cache folder, and whether this Python would load them."""
-    folder, mine = folders.cache() / "native", f"{NAME}-{digest()}-"
+    folder, mine = library_folder(), f"{NAME}-{digest()}-"
     return [(path, path.name.startswith(mine)) for path in sorted(folder.glob(f"{NAME}-*.so"))]
 
 

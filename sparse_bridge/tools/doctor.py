@@ -20,6 +20,7 @@ from ..adapters import base, lifecycle
 from ..adapters.enabling import inherited
 from ..adapters.import_hook import installed
 from ..errors import SparseBridgeError
+from ..native import build
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +71,7 @@ def collect(self_check: bool = True) -> dict[str, Any]:
         **_torch_facts(self_check),
         "frameworks": [_framework(name) for name in base.ADAPTERS],
         "native": native.described(),
-        "caches": [_cache(name, folder) for name, folder in cache_folders().items()],
+        "caches": _caches(cache_folders()),
         "settings": dataclasses.asdict(settings.get()),
         "environment": environment,
         "renamed_variables": {_PREFIX + n: new for n, new in settings.RENAMED.items() if n in own},
@@ -158,12 +159,13 @@ def _self_check(device: torch.device, kernel_target: Target) -> list[dict[str, A
 
 
 def cache_folders() -> dict[str, pathlib.Path]:
-    """Where compiled kernels and the winners of tuning are kept."""
+    """Where tuned tiles, the compiled helper in C and compiled kernels are kept. One may lie in another: what it holds
+    is not of the outer one."""
     try:
         from ..kernels.runtime import target
     except ImportError:  # no torch: nothing is kept
         return {}
-    paths = {"tuning": folders.cache()}
+    paths = {"tuning": folders.cache(), "helper in C": build.library_folder()}
     if target.triton_version() is not None:
         from ..kernels.runtime import triton_compat
 
@@ -171,10 +173,16 @@ def cache_folders() -> dict[str, pathlib.Path]:
     return paths
 
 
-def _cache(name: str, folder: pathlib.Path) -> dict[str, Any]:
-    """Place, number of files and bytes of a cache; files may come and go meanwhile."""
+def _caches(places: dict[str, pathlib.Path]) -> list[dict[str, Any]]:
+    """Name, place, number of files and bytes of every cache."""
+    return [_cache(name, folder, {*places.values()} - {folder}) for name, folder in places.items()]
+
+
+def _cache(name: str, folder: pathlib.Path, others: set[pathlib.Path]) -> dict[str, Any]:
+    """Place, number of files and bytes of a cache without `others` inside; files may come and go meanwhile."""
     files = size = 0
-    for path, _, names in os.walk(folder):
+    for path, inside, names in os.walk(folder):
+        inside[:] = [one for one in inside if pathlib.Path(path, one) not in others]
         for file in names:
             try:
                 size += os.stat(os.path.join(path, file)).st_size

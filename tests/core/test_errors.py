@@ -75,6 +75,8 @@ CASES = {
         ["torch.float16", "torch.float32", "autocast"],
         lambda: conv(X.half()),
     ),
+    "no features": (DataTypeError, ["NoneType, Tensor, KernelMap", "tensors"], lambda: conv(None)),
+    "no map": (DataTypeError, ["Tensor, Tensor, NoneType", "KernelMap"], lambda: conv(kmap=None)),
     "weight elsewhere": (DeviceError, ["cpu", "meta"], lambda: conv(weight=WEIGHT.to("meta"))),
     "activation": (UnsupportedError, ["'gelu'", "relu"], lambda: conv(activation="gelu")),
     "pool mode": (UnsupportedError, ["'min'", "max, avg, sum"], lambda: pool(X, "min")),

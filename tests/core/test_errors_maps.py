@@ -42,6 +42,11 @@ def lists(x_rows, y_rows):
 
 
 CASES = {
+    "maps of two dimensions": (
+        ShapeError,
+        ["of 2 and of 1 dimensions", "two maps"],
+        lambda: functional.between(CMAP, functional.coordinate_map(COORDS[:, :2].contiguous()), OFFSETS),
+    ),
     "a fractional stride": (GeometryError, ["1.5", "integers"], lambda: functional.strided(CMAP, OFFSETS, 1.5)),
     "a stride beyond 32 bits": (
         OverflowLimitError,

@@ -113,7 +113,17 @@ def test_the_folders_of_the_caches(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "t"))
     with settings.override(cache_dir=str(tmp_path / "s")):
         folders = doctor.cache_folders()
-    assert folders == {"tuning": tmp_path / "s", "Triton": tmp_path / "t"}
+    helper = tmp_path / "s" / "native"
+    assert folders == {"tuning": tmp_path / "s", "helper in C": helper, "Triton": tmp_path / "t"}
+
+
+def test_what_the_helper_keeps_is_not_counted_as_tuning(no_frameworks, tmp_path):
+    (tmp_path / "native").mkdir()
+    (tmp_path / "sm_90.json").write_bytes(b"x" * 100)
+    (tmp_path / "native" / "helper.so").write_bytes(b"x" * 1000)
+    with settings.override(cache_dir=str(tmp_path)):
+        found = {one["cache"]: (one["files"], one["bytes"]) for one in doctor.collect()["caches"]}
+    assert found["tuning"] == (1, 100) and found["helper in C"] == (1, 1000)
 
 
 def test_variables_that_bear_on_a_result(no_frameworks, monkeypatch):

@@ -89,6 +89,8 @@ def test_usage_says_how_the_program_was_started(started, shown, monkeypatch, cap
         (("nonsense",), "'nonsense'"),
         (("run",), "required: SCRIPT; see"),
         (("run", "--mode", "fast", "train.py"), "'fast'"),
+        (("run", "--framework", "", "train.py"), "'' names none; expected some of"),
+        (("run", "--framework", ",", "train.py"), "',' names none; expected some of"),
         (("doctor", "--nonsense"), "--nonsense"),
         (("demo", "--repeats", "many"), "invalid int value: 'many'"),
         (("cache",), "required: ACTION"),

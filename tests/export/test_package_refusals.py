@@ -156,6 +156,9 @@ def test_an_example_that_does_not_build(tmp_path):
         (["toaster:make"], "No module named 'toaster'"),
         (["json:toaster"], "has no attribute 'toaster'"),
         (["platform:machine"], "returned str; expected (model, inputs)"),
+        (["platform:_sys_version_cache"], "is dict; expected a function"),
+        (["os.path:join"], "missing a required argument: 'a'; expected a function without arguments"),
+        (["platform:machine", "--rows", "5"], "--rows is for second and unet; platform:machine brings"),
         (["second", "--rows", "1"], "--rows 1: expected 2 or more"),
     ],
 )

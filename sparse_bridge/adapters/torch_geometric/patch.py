@@ -13,8 +13,9 @@ import torch
 
 from ... import state
 from ...core.ops.relational import RelationMap, relation_map
+from ...core.ops.relational_checks import INTEGERS, number_bounds
 from ...core.ops.relational_layer import forward, node_inputs
-from ...errors import UnsupportedError
+from ...errors import CoordinateError, UnsupportedError
 from ..base import Patch
 from ..call_stats import note
 
@@ -96,16 +97,45 @@ def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, fast: bool) ->
         return f"aggr={layer.aggr!r}"
     if layer.explain:
         return "an explanation is being made"
+    if not layer.weight.numel():
+        return "a layer without relations or channels"
     fields = vars(layer)
     if any(fields.get(name) for name in _HOOKS):
         return "hooks on messages"
-    source, _ = node_inputs(layer, x)
+    source, target = node_inputs(layer, x)
+    nodes = [source] if target is source else [source, target]
+    reason = _edges_refusal(edge_index, edge_type) or next(filter(None, map(_nodes_refusal, nodes)), None)
+    if reason is not None:
+        return reason
     if not source.is_floating_point():
         if layer.num_blocks is not None:
             return "numbers of nodes with blocks"
         if fast and (x[0] if isinstance(x, tuple) else x) is not None:
             return "numbers of nodes"  # which FastRGCNConv takes from the edges instead
+    if x is not None and any(not each.is_floating_point() and number_bounds(each)[0] < 0 for each in nodes):
+        return "numbers of nodes counted from the end"
     return None
+
+
+def _edges_refusal(edge_index: torch.Tensor, edge_type: Any) -> str | None:
+    """Why PyG must say what it makes of these edges."""
+    for name, tensor in (("edge_index", edge_index), ("edge_type", edge_type)):
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in INTEGERS:
+            return f"{name} of {getattr(tensor, 'dtype', type(tensor).__name__)}"
+        if tensor.is_meta:
+            return "tensors without values"
+    return None
+
+
+def _nodes_refusal(nodes: Any) -> str | None:
+    """Why PyG must say what it makes of these nodes."""
+    if not isinstance(nodes, torch.Tensor) or nodes.layout != torch.strided:
+        return "nodes that are no dense tensor"
+    if nodes.is_meta:
+        return "tensors without values"
+    if not nodes.is_floating_point() and nodes.dtype not in INTEGERS:
+        return f"nodes of {nodes.dtype}"
+    return None if nodes.ndim == 1 + nodes.is_floating_point() else f"nodes of {nodes.ndim} axes"
 
 
 def _relational(fast: bool) -> Callable[..., Any]:
@@ -113,15 +143,21 @@ def _relational(fast: bool) -> Callable[..., Any]:
         noted = _NOTED in original.__code__.co_names  # type: ignore[attr-defined]
 
         def run(layer: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
-            reason = _refusal(layer, x, edge_index, edge_type, fast)
+            reason, relations = _refusal(layer, x, edge_index, edge_type, fast), None
+            if reason is None:
+                source, target = node_inputs(layer, x)
+                sizes = (layer.num_relations, target.shape[0], source.shape[0])
+                try:
+                    relations = graphs.find(edge_index, edge_type, sizes, layer.flow)
+                except CoordinateError:
+                    if fast or layer.num_blocks is None:
+                        raise
+                    reason = "edges of no relation"  # which RGCNConv with blocks leaves out
             note("torch_geometric", type(layer).__name__, reason)
-            if reason is not None:
+            if relations is None:
                 return original(layer, x, edge_index, edge_type)
             if noted and not torch.compiler.is_compiling():
                 vars(layer).setdefault(_NOTED, False)
-            source, target = node_inputs(layer, x)
-            sizes = (layer.num_relations, target.shape[0], source.shape[0])
-            relations = graphs.find(edge_index, edge_type, sizes, layer.flow)
             return forward(layer, x, relations, None)
 
         def bridged(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:

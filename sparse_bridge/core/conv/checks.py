@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import torch
 
 from ...errors import DataTypeError, DeviceError, ShapeError
@@ -9,7 +11,13 @@ from ..geometry.weights import WeightLayout
 from ..maps.kernel_map import KernelMap
 from .epilogue import Epilogue, Norm
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def raise_operands(x: Any, weight: Any, kmap: Any) -> NoReturn:
+    """DataTypeError for operands of which one is no tensor, or the map none."""
+    got = ", ".join(type(operand).__name__ for operand in (x, weight, kmap))
+    raise DataTypeError(f"x, weight and kmap are {got}; expected two tensors and a KernelMap of a map builder.")
 
 
 def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap) -> None:
@@ -48,7 +56,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: Kerne
         )
     if w.n_offsets != kmap.n_offsets:
         raise ShapeError(f"the weight has {w.n_offsets} matrices, the kernel map {kmap.n_offsets} offsets.")
-    if x.dtype not in _FLOATS:
+    if x.dtype not in FLOATS:
         raise DataTypeError(f"features are {x.dtype}; expected one of fp16, bf16, fp32, fp64 (use .float()).")
     if x.dtype != weight.dtype:
         raise DataTypeError(
@@ -57,7 +65,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: Kerne
     bias, norm = epilogue.bias, epilogue.norm
     if bias is not None and bias.shape != (w.columns_out,):
         raise ShapeError(f"bias has shape {list(bias.shape)}; expected [{w.columns_out}].")
-    if bias is not None and bias.dtype not in _FLOATS:
+    if bias is not None and bias.dtype not in FLOATS:
         raise DataTypeError(f"bias is {bias.dtype}; expected one of fp16, bf16, fp32, fp64.")
     if norm is not None:
         _check_norm(norm, w, x.device)
@@ -71,13 +79,18 @@ def like_result(
 
     Raises: ShapeError, DataTypeError (no cast is made), DeviceError.
     """
+    check_like_result(residual, shape, dtype, device)
+    return residual.contiguous()
+
+
+def check_like_result(residual: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    """Check that a residual has shape, float dtype and device of the result. Raises: what `like_result` does."""
     if tuple(residual.shape) != shape:
         raise ShapeError(f"the residual has shape {list(residual.shape)}; expected that of the result, {list(shape)}.")
     if residual.dtype != dtype:
         raise DataTypeError(f"the residual is {residual.dtype}, the result {dtype}; convert it.")
     if residual.device != device:
         raise DeviceError(f"the residual is on {residual.device}, the result on {device}; move it.")
-    return residual.contiguous()
 
 
 def _check_norm(norm: Norm, w: WeightLayout, device: torch.device) -> None:

@@ -17,7 +17,7 @@ from ..device.no_double_backward import direct_apply, no_double_backward, refuse
 from ..device.torch_compat import eagerly
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
-from .checks import check, check_devices, like_result
+from .checks import check, check_devices, like_result, raise_operands
 from .epilogue import Epilogue, Norm, check_activation
 from .history import histories
 from .plan import ConvForm, GradientRequest, backward, run
@@ -145,6 +145,8 @@ def conv(
     Returns: [N_out, C_out] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
+    if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)) or kmap is None:
+        raise_operands(x, weight, kmap)
     half = fp16_accumulation and torch.float16 in (x.dtype, autocast_dtype(x.device))
     form = _form(layout, groups, "half" if half else "tf32" if allow_tf32 else "ieee")
     return convolve(x, weight, kmap, Epilogue(bias, activation, alpha, norm, residual), form)

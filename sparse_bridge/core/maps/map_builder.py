@@ -186,10 +186,15 @@ def _insert_candidates(expansion: Expansion, out_box: Box) -> int:
 def between(x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]) -> KernelMap:
     """y[u] gathers x[s * u + o] between two given coordinate maps.
 
-    Raises: GeometryError for a dimension or stride that does not fit, DeviceError where the maps are on two devices,
-        Refusal where only the device knows how many x rows there are.
+    Raises: GeometryError for a dimension or stride that does not fit, ShapeError for maps of two dimensions,
+        DeviceError where they are on two devices, Refusal where only the device knows how many x rows there are.
     """
     _check_dimension(x_map, offsets, stride)
+    if x_map.box.dimension != y_map.box.dimension:
+        raise ShapeError(
+            f"coordinates of {x_map.box.dimension} and of {y_map.box.dimension} dimensions; expected two maps of one "
+            "number of dimensions."
+        )
     if x_map.device != y_map.device:
         raise DeviceError(f"coordinates on {x_map.device} and {y_map.device}; move both to one device.")
     x_fold = None if x_map.unique else x_map.duplicates()

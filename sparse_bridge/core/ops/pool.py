@@ -190,8 +190,9 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
     """Reduce the rows of each batch item: x [N, C], batch int32 or int64 [N] -> [batch_size, C] in x's dtype, fp16 /
     bf16 / fp32 / fp64.
 
-    Rows whose batch index is outside 0 .. batch_size - 1 take no part; an item without rows gives zeros. The
-    gradient of "max" goes to the first row that holds the maximum.
+    Rows whose batch index is outside 0 .. batch_size - 1 take no part, as the dead rows of a coordinate map with
+    outside="ignore"; no error names them, since to look at their values would be to wait for the device. An item
+    without rows gives zeros. The gradient of "max" goes to the first row that holds the maximum.
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError, GeometryError (batch_size below 0).
     """
     if mode not in MODES:

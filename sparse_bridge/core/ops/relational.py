@@ -13,7 +13,7 @@ import itertools
 
 import torch
 
-from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError, UnsupportedError
+from ...errors import CoordinateError, DataTypeError, UnsupportedError
 from ..conv.convolution import conv
 from ..maps.entry_sums import EntrySums
 from ..maps.kernel_map import KernelMap
@@ -21,9 +21,17 @@ from ..maps.pair_lists import PairLists
 from ..maps.rulebook import Rulebook
 from ..maps.segments import multiply
 from ..traced import between_graphs
+from .relational_checks import (
+    INTEGERS,
+    check_counts,
+    check_edges,
+    check_nodes,
+    check_numbers,
+    check_operands,
+    check_residual,
+)
 
 AGGREGATIONS = ("mean", "sum")
-_INTEGERS = (torch.int32, torch.int64)
 _WORKSPACE = 32 << 20  # bytes of means and products that inference holds at a time, or as many as its result has
 
 
@@ -161,29 +169,11 @@ def relation_map(
         n_out: target nodes.  n_in: source nodes; None: the same nodes.
 
     Returns: the map. It waits for the device once, to see the bounds.
-    Raises: ShapeError, DataTypeError, DeviceError, CoordinateError (an edge that names a node or a
-        relation that there is not).
+    Raises: ShapeError, DataTypeError, DeviceError (such as the meta device), UnsupportedError (sparse
+        tensors), CoordinateError (an edge that names a node or a relation that there is not).
     """
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        raise ShapeError(f"edge_index has shape {list(edge_index.shape)}; expected [2, E].")
-    if edge_type.shape != edge_index.shape[1:]:
-        raise ShapeError(
-            f"edge_type has shape {list(edge_type.shape)}; expected [{edge_index.shape[1]}], one "
-            "relation for every edge."
-        )
-    for name, tensor in (("edge_index", edge_index), ("edge_type", edge_type)):
-        if tensor.dtype not in _INTEGERS:
-            raise DataTypeError(f"{name} is {tensor.dtype}; expected int32 or int64.")
-    if edge_index.device != edge_type.device:
-        raise DeviceError(
-            f"edge_index is on {edge_index.device}, edge_type on {edge_type.device}; move both to one device."
-        )
-    n_in = n_out if n_in is None else n_in
-    if min(n_in, n_out) < 0 or n_relations < 1 or max(n_in, n_out) >= 1 << 31:
-        raise ShapeError(
-            f"{n_in} source nodes, {n_out} target nodes and {n_relations} relations; expected "
-            "fewer than 2^31 nodes and at least one relation."
-        )
+    check_edges(edge_index, edge_type)
+    n_in, n_out, n_relations = check_counts(n_in, n_out, n_relations)
     with torch.no_grad():
         return RelationMap(edge_index, edge_type, n_in, n_out, n_relations)
 
@@ -206,7 +196,8 @@ def relational_conv(
         weight: [R, C_in, C_out], or block-diagonal [R, B, C_in / B, C_out / B].
         relations: from `relation_map`.
         aggr: "mean" or "sum" over the edges of one relation into one node.
-        residual: [n_out, C_out], added to the result.
+        residual: [n_out, C_out] of the result's dtype (under autocast of any float dtype but fp64, which
+            is left alone), added to the result.
         allow_tf32: as in `conv`.
 
     Returns: [n_out, C_out] in x's dtype (the weight's for node numbers); under autocast in the
@@ -215,17 +206,40 @@ def relational_conv(
     """
     if aggr not in AGGREGATIONS:
         raise UnsupportedError(f"aggr={aggr!r}; expected one of {', '.join(AGGREGATIONS)}.")
-    _check(x, weight, relations)
-    if x.dtype in _INTEGERS:
+    if not isinstance(relations, RelationMap):
+        raise DataTypeError(f"relations is {type(relations).__name__}; expected a map of `relation_map`.")
+    check_nodes(x, "x")
+    dtype = check_operands(x, weight, relations)
+    if x.dtype in INTEGERS:
+        check_numbers(x, weight.shape[1], "x")
+    if residual is not None:
+        c_out = weight.shape[2] if weight.ndim == 3 else weight.shape[1] * weight.shape[3]
+        check_residual(residual, relations.n_out, c_out, dtype, relations.device)
+    return convolved(x, weight, relations, dtype, aggr=aggr, residual=residual, allow_tf32=allow_tf32)
+
+
+def convolved(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    relations: RelationMap,
+    dtype: torch.dtype,
+    *,
+    aggr: str,
+    residual: torch.Tensor | None,
+    allow_tf32: bool,
+) -> torch.Tensor:
+    """`relational_conv` of operands and a residual that were checked: [n_out, C_out] in `dtype`, what `check_operands`
+    said."""
+    if x.dtype in INTEGERS:
         y = _looked_up(x, weight, relations, aggr)
-        return y if residual is None else y + residual
+        return (y if residual is None else y + residual).to(dtype)
     groups = 1
     if weight.ndim == 4:
         groups = weight.shape[1]
         weight = weight.transpose(1, 2).flatten(2)
     leaves = (x, weight, residual)
     trains = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in leaves)
-    fused = residual if residual is not None and residual.dtype == x.dtype and not trains else None
+    fused = None if trains else residual
     run = functools.partial(_products, aggr=aggr, groups=groups, allow_tf32=allow_tf32)
     width = groups * weight.shape[1] + weight.shape[2]
     workspace = max(_WORKSPACE, x.element_size() * relations.n_out * groups * weight.shape[2])
@@ -239,7 +253,9 @@ def relational_conv(
             if not rows.start:
                 y = piece.new_empty((relations.n_out, piece.shape[1]))
             y[rows] = piece
-    return y if residual is None or fused is not None else y + residual
+    if residual is None or fused is not None:
+        return y
+    return y + (residual if residual.dtype == dtype else residual.to(dtype))
 
 
 def _products(
@@ -258,35 +274,6 @@ def _products(
     return conv(rows, weight, None, relations.kmap, groups=groups, residual=residual, allow_tf32=allow_tf32)
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, relations: RelationMap) -> None:
-    if weight.ndim not in (3, 4) or weight.shape[0] != relations.n_relations:
-        raise ShapeError(
-            f"the weight has shape {list(weight.shape)}; expected [{relations.n_relations}, C_in, "
-            "C_out], or [R, blocks, C_in / blocks, C_out / blocks]."
-        )
-    if x.device != relations.device or weight.device != relations.device:
-        raise DeviceError(
-            f"x is on {x.device}, the weight on {weight.device}, the edges on {relations.device}; "
-            "move them all to one device."
-        )
-    if x.dtype in _INTEGERS:
-        if weight.ndim == 4:
-            raise UnsupportedError("a block-diagonal weight takes features, not the numbers of nodes.")
-        if x.shape != (relations.n_in,):
-            raise ShapeError(f"x has shape {list(x.shape)}; expected [{relations.n_in}].")
-        return
-    if x.ndim != 2 or x.shape[0] != relations.n_in:
-        raise ShapeError(f"x has shape {list(x.shape)}; expected [{relations.n_in}, C_in].")
-    c_in = weight.shape[1] if weight.ndim == 3 else weight.shape[1] * weight.shape[2]
-    if x.shape[1] != c_in:
-        raise ShapeError(f"x has {x.shape[1]} channels, the weight expects {c_in}.")
-
-
 def _looked_up(nodes: torch.Tensor, weight: torch.Tensor, relations: RelationMap, aggr: str) -> torch.Tensor:
-    n_table = weight.shape[1]
-    if len(nodes):
-        least, most = (int(bound) for bound in nodes.aminmax())
-        if least < 0 or most >= n_table:
-            raise CoordinateError(f"x names node {least if least < 0 else most}; expected 0 <= node < {n_table}.")
-    to_groups, to_nodes = relations.lookups(nodes, n_table, aggr)
+    to_groups, to_nodes = relations.lookups(nodes, weight.shape[1], aggr)
     return multiply(multiply(weight.flatten(0, 1), to_groups), to_nodes)

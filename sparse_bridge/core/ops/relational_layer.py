@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import UnsupportedError
+from ...errors import DeviceError, SettingError, ShapeError, UnsupportedError
 from ..device import rocm
 from ..traced import between_graphs
-from .relational import AGGREGATIONS, RelationMap, relation_map, relational_conv
+from .relational import AGGREGATIONS, RelationMap, convolved, relation_map
+from .relational_checks import INTEGERS, check_dtypes, check_nodes, check_numbers, check_operands, size_of
 
 Nodes = torch.Tensor | None
 
@@ -46,8 +47,8 @@ class RelationalConv(nn.Module):
         flow: "source_to_target": edge_index holds (source, target); "target_to_source": the other
             way around.
 
-    Raises: ValueError for bases together with blocks, for blocks that do not divide the channels, for another flow.
-    UnsupportedError for another aggr.
+    Raises: SettingError for bases together with blocks, for another flow. ShapeError for blocks that do not divide the
+    channels, for sizes and numbers below 1. UnsupportedError for another aggr.
     """
 
     def __init__(
@@ -65,12 +66,20 @@ class RelationalConv(nn.Module):
     ) -> None:
         super().__init__()
         if num_bases is not None and num_blocks is not None:
-            raise ValueError("num_bases and num_blocks are both given; a layer takes one of them.")
+            raise SettingError("num_bases and num_blocks are both given; a layer takes one of them.")
         if aggr not in (*AGGREGATIONS, "add"):
             raise UnsupportedError(f"aggr={aggr!r}; expected mean, sum or add.")
         if flow not in ("source_to_target", "target_to_source"):
-            raise ValueError(f"flow={flow!r}; expected source_to_target or target_to_source.")
-        sizes = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+            raise SettingError(f"flow={flow!r}; expected source_to_target or target_to_source.")
+        sizes = in_channels if isinstance(in_channels, tuple | list) else (in_channels, in_channels)
+        if len(sizes) != 2:
+            raise ShapeError(f"in_channels is {in_channels!r}; expected a number, or (source, target).")
+        sizes = (size_of(sizes[0], "in_channels", 1), size_of(sizes[1], "in_channels", 1))
+        size_of(out_channels, "out_channels", 1)
+        size_of(num_relations, "num_relations", 1)
+        for name, number in (("num_bases", num_bases), ("num_blocks", num_blocks)):
+            if number is not None:
+                size_of(number, name, 1)
         self.in_channels, self.out_channels, self.num_relations = (in_channels, out_channels, num_relations)
         self.in_channels_l, self.aggr, self.flow = sizes[0], aggr, flow
         self.num_bases, self.num_blocks, self.is_sorted = num_bases, num_blocks, is_sorted
@@ -78,7 +87,7 @@ class RelationalConv(nn.Module):
         shape: tuple[int, ...] = (num_bases or num_relations, sizes[0], out_channels)
         if num_blocks is not None:
             if sizes[0] % num_blocks or out_channels % num_blocks:
-                raise ValueError(f"{sizes[0]} and {out_channels} channels do not divide into {num_blocks} blocks.")
+                raise ShapeError(f"{sizes[0]} and {out_channels} channels do not divide into {num_blocks} blocks.")
             block = (sizes[0] // num_blocks, out_channels // num_blocks)
             shape = (num_relations, num_blocks, *block)
         self.weight = nn.Parameter(torch.empty(shape))
@@ -121,7 +130,7 @@ class RelationalConv(nn.Module):
 
 
 def node_inputs(layer: Any, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(source, target): features [N, C] of nodes, or their numbers int64 [N]."""
+    """(source, target): features [N, C] of nodes, or their numbers int64 [N]; as they were given, unchecked."""
     source = x[0] if isinstance(x, tuple) else x
     if source is None:
         source = torch.arange(layer.in_channels_l, device=layer.weight.device)
@@ -135,25 +144,57 @@ def forward(layer: Any, x: Any, edge_index: Any, edge_type: torch.Tensor | None)
 
     Raises: UnsupportedError without edge_type; what `relation_map` and `relational_conv` do.
     """
+    if isinstance(x, tuple) and len(x) != 2:
+        raise ShapeError(f"x is a tuple of {len(x)}; expected (source, target).")
     source, target = node_inputs(layer, x)
+    check_nodes(source, "x[0]" if isinstance(x, tuple) else "x")
+    if target is not source:
+        check_nodes(target, "x[1]")
     relations = edge_index
     if not isinstance(relations, RelationMap):
         if edge_type is None:
             raise UnsupportedError("edge_type is None; give the relation of every edge, int [E].")
-        if layer.flow == "target_to_source":
+        if layer.flow == "target_to_source" and getattr(edge_index, "ndim", 0) == 2:
             edge_index = edge_index.flip(0)
         relations = relation_map(edge_index, edge_type, layer.num_relations, target.shape[0], source.shape[0])
     comp = layer.comp if layer.num_bases is not None else None
     weight = relation_weight(layer.weight, comp, (layer.in_channels_l, layer.out_channels))
+    dtype = check_operands(source, weight, relations)
+    given = x[0] if isinstance(x, tuple) else x
+    if given is not None and source.dtype in INTEGERS:
+        check_numbers(source, weight.shape[1], "x")
     residual = layer.bias
     if layer.root is not None:
+        _check_target(target, layer.root, relations, layer.in_channels_l if target is source else None)
         if target.is_floating_point():
             residual = rocm.linear(target, layer.root, residual)
         else:
             rows = layer.root.index_select(0, target)
             residual = rows if residual is None else rows + residual
     elif residual is not None:
-        residual = residual.expand(target.shape[0], -1)
+        residual = residual.expand(relations.n_out, -1)
     tf32 = torch.backends.cuda.matmul.allow_tf32
     aggr = "sum" if layer.aggr == "add" else layer.aggr
-    return relational_conv(source, weight, relations, aggr=aggr, residual=residual, allow_tf32=tf32)
+    return convolved(source, weight, relations, dtype, aggr=aggr, residual=residual, allow_tf32=tf32)
+
+
+def _check_target(target: torch.Tensor, root: torch.Tensor, relations: RelationMap, n_known: int | None) -> None:
+    """Check target nodes (see `check_nodes`) against `root` [C, C_out] and the map.
+
+    n_known: numbers of nodes are known to be below, as they are the source nodes; None: they are others.
+    Raises: ShapeError, DataTypeError, DeviceError, CoordinateError (waits for the device).
+    """
+    name = "x[1]" if n_known is None else "x"
+    if target.shape[0] != relations.n_out:
+        raise ShapeError(
+            f"{name} has {target.shape[0]} target nodes, the edges {relations.n_out}; give x as (source, target)."
+        )
+    if target.device != root.device:
+        raise DeviceError(f"{name} is on {target.device}, the layer on {root.device}; move them to one device.")
+    if target.dtype in INTEGERS:
+        if n_known is None or n_known > root.shape[0]:
+            check_numbers(target, root.shape[0], name)
+        return
+    if target.shape[1] != root.shape[0]:
+        raise ShapeError(f"{name} has {target.shape[1]} channels, the layer's root expects {root.shape[0]}.")
+    check_dtypes(target, root, name, "the layer's root")

@@ -58,14 +58,17 @@ def run(check: str, setup: Setup) -> Iterator[Outcome]:
 def chosen(only: Sequence[str], skip: Sequence[str]) -> list[str]:
     """Names of the checks to run.
 
-    Raises: SettingError for one that is unknown.
+    Raises: SettingError for one that is unknown, and where none is left.
     """
     unknown = sorted({*only, *skip} - set(CHECKS))
     if unknown:
         raise SettingError(
             f"no check is called {', '.join(map(repr, unknown))}; expected some of {', '.join(map(repr, CHECKS))}."
         )
-    return [name for name in CHECKS if (not only or name in only) and name not in skip]
+    names = [name for name in CHECKS if (not only or name in only) and name not in skip]
+    if not names:
+        raise SettingError("--only and --skip leave no check to run; expected one or more. Skip fewer.")
+    return names
 
 
 def prove(setup: Setup, checks: Sequence[str], minutes: float) -> Iterator[Outcome]:

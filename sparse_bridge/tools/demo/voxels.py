@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ _MULTIPLE = 16  # the U-Net halves the grid four times
 _LOWEST = 32  # layers in z: the encoder's strides need 25
 _POINTS_PER_VOXEL = 10
 _VOXEL = 0.05  # metres, of `street_voxels`
+_MOST_CELLS = 1e30  # in an axis, so that they can be counted
 _SMALLEST = 1e-9  # metres; numbers of smaller cells are no floats any more
 _BEV_CHANNELS, _BEV_LIMIT = 128, 2 << 30  # channels and bytes of the dense bird's-eye view
 
@@ -67,9 +69,10 @@ def crop_of(cloud: PointCloud, voxel_size: float) -> tuple[float, ...]:
 
 def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]:
     """Cells in z, y, x of the crop, rounded up to what the networks' strides need."""
-    if len(crop) != 6 or any(crop[i] >= crop[i + 3] for i in range(3)):
-        raise SettingError(f"range is {list(crop)}; expected x, y, z lowest, then x, y, z highest, in metres.")
-    edges = [round((crop[i + 3] - crop[i]) / voxel_size) for i in (2, 1, 0)]
+    bounded = len(crop) == 6 and all(map(math.isfinite, crop))
+    if not bounded or not all(crop[i] < crop[i + 3] for i in range(3)):
+        raise SettingError(f"range is {list(crop)}; expected x, y, z lowest, then x, y, z highest, in finite metres.")
+    edges = [round(min((crop[i + 3] - crop[i]) / voxel_size, _MOST_CELLS)) for i in (2, 1, 0)]
     z, y, x = (-(-max(edge, 1) // _MULTIPLE) * _MULTIPLE for edge in edges)
     z = max(z, _LOWEST)
     dense = z // _MULTIPLE * (y // 8) * (x // 8) * _BEV_CHANNELS * 4
@@ -99,8 +102,8 @@ def voxelize(
     """
     from spconv.pytorch.utils import PointToVoxel
 
-    if not voxel_size >= _SMALLEST:
-        raise SettingError(f"voxel size is {voxel_size}; expected metres, {_SMALLEST:g} or more.")
+    if not _SMALLEST <= voxel_size < math.inf:
+        raise SettingError(f"voxel size is {voxel_size}; expected finite metres, {_SMALLEST:g} or more.")
     crop = crop_of(cloud, voxel_size) if crop is None else crop
     shape = grid_shape(crop, voxel_size)
     points = torch.from_numpy(cloud.points).to(device)

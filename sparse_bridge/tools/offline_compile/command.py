@@ -42,7 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def refuse_without_targets(args: argparse.Namespace) -> None:
     """Raises SettingError for options of the compile check where it is not asked for: nothing
     would come of them."""
-    named = [f"--{name}" for name in ("full", "kernel", "write", "workers") if getattr(args, name)]
+    given = {"full": args.full, "kernel": args.kernel}
+    given |= {name: getattr(args, name) is not None for name in ("write", "workers")}
+    named = [f"--{name}" for name, value in given.items() if value]
     if named:
         raise SettingError(f"{', '.join(named)} without --targets, which they need; add it.")
 
@@ -50,8 +52,10 @@ def refuse_without_targets(args: argparse.Namespace) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run the compile check; 1 if a form may not ship.
 
-    Raises: UnsupportedError without Triton 3.5.
+    Raises: UnsupportedError without Triton 3.5. SettingError for less than one process.
     """
+    if args.workers is not None and args.workers < 1:
+        raise SettingError(f"--workers {args.workers}: expected 1 or more.")
     from .triton_needed import require_triton
 
     require_triton()  # ahead of kernels, which import it

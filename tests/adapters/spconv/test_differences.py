@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -181,6 +182,15 @@ def _(sp):
     assert y.tolist() == [[3.0]]
     torch.testing.assert_close(x.features.grad, torch.full((3, 1), 1 / 3))
     assert sp.SparseAvgPool2d((7, 7), None).stride == [7, 7]
+
+
+@TABLE.row("a NaN in the window of a max pool")
+def _(sp):
+    for values in ([[math.nan], [1.0]], [[1.0], [math.nan]], [[math.nan], [math.nan]]):
+        x = tensor(sp, [[0, 0, 0, 0], [0, 1, 1, 1]], values=values)
+        for pool in (sp.SparseMaxPool3d(4, 4), sp.SparseGlobalMaxPool()):
+            y = pool(x)
+            assert math.isnan(getattr(y, "features", y).item())
 
 
 @TABLE.row("`SparseGlobalAvgPool` returns")

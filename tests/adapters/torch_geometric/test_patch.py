@@ -10,7 +10,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.core.functional import RelationalConv
-from sparse_bridge.errors import LifecycleError, UnsupportedError
+from sparse_bridge.errors import CoordinateError, DataTypeError, LifecycleError, ShapeError, UnsupportedError
 from tests.checks import assert_close, assert_error
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -109,6 +109,43 @@ def test_what_is_left_to_pyg(patched):
     counted = patched.report().layers["torch_geometric"]
     assert counted["RGCNConv"].original == {"aggr='max'": 1}
     assert counted["FastRGCNConv"].original == {"numbers of nodes": 1}
+
+
+@pytest.mark.parametrize(
+    "reason, form, x, change",
+    [
+        ("nodes of 3 axes", {}, torch.ones(20, 20, 8), {}),
+        ("numbers of nodes counted from the end", {}, torch.arange(20) % 8 - 1, {}),
+        ("nodes of torch.bool", {"root_weight": False}, torch.ones(8).bool(), {"n_in": 8, "n_out": 8}),
+        ("edge_type of torch.uint8", {"num_blocks": 4}, torch.ones(20, 8), {"kinds": torch.uint8}),
+        ("edges of no relation", {"num_blocks": 4}, torch.ones(20, 8), {"add": 1}),
+    ],
+)
+def test_what_only_pyg_takes(patched, reason, form, x, change):
+    """Its answer is the same as without the bridge."""
+    torch.manual_seed(0)
+    layer = pyg.RGCNConv(8, 4, 3, **form)
+    edge_index, kinds = graph(**{key: n for key, n in change.items() if key.startswith("n_")})
+    kinds = (kinds + change.get("add", 0)).to(change.get("kinds", torch.int64))
+    got = layer(x, edge_index, kinds)
+    assert patched.report().layers["torch_geometric"]["RGCNConv"].original == {reason: 1}
+    patched.disable()
+    assert torch.equal(got, layer(x, edge_index, kinds))
+
+
+def test_a_layer_without_relations_is_pygs(patched):
+    layer = pyg.RGCNConv(8, 4, 0, num_blocks=4)
+    edges = graph(n_edges=0)
+    x = torch.randn(20, 8)
+    assert torch.equal(layer(x, *edges), x @ layer.root + layer.bias)
+    assert patched.report().layers["torch_geometric"]["RGCNConv"].bridged == 0
+
+
+def test_what_pyg_does_not_take_is_refused_in_our_words(patched):
+    layer = pyg.RGCNConv(8, 4, 3)
+    assert_error(lambda: layer(torch.ones(20, 7), *graph()), ShapeError, ["7 channels", "expects 8"])
+    assert_error(lambda: layer(torch.ones(20, 8).half(), *graph()), DataTypeError, ["float16", "float32"])
+    assert_error(lambda: layer(torch.arange(20), *graph()), CoordinateError, ["node 19", "< 8"])
 
 
 def test_graphs_are_grouped_once_and_let_go(patched, calls_of):
