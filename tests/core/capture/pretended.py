@@ -66,7 +66,7 @@ class Graph:
 def capture(work, pool, room=None):
     assert pool is not None
     graph = Graph(work, pool)
-    return graph, graph.captured
+    return graph, graph.made
 
 
 def capture_from(work, pool):
