@@ -79,9 +79,9 @@ class Why(enum.Enum):
         "a module of it has hooks, or trains where no gradients are recorded",
         "take the hooks off, and call `.eval()` for inference",
     )
-    GRAPH_ENOUGH = (
-        "there are as many captures as its replayed calls are worth so far",
-        "nothing: more calls are worth more captures; inputs of fewer sizes need fewer",
+    GRAPH_CHANGED = (
+        "something that it reads has changed: {}",
+        "nothing: a new graph is captured once it stays; what changes in every call belongs in a tensor",
     )
     # What it reads.
     GRAPH_READS_OBJECT = "it reads {!r}, a {}", _READ_LESS
@@ -154,6 +154,7 @@ class Why(enum.Enum):
         _ROWS,
         _DIFFERENT,
     )
+    GRAPH_DIFFERS = "a replay gave something else than the layers: {}", _REPORT
     GRAPH_OUTPUT_ROWS = "{} differs in {} rows over a padded input", _ROWS, _DIFFERENT
     GRAPH_OUTPUT_SHAPE = "{} is {} over a padded input", _ONE_STRUCTURE, _DIFFERENT
     GRAPH_OUTPUT_COUNT = "it returns {} tensors, and {} over a padded input", _ONE_STRUCTURE, _DIFFERENT

@@ -1,8 +1,15 @@
-"""A model and its graphs: which calls may be replayed, and when another graph is captured."""
+"""A model and its graphs: which calls may be replayed, and when a graph is captured.
+
+One graph serves all calls of a kind, whatever their rows: it is captured over memory for more rows
+than any call so far had. The first calls of a kind run eagerly; one of them is watched, which tells
+whether a replay can be noticed, and the next is captured. Now and then a call that could be replayed
+runs eagerly as well, and both results are compared.
+"""
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -15,34 +22,33 @@ from ... import log, policy
 from ...refusals import Refusal, Verdict, Why
 from ..conv import pending
 from ..geometry.boxes import Box
+from .call_kind import CallKind
 from .calls import announced_inputs
 from .calls.call import Call, call_of
 from .calls.output_spec import MISSING
 from .captured_model import ROWS, CaptureContext, Tensors, preserved_statistics
+from .closed_world.audit import Audit
 from .graph_capture import CacheTrimmer, GraphMemory, empty_cache, in_trial, trial
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
-from .graph_maps import SpeculativeLaunch, smallest_fitting
+from .graph_maps import SpeculativeLaunch
 from .padded import PaddedInput
 
 
 class ReplayResult(NamedTuple):
-    """output: of a replay, or MISSING: call `computed` with the output of the eager call then."""
+    """output: of a replay, or MISSING: then run the layers inside of `watch`, and call `computed` with
+    their output."""
 
     output: Any
-    computed: Callable[[Any], None]
-
-
-_order_lock = threading.Lock()
+    computed: Callable[[Any], None] = lambda _: None
+    watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class GraphedModule(abc.ABC):
-    """The graphs of a model, by what they were captured for, and when to capture another.
+    """The graphs of a model, by kinds of calls, and when to capture another.
 
     forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.
-    max_graphs: graphs, of which each holds memory.
     """
 
-    max_graphs: int
     in_place_of = None
 
     def __init__(
@@ -53,15 +59,15 @@ class GraphedModule(abc.ABC):
 
     def _forget(self) -> None:
         self.modules: list[nn.Module] = []  # of the model, once it is called
-        self.graphs: dict[GraphKey, Any] = {}
-        self.calls: dict[GraphKey, policy.Attempts] = {}
-        self.captures, self.attempts = 0, policy.Attempts(policy.CAPTURE_FAILURES)
+        self.kinds: dict[GraphKey, CallKind] = {}
+        self.latest: Any = None  # the graph that served last
+        self.attempts = policy.Attempts(policy.CAPTURE_FAILURES)
         self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)  # no maps, or a trial that showed nothing
         self.hits, self.trimmer = 0, CacheTrimmer()
         self.by_box = False  # a graph for every box; where the model looks at bounds
         self.reason: str | None = None  # why a capture failed
         self.undecided: str | None = None  # why the last trial showed nothing
-        self.declined: Why | None = None  # why the last call that might have been captured was not
+        self.declined: str | None = None  # why the last call that might have been captured was not
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
@@ -84,9 +90,15 @@ class GraphedModule(abc.ABC):
             return self.forward(*args, **kwargs)
         if result.output is not MISSING:
             return result.output
-        out = self.forward(*args, **kwargs)
+        with result.watch:
+            out = self.forward(*args, **kwargs)
         result.computed(out)
         return out
+
+    @property
+    def graphs(self) -> list[Any]:
+        """All that are there."""
+        return [kind.graph for kind in list(self.kinds.values()) if kind.graph is not None]
 
     def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
@@ -143,44 +155,98 @@ class GraphedModule(abc.ABC):
         key = self.complete_key(key_of(tensors, call, root))
         if self.by_box:
             key = key._replace(label=(key.label, root.box))
-        graph = self.graph_for(key, root)
+        kind = self.kinds.setdefault(key, CallKind())
+        graph = self._graph_for(kind, root)
         self.speculation.confirm(graph)
         if graph is None:
-            return ReplayResult(MISSING, lambda out: self.consider_capture(key, call, root, out))
-        if not graph.captured.differing_columns(root) <= graph.verified:
-            return ReplayResult(MISSING, lambda out: self._verify(key, graph, call, root, out))
+            return self._eager(kind, key, call, root)
+        if not graph.captured.differing_columns(root) <= kind.verified or self._comparison_due(kind):
+            return ReplayResult(MISSING, lambda out: self._compare(kind, call, root, out))
         output = self.replayed(graph, call, root)
-        if output is not MISSING:
-            self.hits += 1
-            announced_inputs.replayed(self, root.coords)
-            self.trimmer.replayed()
-        return ReplayResult(output, lambda _: None)
+        if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
+            return self._eager(kind, key, call, root)
+        self.hits += 1
+        self.latest, graph.served = graph, self.hits
+        kind.replayed(len(root.coords))
+        announced_inputs.replayed(self, root.coords)
+        self.trimmer.replayed()
+        return ReplayResult(output)
 
-    def _verify(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
-        """At the first input that differs in these columns: whether the graph computes what the model did."""
+    def _graph_for(self, kind: CallKind, root: Root) -> Any:
+        """The graph that serves the call; None where it has to be eager."""
+        graph = kind.graph
+        if graph is None:
+            return None
+        if not kind.holds():
+            assert kind.guards is not None
+            self.decline(Why.GRAPH_CHANGED, kind.guards.changed())
+            kind.forget_trial()
+            return None
+        fits = len(root.coords) <= graph.capacity and graph.maps.serves(root.box)
+        return graph if fits and not kind.too_large() else None
+
+    def _eager(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
+        """A call that no graph serves: watched, or captured, where an attempt is due."""
+        self.trimmer.computed()
+        kind.most_rows = max(kind.most_rows, len(root.coords))
+        if not kind.attempts.due() or self.given_up() is not None:
+            return ReplayResult(MISSING)
+        if kind.holds():
+            return ReplayResult(MISSING, lambda out: self.capture_when_due(kind, key, call, root, out))
+        audit = Audit(self.model, key.tensors)
+
+        def watched(_: Any) -> None:
+            try:
+                kind.guards = audit.guards()
+            except Refusal as error:
+                self._failed(error)
+
+        return ReplayResult(MISSING, watched, audit)
+
+    def _comparison_due(self, kind: CallKind) -> bool:
+        """Whether the layers compute this call as well."""
+        return kind.compared.due() or kind.compared.occasions % policy.COMPARED == 0
+
+    def _compare(self, kind: CallKind, call: Call, root: Root, out: Any) -> None:
+        """Whether the graph computes what the layers did; it is trusted in other columns of the box then."""
+        graph = kind.graph
         columns = graph.captured.differing_columns(root)
         with trial(), torch.no_grad(), preserved_statistics(self.model):
-            values = self.values(graph, call, root)
-            if values is None:
-                return
             try:
-                graph.captured.compare(call, out, values)
-                graph.verified |= columns
-            except Refusal as error:
-                if error.verdict is Verdict.UNDECIDED:
+                values = self.values(graph, call, root)
+                if values is None:
                     return
-                if error.verdict is Verdict.FINAL:
-                    raise
-                if columns == {ROWS}:
-                    self.attempts.failed()
-                    self.refuse(str(error))
-                self.by_box = self.by_box or columns != {ROWS}
-                self.graphs.clear()
-                self.calls.clear()
+                graph.captured.compare(call, out, values)
+                self.compare_gradients(kind, call, root)
+                kind.verified |= columns
+            except Refusal as error:
+                self._differs(kind, columns, error)
+            finally:
+                empty_cache()  # the layers took what replays do not need
+
+    def _differs(self, kind: CallKind, columns: set[int], error: Refusal) -> None:
+        """The graph computed something else for an input that differs in these columns."""
+        if error.verdict is Verdict.UNDECIDED:
+            return
+        if error.verdict is Verdict.FINAL:
+            raise error
+        if columns <= kind.verified:
+            self.drop(Why.GRAPH_DIFFERS.says(error))
+            return
+        if columns == {ROWS}:
+            self.attempts.failed()
+            self.refuse(str(error))
+        self.by_box = self.by_box or columns != {ROWS}
+        self.kinds.clear()
+        self.latest = None
 
     def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """The values of the output by a graph; None where it cannot serve the call."""
         raise NotImplementedError
+
+    def compare_gradients(self, kind: CallKind, call: Call, root: Root) -> None:
+        """Raise Refusal where gradients by the graph are not those of the layers."""
+        return
 
     @abc.abstractmethod
     def allowed(self) -> bool:
@@ -199,30 +265,18 @@ class GraphedModule(abc.ABC):
         """The model's output, or MISSING where the graph cannot serve the call."""
 
     @abc.abstractmethod
-    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
-        """A call that no graph is for has returned `out`."""
-
-    def graph_for(self, key: GraphKey, root: Root) -> Any:
-        """The smallest graph that serves an input of `key`."""
-        capacity = key.capacity
-        fitting = [candidate for candidate in self.graphs if candidate._replace(capacity=capacity) == key]
-        key = smallest_fitting(fitting, capacity, len(root.coords)) or key
-        graph = self.graphs.get(key)
-        if graph is None or not graph.maps.serves(root.box):
-            return None
-        with _order_lock:
-            used = self.graphs.pop(key, None)
-            if used is not None:
-                self.graphs[key] = used  # the last one used stands last
-        return graph
+    def new_graph(self, kind: CallKind, key: GraphKey, capacity: int, call: Call, root: Root, out: Any) -> Any:
+        """A new graph for calls like this one, which returned `out`; None: not of this input. Without
+        a trial where `kind` has had one. Raises Refusal."""
 
     def parameters_moved(self, graph: Any) -> bool:
         """Whether what a graph reads has moved, so that none is of use any longer. It takes as long
         as the rest of a call's checks: ask when launches are queued."""
         if graph.parameters == addresses(self.modules):
             return False
-        self.graphs.clear()
-        self.calls.clear()
+        for kind in self.kinds.values():
+            kind.forget_trial()
+        self.latest = None
         return True
 
     def wait_for_last_replay(self) -> None:
@@ -232,30 +286,28 @@ class GraphedModule(abc.ABC):
             stream.wait_stream(self.stream)
         self.stream = stream
 
-    def capture_when_due(self, key: GraphKey, capture: Callable[[], Any]) -> None:
-        """Capture a graph where inputs of this size keep coming. capture: returns it, or None for this time."""
-        self.trimmer.computed()
-        if not self.calls.setdefault(key, policy.Attempts(policy.CAPTURE)).due():
-            return
-        if self.given_up() is not None or key in self.graphs:
-            return
-        if self.captures >= self.max_graphs + self.hits // policy.CALLS_PER_CAPTURE:
-            self.decline(Why.GRAPH_ENOUGH)
+    def capture_when_due(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+        """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""
+        if not kind.holds():
             return
         try:
             with self.lock, torch.cuda.device(key.device), trial():
                 self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
                 self.speculation.discard()
-                if len(self.graphs) >= self.max_graphs:  # the one that has not served for longest
-                    del self.graphs[next(iter(self.graphs))]
+                kind.drop_graph()
+                self.latest = None
+                graphs = [other for other in self.kinds.values() if other.graph is not None]
+                if len(graphs) >= policy.GRAPHS:
+                    min(graphs, key=lambda other: other.graph.served).drop_graph()
                 if not self.graphs:  # it lasts as long as they do
                     self.memory = GraphMemory(key.device)
+                empty_cache()
                 guards = len(self.reads), self.by_box
-                graph = capture()
+                capacity = kind.capacity_for(len(root.coords))
+                graph = self.new_graph(kind, key, capacity, call, root, out)
                 if graph is not None:
-                    self.captures += 1
                     self.undecided = self.declined = None
-                    self.graphs[key] = graph
+                    kind.take(graph, capacity)
                     empty_cache()  # what the trial took on a stream of its own
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
@@ -283,18 +335,9 @@ class GraphedModule(abc.ABC):
         by_box, self.by_box = self.by_box, self.by_box or bool(padded_input.grids)
         return len(self.reads) > n_reads or self.by_box > by_box
 
-    def capture_in_pool(self, key: GraphKey, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
-        """The graph that `capture` makes in the pool of `memory`. A dry run measures how much memory it
-        takes, and so much is reserved for the largest input so far. Where the capture learnt what
+    def capture_in_pool(self, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
+        """The graph that `capture` makes in the pool of `memory`. Where the capture learnt what
         follows layers, it is made again: a graph must not launch them twice."""
-        if memory.rows < key.capacity:
-            empty_cache()
-            reserved = torch.cuda.memory_reserved(key.device)
-            capture(torch.cuda.graph_pool_handle())  # which is dropped at once
-            size = torch.cuda.memory_reserved(key.device) - reserved
-            empty_cache()
-            largest = max([key.capacity, *(seen.capacity for seen in self.calls)])
-            memory.reserve(size * largest // key.capacity, largest)
         tries = pending.tries
         graph = capture(memory.pool)
         if pending.tries > tries:
@@ -308,8 +351,8 @@ class GraphedModule(abc.ABC):
             return self.reason
         if self.inconclusive.over and not self.graphs:
             return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
-        if len(self.calls) >= max(policy.CALL_KINDS, self.hits):
-            return Why.GRAPH_NEW_KINDS.says(len(self.calls), self.hits)
+        if len(self.kinds) >= max(policy.CALL_KINDS, self.hits):
+            return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits)
         return None
 
     def capture_context(self, key: GraphKey, box: Box) -> CaptureContext:
@@ -319,7 +362,8 @@ class GraphedModule(abc.ABC):
     def drop(self, reason: str) -> None:
         """Replay no more."""
         self.attempts.give_up()
-        self.graphs.clear()
+        self.kinds.clear()
+        self.latest = None
         self.refuse(reason)
 
     def refuse(self, reason: str) -> None:
@@ -329,13 +373,14 @@ class GraphedModule(abc.ABC):
 
     def why(self) -> str | None:
         """What stands in the way of replays, or did."""
-        return self.reason or self.undecided or (self.declined and self.declined.says())
+        return self.reason or self.undecided or self.declined
 
-    def decline(self, why: Why) -> None:
+    def decline(self, why: Why, *details: Any) -> None:
         """Remember why this call is left alone; calls to come need not be."""
-        if why is not self.declined:
-            self.declined = why
-            self._say(why.name, why.says(), logging.INFO)
+        reason = why.says(*details)
+        if reason != self.declined:
+            self.declined = reason
+            self._say(why.name, reason, logging.INFO)
 
     def _say(self, topic: str, reason: str, level: int = logging.WARNING) -> None:
         name = type(self.model).__name__

@@ -18,10 +18,11 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ... import hooks, policy
+from ... import hooks
+from .call_kind import CallKind
 from .calls.call import Call
 from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import assert_no_mutation
+from .captured_model import assert_no_mutation, preserved_statistics
 from .graph_capture import captured, captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
@@ -35,8 +36,6 @@ class TrainingReplayer(GraphedModule):
     Between a replayed forward and its backward pass, other inputs run without a graph: all graphs
     of a model share their memory.
     """
-
-    max_graphs = policy.TRAINING_GRAPHS
 
     def _forget(self) -> None:
         super()._forget()
@@ -76,8 +75,28 @@ class TrainingReplayer(GraphedModule):
         run.open = False
         return values
 
-    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
-        self.capture_when_due(key, lambda: self._capture(key, call, root, out))
+    def compare_gradients(self, kind: CallKind, call: Call, root: Root) -> None:
+        graph, memory = kind.graph, self.memory
+        assert memory is not None
+        device, model = root.coords.device, self.model
+        copy = PaddedModel(model, call, root.coords, graph.captured.context._replace(box=root.box))
+        on_one_thread = torch.autograd.set_multithreading_enabled(False)
+        with (
+            torch.enable_grad(),
+            on_one_thread,
+            self.lock,
+            torch.cuda.device(device),
+            on_own_stream(device, memory.stream),
+        ):
+            reference = copy.reference()
+            with preserved_statistics(model):
+                run = self._begin(graph, root)
+                if run is None:
+                    return
+                leaves = run.forward(reference.features)
+                actual = run.backward(reference.cotangents)
+                copy.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
+        copy.check(reference, [*actual, *leaves])
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
@@ -94,7 +113,9 @@ class TrainingReplayer(GraphedModule):
         self.pending = weakref.ref(run)
         return run
 
-    def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
+    def new_graph(
+        self, kind: CallKind, key: GraphKey, capacity: int, call: Call, root: Root, out: Any
+    ) -> _Graph | None:
         self.capturing = True
         try:
             unchanged = assert_no_mutation(self.model, key.tensors)
@@ -102,21 +123,24 @@ class TrainingReplayer(GraphedModule):
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
             with on_one_thread, on_own_stream(key.device, memory.stream), unchanged:
-                captured_maps = maps_like(root, key, memory, training=True)
+                captured_maps = maps_like(root, key, capacity, memory, training=True)
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps
                 context, n_reads = self.capture_context(key, root.box), len(self.reads)
                 copy = PaddedModel(self.model, call, root.coords, context)
-                captured_model = copy.verify(maps.padded_input, rows)
-                if self.needs_more_guards(maps.padded_input, n_reads):
-                    return None
-                with torch.no_grad():
-                    values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
-                captured_model.assert_same_structure(call, out, values)
-                del captured_model, values
+                if kind.trial is None:
+                    captured_model = copy.verify(maps.padded_input, rows)
+                    if self.needs_more_guards(maps.padded_input, n_reads):
+                        return None
+                    with torch.no_grad():
+                        values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
+                    captured_model.assert_same_structure(call, out, values)
+                    del captured_model, values
+                    kind.trial = copy.gradient_mask
+                copy.gradient_mask, maps.padded_input.fill = kind.trial, 0.0
                 results = [memory.result_buffer(name, p) for name, p in copy.trained.items()]
-                return self.capture_in_pool(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, results))
+                return self.capture_in_pool(memory, lambda pool: _Graph(copy, self.modules, maps, pool, results))
         finally:
             self.capturing = False
 
