@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .core.conv.override import dataflow
     from .memory import memory_limit
     from .optimization import optimize, restore
+    from .replay_switch import eager
     from .tools.profiling.recorder import profile
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "core",
     "dataflow",
     "disable",
+    "eager",
     "enable",
     "errors",
     "memory_limit",
@@ -56,6 +58,7 @@ _LAZY = {
     "convert": "adapters.convert",
     "dataflow": "core.conv.override",
     "disable": "adapters.lifecycle",
+    "eager": "replay_switch",
     "enable": "adapters.lifecycle",
     "load_ipython_extension": "tools.profiling.notebook",
     "memory_limit": "memory",

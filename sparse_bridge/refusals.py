@@ -74,6 +74,12 @@ class Why(enum.Enum):
         "memory is limited, and graphs have memory of their own",
         "call the model outside of `memory_limit`",
     )
+    GRAPH_NO_ROOM = (
+        "the GPU has no memory for a graph beside what the program uses at once",
+        "use smaller batches, or nothing: layers run one by one",
+        _DIFFERENT,
+    )
+    GRAPH_OBSERVED = "{} looks at what runs", "nothing: it is replayed again without"
     GRAPH_NESTED = "a graph is being captured around it", "nothing: what is around it is replayed as one"
     GRAPH_HOOKS = (
         "a module of it has hooks, or trains where no gradients are recorded",

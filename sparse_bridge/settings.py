@@ -76,6 +76,7 @@ class Settings:
     dataflow: str = "auto"
     fp32: str = "auto"
     optimize: str = "fuse"
+    compare_every: int = 256
     capture: str = "prefetch"
     warmup: bool = True
     self_check: bool = True
@@ -97,7 +98,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Settings))
 KEYWORDS = {
     "DATAFLOW": ("dataflow",),
     "FP32": ("fp32",),
-    "OPTIMIZE": ("optimize",),
+    "OPTIMIZE": ("optimize", "compare_every"),
     "CAPTURE": ("capture",),
     "STARTUP": ("warmup", "self_check", "native"),
     "TUNE": ("tune", "tune_file"),
@@ -127,6 +128,7 @@ _SWITCHES: dict[str, dict[str, Any]] = {
     "map_graphs": {"capture": "prefetch"},
 }
 _PATHS = ("tune_file", "cache_dir")
+_NUMBERS = ("compare_every",)
 _TRUE, _FALSE = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
@@ -142,6 +144,10 @@ def _check(name: str, value: object, label: str) -> object:
         if not isinstance(value, (str, os.PathLike)):
             raise SettingError(f"{label} is {value!r}; expected a path.")
         return os.fspath(value)
+    if name in _NUMBERS:
+        if isinstance(value, bool) or not str(value).isdecimal():
+            raise SettingError(f"{label} is {value!r}; expected a number, 0 or more.")
+        return int(str(value))
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
@@ -181,6 +187,10 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
         mode, separator, file = text.partition(":")
         if separator and mode == "pinned":
             return {"tune": mode, "tune_file": file}
+    elif variable == "OPTIMIZE":
+        mode, separator, number = text.partition(":")
+        every = {"compare_every": _check("compare_every", number, PREFIX + variable)} if separator else {}
+        return {"optimize": _check("optimize", mode, PREFIX + variable), **every}
     elif more:
         return _listed(variable, text)
     return {first: _check(first, text, PREFIX + variable)}

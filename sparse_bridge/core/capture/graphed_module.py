@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,20 +17,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import log, policy
-from ...refusals import Refusal, Verdict, Why
+from ... import policy, replay_switch, settings
+from ...refusals import Refusal, Why
 from ..conv import pending
 from ..geometry.boxes import Box
 from .call_kind import CallKind
 from .calls import announced_inputs
 from .calls.call import Call, call_of
 from .calls.output_spec import MISSING
-from .captured_model import ROWS, CaptureContext, Tensors, preserved_statistics
+from .captured_model import CaptureContext, Tensors
 from .closed_world.audit import Audit
-from .graph_capture import CacheTrimmer, GraphMemory, empty_cache, in_trial, trial
+from .comparison import compare
+from .graph_capture import CacheTrimmer, GraphMemory, check_room, empty_cache, in_trial, trial
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch
+from .observers import observer
 from .padded import PaddedInput
+from .reasons import Reasons
 
 
 class ReplayResult(NamedTuple):
@@ -43,7 +45,7 @@ class ReplayResult(NamedTuple):
     watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
-class GraphedModule(abc.ABC):
+class GraphedModule(Reasons, abc.ABC):
     """The graphs of a model, by kinds of calls, and when to capture another.
 
     forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.
@@ -61,13 +63,10 @@ class GraphedModule(abc.ABC):
         self.modules: list[nn.Module] = []  # of the model, once it is called
         self.kinds: dict[GraphKey, CallKind] = {}
         self.latest: Any = None  # the graph that served last
-        self.attempts = policy.Attempts(policy.CAPTURE_FAILURES)
-        self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)  # no maps, or a trial that showed nothing
+        self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
         self.hits, self.trimmer = 0, CacheTrimmer()
         self.by_box = False  # a graph for every box; where the model looks at bounds
-        self.reason: str | None = None  # why a capture failed
-        self.undecided: str | None = None  # why the last trial showed nothing
-        self.declined: str | None = None  # why the last call that might have been captured was not
+        self.forget_reasons()
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
@@ -87,13 +86,25 @@ class GraphedModule(abc.ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = None if torch.compiler.is_compiling() else self.try_replay(args, kwargs)
         if result is None:
-            return self.forward(*args, **kwargs)
+            return self.layers(args, kwargs)
         if result.output is not MISSING:
             return result.output
         with result.watch:
-            out = self.forward(*args, **kwargs)
+            out = self.layers(args, kwargs)
         result.computed(out)
         return out
+
+    def layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An eager call. Where memory is out while graphs hold some, they let go of it, and the call begins again;
+        nobody notices, as what the model reads and writes is known."""
+        try:
+            return self.forward(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            if not self.graphs:
+                raise
+            self.drop(Why.GRAPH_NO_ROOM.says())
+        empty_cache()
+        return self.forward(*args, **kwargs)
 
     @property
     def graphs(self) -> list[Any]:
@@ -102,10 +113,15 @@ class GraphedModule(abc.ABC):
 
     def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
-        if not self.graphs and self.given_up() is not None:
+        if self.given_up() is not None and not self.graphs:
             return False
         self.modules = self.modules or list(self.model.modules())
-        return not in_trial() and self.allowed()
+        if in_trial() or not (replay_switch.allowed(self.model) and self.allowed()):
+            return False
+        onlooker = observer()
+        if onlooker is not None:
+            self.decline(Why.GRAPH_OBSERVED, onlooker)
+        return onlooker is None
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         """The replay of a call with these arguments; None where it may not be replayed."""
@@ -145,6 +161,7 @@ class GraphedModule(abc.ABC):
         if self.speculation.started is not graph:
             self.wait_for_last_replay()
             self.speculation.discard()
+            self.holder = None
             graph.maps.start(root.coords, root.bounds)
 
     def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
@@ -155,13 +172,16 @@ class GraphedModule(abc.ABC):
         key = self.complete_key(key_of(tensors, call, root))
         if self.by_box:
             key = key._replace(label=(key.label, root.box))
-        kind = self.kinds.setdefault(key, CallKind())
+        return self.serve(self.kinds.setdefault(key, CallKind()), key, call, root)
+
+    def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
+        """A call of `kind`, by its graph, or eager."""
         graph = self._graph_for(kind, root)
         self.speculation.confirm(graph)
         if graph is None:
             return self._eager(kind, key, call, root)
         if not graph.captured.differing_columns(root) <= kind.verified or self._comparison_due(kind):
-            return ReplayResult(MISSING, lambda out: self._compare(kind, call, root, out))
+            return ReplayResult(MISSING, lambda out: compare(self, kind, call, root, out))
         output = self.replayed(graph, call, root)
         if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
             return self._eager(kind, key, call, root)
@@ -199,46 +219,14 @@ class GraphedModule(abc.ABC):
             try:
                 kind.guards = audit.guards()
             except Refusal as error:
-                self._failed(error)
+                self.failed(error)
 
         return ReplayResult(MISSING, watched, audit)
 
     def _comparison_due(self, kind: CallKind) -> bool:
         """Whether the layers compute this call as well."""
-        return kind.compared.due() or kind.compared.occasions % policy.COMPARED == 0
-
-    def _compare(self, kind: CallKind, call: Call, root: Root, out: Any) -> None:
-        """Whether the graph computes what the layers did; it is trusted in other columns of the box then."""
-        graph = kind.graph
-        columns = graph.captured.differing_columns(root)
-        with trial(), torch.no_grad(), preserved_statistics(self.model):
-            try:
-                values = self.values(graph, call, root)
-                if values is None:
-                    return
-                graph.captured.compare(call, out, values)
-                self.compare_gradients(kind, call, root)
-                kind.verified |= columns
-            except Refusal as error:
-                self._differs(kind, columns, error)
-            finally:
-                empty_cache()  # the layers took what replays do not need
-
-    def _differs(self, kind: CallKind, columns: set[int], error: Refusal) -> None:
-        """The graph computed something else for an input that differs in these columns."""
-        if error.verdict is Verdict.UNDECIDED:
-            return
-        if error.verdict is Verdict.FINAL:
-            raise error
-        if columns <= kind.verified:
-            self.drop(Why.GRAPH_DIFFERS.says(error))
-            return
-        if columns == {ROWS}:
-            self.attempts.failed()
-            self.refuse(str(error))
-        self.by_box = self.by_box or columns != {ROWS}
-        self.kinds.clear()
-        self.latest = None
+        every = settings.get().compare_every
+        return every > 0 and (kind.compared.due() or kind.compared.occasions % every == 0)
 
     def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """The values of the output by a graph; None where it cannot serve the call."""
@@ -295,39 +283,30 @@ class GraphedModule(abc.ABC):
                 self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
                 self.speculation.discard()
                 kind.drop_graph()
-                self.latest = None
+                self.latest = self.holder = None
                 graphs = [other for other in self.kinds.values() if other.graph is not None]
                 if len(graphs) >= policy.GRAPHS:
                     min(graphs, key=lambda other: other.graph.served).drop_graph()
                 if not self.graphs:  # it lasts as long as they do
                     self.memory = GraphMemory(key.device)
                 empty_cache()
+                peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 guards = len(self.reads), self.by_box
                 capacity = kind.capacity_for(len(root.coords))
                 graph = self.new_graph(kind, key, capacity, call, root, out)
+                empty_cache()  # what the trial took on a stream of its own
                 if graph is not None:
+                    check_room(peak, reserved)
                     self.undecided = self.declined = None
                     kind.take(graph, capacity)
-                    empty_cache()  # what the trial took on a stream of its own
+                    self.latest = graph
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
         except Refusal as error:
-            self._failed(error)
+            self.failed(error)
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
-            self._failed(Refusal(Why.GRAPH_ERROR, type(error).__name__, error))
-
-    def _failed(self, refusal: Refusal) -> None:
-        """A trial or a capture ended with it."""
-        if refusal.verdict is Verdict.UNDECIDED:
-            self.inconclusive.failed()
-            self.undecided = str(refusal)
-            self._say("undecided", self.undecided)
-        else:
-            self.attempts.failed()
-            if refusal.verdict is Verdict.FINAL:
-                self.attempts.give_up()
-            self.refuse(str(refusal))
+            self.failed(Refusal(Why.GRAPH_ERROR, type(error).__name__, error))
 
     def needs_more_guards(self, padded_input: PaddedInput, n_reads: int) -> bool:
         """Whether a trial has read more than `n_reads` entries of dictionaries, or depends on the box:
@@ -362,27 +341,10 @@ class GraphedModule(abc.ABC):
     def drop(self, reason: str) -> None:
         """Replay no more."""
         self.attempts.give_up()
-        self.kinds.clear()
-        self.latest = None
+        self.forget_graphs()
         self.refuse(reason)
 
-    def refuse(self, reason: str) -> None:
-        """Remember why this was not replayed, and say so once."""
-        self.reason = reason
-        self._say("replay", reason)
-
-    def why(self) -> str | None:
-        """What stands in the way of replays, or did."""
-        return self.reason or self.undecided or self.declined
-
-    def decline(self, why: Why, *details: Any) -> None:
-        """Remember why this call is left alone; calls to come need not be."""
-        reason = why.says(*details)
-        if reason != self.declined:
-            self.declined = reason
-            self._say(why.name, reason, logging.INFO)
-
-    def _say(self, topic: str, reason: str, level: int = logging.WARNING) -> None:
-        name = type(self.model).__name__
-        text = f"{name} is not replayed from a graph: {reason}"
-        log.once((topic, type(self).__name__, name), text, level)
+    def forget_graphs(self) -> None:
+        """Begin anew with kinds of calls."""
+        self.kinds.clear()
+        self.latest = None

@@ -33,7 +33,7 @@ from .replay_trial import PaddedModel, gradients_of, leaves_of
 class TrainingReplayer(GraphedModule):
     """The forward of a model that computes gradients.
 
-    Between a replayed forward and its backward pass, other inputs run without a graph: all graphs
+    Between a replayed forward and its first backward pass, other inputs run without a graph: all graphs
     of a model share their memory.
     """
 
@@ -44,9 +44,9 @@ class TrainingReplayer(GraphedModule):
 
     def allowed(self) -> bool:
         pending = self.pending()
-        if self.capturing or (pending is not None and pending.open) or hooks.traced():
+        if self.capturing or (pending is not None and pending.open):
             return False
-        return not hooks.hooked_everywhere()
+        return not (hooks.traced() or hooks.hooked_everywhere())
 
     def possible(self) -> bool:
         return not any(map(hooks.hooked, self.modules))
@@ -94,7 +94,7 @@ class TrainingReplayer(GraphedModule):
                 if run is None:
                     return
                 leaves = run.forward(reference.features)
-                actual = run.backward(reference.cotangents)
+                actual = run.backward(reference.features, reference.cotangents)
                 copy.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
         copy.check(reference, [*actual, *leaves])
 
@@ -109,7 +109,7 @@ class TrainingReplayer(GraphedModule):
         rows = graph.maps.rows(len(root.coords))
         if rows is None:
             return None
-        run = _Run(self, graph, rows)
+        run = _Run(self, graph, root, rows)
         self.pending = weakref.ref(run)
         return run
 
@@ -204,11 +204,17 @@ def _copied_to(gradients: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
 
 
 class _Run:
-    """One training step."""
+    """One training step.
 
-    def __init__(self, owner: TrainingReplayer, graph: _Graph, rows: dict[int, int]) -> None:
-        self.owner, self.graph, self.rows = owner, graph, rows
-        self.open = True  # until the backward pass
+    What its backward pass reads lies in memory that all graphs of the model share. Once that was
+    written to, by a backward pass or by another step, the forward pass is replayed again.
+    """
+
+    def __init__(self, owner: TrainingReplayer, graph: _Graph, root: Root, rows: dict[int, int]) -> None:
+        self.owner, self.graph, self.root, self.rows = owner, graph, root, rows
+        self.open = True  # until the first backward pass
+        self.versions = _versions(owner.modules)
+        self.token = object()  # what the owner knows it by, without keeping it
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         graph = self.graph
@@ -216,19 +222,31 @@ class _Run:
             self.owner.wait_for_last_replay()
             graph.features.detach()[: features.shape[0]].copy_(features)
             graph.forward.replay()
+            self.owner.holder = self.token
             used = graph.padded_input.used
             return tuple([leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves])
 
-    def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def _forward_again(self, features: torch.Tensor) -> None:
+        """Have the memory hold what the backward pass of this step reads."""
+        self.owner.speculation.discard()
+        self.graph.maps.start(self.root.coords, self.root.bounds)
+        with torch.no_grad(), preserved_statistics(self.owner.model):
+            self.forward(features)
+
+    def backward(self, features: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Gradients of the features, if they require one, and of the trained parameters; None for those
         that only outputs without a gradient depend on."""
-        if not self.open:
+        if self.versions != _versions(self.owner.modules):
             raise RuntimeError(
-                "a training step replayed from a graph goes backward once; call sparse_bridge.restore(model) for more."
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                "a parameter of the model, between its forward and its backward pass."
             )
         graph = self.graph
         with self.owner.lock:
             self.owner.wait_for_last_replay()
+            if self.owner.holder is not self.token:
+                self._forward_again(features)
+            self.owner.holder = None  # the backward pass writes there, too
             for wide, gradient in zip(graph.cotangents, gradients, strict=True):
                 rows = graph.padded_input.used(wide, self.rows) if gradient is not None else 0
                 if gradient is not None:
@@ -251,20 +269,27 @@ class _Run:
         ]
 
 
+def _versions(modules: Sequence[nn.Module]) -> tuple[int, ...]:
+    """How often every parameter was written to."""
+    return tuple([p._version for module in modules for p in module._parameters.values() if p is not None])
+
+
 class _Replay(torch.autograd.Function):
     """The model as one node of autograd's graph."""
 
     @staticmethod
     def forward(ctx: Any, run: _Run, features: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.run, ctx.rows = run, features.shape[0]
+        ctx.run = run
         ctx.set_materialize_grads(False)
+        ctx.save_for_backward(features)  # torch then says what it says of a graph that is gone
         return run.forward(features)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        computed = ctx.run.backward(gradients)
+        (features,) = ctx.saved_tensors
+        computed = ctx.run.backward(features, gradients)
         if not ctx.needs_input_grad[1]:
             return None, None, *computed
         first, *others = computed
-        return None, None if first is None else first[: ctx.rows], *others
+        return None, None if first is None else first[: len(features)], *others
