@@ -8,6 +8,7 @@ import statistics
 
 import pytest
 
+from benchmarks.memory_report import limits_table
 from benchmarks.report import headline
 from benchmarks.results import load_run
 from benchmarks.scale_out import tables
@@ -192,38 +193,8 @@ def test_versions_agree() -> None:
     assert (pairs[0][1], pairs[-1][1]) == rows["Triton"]
 
 
-LIMITS = "| level, API, MLP | without a limit: peak, in layers, time | limit | peak, in layers, time |"
-APIS = {"FlexGEMM": "flex_gemm", "spconv": "spconv"}
-CUTS = {"whole": "whole", "MLP in parts": "cut", "no MLP": "none"}
-
-
 def test_the_table_of_memory_limits_is_the_record() -> None:
-    """Each row is of the level and the API of the one above where it says so, and the MLP, too, where it
-    names none; and no network of the record is missing."""
-    rows = json.loads((RESULTS / "memory_h200.json").read_text())["rows"]
-    networks = {(one["level"], one["api"], one["mlp"]) for one in rows}
-
-    def figures(network: tuple[str, ...], limit: str) -> list[str]:
-        """Of each limit that rounds so: peak, in layers, ms."""
-        columns = "allocated_mib", "convolutions_mib", "ms"
-        of_network = [one for one in rows if (one["level"], one["api"], one["mlp"]) == network and "error" not in one]
-        shown = {None: ""} | {one["limit_mib"]: f"{one['limit_mib']:,.0f}" for one in of_network if one["limit_mib"]}
-        return [
-            ", ".join(f"{one[column]:,.0f}" for column in columns)
-            for one in of_network
-            if shown[one["limit_mib"]] == limit
-        ]
-
-    seen, network = set(), ("", "", "")
-    for label, free, limit, limited in table(ROOT / "docs" / "deployment.md", LIMITS):
-        words = label.split(", ")
-        if words[0] != "the same":
-            network = (words[0], APIS[words[1]], CUTS[words[2]])
-        elif words[1] in CUTS:
-            network = (*network[:2], CUTS[words[1]])
-        else:
-            assert words[1] == f"under {limit}"
-        seen.add(network)
-        assert free in (figures(network, "") if words[-1] in CUTS else [""]), f"{label}: {figures(network, '')}"
-        assert limited in figures(network, limit), f"{label}: {figures(network, limit)}"
-    assert seen == networks
+    rows = json.loads((RESULTS / "memory_excess_h200.json").read_text())["rows"]
+    shown = limits_table(rows)
+    assert len(shown.splitlines()) == 2 + len({(one["level"], one["api"], one["mlp"]) for one in rows})
+    assert shown in read("docs/memory.md")

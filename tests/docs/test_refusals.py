@@ -44,13 +44,13 @@ def calls() -> Iterator[tuple[str, int]]:
 
 
 def test_the_page_has_every_reason_and_no_other() -> None:
-    shown = table(ROOT / "docs" / "troubleshooting.md", "| code | it says | do |")
+    shown = table(ROOT / "docs" / "reasons.md", "| code | it says | do |")
     expected = [[f"`{one.name}`", FIELD.sub("…", one.text), one.remedy or "nothing"] for one in Why]
     assert shown == expected
 
 
 def test_the_page_explains_every_way() -> None:
-    rows = table(ROOT / "docs" / "troubleshooting.md", "| code begins with | what declined | where it says so |")
+    rows = table(ROOT / "docs" / "reasons.md", "| code begins with | what declined | where it says so |")
     assert [row[0].strip("`") for row in rows] == list(dict.fromkeys(one.name.partition("_")[0] for one in Why))
 
 
