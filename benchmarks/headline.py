@@ -60,8 +60,8 @@ def facts(run: Run) -> str:
     return (
         f"{gpu}, {run.machine['cores']} CPU cores, torch {base['torch'].partition('+')[0]}, Python {base['python']}, "
         f"spconv {base['spconv']}, sparse_bridge {mine['sparse_bridge']} at commit {run.machine['commit']}, "
-        f"{when.day} {when:%B %Y}. Each figure is the median over {' or '.join(map(str, sorted(rounds)))} rounds of the "
-        f"ratio within a round, in which all take turns; so it is not the quotient of two medians."
+        f"{when.day} {when:%B %Y}. Each figure is the median over {' or '.join(map(str, sorted(rounds)))} rounds of "
+        f"the ratio within a round, in which all take turns; so it is not the quotient of two medians."
     )
 
 

@@ -49,9 +49,9 @@ def fresh():
 @pytest.mark.parametrize(
     ("page", "block"),
     [
-        pytest.param(page, block, id=f"{name_of(page)}:{block.line}", marks=[WHOLE_GRAPHS] * (page.name == "compile.md"))
+        pytest.param(page, one, id=f"{name_of(page)}:{one.line}", marks=[WHOLE_GRAPHS] * (page.name == "compile.md"))
         for page in PAGES
-        for block in programs(page)
+        for one in programs(page)
     ],
 )
 def test_a_python_block_runs_alone(page: Path, block: Block, fresh, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from benchmarks.headline import details, facts, headline, write_into
 from benchmarks.memory_report import limits_table
 from benchmarks.results import load_run
 from benchmarks.scale_out import tables
-
 from sparse_bridge.errors import ShapeError
 
 from .pages import PAGES, ROOT, name_of, prose, table
