@@ -1,7 +1,7 @@
 """Why a faster way declines a call, which the ordinary way then takes: one exception, one table.
 
 Each reason is a member of `Why`. Its name is the code that the log, `report()` and
-docs/troubleshooting.md show: searching the sources for it finds the place that gives it. The part
+docs/reasons.md show: searching the sources for it finds the place that gives it. The part
 before the first underscore says which way declined: GRAPH (models that graphs replay), TRACE and
 PREFETCH (maps), HELPER (the helper in C), FLOW (a dataflow of kernels).
 
@@ -192,7 +192,7 @@ class Why(enum.Enum):
 
     # Maps are not queued together.
     PREFETCH_LAYER = "a layer that the last inputs came to would raise: {}"
-    PREFETCH_MEMORY = "there is no memory for all maps at once", "see `out of memory` above"
+    PREFETCH_MEMORY = "there is no memory for all maps at once", "see `out of memory` in docs/troubleshooting.md"
 
     # There is no helper in C.
     HELPER_OFF = "turned off by SPARSE_BRIDGE_STARTUP=native=0", "unset it"
@@ -215,7 +215,7 @@ class Why(enum.Enum):
     FLOW_IRREGULAR = "an offset of the kernel map meets a row more than once", "use the dataflow `auto` or `grouped`"
     FLOW_DTYPE = "kernels do not multiply {}", "convert the layer to fp32, fp16 or bf16"
     FLOW_DEVICE_DTYPE = "{} does not multiply {}", "convert the layer to fp32 or fp16"
-    FLOW_DEVICE = "Triton kernels do not run on {}: {}", "see `Triton kernels do not run on` above"
+    FLOW_DEVICE = "Triton kernels do not run on {}: {}", "see `Triton kernels do not run on` in docs/troubleshooting.md"
     FLOW_FAULT = "({}) {}", "update driver and torch, then " + _REPORT
 
     def __init__(self, text: str, remedy: str | None = None, verdict: Verdict = _FINAL) -> None:
