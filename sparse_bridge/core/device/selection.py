@@ -3,6 +3,9 @@ start nothing. Whether a device's kernels compute rightly is asked in `device_su
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,6 +23,34 @@ class Selection(NamedTuple):
     problem: str | None
 
 
+class _StandIn(threading.local):
+    on = False
+
+
+_stand_in = _StandIn()
+
+
+@contextlib.contextmanager
+def standing_in(on: bool = True) -> Iterator[None]:
+    """In this thread, tensors on the CPU are served as those of a GPU, by whatever driver Triton has: what a GPU
+    that is absent would launch can be recorded. on: False for a part of that."""
+    before, _stand_in.on = _stand_in.on, on
+    try:
+        yield
+    finally:
+        _stand_in.on = before
+
+
+def stands_in() -> bool:
+    """Whether that is so in this thread."""
+    return _stand_in.on
+
+
+def as_on_gpu(device: torch.device) -> bool:
+    """Whether tensors of a device are served as those of a GPU."""
+    return device.type != "cpu" or _stand_in.on
+
+
 def forces_kernels() -> bool:
     """Whether the settings force a dataflow of Triton kernels."""
     flow = settings.DATAFLOWS.get(settings.get().dataflow)
@@ -30,7 +61,7 @@ def select(device: torch.device) -> Selection:
     """GPUs use kernels unless a dataflow of plain torch is forced, CPU tensors only when one of
     kernels is."""
     flow = settings.DATAFLOWS.get(settings.get().dataflow)
-    if not (flow.kernels if flow is not None else device.type != "cpu"):
+    if not (flow.kernels if flow is not None else as_on_gpu(device)):
         return Selection(None, None)
     problem = targets.unavailable(device)
     return Selection(targets.of(device) if problem is None else None, problem)
