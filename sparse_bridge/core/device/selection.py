@@ -24,31 +24,37 @@ class Selection(NamedTuple):
 
 
 class _StandIn(threading.local):
-    on = False
+    kernels = ordered = False
 
 
 _stand_in = _StandIn()
 
 
 @contextlib.contextmanager
-def standing_in(on: bool = True) -> Iterator[None]:
-    """In this thread, tensors on the CPU are served as those of a GPU, by whatever driver Triton has: what a GPU
-    that is absent would launch can be recorded. on: False for a part of that."""
-    before, _stand_in.on = _stand_in.on, on
+def standing_in(kernels: bool = True) -> Iterator[None]:
+    """In this thread, tensors on the CPU are treated as those of a GPU, and served by whatever driver Triton has:
+    what a GPU that is absent would launch can be recorded. kernels: False where torch computes, what a GPU would."""
+    before = _stand_in.kernels, _stand_in.ordered
+    _stand_in.kernels, _stand_in.ordered = kernels, True
     try:
         yield
     finally:
-        _stand_in.on = before
+        _stand_in.kernels, _stand_in.ordered = before
 
 
 def stands_in() -> bool:
-    """Whether that is so in this thread."""
-    return _stand_in.on
+    """Whether launches for a GPU that is absent are recorded in this thread."""
+    return _stand_in.kernels
 
 
 def as_on_gpu(device: torch.device) -> bool:
     """Whether tensors of a device are served as those of a GPU."""
-    return device.type != "cpu" or _stand_in.on
+    return device.type != "cpu" or _stand_in.kernels
+
+
+def ordered_as_on_gpu(device: torch.device) -> bool:
+    """Whether rows of results have the order that they have on a GPU."""
+    return device.type != "cpu" or _stand_in.ordered
 
 
 def forces_kernels() -> bool:
