@@ -11,7 +11,9 @@
 #else
 #define NAME(cuda, hip) cuda
 #endif
+#ifndef MOST
 #define MOST (1u << 30) /* bytes of an allocation */
+#endif
 
 typedef void (*on_launch)(const void *image, const char *name, const unsigned *grid, unsigned threads, unsigned shared,
                           void *stream, void **parameters);
