@@ -1,0 +1,173 @@
+"""Whole networks, packaged for gfx942, played by the C code and executed on the emulator, against the same
+layers run from Python there."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from sparse_bridge import tolerances
+from sparse_bridge.core.device import selection
+from sparse_bridge.export import load_package
+from sparse_bridge.export.player import package_file
+from sparse_bridge.export.player.library import TensorInfo, call
+from sparse_bridge.export.player.record import record
+from sparse_bridge.kernels.maps import mask_order
+from tests.adapters.spconv import doors
+
+from . import networks
+from .fake_gpu import Emulator
+
+emulator = pytest.importorskip("amd_emulator")
+pytestmark = pytest.mark.emulated
+ARCH, ROWS = "gfx942", 320
+
+
+@pytest.fixture
+def sp():
+    with doors.standin() as module:
+        yield module
+
+
+def packaged(path, model, example, rows=ROWS):
+    program = record(model, example, rows, f"hip:{ARCH}")
+    package_file.write(path, [program])
+    return program
+
+
+def expected(model, features, coords):
+    """By Python's layers on the emulator."""
+    with torch.no_grad(), emulator.patch_triton(ARCH), selection.standing_in():
+        result = model(features, coords)
+    return list(result.values()) if isinstance(result, dict) else [result]
+
+
+class Played:
+    """A package on the emulator."""
+
+    def __init__(self, gpu, path, program):
+        self.gpu, self.program, self.emulator = gpu, program, Emulator(program)
+        self.package = load_package(path)
+        gpu.listen(self.emulator)
+
+    def __call__(self, features, coords):
+        result = self.package(coords, features)
+        if self.gpu.error is not None:
+            raise self.gpu.error
+        return result
+
+    def block(self):
+        """The address of its memory."""
+        info = TensorInfo()
+        call("input", self.package._instance, 0, ctypes.byref(info))
+        return info.data - self.program.inputs[0].at
+
+    def poison(self):
+        """Leave NaN wherever a run has to write before it reads."""
+        keep = [(it.at, len(it.data)) for it in self.program.constants]
+        coords = self.program.inputs[0]
+        keep.append((coords.at, 16 * self.program.rows))
+        at = 0
+        for start, size in sorted([*keep, (self.program.memory, 0)]):
+            if start > at:
+                ctypes.memset(self.block() + at, 0xFF, start - at)
+            at = max(at, start + size)
+
+    def unchanged(self):
+        """Whether constants are as they were sent, but for addresses among them."""
+        moved = {at for at, _ in self.program.relocations}
+        for constant in self.program.constants:
+            now = ctypes.string_at(self.block() + constant.at, len(constant.data))
+            for at in range(0, len(now), 8):
+                if constant.at + at not in moved and now[at : at + 8] != constant.data[at : at + 8]:
+                    return False
+        return True
+
+    def close(self):
+        self.gpu.listen()
+        self.package.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("name", ["second", "unet", "encoder"])
+def test_results_are_those_of_the_layers(gpu, sp, tmp_path, name):
+    """The same bits, for any number of rows, whatever memory held before."""
+    model, grid = getattr(networks, name)(sp)
+    networks.ready(model)
+    program = packaged(tmp_path / "model.sbp", model, networks.scene(grid, 250, seed=1))
+    played = Played(gpu, tmp_path / "model.sbp", program)
+    for seed, rows in enumerate((250, 1, ROWS, 37)):
+        features, coords = networks.scene(grid, rows, seed)
+        wanted = expected(model, features, coords)
+        played.poison()
+        for mine, theirs in zip(played(features, coords), wanted, strict=True):
+            assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+            assert torch.equal(mine, theirs), (seed, (mine - theirs).abs().max())
+    assert played.unchanged()
+    assert played.emulator.launches == 4 * sum(step.kind == package_file.LAUNCH for step in program.steps)
+    played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_half_precision(gpu, sp, tmp_path):
+    model, grid = networks.unet(sp)
+    networks.ready(model).half()
+    example = networks.scene(grid, 200, seed=1, dtype=torch.float16)
+    played = Played(gpu, tmp_path / "model.sbp", packaged(tmp_path / "model.sbp", model, example))
+    features, coords = networks.scene(grid, 150, seed=5, dtype=torch.float16)
+    mine, theirs = played(features, coords)[0], expected(model, features, coords)[0]
+    assert mine.dtype == torch.float16 and torch.equal(mine, theirs)
+    reference = model.float()(features.float(), coords)["rows"]
+    assert (mine - reference).norm() / reference.norm() < tolerances.of("network", torch.float16).rms
+    played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_many_rows_are_sorted_by_kernels_of_ours(gpu, sp, tmp_path, rules):
+    """Above so many rows; torch sorts them elsewhere."""
+    rules.set(mask_order, FEW_ROWS=128)
+    model, grid = networks.second(sp)
+    networks.ready(model)
+    program = packaged(tmp_path / "model.sbp", model, networks.scene(grid, 250, seed=1))
+    assert {kernel.name for kernel in program.kernels} >= {"_radix_count", "_radix_scan", "_radix_place"}
+    played = Played(gpu, tmp_path / "model.sbp", program)
+    features, coords = networks.scene(grid, 300, seed=3)
+    assert torch.equal(played(features, coords)[0], expected(model, features, coords)[0])
+    played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_inputs_that_cannot_be_served_are_refused(gpu, sp, tmp_path):
+    model, grid = networks.encoder(sp)
+    networks.ready(model)
+    path = tmp_path / "model.sbp"
+    played = Played(gpu, path, packaged(path, model, networks.scene(grid, 100, seed=1)))
+    features, coords = networks.scene(grid, 60, seed=2)
+    equal, outside = coords.clone(), coords.clone()
+    equal[5], outside[7, 3] = equal[17], grid[2]
+    for wrong, words in ((equal, "1 of 60 rows repeat"), (outside, "1 of 60 rows have coordinates outside")):
+        with pytest.raises(Exception, match=words):
+            played(features, wrong)
+    assert torch.equal(played(features, coords)[0], expected(model, features, coords)[0])
+    assert played(features[:0], coords[:0])[0].shape == (0, 16)
+    played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_a_level_that_outgrows_its_memory(gpu, sp, tmp_path):
+    """An example whose rows lie close, and an input whose rows do not."""
+    model, grid = networks.encoder(sp)
+    networks.ready(model)
+    path, rows = tmp_path / "model.sbp", 1200
+    places = torch.arange(1000)
+    close = torch.stack(torch.unravel_index(places, (2, *grid)), 1).int()
+    played = Played(gpu, path, packaged(path, model, (torch.randn(1000, 4), close), rows))
+    assert played.program.levels[0].capacity < 2000
+    features, coords = networks.scene(grid, rows, seed=3)
+    with pytest.raises(Exception, match="has more rows .* than the memory that was planned"):
+        played(features, coords)
+    features, coords = torch.randn(900, 4), close[50:950]
+    assert torch.equal(played(features, coords)[0], expected(model, features, coords)[0])
+    played.close()
