@@ -63,7 +63,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="GPU",
         help="write for this GPU, none of which is needed: cuda:87, hip:gfx942; may be given several times",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="with --target: cast model and features (default: as they are)")
+    parser.add_argument(
+        "--dtype", choices=_DTYPES, help="with --target: cast model and features (default: as they are)"
+    )
     parser.add_argument(
         "--check",
         action="store_true",

@@ -67,10 +67,7 @@ class FakeGpu:
                     self.error = error
 
         self.error = None
-        self._kept = (
-            _LAUNCH(launched) if on_launch else _LAUNCH(),
-            _COPY(on_copy) if on_copy else _COPY(),
-        )
+        self._kept = (_LAUNCH(launched) if on_launch else _LAUNCH(), _COPY(on_copy) if on_copy else _COPY())
         self.library.fake_listen(*self._kept)
 
     def device(self, count: int = 1, capability: int = 87, arch: str = "gfx942") -> None:

@@ -177,7 +177,7 @@ def test_calls_with_nothing(gpu, path):
         with pytest.raises(PlayerError, match=r".+\.$") as refused:
             call(name, *args)
         assert refused.value.code in (ARGUMENT, ROWS), name
-    assert getattr(player, "sbrt_run")(None, 0, None, None, 0, None) == ARGUMENT  # an error may be left out
+    assert player.sbrt_run(None, 0, None, None, 0, None) == ARGUMENT  # an error may be left out
     assert player.sbrt_count(None) == 0
     player.sbrt_unload(None)
     player.sbrt_destroy(None)
@@ -230,7 +230,8 @@ def test_an_instance_for_fewer_rows(gpu, path):
 
 @pytest.mark.parametrize("gpu", ["cuda", "hip"], indirect=True)
 @pytest.mark.parametrize(
-    "name", ["init", "count", "retain", "enter", "load_module", "get_function", "take", "take_host", "copy", "make_stream"]
+    "name",
+    ["init", "count", "retain", "enter", "load_module", "get_function", "take", "take_host", "copy", "make_stream"],
 )
 def test_a_driver_that_fails_while_an_instance_is_made(gpu, path, name, request):
     hip = request.node.callspec.params["gpu"] == "hip"

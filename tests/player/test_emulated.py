@@ -166,7 +166,7 @@ def test_a_level_that_outgrows_its_memory(gpu, sp, tmp_path):
     played = Played(gpu, path, packaged(path, model, (torch.randn(1000, 4), close), rows))
     assert played.program.levels[0].capacity < 2000
     features, coords = networks.scene(grid, rows, seed=3)
-    with pytest.raises(Exception, match="has more rows .* than the memory that was planned"):
+    with pytest.raises(Exception, match=r"has more rows .* than the memory that was planned"):
         played(features, coords)
     features, coords = torch.randn(900, 4), close[50:950]
     assert torch.equal(played(features, coords)[0], expected(model, features, coords)[0])

@@ -26,7 +26,9 @@ def program(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     words = [*(compiler() or ["cc"]), "-std=c99", *SANITIZERS, f"-I{SOURCES}", str(FUZZ)]
     done = subprocess.run(
-        [*words, str(SOURCES / "sparse_bridge_rt.c"), "-ldl", "-o", str(folder / "fuzz")], capture_output=True, text=True
+        [*words, str(SOURCES / "sparse_bridge_rt.c"), "-ldl", "-o", str(folder / "fuzz")],
+        capture_output=True,
+        text=True,
     )
     if done.returncode and "fsanitize" in done.stderr + done.stdout:
         pytest.skip("the compiler has no sanitizers")

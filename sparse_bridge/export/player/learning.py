@@ -4,9 +4,11 @@ layer. Nothing is launched."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...core.capture.recording import Recording
 from ...core.device import selection
@@ -17,7 +19,7 @@ from ...core.maps.request import BuiltMap, MapRequest
 from ...kernels.runtime import precompile
 from ..plugin_checks import ExportError
 
-_CALLS = 3  # until layers know what follows them
+_NUMBERS = frozenset({"add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "rsub", "pow"})
 _MAPS = ("submanifold", "strided", "generative", "between")
 
 
@@ -37,18 +39,33 @@ class _Learner:
             recording = store.recording = self.recording = Recording(cmap.n_rows)
             recording.levels[cmap], recording.box = 0, cmap.box
         n_steps = len(recording.steps)
-        with selection.standing_in(False):
+        with selection.standing_in(kernels=False), _disable_current_modes():
             built: BuiltMap = recording.ask(cmap, req)
         if len(recording.steps) == n_steps:
             raise ExportError("the model asks for maps between coordinates that are not of one input.")
         rulebook = built.kmap.rulebook
         rulebook.observe(None)
-        for side in (0, 1):  # known now: what kernels would make of them later has no values
-            rulebook.table(side)
+        with _disable_current_modes():
+            for side in (0, 1):  # known now: what kernels would make of them later has no values
+                rulebook.table(side)
         rulebook.observe(recording.views[n_steps])
         if built.store is not None:
             built.store.recording = recording
         return built
+
+
+class _Numbers(TorchDispatchMode):
+    """The numbers that a model computes with, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[float, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _NUMBERS:
+            self.seen.append((name, tuple(arg for arg in args if isinstance(arg, (int, float)))))
+        return func(*args, **(kwargs or {}))
 
 
 def learn(model: nn.Module, features: torch.Tensor, coords: torch.Tensor) -> Recording:
@@ -57,19 +74,34 @@ def learn(model: nn.Module, features: torch.Tensor, coords: torch.Tensor) -> Rec
     features: [N, C] float; coords: int32 [N, 1 + D], distinct and inside of the grid.
     Raises: ExportError for what no package holds.
     """
-    previous = requests.registered()
+    previous, numbers = requests.registered(), []
+    n_rows = len(coords)
     try:
-        for _ in range(_CALLS):
+        for rows in (n_rows, max(1, n_rows // 2), n_rows):  # three calls, until layers know what follows them
             learner = _Learner()
             requests.register(learner)
-            with precompile.dry_run():
+            with precompile.dry_run(), _Numbers() as seen:
                 # Maps are kept by the coordinates' object.
-                model(features.clone(), coords.clone())
+                model(features[:rows].clone(), coords[:rows].clone())
+            numbers.append(seen.seen)
     finally:
         requests.register(*previous)
+    if numbers[1] != numbers[2]:
+        changed = [pair for pair in zip(*numbers[1:], strict=False) if pair[0] != pair[1]]
+        raise ExportError(
+            f"the model computes with other numbers over other rows ({_listed(changed)}); how many rows there are is "
+            "known on the GPU alone. Leave that to the program that plays the package."
+        )
     if learner.recording is None or learner.recording.box is None:
         raise ExportError("the model has no sparse layer that asks for a map of its input.")
     return learner.recording
+
+
+def _listed(changed: Sequence[tuple[Any, Any]]) -> str:
+    if not changed:
+        return "there are more of them"
+    (name, one), (_, other) = changed[0]
+    return f"{name} of {', '.join(map(str, one))} and of {', '.join(map(str, other))}"
 
 
 def rows_of_levels(recording: Recording, rows: int) -> dict[int, int]:

@@ -135,8 +135,8 @@ def call(name: str, *args: Any) -> None:
 class Package:
     """A package on a GPU, played by the same C code as without Python. It serves one thread at a time.
 
-        package = load_package("model.sbp")
-        outputs = package(coords, features)
+    package = load_package("model.sbp")
+    outputs = package(coords, features)
     """
 
     def __init__(self, path: str | os.PathLike[str], *, device: int = 0, rows: int = 0) -> None:

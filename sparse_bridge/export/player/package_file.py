@@ -16,14 +16,7 @@ from ..plugin_checks import ExportError
 
 MAGIC, VERSION = b"\x89SBP\r\n\x1a\n", 1
 BACKENDS = {"cuda": 1, "hip": 2}
-DTYPES = {
-    torch.float16: 1,
-    torch.float32: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.uint8: 5,
-    torch.bfloat16: 6,
-}
+DTYPES = {torch.float16: 1, torch.float32: 2, torch.int32: 3, torch.int64: 4, torch.uint8: 5, torch.bfloat16: 6}
 MOST_DIMS = 6
 LAUNCH, FILL, COPY = range(3)
 VALUE, ADDRESS = range(2)
@@ -161,9 +154,7 @@ class _Writer:
         kernels = [
             (code.place(kernel.code), len(kernel.code), self._name(kernel.name), *kernel[2:]) for kernel in it.kernels
         ]
-        steps = [
-            (step.kind, step.kernel, *step.grid, *self._add("args", step.args), *step[4:]) for step in it.steps
-        ]
+        steps = [(step.kind, step.kernel, *step.grid, *self._add("args", step.args), *step[4:]) for step in it.steps]
         constants = [(constant.at, data.place(constant.data), len(constant.data)) for constant in it.constants]
         parts = [
             self._add("kernels", kernels),
@@ -241,9 +232,7 @@ class _Reader:
         target, _, memory, rows, count_at, flags_at = record[:6]
         kernels, steps, constants, relocations, inputs, outputs, levels = [
             self._records(name, *record[6 + 2 * i : 8 + 2 * i])
-            for i, name in enumerate(
-                ("kernels", "steps", "constants", "relocations", "tensors", "tensors", "levels")
-            )
+            for i, name in enumerate(("kernels", "steps", "constants", "relocations", "tensors", "tensors", "levels"))
         ]
         return Program(
             self._name(target),

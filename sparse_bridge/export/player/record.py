@@ -65,8 +65,9 @@ def record(model: nn.Module, inputs: Sequence[torch.Tensor], rows: int, name: st
             except Refusal as refusal:
                 raise ExportError(f"{it.where()} cannot be recorded: {refusal}") from refusal
         names = list(inspect.signature(model.forward).parameters)
-        return _program(it, name, padded_input, [(names[coords_at], padded_input.coords), (names[features_at], wide)],
-                        outputs)
+        return _program(
+            it, name, padded_input, [(names[coords_at], padded_input.coords), (names[features_at], wide)], outputs
+        )
 
 
 def _in_order(model: nn.Module, coords_at: int) -> Any:

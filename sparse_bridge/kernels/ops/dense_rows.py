@@ -59,7 +59,13 @@ dense_rows_kernel = register(_dense_rows)
 
 
 def dense_rows(
-    x: torch.Tensor, coords: torch.Tensor, sizes: torch.Tensor, count: Operand, y: torch.Tensor, first: bool, target: Target
+    x: torch.Tensor,
+    coords: torch.Tensor,
+    sizes: torch.Tensor,
+    count: Operand,
+    y: torch.Tensor,
+    first: bool,
+    target: Target,
 ) -> torch.Tensor:
     """Write rows of x [N, C] (contiguous, any float) into y (contiguous, likewise), at coords int32 [N, 1 + D].
 

@@ -19,10 +19,7 @@ OPERATIONS = ("copy", "add", "sub", "mul", "relu")
 AXES = 4
 _BLOCK = 1024
 OPTIONS = {"num_warps": 4}
-_INTEGERS = [
-    *("n", "size_1", "size_2", "size_3"),
-    *(f"{name}_{axis}" for name in "aby" for axis in range(AXES)),
-]
+_INTEGERS = [*("n", "size_1", "size_2", "size_3"), *(f"{name}_{axis}" for name in "aby" for axis in range(AXES))]
 
 
 @triton.jit
@@ -113,9 +110,7 @@ def elementwise(operation: str, operands: Sequence[torch.Tensor], y: torch.Tenso
     return y
 
 
-def merged(
-    shape: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """(sizes, strides of every tensor) of as few axes as address the same elements in the same order."""
     sizes: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
