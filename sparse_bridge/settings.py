@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .errors import SettingError
+from .names import meant
 
 PREFIX = "SPARSE_BRIDGE_"
 
@@ -263,7 +264,9 @@ def update(**changes: object) -> Settings:
             if name in _SWITCHES:
                 _warn(name, " and ".join(_SWITCHES[name]))
             elif name not in FIELDS:
-                raise SettingError(f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}.")
+                raise SettingError(
+                    f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}.{meant(name, FIELDS)}"
+                )
             checked |= _checked(name, value, name)
         reset(dataclasses.replace(previous, **checked))
     return previous

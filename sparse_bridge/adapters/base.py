@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import LifecycleError, SettingError, UnsupportedError
+from ..names import meant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,8 +229,10 @@ def load(name: str) -> Framework:
             return _loaded[name]
         targets = {**BY_NAME, **ADAPTERS}
         if name not in targets:
-            names = ", ".join(sorted((*targets, *OTHER_NAMES)))
-            raise SettingError(f"framework {name!r} is unknown; expected one of {names}.")
+            names = sorted((*targets, *OTHER_NAMES))
+            raise SettingError(
+                f"framework {name!r} is unknown; expected one of {', '.join(names)}.{meant(name, names)}"
+            )
         target = targets[name]
     adapter = _import_adapter(name, target)
     with _lock:
