@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors, settings
 from ._version import __version__
+from .names import MissingNameError
 from .settings import override as override_settings
 from .settings import update as update_settings
-from .names import MissingNameError
 
 if TYPE_CHECKING:
-    from . import adapters, compile, core, export
+    from . import adapters, core
+    from . import compile as compile
+    from . import export as export
     from .adapters.convert import convert
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
     from .checkpointing import checkpoint

@@ -14,8 +14,7 @@ import pathlib
 import platform
 from typing import TYPE_CHECKING, Any
 
-from .. import folders, native, releases, settings, workers
-from .._version import __version__
+from .. import _version, folders, native, releases, settings, workers
 from ..adapters import base, lifecycle
 from ..adapters.enabling import inherited
 from ..adapters.import_hook import installed
@@ -65,7 +64,7 @@ def collect(self_check: bool = True) -> dict[str, Any]:
     own = [name.removeprefix(_PREFIX) for name in environment if name.startswith(_PREFIX)]
     inherits = inherited.VARIABLE.removeprefix(_PREFIX)
     return {
-        "sparse_bridge": __version__,
+        "sparse_bridge": _version.described(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         **_torch_facts(self_check),
