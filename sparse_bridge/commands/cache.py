@@ -1,4 +1,4 @@
-"""`python -m sparse_bridge cache show|clear`: the winners of tuning on this machine."""
+"""What `python -m sparse_bridge cache show|clear` does: the winners of tuning on this machine."""
 
 from __future__ import annotations
 
@@ -24,23 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from importlib.abc import Traversable
 
-_SUMMARY = "show or clear what tuning has stored"
 _PATTERNS = ("*.json", "*.json.aside", ".*.json.tmp")
-
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the `cache` command; `args.func` becomes `run_show` or `run_clear`."""
-    parser = subparsers.add_parser("cache", help=_SUMMARY, description=_SUMMARY)
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="what is stored, and what comes with the package")
-    show.add_argument("--buckets", action="store_true", help="every winner")
-    show.add_argument("--json", action="store_true", help="machine-readable output")
-    show.set_defaults(func=run_show)
-    clear = actions.add_parser("clear", help="delete what is stored; Triton's own cache of compiled kernels stays")
-    clear.add_argument("--stale", action="store_true", help="only what this version does not read any more")
-    clear.add_argument("--json", action="store_true", help="machine-readable output")
-    clear.set_defaults(func=run_clear)
-    return parser
 
 
 def collect() -> dict[str, Any]:
