@@ -18,16 +18,16 @@ def modules_of(package: str, *names: str) -> Callable[[str], ModuleType]:
     return attribute
 
 
-def meant(name: str, names: Iterable[str]) -> str:
-    """ " Did you mean: 'X'?" where a name is spelt like `name`; else nothing. Names with an underscore in front are
-    what programs look for without meaning any of ours."""
+def meant(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """The sentence "Did you mean: 'X'?" after a space, where one of `names` is spelt like `name`; else nothing. Names
+    with an underscore in front are what programs look for without meaning any of ours.  prefix: of all of them."""
     import difflib
 
     if name.startswith("_"):
         return ""
     by_lower = {one.lower(): one for one in names if not one.startswith("_")}
     near = difflib.get_close_matches(name.lower(), by_lower, 1, 0.7)
-    return f" Did you mean: {by_lower[near[0]]!r}?" if near else ""
+    return f" Did you mean: {prefix + by_lower[near[0]]!r}?" if near else ""
 
 
 class MissingNameError(AttributeError):

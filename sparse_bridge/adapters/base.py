@@ -223,6 +223,8 @@ def load(name: str) -> Framework:
         SettingError: no adapter has that name.
         UnsupportedError: the adapter is registered but not part of this installation.
     """
+    if not isinstance(name, str):
+        raise SettingError(f"framework {name!r}; expected names, as in enable('spconv', 'torchsparse').")
     name = OTHER_NAMES.get(name, name)
     with _lock:
         if name in _loaded:
