@@ -20,7 +20,7 @@ from ..names import meant
 from ..tools.demo.voxels import street_voxels
 from ..tools.harness.progress import Progress
 from .program_frames import frames_of_program, show_program_alone
-from .warm_options import MODELS
+from .warm_names import MODELS
 
 Example = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
 

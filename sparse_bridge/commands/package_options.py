@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import SettingError
 from ..names import meant
 from ..tools.harness.arguments import number
-from .warm_options import MODELS
+from .warm_names import MODELS
 
 _SUMMARY = "write a network as a folder that a C++ program runs without Python"
 _TEXT = """\

@@ -28,7 +28,7 @@ from ..kernels.runtime import target as targets
 from ..tools.harness.pool import Pool
 from ..tools.harness.progress import Progress
 from .warm_jobs import LayerJob, ModelJob, layer_jobs
-from .warm_options import MODELS
+from .warm_names import MODELS
 
 _MOST_JOBS = 8
 

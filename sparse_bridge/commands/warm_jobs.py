@@ -14,9 +14,9 @@ from ..core.conv.epilogue import Norm
 from ..core.maps.coordinate_map import CoordinateMap
 from ..core.maps.kernel_map import KernelMap
 from ..tools.demo.voxels import street_voxels
-from . import warm_options
+from . import warm_names
 
-DTYPES = {name: (getattr(torch, dtype), tf32) for name, (dtype, tf32) in warm_options.DTYPES.items()}
+DTYPES = {name: (getattr(torch, dtype), tf32) for name, (dtype, tf32) in warm_names.DTYPES.items()}
 # How layers end in inference: bias, norm, activation.
 _ENDS = ((False, False, None), (True, False, None), (True, False, "relu"), (False, True, None), (False, True, "relu"))
 _LOSS_SCALE = 2.0**16

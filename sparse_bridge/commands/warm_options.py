@@ -9,14 +9,8 @@ from typing import Any
 from ..errors import SettingError
 from ..tools.harness.arguments import number
 from ..tools.harness.results import require_writable
+from .warm_names import DTYPES, MODELS
 
-MODELS = ("second", "unet")
-DTYPES = {
-    "fp16": ("float16", False),
-    "bf16": ("bfloat16", False),
-    "fp32": ("float32", False),
-    "tf32": ("float32", True),
-}  # torch's name for the dtype of the products, and whether fp32 may round to TF32
 _SUMMARY = "compile and tune kernels before they are needed"
 _TEXT = """\
 Run layers and networks once, so that their kernels lie compiled in Triton's cache and the first

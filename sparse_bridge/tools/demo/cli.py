@@ -9,10 +9,10 @@ from typing import Any
 from ...errors import SettingError
 from ..harness.arguments import number
 from ..harness.results import require_writable
+from . import VOXEL_SIZE
 from .drawing import require_matplotlib
 
 _DTYPES = ("fp32", "fp16", "bf16")
-VOXEL_SIZE = 0.1  # metres, where nothing else says more
 _LARGEST_VOXEL = 100.0  # metres; no scan has anything to show in larger ones
 _SEGMENT_STEPS = 60
 _MOST_SEED = 2**64 - 1  # what torch takes

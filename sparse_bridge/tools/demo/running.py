@@ -20,8 +20,8 @@ import sparse_bridge
 from ...errors import DeviceError, SettingError, ShapeError
 from ..harness.progress import Progress
 from ..harness.results import save
+from . import VOXEL_SIZE
 from .birdseye import draw_birdseye
-from .cli import VOXEL_SIZE
 from .networks import CLASSES, Network, calibrate, forward_of, make_networks
 from .points import PointCloud, load_points
 from .profile import NetworkProfile, profile_network, stopwatch
