@@ -102,8 +102,51 @@ def test_why_a_winner_is_not_read(stored, fake_gpu):
     assert cache.unread(stamp) is None
     assert cache.unread(old) == "not read: made for Triton 3.1.0"
     assert "other kernels" in cache.unread(dataclasses.replace(stamp, kernels="0" * 16))
+    assert cache.unread(dataclasses.replace(old, kernels="0" * 16), shipped=True) is None
     fake_gpu.has(triton=None)
     assert "layers on a CPU need none" in cache.unread(stamp)
+    assert "layers on a CPU need none" in cache.unread(stamp, shipped=True)
+
+
+def test_shipped_winners_are_read_whatever_kernels_and_triton_made_them(monkeypatch, tmp_path, capsys):
+    """The real files: `cache show` says of each what the tuner does with it."""
+    pytest.importorskip("triton")
+    from sparse_bridge.core.tuning.tuner import DeviceTiles
+
+    monkeypatch.setenv("COLUMNS", "220")
+    with settings.override(cache_dir=tmp_path):
+        shipped = cache.collect()["shipped"]
+        assert command_line.main(["cache", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert [file["file"] for file in shipped] == ["nvidia-h200.json"]
+    for file in shipped:
+        stamp = Stamp(kernel_hash(), cache._triton(), file["device"], file["arch"], file["compute_units"])
+        (source,) = DeviceTiles("pinned", "", stamp, False).sources
+        count = sum(map(len, source.values()))
+        assert count == sum(map(len, file["winners"].values())) > 100
+        assert file["current"] and file["unread"] is None
+        (row,) = (line for line in shown.splitlines() if file["file"] in line)
+        assert str(count) in row and "not read" not in row
+        if (file["kernels"], file["triton"]) != (stamp.kernels, stamp.triton):
+            assert "read; tuned with" in row
+        elsewhere = dataclasses.replace(stamp, device="NVIDIA T4", arch="sm_75")
+        assert DeviceTiles("pinned", "", elsewhere, False).sources == []
+
+
+def test_shipped_winners_name_buckets_as_the_tuner_does():
+    from sparse_bridge.core.tuning.problem import Bucket
+
+    files = [
+        cache.decode(path.read_text()) for path in tune_cache.shipped_folder().iterdir() if path.name[-5:] == ".json"
+    ]
+    names = {(direction, name) for _, winners, _ in files for direction, found in winners.items() for name in found}
+    assert len(names) > 100
+    for direction, name in names:
+        dataflow, dtype, precision, order, channels, groups, *rest = name.split("/")
+        c_in, c_out = map(int, channels[1:].split("x"))
+        numbers = [int(part[1:]) for part in (groups, *rest)]
+        bucket = Bucket(direction, dataflow, getattr(torch, dtype), precision, order, c_in, c_out, *numbers)
+        assert str(bucket) == name
 
 
 def test_cache_clear(stored, capsys):
