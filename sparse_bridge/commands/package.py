@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +35,9 @@ def run(args: argparse.Namespace, rows: Sequence[int]) -> int:
         network = _network(args.model, rows) if args.model in MODELS else _own(args)
         model, inputs, scenes = network
         progress.start(f"trace and compile {args.model}")
-        export.export_package(model, inputs, args.out, scenes=scenes)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's, of its own code
+            export.export_package(model, inputs, args.out, scenes=scenes)
         progress.done()
         progress.start("build the example with CMake, run it")
         ran = package_check.check(args.out, repeat=5) if args.check else None
