@@ -95,9 +95,8 @@ def _spec(
         raise ContractError("generative=True is for transposed layers; pass transposed=True too.")
     kernel, steps, spread = triple(kernel_size, "kernel_size"), triple(stride, "stride"), triple(dilation, "dilation")
     if min(*kernel, *steps, *spread) < 1:
-        raise GeometryError(
-            f"kernel size {kernel}, stride {steps}, dilation {spread}; expected 1 or more on every axis."
-        )
+        got = f"kernel size {kernel}, stride {steps}, dilation {spread}"
+        raise GeometryError(f"{got}; sizes, dilations and strides start at 1.")
     return ConvSpec(
         release,
         kernel,
