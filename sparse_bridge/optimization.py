@@ -15,6 +15,7 @@ from torch import nn
 
 from . import hooks, replay_switch, settings
 from .adapters import base, protocol
+from .errors import require_type
 
 _MARK = "_sparse_bridge_optimized"
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
@@ -47,9 +48,10 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     later maps then use: kernels are compiled for it, which takes seconds, and each group of layers
     is timed for 0.3 s at most.
 
-    Returns `model`. Raises: ValueError when it is optimised already; UnsupportedError for `graphs`
-    where this installation cannot capture.
+    Returns `model`. Raises: DataTypeError for what is no module; ValueError when it is optimised already;
+    UnsupportedError for `graphs` where this installation cannot capture.
     """
+    require_type("optimize()", model, nn.Module, "a torch.nn.Module")
     if _MARK in model.__dict__:
         raise ValueError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
@@ -71,7 +73,8 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `optimize`; returns `model`."""
+    """Undo `optimize`; returns `model`. Raises: DataTypeError for what is no module."""
+    require_type("restore()", model, nn.Module, "a torch.nn.Module")
     _models.discard(model)
     replay_switch.forgive(model)
     model.__dict__.pop(_MARK, None)

@@ -121,7 +121,8 @@ def enable(
             with SPARSE_BRIDGE_CAPTURE=always alone). None: the setting.
         memory_limit: as `sparse_bridge.memory_limit`, as long as what is enabled here is.
 
-    Warns once where this Python, torch or Triton is none that the package was tested with.
+    Warns once where this Python, torch or Triton is none that the package was tested with, and of environment variables
+    `SPARSE_BRIDGE_...` that are no settings.
 
     Returns:
         A handle with `report()`, `status()` and `disable()`, usable as a context manager.
@@ -136,6 +137,7 @@ def enable(
     requested = EnableOptions(mode, strict, profile, optimize, memory_limit)
     options.check(names, requested)
     releases.warn(stacklevel=2)
+    settings.warn_of_unknown_variables(stacklevel=2)
     with _lock:
         for name in names:
             join(name)
