@@ -71,7 +71,7 @@ def _patch(convert_frame: Any) -> None:
 
     patches = PatchSet(
         [
-            Patch(convert_frame.ConvertFrame, "__call__", _converting, _REASON, "torch >= 2.8", wraps=True),
+            Patch(convert_frame.CatchErrorsWrapper, "__call__", _converting, _REASON, "torch >= 2.8", wraps=True),
             Patch(InliningInstructionTranslator, "inline_call", _inlining, _REASON, "torch >= 2.8", wraps=True),
         ]
     )
@@ -80,13 +80,18 @@ def _patch(convert_frame: Any) -> None:
 
 
 def _converting(convert: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._dynamo.convert_frame import ConvertFrame  # what makes graphs that may break
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        backend = getattr(self, "_torchdynamo_orig_backend", None) or self._torchdynamo_orig_callable  # torch 2.8
+        if not isinstance(backend, ConvertFrame):
+            return convert(self, frame, *args, **kwargs)
         if not _runs_eagerly(frame):
             result = convert(self, frame, *args, **kwargs)
             if not _runs_eagerly(frame):  # tracing has not shown that its module is sparse
                 return result
-        from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
-
+        # Of this frame alone: its code may be another module's, or be traced with fullgraph=True.
         return ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
 
     return call
