@@ -221,10 +221,7 @@ def test_the_compiler_is_put_back():
     from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 
     def patched():
-        return [
-            CatchErrorsWrapper.__dict__["__call__"],
-            InliningInstructionTranslator.__dict__["inline_call"],
-        ]
+        return [CatchErrorsWrapper.__dict__["__call__"], InliningInstructionTranslator.__dict__["inline_call"]]
 
     before = patched()
     with sparse_bridge.enable("spconv", mode="standin"), sparse_bridge.enable("torchsparse", mode="standin"):
