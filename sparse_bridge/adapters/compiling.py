@@ -64,11 +64,17 @@ def remove() -> None:
 
 
 def _patch(convert_frame: Any) -> None:
-    result = convert_frame.ConvertFrameReturn if hasattr(convert_frame, "ConvertFrameReturn") else None
-    if result is None or "apply_to_code" not in {field.name for field in dataclasses.fields(result)}:
-        return
     from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 
+    wanted = (
+        (convert_frame, "CatchErrorsWrapper"),
+        (convert_frame, "ConvertFrame"),
+        (convert_frame, "ConvertFrameReturn"),
+    )
+    if not all(hasattr(*one) for one in (*wanted, (InliningInstructionTranslator, "inline_call"))):
+        return
+    if "apply_to_code" not in {field.name for field in dataclasses.fields(convert_frame.ConvertFrameReturn)}:
+        return
     patches = PatchSet(
         [
             Patch(convert_frame.CatchErrorsWrapper, "__call__", _converting, _REASON, "torch >= 2.8", wraps=True),

@@ -87,8 +87,9 @@ def test_a_network_is_one_call(door, training, plain_settings):
         made = Graphs()
         assert check(program, torch.compile(program, backend=made), made, training) == 0
         made = Graphs()
+        network = torch.compile(program.network, backend=made)
 
-        def outside(features, coords, network=torch.compile(program.network, backend=made)):
+        def outside(features, coords):
             return program._read(network(program._wrap(features, coords)))
 
         assert check(program, outside, made, training) == 0
