@@ -114,7 +114,7 @@ def _inlining(inline: Callable[..., Any]) -> Callable[..., Any]:
         _learn(caller, root, function)
         if _runs_eagerly(root):
             raise SkipFrame(_WHY)
-        return inline(translator, caller, UserFunctionVariable(_disabled), *args, **kwargs)
+        return inline(translator, caller, UserFunctionVariable(_in_place), *args, **kwargs)
 
     return inline_call
 
@@ -123,8 +123,9 @@ def _disabled() -> None:
     """In the place of our functions: the compiler ends the graph and says why."""
 
 
-_disabled._torchdynamo_disable = True  # type: ignore[attr-defined]
-_disabled._torchdynamo_disable_msg = _WHY  # type: ignore[attr-defined]
+_in_place: Any = _disabled
+_in_place._torchdynamo_disable = True
+_in_place._torchdynamo_disable_msg = _WHY
 
 
 def _is_ours(file: str) -> bool:
@@ -182,7 +183,8 @@ def is_sparse(module: Any) -> bool:
         from . import protocol
 
         parts, dense = _count(module)
-        own = protocol.root_of(type(module)) is not None
+        module_class: Any = type(module)
+        own = protocol.root_of(module_class) is not None
         known = _eager[module] = own or (parts > 0 and dense <= 2 * (parts - 1))
     return known
 
