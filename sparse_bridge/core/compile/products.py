@@ -69,22 +69,19 @@ def _conv_backward(
     bias: torch.Tensor | None,
     kmap: torch.Tensor,
     *form: Any,
-    dw_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """dw_dtype: of the gradient; None: that of the weight."""
     if memory.limit is not None:
         memory_use.refuse_gradients()
     *read, transposed, needs_grad = form
     form, pairs = _form(*read), map_of(kmap, transposed)
     dx = dw = db = None
     if pairs.x_fold is not None or pairs.y_fold is not None:
-        dx, dw, db = _folded_backward(dy, x, weight, bias, pairs, form, needs_grad)
-        return dx, dw if dw_dtype is None else dw.to(dw_dtype), db
+        return _folded_backward(dy, x, weight, bias, pairs, form, needs_grad)
     with torch.no_grad():
         dy = dy.contiguous()
         plan = find(x, weight, pairs, Epilogue(), form)
         if needs_grad[0] or needs_grad[1]:
-            request = GradientRequest(needs_grad[0], (dw_dtype or weight.dtype) if needs_grad[1] else None)
+            request = GradientRequest(needs_grad[0], weight.dtype if needs_grad[1] else None)
             dx, dw = backward(plan, pairs, x, weight, dy, request)
         if needs_grad[2]:
             assert bias is not None

@@ -19,8 +19,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import memory, settings, state
-from ...kernels.runtime import target as targets
-from ...native import calls as native_calls
 from ..conv import host_products, override
 from ..conv.convolution import autocast_dtype, convolve, transformed
 from ..conv.dataflow import Case
@@ -188,7 +186,7 @@ def build_identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap
     if torch._C._len_torch_dispatch_stack():
         with _disable_current_modes():  # what watches a model's operations is not told
             return build_identity(n_rows, device, listed)
-    return KernelMap(_identity(row_numbers(device, n_rows)[0][:n_rows], listed))
+    return KernelMap(_identity(row_numbers(device, n_rows)[:n_rows], listed))
 
 
 def capturing(device: torch.device) -> bool:
@@ -196,8 +194,8 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
-def row_numbers(device: torch.device, n_rows: int) -> tuple[torch.Tensor, int]:
-    """(0, 1, ... as int32 [n_rows] or more, the number of the current stream)."""
+def row_numbers(device: torch.device, n_rows: int) -> torch.Tensor:
+    """0, 1, ... as int32 [n_rows] or more."""
     numbers = _rows[-1 if device.index is None else device.index]
     rows = numbers[-1] if numbers else None
     if rows is None or len(rows) < n_rows:
@@ -206,10 +204,7 @@ def row_numbers(device: torch.device, n_rows: int) -> tuple[torch.Tensor, int]:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # for all streams, once
         numbers.append(rows)  # behind which another thread may put fewer
-    return rows, targets.current_stream(device)
-
-
-native_calls.row_numbers = row_numbers
+    return rows
 
 
 def _identity(rows: torch.Tensor, listed: bool) -> Rulebook:
