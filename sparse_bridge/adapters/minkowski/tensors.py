@@ -8,7 +8,6 @@ import torch
 
 from ...errors import ContractError
 from . import profile
-from .errors import CoordinateTypeError
 
 
 def check_features(features: Any) -> None:
@@ -35,8 +34,6 @@ def check_pair(features: torch.Tensor, coordinates: Any) -> None:
         raise ContractError(
             f"features on {features.device}, coordinates on {coordinates.device}; give device=, which moves both."
         )
-    if not coordinates.is_contiguous():
-        raise CoordinateTypeError("coordinates must be contiguous (use .contiguous()).")
 
 
 def followed(features: torch.Tensor, coordinates: Any) -> Any:
