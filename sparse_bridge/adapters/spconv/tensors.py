@@ -9,7 +9,7 @@ import torch
 from ...core.conv.convolution import autocast_dtype
 from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
-from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError
+from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError, tensor_expected
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -47,6 +47,8 @@ def check_input(x: Any, layer_name: str) -> torch.Tensor:
         ) from None
     if type(features) is not torch.Tensor:
         features = materialize(features)
+        if not isinstance(features, torch.Tensor):
+            raise tensor_expected(features, "features", layer_name)
     if features.dtype == torch.qint8:
         raise UnsupportedError(
             f"{layer_name} got int8 features; quantised inference is not bridged. Dequantise the tensor first."
@@ -100,7 +102,7 @@ def summed_features(x: Any, other: Any) -> torch.Tensor:
     """Features of x + other, a sparse tensor or a plain one. Raises ContractError."""
     more = getattr(other, "_features", other)
     if not isinstance(more, torch.Tensor):
-        raise ContractError(f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}.")
+        raise tensor_expected(other, "other", "SparseConvTensor + other")
     total: torch.Tensor = x._features + more
     return total
 
@@ -122,8 +124,5 @@ def selected(x: Any, valid_indices: torch.Tensor) -> Any:
 def assign_features(x: Any, value: Any) -> None:
     """`x.features = value`, as spconv 1.x allows it. Raises DataTypeError for what is no tensor."""
     if not isinstance(value, torch.Tensor):
-        raise DataTypeError(
-            f"x.features was given {type(value).__name__}; expected a tensor [N, C]. Pass the "
-            "`features` of another sparse tensor, or use x.replace_feature(tensor)."
-        )
+        raise tensor_expected(value, "features", type(x).__name__)
     x._features = value

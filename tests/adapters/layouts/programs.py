@@ -267,7 +267,7 @@ def _minkowski_pools(ME, features, coordinates, mask, points):
 
 def _minkowski_field(ME, features, coordinates):
     def run():
-        field = ME.TensorField(features, coordinates.float())
+        field = ME.TensorField(features, coordinates)
         return field.sparse().F, field.sparse().slice(field).F
 
     return run
@@ -290,7 +290,7 @@ MINKOWSKI: dict[str, tuple[Program, Tensors]] = {
         _minkowski_pools,
         {**_ME, "mask": numbers(40, 1)[:, 0] > 0, "points": torch.cat([sites()[:9, :1], numbers(9, 3).abs()], 1)},
     ),
-    "TensorField": (_minkowski_field, _ME),
+    "TensorField": (_minkowski_field, {**_ME, "coordinates": sites().float()}),
 }
 
 # ---- core.functional ------------------------------------------------------------------------------

@@ -1,0 +1,16 @@
+"""What callers hand over in the place of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import tensor_expected
+
+
+def expect_tensors(caller: str, **values: Any) -> None:
+    """Raises: TensorExpectedError, by the argument's name, for a value that is no tensor."""
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            raise tensor_expected(value, name, caller)
