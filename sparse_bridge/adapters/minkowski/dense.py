@@ -9,7 +9,7 @@ import torch
 
 from ...core.ops.dense import first_outside, to_dense
 from ...core.traced import between_graphs
-from ...errors import ContractError
+from ...errors import ContractError, tensor_expected
 from . import profile
 from .errors import ArgumentValueError, DenseIndexError
 
@@ -35,7 +35,7 @@ def dense(
         zeros = x.F.new_zeros(size) + x.F.sum().to(x.F.dtype)
         return zeros, torch.zeros(x.D, dtype=torch.int32), x.tensor_stride
     if minimum is not None and not isinstance(minimum, torch.Tensor):
-        raise ContractError(f"min_coordinate is {minimum!r}; expected a torch.IntTensor.")
+        raise tensor_expected(minimum, "min_coordinate", "dense")
     result, reported = _to_dense(x.F, x._sites(), x.tensor_stride, shape, minimum, contract)
     return result, reported, torch.tensor(x.tensor_stride, dtype=torch.int32)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...core.arguments import expect_tensors
 from ...core.conv.convolution import autocast_dtype
 from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
@@ -47,8 +48,7 @@ def check_input(x: Any, layer_name: str) -> torch.Tensor:
         ) from None
     if type(features) is not torch.Tensor:
         features = materialize(features)
-        if not isinstance(features, torch.Tensor):
-            raise tensor_expected(features, "features", layer_name)
+        expect_tensors(layer_name, features=features)
     if features.dtype == torch.qint8:
         raise UnsupportedError(
             f"{layer_name} got int8 features; quantised inference is not bridged. Dequantise the tensor first."
@@ -60,6 +60,7 @@ def check_input(x: Any, layer_name: str) -> torch.Tensor:
     if features.ndim != 2:
         raise ShapeError(f"{layer_name} got features of shape {list(features.shape)}; expected [N, C].")
     if x.indices.device != features.device:
+        expect_tensors(layer_name, indices=x.indices)
         raise DeviceError(
             f"{layer_name} got features on {features.device} and indices on {x.indices.device}; "
             "move both to one device."

@@ -89,7 +89,9 @@ def with_feats(x: Any, feats: torch.Tensor | PendingConv) -> Any:
 
 def fapply(input: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """A tensor with `fn(input.feats, ...)` as features; everything else is the input's."""
-    return with_feats(input, fn(input.feats, *args, **kwargs))
+    feats = input.feats
+    expect_tensors("fapply", feats=feats)
+    return with_feats(input, fn(feats, *args, **kwargs))
 
 
 def output_of(

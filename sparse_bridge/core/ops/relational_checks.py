@@ -111,6 +111,7 @@ def check_operands(x: torch.Tensor, weight: torch.Tensor, relations: Any) -> tor
 
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
+    expect_tensors("relational_conv", weight=weight)
     n_in, n_relations, device = relations.n_in, relations.n_relations, relations.device
     shape = weight.shape
     if len(shape) not in (3, 4) or shape[0] != n_relations:
