@@ -22,7 +22,7 @@ FLOORS = (
     ("kernels.maps",),
     ("kernels.gemm",),
     ("kernels.ops",),
-    ("core.geometry",),
+    ("core.arguments", "core.geometry"),
     ("core.device",),
     ("core.tuning",),
     ("core.maps",),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.fx import Proxy
 
-from ...core.arguments import expect_tensors
+from ...core.arguments import refuse_arrays
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..call_stats import note
@@ -107,7 +107,7 @@ def _of_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def init(self: Any, features: Any, indices: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(indices, np.ndarray) or isinstance(features, np.ndarray):
-            expect_tensors("SparseConvTensor", features=features, indices=indices)
+            refuse_arrays("SparseConvTensor", features=features, indices=indices)
         original(self, features, indices, *args, **kwargs)
 
     return init

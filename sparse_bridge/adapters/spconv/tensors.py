@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...core.arguments import expect_tensors
+from ...core.arguments import expect_tensors, refuse_arrays
 from ...core.conv.convolution import autocast_dtype
 from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
@@ -103,7 +103,8 @@ def summed_features(x: Any, other: Any) -> torch.Tensor:
     """Features of x + other, a sparse tensor or a plain one. Raises ContractError."""
     more = getattr(other, "_features", other)
     if not isinstance(more, torch.Tensor):
-        raise tensor_expected(other, "other", "SparseConvTensor + other")
+        refuse_arrays("SparseConvTensor", other=other)
+        raise ContractError(f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}.")
     total: torch.Tensor = x._features + more
     return total
 

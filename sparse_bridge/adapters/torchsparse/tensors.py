@@ -112,7 +112,8 @@ def output_of(
 
 def check_coords(coords: Any, caller: str) -> torch.Tensor:
     """`coords` if they are int32 [N, 4] in a tensor. Raises DataTypeError, ShapeError."""
-    expect_tensors(caller, coords=coords)
+    if not isinstance(coords, torch.Tensor):
+        expect_tensors(caller, coords=coords)
     if coords.ndim != 2 or coords.shape[1] != 4:
         raise ShapeError(f"{caller} got coordinates of shape {list(coords.shape)}; expected [N, 4].")
     if coords.dtype != torch.int32:
@@ -124,7 +125,8 @@ def check_pair(feats: torch.Tensor, coords: Any, caller: str) -> torch.Tensor:
     """`coords` if they are int32 [N, 4] beside features [N, C]. Raises DataTypeError, ShapeError,
     DeviceError."""
     coords = check_coords(coords, caller)
-    expect_tensors(caller, feats=feats)
+    if not isinstance(feats, torch.Tensor):
+        expect_tensors(caller, feats=feats)
     if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
         raise ShapeError(
             f"{caller} got features {list(feats.shape)} for coordinates {list(coords.shape)}; "

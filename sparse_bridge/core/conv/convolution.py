@@ -148,10 +148,9 @@ def conv(
     """
     if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)) or kmap is None:
         raise_operands(kmap, x=x, weight=weight)
-    if bias is not None:
-        expect_tensors("conv", bias=bias)
-    if residual is not None:
-        expect_tensors("conv", residual=residual)
+    for name, value in (("bias", bias), ("residual", residual)):
+        if value is not None and not isinstance(value, torch.Tensor):
+            expect_tensors("conv", **{name: value})
     half = fp16_accumulation and torch.float16 in (x.dtype, autocast_dtype(x.device))
     form = _form(layout, groups, "half" if half else "tf32" if allow_tf32 else "ieee")
     return convolve(x, weight, kmap, Epilogue(bias, activation, alpha, norm, residual), form)

@@ -17,8 +17,8 @@ from torch import nn
 from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski import dense
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
-from sparse_bridge.core.arguments import expect_tensors
-from sparse_bridge.errors import ContractError, tensor_expected
+from sparse_bridge.core.arguments import expect_tensors, refuse_arrays
+from sparse_bridge.errors import ContractError
 
 __all__ = [
     "MinkowskiLinear",
@@ -167,7 +167,8 @@ class MinkowskiToSparseTensor(MinkowskiModuleBase):
         if isinstance(input, TensorField):
             return input.sparse()
         if not isinstance(input, torch.Tensor):
-            raise tensor_expected(input, "input", "MinkowskiToSparseTensor")
+            refuse_arrays("MinkowskiToSparseTensor", input=input)
+            raise ArgumentValueError(f"expected a dense tensor or a TensorField, got {type(input).__name__}.")
         if self.remove_zeros and self.coordinates is not None:
             return to_sparse(input)
         return to_sparse_all(input, self.coordinates)

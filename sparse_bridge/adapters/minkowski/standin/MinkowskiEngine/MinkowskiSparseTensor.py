@@ -31,9 +31,9 @@ from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey, fill
 from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_points
-from sparse_bridge.core.arguments import expect_tensors
+from sparse_bridge.core.arguments import expect_tensors, refuse_arrays
 from sparse_bridge.core.conv.pending import PendingConv
-from sparse_bridge.errors import ContractError, tensor_expected
+from sparse_bridge.errors import ContractError
 
 __all__ = [
     "COORDINATE_KEY_DIFFERENT_ERROR",
@@ -340,7 +340,11 @@ def _get_coordinate_map_key(input, coordinates=None, tensor_stride=1, expand_coo
             raise ContractError(COORDINATE_MANAGER_DIFFERENT_ERROR)
         return coordinates.coordinate_map_key
     if not isinstance(coordinates, torch.Tensor):
-        raise tensor_expected(coordinates, "coordinates", "the layer")
+        refuse_arrays("the layer", coordinates=coordinates)
+        raise ContractError(
+            f"coordinates are {type(coordinates).__name__}; expected an IntTensor, a "
+            "CoordinateMapKey or a SparseTensor."
+        )
     if coordinates.dtype != torch.int32:
         raise CoordinateTypeError(f"coordinates are {coordinates.dtype}; expected torch.int32 (use .int()).")
     return input._manager.insert_and_map(coordinates, tensor_stride)[0]
