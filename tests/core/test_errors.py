@@ -14,6 +14,7 @@ from sparse_bridge.errors import (
     OverflowLimitError,
     ShapeError,
     SparseBridgeError,
+    TensorExpectedError,
     UnsupportedError,
 )
 from tests.checks import assert_error
@@ -66,7 +67,7 @@ CASES = {
         ["torch.float16", "torch.float32", "autocast"],
         lambda: conv(X.half()),
     ),
-    "no features": (DataTypeError, ["torch.Tensor expected for x", "NoneType"], lambda: conv(None)),
+    "no features": (TensorExpectedError, ["torch.Tensor expected for x", "NoneType"], lambda: conv(None)),
     "no map": (DataTypeError, ["NoneType", "KernelMap"], lambda: conv(kmap=None)),
     "weight elsewhere": (DeviceError, ["cpu", "meta"], lambda: conv(weight=WEIGHT.to("meta"))),
     "activation": (UnsupportedError, ["'gelu'", "relu"], lambda: conv(activation="gelu")),

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ...core.arguments import expect_tensors
-from ...errors import DeviceError
+from ...errors import DeviceError, tensor_expected
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 
 Ints = tuple[int, ...]
@@ -22,8 +21,9 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def check_tensors(caller: str, **values: Any) -> None:
     """Raises ArgumentTypeError unless every value is a dense tensor, DeviceError where one has no
     values."""
-    expect_tensors(caller, **values)
     for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            raise tensor_expected(value, name, caller)
         if value.layout is not torch.strided:
             raise ArgumentTypeError(
                 f"{caller} got {name} of layout {value.layout}; expected a dense tensor (use .to_dense())."

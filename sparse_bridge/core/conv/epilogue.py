@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -110,32 +110,3 @@ class Epilogue(NamedTuple):
         else:
             check_activation(self.activation)
         return y
-
-
-def key_of(epilogue: Epilogue) -> tuple[Any, ...] | None:
-    """What a plan depends on: all but the values, and the residual's shape."""
-    bias, activation, alpha, norm, residual = epilogue
-    key: tuple[Any, ...] | None = None
-    if bias is not None:
-        key = (bias.dtype, bias.device, bias.shape, bias.stride())
-    if activation is not None or norm is not None:
-        key = (key, activation, alpha)
-    if norm is not None:
-        mean, var, gain, beta, eps = norm
-        key = (
-            key,
-            eps,
-            mean.dtype,
-            mean.device,
-            mean.shape,
-            mean.stride(),
-            var.dtype,
-            var.device,
-            var.shape,
-            var.stride(),
-        )
-        if gain is not None:
-            key = (key, gain.dtype, gain.device, gain.shape, gain.stride())
-        if beta is not None:
-            key = (key, 0, beta.dtype, beta.device, beta.shape, beta.stride())
-    return key if residual is None else (key, True)

@@ -14,15 +14,14 @@ import torch
 
 from ... import memory, policy, settings, state
 from ...native import calls as native_calls
-from ..device import memory_use, precision, self_check, trace
+from ..device import precision, self_check, trace
 from ..device.torch_compat import allows_fp16_sums
 from ..geometry.weights import fills_its_memory, gradient_like, is_read_as_copy, layout_of
 from ..maps.kernel_map import KernelMap
-from ..maps.rulebook import Rulebook
 from . import override, registry
 from .checks import check, check_devices, like_result
-from .dataflow import Case, Gather, LayerProduct, Wgrad
-from .epilogue import Epilogue, key_of
+from .dataflow import Case, Gather, LayerProduct, Wgrad, of_copy
+from .epilogue import Epilogue
 
 _NOTHING = Epilogue()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -157,31 +156,14 @@ class CopyingPlan(ConvPlan):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        of_copy = self.forward
+        self.forward = of_copy(self.forward)
 
-        def forward(
-            rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue
-        ) -> torch.Tensor:
-            if memory.limit is not None:
-                memory_use.need(x.device, weight.nbytes, "a contiguous copy of a weight", x, weight)
-            return of_copy(rulebook, side, x, weight.contiguous(), end)
-
-        self.forward = forward
-
-    def gradients(
-        self,
-        kmap: KernelMap,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        dy: torch.Tensor,
-        dw: torch.Tensor | None,
-        wants_x: bool,
-    ) -> torch.Tensor | None:
-        """What `ConvPlan.gradients` does."""
+    def gradients(self, kmap: KernelMap, x: Any, weight: Any, dy: Any, dw: Any, wants_x: bool) -> Any:
+        """`ConvPlan.gradients` by the copy."""
         near = weight.contiguous()
-        own = dw if dw is None else torch.empty_like(near, dtype=dw.dtype)
+        own = None if dw is None else torch.empty_like(near, dtype=dw.dtype)
         dx = super().gradients(kmap, x, near, dy, own, wants_x)
-        if dw is not None and own is not None:
+        if dw is not None:
             dw.copy_(own)
         return dx
 
@@ -224,6 +206,35 @@ def plans() -> list[ConvPlan]:
     return list(known_plans.plans.values())
 
 
+def _key_of(epilogue: Epilogue) -> tuple[Any, ...] | None:
+    """All but the values, and the residual's shape."""
+    bias, activation, alpha, norm, residual = epilogue
+    key: tuple[Any, ...] | None = None
+    if bias is not None:
+        key = (bias.dtype, bias.device, bias.shape, bias.stride())
+    if activation is not None or norm is not None:
+        key = (key, activation, alpha)
+    if norm is not None:
+        mean, var, gain, beta, eps = norm
+        key = (
+            key,
+            eps,
+            mean.dtype,
+            mean.device,
+            mean.shape,
+            mean.stride(),
+            var.dtype,
+            var.device,
+            var.shape,
+            var.stride(),
+        )
+        if gain is not None:
+            key = (key, gain.dtype, gain.device, gain.shape, gain.stride())
+        if beta is not None:
+            key = (key, 0, beta.dtype, beta.device, beta.shape, beta.stride())
+    return key if residual is None else (key, True)
+
+
 def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm) -> ConvPlan:
     """The plan of a convolution of x [N_in, C_in], fp16 / bf16 / fp32 / fp64 like the weight, over distinct rows,
     made now unless it is known.
@@ -239,7 +250,7 @@ def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilo
     rulebook, bias = kmap.rulebook, epilogue[0]
     end: tuple[Any, ...] | None = None
     if epilogue[1] is not None or epilogue[3] is not None or epilogue[4] is not None:
-        end = key_of(epilogue)
+        end = _key_of(epilogue)
     elif bias is not None:
         end = (bias.dtype, bias.device, bias.shape, bias.stride())
     key = (x.dtype, x.device, weight.dtype, weight.device, weight.shape, weight.stride(), form, end, rulebook.regular)

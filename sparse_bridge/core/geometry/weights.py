@@ -138,10 +138,13 @@ def fills_its_memory(x: torch.Tensor) -> bool:
 
 
 def gradient_like(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised memory for a gradient in `dtype`, of the weight's shape, such as [V, C_in / groups, C_out]. As
-    autograd wants it: in the weight's strides, contiguous where those leave gaps or overlap."""
-    if not fills_its_memory(weight):
-        return torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    """Uninitialised memory for a gradient in `dtype`, of the weight's shape, such as [V, C_in / groups, C_out], and in
+    its strides, unless it overlaps itself."""
+    end = 1
+    for stride, size in sorted(zip(weight.stride(), weight.shape, strict=True)):
+        if size > 1 and stride < end:
+            return torch.empty(weight.shape, dtype=dtype, device=weight.device)
+        end += stride * (size - 1)
     return torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device=weight.device)
 
 

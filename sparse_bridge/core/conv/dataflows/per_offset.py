@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ...device import rocm, workspace
-from ...geometry.weights import WeightLayout
+from ...geometry.weights import WeightLayout, gradient_like
 from ...maps.kernel_map import KernelMap
 from ...maps.rulebook import Rulebook
 from ..batches import products as batched
@@ -243,7 +243,7 @@ def weight_gradient(kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, dw: torc
 @contextmanager
 def _summed(dw: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """Zeros to add to: `dw` itself if it can hold such sums, else what is copied to it."""
-    total = dw if dw.dtype == dtype else torch.empty_like(dw, dtype=dtype)
+    total = dw if dw.dtype == dtype else gradient_like(dw, dtype)
     yield total.zero_()
     if total is not dw:
         dw.copy_(total)
