@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from sparse_bridge.core.geometry.weights import fills_its_memory
 from tests.layouts import expanded, layouts
+from tests.quick import quick
 
 from .programs import APIS, CASES, PARAMETERS, Program, Tensors
 
@@ -59,7 +61,19 @@ def steps(tensor: torch.Tensor) -> list[int]:
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-@pytest.mark.parametrize(("api", "name"), CASES)
+QUICK = [
+    ("spconv", "SubMConv2d"),
+    ("spconv", "one offset"),
+    ("spconv patched", "SubMConv3d, inference"),
+    ("torchsparse", "conv3d"),
+    ("minkowski", "down and up"),
+    ("minkowski", "TensorField"),
+    ("functional", "kernel_map"),
+    ("torch_geometric", "RGCNConv"),
+]
+
+
+@pytest.mark.parametrize(("api", "name"), quick(QUICK, CASES))
 def test_every_layout(api, name):
     enter, programs = APIS[api]
     program, tensors = programs[name]
@@ -76,7 +90,7 @@ def test_every_layout(api, name):
                     raise AssertionError(f"{argument}, {layout}: {error}") from error
 
 
-@pytest.mark.parametrize(("api", "name"), CASES)
+@pytest.mark.parametrize(("api", "name"), quick(QUICK[:1], CASES))
 def test_memory_that_overlaps_itself(api, name):
     enter, programs = APIS[api]
     program, tensors = programs[name]
@@ -89,3 +103,24 @@ def test_memory_that_overlaps_itself(api, name):
                         check(outcome(module, program, {**tensors, argument: laid}), want, argument)
                     except AssertionError as error:
                         raise AssertionError(f"{argument}, {layout}: {error}") from error
+
+
+def test_checkpoints_and_graphs():
+    """A state that is assigned keeps its strides; graphs, and their gradients, take them as they are."""
+    enter, programs = APIS["spconv"]
+    with enter() as sp:
+        features, indices = (programs["SubMConv3d"][1][name] for name in ("features", "indices"))
+        plain, other = sp.SubMConv3d(8, 6, 3), sp.SubMConv3d(8, 6, 3)
+        state = {name: value.clone() for name, value in plain.state_dict().items()}
+        state["weight"] = state["weight"].contiguous(memory_format=torch.channels_last_3d)
+        other.load_state_dict(state, assign=True)
+        assert other.weight.stride() == state["weight"].stride() != plain.weight.stride()
+
+        def run(layer: nn.Module) -> torch.Tensor:
+            return layer(sp.SparseConvTensor(features, indices, [5, 6, 4], 2)).features
+
+        run(plain).square().sum().backward()
+        importlib.import_module("sparse_bridge.compile")
+        torch.compile(run, backend="aot_eager", fullgraph=True)(other).square().sum().backward()
+        torch.testing.assert_close(other.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-4)
+        assert other.weight.grad.stride() == other.weight.stride()
