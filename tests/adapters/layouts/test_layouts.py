@@ -73,8 +73,9 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize(("api", "name"), quick(QUICK, CASES))
-def test_every_layout(api, name):
+@pytest.mark.parametrize("case", quick(QUICK, CASES), ids=", ".join)
+def test_every_layout(case):
+    api, name = case
     enter, programs = APIS[api]
     program, tensors = programs[name]
     with enter() as module:
@@ -90,8 +91,9 @@ def test_every_layout(api, name):
                     raise AssertionError(f"{argument}, {layout}: {error}") from error
 
 
-@pytest.mark.parametrize(("api", "name"), quick(QUICK[:1], CASES))
-def test_memory_that_overlaps_itself(api, name):
+@pytest.mark.parametrize("case", quick(QUICK[:1], CASES), ids=", ".join)
+def test_memory_that_overlaps_itself(case):
+    api, name = case
     enter, programs = APIS[api]
     program, tensors = programs[name]
     with enter() as module:
