@@ -341,7 +341,7 @@ def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
 def expected_of(layer: Any) -> Iterator[Expected]:
     """The product of a `SparseConvolution` on its own."""
     if layer.conv1x1:
-        matrix = layer.weight.view(layer.in_channels, layer.out_channels)
+        matrix = layer.weight.reshape(layer.in_channels, layer.out_channels)
         yield pointwise(layer, matrix, layer.bias)
     else:
         fused = None if layer.training else ACTIVATIONS[getattr(layer.act_type, "name", "None_")]

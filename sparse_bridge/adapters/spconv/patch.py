@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Proxy
 
+from ...core.arguments import refuse_arrays
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..call_stats import note
@@ -101,6 +103,16 @@ def _any_volume(original: Callable[..., Any]) -> Callable[..., Any]:
     return init
 
 
+def _of_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init(self: Any, features: Any, indices: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(indices, np.ndarray) or isinstance(features, np.ndarray):
+            refuse_arrays("SparseConvTensor", features=features, indices=indices)
+        original(self, features, indices, *args, **kwargs)
+
+    return init
+
+
 def _assignable(original: property) -> property:
     return property(original.fget, assign_features, None, "Features [N, C]; assignable as in spconv 1.x.")
 
@@ -148,6 +160,7 @@ def patches() -> list[Patch]:
         seam(functional, "sparse_add", sums.sparse_add, unordered, wraps=False),
         seam(functional, "sparse_add_hash_based", sums.sparse_add_hash_based, compiled, False),
         seam(core.SparseConvTensor, "features", _assignable(core.SparseConvTensor.features), assigned, wraps=False),
+        seam(core.SparseConvTensor, "__init__", _of_tensors, "spconv's blames the dtype of a numpy array"),
         seam(core.SparseConvTensor, "dense", _dense, "rows outside of the grid are named"),
         seam(core.SparseConvTensor, "__iadd__", add_in_place, "spconv's raises", wraps=False),
         seam(core.SparseConvTensor, "select_by_index", selected, emptied, wraps=False),
