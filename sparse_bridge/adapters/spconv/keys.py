@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -82,7 +83,10 @@ def checked(layer: Any, x: Any, record: Any, weight: torch.Tensor) -> torch.Tens
 
 def check_algo(layer: Any, record: Any) -> None:
     # Above 32 offsets spconv's own defaults differ between pools and convolutions; below, only an
-    # explicit choice can.
+    # explicit choice can. A build for CPUs leaves no choice: its convolutions have one algorithm,
+    # its average pools the other.
+    if getattr(sys.modules.get("spconv.cppconstants"), "CPU_ONLY_BUILD", False):
+        return
     if layer.algo != record.algo and math.prod(layer.kernel_size) <= 32 and math.prod(record.ksize) <= 32:
         raise ContractError(
             f"layers that share indice_key {layer.indice_key!r} must use the same algo: this "

@@ -45,7 +45,7 @@ def _function(transposed, layer_name):
     ):
         registry, in_key = coordinate_manager._manager, in_coordinate_map_key.key
         check_aligned(input_features, registry.grid(in_key), layer_name)
-        layer_map = registry.layer_map(in_key, kernel_generator.spec(transposed), given_by(out_coordinate_map_key))
+        layer_map = registry.layer_map(in_key, kernel_generator.spec(transposed, in_key), given_by(out_coordinate_map_key))
         out = convolve(input_features, kernel_weights, None, layer_map.kmap, layer_name)
         fill(out_coordinate_map_key, layer_map.key)
         return out
@@ -181,9 +181,10 @@ class MinkowskiConvolutionBase(KernelLayer):
         elif torch.compiler.is_compiling():
             return self._traced(input, coordinates, kernel, bias)
         elif coordinates is None:
-            spec, registry = self.kernel_generator.spec(self.is_transpose), manager._manager
+            in_key, registry = input.coordinate_map_key._key, manager._manager
+            spec = self.kernel_generator.spec(self.is_transpose, in_key)
             try:
-                key, kmap = registry.layer_map(input.coordinate_map_key._key, spec)
+                key, kmap = registry.layer_map(in_key, spec)
             except StrideError:
                 kernel, (key, kmap) = fold(registry, input.coordinate_map_key.key, spec, kernel)
             y = convolve(input._F, kernel, bias, kmap, layer_name, self)
@@ -204,9 +205,10 @@ class MinkowskiConvolutionBase(KernelLayer):
         return SparseTensor._of(features, key, input._manager)
 
     def _convolve_at(self, coordinates, input, kernel, bias):
-        spec, registry = self.kernel_generator.spec(self.is_transpose), input._manager._manager
+        in_key, registry = input.coordinate_map_key.key, input._manager._manager
+        spec = self.kernel_generator.spec(self.is_transpose, in_key)
         out_map_key = _get_coordinate_map_key(input, coordinates, spec.scaled(input.tensor_stride))
-        in_key, key = input.coordinate_map_key.key, given_by(out_map_key)
+        key = given_by(out_map_key)
         labelled_zero = isinstance(coordinates, torch.Tensor) and not profile.is_old()
         if spec.transposed and not spec.expand and labelled_zero:
             kernel, kmap = collapsed(registry, in_key, key, kernel)

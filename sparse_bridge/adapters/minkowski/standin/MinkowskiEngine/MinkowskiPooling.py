@@ -59,7 +59,7 @@ class MinkowskiLocalPoolingFunction(ComposedFunction):
             input_features,
             _checked_mode(pooling_mode),
             in_coordinate_map_key.key,
-            kernel_generator.spec(),
+            kernel_generator.spec(False, in_coordinate_map_key.key),
             given_by(out_coordinate_map_key),
         )
         fill(out_coordinate_map_key, out_key)
@@ -83,7 +83,7 @@ class MinkowskiLocalPoolingTransposeFunction(ComposedFunction):
             input_features,
             "sum",
             in_coordinate_map_key.key,
-            kernel_generator.spec(True),
+            kernel_generator.spec(True, in_coordinate_map_key.key),
             given_by(out_coordinate_map_key),
         )
         fill(out_coordinate_map_key, out_key)
@@ -156,13 +156,12 @@ class MinkowskiPoolingBase(KernelLayer):
         coordinates = coords if coordinates is None else coordinates
         if torch.compiler.is_compiling():
             return self._traced(input, coordinates)
-        spec, out_map_key = self.kernel_generator.spec(self.is_transpose), None
+        in_key = input.coordinate_map_key.key
+        spec, out_map_key = self.kernel_generator.spec(self.is_transpose, in_key), None
         if coordinates is not None:
             stride = spec.scaled(input.tensor_stride)
             out_map_key = _get_coordinate_map_key(input, coordinates, stride)
-        out, key = self._pool(
-            input._manager._manager, input._F, self._mode(), input.coordinate_map_key.key, spec, given_by(out_map_key)
-        )
+        out, key = self._pool(input._manager._manager, input._F, self._mode(), in_key, spec, given_by(out_map_key))
         fill(out_map_key, key)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
