@@ -45,7 +45,9 @@ def _function(transposed, layer_name):
     ):
         registry, in_key = coordinate_manager._manager, in_coordinate_map_key.key
         check_aligned(input_features, registry.grid(in_key), layer_name)
-        layer_map = registry.layer_map(in_key, kernel_generator.spec(transposed, in_key), given_by(out_coordinate_map_key))
+        layer_map = registry.layer_map(
+            in_key, kernel_generator.spec(transposed, in_key), given_by(out_coordinate_map_key)
+        )
         out = convolve(input_features, kernel_weights, None, layer_map.kmap, layer_name)
         fill(out_coordinate_map_key, layer_map.key)
         return out
