@@ -27,12 +27,13 @@ from torch.fx import Proxy
 from torch.nn import init
 
 from sparse_bridge import settings
-from sparse_bridge.adapters.spconv import weights
+from sparse_bridge.adapters.spconv import keys, weights
 from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_forward
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
 from sparse_bridge.adapters.spconv.rules.switches import check_layout
 from sparse_bridge.adapters.spconv.tracing import as_node
 from sparse_bridge.adapters.spconv.upstream.constructors import REQUIRED, takes
+from sparse_bridge.adapters.steps import Steps
 from sparse_bridge.adapters.warmup_registry import expect
 from sparse_bridge.errors import ContractError
 
@@ -107,6 +108,8 @@ class SparseConvolutionBase:
 
     def is_inverseable(self):
         return self.indice_key is not None and not self.subm
+
+    _check_subm_reuse_valid, _check_inverse_reuse_valid = keys.subm_reuse_check, keys.inverse_reuse_check
 
     _conv_forward = conv_forward
 
@@ -199,7 +202,7 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
             weight, bias = self._parameters["weight"], self._parameters["bias"]
         except KeyError:  # one is computed
             weight, bias = self.weight, self.bias
-        if getattr(self._conv_forward, "__func__", None) is conv_forward:
+        if _STEPS.overridden(self) is None:
             return layer_forward(self, input, weight, bias, add_input)
         return self._conv_forward(
             self.training,
@@ -344,4 +347,5 @@ DEFAULT_SPARSE_CONV_TYPES = {
     SparseConvTranspose4d,
 }
 
-modules._convolution = SparseConvolution
+_STEPS = Steps(SparseConvolution, "forward", also=("forward", *keys.REUSE_CHECKS))
+modules._convolution = SparseConvolution, _STEPS
