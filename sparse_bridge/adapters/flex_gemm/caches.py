@@ -102,8 +102,8 @@ class NeighborCache:
         present = torch.cat([present, present.new_zeros((short, present.shape[1]))])
         return present.view(-1, block, present.shape[1]).any(1)
 
-    def kernel_map(self, n_in: int, n_offsets: int) -> KernelMap:
-        """The kernel map for features of `n_in` rows and a kernel of `n_offsets`.
+    def kernel_map(self, n_in: int, n_offsets: int, n_out: int | None = None) -> KernelMap:
+        """The kernel map for features of `n_in` rows and a kernel of `n_offsets`.  n_out: as of `map_of`.
 
         Raises: ArgumentShapeError where the cache belongs to other rows or another kernel.
         """
@@ -123,6 +123,8 @@ class NeighborCache:
                 f"the weight has {n_offsets} kernel offsets, the neighbour cache "
                 f"{kmap.n_offsets}; it is the cache of another kernel."
             )
+        if n_out is not None and (n_out != n_in or "_rows" not in state) and kmap.n_out != n_out:
+            raise ArgumentShapeError(f"the output has {n_out} rows, that of the neighbour cache {kmap.n_out}.")
         return kmap
 
 
@@ -174,10 +176,7 @@ def map_of(cache: Any, n_in: int, n_offsets: int, n_out: int | None = None) -> K
     n_out: how many rows the layer's output has; None where the cache alone says it.
     Raises: ArgumentTypeError, ArgumentShapeError.
     """
-    kmap = _as_cache(cache).kernel_map(n_in, n_offsets)
-    if n_out is not None and kmap.n_out != n_out:
-        raise ArgumentShapeError(f"the output has {n_out} rows, that of the neighbour cache {kmap.n_out}.")
-    return kmap
+    return _as_cache(cache).kernel_map(n_in, n_offsets, n_out)
 
 
 def _as_cache(cache: Any) -> NeighborCache:

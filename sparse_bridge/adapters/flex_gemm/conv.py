@@ -250,10 +250,11 @@ def _strided(
     """(output coordinates, cache)."""
     check_rows(feats, coords, "sparse_conv3d")
     # Another tensor object on the same memory, as upstream.
-    coords_out = output_coordinates(coords, shape, layer) if out_coords is None else out_coords
+    function = SparseConv3dFunction
+    coords_out = function._get_output_coords(coords, shape, *layer) if out_coords is None else out_coords
     first = cache is None
     if first:
-        cache = strided_cache(coords, coords_out, shape, layer)
+        cache = function._compute_neighbor_cache(coords, coords_out, shape, *layer)
     if first or (torch.is_grad_enabled() and (feats.requires_grad or weights[0].requires_grad)):
         tell(feats, *weights, coords_out.numel() // 4)
     return coords_out.detach(), cache

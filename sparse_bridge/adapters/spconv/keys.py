@@ -109,6 +109,9 @@ def inverse_reuse_check(self: Any, inp: Any, spatial_shape: list[int], datas: An
     check_inverse(self, inp, datas)
 
 
+OUR_CHECKS = subm_reuse_check, inverse_reuse_check
+
+
 def check_algo(layer: Any, record: Any) -> None:
     # Above 32 offsets spconv's own defaults differ between pools and convolutions; below, only an
     # explicit choice can. A build for CPUs leaves no choice: its convolutions have one algorithm,
