@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Steps"]
+__all__ = ["Steps", "package_of"]
 
 
 class Steps:
@@ -36,8 +36,8 @@ class Steps:
         names = dict.fromkeys((*_called(owner, first, {method}), *also))
         self._made = tuple((name, getattr(owner, name)) for name in names if name not in but)
         # What was put on the class before this was made is nobody's subclass, and no step of the framework.
-        known = ("", "sparse_bridge", _package(owner))
-        replaced = (name for name, step in ((method, first), *self._made) if _package(step) not in known)
+        known = ("", "sparse_bridge", package_of(owner))
+        replaced = (name for name, step in ((method, first), *self._made) if package_of(step) not in known)
         self._replaced = next(replaced, None)
 
     def overridden(self, layer: nn.Module) -> str | None:
@@ -56,7 +56,7 @@ class Steps:
         return None if name is None else f"{name} is overridden"
 
 
-def _package(of: Any) -> str:
+def package_of(of: Any) -> str:
     """The top-level package of a class or function; "" for values."""
     module = getattr(_function(of), "__module__", None)
     return module.partition(".")[0] if isinstance(module, str) else ""
