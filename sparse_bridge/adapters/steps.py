@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Steps", "package_of"]
+__all__ = ["Steps", "names_in", "package_of"]
 
 
 class Steps:
@@ -71,7 +71,7 @@ def _function(attribute: Any) -> Any:
 def _called(owner: type, function: Any, known: set[str]) -> Iterator[str]:
     """Names of the attributes of a class that a function of it asks for. Those of `nn.Module` are
     left out.  known: those that need not be said again."""
-    for name in _names(getattr(_function(function), "__code__", None)):
+    for name in names_in(function):
         definer = next((base for base in owner.__mro__ if name in vars(base)), object)
         if name not in known and definer not in (object, nn.Module):
             known.add(name)
@@ -79,10 +79,11 @@ def _called(owner: type, function: Any, known: set[str]) -> Iterator[str]:
             yield from _called(owner, vars(definer)[name], known)
 
 
-def _names(code: types.CodeType | None) -> Iterator[str]:
-    """Global names and attributes in a function, with those of the functions inside of it."""
-    if code is not None:
-        yield from code.co_names
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                yield from _names(constant)
+def names_in(function: Any) -> Iterator[str]:
+    """Global names and attributes that a function uses, or the functions inside of it."""
+    codes = [getattr(_function(function), "__code__", None)]
+    while codes:
+        code = codes.pop()
+        if isinstance(code, types.CodeType):
+            yield from code.co_names
+            codes += code.co_consts

@@ -88,6 +88,10 @@ class MinkowskiConvolutionTransposeFunction(MinkowskiConvolutionFunction):
     compute = _function(True, "MinkowskiConvolutionTranspose")
 
 
+_FUNCTIONS = MinkowskiConvolutionFunction, MinkowskiConvolutionTransposeFunction
+_APPLY = vars(MinkowskiConvolutionFunction)["apply"]
+
+
 class MinkowskiConvolutionBase(KernelLayer):
     """A convolution with `kernel` [V, C_in, C_out] and `bias` [1, C_out].
 
@@ -104,6 +108,8 @@ class MinkowskiConvolutionBase(KernelLayer):
 
     Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
     """
+
+    conv = MinkowskiConvolutionFunction()  # another one is obeyed
 
     @arguments_of_0_4(f"{_SHARED} is_transpose dimension")
     def __init__(
@@ -180,6 +186,9 @@ class MinkowskiConvolutionBase(KernelLayer):
             kernel, bias = self.kernel, self.bias
         if self.use_mm:
             output = input._with(pointwise(input._F, kernel, bias, layer_name, self))
+        elif type(self.conv) not in _FUNCTIONS or vars(MinkowskiConvolutionFunction)["apply"] is not _APPLY:
+            y, key = self._applied(self.conv, input, coordinates, kernel, self.kernel_generator, self.convolution_mode)
+            output = SparseTensor._of(y if bias is None else y + bias, key, manager)
         elif torch.compiler.is_compiling():
             return self._traced(input, coordinates, kernel, bias)
         elif coordinates is None:
@@ -221,8 +230,9 @@ class MinkowskiConvolutionBase(KernelLayer):
         return SparseTensor._of(out, key, input._manager)
 
     def __repr__(self):
-        channels = f"in={self.in_channels}, out={self.out_channels}"
-        return f"{self.__class__.__name__}({channels}, {self.kernel_generator.summary()})"
+        return (
+            f"{type(self).__name__}(in={self.in_channels}, out={self.out_channels}, {self.kernel_generator.summary()})"
+        )
 
 
 class MinkowskiConvolution(MinkowskiConvolutionBase):
@@ -267,6 +277,8 @@ class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
     expand_coordinates: always make new coordinates, all that the kernel reaches.
     """
 
+    conv = MinkowskiConvolutionTransposeFunction()
+
     @arguments_of_0_4(f"{_SHARED} generate_new_coords=expand_coordinates dimension")
     def __init__(
         self,
@@ -305,6 +317,8 @@ class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
 
 class MinkowskiGenerativeConvolutionTranspose(MinkowskiConvolutionBase):
     """A transposed convolution onto new coordinates: all that the kernel reaches, at every call."""
+
+    conv = MinkowskiConvolutionTransposeFunction()
 
     @arguments_of_0_4(f"{_SHARED} dimension")
     def __init__(

@@ -248,6 +248,15 @@ class KernelLayer(MinkowskiModuleBase):
     dilation and kernel_size are IntTensors [D], region_offset(_) those of a listed region on a
     tensor stride of 1."""
 
+    def _applied(self, function, input, coordinates, *arguments):
+        """Features and key of what an autograd function makes that somebody gave to this layer."""
+        from MinkowskiEngine.MinkowskiSparseTensor import _get_coordinate_map_key
+
+        stride = self.kernel_generator.spec(self.is_transpose).scaled(input.tensor_stride)
+        out_key = _get_coordinate_map_key(input, coordinates, stride)
+        out = function.apply(input._F, *arguments, input.coordinate_map_key, out_key, input._manager)
+        return out, out_key.key
+
     def __getattr__(self, name):
         if name not in _OLD_ATTRIBUTES:
             return super().__getattr__(name)

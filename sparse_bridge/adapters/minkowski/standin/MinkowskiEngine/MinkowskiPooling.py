@@ -5,7 +5,7 @@ from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiKernelGenerator import KernelLayer, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key, refuse_input
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction, MinkowskiDirectMaxPoolingFunction
-from MinkowskiEngineBackend._C import GlobalPoolingMode, PoolingMode
+from MinkowskiEngineBackend._C import CoordinateMapKey, GlobalPoolingMode, PoolingMode
 
 from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.pool import global_pooling, local_pooling, transposed_pooling
@@ -115,6 +115,17 @@ class MinkowskiGlobalPoolingFunction(ComposedFunction):
         return out
 
 
+_FUNCTIONS = MinkowskiLocalPoolingFunction, MinkowskiLocalPoolingTransposeFunction, MinkowskiGlobalPoolingFunction
+_APPLY = [function.apply.__func__ for function in _FUNCTIONS]
+
+
+def _own_function(layer):
+    """The autograd function of a pool, where it is not the one that it was made with."""
+    function = layer.pooling
+    as_made = type(function) in _FUNCTIONS and [each.apply.__func__ for each in _FUNCTIONS] == _APPLY
+    return None if as_made else function
+
+
 class MinkowskiPoolingBase(KernelLayer):
     """Base of local pools. A kernel equal to its stride bins inputs into cells; others are windows.
 
@@ -122,6 +133,8 @@ class MinkowskiPoolingBase(KernelLayer):
         dimension: D, required.  pooling_mode: a PoolingMode; in 0.4 whether to average.
     Raises: DimensionError, ContractError (both AssertionErrors).
     """
+
+    pooling = MinkowskiLocalPoolingFunction()  # another one is obeyed
 
     @arguments_of_0_4("kernel_size stride dilation kernel_generator is_transpose average=pooling_mode dimension")
     def __init__(
@@ -154,6 +167,12 @@ class MinkowskiPoolingBase(KernelLayer):
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
         coordinates = coords if coordinates is None else coordinates
+        function = _own_function(self)
+        if function is not None:
+            arguments = self.pooling_mode, self.kernel_generator
+            out, key = self._applied(function, input, coordinates, *arguments)
+            note("minkowski", type(self).__name__)
+            return SparseTensor._of(out, key, input._manager)
         if torch.compiler.is_compiling():
             return self._traced(input, coordinates)
         in_key = input.coordinate_map_key.key
@@ -226,6 +245,8 @@ class MinkowskiPoolingTranspose(MinkowskiPoolingBase):
     """Sum of the contributing coarse inputs at every finer coordinate (which are those of a
     transposed convolution); a kernel equal to its stride copies the parent."""
 
+    pooling = MinkowskiLocalPoolingTransposeFunction()
+
     @arguments_of_0_4("kernel_size stride dilation kernel_generator dimension")
     def __init__(
         self, kernel_size, stride, dilation=1, kernel_generator=None, expand_coordinates=False, dimension=None
@@ -256,6 +277,7 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
     """
 
     _mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
+    pooling = MinkowskiGlobalPoolingFunction()  # another one is obeyed
 
     @arguments_of_0_4("average mode", also="dimension D", recognised=_is_bool)
     def __init__(self, mode=_mode, *, average=True):
@@ -276,7 +298,12 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
 
     def forward(self, input, coordinates=None):
         operands = input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
-        if torch.compiler.is_compiling():
+        function = _own_function(self)
+        if function is not None:
+            out_key = CoordinateMapKey(input.coordinate_map_key.get_coordinate_size())
+            keys = input.coordinate_map_key, out_key, input._manager
+            out, key = function.apply(input._F, self.pooling_mode, *keys), out_key.key
+        elif torch.compiler.is_compiling():
             from sparse_bridge.adapters.minkowski import compiled
 
             if compiled.traced_sites(operands[0], operands[3]) is None:
