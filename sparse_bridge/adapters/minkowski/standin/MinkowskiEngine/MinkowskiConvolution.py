@@ -171,8 +171,7 @@ class MinkowskiConvolutionBase(KernelLayer):
         """SparseTensor -> SparseTensor.
 
         coordinates: where to compute: an IntTensor [M, D + 1], a CoordinateMapKey or a SparseTensor
-            of the same manager; None for the layer's own rule. `use_mm` layers ignore it.
-        coords: 0.4's name of it.
+            of the same manager; None for the layer's own rule. `use_mm` layers ignore it; `coords` in 0.4.
         Raises: ContractError, FeatureShapeError, FeatureTypeError, StrideError, TensorDeviceError.
         """
         if coords is not None:
@@ -230,9 +229,8 @@ class MinkowskiConvolutionBase(KernelLayer):
         return SparseTensor._of(out, key, input._manager)
 
     def __repr__(self):
-        return (
-            f"{type(self).__name__}(in={self.in_channels}, out={self.out_channels}, {self.kernel_generator.summary()})"
-        )
+        channels = f"in={self.in_channels}, out={self.out_channels}"
+        return f"{type(self).__name__}({channels}, {self.kernel_generator.summary()})"
 
 
 class MinkowskiConvolution(MinkowskiConvolutionBase):
