@@ -258,7 +258,7 @@ def test_a_minkowski_function_with_passes_of_its_own():
 
             @staticmethod
             def backward(ctx, grad):
-                features, kernel = ctx.saved_tensors
+                _, kernel = ctx.saved_tensors
                 return 3 * grad @ kernel[0].t(), *[None] * 6
 
         coords, feats = scene(3, 4)
