@@ -27,16 +27,12 @@ from .warmup import tell
 __all__ = ["SparseConv3dFunction", "SubMConv3dFunction", "sparse_conv3d", "sparse_submanifold_conv3d"]
 
 _ONE = (1, 1, 1)
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Optional = torch.Tensor | None
+Gradients = tuple[Optional, Optional, Optional]
 
 
 def multiply(
-    feats: torch.Tensor,
-    cache: Any,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    how: ConvForm,
-    n_out: int | None = None,
+    feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: Optional, how: ConvForm, n_out: int | None = None
 ) -> torch.Tensor:
     """The product along a neighbour cache, with gradients, in the dtype of `feats`.  n_out: as of `map_of`.
 
@@ -250,11 +246,10 @@ def _strided(
     """(output coordinates, cache)."""
     check_rows(feats, coords, "sparse_conv3d")
     # Another tensor object on the same memory, as upstream.
-    function = SparseConv3dFunction
-    coords_out = function._get_output_coords(coords, shape, *layer) if out_coords is None else out_coords
+    coords_out = SparseConv3dFunction._get_output_coords(coords, shape, *layer) if out_coords is None else out_coords
     first = cache is None
     if first:
-        cache = function._compute_neighbor_cache(coords, coords_out, shape, *layer)
+        cache = SparseConv3dFunction._compute_neighbor_cache(coords, coords_out, shape, *layer)
     if first or (torch.is_grad_enabled() and (feats.requires_grad or weights[0].requires_grad)):
         tell(feats, *weights, coords_out.numel() // 4)
     return coords_out.detach(), cache
