@@ -89,7 +89,8 @@ class MinkowskiConvolutionTransposeFunction(MinkowskiConvolutionFunction):
 
 
 _FUNCTIONS = MinkowskiConvolutionFunction, MinkowskiConvolutionTransposeFunction
-_APPLY = vars(MinkowskiConvolutionFunction)["apply"]
+_MEMBERS = vars(MinkowskiConvolutionFunction)
+_APPLY = _MEMBERS["apply"]
 
 
 class MinkowskiConvolutionBase(KernelLayer):
@@ -109,7 +110,7 @@ class MinkowskiConvolutionBase(KernelLayer):
     Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
     """
 
-    conv = MinkowskiConvolutionFunction()  # another one is obeyed
+    _functions = _FUNCTIONS
 
     @arguments_of_0_4(f"{_SHARED} is_transpose dimension")
     def __init__(
@@ -183,12 +184,13 @@ class MinkowskiConvolutionBase(KernelLayer):
             kernel, bias = self._parameters["kernel"], self._parameters["bias"]
         except KeyError:  # reparametrised
             kernel, bias = self.kernel, self.bias
+        compiling = torch.compiler.is_compiling()
         if self.use_mm:
             output = input._with(pointwise(input._F, kernel, bias, layer_name, self))
-        elif type(self.conv) not in _FUNCTIONS or vars(MinkowskiConvolutionFunction)["apply"] is not _APPLY:
+        elif "conv" in self.__dict__ or hasattr(type(self), "conv") or not (compiling or _MEMBERS["apply"] is _APPLY):
             y, key = self._applied(self.conv, input, coordinates, kernel, self.kernel_generator, self.convolution_mode)
             output = SparseTensor._of(y if bias is None else y + bias, key, manager)
-        elif torch.compiler.is_compiling():
+        elif compiling:
             return self._traced(input, coordinates, kernel, bias)
         elif coordinates is None:
             in_key, registry = input.coordinate_map_key._key, manager._manager
@@ -275,8 +277,6 @@ class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
     expand_coordinates: always make new coordinates, all that the kernel reaches.
     """
 
-    conv = MinkowskiConvolutionTransposeFunction()
-
     @arguments_of_0_4(f"{_SHARED} generate_new_coords=expand_coordinates dimension")
     def __init__(
         self,
@@ -315,8 +315,6 @@ class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
 
 class MinkowskiGenerativeConvolutionTranspose(MinkowskiConvolutionBase):
     """A transposed convolution onto new coordinates: all that the kernel reaches, at every call."""
-
-    conv = MinkowskiConvolutionTransposeFunction()
 
     @arguments_of_0_4(f"{_SHARED} dimension")
     def __init__(

@@ -257,7 +257,11 @@ class KernelLayer(MinkowskiModuleBase):
         out = function.apply(input._F, *arguments, input.coordinate_map_key, out_key, input._manager)
         return out, out_key.key
 
+    _functions = None  # autograd functions, forward and transposed: `conv` or `pooling`, which programs exchange
+
     def __getattr__(self, name):
+        if name in ("conv", "pooling") and self._functions and name in self._functions[0].__name__.lower():
+            return self._functions[self.is_transpose]()
         if name not in _OLD_ATTRIBUTES:
             return super().__getattr__(name)
         generator, name = super().__getattribute__("kernel_generator"), name.removesuffix("_")

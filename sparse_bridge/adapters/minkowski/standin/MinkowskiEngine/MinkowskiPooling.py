@@ -120,10 +120,12 @@ _APPLY = [function.apply.__func__ for function in _FUNCTIONS]
 
 
 def _own_function(layer):
-    """The autograd function of a pool, where it is not the one that it was made with."""
-    function = layer.pooling
-    as_made = type(function) in _FUNCTIONS and [each.apply.__func__ for each in _FUNCTIONS] == _APPLY
-    return None if as_made else function
+    """The autograd function of a pool, where somebody exchanged it or its `apply`."""
+    if "pooling" in layer.__dict__ or hasattr(type(layer), "pooling"):
+        return layer.pooling
+    if torch.compiler.is_compiling() or [function.apply.__func__ for function in _FUNCTIONS] == _APPLY:
+        return None
+    return layer.pooling
 
 
 class MinkowskiPoolingBase(KernelLayer):
@@ -134,7 +136,7 @@ class MinkowskiPoolingBase(KernelLayer):
     Raises: DimensionError, ContractError (both AssertionErrors).
     """
 
-    pooling = MinkowskiLocalPoolingFunction()  # another one is obeyed
+    _functions = _FUNCTIONS[:2]
 
     @arguments_of_0_4("kernel_size stride dilation kernel_generator is_transpose average=pooling_mode dimension")
     def __init__(
@@ -245,8 +247,6 @@ class MinkowskiPoolingTranspose(MinkowskiPoolingBase):
     """Sum of the contributing coarse inputs at every finer coordinate (which are those of a
     transposed convolution); a kernel equal to its stride copies the parent."""
 
-    pooling = MinkowskiLocalPoolingTransposeFunction()
-
     @arguments_of_0_4("kernel_size stride dilation kernel_generator dimension")
     def __init__(
         self, kernel_size, stride, dilation=1, kernel_generator=None, expand_coordinates=False, dimension=None
@@ -277,7 +277,6 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
     """
 
     _mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
-    pooling = MinkowskiGlobalPoolingFunction()  # another one is obeyed
 
     @arguments_of_0_4("average mode", also="dimension D", recognised=_is_bool)
     def __init__(self, mode=_mode, *, average=True):
@@ -290,6 +289,9 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
         if not isinstance(mode, PoolingMode) or mode < PoolingMode.GLOBAL_SUM_POOLING_DEFAULT:
             raise ContractError(f"{mode!r} is not a global PoolingMode.")
         self.pooling_mode = mode
+
+    def __getattr__(self, name):
+        return MinkowskiGlobalPoolingFunction() if name == "pooling" else super().__getattr__(name)
 
     @property
     def average(self):
