@@ -78,6 +78,7 @@ def conv_forward(
         raise UnsupportedError(
             f"{type(layer).__name__} was called with quantisation scales; int8 inference is not bridged."
         )
+    keys.run_own_check(layer, input)
     epilogue = _epilogue(layer, training, bias, act_type, act_alpha)
     out = convolved(layer, input, weight, epilogue, (name, sparse_unique_name))
     return out if add_input is None else _added(out, add_input, epilogue)
