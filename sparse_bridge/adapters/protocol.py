@@ -18,6 +18,7 @@ from ..core.geometry.boxes import Box
 from ..core.geometry.data_bounds import Root
 from ..core.geometry.sparse_data import SparseData
 from ..core.maps.coordinate_map import CoordinateMap
+from ..errors import tensor_expected
 from . import base
 
 
@@ -202,6 +203,15 @@ def features_of(value: Any) -> torch.Tensor | None:
         return value
     framework = made_by(value.__class__)
     return None if framework is None else framework.features_of(value)
+
+
+def missing_features(x: Any, caller: str) -> Exception:
+    """The error of an object without features, or with an array in their place."""
+    for name in ("feats", "features", "F"):
+        value = getattr(x, name, None)
+        if value is not None and of(x) is not None:
+            return tensor_expected(value, name, caller)
+    return AttributeError(f"{caller} takes a sparse tensor, got {type(x).__name__}.")
 
 
 def n_layers(module: nn.Module) -> int:
