@@ -78,13 +78,6 @@ def replayed() -> Iterator[object]:
         yield net
 
 
-@scene("program")
-def program() -> Iterator[object]:
-    with called(lambda net: torch.compile(net, backend="sparse_bridge", fullgraph=True)) as net:
-        yield net
-    torch._dynamo.reset()
-
-
 @scene("original framework")
 def original() -> Iterator[object]:
     call_stats.note("spconv", "SubMConv3d", "a reason")
