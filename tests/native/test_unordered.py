@@ -88,7 +88,10 @@ def run(recorder, bound, layer, x, kmap):
         convolve_layer(layer, x, layer.weight, kmap, RELU, FORM)
     table = kmap.rulebook._tables[int(kmap.flipped)]
     at = None if table is None else table.nbr.data_ptr()
-    launches = [(name, grid, ["table" if v == at else v for v in values[OPERANDS:]]) for name, grid, values in recorder.all]
+    launches = [
+        (name, grid, ["table" if one == at else one for one in values[OPERANDS:]])
+        for name, grid, values in recorder.all
+    ]
     return launches, heard.asked, len(bound), by_helper["known_call"]
 
 
