@@ -47,7 +47,7 @@ BLOCKS = """
 REGISTERED = """
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
     core.capture.graph_regions._layers_of core.capture.graph_regions._tensors_of core.compile.coordinates._builders
-    core.compile.library._names core.conv.kernel_products._listeners core.maps.request._listener
+    core.compile.library.operator_names core.conv.kernel_products._listeners core.maps.request._listener
     core.maps.request._provider
     core.warmup.preload._begun core.warmup.preload._thread kernels.runtime.launch.REGISTRY
     native._listeners state._owners

@@ -64,12 +64,7 @@ def _fake_conv(
 
 
 def _conv_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    kmap: torch.Tensor,
-    *form: Any,
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: torch.Tensor, *form: Any
 ) -> tuple[torch.Tensor, ...]:
     if memory.limit is not None:
         memory_use.refuse_gradients()
