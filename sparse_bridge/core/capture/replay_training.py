@@ -19,8 +19,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ... import hooks
-from .call_kind import CallKind
 from .calls.call import Call
+from .calls.call_kind import CallKind
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import assert_no_mutation, preserved_statistics
 from .graph_capture import captured, captured_from

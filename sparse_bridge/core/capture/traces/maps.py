@@ -142,7 +142,8 @@ class Traces:
         except KernelError:
             raise
         except Exception as error:  # nothing ran; inputs like this one are queued step by step
-            self._failed = True
+            # A kernel that is still being compiled is there for a later input.
+            self._failed = not (isinstance(error, Refusal) and error.why is Why.TRACE_NOT_COMPILED)
             log.logger.debug("maps are not traced: %r", error)
 
     def _enter(self, key: _Key, traced: Traced) -> None:
