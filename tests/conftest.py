@@ -261,6 +261,35 @@ with torch.device("cpu"):
     torch.empty(0)
 
 
+@pytest.fixture
+def errors_survived():
+    """What a capture or a trace of maps raises is passed over, as it is for users."""
+
+
+@pytest.fixture(autouse=True)
+def own_errors_raise(request, monkeypatch):
+    """What a capture or a trace of maps raises ends the test. For users the model runs without it: a
+    test would pass over eager calls."""
+    if "errors_survived" in request.fixturenames:
+        return
+    from sparse_bridge.core.capture.graphed_module import GraphedModule
+    from sparse_bridge.core.capture.traces.maps import Traces
+    from sparse_bridge.refusals import Why
+
+    failed = GraphedModule._failed
+
+    def unless_an_error(self, refusal):
+        if refusal.why is Why.GRAPH_ERROR:
+            raise AssertionError(f"a capture failed: {refusal}")
+        failed(self, refusal)
+
+    def give_up(self, error):
+        raise AssertionError(f"tracing maps failed: {error!r}") from error
+
+    monkeypatch.setattr(GraphedModule, "_failed", unless_an_error)
+    monkeypatch.setattr(Traces, "_give_up", give_up)
+
+
 @pytest.fixture(autouse=True)
 def poison(monkeypatch, request):
     """Fresh memory holds NaN (integers: 113), so that one element left unwritten is seen."""
