@@ -34,6 +34,8 @@ hypothesis.settings.load_profile("repeatable")
 
 import torch  # noqa: E402
 
+from tests import quick  # noqa: E402
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNEL_FLOWS = ("masked", "unmasked", "grouped")
 EMULATED = os.environ.get("SPARSE_BRIDGE_TEST_ARCH", "")
@@ -225,6 +227,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.module in timed:
             item.add_marker(pytest.mark.timed)
+    if not (INTERPRETED or EMULATED):
+        quick.mark_beyond_samples(items)
     here = "interpreted" if INTERPRETED else "emulated" if EMULATED else None
     no_gpu = pytest.mark.skip(reason="needs a GPU")
     wrong_lane = pytest.mark.skip(reason="runs in a lane of its own")
@@ -274,20 +278,22 @@ def own_errors_raise(request, monkeypatch):
         return
     from sparse_bridge.core.capture.graphed_module import GraphedModule
     from sparse_bridge.core.capture.traces.maps import Traces
-    from sparse_bridge.refusals import Why
+    from sparse_bridge.refusals import Refusal, Why
 
-    failed = GraphedModule._failed
+    failed, given_up = GraphedModule._failed, Traces._give_up
 
     def unless_an_error(self, refusal):
         if refusal.why is Why.GRAPH_ERROR:
             raise AssertionError(f"a capture failed: {refusal}")
         failed(self, refusal)
 
-    def give_up(self, error):
+    def unless_refused(self, error):
+        if isinstance(error, Refusal):
+            return given_up(self, error)
         raise AssertionError(f"tracing maps failed: {error!r}") from error
 
     monkeypatch.setattr(GraphedModule, "_failed", unless_an_error)
-    monkeypatch.setattr(Traces, "_give_up", give_up)
+    monkeypatch.setattr(Traces, "_give_up", unless_refused)
 
 
 @pytest.fixture(autouse=True)
