@@ -40,7 +40,7 @@ def test_cases_beyond_a_sample_are_slow(tmp_path):
     file.write_text(CASES)
     script = (
         "import pytest; from tests.test_quick import Slow; slow = Slow(); "
-        f"pytest.main(['-q', '--collect-only', '-p', 'no:cacheprovider', '--rootdir', {str(tmp_path)!r}, {str(file)!r}], [slow]); "
+        f"pytest.main(['-q', '--collect-only', '--rootdir', {str(tmp_path)!r}, {str(file)!r}], [slow]); "
         "print('slow:', *slow.names)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
