@@ -80,6 +80,7 @@ def breaks(monkeypatch):
     return seen
 
 
+@pytest.mark.sample(2)
 @WHOLE_GRAPHS
 @pytest.mark.parametrize("case", quick(COMMON, CASES), ids="-".join)
 def test_a_layer_between_two_graphs(case, breaks, plain_settings):
@@ -100,6 +101,7 @@ def test_a_layer_between_two_graphs(case, breaks, plain_settings):
         assert all("torch.compiler.disable" in why for why in counters["graph_break"])
 
 
+@pytest.mark.slow
 @WHOLE_GRAPHS
 @pytest.mark.parametrize("door", quick(["torchsparse"], ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"]))
 def test_networks_in_many_graphs(door, plain_settings):
