@@ -222,8 +222,8 @@ def run(tmp_path):
 
 interpreters = triton_since(3, 4, "the interpreter lacks types, and aborts in the hash table")
 
-# Half a minute each, about; much of them runs on the emulator as well.
-LONG = ("launches", "pools", "norms", "hash table", "mask splits")
+# Fifteen seconds and more each; much of them runs on the emulator as well.
+LONG = ("launches", "pools", "norms", "hash table", "mask splits", "narrow inputs", "products")
 
 
 @HERE
