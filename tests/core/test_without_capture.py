@@ -61,6 +61,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 def test_the_engine_without_capture(tmp_path):
     shutil.copytree(
         PACKAGE,

@@ -176,6 +176,7 @@ def test_a_fork_server_that_preloads_the_framework(machine, tmp_path):
     assert "layers of 1 child process" in done.stderr
 
 
+@pytest.mark.slow
 def test_programs_that_are_started_as_programs(machine, tmp_path):
     write(tmp_path / "sub.py", "import json, telling; print(json.dumps(telling.tell()))")
     script = program(

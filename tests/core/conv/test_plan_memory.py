@@ -30,6 +30,7 @@ def test_a_layout_without_gaps_is_kept_by_torch():
     assert 250 < dense < 500
 
 
+@pytest.mark.slow
 def test_a_first_backward_imports_no_computer_algebra():
     """It took the first training step of every process two seconds."""
     program = (
