@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = TESTS.parent / "sparse_bridge"
 

@@ -66,7 +66,7 @@ class Bench:
     def widths(self, seed: int, n_links: int = 30) -> Chain:
         """A chain of products of rows, whose results have sizes of their own."""
         draw = random.Random(seed)
-        n_rows, width = self.x.shape
+        width = self.x.shape[1]
         columns, args, sources = [width], [self.x], [0]
         for number in range(n_links):
             sources.append(draw.choice([0, *range(1, number + 1)][-4:]))

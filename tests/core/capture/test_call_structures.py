@@ -97,6 +97,7 @@ class TestCalls:
             of(object(), read)
         assert read_constants({(0,): {"a": {1: 2}}}, set(read)) == (((0,), "a", dict),)
         assert read_constants({}, set(read)) == ()
+        assert read_constants({(0,): {}}, set(read)) == (((0,), "a", "missing"),)
 
     def test_dictionaries_and_tensors_that_lie_deeper(self):
         inner, value, deep = {"c": 1}, torch.ones(1), torch.zeros(1)
@@ -119,6 +120,7 @@ class TestCalls:
         for value in (object(), {1}, lambda: x, [].append):  # the last two hold something
             with refused(Why.GRAPH_OBJECT):
                 constant(value)
+        assert constant([1, "a"]) == (list, ((int, 1), (str, "a")))
         assert constant(torch.relu) == (type(torch.relu), torch.relu) and constant(Sparse)[1] is Sparse
 
     def test_attributes_of_an_object_around_it(self):
@@ -128,6 +130,11 @@ class TestCalls:
         assert one != call(Around(x, scale=3, inside={"a": 1}, own=torch.ones(2))).constants
         with refused(Why.GRAPH_ATTRIBUTE):
             call(Around(x, odd={1, 2}))
+        value = torch.ones(2)
+        assert call(Around(x, own=value)).parts[0, "own"] is value
+        features = call(Around(x, own=x.features))
+        assert (0, "own") not in features.parts
+        assert features.constants != call(Around(x, own=value)).constants
 
     def test_inputs_by_path(self):
         x, own, value = Sparse(), {"a": 1}, torch.ones(3)
@@ -277,6 +284,7 @@ class TestOutputs:
 
         spec, reads = self.spec(made, model)
         assert set(batch) == {"x", "kept", "size"} and reads <= {((0,), "x"), ((0,), "kept")}
+        assert dict.__len__(spec.value["same"]) == 0  # nothing of the call is kept alive
         assert list(spec.written) == [(0,)] and list(spec.written[0,]) == ["out"]
         assert spec.values() == [spec.value, spec.written[0,]["out"]]
         lookup = spec.input_lookup(made)

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from sparse_bridge.core.conv.plan import fills_its_memory
