@@ -6,7 +6,7 @@ works in a copy of the checkout. A mutant is one change of a decision: a conditi
 bound moved by one, a result or a call left out; in C as well as in Python. Each runs the tests in a
 process of its own, which ends at the first that fails; `--all` counts all that fail. Survivors are
 what no test noticed: some mean the same as the original, the others want a test. `--seed` draws
-other mutants, `--lines 20-80` or `--only history.py:52` name the place.
+other mutants, `--lines 20-80` names the place.
 """
 
 from __future__ import annotations
