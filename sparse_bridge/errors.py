@@ -67,3 +67,9 @@ class MemoryLimitError(SparseBridgeError, MemoryError):
     def __init__(self, text: str, limit: int = 0, asked: int = 0, least: int = 0) -> None:
         super().__init__(text)
         self.limit, self.asked, self.least = limit, asked, least
+
+
+def require_type(call: str, value: object, kind: type, expected: str) -> None:
+    """Raises DataTypeError unless an argument of `call` is of that kind."""
+    if not isinstance(value, kind):
+        raise DataTypeError(f"{call} got {type(value).__name__}; expected {expected}.")

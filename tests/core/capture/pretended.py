@@ -82,6 +82,7 @@ def forward(self, features):
         patch.setattr(captured_model, "preserved_statistics", contextlib.nullcontext)
         graph.captured = graph.forward.work()
     graph.leaves = leaves_of(graph.captured)
+    self.owner.holder = self.token
     used = graph.padded_input.used
     return tuple(leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves)
 

@@ -8,9 +8,9 @@ from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, refuse_input
 from torch.nn import Parameter
 
 from sparse_bridge.adapters.call_stats import note
+from sparse_bridge.adapters.channels import check_channels
 from sparse_bridge.adapters.minkowski.conv import channelwise_convolution
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
-from sparse_bridge.adapters.minkowski.weights import check_channels
 
 __all__ = ["MinkowskiChannelwiseConvolution"]
 

@@ -10,13 +10,14 @@ from MinkowskiEngineBackend._C import ConvolutionMode
 from torch.nn import Parameter
 
 from sparse_bridge.adapters.call_stats import note
+from sparse_bridge.adapters.channels import check_channels
 from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.conv import collapsed, convolve, fold, pointwise
 from sparse_bridge.adapters.minkowski.errors import StrideError
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
-from sparse_bridge.adapters.minkowski.weights import check_aligned, check_channels, expected
+from sparse_bridge.adapters.minkowski.weights import check_aligned, expected
 from sparse_bridge.adapters.warmup_registry import expect
 
 __all__ = [

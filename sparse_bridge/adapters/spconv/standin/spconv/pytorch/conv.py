@@ -27,6 +27,7 @@ from torch.fx import Proxy
 from torch.nn import init
 
 from sparse_bridge import settings
+from sparse_bridge.adapters.channels import check_channels
 from sparse_bridge.adapters.spconv import weights
 from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_forward
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
@@ -112,11 +113,9 @@ class SparseConvolutionBase:
 
 
 def _check_sizes(layer):
-    if min(*layer.kernel_size, layer.in_channels, layer.out_channels) < 1:
-        raise KernelSizeError(
-            f"kernel size {layer.kernel_size} for {layer.in_channels} input and "
-            f"{layer.out_channels} output channels; all of them must be at least 1."
-        )
+    check_channels({"in_channels": layer.in_channels, "out_channels": layer.out_channels}, KernelSizeError)
+    if min(layer.kernel_size) < 1:
+        raise KernelSizeError(f"kernel size {layer.kernel_size}; every axis needs at least 1.")
 
 
 def _check_groups(groups, in_channels, out_channels):

@@ -1,0 +1,6 @@
+class Guards:
+    def hold(self):
+        return True
+
+    def changed(self):
+        return ""
