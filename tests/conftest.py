@@ -283,7 +283,7 @@ def own_errors_raise(request, monkeypatch):
         return
     GraphedModule = importlib.import_module(f"{package}.graphed_module").GraphedModule
     Traces = importlib.import_module(f"{package}.traces.maps").Traces
-    failed, given_up = GraphedModule._failed, Traces._give_up
+    failed, given_up = GraphedModule.failed, Traces._give_up
 
     def unless_an_error(self, refusal):
         if refusal.why is Why.GRAPH_ERROR:
@@ -295,7 +295,7 @@ def own_errors_raise(request, monkeypatch):
             return given_up(self, error)
         raise AssertionError(f"tracing maps failed: {error!r}") from error
 
-    monkeypatch.setattr(GraphedModule, "_failed", unless_an_error)
+    monkeypatch.setattr(GraphedModule, "failed", unless_an_error)
     monkeypatch.setattr(Traces, "_give_up", unless_refused)
 
 

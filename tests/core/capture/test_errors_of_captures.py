@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,15 +12,13 @@ import torch
 from torch import nn
 
 from sparse_bridge import policy
+from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.capture.traces import maps as traced_maps
+from sparse_bridge.core.geometry.data_bounds import Root
 from tests.core.capture import map_time
 
 from .pretended import graphs_on_the_cpu
-
-
-class Key:
-    device, capacity = torch.device("cpu"), 1024
 
 
 def broken(*_: Any) -> Any:
@@ -27,28 +26,31 @@ def broken(*_: Any) -> Any:
 
 
 @pytest.fixture
-def replayer(fake_gpu):
+def capture(fake_gpu, monkeypatch):
+    """(a replayer, what captures once more: it raises)."""
     graphs_on_the_cpu(fake_gpu)
+    monkeypatch.setattr(TrainingReplayer, "new_graph", broken)
     model = nn.Linear(2, 2)
-    return TrainingReplayer(model, model.forward, lambda _: None)
+    replayer = TrainingReplayer(model, model.forward, lambda _: None)
+    kind, key = CallKind(), SimpleNamespace(device=torch.device("cpu"))
+    kind.guards = SimpleNamespace(hold=lambda: True)
+    root = Root(torch.zeros(9, 4, dtype=torch.int32), None)
+    return replayer, lambda: replayer.capture_when_due(kind, key, None, root, None)
 
 
 @pytest.mark.usefixtures("errors_survived")
-def test_a_model_runs_on_and_says_why(replayer):
-    tries: list[int] = []
-    for key in [Key() for _ in range(20)]:
-        for _ in range(4):
-            replayer.capture_when_due(key, lambda: tries.append(1) or broken())
+def test_a_model_runs_on_and_says_why(capture):
+    replayer, again = capture
+    for number in range(policy.CAPTURE_FAILURES.failures):
+        assert replayer.given_up() is None, number
+        again()
     assert "the trial raised ValueError: odd [GRAPH_ERROR]" in replayer.why()
-    assert not replayer.graphs and len(tries) == policy.CAPTURE_FAILURES.failures
-    assert replayer.given_up() == replayer.why()
+    assert not replayer.graphs and replayer.given_up() == replayer.why()
 
 
-def test_a_test_fails(replayer):
-    key = Key()
+def test_a_test_fails(capture):
     with pytest.raises(AssertionError, match="GRAPH_ERROR") as raised:
-        for _ in range(10):
-            replayer.capture_when_due(key, broken)
+        capture[1]()
     assert isinstance(raised.value.__context__, ValueError)
 
 
