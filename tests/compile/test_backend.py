@@ -45,6 +45,7 @@ def assert_bits(program, scenes=4):
         assert torch.equal(compiled(*given), twin(*given)), number
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("door", quick(["spconv", "torchsparse", "minkowski"], DOORS))
 def test_inference_has_the_eager_bits(door, plain_settings, lowered):
     with PROGRAMS[door]() as programs, torch.no_grad():
@@ -54,6 +55,7 @@ def test_inference_has_the_eager_bits(door, plain_settings, lowered):
     assert not [name for name in last if "batch_norm" in str(name) or "relu" in str(name)]
 
 
+@pytest.mark.slow
 def test_a_network_is_a_few_steps(plain_settings, lowered):
     with PROGRAMS["spconv"]() as programs, torch.no_grad():
         compare(programs["unet"]().eval(), "sparse_bridge", 3)  # torch's products have other bits
@@ -91,6 +93,7 @@ class ByHand(nn.Module):
         return torch.relu(y) + y + z
 
 
+@pytest.mark.slow
 def test_norms_that_are_called_by_hand(plain_settings, rules, lowered):
     rules.set(norms, DEVICES=("cpu",))
     with PROGRAMS["spconv"]():
@@ -103,6 +106,7 @@ def test_norms_that_are_called_by_hand(plain_settings, rules, lowered):
     assert not [name for name in calls if "native_batch_norm" in str(name)]
 
 
+@pytest.mark.slow
 def test_gradients_under_autocast_are_those_of_eager_layers(plain_settings):
     with PROGRAMS["spconv"]() as programs:
         program = programs["three"]().train()
@@ -281,6 +285,7 @@ def test_new_weights_and_settings_count(plain_settings):
                     assert torch.equal(compiled(*scene(1)), twin(*scene(1)))
 
 
+@pytest.mark.slow
 def test_too_few_rows_are_refused(plain_settings):
     with PROGRAMS["spconv"]() as programs, torch.no_grad():
         program = programs["three"]().eval()
@@ -293,6 +298,7 @@ def test_too_few_rows_are_refused(plain_settings):
             compiled(features[:0], coords[:0])
 
 
+@pytest.mark.slow
 def test_sizes_that_vary_from_the_first_scene_on(plain_settings, lowered):
     with PROGRAMS["spconv"]() as programs, torch.no_grad():
         program = programs["three"]().eval()

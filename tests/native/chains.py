@@ -63,6 +63,23 @@ class Bench:
             links.append(Link(step, operands, -1 if escaped else max(readers)))
         return ChainStep(links, len(args), 4), args, links
 
+    def widths(self, seed: int, n_links: int = 30) -> Chain:
+        """A chain of products of rows, whose results have sizes of their own."""
+        draw = random.Random(seed)
+        width = self.x.shape[1]
+        columns, args, sources = [width], [self.x], [0]
+        for number in range(n_links):
+            sources.append(draw.choice([0, *range(1, number + 1)][-4:]))
+            columns.append(draw.choice([16, 32, 48, 64]))
+            args.append(torch.randn(1, columns[sources[-1]], columns[-1], dtype=self.x.dtype))
+        links = []
+        for number, source in enumerate(sources[1:], 1):
+            readers = [at - 1 for at in range(1, n_links + 1) if sources[at] == number]
+            step = ConvStep(pointwise.FORM, False, 0.0, None, 0.0)
+            place = source if source == 0 else len(args) + source - 1
+            links.append(Link(step, (place, number, *(-1,) * 7), max(readers, default=-1)))
+        return ChainStep(links, len(args), 4), args, links
+
 
 def by_table(n_rows: int, n_offsets: int, symmetric: bool = False) -> KernelMap:
     """A map that nobody has ordered, whose tables are parts of a memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from unittest import mock
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from sparse_bridge import settings
 from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
 from sparse_bridge.core.conv import choice, registry
 from sparse_bridge.core.conv.dataflows import masked
@@ -107,6 +109,51 @@ def test_no_result_is_overwritten_that_is_read_later(seed):
         most = max(sum(one <= at <= ends[one] for one in range(len(links))) for at in range(len(links)))
         within = {start for start, link in zip(starts, links, strict=True) if link.last >= 0}
         assert len(within) <= most  # memory is used again
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_results_of_other_sizes_have_room(seed):
+    """Between those that are read later, too."""
+    with bench() as (made, recorder):
+        chain, args, links = made.widths(seed)
+        for _ in range(3):
+            recorder.all.clear()
+            chain(*args)
+        assert chain._runs[0][1] is not None and len(recorder.all) == len(links)
+        rows, itemsize = made.x.shape[0], made.x.element_size()
+        sizes = [rows * weight.shape[-1] * itemsize for weight in args[1:]]
+        starts = [values[OPERANDS - 1] for _, _, values in recorder.all]
+        ends = [len(links) if link.last < 0 else link.last for link in links]
+        assert len(set(sizes)) > 2
+        for one in range(len(links)):
+            for other in range(one + 1, min(ends[one] + 1, len(links))):
+                first, second = sorted((one, other), key=starts.__getitem__)
+                assert starts[first] + sizes[first] <= starts[second], (one, other)
+
+
+def test_the_collector_sees_what_a_chain_holds():
+    with bench() as (made, _):
+        chain, args, links = made.chain(1)
+        for _ in range(3):
+            chain(*args)
+        held = set(map(id, gc.get_referents(chain._runs[0][1])))
+        for link in links:
+            plan = link.step.plan
+            assert id(plan) in held
+            assert id(plan._plan.forward) in set(map(id, gc.get_referents(plan.native)))
+
+
+def test_other_settings_are_python_s():
+    with bench() as (made, recorder):
+        chain, args, links = made.chain(3)
+        for _ in range(3):
+            chain(*args)
+        run, values = chain._runs[0][1], [*args, *[None] * len(links)]
+        recorder.all.clear()
+        assert run(list(values)) is None and len(recorder.all) == len(links)
+        recorder.all.clear()
+        with settings.override(tune="off"):
+            assert run(list(values)) is NotImplemented and not recorder.all
 
 
 def test_what_it_refuses_python_does():
