@@ -187,7 +187,7 @@ class GraphMemory:
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
         self._device = device
-        self.rows, self._results = 0, dict[str, torch.Tensor]()
+        self.rows = 0
         self._graphs: list[CapturedGraph] = []  # the allocator keeps what a graph has used
 
     def reserve(self, size: int, rows: int) -> None:
@@ -203,12 +203,6 @@ class GraphMemory:
 
         with contextlib.suppress(torch.OutOfMemoryError):
             self._graphs.append(captured(work, self.pool)[0])
-
-    def result_buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """The tensor in which every graph leaves the result of this name, to be copied at once."""
-        if name not in self._results:
-            self._results[name] = torch.empty_like(like)
-        return self._results[name]
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:

@@ -147,9 +147,9 @@ orders_kernel = register(_orders_each)
 tiles_kernel = register(_tiles_each)
 
 
-def room_for_records(tables: int, device: torch.device) -> torch.Tensor:
-    """What a captured `tile_batch` of so many tables needs, int64 [tables * FIELDS]: see `uploads_later`."""
-    return torch.empty(tables * FIELDS, dtype=torch.int64, device=device)
+def room_for_records(tables: int) -> int:
+    """Numbers that a captured `tile_batch` of so many tables sends, see `uploads_later`."""
+    return tables * FIELDS
 
 
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
