@@ -19,8 +19,8 @@ from torch import nn
 from ... import hooks, tolerances
 from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
-from ..maps.coordinate_map import CoordinateMap
 from ..maps import rows
+from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm_training
 from .calls.call import Call
 from .calls.foreign import ForeignReads

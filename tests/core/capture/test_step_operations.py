@@ -24,12 +24,54 @@ from .pretended import replays_on_the_cpu
 # What queues nothing on a GPU.
 _FREE = {
     "aten::" + name
-    for name in (
-        "as_strided alias detach detach_ empty empty_like empty_strided expand lift_fresh narrow new_empty "
-        "permute reshape resize_ result_type select set_ slice split split_with_sizes squeeze t to transpose "
-        "unsqueeze view _to_copy new_zeros zeros zeros_like new_full full full_like is_nonzero item requires_grad_ "
-        "_local_scalar_dense contiguous clone matmul linear relu batch_norm _unsafe_view unbind _has_compatible_shallow_copy_type"
-    ).split()
+    for name in [
+        "as_strided",
+        "alias",
+        "detach",
+        "detach_",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "expand",
+        "lift_fresh",
+        "narrow",
+        "new_empty",
+        "permute",
+        "reshape",
+        "resize_",
+        "result_type",
+        "select",
+        "set_",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "to",
+        "transpose",
+        "unsqueeze",
+        "view",
+        "_to_copy",
+        "new_zeros",
+        "zeros",
+        "zeros_like",
+        "new_full",
+        "full",
+        "full_like",
+        "is_nonzero",
+        "item",
+        "requires_grad_",
+        "_local_scalar_dense",
+        "contiguous",
+        "clone",
+        "matmul",
+        "linear",
+        "relu",
+        "batch_norm",
+        "_unsafe_view",
+        "unbind",
+        "_has_compatible_shallow_copy_type",
+    ]
 }
 
 _EMULATED = "a launch"
