@@ -49,7 +49,8 @@ class PaddedInput:
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
     level like `count`; counters and flags, to be read and `validated`.  prepared: the maps: sides
-    of every step and coordinates by level; pairs: the pair lists that are among them, by step.  grids: batch sizes of the dense grids that were made.
+    of every step and coordinates by level; pairs: the pair lists that are among them, by step.
+    grids: batch sizes of the dense grids that were made.
     likely: rows of every level, about, once an input has been looked at.
     """
 

@@ -49,9 +49,9 @@ class Rows(NamedTuple):
         return self.host
 
     def empty(self, columns: int, like: torch.Tensor) -> torch.Tensor:
-        """Memory [capacity, columns] in the dtype of `like` (any shape) and on its device, for a layer's result; outside
-        of the `scope`, in the backward pass, for a gradient. Its values are undefined, or what is to lie behind the
-        last row: see `fill`."""
+        """Memory [capacity, columns] in the dtype of `like` (any shape) and on its device, for a layer's result;
+        outside of the `scope`, in the backward pass, for a gradient. Its values are undefined, or what is to lie
+        behind the last row: see `fill`."""
         y = like.new_empty(self.capacity, columns)
         if self.device is None or self.fill is None:
             return y

@@ -239,9 +239,9 @@ def batch_norm(
         momentum, eps: as torch's.
         relu: apply a ReLU to the result.
         count: int32 [1] on x's device, one less than the rows that there are, or None for as many as
-            `rows_of` says, which are all of x but in a capture. Rows behind are not read; they are 0 in the result and in x's gradient. With fewer
-            than two rows the running statistics stay as they are. Where kernels serve x, the host
-            never waits for it.
+            `rows_of` says: all of x, but in a padded input. Rows behind are not read; they are 0 in
+            the result and in x's gradient. With fewer than two rows the running statistics stay as
+            they are. Where kernels serve x, the host never waits for it.
 
     Raises: DataTypeError for a `count` of another kind; ValueError, as torch does, for a single row
         (without `count`) or an eps that is not positive; whatever torch raises for tensors that do

@@ -17,7 +17,7 @@ from ..runtime.launch import number_of, power_of_2, register, specialise
 from ..tiles.narrow_tile import clamp_for_wide, width_of
 from ..tiles.tile import TileConfig
 from .gather_gemm import GatherGemm
-from .gather_kernels import _finished, rows_in_use, tile_in_use
+from .gather_kernels import _finished, rows_in_use
 from .gather_spec import GemmSpec
 from .product import Product
 from .vectors import Vectors
@@ -179,14 +179,11 @@ def _narrow_gemm(
         lanes = tl.arange(0, LANES)
         live = live_ptr + tile.to(tl.int64) * n_offsets + lanes
         lives = tl.load(live, mask=lanes < steps, other=1 << 30)
-        used = tile_in_use(rows_ptr, tile * BLOCK_M, steps)
     else:
         row = offs_m
         n_used = rows_in_use(n_live_ptr, n_rows)
         row_ok = row < n_used
-        used = tile * BLOCK_M < n_used
-    if used == 0:
-        return
+        steps = tl.where(tile * BLOCK_M < n_used, n_offsets, 0)  # see `_gather_gemm`
     if WIDE:
         row = row.to(tl.int64)
         pitch = pitch.to(tl.int64)
@@ -229,7 +226,7 @@ def _narrow_gemm(
                         OFFSETS,
                     )
     else:
-        for first in range(0, n_offsets, OFFSETS):
+        for first in range(0, steps, OFFSETS):
             v = first + tl.arange(0, OFFSETS)
             acc = _window(
                 acc,
