@@ -41,7 +41,7 @@ def list_pairs(rulebooks: Mapping[int, Rulebook], target: Target) -> dict[int, D
 
     books = [rulebooks[key] for key in countable]
     batch = PairBatch([tiles for tiles, _ in countable.values()], [book.n_lists for book in books], target, False)
-    rooms = [book.room_for_pairs(side) for book, (_, side) in zip(books, countable.values(), strict=True)]
+    rooms = [book.n_lists * book.n_rows[side] for book, (_, side) in zip(books, countable.values(), strict=True)]
     lists = batch.write(rooms)
     return {
         key: rulebooks[key].pairs_of(its, side) for (key, (_, side)), its in zip(countable.items(), lists, strict=True)

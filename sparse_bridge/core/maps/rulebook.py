@@ -316,12 +316,9 @@ class Rulebook(ViewSet):
         coming, self._coming = self._coming, None
         lists = None if coming is None or coming[2] != side else coming[0].take(coming[1])
         if lists is None:
-            lists = compact_pairs(tiles, self.n_lists, target, self.room_for_pairs(side))
+            room = None if self.rows[side].device is None else self.n_lists * self.n_rows[side]
+            lists = compact_pairs(tiles, self.n_lists, target, room)
         return self.pairs_of(lists, side)
-
-    def room_for_pairs(self, side: int) -> int | None:
-        """Pairs that lists made of the tiles of `side` may hold; None where the host will know."""
-        return None if self.rows[side].device is None else self.n_lists * self.n_rows[side]
 
     def pairs_of(self, lists: Lists, side: int) -> DevicePairs:
         """Lists that were made of the tiles of `side`."""

@@ -344,7 +344,7 @@ class NarrowGemm(GatherGemm):
         if self.spec.even and x.stride()[0] % self.spec.width:
             if self._strided is None:
                 self._strided = NarrowGemm(self.spec.loose(), self.table, *self._sizes)
-                if self._lists is not None and not isinstance(self.table, TileList):
+                if self._lists is not None:
                     self._strided.count_rows(self._lists[3])
             return self._strided(x, w, vectors, y)
         return super().__call__(x, w, vectors, y)

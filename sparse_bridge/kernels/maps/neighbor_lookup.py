@@ -66,11 +66,9 @@ def _neighbor_lookup(
     v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
     live = live_rows(count_ptr, n_rows, counted)
     # Columns behind the rows in use become -1, too: products need not know how many there are.
-    target = nbr_ptr + v.to(tl.int64) * n_rows + row
-    stored = (row < n_rows) & (v < n_offsets)
     if tl.program_id(0) * ROWS >= live:
         nothing = tl.zeros((32, ROWS), tl.int32) - 1
-        tl.store(target, nothing, mask=stored)
+        tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, nothing, mask=(row < n_rows) & (v < n_offsets))
         store_mask(nothing, mask_ptr, n_rows, ROWS)
         return
     inside = (row < live) & (v < n_offsets)
@@ -87,7 +85,7 @@ def _neighbor_lookup(
     else:
         value = -2 - value
     value = tl.where(inside & (v == center), row, value)
-    tl.store(target, value, mask=stored)
+    tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, value, mask=(row < n_rows) & (v < n_offsets))
     store_mask(value, mask_ptr, n_rows, ROWS)
 
 
