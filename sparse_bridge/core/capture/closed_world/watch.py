@@ -1,0 +1,246 @@
+"""What runs during a call, seen by a profiler of this thread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ....refusals import Refusal, Why
+from . import origins
+from .origins import Effect, Origin
+from .sources import COMPREHENSIONS, position
+
+_IMPORTS = ("_handle_fromlist", "_lock_unlock_module")  # of what is loaded
+# Methods of tensors that hand a number, or all of them, to Python. Operators call the first ones unseen.
+_CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__complex__")
+_PYTHON_READS = ("__array__", "__contains__", "__format__", "__repr__", "__iter__", "__reversed__", "__hash__")
+
+
+class Ran(NamedTuple):
+    """A function of the program that ran. globals: by identity.  owners: first arguments that are no modules, by
+    identity, and whether they were made in the call."""
+
+    code: CodeType
+    globals: dict[int, dict[str, Any]]
+    owners: dict[int, bool]
+
+
+class Watch:
+    """Functions that ran, and what they did that a replay would not repeat.
+
+    rows: (file, line) where the length of a tensor was asked for.  changed: containers whose methods changed
+    them, and where.
+    """
+
+    def __init__(self, modules: frozenset[int]) -> None:
+        self.ran: dict[CodeType, Ran] = {}
+        self.refusals: list[Refusal] = []
+        self.rows: set[tuple[str, int]] = set()
+        self.changed: list[tuple[Any, str, str]] = []
+        self.lines: set[tuple[str, int]] = set()  # where a container was changed
+        self._modules = modules
+        self._kinds: dict[CodeType, Callable[[FrameType], None] | None] = {}
+        self._arguments: set[int] | None = None
+        self._made: set[int] = set()
+        self._conversions: dict[CodeType, str] = {}
+
+    def start(self) -> None:
+        """Watch this thread. Raises Refusal where somebody else does."""
+        if sys.getprofile() is not None or _debugger():
+            raise Refusal(Why.GRAPH_PROFILED)
+        self._conversions = _install_conversions()
+        sys.setprofile(self._event)
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        sys.setprofile(None)
+        _remove_conversions()
+
+    def _event(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            try:
+                kind = self._kinds[code]
+            except KeyError:
+                kind = self._kinds[code] = self._kind(frame)
+            if kind is not None:
+                kind(frame)
+        elif event == "c_call" and self._is_program(frame):
+            self._c_call(frame, argument)
+
+    def _is_program(self, frame: FrameType) -> bool:
+        """Whether the frame, which may have begun before, is the program's."""
+        return frame.f_code in self.ran or (frame.f_code.co_name in COMPREHENSIONS and self._calls_from(frame))
+
+    def _calls_from(self, frame: FrameType) -> bool:
+        return origins.of_globals(frame.f_globals) is Origin.PROGRAM
+
+    def _kind(self, frame: FrameType) -> Callable[[FrameType], None] | None:
+        code, origin = frame.f_code, origins.of_globals(frame.f_globals)
+        if code in self._conversions:
+            return self._host_read
+        if origin is Origin.PROGRAM:
+            return None if origins.is_generated(code) else self._program
+        if origin is Origin.LIBRARY:
+            return self._library
+        name, owner = code.co_name, frame.f_globals.get("__name__", "")
+        if name == "__len__":
+            return self._length
+        if owner == "torch._tensor" and name in _PYTHON_READS:
+            return self._host_read
+        if owner == "contextlib" and getattr(frame.f_locals.get("self"), "_stream", None) is not None:
+            return self._library
+        if owner == "torch.nn.modules.module" and name == "__setattr__":
+            return self._set_attribute
+        return self._library if owner.startswith("torch") and name in origins.EFFECTS else None
+
+    def _program(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if self._arguments is None:  # of the whole call
+            values = list(frame.f_locals.values())
+            inner = [item for value in values if type(value) in (list, tuple, dict) for item in _items(value)]
+            self._arguments = {id(value) for value in (*values, *inner)} - self._modules
+        if code.co_name in COMPREHENSIONS:
+            if frame.f_lasti > 3 and code not in self.ran:
+                self._refuse(Why.GRAPH_READS_STATE, frame, "a generator", "generator")
+            return
+        if code.co_flags & 0x20 and frame.f_lasti > code.co_argcount + 8 and code not in self.ran:
+            self._refuse(Why.GRAPH_READS_STATE, frame, code.co_name, "generator")
+        ran = self.ran.get(code)
+        if ran is None:
+            ran = self.ran[code] = Ran(code, {}, {})
+        ran.globals[id(frame.f_globals)] = frame.f_globals
+        if code.co_argcount and code.co_varnames[0] in ("self", "cls"):
+            owner = frame.f_locals.get(code.co_varnames[0])
+            if code.co_name in ("__init__", "__new__", "__post_init__"):
+                self._made.add(id(owner))
+            new = id(owner) in self._made or id(owner) in self._arguments
+            ran.owners[id(owner)] = new and id(owner) not in self._modules
+
+    def _caller(self, frame: FrameType) -> FrameType | None:
+        """The function of the program that called this one of a library, by way of libraries alone."""
+        caller = frame.f_back
+        while caller is not None and origins.of_globals(caller.f_globals) is Origin.LIBRARY:
+            caller = caller.f_back
+        if caller is not None and caller.f_globals.get("__name__") in ("_collections_abc", "contextlib", "functools"):
+            caller = caller.f_back
+        return caller if caller is not None and self._is_program(caller) else None
+
+    def _library(self, frame: FrameType) -> None:
+        caller, name = self._caller(frame), frame.f_code.co_name
+        if caller is not None and name not in _IMPORTS:
+            self._refuse(Why.GRAPH_SIDE_EFFECT, caller, f"{frame.f_globals.get('__name__')}.{name}")
+
+    def _direct(self, frame: FrameType) -> FrameType | None:
+        """The function of the program that called this one."""
+        caller = frame.f_back
+        if caller is not None and caller.f_globals.get("__name__") == "torch.overrides":
+            caller = caller.f_back
+        return caller if caller is not None and self._is_program(caller) else None
+
+    def _host_read(self, frame: FrameType) -> None:
+        caller = self._direct(frame)
+        if caller is not None and frame.f_code.co_name != "__hash__":
+            name = self._conversions.get(frame.f_code, frame.f_code.co_name)
+            self._refuse(Why.GRAPH_HOST_READ, caller, name)
+
+    def _length(self, frame: FrameType) -> None:
+        caller, owner = self._direct(frame), frame.f_locals.get("self")
+        if caller is not None and not isinstance(owner, nn.Module):
+            self.rows.add((caller.f_code.co_filename, caller.f_lineno))
+
+    def _set_attribute(self, frame: FrameType) -> None:
+        caller, owner = self._direct(frame), frame.f_locals.get("self")
+        if caller is not None and id(owner) in self._modules:
+            name = f"{type(owner).__name__}.{frame.f_locals.get('name')}"
+            self._refuse(Why.GRAPH_WRITES_STATE, caller, name)
+
+    def _c_call(self, frame: FrameType, function: Any) -> None:
+        effect, name = origins.effect_of(function), getattr(function, "__name__", str(function))
+        if effect is Effect.NONE or function is sys.setprofile:
+            return
+        if effect is Effect.CHANGES_SELF:
+            where = position(frame.f_code, frame.f_lineno)
+            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+            if len(self.changed) < 10000:
+                self.changed.append((function.__self__, name, where))
+        elif effect is Effect.READS_TENSOR:
+            self._refuse(Why.GRAPH_HOST_READ, frame, name)
+        else:
+            self._refuse(Why.GRAPH_SIDE_EFFECT, frame, _named(function))
+
+    def _refuse(self, why: Why, frame: FrameType, name: str, *details: Any) -> None:
+        if len(self.refusals) < 20:
+            where = position(frame.f_code, frame.f_lineno)
+            self.refusals.append(Refusal(why, name, where, *details))
+
+
+def _items(value: Any) -> Any:
+    return list(value.values()) if isinstance(value, dict) else list(value)
+
+
+def _named(function: Any) -> str:
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, type(sys)):
+        module = getattr(function, "__module__", None) or "builtins"
+        return str(function.__name__) if module == "builtins" else f"{module}.{function.__name__}"
+    return f"{type(owner).__name__}.{function.__name__}"
+
+
+def _debugger() -> bool:
+    """Whether a debugger follows this thread; measuring which lines run is no matter."""
+    trace = sys.gettrace()
+    if trace is not None and not (getattr(trace, "__module__", None) or type(trace).__module__).startswith("coverage"):
+        return True
+    monitoring = getattr(sys, "monitoring", None)
+    return monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
+
+
+_watched = 0  # by how many threads
+
+
+def _install_conversions() -> dict[CodeType, str]:
+    """Functions in Python in the place of those of tensors that operators call unseen."""
+    global _watched
+    _watched += 1
+    for name, function in _FUNCTIONS.items():
+        setattr(torch.Tensor, name, function)
+    return {function.__code__: name for name, function in _FUNCTIONS.items()}
+
+
+def _remove_conversions() -> None:
+    global _watched
+    _watched -= 1
+    if not _watched:
+        for name in _FUNCTIONS:
+            delattr(torch.Tensor, name)
+
+
+def _convert_bool(self: Any) -> Any:
+    return torch._C.TensorBase.__bool__(self)
+
+
+def _convert_int(self: Any) -> Any:
+    return torch._C.TensorBase.__int__(self)
+
+
+def _convert_float(self: Any) -> Any:
+    return torch._C.TensorBase.__float__(self)
+
+
+def _convert_index(self: Any) -> Any:
+    return torch._C.TensorBase.__index__(self)
+
+
+def _convert_complex(self: Any) -> Any:
+    return torch._C.TensorBase.__complex__(self)
+
+
+_FUNCTIONS: dict[str, Any] = dict(
+    zip(_CONVERSIONS, (_convert_bool, _convert_int, _convert_float, _convert_index, _convert_complex), strict=True)
+)
