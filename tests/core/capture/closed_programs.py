@@ -89,7 +89,7 @@ def hook(m):
 
 
 def swap(m):
-    m.b[2] = nn.LeakyReLU(0.1)
+    setattr(m.b, "2", nn.LeakyReLU(0.1))
 
 
 def new_forward(m):

@@ -53,6 +53,8 @@ class Audit:
             self._before[id(module)] = dict(module.__dict__)
             if id(module) not in self._trusted:
                 self._contents[id(module)] = _contents(module)
+        self._collects = gc.isenabled()
+        gc.disable()  # what it would end, the model has not called
         try:
             self._watch.start()
         except Refusal as error:
@@ -62,6 +64,8 @@ class Audit:
     def __exit__(self, *error: object) -> None:
         if self._refusal is None:
             self._watch.stop()
+        if self._collects:
+            gc.enable()
 
     def guards(self) -> Guards:
         """What has to stay as it is. Raises Refusal where the world is not closed."""
@@ -69,14 +73,15 @@ class Audit:
             raise self._refusal
         if self._watch.refusals:
             raise self._watch.refusals[0]
-        self._refuse_kept()
         readings = self._readings()
+        self._refuse_kept()
         attributes: set[str] = set()
         for reading in readings.values():
             attributes |= reading.attributes
         state = State(self.model, attributes, any(one.any_attribute for one in readings.values()))
         self._read_modules(state)
         self._read_outside(state, readings)
+        self._read_backward(state, readings)
         self._refuse_changed(state)
         _switches(state)
         return state.guards()
@@ -85,17 +90,19 @@ class Audit:
 
     def _refuse_kept(self) -> None:
         """Raise Refusal where the attributes of a module of the program are not what they were."""
+        places = {id(box): where for box, _, where in self._watch.changed}
         for _, module in self._modules:
             if id(module) in self._trusted:
                 continue
             before, now = self._before[id(module)], module.__dict__
             for name in {**before, **now}:
                 if before.get(name, self) is not now.get(name, self) and not _by_package(now.get(name)):
-                    raise Refusal(Why.GRAPH_KEEPS_VALUES, type(module).__name__, name)
+                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", "in the call")
             contents = self._contents[id(module)]
             for name, items in _contents(module).items():
                 if name in contents and not _same(contents[name], items):
-                    raise Refusal(Why.GRAPH_KEEPS_VALUES, type(module).__name__, name)
+                    where = places.get(id(now[name]), "in the call")
+                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", where)
 
     def _refuse_changed(self, state: State) -> None:
         """Raise Refusal where a method changed a container that lasts longer than the call."""
@@ -130,9 +137,7 @@ class Audit:
             if before == (parameters, returns):
                 break
         for code, reading in readings.items():
-            for why, what, line in reading.problems.values():
-                where = position(code, line)
-                raise Refusal(why, where) if why is Why.GRAPH_CHOOSES_BY_ROWS else Refusal(why, what, where)
+            _refuse_problems(code, reading)
         return readings
 
     def _parameters(self, code: CodeType) -> dict[int | str, Tag]:
@@ -165,10 +170,39 @@ class Audit:
 
     def _read_modules(self, state: State) -> None:
         name_of = type(self.model).__name__
+        state.hooks(self.model)
         for path, module in self._modules:
             label = f"{name_of}.{path}" if path else name_of
             trusted, before = id(module) in self._trusted, self._before[id(module)]
             state.own_module(module, label, trusted, before, f"attribute of {label}")
+
+    def _read_backward(self, state: State, readings: dict[CodeType, Reading]) -> None:
+        """Functions of autograd that the program defines: nobody has watched their backward passes."""
+        outside, done = Outside(state, unseen=True), set(readings)
+        functions = [
+            function
+            for cls in state.classes.values()
+            if issubclass(cls, torch.autograd.Function) and origins.of_class(cls) is Origin.PROGRAM
+            for name in ("backward", "vjp", "jvp")
+            if isinstance(function := getattr(cls, name, None), types.FunctionType)
+        ]
+        while functions:
+            function = functions.pop()
+            code = function.__code__
+            if code in done or origins.of_globals(function.__globals__) is not Origin.PROGRAM:
+                continue
+            done.add(code)
+            source = source_of(code)
+            if source is None:
+                raise Refusal(Why.GRAPH_NO_SOURCE, code.co_name, position(code))
+            reading = Reading(source, {}, {}, frozenset(), False)
+            _refuse_problems(code, reading)
+            known = set(state.functions)
+            for name in reading.names.values():
+                if name.imported or name.root not in code.co_freevars:
+                    outside.resolve(name, function.__globals__, position(code, name.line))
+            outside.function(function, reading, position(code))
+            functions += [one for new in set(state.functions) - known for one in state.functions[new].values()]
 
     def _read_outside(self, state: State, readings: dict[CodeType, Reading]) -> None:
         """What names of the functions stand for, their closures and defaults; functions found so may be new ones."""
@@ -192,6 +226,12 @@ class Audit:
             for code, function in pending:
                 done.add(id(function))
                 outside.function(function, readings[code], position(code))
+
+
+def _refuse_problems(code: CodeType, reading: Reading) -> None:
+    for why, what, line in reading.problems.values():
+        where = position(code, line)
+        raise Refusal(why, where) if why is Why.GRAPH_CHOOSES_BY_ROWS else Refusal(why, what, where)
 
 
 def _is_method_call(reading: Reading, function: str) -> int:

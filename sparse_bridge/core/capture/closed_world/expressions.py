@@ -139,6 +139,8 @@ class Expressions:
         base = self._named(inner.id, tuple(chain), node) if isinstance(inner, ast.Name) else self.of(inner)
         if "__dict__" in chain:
             self.any_attribute = True
+        if "__class__" in chain:
+            return STATE
         if chain[-1] == "shape":
             return NONE if base & OLD else SHAPE
         return STATE if base & STATE else NONE
@@ -249,7 +251,7 @@ class Expressions:
         if name == "len":
             tensor = node.lineno in self._rows and not first & OLD
             return ROWS if tensor or first & ROWS else NONE
-        if name == "super":
+        if name == "super" or (name == "type" and len(node.args) == 1):
             return STATE
         tags = every & COUNTS if name in _SAME or name in ("range", *_CONTAINERS) else NONE
         if name == "range":
@@ -271,12 +273,7 @@ class Expressions:
 
     def _method(self, node: ast.Call, method: ast.Attribute, arguments: list[tuple[int | str, Tag]], every: Tag) -> Tag:
         name = method.attr
-        # `cfg.get(...)` asks for `cfg`; its method is no value of its own.
-        base = (
-            self.of(method.value) if not isinstance(method.value, ast.Name) else self.of(method) | self._plain(method)
-        )
-        if not isinstance(method.value, ast.Name):
-            self.attributes.add(name)
+        base = self._owner(method)
         if name == "size":
             if not node.args and not node.keywords:
                 return NONE if base & OLD else SHAPE
@@ -295,8 +292,12 @@ class Expressions:
             result |= STATE if name != "copy" else HOLDS
         return result
 
-    def _plain(self, method: ast.Attribute) -> Tag:
-        """Of the object whose method is called, where it has a name."""
-        assert isinstance(method.value, ast.Name)
-        name = method.value.id
-        return self.env.get(name, NONE) if name in self.env else NONE
+    def _owner(self, method: ast.Attribute) -> Tag:
+        """Of the object whose method is called. `cfg.get(...)` asks for `cfg.get`, not for all of `cfg`."""
+        names = dict(self.names)
+        owner = self.of(method.value)
+        if isinstance(method.value, (ast.Name, ast.Attribute)):
+            self.names = names
+            self.of(method)
+        self.attributes.add(method.attr)
+        return owner

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ....refusals import Refusal, Why
 from . import origins
 from .guards import is_own
-from .origins import Origin
+from .origins import Effect, Origin
 from .reading import Reading
 from .state import State
 from .tags import Name
@@ -24,8 +25,9 @@ _STEP = object()  # nothing to go on from
 class Outside:
     """Guards what names stand for, in `state`."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, state: State, unseen: bool = False) -> None:
+        """unseen: nobody has watched what the functions call."""
+        self.state, self.unseen = state, unseen
 
     def resolve(self, name: Name, names: dict[str, Any], where: str) -> None:
         """A name of a function with these globals. Raises Refusal."""
@@ -41,7 +43,9 @@ class Outside:
             state.absent(names, [name.root], str(names.get("__name__", "")))
             own = vars(builtins)
             if name.root in own:
-                state.key(own, name.root, name.root)
+                value = state.key(own, name.root, name.root)
+                if self.unseen and not isinstance(value, type) and origins.effect_of(value) is not Effect.NONE:
+                    raise Refusal(Why.GRAPH_SIDE_EFFECT, name.root, where)
 
     def function(self, function: types.FunctionType, reading: Reading, where: str) -> None:
         """The closure and the defaults of a function. Raises Refusal."""
@@ -110,7 +114,9 @@ class Outside:
         if origin is Origin.TRUSTED and not isinstance(item, (torch.Generator, list, dict, set)):
             return _STEP
         if origin is Origin.LIBRARY and callable(item):
-            return _STEP  # that it is called would be seen
+            if self.unseen or module.__name__.startswith("numpy.random"):
+                raise Refusal(Why.GRAPH_SIDE_EFFECT, label, where)
+            return _STEP  # that it is called would have been seen
         return item
 
 

@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,9 +21,13 @@ from .guards import PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
 from .origins import Origin
 
 _MOST = 4096  # values
+_HEAP_TYPE = 1 << 9  # of a class that Python code defines, as a rule
 _SMALL = 64  # numbers in an array
 _CODE = (types.FunctionType, type, types.ModuleType, property, staticmethod, classmethod, functools.partialmethod)
 _C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
+_SIZED = (list, tuple, dict, set, frozenset, collections.deque)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FIELDS = ("_tuplegetter", "member_descriptor", "getset_descriptor")  # of the objects of a class
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 
@@ -56,6 +61,13 @@ class State:
         self._equal: list[Entry] = []
         self._absent: dict[int, tuple[Any, set[str], str]] = {}
         self._keep: list[Any] = []
+
+    def hooks(self, model: nn.Module) -> None:
+        """Guard that modules have the hooks that they have."""
+        names = [(module, name) for module in model.modules() for name in _HOOKS]
+        boxes = [module.__dict__[name] for module, name in names]
+        label = f"the hooks of {type(model).__name__} and its modules"
+        self.entry(_all_values, boxes, lambda _: label)
 
     def guards(self) -> Guards:
         """All of it."""
@@ -99,7 +111,7 @@ class State:
             return
         self.seen[id(value)] = label
         self._keep.append(value)
-        if self.count > _MOST:
+        if self.count + (len(value) if isinstance(value, _SIZED) else 0) > _MOST:
             raise Refusal(Why.GRAPH_LARGE_STATE, label, where, _MOST)
         if isinstance(value, _CODE):
             self._code(value, label, where)
@@ -113,6 +125,8 @@ class State:
             self._set(value, label, where)
         elif isinstance(value, np.ndarray) and value.size <= _SMALL and value.dtype != object:
             self._equal.append(Entry(_array, value, _array(value), (label,)))
+        elif isinstance(value, functools.cached_property):
+            self.value(value.func, label, where)
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self.value(part, label, where)
@@ -124,7 +138,7 @@ class State:
 
     def _is_plain(self, value: Any) -> bool:
         if isinstance(value, (*PLAIN, *PLAIN_TORCH, enum.Enum, np.generic, np.dtype)):
-            return type(value).__flags__ & (1 << 9) == 0 or isinstance(value, enum.Enum) or _is_bare(value)
+            return type(value).__flags__ & _HEAP_TYPE == 0 or isinstance(value, enum.Enum) or _is_bare(value)
         return isinstance(value, type(NotImplemented)) or type(value) is object
 
     def _c_function(self, value: Any, label: str, where: str) -> None:
@@ -162,8 +176,6 @@ class State:
             self._attributes(value, label, where, all_of_them=False)
 
     def _dictionary(self, value: Any, label: str, where: str) -> None:
-        if len(value) > _MOST:
-            raise Refusal(Why.GRAPH_LARGE_STATE, label, where, _MOST)
         keys = list(value)
 
         def name(place: int) -> str:
@@ -186,11 +198,7 @@ class State:
 
     def _object(self, value: Any, label: str, where: str) -> None:
         cls = type(value)
-        known = origins.of_class(cls) is not Origin.LIBRARY or cls in (types.SimpleNamespace,)
-        known = known or cls.__module__ == "argparse"
-        if not known or (not cls.__flags__ & (1 << 9) and cls is not types.SimpleNamespace):
-            raise Refusal(Why.GRAPH_READS_STATE, label, where, cls.__name__)
-        if isinstance(value, (torch.Tensor, torch.Generator, Exception)) or _iterates(value):
+        if not _is_open_book(cls) or isinstance(value, (torch.Tensor, torch.Generator)) or _iterates(value):
             raise Refusal(Why.GRAPH_READS_STATE, label, where, cls.__name__)
         self._attributes(value, label, where, all_of_them=True)
 
@@ -278,7 +286,7 @@ class State:
                     self.value(item, f"{base.__name__}.{name}", where)
                 elif name in self.attributes and not name.startswith("__"):
                     self.key(own, name, f"{base.__name__}.{name}")
-                    if not isinstance(item, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                    if type(item).__name__ not in _FIELDS:
                         self.value(item, f"{base.__name__}.{name}", where)
             self.absent(own, self.attributes, base.__name__)
 
@@ -300,6 +308,10 @@ def _children(box: Any) -> tuple[Any, ...]:
     return (*box, *box.values())
 
 
+def _all_values(boxes: Any) -> tuple[Any, ...]:
+    return tuple(value for box in boxes for value in box.values()) if any(boxes) else ()
+
+
 def _class_of(box: Any) -> tuple[Any, ...]:
     return (box.__class__,)
 
@@ -315,6 +327,16 @@ def _array(box: Any) -> tuple[Any, ...]:
 def _slot(name: str) -> Callable[[Any], tuple[Any, ...]]:
     get = operator.attrgetter(name)
     return lambda box: (get(box),)
+
+
+def _is_open_book(cls: type) -> bool:
+    """Whether all that objects of a class know lies in their attributes."""
+    if cls is types.SimpleNamespace or cls.__module__ == "argparse":
+        return True
+    if origins.of_class(cls) is Origin.LIBRARY or cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    in_python = any("__slots__" in vars(base) or "__dict__" in vars(base) for base in cls.__mro__)
+    return bool(cls.__flags__ & _HEAP_TYPE) and in_python
 
 
 def _iterates(value: Any) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import sys
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -47,6 +51,8 @@ class Watch:
         self._kinds: dict[CodeType, Callable[[FrameType], None] | None] = {}
         self._arguments: set[int] | None = None
         self._made: set[int] = set()
+        self._importing: FrameType | None = None
+        self._generators: set[int] = set()  # frames that began in the call
         self._conversions: dict[CodeType, str] = {}
 
     def start(self) -> None:
@@ -59,10 +65,14 @@ class Watch:
     def stop(self) -> None:
         """Watch no longer."""
         sys.setprofile(None)
+        self._importing = None
         _remove_conversions()
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
+        if self._importing is not None:
+            if event == "return" and frame is self._importing:
+                self._importing = None
+        elif event == "call":
             code = frame.f_code
             try:
                 kind = self._kinds[code]
@@ -87,7 +97,7 @@ class Watch:
         if origin is Origin.PROGRAM:
             return None if origins.is_generated(code) else self._program
         if origin is Origin.LIBRARY:
-            return self._library
+            return self._import if code.co_name == "_find_and_load" else self._library
         name, owner = code.co_name, frame.f_globals.get("__name__", "")
         if name == "__len__":
             return self._length
@@ -105,12 +115,13 @@ class Watch:
             values = list(frame.f_locals.values())
             inner = [item for value in values if type(value) in (list, tuple, dict) for item in _items(value)]
             self._arguments = {id(value) for value in (*values, *inner)} - self._modules
+        if code.co_flags & inspect.CO_GENERATOR:
+            if frame.f_lasti <= _start_of(code):
+                self._generators.add(id(frame))
+            elif id(frame) not in self._generators:
+                self._refuse(Why.GRAPH_READS_STATE, frame, code.co_name, "generator")
         if code.co_name in COMPREHENSIONS:
-            if frame.f_lasti > 3 and code not in self.ran:
-                self._refuse(Why.GRAPH_READS_STATE, frame, "a generator", "generator")
             return
-        if code.co_flags & 0x20 and frame.f_lasti > code.co_argcount + 8 and code not in self.ran:
-            self._refuse(Why.GRAPH_READS_STATE, frame, code.co_name, "generator")
         ran = self.ran.get(code)
         if ran is None:
             ran = self.ran[code] = Ran(code, {}, {})
@@ -130,6 +141,11 @@ class Watch:
         if caller is not None and caller.f_globals.get("__name__") in ("_collections_abc", "contextlib", "functools"):
             caller = caller.f_back
         return caller if caller is not None and self._is_program(caller) else None
+
+    def _import(self, frame: FrameType) -> None:
+        """A module is loaded: what its own code does, and what finds it, is over after this call."""
+        self._importing = frame
+        self._library(frame)
 
     def _library(self, frame: FrameType) -> None:
         caller, name = self._caller(frame), frame.f_code.co_name
@@ -180,6 +196,12 @@ class Watch:
             self.refusals.append(Refusal(why, name, where, *details))
 
 
+@functools.lru_cache(maxsize=512)
+def _start_of(code: CodeType) -> int:
+    """The instruction at which a generator starts; it goes on at later ones."""
+    return next((one.offset for one in dis.get_instructions(code) if one.opname == "RESUME"), -1)
+
+
 def _items(value: Any) -> Any:
     return list(value.values()) if isinstance(value, dict) else list(value)
 
@@ -201,24 +223,26 @@ def _debugger() -> bool:
     return monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
 
 
-_watched = 0  # by how many threads
+_watched, _lock = 0, threading.Lock()  # by how many threads
 
 
 def _install_conversions() -> dict[CodeType, str]:
     """Functions in Python in the place of those of tensors that operators call unseen."""
     global _watched
-    _watched += 1
-    for name, function in _FUNCTIONS.items():
-        setattr(torch.Tensor, name, function)
+    with _lock:
+        _watched += 1
+        for name, function in _FUNCTIONS.items():
+            setattr(torch.Tensor, name, function)
     return {function.__code__: name for name, function in _FUNCTIONS.items()}
 
 
 def _remove_conversions() -> None:
     global _watched
-    _watched -= 1
-    if not _watched:
-        for name in _FUNCTIONS:
-            delattr(torch.Tensor, name)
+    with _lock:
+        _watched -= 1
+        if not _watched:
+            for name in _FUNCTIONS:
+                delattr(torch.Tensor, name)
 
 
 def _convert_bool(self: Any) -> Any:
