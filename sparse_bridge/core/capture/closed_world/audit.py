@@ -170,7 +170,7 @@ class Audit:
 
     def _read_modules(self, state: State) -> None:
         name_of = type(self.model).__name__
-        state.hooks(self.model)
+        state.classes_and_hooks(self.model)
         for path, module in self._modules:
             label = f"{name_of}.{path}" if path else name_of
             trusted, before = id(module) in self._trusted, self._before[id(module)]

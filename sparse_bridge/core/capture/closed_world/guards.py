@@ -36,28 +36,32 @@ class Absent(NamedTuple):
 class Guards:
     """The values that a call read."""
 
-    def __init__(self, entries: list[Entry], absent: list[Absent], equal: list[Entry]) -> None:
-        """equal: compared by value every time."""
+    def __init__(self, entries: list[Entry], layers: list[Entry], absent: list[Absent], equal: list[Entry]) -> None:
+        """layers: values of torch's and frameworks' own, for which `True` is as good as 1.  equal: new objects
+        every time, compared by value."""
         self._equal, self._absent = equal, [one for one in absent if one.names]
-        self._entries = entries
+        self._entries, self._layers = entries, layers
         self._set()
 
     def _set(self) -> None:
         self._pairs = [(entry.get, entry.box) for entry in self._entries]
+        self._layer_pairs = [(entry.get, entry.box) for entry in self._layers]
+        self._layer_values = [entry.values for entry in self._layers]
         self._values = list(itertools.chain.from_iterable(entry.values for entry in self._entries))
         self._boxes = [one.box for one in self._absent]
         self._lengths = list(map(len, self._boxes))
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._values) + sum(map(len, self._layer_values))
 
     def hold(self) -> bool:
         """Whether everything is as it was. Some ten microseconds for a hundred modules."""
         try:
             values = [value for get, box in self._pairs for value in get(box)]
+            same = [get(box) for get, box in self._layer_pairs] == self._layer_values
         except (KeyError, AttributeError, ValueError, TypeError):
             return False
-        same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+        same = same and len(values) == len(self._values) and all(map(operator.is_, values, self._values))
         if same and list(map(len, self._boxes)) == self._lengths:
             return not self._equal or self._differing(self._equal) is None
         return self._hold_by_value()
@@ -66,13 +70,14 @@ class Guards:
         """The same, where values or containers are other objects: they are remembered if they are equal."""
         if self.changed():
             return False
-        self._entries = [entry._replace(values=tuple(entry.get(entry.box))) for entry in self._entries]
+        for entries in (self._entries, self._layers):
+            entries[:] = [entry._replace(values=tuple(entry.get(entry.box))) for entry in entries]
         self._set()
         return True
 
     def changed(self) -> str:
         """What is not as it was; '' if nothing."""
-        difference = self._differing(self._entries) or self._differing(self._equal)
+        difference = self._differing(self._entries) or self._differing(self._layers) or self._differing(self._equal)
         if difference is not None:
             return difference
         for one in self._absent:

@@ -56,40 +56,46 @@ class State:
         self.classes: dict[int, type] = {}
         self.seen: dict[int, str] = {}  # containers and objects, by identity
         self.count = 0
-        self._keys: dict[int, tuple[Any, dict[Any, tuple[Any, str]]]] = {}
+        self._keys: dict[tuple[int, bool], tuple[Any, dict[Any, tuple[Any, str]]]] = {}
         self._entries: list[Entry] = []
+        self._layers: list[Entry] = []
         self._equal: list[Entry] = []
         self._absent: dict[int, tuple[Any, set[str], str]] = {}
         self._keep: list[Any] = []
 
-    def hooks(self, model: nn.Module) -> None:
-        """Guard that modules have the hooks that they have."""
+    def classes_and_hooks(self, model: nn.Module) -> None:
+        """Guard that modules are of the classes that they are, and have the hooks that they have."""
+        modules = list(model.modules())
+        self.entry(_classes, modules, lambda _: f"the class of a module of {type(model).__name__}", layer=True)
         names = [(module, name) for module in model.modules() for name in _HOOKS]
         boxes = [module.__dict__[name] for module, name in names]
         label = f"the hooks of {type(model).__name__} and its modules"
-        self.entry(_all_values, boxes, lambda _: label)
+        self.entry(_all_values, boxes, lambda _: label, layer=True)
 
     def guards(self) -> Guards:
         """All of it."""
-        entries = list(self._entries)
-        for box, keys in self._keys.values():
+        entries, layers = list(self._entries), list(self._layers)
+        for (_, of_layer), (box, keys) in self._keys.items():
             names = tuple(keys)
             values, labels = tuple(v for v, _ in keys.values()), tuple(label for _, label in keys.values())
-            entries.append(Entry(itemgetter(names), box, _doubled(names, values), _doubled(names, labels)))
+            entry = Entry(itemgetter(names), box, _doubled(names, values), _doubled(names, labels))
+            (layers if of_layer else entries).append(entry)
         absent = [Absent(box, frozenset(names), label) for box, names, label in self._absent.values()]
-        return Guards(entries, absent, self._equal)
+        return Guards(entries, layers, absent, self._equal)
 
-    def key(self, box: Any, key: Any, label: str) -> Any:
-        """Guard an entry of a dictionary, and return it."""
+    def key(self, box: Any, key: Any, label: str, layer: bool = False) -> Any:
+        """Guard an entry of a dictionary, and return it. layer: of torch or a framework."""
         value = box[key]
-        self._keys.setdefault(id(box), (box, {}))[1][key] = value, label
+        self._keys.setdefault((id(box), layer), (box, {}))[1][key] = value, label
         return value
 
     def absent(self, box: Any, names: Iterable[str], label: str) -> None:
         """Guard that a dictionary does not have these names."""
         self._absent.setdefault(id(box), (box, set(), label))[1].update(name for name in names if name not in box)
 
-    def entry(self, get: Callable[[Any], tuple[Any, ...]], box: Any, label: Callable[[int], str]) -> tuple[Any, ...]:
+    def entry(
+        self, get: Callable[[Any], tuple[Any, ...]], box: Any, label: Callable[[int], str], layer: bool = False
+    ) -> tuple[Any, ...]:
         """Guard what `get` returns of an object."""
         values = tuple(get(box))
         self.count += len(values)
@@ -97,7 +103,7 @@ class State:
             names = tuple(label(place) for place in range(len(values)))
         else:
             names = (label(0),)
-        self._entries.append(Entry(get, box, values, names))
+        (self._layers if layer else self._entries).append(Entry(get, box, values, names))
         return values
 
     def value(self, value: Any, label: str, where: str) -> None:
@@ -249,23 +255,26 @@ class State:
         own = module.__dict__
         self.seen[id(module)] = label
         self.methods_of(type(module), where)
-        self.entry(_class_of, module, lambda _: f"the class of {label}")
-        self.entry(_children, own["_modules"], lambda _: f"the modules of {label}")
+        if own["_modules"] or not trusted:
+            self.entry(_values, own["_modules"], lambda _: f"the modules of {label}", layer=True)
         everything = trusted or self.any_attribute or _has_foreign_forward(type(module))
         for name, item in list(own.items()):
             if name in _OF_MODULES or (name.startswith("_") and trusted):
                 continue
             if trusted:
                 if before.get(name, self) is item and self._simple(item):
-                    self.key(own, name, f"{label}.{name}")
-                    self._part(item, "", f"{label}.{name}", where)
+                    self.key(own, name, f"{label}.{name}", layer=True)
+                    if isinstance(item, list):
+                        self.entry(tuple, item, lambda _, name=name: f"{label}.{name}", layer=True)
             elif name in self.attributes or everything or name == "training":
                 self.key(own, name, f"{label}.{name}")
                 self._part(item, name, f"{label}.{name}", where)
         self.absent(own, {"forward", "__call__"} if trusted else {*self.attributes, "forward"}, label)
 
     def _simple(self, item: Any) -> bool:
-        if isinstance(item, (list, tuple)):
+        if isinstance(item, list):
+            return len(item) <= _SMALL and all(map(self._is_plain, item))
+        if isinstance(item, tuple):
             return len(item) <= _SMALL and all(map(self._simple, item))
         return self._is_plain(item) or isinstance(item, types.FunctionType)
 
@@ -304,8 +313,8 @@ def _values(box: Any) -> tuple[Any, ...]:
     return tuple(box.values())
 
 
-def _children(box: Any) -> tuple[Any, ...]:
-    return (*box, *box.values())
+def _classes(box: Any) -> tuple[Any, ...]:
+    return tuple(map(type, box))
 
 
 def _all_values(boxes: Any) -> tuple[Any, ...]:
