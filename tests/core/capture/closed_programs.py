@@ -145,7 +145,7 @@ class Entries(Net):
         return x
 
 
-@opened("writes in a branch that is not taken")
+@case("writes in a branch that is not taken", set_attribute("sizes", [1]))
 class NotTaken(Net):
     def end(self, x):
         if x.features.shape[1] > 1000:
@@ -615,6 +615,47 @@ class Appends(Net):
         return x
 
 
+@opened("appends to a global in a branch that is not taken")
+class AppendsNever(Net):
+    def end(self, x):
+        if self.calls:
+            SEEN.append(1)
+        return x
+
+
+@case("writes the same again", set_global("MODE", "other"), set_attribute("calls", 1))
+class WritesSame(Net):
+    def end(self, x):
+        global MODE
+        MODE, self.calls = "plain", 0
+        return x
+
+
+@opened("keeps how many rows there are")
+class KeepsRows(Net):
+    def end(self, x):
+        self.calls = x.features.shape[0]
+        return x
+
+
+@opened("replaces a buffer")
+class ReplacesBuffer(Net):
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def end(self, x):
+        self.mean = self.mean * 0.9 + x.features.mean(0) * 0.1
+        return x
+
+
+@opened("changes a norm")
+class ChangesNorm(Net):
+    def end(self, x):
+        self.b[1].momentum = 0.1
+        return x
+
+
 @opened("appends to a global under another name")
 class AppendsAlias(Net):
     def end(self, x):
@@ -663,7 +704,7 @@ class WritesClassByName(Net):
         return x
 
 
-CELL = [3.0]
+CELL, MODE = [3.0], "plain"
 
 
 def closing(cell):

@@ -134,6 +134,44 @@ def test_what_a_model_does_not_read_may_change(sp):
     assert guards.hold()
 
 
+@pytest.mark.parametrize("name", ["cached attribute that is not there yet", "cached property"])
+def test_what_was_made_in_the_first_call_is_there_in_the_second(sp, name):
+    model, _ = watched(sp, name)
+    x = scene(sp, "spconv", 2, "cpu")
+    with Audit(model, protocol.made_by(type(x))) as audit:
+        model(x)
+    guards = audit.guards()
+    assert guards.hold()
+    model.__dict__["width" if "width" in model.__dict__ else "factor"] = 5.0
+    assert not guards.hold()
+
+
+class Begins(closed_programs.Net):
+    """Chooses and prints on the way to its sparse layers, or behind them."""
+
+    def forward(self, x, behind=False):
+        if not behind:
+            print("rows", "many" if x.features.shape[0] > 10 else "few")
+        self.audit.resumed()
+        x = self.b(self.a(x))
+        if behind:
+            print("rows")
+        return x
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_comes_before_the_point_of_resumption_does_not_count(sp, behind):
+    model, x = Begins(sp), scene(sp, "spconv", 1, "cpu")
+    with Audit(model, protocol.made_by(type(x))) as audit:
+        type(model).audit = audit
+        model(x, behind)
+    if behind:
+        with pytest.raises(Refusal, match=r"calls print \(test_closed_world.py:\d+\)"):
+            audit.guards()
+    else:
+        assert audit.guards().hold()
+
+
 def test_somebody_else_s_profiler_stays(sp):
     def profiler(frame, event, argument):
         pass

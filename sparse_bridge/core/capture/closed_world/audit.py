@@ -7,6 +7,7 @@ and choices by how many rows there are leave the world open.
 
 from __future__ import annotations
 
+import ast
 import collections
 import gc
 import sys
@@ -24,9 +25,9 @@ from .origins import Origin
 from .outside import Outside
 from .reading import Reading
 from .sources import Source, position, source_of
-from .state import State
-from .tags import NONE, STATE, Tag
-from .watch import Watch
+from .state import LARGEST, State
+from .tags import NONE, STATE, Compared, Tag
+from .watch import ABSENT, Watch
 
 _CONTAINERS = (list, dict, set, collections.deque)
 _PASSES = 5  # from function to function
@@ -48,11 +49,14 @@ class Audit:
     def _is_trusted(self, module: nn.Module) -> bool:
         return bool(self.tensors.is_own(module)) and origins.of_class(type(module)) is Origin.TRUSTED
 
-    def __enter__(self) -> Audit:
+    def _remember(self) -> None:
         for _, module in self._modules:
             self._before[id(module)] = dict(module.__dict__)
             if id(module) not in self._trusted:
                 self._contents[id(module)] = _contents(module)
+
+    def __enter__(self) -> Audit:
+        self._remember()
         self._collects = gc.isenabled()
         gc.disable()  # what it would end, the model has not called
         try:
@@ -66,6 +70,12 @@ class Audit:
             self._watch.stop()
         if self._collects:
             gc.enable()
+
+    def resumed(self) -> None:
+        """What happened so far happens in every call, replayed or not: what counts begins here."""
+        if self._refusal is None:
+            self._watch.resumed(sys._getframe(1))
+            self._remember()
 
     def guards(self) -> Guards:
         """What has to stay as it is. Raises Refusal where the world is not closed."""
@@ -90,24 +100,28 @@ class Audit:
 
     def _refuse_kept(self) -> None:
         """Raise Refusal where the attributes of a module of the program are not what they were."""
-        places = {id(box): where for box, _, where in self._watch.changed}
         for _, module in self._modules:
             if id(module) in self._trusted:
                 continue
             before, now = self._before[id(module)], module.__dict__
             for name in {**before, **now}:
                 if before.get(name, self) is not now.get(name, self) and not _by_package(now.get(name)):
-                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", "in the call")
+                    where = self._watch.stored.get((id(module), name), "in the call")
+                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", where)
             contents = self._contents[id(module)]
             for name, items in _contents(module).items():
                 if name in contents and not _same(contents[name], items):
-                    where = places.get(id(now[name]), "in the call")
+                    where = self._watch.changed.get(id(now[name]), "in the call")
                     raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", where)
+
+        for (_, name), (names, value, where) in self._watch.written.items():
+            if names.get(name, ABSENT) is not value:
+                raise Refusal(Why.GRAPH_WRITES_STATE, name, where)
 
     def _refuse_changed(self, state: State) -> None:
         """Raise Refusal where a method changed a container that lasts longer than the call."""
-        for box, _, where in self._watch.changed:
-            label = state.seen.get(id(box))
+        for box, where in self._watch.changed.items():
+            label = state.seen.get(box)
             if label is not None:
                 raise Refusal(Why.GRAPH_WRITES_STATE, label, where)
 
@@ -130,14 +144,16 @@ class Audit:
             for code, source in sources.items():
                 inner = bool(source.outer) and id(source.outer[0]) in nodes
                 lines = frozenset(line for file, line in self._watch.rows if file == code.co_filename)
-                readings[code] = Reading(source, parameters[code], returns, lines, inner)
+                owners = self._watch.ran[code].owners
+                compared = Compared.OWNER if owners and owners.keys() <= self._watch.modules else Compared.GLOBALS
+                readings[code] = Reading(source, parameters[code], returns, lines, inner, compared)
             for code, reading in readings.items():
                 returns[code.co_name] = returns.get(code.co_name, NONE) | reading.result
             self._pass_on(readings, sources, parameters)
             if before == (parameters, returns):
                 break
         for code, reading in readings.items():
-            _refuse_problems(code, reading)
+            _refuse_problems(code, reading, _first_line(sources[code].node, self._watch.after.get(code, 0)))
         return readings
 
     def _parameters(self, code: CodeType) -> dict[int | str, Tag]:
@@ -195,7 +211,7 @@ class Audit:
             source = source_of(code)
             if source is None:
                 raise Refusal(Why.GRAPH_NO_SOURCE, code.co_name, position(code))
-            reading = Reading(source, {}, {}, frozenset(), False)
+            reading = Reading(source, {}, {})
             _refuse_problems(code, reading)
             known = set(state.functions)
             for name in reading.names.values():
@@ -228,8 +244,16 @@ class Audit:
                 outside.function(function, readings[code], position(code))
 
 
-def _refuse_problems(code: CodeType, reading: Reading) -> None:
+def _first_line(node: ast.AST, line: int) -> int:
+    """The line at which what is done after `line` of a function begins: that of the loop around it."""
+    loops = [part for part in ast.walk(node) if isinstance(part, (ast.For, ast.While))]
+    return min([part.lineno for part in loops if part.lineno <= line <= (part.end_lineno or line)], default=line)
+
+
+def _refuse_problems(code: CodeType, reading: Reading, after: int = 0) -> None:
     for why, what, line in reading.problems.values():
+        if line < after:
+            continue
         where = position(code, line)
         raise Refusal(why, where) if why is Why.GRAPH_CHOOSES_BY_ROWS else Refusal(why, what, where)
 
@@ -245,15 +269,11 @@ def _needs_function(code: CodeType, reading: Reading) -> bool:
 
 def _contents(module: nn.Module) -> dict[str, Any]:
     """Containers among the attributes of a module, and what is in them, as deep as it goes."""
-    return {
-        name: _copied(value, 0)
-        for name, value in module.__dict__.items()
-        if isinstance(value, _CONTAINERS) and name not in ("_parameters", "_buffers")
-    }
+    return {name: _copied(value, 0) for name, value in module.__dict__.items() if isinstance(value, _CONTAINERS)}
 
 
 def _copied(value: Any, depth: int) -> Any:
-    if depth > 4 or not isinstance(value, _CONTAINERS) or len(value) > 1000:
+    if depth > 4 or not isinstance(value, _CONTAINERS) or len(value) > LARGEST:
         return value
     if isinstance(value, dict):
         return [(key, _copied(item, depth + 1)) for key, item in value.items()]

@@ -50,7 +50,9 @@ class Expressions:
         self.env: dict[str, Tag] = {}
         self.imports: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._known, self._rows = returns, rows
+        self.compared_owner: str | None = None  # see `Compared`
         self._outside: set[str] = set()  # declared global or nonlocal
+        self._globals: set[str] = set()  # declared so, and compared
         self._enclosing: set[str] = set()  # bound by functions around it, in the same call
 
     def problem(self, why: Why, what: str, node: ast.AST) -> None:
@@ -64,8 +66,10 @@ class Expressions:
     def bind(self, target: ast.expr, tags: Tag, value: ast.expr | None) -> None:
         """A value is put there."""
         if isinstance(target, ast.Name):
-            if target.id in self._outside:
+            if target.id in self._outside or (target.id in self._globals and tags & COUNTS):
                 self.problem(Why.GRAPH_WRITES_STATE, target.id, target)
+            if target.id in self._globals:
+                self._named(target.id, (), target)
             self.env[target.id] = self.env.get(target.id, NONE) | tags
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target.elts, tags, value)
@@ -74,9 +78,19 @@ class Expressions:
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
             base = self.of(target.value)
             if isinstance(target, ast.Subscript):
-                self.of(target.slice)
-            if base & OLD:
+                tags |= self.of(target.slice)
+            if base & OLD and not self._is_compared(target, tags):
                 self.problem(Why.GRAPH_WRITES_STATE, text_of(target), target)
+
+    def _is_compared(self, target: ast.expr, tags: Tag) -> bool:
+        """Whether `target` is an attribute, or in one, that is compared after the call; what follows from rows
+        may be the same by chance."""
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        if tags & COUNTS or not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
+            return False
+        self.attributes.add(target.attr)
+        return target.value.id == self.compared_owner
 
     def _unpack(self, targets: list[ast.expr], tags: Tag, value: ast.expr | None) -> None:
         if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(targets):
@@ -121,7 +135,7 @@ class Expressions:
             module, inside = self.imports[name]
             self.names[name, chain] = Name(module, (*inside, *chain), getattr(node, "lineno", 0), True)
             return STATE
-        if name in self.env and name not in self._outside:
+        if name in self.env and name not in self._outside and name not in self._globals:
             return self.env[name]
         if name in self._enclosing:
             return HOLDS
@@ -281,7 +295,7 @@ class Expressions:
             return NONE if base & OLD or is_channel(axis) else ROWS
         if name in ("numel", "nelement") or name == "__len__":
             return NONE if base & OLD else ROWS
-        if name in _WRITES and base & OLD:
+        if name in _WRITES and base & OLD and not self._is_compared(method.value, every):
             self.problem(Why.GRAPH_WRITES_STATE, text_of(method.value), node)
         if name in _LOOKUPS and base & STATE and every & ROWS:
             self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(node), node)

@@ -9,7 +9,7 @@ from typing import Any
 from ....refusals import Why
 from .expressions import Expressions
 from .sources import Source
-from .tags import NONE, OLD, ROWS, STATE, Parameters, Tag, element_of, only_raises, text_of
+from .tags import NONE, OLD, ROWS, STATE, Compared, Parameters, Tag, element_of, only_raises, text_of
 
 
 class Reading(Expressions, ast.NodeVisitor):
@@ -17,11 +17,19 @@ class Reading(Expressions, ast.NodeVisitor):
     that it reads.  any_attribute: it also reads others.  problems: (reason, what, line).  calls: functions by name."""
 
     def __init__(
-        self, source: Source, parameters: Parameters, returns: dict[str, Tag], rows: frozenset[int], inner: bool
+        self,
+        source: Source,
+        parameters: Parameters,
+        returns: dict[str, Tag],
+        rows: frozenset[int] = frozenset(),
+        inner: bool = False,
+        compared: Compared = Compared.NOTHING,
     ) -> None:
         """returns: of functions of the program, by name.  rows: lines that ask for the length of a tensor.
         inner: the function around it ran in the call as well."""
         super().__init__(returns, rows)
+        first = [*source.node.args.posonlyargs, *source.node.args.args][:1]
+        self.compared, self.compared_owner = compared, first[0].arg if first and compared is Compared.OWNER else None
         self.result, self.has_defaults = NONE, False
         if inner:
             for node in source.outer:
@@ -61,7 +69,7 @@ class Reading(Expressions, ast.NodeVisitor):
     visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 
     def visit_Global(self, node: Any) -> None:
-        self._outside |= set(node.names)
+        (self._outside if self.compared is Compared.NOTHING else self._globals).update(node.names)
 
     def visit_Nonlocal(self, node: Any) -> None:
         self._outside |= set(node.names) - self._enclosing

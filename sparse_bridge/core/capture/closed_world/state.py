@@ -20,7 +20,7 @@ from . import origins
 from .guards import PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
 from .origins import Origin
 
-_MOST = 4096  # values
+LARGEST = 4096  # values
 _HEAP_TYPE = 1 << 9  # of a class that Python code defines, as a rule
 _SMALL = 64  # numbers in an array
 _CODE = (types.FunctionType, type, types.ModuleType, property, staticmethod, classmethod, functools.partialmethod)
@@ -117,8 +117,8 @@ class State:
             return
         self.seen[id(value)] = label
         self._keep.append(value)
-        if self.count + (len(value) if isinstance(value, _SIZED) else 0) > _MOST:
-            raise Refusal(Why.GRAPH_LARGE_STATE, label, where, _MOST)
+        if self.count + (len(value) if isinstance(value, _SIZED) else 0) > LARGEST:
+            raise Refusal(Why.GRAPH_LARGE_STATE, label, where, LARGEST)
         if isinstance(value, _CODE):
             self._code(value, label, where)
         elif isinstance(value, nn.Module):

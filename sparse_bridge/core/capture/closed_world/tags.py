@@ -24,6 +24,15 @@ STATE = OLD | HOLDS
 COUNTS = ROWS | SHAPE
 
 
+class Compared(enum.Enum):
+    """What is compared after a call, so that writing the same again is allowed: globals, and the attributes of the
+    first parameter where it is a module of the model."""
+
+    NOTHING = enum.auto()
+    GLOBALS = enum.auto()
+    OWNER = enum.auto()
+
+
 class Name(NamedTuple):
     """A name from outside of a function, and the attributes that are read one after the other."""
 

@@ -38,16 +38,19 @@ class Watch:
     """Functions that ran, and what they did that a replay would not repeat.
 
     rows: (file, line) where the length of a tensor was asked for.  changed: containers whose methods changed
-    them, and where.
+    them, by identity, and where.  stored: (module, attribute) that was written, and where.  written: globals that
+    functions may write, and what they were.  after: the line of a function at which what counts begins.
     """
 
     def __init__(self, modules: frozenset[int]) -> None:
         self.ran: dict[CodeType, Ran] = {}
         self.refusals: list[Refusal] = []
         self.rows: set[tuple[str, int]] = set()
-        self.changed: list[tuple[Any, str, str]] = []
-        self.lines: set[tuple[str, int]] = set()  # where a container was changed
-        self._modules = modules
+        self.changed: dict[int, str] = {}
+        self.stored: dict[tuple[int, str], str] = {}
+        self.written: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = {}
+        self.after: dict[CodeType, int] = {}
+        self.modules = modules
         self._kinds: dict[CodeType, Callable[[FrameType], None] | None] = {}
         self._arguments: set[int] | None = None
         self._made: set[int] = set()
@@ -61,6 +64,27 @@ class Watch:
             raise Refusal(Why.GRAPH_PROFILED)
         self._conversions = _install_conversions()
         sys.setprofile(self._event)
+
+    def resumed(self, frame: FrameType | None) -> None:
+        """Forget what happened but for the functions that are under way at `frame`."""
+        self.after.clear()
+        ran: dict[CodeType, Ran] = {}
+        while frame is not None:
+            if frame.f_code in self.ran:
+                again = frame.f_code in ran
+                ran[frame.f_code] = self.ran[frame.f_code]
+                self.after[frame.f_code] = 0 if again else frame.f_lineno
+            frame = frame.f_back
+        self.ran = ran
+        for record in (self.refusals, self.rows, self.changed, self.stored, self.written):
+            record.clear()
+        for code, one in ran.items():
+            for names in one.globals.values():
+                self._remember(code, names)
+
+    def _remember(self, code: CodeType, names: dict[str, Any]) -> None:
+        for name in _stores_of(code):
+            self.written.setdefault((id(names), name), (names, names.get(name, ABSENT), position(code)))
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -114,7 +138,7 @@ class Watch:
         if self._arguments is None:  # of the whole call
             values = list(frame.f_locals.values())
             inner = [item for value in values if type(value) in (list, tuple, dict) for item in _items(value)]
-            self._arguments = {id(value) for value in (*values, *inner)} - self._modules
+            self._arguments = {id(value) for value in (*values, *inner)} - self.modules
         if code.co_flags & inspect.CO_GENERATOR:
             if frame.f_lasti <= _start_of(code):
                 self._generators.add(id(frame))
@@ -125,13 +149,15 @@ class Watch:
         ran = self.ran.get(code)
         if ran is None:
             ran = self.ran[code] = Ran(code, {}, {})
-        ran.globals[id(frame.f_globals)] = frame.f_globals
+        if id(frame.f_globals) not in ran.globals:
+            ran.globals[id(frame.f_globals)] = frame.f_globals
+            self._remember(code, frame.f_globals)
         if code.co_argcount and code.co_varnames[0] in ("self", "cls"):
             owner = frame.f_locals.get(code.co_varnames[0])
             if code.co_name in ("__init__", "__new__", "__post_init__"):
                 self._made.add(id(owner))
             new = id(owner) in self._made or id(owner) in self._arguments
-            ran.owners[id(owner)] = new and id(owner) not in self._modules
+            ran.owners[id(owner)] = new and id(owner) not in self.modules
 
     def _caller(self, frame: FrameType) -> FrameType | None:
         """The function of the program that called this one of a library, by way of libraries alone."""
@@ -172,19 +198,15 @@ class Watch:
 
     def _set_attribute(self, frame: FrameType) -> None:
         caller, owner = self._direct(frame), frame.f_locals.get("self")
-        if caller is not None and id(owner) in self._modules:
-            name = f"{type(owner).__name__}.{frame.f_locals.get('name')}"
-            self._refuse(Why.GRAPH_WRITES_STATE, caller, name)
+        if caller is not None and id(owner) in self.modules:
+            self.stored[id(owner), str(frame.f_locals.get("name"))] = position(caller.f_code, caller.f_lineno)
 
     def _c_call(self, frame: FrameType, function: Any) -> None:
         effect, name = origins.effect_of(function), getattr(function, "__name__", str(function))
         if effect is Effect.NONE or function is sys.setprofile:
             return
         if effect is Effect.CHANGES_SELF:
-            where = position(frame.f_code, frame.f_lineno)
-            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
-            if len(self.changed) < 10000:
-                self.changed.append((function.__self__, name, where))
+            self.changed[id(function.__self__)] = position(frame.f_code, frame.f_lineno)
         elif effect is Effect.READS_TENSOR:
             self._refuse(Why.GRAPH_HOST_READ, frame, name)
         else:
@@ -200,6 +222,16 @@ class Watch:
 def _start_of(code: CodeType) -> int:
     """The instruction at which a generator starts; it goes on at later ones."""
     return next((one.offset for one in dis.get_instructions(code) if one.opname == "RESUME"), -1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _stores_of(code: CodeType) -> tuple[str, ...]:
+    """The globals that a function may write."""
+    names = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    return tuple(names)
+
+
+ABSENT = object()
 
 
 def _items(value: Any) -> Any:
