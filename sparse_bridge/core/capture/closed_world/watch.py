@@ -54,7 +54,7 @@ class Watch:
         self._kinds: dict[CodeType, Callable[[FrameType], None] | None] = {}
         self._arguments: set[int] | None = None
         self._made: set[int] = set()
-        self._importing: FrameType | None = None
+        self._muted: FrameType | None = None  # until this one returns
         self._generators: set[int] = set()  # frames that began in the call
         self._conversions: dict[CodeType, str] = {}
 
@@ -89,13 +89,13 @@ class Watch:
     def stop(self) -> None:
         """Watch no longer."""
         sys.setprofile(None)
-        self._importing = None
+        self._muted = None
         _remove_conversions()
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
-        if self._importing is not None:
-            if event == "return" and frame is self._importing:
-                self._importing = None
+        if self._muted is not None:
+            if event == "return" and frame is self._muted:
+                self._muted = None
         elif event == "call":
             code = frame.f_code
             try:
@@ -170,12 +170,14 @@ class Watch:
 
     def _import(self, frame: FrameType) -> None:
         """A module is loaded: what its own code does, and what finds it, is over after this call."""
-        self._importing = frame
         self._library(frame)
+        self._muted = frame
 
     def _library(self, frame: FrameType) -> None:
         caller, name = self._caller(frame), frame.f_code.co_name
-        if caller is not None and name not in _IMPORTS:
+        if caller is None:  # of torch or the package, as its log is: what handles it is not the model's
+            self._muted = frame
+        elif name not in _IMPORTS:
             self._refuse(Why.GRAPH_SIDE_EFFECT, caller, f"{frame.f_globals.get('__name__')}.{name}")
 
     def _direct(self, frame: FrameType) -> FrameType | None:
