@@ -51,7 +51,10 @@ class Watch:
         self.written: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = {}
         self.after: dict[CodeType, int] = {}
         self.modules = modules
-        self._kinds: dict[CodeType, Callable[[FrameType], None] | None] = {}
+        # By identity: the hash of code takes as long as all that is in it.
+        self._kinds: dict[int, Callable[[FrameType], None] | None] = {}
+        self._codes: list[CodeType] = []  # which keeps these identities
+        self._programs: set[int] = set()
         self._arguments: set[int] | None = None
         self._made: set[int] = set()
         self._muted: FrameType | None = None  # until this one returns
@@ -99,20 +102,20 @@ class Watch:
         elif event == "call":
             code = frame.f_code
             try:
-                kind = self._kinds[code]
+                kind = self._kinds[id(code)]
             except KeyError:
-                kind = self._kinds[code] = self._kind(frame)
+                kind = self._kinds[id(code)] = self._kind(frame)
+                self._codes.append(code)
+                if kind == self._program:
+                    self._programs.add(id(code))
             if kind is not None:
                 kind(frame)
-        elif event == "c_call" and self._is_program(frame):
+        elif event == "c_call" and id(frame.f_code) in self._programs:
             self._c_call(frame, argument)
 
     def _is_program(self, frame: FrameType) -> bool:
         """Whether the frame, which may have begun before, is the program's."""
-        return frame.f_code in self.ran or (frame.f_code.co_name in COMPREHENSIONS and self._calls_from(frame))
-
-    def _calls_from(self, frame: FrameType) -> bool:
-        return origins.of_globals(frame.f_globals) is Origin.PROGRAM
+        return id(frame.f_code) in self._programs
 
     def _kind(self, frame: FrameType) -> Callable[[FrameType], None] | None:
         code, origin = frame.f_code, origins.of_globals(frame.f_globals)
