@@ -418,7 +418,7 @@ class MadeInCall(Net):
 
 
 @case("branch by flag", set_attribute("early", True))
-class Early(Net):
+class ByFlag(Net):
     def __init__(self, sp):
         super().__init__(sp)
         self.early = False

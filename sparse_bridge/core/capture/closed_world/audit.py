@@ -254,8 +254,7 @@ def _refuse_problems(code: CodeType, reading: Reading, after: int = 0) -> None:
     for why, what, line in reading.problems.values():
         if line < after:
             continue
-        where = position(code, line)
-        raise Refusal(why, where) if why is Why.GRAPH_CHOOSES_BY_ROWS else Refusal(why, what, where)
+        raise Refusal(why, what, position(code, line))
 
 
 def _is_method_call(reading: Reading, function: str) -> int:

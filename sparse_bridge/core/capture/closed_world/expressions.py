@@ -94,8 +94,8 @@ class Expressions:
 
     def _unpack(self, targets: list[ast.expr], tags: Tag, value: ast.expr | None) -> None:
         if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(targets):
-            for target, part in zip(targets, value.elts, strict=True):
-                self.bind(target, self.of(part), part)
+            for target, own in zip(targets, value.elts, strict=True):
+                self.bind(target, self.of(own), own)
             return
         for place, target in enumerate(targets):
             if tags & SHAPE and not isinstance(target, ast.Starred):
@@ -112,7 +112,7 @@ class Expressions:
     # expressions: `of` returns what is known of their values
 
     def of(self, node: ast.expr) -> Tag:
-        method = getattr(self, f"of_{type(node).__name__}", None)
+        method = getattr(self, f"_of_{type(node).__name__}", None)
         if method is not None:
             return method(node)
         tags = NONE
@@ -121,13 +121,13 @@ class Expressions:
                 tags |= self.of(child)
         return tags & ROWS
 
-    def of_Constant(self, node: ast.Constant) -> Tag:
+    def _of_Constant(self, node: ast.Constant) -> Tag:
         return NONE
 
-    def of_Lambda(self, node: ast.Lambda) -> Tag:
+    def _of_Lambda(self, node: ast.Lambda) -> Tag:
         return NONE
 
-    def of_Name(self, node: ast.Name) -> Tag:
+    def _of_Name(self, node: ast.Name) -> Tag:
         return self._named(node.id, (), node)
 
     def _named(self, name: str, chain: tuple[str, ...], node: ast.AST) -> Tag:
@@ -142,7 +142,7 @@ class Expressions:
         self.names.setdefault((name, chain), Name(name, chain, getattr(node, "lineno", 0)))
         return STATE
 
-    def of_Attribute(self, node: ast.Attribute) -> Tag:
+    def _of_Attribute(self, node: ast.Attribute) -> Tag:
         self.attributes.add(node.attr)
         chain: list[str] = [node.attr]
         inner: ast.expr = node.value
@@ -159,7 +159,7 @@ class Expressions:
             return NONE if base & OLD else SHAPE
         return STATE if base & STATE else NONE
 
-    def of_Subscript(self, node: ast.Subscript) -> Tag:
+    def _of_Subscript(self, node: ast.Subscript) -> Tag:
         base, index = self.of(node.value), self.of(node.slice)
         display = isinstance(node.value, (ast.List, ast.Tuple, ast.Dict))
         if index & ROWS and (base & STATE or display) and not isinstance(node.slice, (ast.Slice, ast.Tuple)):
@@ -168,50 +168,50 @@ class Expressions:
             return container_of(base) | (base & OLD)
         return of_axis(base, node.slice, index)
 
-    def of_BinOp(self, node: ast.BinOp) -> Tag:
+    def _of_BinOp(self, node: ast.BinOp) -> Tag:
         tags = self.of(node.left) | self.of(node.right)
         return (HOLDS if tags & HOLDS and not tags & OLD else NONE) | (tags & COUNTS)
 
-    def of_Compare(self, node: ast.Compare) -> Tag:
+    def _of_Compare(self, node: ast.Compare) -> Tag:
         parts = [node.left, *node.comparators]
         tags = [self.of(part) for part in parts]
         if all(isinstance(operator, (ast.Is, ast.IsNot)) for operator in node.ops):
             return NONE
         return ROWS if any(tag & COUNTS for tag in tags) else NONE
 
-    def of_BoolOp(self, node: ast.BoolOp) -> Tag:
+    def _of_BoolOp(self, node: ast.BoolOp) -> Tag:
         tags = NONE
         for part in node.values:
             tags |= self.of(part)
         return tags
 
-    def of_IfExp(self, node: ast.IfExp) -> Tag:
+    def _of_IfExp(self, node: ast.IfExp) -> Tag:
         self.branch(node.test)
         return self.of(node.body) | self.of(node.orelse)
 
-    def of_List(self, node: Any) -> Tag:
+    def _of_List(self, node: Any) -> Tag:
         tags = NONE
         for part in node.elts:
             tags |= container_of(self.of(part))
         return tags
 
-    of_Tuple = of_Set = of_List
+    _of_Tuple = _of_Set = _of_List
 
-    def of_Dict(self, node: ast.Dict) -> Tag:
+    def _of_Dict(self, node: ast.Dict) -> Tag:
         tags = NONE
         for key, value in zip(node.keys, node.values, strict=True):
             tags |= (self.of(key) & ROWS if key is not None else NONE) | container_of(self.of(value))
         return tags
 
-    def of_Starred(self, node: ast.Starred) -> Tag:
+    def _of_Starred(self, node: ast.Starred) -> Tag:
         return element_of(self.of(node.value))
 
-    def of_NamedExpr(self, node: ast.NamedExpr) -> Tag:
+    def _of_NamedExpr(self, node: ast.NamedExpr) -> Tag:
         tags = self.of(node.value)
         self.bind(node.target, tags, node.value)
         return tags
 
-    def of_ListComp(self, node: Any) -> Tag:
+    def _of_ListComp(self, node: Any) -> Tag:
         for generator in node.generators:
             tags = self.of(generator.iter)
             if tags & ROWS:
@@ -225,9 +225,9 @@ class Expressions:
             tags |= container_of(self.of(part))
         return tags
 
-    of_SetComp = of_DictComp = of_GeneratorExp = of_ListComp
+    _of_SetComp = _of_DictComp = _of_GeneratorExp = _of_ListComp
 
-    def of_Call(self, node: ast.Call) -> Tag:
+    def _of_Call(self, node: ast.Call) -> Tag:
         places: list[tuple[int | str, ast.expr]] = [*enumerate(node.args)]
         places += [(keyword.arg or "**", keyword.value) for keyword in node.keywords]
         arguments = [(place, self.of(part)) for place, part in places]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib.util
 import sys
 import types
@@ -60,7 +61,7 @@ class Outside:
                     cell.cell_contents  # noqa: B018
                 except ValueError:
                     continue
-                state.entry(_contents, cell, lambda _, label=label: label)
+                state.entry(_contents, cell, functools.partial(_same, label))
             chains = [name.chain for name in reading.names.values() if name.root == variable and not name.imported]
             for chain in chains or [()]:
                 self._follow(cell.cell_contents, chain, label, where)
@@ -128,6 +129,10 @@ def _module(root: str, names: dict[str, Any]) -> Any:
         except ImportError:
             return None
     return sys.modules.get(root)
+
+
+def _same(label: str, place: int) -> str:
+    return label
 
 
 def _contents(cell: Any) -> tuple[Any, ...]:

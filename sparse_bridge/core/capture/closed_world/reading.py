@@ -12,7 +12,7 @@ from .sources import Source
 from .tags import NONE, OLD, ROWS, STATE, Compared, Parameters, Tag, element_of, only_raises, text_of
 
 
-class Reading(Expressions, ast.NodeVisitor):
+class Reading(Expressions):
     """One function, with what is known of its parameters. names: from outside.  attributes: names of attributes
     that it reads.  any_attribute: it also reads others.  problems: (reason, what, line).  calls: functions by name."""
 
@@ -49,51 +49,62 @@ class Reading(Expressions, ast.NodeVisitor):
     def _bind_parameters(self, source: Source, parameters: Parameters) -> None:
         arguments = source.node.args
         positional = [*arguments.posonlyargs, *arguments.args]
-        fresh = [arguments.defaults, arguments.kw_defaults]
         for place, one in enumerate(positional):
             self.env[one.arg] = parameters.get(place, NONE) | parameters.get(one.arg, NONE)
         for one in (*arguments.kwonlyargs, *[a for a in (arguments.vararg, arguments.kwarg) if a is not None]):
             self.env[one.arg] = parameters.get(one.arg, NONE)
-        pairs = [*zip(reversed(positional), reversed(fresh[0]), strict=False)]
-        pairs += [*zip(arguments.kwonlyargs, fresh[1], strict=True)]
+        pairs: list[tuple[ast.arg, ast.expr | None]] = [
+            *zip(reversed(positional), reversed(arguments.defaults), strict=False)
+        ]
+        pairs += [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
         for one, default in pairs:
             if default is not None and not isinstance(default, ast.Constant):
                 self.env[one.arg] |= STATE
                 self.has_defaults = True
 
-    # statements
+    def visit(self, node: ast.AST) -> None:
+        """Read a statement and what is in it."""
+        method = getattr(self, f"_do_{type(node).__name__}", None)
+        if method is not None:
+            method(node)
+            return
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.of(child)
+            elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+                self.visit(child)
 
-    def visit_FunctionDef(self, node: Any) -> None:
+    def _do_FunctionDef(self, node: Any) -> None:
         self.env[node.name] = NONE
 
-    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
+    _do_AsyncFunctionDef = _do_ClassDef = _do_FunctionDef
 
-    def visit_Global(self, node: Any) -> None:
+    def _do_Global(self, node: Any) -> None:
         (self._outside if self.compared is Compared.NOTHING else self._globals).update(node.names)
 
-    def visit_Nonlocal(self, node: Any) -> None:
+    def _do_Nonlocal(self, node: Any) -> None:
         self._outside |= set(node.names) - self._enclosing
 
-    def visit_Import(self, node: ast.Import) -> None:
+    def _do_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
             self.imports[name] = (alias.name if alias.asname else name, ())
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+    def _do_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
             name = alias.asname or alias.name
             self.imports[name] = ("." * node.level + (node.module or ""), (alias.name,))
 
-    def visit_Assign(self, node: ast.Assign) -> None:
+    def _do_Assign(self, node: ast.Assign) -> None:
         tags = self.of(node.value)
         for target in node.targets:
             self.bind(target, tags, node.value)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+    def _do_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.bind(node.target, self.of(node.value), node.value)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+    def _do_AugAssign(self, node: ast.AugAssign) -> None:
         tags = self.of(node.value)
         if isinstance(node.target, ast.Name) and node.target.id not in self._outside:
             own = self.env.get(node.target.id, NONE)
@@ -103,32 +114,32 @@ class Reading(Expressions, ast.NodeVisitor):
         else:
             self.bind(node.target, tags, None)
 
-    def visit_Delete(self, node: ast.Delete) -> None:
+    def _do_Delete(self, node: ast.Delete) -> None:
         for target in node.targets:
             if not isinstance(target, ast.Name) or target.id in self._outside:
                 self.bind(target, NONE, None)
 
-    def visit_For(self, node: Any) -> None:
+    def _do_For(self, node: Any) -> None:
         tags = self.of(node.iter)
         if tags & ROWS:
             self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(node.iter), node)
         self.bind(node.target, self.of_item(node.iter, tags), None)
         self._all(node.body, node.orelse)
 
-    visit_AsyncFor = visit_For
+    _do_AsyncFor = _do_For
 
-    def visit_If(self, node: ast.If) -> None:
+    def _do_If(self, node: ast.If) -> None:
         self.branch(node.test, only_raises(node))
         self._all(node.body, node.orelse)
 
-    def visit_While(self, node: ast.While) -> None:
+    def _do_While(self, node: ast.While) -> None:
         self.branch(node.test)
         self._all(node.body, node.orelse)
 
-    def visit_Assert(self, node: ast.Assert) -> None:
+    def _do_Assert(self, node: ast.Assert) -> None:
         self.branch(node.test, True)
 
-    def visit_Match(self, node: Any) -> None:
+    def _do_Match(self, node: Any) -> None:
         self.branch(node.subject)
         for case in node.cases:
             for part in ast.walk(case.pattern):
@@ -141,30 +152,30 @@ class Reading(Expressions, ast.NodeVisitor):
                 self.branch(case.guard)
             self._all(case.body)
 
-    def visit_With(self, node: Any) -> None:
+    def _do_With(self, node: Any) -> None:
         for item in node.items:
             tags = self.of(item.context_expr)
             if item.optional_vars is not None:
                 self.bind(item.optional_vars, tags, None)
         self._all(node.body)
 
-    visit_AsyncWith = visit_With
+    _do_AsyncWith = _do_With
 
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+    def _do_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         if node.type is not None:
             self.of(node.type)
         if node.name:
             self.env[node.name] = NONE
         self._all(node.body)
 
-    def visit_Return(self, node: ast.Return) -> None:
+    def _do_Return(self, node: ast.Return) -> None:
         if node.value is not None:
             self.result |= self.of(node.value)
 
-    def visit_Expr(self, node: ast.Expr) -> None:
+    def _do_Expr(self, node: ast.Expr) -> None:
         self.of(node.value)
 
-    def visit_Raise(self, node: ast.Raise) -> None:
+    def _do_Raise(self, node: ast.Raise) -> None:
         """What an error says is no matter: none was raised."""
 
     def _all(self, *blocks: Iterable[ast.stmt]) -> None:

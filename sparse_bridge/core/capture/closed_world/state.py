@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import operator
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from torch import nn
 
 from ....refusals import Refusal, Why
 from . import origins
+from .getters import class_of, classes_of, doubled, frozen, itemgetter, numbers_of, slot, values_in, values_in_all
 from .guards import PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
 from .origins import Origin
 
@@ -31,16 +31,8 @@ _FIELDS = ("_tuplegetter", "member_descriptor", "getset_descriptor")  # of the o
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 
-def itemgetter(keys: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """The values of a dictionary under these keys, as a tuple."""
-    if len(keys) == 1:
-        get, key = operator.itemgetter, keys[0]
-        return get(key, key)
-    return operator.itemgetter(*keys)
-
-
-def _doubled(keys: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return values * 2 if len(keys) == 1 else values
+def _same_label(label: str, place: int) -> str:
+    return label
 
 
 class State:
@@ -66,11 +58,11 @@ class State:
     def classes_and_hooks(self, model: nn.Module) -> None:
         """Guard that modules are of the classes that they are, and have the hooks that they have."""
         modules = list(model.modules())
-        self.entry(_classes, modules, lambda _: f"the class of a module of {type(model).__name__}", layer=True)
+        self.entry(classes_of, modules, lambda _: f"the class of a module of {type(model).__name__}", layer=True)
         names = [(module, name) for module in model.modules() for name in _HOOKS]
         boxes = [module.__dict__[name] for module, name in names]
         label = f"the hooks of {type(model).__name__} and its modules"
-        self.entry(_all_values, boxes, lambda _: label, layer=True)
+        self.entry(values_in_all, boxes, lambda _: label, layer=True)
 
     def guards(self) -> Guards:
         """All of it."""
@@ -78,7 +70,7 @@ class State:
         for (_, of_layer), (box, keys) in self._keys.items():
             names = tuple(keys)
             values, labels = tuple(v for v, _ in keys.values()), tuple(label for _, label in keys.values())
-            entry = Entry(itemgetter(names), box, _doubled(names, values), _doubled(names, labels))
+            entry = Entry(itemgetter(names), box, doubled(names, values), doubled(names, labels))
             (layers if of_layer else entries).append(entry)
         absent = [Absent(box, frozenset(names), label) for box, names, label in self._absent.values()]
         return Guards(entries, layers, absent, self._equal)
@@ -130,7 +122,7 @@ class State:
         elif type(value) in (set, frozenset):
             self._set(value, label, where)
         elif isinstance(value, np.ndarray) and value.size <= _SMALL and value.dtype != object:
-            self._equal.append(Entry(_array, value, _array(value), (label,)))
+            self._equal.append(Entry(numbers_of, value, numbers_of(value), (label,)))
         elif isinstance(value, functools.cached_property):
             self.value(value.func, label, where)
         elif isinstance(value, functools.partial):
@@ -188,7 +180,7 @@ class State:
             return f"{label}[{keys[place % len(keys)]!r}]" if keys else label
 
         self.entry(tuple, value, name)
-        items = self.entry(_values, value, name)
+        items = self.entry(values_in, value, name)
         for key, item in zip(keys, items, strict=True):
             self.value(key, label, where)
             self.value(item, f"{label}[{key!r}]", where)
@@ -200,7 +192,7 @@ class State:
             self.value(item, label, where)
         if type(value) is set:
             self.count += len(value)
-            self._equal.append(Entry(_frozen, value, _frozen(value), (label,)))
+            self._equal.append(Entry(frozen, value, frozen(value), (label,)))
 
     def _object(self, value: Any, label: str, where: str) -> None:
         cls = type(value)
@@ -211,7 +203,7 @@ class State:
     def _attributes(self, value: Any, label: str, where: str, all_of_them: bool) -> None:
         """Of an object of the program."""
         self.methods_of(type(value), where)
-        self.entry(_class_of, value, lambda _: f"the class of {label}")
+        self.entry(class_of, value, lambda _: f"the class of {label}")
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
             self._own(own, label, where, all_of_them and self.any_attribute)
@@ -219,7 +211,7 @@ class State:
             slots = base.__dict__.get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else tuple(slots):
                 if name in self.attributes and hasattr(value, name):
-                    item = self.entry(_slot(name), value, lambda _, name=name: f"{label}.{name}")[0]
+                    item = self.entry(slot(name), value, functools.partial(_same_label, f"{label}.{name}"))[0]
                     self.value(item, f"{label}.{name}", where)
 
     def _own(self, own: dict[str, Any], label: str, where: str, everything: bool) -> None:
@@ -256,7 +248,7 @@ class State:
         self.seen[id(module)] = label
         self.methods_of(type(module), where)
         if own["_modules"] or not trusted:
-            self.entry(_values, own["_modules"], lambda _: f"the modules of {label}", layer=True)
+            self.entry(values_in, own["_modules"], lambda _: f"the modules of {label}", layer=True)
         everything = trusted or self.any_attribute or _has_foreign_forward(type(module))
         for name, item in list(own.items()):
             if name in _OF_MODULES or (name.startswith("_") and trusted):
@@ -265,7 +257,7 @@ class State:
                 if before.get(name, self) is item and self._simple(item):
                     self.key(own, name, f"{label}.{name}", layer=True)
                     if isinstance(item, list):
-                        self.entry(tuple, item, lambda _, name=name: f"{label}.{name}", layer=True)
+                        self.entry(tuple, item, functools.partial(_same_label, f"{label}.{name}"), layer=True)
             elif name in self.attributes or everything or name == "training":
                 self.key(own, name, f"{label}.{name}")
                 self._part(item, name, f"{label}.{name}", where)
@@ -307,35 +299,6 @@ def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _is_bare(value: Any) -> bool:
     """Whether an object of a class of its own is but a number, as those of numpy and torch."""
     return not getattr(value, "__dict__", None)
-
-
-def _values(box: Any) -> tuple[Any, ...]:
-    return tuple(box.values())
-
-
-def _classes(box: Any) -> tuple[Any, ...]:
-    return tuple(map(type, box))
-
-
-def _all_values(boxes: Any) -> tuple[Any, ...]:
-    return tuple(value for box in boxes for value in box.values()) if any(boxes) else ()
-
-
-def _class_of(box: Any) -> tuple[Any, ...]:
-    return (box.__class__,)
-
-
-def _frozen(box: Any) -> tuple[Any, ...]:
-    return (frozenset(box),)
-
-
-def _array(box: Any) -> tuple[Any, ...]:
-    return (box.tobytes(), box.shape, str(box.dtype))
-
-
-def _slot(name: str) -> Callable[[Any], tuple[Any, ...]]:
-    get = operator.attrgetter(name)
-    return lambda box: (get(box),)
 
 
 def _is_open_book(cls: type) -> bool:
