@@ -9,8 +9,11 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import datetime
 import enum
 import functools
+import heapq
+import inspect
 import itertools
 import logging
 import math
@@ -169,6 +172,9 @@ class HelpedEntry(Net):
     def end(self, x):
         enter(self.kept, x.features.shape[1])
         return x
+
+
+note.factor = 1.0
 
 
 def enter(table, value):
@@ -531,7 +537,7 @@ LOCAL.factor = 1.0
 LOCK = threading.Lock()
 GENERATOR = torch.Generator()
 WEIGHT = torch.ones(8)
-NAMES = types.SimpleNamespace(relu=torch.relu)
+NUMBER_OF, GROWING = collections.Counter(), collections.defaultdict(list)
 
 
 def set_global(name, value):
@@ -636,6 +642,113 @@ class KeepsRows(Net):
     def end(self, x):
         self.calls = x.features.shape[0]
         return x
+
+
+@opened("switches a norm")
+class SwitchesNorm(Net):
+    def end(self, x):
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.train(not module.training)
+        return x
+
+
+@case("norm that stays in evaluation", set_attribute("training", True, "a.1"))
+class StaysEval(Net):
+    def train(self, mode=True):
+        super().train(mode)
+        self.a[1].eval()
+        return self
+
+    def forward(self, x):
+        self.a[1].eval()
+        return super().forward(x)
+
+
+@opened("counter of collections")
+class CounterUpdate(Net):
+    def end(self, x):
+        NUMBER_OF.update(["call"])
+        return x
+
+
+@opened("dictionary that grows when it is read")
+class Growing(Net):
+    def end(self, x):
+        return times(x, 1.0 + len(GROWING[x.features.shape[1]]))
+
+
+@opened("heap")
+class Heap(Net):
+    def end(self, x):
+        heapq.heappush(SEEN, 1)
+        return x
+
+
+@opened("entry set by its method")
+class SetItem(Net):
+    def end(self, x):
+        dict.__setitem__(TABLE, "calls", 1)
+        return x
+
+
+@opened("list changed by its class")
+class Unbound(Net):
+    def end(self, x):
+        list.append(SEEN, 1)
+        return x
+
+
+@opened("attribute of a function")
+class FunctionCounts(Net):
+    def end(self, x):
+        helper.calls = 1
+        return x
+
+
+@case("attribute of a function that is read", lambda m: setattr(note, "factor", 2.0))
+class FunctionAttribute(Net):
+    def end(self, x):
+        return times(x, note.factor)
+
+
+@opened("class that counts")
+class ClassCounts(Net):
+    total = 0
+
+    @classmethod
+    def count(cls):
+        cls.total += 1
+
+    def end(self, x):
+        self.count()
+        return x
+
+
+@opened("date")
+class Date(Net):
+    def end(self, x):
+        return times(x, float(datetime.datetime.now().year > 0))
+
+
+@opened("dictionary of the object")
+class OwnDict(Net):
+    def end(self, x):
+        self.__dict__.update(last=object())
+        return x
+
+
+@opened("switch of torch")
+class Switches(Net):
+    def end(self, x):
+        torch.backends.cudnn.benchmark = False
+        return x
+
+
+@opened("path by the stack")
+class Stack(Net):
+    def end(self, x):
+        return times(x, 1.0 + 0 * len(inspect.stack()))
 
 
 @opened("replaces a buffer")

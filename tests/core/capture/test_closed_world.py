@@ -37,7 +37,7 @@ def restored():
     inner = {name: value for name, value in inner.items() if name in ("SEEN", "TABLE", "CELL", "DECORATED")}
     classes = [value for value in values[0].values() if isinstance(value, type)] + [closed_settings.Options]
     attributes = [(cls, dict(vars(cls))) for cls in classes if cls.__module__.startswith("tests.")]
-    limits = dict(vars(closed_programs.LIMITS))
+    limits, noted = dict(vars(closed_programs.LIMITS)), dict(vars(closed_programs.note))
     yield
     for place, value in zip(places, values, strict=True):
         place.clear()
@@ -51,6 +51,7 @@ def restored():
             if vars(cls).get(name) is not value and not name.startswith("__"):
                 setattr(cls, name, value)
     vars(closed_programs.LIMITS).update(limits)
+    vars(closed_programs.note).update(noted)
     closed_programs.scaled.__defaults__[0][:] = [1.0]
 
 

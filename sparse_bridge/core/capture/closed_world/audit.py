@@ -20,7 +20,7 @@ from torch import nn
 
 from ....refusals import Refusal, Why
 from . import origins
-from .guards import Guards
+from .guards import PLAIN, Guards, equal
 from .origins import Origin
 from .outside import Outside
 from .reading import Reading
@@ -102,6 +102,7 @@ class Audit:
         """Raise Refusal where the attributes of a module of the program are not what they were."""
         for _, module in self._modules:
             if id(module) in self._trusted:
+                self._refuse_switched(module)
                 continue
             before, now = self._before[id(module)], module.__dict__
             for name in {**before, **now}:
@@ -117,6 +118,14 @@ class Audit:
         for (_, name), (names, value, where) in self._watch.written.items():
             if names.get(name, ABSENT) is not value:
                 raise Refusal(Why.GRAPH_WRITES_STATE, name, where)
+
+    def _refuse_switched(self, module: nn.Module) -> None:
+        """Raise Refusal where the program has changed a layer of torch, or its mode."""
+        before, now = self._before[id(module)], module.__dict__
+        names = now if type(module).__module__.startswith("torch.nn.") else ("training",)
+        for name in names:
+            if isinstance(now[name], PLAIN) and not equal(before.get(name), now[name]):
+                raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", "in the call")
 
     def _refuse_changed(self, state: State) -> None:
         """Raise Refusal where a method changed a container that lasts longer than the call."""

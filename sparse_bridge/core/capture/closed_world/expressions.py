@@ -29,6 +29,7 @@ from .tags import (
 
 # Those that neither tensors nor layers have.
 _WRITES = words("append extend insert setdefault popitem appendleft popleft extendleft move_to_end")
+_SLOTS = ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__")
 _LOOKUPS = words("get setdefault pop index __getitem__ insert")
 _PARTS = words(
     "get setdefault pop popitem items values keys copy __getitem__ modules children named_modules named_children "
@@ -56,10 +57,12 @@ class Expressions:
         self._enclosing: set[str] = set()  # bound by functions around it, in the same call
 
     def problem(self, why: Why, what: str, node: ast.AST) -> None:
+        """Keep why the world is open."""
         line = getattr(node, "lineno", 0)
         self.problems.setdefault((why.name, line), (why, what, line))
 
     def branch(self, test: ast.expr, raises: bool = False) -> None:
+        """A condition. raises: it does nothing but end the call with an error."""
         if self.of(test) & COUNTS and not raises:
             self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(test), test)
 
@@ -112,6 +115,7 @@ class Expressions:
     # expressions: `of` returns what is known of their values
 
     def of(self, node: ast.expr) -> Tag:
+        """What is known of the value of an expression."""
         method = getattr(self, f"_of_{type(node).__name__}", None)
         if method is not None:
             return method(node)
@@ -299,7 +303,7 @@ class Expressions:
             self.problem(Why.GRAPH_WRITES_STATE, text_of(method.value), node)
         if name in _LOOKUPS and base & STATE and every & ROWS:
             self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(node), node)
-        if name == "__setattr__" and arguments and arguments[0][1] & OLD:
+        if name in _SLOTS and arguments and (arguments[0][1] | base) & OLD:
             self.problem(Why.GRAPH_WRITES_STATE, text_of(node.args[0]), node)
         result = self._own(name, arguments, 1)
         if name in _PARTS and base & STATE:

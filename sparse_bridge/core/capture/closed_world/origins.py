@@ -12,6 +12,7 @@ import torch
 
 
 def words(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
@@ -31,7 +32,7 @@ _TRUSTED = frozenset(
     | {"spconv", "cumm", "torchsparse", "MinkowskiEngine", "flex_gemm", "torch_geometric"}
 )
 _PURE = words(
-    "abc bisect cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq inspect "
+    "abc bisect cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq "
     "itertools keyword math numbers operator re sre_compile sre_parse statistics string types typing weakref "
     "_collections_abc _weakrefset _operator _functools _bisect _heapq _collections builtins"
 )
@@ -68,7 +69,7 @@ def is_generated(code: CodeType) -> bool:
     return code.co_filename == "<string>" and code.co_name.startswith("__")
 
 
-_MUTATING = words(
+MUTATING = words(
     "append extend insert remove pop popitem clear update setdefault add discard sort reverse appendleft popleft "
     "extendleft rotate move_to_end intersection_update difference_update symmetric_difference_update __setitem__ "
     "__delitem__ __setattr__ __delattr__ __setstate__"
@@ -87,7 +88,13 @@ EFFECTS = words(
     "save load synchronize memory_allocated max_memory_allocated memory_reserved mem_get_info empty_cache record "
     "elapsed_time query register_hook register_forward_hook register_forward_pre_hook register_full_backward_hook "
     "register_post_accumulate_grad_hook backward register_buffer register_parameter add_module register_module "
-    "set_detect_anomaly share_memory_ all_gather_object broadcast_object_list"
+    "set_detect_anomaly share_memory_ retain_grad all_gather_object broadcast_object_list"
+)
+
+
+# Functions that change what they are given.
+_CHANGES = words(
+    "heappush heappop heapify heapreplace heappushpop insort insort_left insort_right setitem delitem iadd"
 )
 
 
@@ -111,7 +118,7 @@ def effect_of(function: Any) -> Effect:
         module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or "builtins"
         return _of_module_function(module, name)
     if isinstance(owner, _METHODS_OF) or type(owner).__module__ in ("collections", "_collections", "builtins"):
-        return Effect.CHANGES_SELF if name in _MUTATING else Effect.NONE
+        return Effect.CHANGES_SELF if name in MUTATING else Effect.NONE
     if name == "__setattr__":
         return Effect.CHANGES_SELF
     trusted = of_class(type(owner)) is Origin.TRUSTED and not isinstance(owner, torch.Generator)
@@ -121,6 +128,8 @@ def effect_of(function: Any) -> Effect:
 def _of_module_function(module: str, name: str) -> Effect:
     if module == "builtins":
         return Effect.NONE if name in _BUILTINS else Effect.OTHER
+    if name in _CHANGES:
+        return Effect.OTHER
     if module.partition(".")[0] == "torch":
         return Effect.READS_TENSOR if name in _HOST_READS else Effect.OTHER if name in EFFECTS else Effect.NONE
     return Effect.NONE if of_module(module) is Origin.TRUSTED else Effect.OTHER

@@ -174,6 +174,8 @@ class State:
             self._attributes(value, label, where, all_of_them=False)
 
     def _dictionary(self, value: Any, label: str, where: str) -> None:
+        if isinstance(value, collections.defaultdict) and value.default_factory is not None:
+            raise Refusal(Why.GRAPH_READS_STATE, label, where, "defaultdict, which grows when it is read")
         keys = list(value)
 
         def name(place: int) -> str:

@@ -134,6 +134,8 @@ class Watch:
             return self._library
         if owner == "torch.nn.modules.module" and name == "__setattr__":
             return self._set_attribute
+        if owner == "collections" and name in origins.MUTATING:
+            return self._change
         return self._library if owner.startswith("torch") and name in origins.EFFECTS else None
 
     def _program(self, frame: FrameType) -> None:
@@ -205,6 +207,11 @@ class Watch:
         caller, owner = self._direct(frame), frame.f_locals.get("self")
         if caller is not None and id(owner) in self.modules:
             self.stored[id(owner), str(frame.f_locals.get("name"))] = position(caller.f_code, caller.f_lineno)
+
+    def _change(self, frame: FrameType) -> None:
+        caller = self._direct(frame)
+        if caller is not None:
+            self.changed[id(frame.f_locals.get("self"))] = position(caller.f_code, caller.f_lineno)
 
     def _c_call(self, frame: FrameType, function: Any) -> None:
         effect, name = origins.effect_of(function), getattr(function, "__name__", str(function))
