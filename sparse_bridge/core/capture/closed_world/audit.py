@@ -20,7 +20,7 @@ from torch import nn
 
 from ....refusals import Refusal, Why
 from . import origins
-from .guards import PLAIN, Guards, equal
+from .guards import PLAIN, Guards, equal, is_own
 from .origins import Origin
 from .outside import Outside
 from .reading import Reading
@@ -100,32 +100,38 @@ class Audit:
 
     def _refuse_kept(self) -> None:
         """Raise Refusal where the attributes of a module of the program are not what they were."""
-        for _, module in self._modules:
+        for path, module in self._modules:
+            label = self._label(path)
             if id(module) in self._trusted:
-                self._refuse_switched(module)
+                self._refuse_switched(module, label)
                 continue
             before, now = self._before[id(module)], module.__dict__
             for name in {**before, **now}:
-                if before.get(name, self) is not now.get(name, self) and not _by_package(now.get(name)):
+                if not equal(before.get(name, ABSENT), now.get(name, ABSENT)) and not is_own(now.get(name)):
                     where = self._watch.stored.get((id(module), name), "in the call")
-                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", where)
+                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", where)
             contents = self._contents[id(module)]
             for name, items in _contents(module).items():
                 if name in contents and not _same(contents[name], items):
                     where = self._watch.changed.get(id(now[name]), "in the call")
-                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", where)
+                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", where)
 
         for (_, name), (names, value, where) in self._watch.written.items():
             if names.get(name, ABSENT) is not value:
                 raise Refusal(Why.GRAPH_WRITES_STATE, name, where)
 
-    def _refuse_switched(self, module: nn.Module) -> None:
+    def _label(self, path: str) -> str:
+        """What the program calls a module of the model."""
+        name = type(self.model).__name__
+        return f"{name}.{path}" if path else name
+
+    def _refuse_switched(self, module: nn.Module, label: str) -> None:
         """Raise Refusal where the program has changed a layer of torch, or its mode."""
         before, now = self._before[id(module)], module.__dict__
         names = now if type(module).__module__.startswith("torch.nn.") else ("training",)
         for name in names:
             if isinstance(now[name], PLAIN) and not equal(before.get(name), now[name]):
-                raise Refusal(Why.GRAPH_WRITES_STATE, f"{type(module).__name__}.{name}", "in the call")
+                raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", "in the call")
 
     def _refuse_changed(self, state: State) -> None:
         """Raise Refusal where a method changed a container that lasts longer than the call."""
@@ -194,10 +200,9 @@ class Audit:
                     known[place] = known.get(place, NONE) | tags
 
     def _read_modules(self, state: State) -> None:
-        name_of = type(self.model).__name__
         state.classes_and_hooks(self.model)
         for path, module in self._modules:
-            label = f"{name_of}.{path}" if path else name_of
+            label = self._label(path)
             trusted, before = id(module) in self._trusted, self._before[id(module)]
             state.own_module(module, label, trusted, before, f"attribute of {label}")
 
@@ -292,10 +297,6 @@ def _same(value: Any, other: Any) -> bool:
     if type(value) in (list, tuple) and type(other) is type(value):
         return len(value) == len(other) and all(map(_same, value, other))
     return value is other
-
-
-def _by_package(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _switches(state: State) -> None:
