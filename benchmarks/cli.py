@@ -15,10 +15,11 @@ from typing import Any
 from sparse_bridge.errors import DeviceError, SettingError
 from sparse_bridge.tools.harness.results import require_writable
 
+from .headline import details, facts, headline, write_into
 from .machine import describe
 from .peers import PEERS, installed
 from .registry import DTYPES, SUITES, Case, Selection, enumerate_cases
-from .report import headline, markdown, show
+from .report import markdown, show
 from .results import Run, load_run, merge
 from .runner import SKIPPED, Limits, Runner
 from .workloads import VOXEL_SIZE
@@ -55,7 +56,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     report.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON of a run")
     report.add_argument("--merge", action="store_true", help="treat all files as one run")
     report.add_argument("--markdown", type=Path, metavar="OUT", help="ratios and losses")
-    report.add_argument("--headline", action="store_true", help="the README's table of streams")
+    report.add_argument(
+        "--headline",
+        type=Path,
+        nargs="*",
+        metavar="PAGE",
+        help="the README's table of streams, its quartiles, times and facts; written into pages that have them",
+    )
     report.add_argument("--plots", type=Path, metavar="DIR", help="pictures")
     report.set_defaults(func=_report)
     return parser
@@ -188,8 +195,12 @@ def _report(args: argparse.Namespace) -> int:
     _require_outputs(args)
     runs = [load_run(path) for path in args.files]
     runs = [merge(runs)] if args.merge else runs
-    if args.headline:
-        print("\n\n".join(map(headline, runs)))
+    if args.headline is not None:
+        for run in runs:
+            for page in args.headline:
+                write_into(page, run)
+            if not args.headline:
+                print(headline(run), details(run), facts(run), sep="\n\n")
         return 0
     if args.markdown is None and args.plots is None:
         for run in runs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .results import Comparison, Figure, Run
 
-__all__ = ["markdown", "show", "suite_table"]
+__all__ = ["as_table", "digits", "markdown", "show", "suite_table"]
 
 _TITLES = {
     "stream": "Streams: every call a new scene, every kernel map built anew",
@@ -53,7 +53,7 @@ def markdown(runs: Sequence[Run], plots: Sequence[Path] = ()) -> str:
             parts += [
                 f"![{stem}]({path.as_posix()})" for stem, path in images.items() if stem.partition("-")[0] == suite
             ]
-            parts.append(_lines(*suite_table(run, suite, bold=True)))
+            parts.append(as_table(*suite_table(run, suite, bold=True)))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -136,40 +136,11 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
             row.append(" / ".join(f"{share:.2f}" if share else "-" for share in shares))
         if streams:
             for times in ([f and f.p90 for f in peers], [f and f.busy_ms for f in peers]):
-                row.append(" / ".join(_digits(time) if time else "-" for time in times))
+                row.append(" / ".join(digits(time) if time else "-" for time in times))
             shares = [f.ms / f.busy_ms if f and f.ms and f.busy_ms else None for f in peers]
             row.append(" / ".join(f"{share:.1f}" if share else "-" for share in shares))
         rows.append([*row, _remarks(one, bold)])
     return header, rows
-
-
-def headline(run: Run) -> str:
-    """The README's table: streams, how many times as fast as the base each further peer is; a peer
-    slower than the base gets a number below 1."""
-    _, *others = run.peers
-    header = ["stream of scenes", *(_DOORS.get(peer, peer) for peer in others)]
-    rows = []
-    for one in run.comparisons():
-        if one.base.suite != "stream":
-            continue
-        figures = {figure.peer: figure for figure in one.others}
-        ratios = [one.ratio(figures[peer]) if peer in figures else None for peer in others]
-        if any(ratios):
-            batch = "batch of 4" if one.base.scene.endswith("_x4") else "one scene at a time"
-            words = f"{_NETWORKS[one.base.subject]}, {one.base.label.partition(', ')[2]}"
-            shape = one.base.label.partition(",")[0].removeprefix("stream of ")
-            cells = [f"{1 / ratio.median:.1f}" if ratio else "-" for ratio in ratios]
-            rows.append([f"{words}, {shape}, {batch}", *cells])
-    return _lines(header, rows)
-
-
-_APIS = {"": "spconv's", "_torchsparse": "torchsparse's", "_minkowski": "MinkowskiEngine's"}
-_DOORS = {
-    f"bridge{api}{way}": f"{name}{words}"
-    for api, name in _APIS.items()
-    for way, words in (("", ""), ("_compiled", ", compiled"), ("_graphs", ", graphs"))
-} | {"bridge": "spconv's API"}
-_NETWORKS = {"unet": "U-Net", "second": "SECOND"}
 
 
 def _scenes(figure: Figure) -> tuple[str, str, bool]:
@@ -189,16 +160,16 @@ def _value(figure: Figure | None, timed: bool, factor: float) -> str:
     value = None if figure is None else figure.ms if timed else figure.memory_mb
     if value is None:
         return "-"
-    return _digits(value * factor if timed else value)
+    return digits(value * factor if timed else value)
 
 
 def _spread(figure: Figure, factor: float) -> str:
     if figure.low is None or figure.high is None:
         return ""
-    return f"{_digits(figure.low * factor)} .. {_digits(figure.high * factor)}"
+    return f"{digits(figure.low * factor)} .. {digits(figure.high * factor)}"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three significant digits, never an exponent."""
     if value <= 0:
         return "0"
@@ -293,6 +264,7 @@ def _facts(run: Run) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def as_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     text = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in text)

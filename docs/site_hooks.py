@@ -10,6 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _REPOSITORY = runpy.run_path(str(ROOT / "setup.py"))["REPOSITORY"]
+_VERSION = runpy.run_path(str(ROOT / "sparse_bridge" / "_version.py"))["__version__"]
 _PHONE = 39  # letters of usual size that a phone of 390 pixels shows beside margins
 _PADDING = 3  # of a cell, in letters
 _BUTTON = re.compile(r"^(\[[^\]]+\]\([\w./-]+\.html\))$", flags=re.M)
@@ -21,8 +22,9 @@ _OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+([^)\s]+)\)")
 
 
 def on_config(config: Any) -> None:
-    """The link to the repository, where its address is known."""
+    """The link to the repository, where its address is known; the version stands below every page."""
     config.repo_url = _REPOSITORY or None
+    config.copyright = f"sparse_bridge {_VERSION}"
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

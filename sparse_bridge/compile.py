@@ -19,6 +19,7 @@ from .core.compile.functional import portable
 from .core.compile.fusion import fuse
 from .core.compile.library import NAMESPACE, names
 from .core.compile.programs.backend import compiled as backend
+from .errors import require_type
 
 __all__ = ["backend", "fuse", "live_handles", "needed", "operators", "policy", "portable"]
 
@@ -57,7 +58,8 @@ def live_handles() -> int:
 
 
 def needed(program: torch.export.ExportedProgram) -> list[str]:
-    """The operators of sparse_bridge that an exported program calls."""
+    """The operators of sparse_bridge that an exported program calls. Raises: DataTypeError for what is none."""
+    require_type("needed()", program, torch.export.ExportedProgram, "what torch.export.export returns")
     targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
     names = {t.name() for t in targets if isinstance(t, torch._ops.OpOverload)}
     return sorted(name for name in names if name.startswith(f"{NAMESPACE}::"))

@@ -197,7 +197,7 @@ def _excess_of(gpu: int, peak: int, under: int) -> MemoryLimitError:
         "Operations that the limit does not cut took it: torch's own layers, such as an MLP or a "
         f"norm, or pools and depthwise layers. Give them the rows in parts, raise the limit to {peak} "
         "bytes or more, or use smaller batches; in training use sparse_bridge.checkpoint(module) "
-        "instead of a limit (docs/deployment.md, Memory).",
+        "instead of a limit (docs/memory.md).",
         under,
         peak,
         peak,

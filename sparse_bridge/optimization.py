@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import hooks, settings
+from . import hooks, replay_switch, settings
 from .adapters import base, protocol
+from .errors import require_type
 
 _MARK = "_sparse_bridge_optimized"
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that are optimised
 
 
-def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: Any) -> nn.Module:
+def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keywords: Any) -> nn.Module:
     """Prepare `model`, in place.
 
     It works on models of any shape and framework. In inference without gradients, BatchNorm, sums
@@ -32,31 +33,33 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
     fuse: torch counts no changes there.)
     Parameters, buffers and checkpoints stay as they are.
 
-    graphs: on a GPU, also capture inference and training steps as graphs of launches and replay
+    graphs: False: never replay this model or a part of it from captured graphs.  None: as the process does, see
+    `enable(optimize=...)`.  True: on a GPU, also capture inference and training steps as graphs of launches and replay
     them, which takes Python out of the way. For models that take one sparse tensor and return such
     tensors or their features, in any structure of lists and dicts; other calls run as ever. Tensors
-    beside it must not be computed with. A graph serves
-    inputs of about one size, and is captured when the third of them comes, if the model computes
-    the same over an input padded with rows that do not exist. Results have no kernel maps, and the
-    memory of an inference stays taken for each of up to six sizes, that of a training step for each
-    of up to three. In training loss and optimizer stay outside; a step goes backward once, and a
-    second forward before it runs as ever. Modules must not be added or exchanged afterwards, nor
-    their behaviour changed but by parameters, buffers, `train` and `requires_grad`.
+    beside it must not be computed with. One graph serves inputs of all sizes up to its own; a larger one
+    makes another. It is captured at the fourth call, if nothing that the model does in Python could be missed in a
+    replay, and if it computes the same over an input padded with rows that do not exist. Replays are compared with
+    the layers now and then. Results have no kernel maps. In training loss and optimizer stay outside; a second
+    forward pass before the first backward pass runs as ever.
 
     With SPARSE_BRIDGE_TUNE=full the first inference on a GPU, and the first training call if that
     comes before it, also choose the dataflows of layers that share a kernel map, by timing, which
     later maps then use: kernels are compiled for it, which takes seconds, and each group of layers
     is timed for 0.3 s at most.
 
-    Returns `model`. Raises: ValueError when it is optimised already; UnsupportedError for `graphs`
-    where this installation cannot capture.
+    Returns `model`. Raises: DataTypeError for what is no module; ValueError when it is optimised already;
+    UnsupportedError for `graphs` where this installation cannot capture.
     """
+    require_type("optimize()", model, nn.Module, "a torch.nn.Module")
     if _MARK in model.__dict__:
         raise ValueError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
         raise ValueError("this model's forward is replaced or hooked; optimise it before.")
     own = functools.partial(type(model).forward, model)
     training = None
+    if graphs is False:
+        replay_switch.forbid(model)
     if graphs:
         training = base.capture("replay_training").TrainingReplayer(model, own, protocol.of)
     model.__dict__[_MARK] = True
@@ -70,8 +73,10 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `optimize`; returns `model`."""
+    """Undo `optimize`; returns `model`. Raises: DataTypeError for what is no module."""
+    require_type("restore()", model, nn.Module, "a torch.nn.Module")
     _models.discard(model)
+    replay_switch.forgive(model)
     model.__dict__.pop(_MARK, None)
     if hooks.optimized(model):
         del model.__dict__["forward"]

@@ -90,18 +90,18 @@ TRACE = Schedule(after=1, each=11)  # one scene says nothing of another; the mor
 
 # Graphs of models. A capture runs the model several times, and a graph holds memory.
 LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a graph
-CAPTURE = Schedule(after=2, each=1)  # calls of one kind: what comes a third time is likely to come again
+CAPTURE = Schedule(after=1, longest_wait=1 << 10)  # calls of one kind: one is watched, the next is captured
 CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
 CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the next input often tells
 CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
-CALLS_PER_CAPTURE = 32  # that graphs serve make up for one more capture
-INFERENCE_GRAPHS = 6  # of a model; the one that has not served for longest goes
-TRAINING_GRAPHS = 3  # likewise; they keep what the backward pass reads
-GRAPH_WIDEST = 1.7  # capacity over the rows of an input; a graph computes its padding, too
+GRAPHS = 3  # of a model, for as many kinds of calls; the one that has not served for longest goes
+COMPARISONS = Schedule(each=1, most=9)  # replays 1, 2, 4 ... 256 of a graph are compared with the layers
+SMALL_CALLS = 256  # in a row that would fit a graph of
+MUCH_SMALLER = 4  # times fewer rows: then one is captured
 GUESSES = Schedule(failures=3)  # of the graph that will serve; a wrong one costs the GPU its maps
 ANNOUNCED_KINDS = 64  # of inputs, whose models are remembered; all are forgotten when there are more
 REPLAYS_SETTLED = 16  # in a row, after which eager calls are taken to be over
-MEMORY_RETURNS = Schedule(most=4)  # each costs the next eager call its allocations
+MEMORY_RETURNS = Schedule(each=8)  # each costs the next eager call its allocations
 
 # Convolutions that wait for what follows. A wrong guess costs a launch.
 CALLS_ALONE = 3  # in a row; a layer that nothing follows in one more does not wait again

@@ -1,7 +1,7 @@
 """Why a faster way declines a call, which the ordinary way then takes: one exception, one table.
 
 Each reason is a member of `Why`. Its name is the code that the log, `report()` and
-docs/troubleshooting.md show: searching the sources for it finds the place that gives it. The part
+docs/reasons.md show: searching the sources for it finds the place that gives it. The part
 before the first underscore says which way declined: GRAPH (models that graphs replay), TRACE and
 PREFETCH (maps), HELPER (the helper in C), FLOW (a dataflow of kernels).
 
@@ -74,14 +74,20 @@ class Why(enum.Enum):
         "memory is limited, and graphs have memory of their own",
         "call the model outside of `memory_limit`",
     )
+    GRAPH_NO_ROOM = (
+        "the GPU has no memory for a graph beside what the program uses at once",
+        "use smaller batches, or nothing: layers run one by one",
+        _DIFFERENT,
+    )
+    GRAPH_OBSERVED = "{} looks at what runs", "nothing: it is replayed again without"
     GRAPH_NESTED = "a graph is being captured around it", "nothing: what is around it is replayed as one"
     GRAPH_HOOKS = (
         "a module of it has hooks, or trains where no gradients are recorded",
         "take the hooks off, and call `.eval()` for inference",
     )
-    GRAPH_ENOUGH = (
-        "there are as many captures as its replayed calls are worth so far",
-        "nothing: more calls are worth more captures; inputs of fewer sizes need fewer",
+    GRAPH_CHANGED = (
+        "something that it reads has changed: {}",
+        "nothing: a new graph is captured once it stays; what changes in every call belongs in a tensor",
     )
     # What it reads.
     GRAPH_READS_OBJECT = "it reads {!r}, a {}", _READ_LESS
@@ -175,6 +181,7 @@ class Why(enum.Enum):
         _ROWS,
         _DIFFERENT,
     )
+    GRAPH_DIFFERS = "a replay gave something else than the layers: {}", _REPORT
     GRAPH_OUTPUT_ROWS = "{} differs in {} rows over a padded input", _ROWS, _DIFFERENT
     GRAPH_OUTPUT_SHAPE = "{} is {} over a padded input", _ONE_STRUCTURE, _DIFFERENT
     GRAPH_OUTPUT_COUNT = "it returns {} tensors, and {} over a padded input", _ONE_STRUCTURE, _DIFFERENT
@@ -206,7 +213,7 @@ class Why(enum.Enum):
 
     # Maps are not queued together.
     PREFETCH_LAYER = "a layer that the last inputs came to would raise: {}"
-    PREFETCH_MEMORY = "there is no memory for all maps at once", "see `out of memory` above"
+    PREFETCH_MEMORY = "there is no memory for all maps at once", "see `out of memory` in docs/troubleshooting.md"
 
     # There is no helper in C.
     HELPER_OFF = "turned off by SPARSE_BRIDGE_STARTUP=native=0", "unset it"
@@ -229,7 +236,7 @@ class Why(enum.Enum):
     FLOW_IRREGULAR = "an offset of the kernel map meets a row more than once", "use the dataflow `auto` or `grouped`"
     FLOW_DTYPE = "kernels do not multiply {}", "convert the layer to fp32, fp16 or bf16"
     FLOW_DEVICE_DTYPE = "{} does not multiply {}", "convert the layer to fp32 or fp16"
-    FLOW_DEVICE = "Triton kernels do not run on {}: {}", "see `Triton kernels do not run on` above"
+    FLOW_DEVICE = "Triton kernels do not run on {}: {}", "see `Triton kernels do not run on` in docs/troubleshooting.md"
     FLOW_FAULT = "({}) {}", "update driver and torch, then " + _REPORT
 
     def __init__(self, text: str, remedy: str | None = None, verdict: Verdict = _FINAL) -> None:

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .errors import SettingError
+from .names import meant
 
 PREFIX = "SPARSE_BRIDGE_"
 
@@ -76,6 +77,7 @@ class Settings:
     dataflow: str = "auto"
     fp32: str = "auto"
     optimize: str = "fuse"
+    compare_every: int = 256
     capture: str = "prefetch"
     warmup: bool = True
     self_check: bool = True
@@ -97,7 +99,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Settings))
 KEYWORDS = {
     "DATAFLOW": ("dataflow",),
     "FP32": ("fp32",),
-    "OPTIMIZE": ("optimize",),
+    "OPTIMIZE": ("optimize", "compare_every"),
     "CAPTURE": ("capture",),
     "STARTUP": ("warmup", "self_check", "native"),
     "TUNE": ("tune", "tune_file"),
@@ -127,6 +129,7 @@ _SWITCHES: dict[str, dict[str, Any]] = {
     "map_graphs": {"capture": "prefetch"},
 }
 _PATHS = ("tune_file", "cache_dir")
+_NUMBERS = ("compare_every",)
 _TRUE, _FALSE = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
@@ -142,6 +145,10 @@ def _check(name: str, value: object, label: str) -> object:
         if not isinstance(value, (str, os.PathLike)):
             raise SettingError(f"{label} is {value!r}; expected a path.")
         return os.fspath(value)
+    if name in _NUMBERS:
+        if isinstance(value, bool) or not str(value).isdecimal():
+            raise SettingError(f"{label} is {value!r}; expected a number, 0 or more.")
+        return int(str(value))
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
@@ -181,6 +188,10 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
         mode, separator, file = text.partition(":")
         if separator and mode == "pinned":
             return {"tune": mode, "tune_file": file}
+    elif variable == "OPTIMIZE":
+        mode, separator, number = text.partition(":")
+        every = {"compare_every": _check("compare_every", number, PREFIX + variable)} if separator else {}
+        return {"optimize": _check("optimize", mode, PREFIX + variable), **every}
     elif more:
         return _listed(variable, text)
     return {first: _check(first, text, PREFIX + variable)}
@@ -202,6 +213,29 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         if PREFIX + variable in environ:
             values |= _parsed(variable, environ[PREFIX + variable])
     return Settings(**values)
+
+
+# Variables with the prefix that are no settings: what `run` hands on, and what this project's tests read.
+_NO_SETTING = ("INHERITED", "TEST_")
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of `environ` with the prefix that nothing reads, and what each says of it, in a sentence."""
+    names = [name.removeprefix(PREFIX) for name in sorted(environ) if name.startswith(PREFIX)]
+    unknown = [name for name in names if name not in (*KEYWORDS, *RENAMED) and not name.startswith(_NO_SETTING)]
+    text = "{} is set, but sparse_bridge has no such setting.{}"
+    return {PREFIX + name: text.format(PREFIX + name, meant(name, KEYWORDS, PREFIX)) for name in unknown}
+
+
+_told: set[str] = set()
+
+
+def warn_of_unknown_variables(stacklevel: int) -> None:
+    """Say once in a process which variables nothing reads.  stacklevel: as if the caller warned."""
+    for name, text in unknown_variables(os.environ).items():
+        if name not in _told:
+            _told.add(name)
+            warnings.warn(text, UserWarning, stacklevel + 1)
 
 
 _lock = threading.RLock()
@@ -263,7 +297,9 @@ def update(**changes: object) -> Settings:
             if name in _SWITCHES:
                 _warn(name, " and ".join(_SWITCHES[name]))
             elif name not in FIELDS:
-                raise SettingError(f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}.")
+                raise SettingError(
+                    f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}.{meant(name, FIELDS)}"
+                )
             checked |= _checked(name, value, name)
         reset(dataclasses.replace(previous, **checked))
     return previous

@@ -3,8 +3,9 @@
     python -m benchmarks.cold.processes unet:20000:60000 --threads 8
 
 Per way, with empty caches: seconds until all forms are there, how long a thread that only counts
-was kept from running in all (it wants the interpreter lock as a program's own thread does), and the
-most memory that the processes had at once. Kernels are not loaded: there is no GPU.
+was kept from running in all (it wants the interpreter lock as a program's own thread does), the most
+memory that the processes had at once, and what lies in Triton's cache afterwards. Kernels are not
+loaded: there is no GPU.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ def measure(forms: list[Counted], way: str, threads: int) -> dict[str, Any]:
         failed = sum(future.exception() is not None for future in futures)
         wall = time.perf_counter() - begin
         compile_processes.reset()
+        kept = sum(path.stat().st_size for path in pathlib.Path(folder).rglob("*") if path.is_file())
     pool.close()
     return {
         "way": way,
@@ -144,6 +146,7 @@ def measure(forms: list[Counted], way: str, threads: int) -> dict[str, Any]:
         "stalled": stalls.seconds,
         "children_mb": memory.most,
         "children": memory.processes,
+        "disk_mb": kept / 1e6,
     }
 
 
@@ -166,7 +169,8 @@ def main() -> None:
         print(
             f"{way}: {found['wall']:.1f} s, of processor time the threads took {found['own']:.1f}, "
             f"a counting thread stood {found['stalled']:.1f}; {found['children']} other processes "
-            f"of {found['children_mb']:.0f} MB in all; {found['failed']} forms failed",
+            f"of {found['children_mb']:.0f} MB in all; {found['failed']} forms failed; "
+            f"{found['disk_mb']:.1f} MB in Triton's cache",
             flush=True,
         )
 

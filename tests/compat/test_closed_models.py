@@ -38,7 +38,7 @@ class _Tensors:
 
     def is_own(self, module):
         home = type(module).__module__
-        return protocol._root_of(type(module)) is not None or home.startswith("torch.nn.")
+        return protocol.root_of(type(module)) is not None or home.startswith("torch.nn.")
 
 
 def _subject(framework, name):

@@ -9,22 +9,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SUPPORT.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
-NEW_PROCESS = "<!-- in a new process -->"
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
     """A fenced block.
 
-    line: of its first line of text, from 1.  reason: why it is not run.  alone: it does not
-    continue what earlier blocks of the page did.
+    line: of its first line of text, from 1.  reason: why it is not run.
     """
 
     language: str
     text: str
     line: int
     reason: str | None
-    alone: bool
 
 
 def name_of(page: Path) -> str:
@@ -45,7 +42,7 @@ def blocks(page: Path) -> list[Block]:
         reason = NOT_RUN.fullmatch(before)
         text = "\n".join(lines[start + 1 : number]) + "\n"
         language = lines[start].strip().strip("`")
-        found.append(Block(language, text, start + 2, reason and reason.group(1), before == NEW_PROCESS))
+        found.append(Block(language, text, start + 2, reason and reason.group(1)))
         start = None
     assert start is None, f"{page}: a fence is left open"
     return found
@@ -62,15 +59,9 @@ def table(page: Path, header: str) -> list[list[str]]:
     return found
 
 
-def programs(page: Path) -> list[list[Block]]:
-    """The Python blocks that are run, those together that continue one another."""
-    found: list[list[Block]] = []
-    for block in blocks(page):
-        if block.language == "python" and block.reason is None:
-            if block.alone or not found:
-                found.append([])
-            found[-1].append(block)
-    return found
+def programs(page: Path) -> list[Block]:
+    """The Python blocks that are run."""
+    return [block for block in blocks(page) if block.language == "python" and block.reason is None]
 
 
 def prose(page: Path) -> str:

@@ -14,7 +14,7 @@ QUESTIONS = {
     "Jetson ARM": {"questions", "hardware"},
     "int32 overflow large scene": {"questions", "hardware"},
     "illegal memory access": {"questions", "hardware"},
-    "out of memory": {"troubleshooting", "questions", "speed"},
+    "out of memory": {"troubleshooting", "questions", "speed", "memory"},
     "spconv 1.x checkpoint": {"migration", "questions"},
     "torchsparse 1.4 PointTensor": {"torchsparse", "questions", "migration"},
     "MinkowskiEngine replacement": {"questions", "minkowski", "migration"},
@@ -25,7 +25,7 @@ QUESTIONS = {
     "run on CPU without GPU": {"questions", "getting_started", "hardware"},
     "AMD ROCm MI300": {"questions", "hardware"},
     "several GPUs DDP SyncBatchNorm": {"scale_out", "questions", "projects"},
-    "first iteration slow": {"questions", "troubleshooting"},
+    "first iteration slow": {"questions", "troubleshooting", "costs"},
     "depthwise groups": {"questions", "spconv"},
     "empty tensor zero points": {"questions", "spconv"},
     "deterministic results": {"questions", "troubleshooting"},
@@ -39,6 +39,10 @@ QUESTIONS = {
     "reserved memory graphs": {"speed"},
     "SPARSE_BRIDGE_TUNE": {"environment"},
     "which way does a call take": {"which_way"},
+    "memory limit": {"memory"},
+    "GRAPH_MIXED_ROWS": {"reasons"},
+    "start-up time disk cache": {"costs"},
+    "train on a CPU": {"questions", "speed", "costs", "spconv"},
     "report a wrong result": {"questions", "migration", "troubleshooting"},
 }
 
@@ -55,4 +59,5 @@ FIRST = {
     "glossary": "architecture",
     "reproducibility": "reproducibility",
     "PyG": "relations",
+    "what it costs": "costs",
 }

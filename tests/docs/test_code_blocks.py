@@ -1,4 +1,4 @@
-"""Every Python block of the README and the docs runs, page by page, as a reader would type it."""
+"""Every Python block of the README and the docs runs alone, as a reader would copy it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = {"doctor", *command_line._LAZY}
 
 
-def run_blocks(page: str, blocks: list[Block], folder: str, answer) -> None:
-    """In a process of its own: blocks of a page in one namespace, in their order."""
+def run_block(page: str, block: Block, folder: str, answer) -> None:
+    """In a process of its own, and a namespace in which nothing is."""
     os.chdir(folder)
     space: dict[str, object] = {"__name__": "__main__"}
     try:
-        for block in blocks:
-            # Blank lines in front, so that a traceback has the page's line numbers.
-            exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), space)
+        # Blank lines in front, so that a traceback has the page's line numbers.
+        exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), space)
         answer.send(None)
     except BaseException:
         answer.send(traceback.format_exc())
@@ -48,19 +47,17 @@ def fresh():
 
 
 @pytest.mark.parametrize(
-    ("page", "program"),
+    ("page", "block"),
     [
-        pytest.param(
-            page, program, id=f"{name_of(page)}:{program[0].line}", marks=[WHOLE_GRAPHS] * (page.name == "compile.md")
-        )
+        pytest.param(page, one, id=f"{name_of(page)}:{one.line}", marks=[WHOLE_GRAPHS] * (page.name == "compile.md"))
         for page in PAGES
-        for program in programs(page)
+        for one in programs(page)
     ],
 )
-def test_python_blocks_run(page: Path, program: list[Block], fresh, tmp_path: Path) -> None:
+def test_a_python_block_runs_alone(page: Path, block: Block, fresh, tmp_path: Path) -> None:
     mine, theirs = fresh.Pipe()
-    args = (str(page), program, str(tmp_path), theirs)
-    process = fresh.Process(target=run_blocks, args=args)
+    args = (str(page), block, str(tmp_path), theirs)
+    process = fresh.Process(target=run_block, args=args)
     process.start()
     theirs.close()
     try:

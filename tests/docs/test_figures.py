@@ -8,9 +8,11 @@ import statistics
 
 import pytest
 
-from benchmarks.report import headline
+from benchmarks.headline import details, facts, headline, write_into
+from benchmarks.memory_report import limits_table
 from benchmarks.results import load_run
 from benchmarks.scale_out import tables
+from sparse_bridge.errors import ShapeError
 
 from .pages import PAGES, ROOT, name_of, prose, table
 
@@ -24,9 +26,12 @@ def read(page: str) -> str:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/speed.md"])
 def test_the_speed_table_is_the_records(page: str) -> None:
-    table = headline(load_run(RECORD))
+    run = load_run(RECORD)
+    table = headline(run)
     assert len(table.splitlines()) > 4
     assert table in read(page)
+    assert facts(run) in read(page)
+    assert page == "README.md" or details(run) in read(page)
 
 
 def test_no_other_figure_of_speed_stands_in_the_readme() -> None:
@@ -49,6 +54,53 @@ def test_the_tables_of_several_ranks_are_the_records(part: str, name: str) -> No
     found = tables.table(part, record["parts"][part])
     assert len(record["parts"][part]) > 2
     assert found in read("docs/scale_out.md")
+
+
+def test_a_new_record_is_written_into_the_pages(tmp_path) -> None:
+    page, run = tmp_path / "page.md", load_run(RECORD)
+    shown = read("docs/speed.md")
+    page.write_text(shown, encoding="utf-8")
+    run.machine["commit"] = "0000000"
+    for figure in run.figures:
+        figure.rounds = [2 * value if figure.peer == "spconv" else value for value in figure.rounds]
+        figure.ms = figure.ms and figure.ms + 1
+    write_into(page, run)
+    written = page.read_text(encoding="utf-8")
+    assert headline(run) in written and details(run) in written and facts(run) in written
+    write_into(page, load_run(RECORD))
+    assert page.read_text(encoding="utf-8") == shown
+    page.write_text("# A page\n", encoding="utf-8")
+    with pytest.raises(ShapeError, match="no table of streams"):
+        write_into(page, run)
+
+
+STREAMS = {
+    "U-Net, inference": "cm/unet/fp16/stream",
+    "U-Net, training step": "cm/unet/fp16/stream-step",
+    "SECOND, inference": "second/fp16/stream-fixed",
+    "SECOND, training step": "second/fp16/stream-fixed-step",
+}
+COLD = {"SECOND, inference": "cold-infer", "SECOND, training step": "cold-step"}
+
+
+def test_first_calls_are_those_of_records() -> None:
+    def first(record: str, case: str, peer: str) -> str:
+        run = load_run(RESULTS / f"{record}.json")
+        (one,) = (one for one in run.figures if one.case.endswith(case) and one.peer == peer)
+        seconds = one.ms / 1e3 if one.suite == "cold" and one.ms else one.first_s
+        return f"{seconds:.1f}"
+
+    page, peers = ROOT / "docs" / "costs.md", ("bridge", "spconv")
+    head = "| first call, s | H100, a4fc180, 26 November | spconv | H200, 24111a7, 25 November | spconv |"
+    assert table(page, head) == [
+        [words, *(first(record, case, peer) for record in ("h100_stream", "h200_stream") for peer in peers)]
+        for words, case in STREAMS.items()
+    ]
+    head = "| first call of a process, s | nothing compiled | spconv | kernels on disk | spconv |"
+    assert table(page, head) == [
+        [words, *(first("h200_cold_fp16", case + again, peer) for again in ("", "-again") for peer in peers)]
+        for words, case in COLD.items()
+    ]
 
 
 # Rows of the memory table in docs/speed.md: suite of the records, peer, words.
@@ -192,38 +244,8 @@ def test_versions_agree() -> None:
     assert (pairs[0][1], pairs[-1][1]) == rows["Triton"]
 
 
-LIMITS = "| level, API, MLP | without a limit: peak, in layers, time | limit | peak, in layers, time |"
-APIS = {"FlexGEMM": "flex_gemm", "spconv": "spconv"}
-CUTS = {"whole": "whole", "MLP in parts": "cut", "no MLP": "none"}
-
-
 def test_the_table_of_memory_limits_is_the_record() -> None:
-    """Each row is of the level and the API of the one above where it says so, and the MLP, too, where it
-    names none; and no network of the record is missing."""
-    rows = json.loads((RESULTS / "memory_h200.json").read_text())["rows"]
-    networks = {(one["level"], one["api"], one["mlp"]) for one in rows}
-
-    def figures(network: tuple[str, ...], limit: str) -> list[str]:
-        """Of each limit that rounds so: peak, in layers, ms."""
-        columns = "allocated_mib", "convolutions_mib", "ms"
-        of_network = [one for one in rows if (one["level"], one["api"], one["mlp"]) == network and "error" not in one]
-        shown = {None: ""} | {one["limit_mib"]: f"{one['limit_mib']:,.0f}" for one in of_network if one["limit_mib"]}
-        return [
-            ", ".join(f"{one[column]:,.0f}" for column in columns)
-            for one in of_network
-            if shown[one["limit_mib"]] == limit
-        ]
-
-    seen, network = set(), ("", "", "")
-    for label, free, limit, limited in table(ROOT / "docs" / "deployment.md", LIMITS):
-        words = label.split(", ")
-        if words[0] != "the same":
-            network = (words[0], APIS[words[1]], CUTS[words[2]])
-        elif words[1] in CUTS:
-            network = (*network[:2], CUTS[words[1]])
-        else:
-            assert words[1] == f"under {limit}"
-        seen.add(network)
-        assert free in (figures(network, "") if words[-1] in CUTS else [""]), f"{label}: {figures(network, '')}"
-        assert limited in figures(network, limit), f"{label}: {figures(network, limit)}"
-    assert seen == networks
+    rows = json.loads((RESULTS / "memory_excess_h200.json").read_text())["rows"]
+    shown = limits_table(rows)
+    assert len(shown.splitlines()) == 2 + len({(one["level"], one["api"], one["mlp"]) for one in rows})
+    assert shown in read("docs/memory.md")

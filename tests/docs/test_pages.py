@@ -41,7 +41,7 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     linked = {target.partition("#")[0] for target in LINK.findall(index)}
-    pages = {page.name for page in PAGES if page.parent.name == "docs"} - {"README.md"}
+    pages = {page.name for page in PAGES if page.parent == ROOT / "docs"} - {"README.md"}
     assert pages <= linked, f"not in docs/README.md: {sorted(pages - linked)}"
 
 
@@ -114,6 +114,18 @@ def test_figures_are_drawn_by_their_programs(name: str, tmp_path: Path) -> None:
     rows, columns = (least // 16 for least in np.minimum(again.shape, kept.shape)[:2])
     squares = [one[: rows * 16, : columns * 16].reshape(rows, 16, columns, 16, 3).mean((1, 3)) for one in (again, kept)]
     assert np.abs(squares[0] - squares[1]).max() < 0.35
+
+
+def test_the_figure_of_speeds_can_be_read_on_a_phone(tmp_path: Path) -> None:
+    """390 pixels show it 358 wide: no letters are below 11 pixels then."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.text import Text
+
+    picture = runpy.run_path(str(ROOT / "docs" / "figures" / "speed.py"))["draw"](tmp_path / "again.png")
+    texts = [text for text in picture.findobj(Text) if text.get_visible() and text.get_text()]
+    assert len(texts) > 20
+    pixels = {text.get_text(): text.get_fontsize() / 72 / picture.get_figwidth() * 358 for text in texts}
+    assert {text: size for text, size in pixels.items() if size < 11} == {}
 
 
 @pytest.mark.parametrize("repository", ["", "https://example.org/owner/sparse_bridge"])

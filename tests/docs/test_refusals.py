@@ -1,5 +1,8 @@
 """The page's reasons why a faster way declines are those of the table `Why`, all of them, and each is
-given somewhere; messages that the page of ways quotes from the log are in the code."""
+given somewhere; messages that the page of ways quotes from the log are in the code.
+
+python -m tests.docs.test_refusals      # writes the table of docs/reasons.md
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,12 @@ from .pages import ROOT, table
 PACKAGE = ROOT / "sparse_bridge"
 TABLE = PACKAGE / "refusals.py"
 FIELD = re.compile(r"{[^}]*}")
+PAGE, HEAD = ROOT / "docs" / "reasons.md", "| code | it says | do |"
+
+
+def reasons() -> list[list[str]]:
+    """The cells of the page's table."""
+    return [[f"`{one.name}`", FIELD.sub("…", one.text), one.remedy or "nothing"] for one in Why]
 
 
 def member(node: ast.AST) -> str | None:
@@ -44,13 +53,11 @@ def calls() -> Iterator[tuple[str, int]]:
 
 
 def test_the_page_has_every_reason_and_no_other() -> None:
-    shown = table(ROOT / "docs" / "troubleshooting.md", "| code | it says | do |")
-    expected = [[f"`{one.name}`", FIELD.sub("…", one.text), one.remedy or "nothing"] for one in Why]
-    assert shown == expected
+    assert table(PAGE, HEAD) == reasons()
 
 
 def test_the_page_explains_every_way() -> None:
-    rows = table(ROOT / "docs" / "troubleshooting.md", "| code begins with | what declined | where it says so |")
+    rows = table(PAGE, "| code begins with | what declined | where it says so |")
     assert [row[0].strip("`") for row in rows] == list(dict.fromkeys(one.name.partition("_")[0] for one in Why))
 
 
@@ -81,3 +88,9 @@ def test_messages_that_are_quoted_exist() -> None:
     assert [one for one in quoted if one not in sources] == []
     for name in re.findall(r"`(\w+Error)`", part):
         assert f"class {name}(" in sources
+
+
+if __name__ == "__main__":
+    before, _, _ = PAGE.read_text(encoding="utf-8").partition(HEAD)
+    lines = [HEAD, "|---|---|---|", *("| " + " | ".join(cells) + " |" for cells in reasons())]
+    PAGE.write_text(before + "\n".join(lines) + "\n", encoding="utf-8")

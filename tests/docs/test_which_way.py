@@ -80,7 +80,7 @@ def replayed() -> Iterator[object]:
 
 @scene("program")
 def program() -> Iterator[object]:
-    with called(lambda net: torch.compile(net, backend="sparse_bridge")) as net:
+    with called(lambda net: torch.compile(net, backend="sparse_bridge", fullgraph=True)) as net:
         yield net
     torch._dynamo.reset()
 
@@ -254,7 +254,7 @@ def test_compiled_graphs_hold_operators() -> None:
         graphs.append(graph.print_readable(print_output=False))
         return graph.forward
 
-    with called(lambda net: torch.compile(net, backend=backend)):
+    with called(lambda net: torch.compile(net, backend=backend, fullgraph=True)):
         layers = sparse_bridge.report().layers
     torch._dynamo.reset()
     assert "torch.ops.sparse_bridge.conv" in "".join(graphs)

@@ -18,6 +18,7 @@ import torch
 
 from ... import policy
 from ...kernels.runtime.uploads import uploaded, uploads_later
+from ...refusals import Refusal, Why
 from ..device.stream_order import capture_stream, waiting
 
 _local = threading.local()
@@ -175,34 +176,31 @@ def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[Capt
     return capture.graph(), result
 
 
+def check_room(peak: int, reserved: int) -> None:
+    """Raise Refusal unless the GPU has memory for what was captured and, beside it, for all that the program has used
+    at once so far, `peak` bytes: what serves the layers' results in an eager call serves other parts of the
+    program between two calls.
+
+    reserved: bytes before the capture.
+    """
+    held = torch.cuda.memory_reserved()
+    graph, there = held - reserved, torch.cuda.mem_get_info()[0] + held
+    if peak + graph > there:
+        raise Refusal(Why.GRAPH_NO_ROOM)
+
+
 class GraphMemory:
     """The memory of a model's graphs, of which one is replayed at a time.
 
     What one of them has freed serves the next one, if that is captured on the same stream and asks
-    for no larger block. So all are captured on `stream`, and one block has room for the largest.
+    for no larger block. So all are captured on `stream`.
 
-    pool: of the allocator, as captures take it.  rows: of inputs that there is room for.
+    pool: of the allocator, as captures take it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
-        self._device = device
-        self.rows, self._results = 0, dict[str, torch.Tensor]()
-        self._graphs: list[CapturedGraph] = []  # the allocator keeps what a graph has used
-
-    def reserve(self, size: int, rows: int) -> None:
-        """Have a block of `size` bytes, enough for graphs of so many rows, unless the GPU is full;
-        on `stream`."""
-        self.rows = rows
-        if size <= 0:  # freed memory serves
-            return
-
-        def work() -> None:
-            block = torch.empty(size, dtype=torch.uint8, device=self._device)
-            block[:1].zero_()  # torch warns of a graph of nothing
-
-        with contextlib.suppress(torch.OutOfMemoryError):
-            self._graphs.append(captured(work, self.pool)[0])
+        self._results = dict[str, torch.Tensor]()
 
     def result_buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """The tensor in which every graph leaves the result of this name, to be copied at once."""

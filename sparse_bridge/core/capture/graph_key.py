@@ -22,10 +22,9 @@ _data_ptr = torch.Tensor.data_ptr
 
 
 class GraphKey(NamedTuple):
-    """What a graph was captured for.
+    """What a graph was captured for, but for its rows.
 
-    wide: whether keys of the coordinates take 64 bits.  label: what else the sparse tensor says of
-    itself; with the box where the model looks at that.  capacity: rows of the padded input.
+    label: what else the sparse tensor says of itself; with the box where the model looks at that.
     constants: what else the model is given.  switches: what else layers look at.
     """
 
@@ -34,9 +33,7 @@ class GraphKey(NamedTuple):
     dtype: torch.dtype
     autocast: torch.dtype | None
     channels: int
-    wide: bool
     label: Hashable
-    capacity: int
     constants: Hashable
     switches: tuple[Any, ...]
 
@@ -86,9 +83,7 @@ def key_of(tensors: Tensors, call: Call, root: Root) -> GraphKey:
         features.dtype,
         autocast_dtype(features.device),
         features.shape[1],
-        root.box.key64,
         tensors.label(call.x),
-        padded.capacity_of(features.shape[0]),
         call.constants,
         (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32, allows_fp16_sums()),
     )

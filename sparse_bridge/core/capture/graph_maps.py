@@ -7,7 +7,7 @@ through: on a GPU's host those take as long as the maps do.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from threading import RLock
 from typing import Any, Protocol
 
@@ -17,23 +17,23 @@ from ... import policy
 from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
-from . import graph_key, padded, prefetch
+from . import graph_key, prefetch
 from .captured_maps import CapturedMaps, pad_input
 from .graph_capture import GraphMemory
 from .graph_key import GraphKey
 
 
 def maps_like(
-    root: Root, key: GraphKey, memory: GraphMemory, training: bool = False
+    root: Root, key: GraphKey, capacity: int, memory: GraphMemory, training: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
-    """(captured maps, built for `root`; the rows of its levels); None where inputs in its box
-    do not all have the same requests, or this one is not like the others."""
+    """(captured maps, built for `root`, with memory for `capacity` rows; the rows of its levels); None
+    where inputs in its box do not all have the same requests, or this one is not like the others."""
     coords, box = root.coords, root.box
     recording = prefetch.recording_of(key.device, box, training)
     target = kernel_target(key.device)
     if recording is None or target is None:
         return None
-    padded_input = pad_input(coords, key.capacity, recording)
+    padded_input = pad_input(coords, capacity, recording)
     steps, n_rows = tuple(recording.steps), coords.shape[0]
     exact = root.bounds is not box and all(step.derivable for step in steps)
     maps = CapturedMaps(padded_input, box, target, steps, memory, n_rows, exact)
@@ -45,22 +45,12 @@ def maps_like(
     return maps, rows
 
 
-def smallest_fitting(keys: Iterable[GraphKey], capacity: int, n_rows: int) -> GraphKey | None:
-    """The smallest of the graphs with capacity for an input, unless it is much too large; of
-    several the last. capacity: that of its own key."""
-    best: GraphKey | None = None
-    for key in keys:
-        if capacity <= key.capacity <= max(capacity, policy.GRAPH_WIDEST * n_rows) and (
-            best is None or key.capacity <= best.capacity
-        ):
-            best = key
-    return best
-
-
 class GraphOwner(Protocol):
-    """Who has the graphs of a model, see `graphed_module.GraphedModule`."""
+    """Who has the graphs of a model, see `graphed_module.GraphedModule`.
 
-    graphs: dict[GraphKey, Any]
+    latest: the one that served last, if it is there still."""
+
+    latest: Any
     lock: RLock
 
     def allowed(self) -> bool:
@@ -96,7 +86,7 @@ class SpeculativeLaunch:
         still to be learnt; whether it does. Waits for the first of its launches."""
         assert cmap.data_bounds is not None
         coords, root = cmap.coords, Root(cmap.coords, cmap.data_bounds)
-        graph = None if self._announced.over else self._of_size(owner.graphs, coords)
+        graph = None if self._announced.over else _fitting(owner.latest, coords)
         if graph is None or not graph.maps.exact:
             return False
         with owner.lock, torch.cuda.device(cmap.device):
@@ -127,7 +117,7 @@ class SpeculativeLaunch:
     @contextlib.contextmanager
     def launch(self, owner: GraphOwner, root: Root, features: torch.Tensor) -> Iterator[None]:
         """Queue the graph that will probably serve an input, if one can be predicted."""
-        graph = self.predict(owner.graphs, root)
+        graph = self.predict(owner.latest, root)
         if graph is None:
             yield
             return
@@ -145,21 +135,20 @@ class SpeculativeLaunch:
             finally:
                 self.started = self.launched = None
 
-    def predict(self, graphs: Mapping[GraphKey, Any], root: Root) -> Any:
-        """The graph that will probably serve an input; None where none can be predicted."""
-        graph = None if self._guesses.over else self._of_size(graphs, root.coords)
+    def predict(self, latest: Any, root: Root) -> Any:
+        """The graph that will probably serve an input, `latest`; None where it cannot."""
+        graph = None if self._guesses.over else _fitting(latest, root.coords)
         if graph is None:
             return None
         bounds_known = root.bounds_known or not graph.maps.exact  # else whether it serves turns out later
         return None if bounds_known and not graph.maps.serves(root.box) else graph
 
-    @staticmethod
-    def _of_size(graphs: Mapping[GraphKey, Any], coords: torch.Tensor) -> Any:
-        n_rows = len(coords)
-        key = smallest_fitting(list(graphs), padded.capacity_of(n_rows), n_rows) if graphs else None
-        return None if key is None else graphs.get(key)
-
     def confirm(self, graph: Any) -> None:
         """Learn which graph serves the call under way; None: an eager call."""
         if self.started is not None and (graph is not self.started or self._guesses.failures):
             self._guesses.learn(graph is self.started)
+
+
+def _fitting(graph: Any, coords: torch.Tensor) -> Any:
+    """The graph, if it has memory for these rows."""
+    return graph if graph is not None and len(coords) <= graph.capacity else None

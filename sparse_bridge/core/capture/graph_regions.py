@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ... import hooks, memory, policy, settings, state
+from ... import hooks, memory, policy, replay_switch, settings, state
 from ...refusals import Refusal, Why
+from ..device.device_support import kernel_target
 from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
@@ -76,7 +77,9 @@ def enabled() -> bool:
 
 
 def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
-    if enabled() and padded.current() is None and not in_trial() and not hooks.traced():
+    # Without kernels nothing is captured.
+    possible = enabled() and padded.current() is None and kernel_target(cmap.device) is not None
+    if possible and not in_trial() and not hooks.traced():
         _install_region(sys._getframe(1))
     return prefetch.provide(store, cmap, req)
 
@@ -137,7 +140,7 @@ def _install_region(frame: types.FrameType | None) -> None:
     if not calls or calls[0].module in _exhausted:
         return
     with _lock:
-        if any(call.module in _regions for call in calls):
+        if any(call.module in _regions or not replay_switch.allowed(call.module) for call in calls):
             return
         for depth, call in enumerate(calls):
             if call.module in _refused or not _possible(call.module):
@@ -173,6 +176,7 @@ class _CallFrame:
         self.initial = {path: dict(own) for path, own in self.dicts.items()}
         self.entered = False
         self.result: ReplayResult | None = None
+        self.watches = contextlib.ExitStack()  # what is entered at the resume point, until the call ends
 
 
 class _ShortCircuit(BaseException):
@@ -223,7 +227,7 @@ class GraphRegion:
     def _call_to_resume_point(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call_frame = _CallFrame(self, args, kwargs)
         try:
-            with _entered(call_frame):
+            with _entered(call_frame), call_frame.watches:
                 out = self.own(*args, **kwargs)
         except _ShortCircuit as short:
             if short.call_frame is not call_frame:
@@ -252,8 +256,11 @@ class GraphRegion:
             return
         rerun = functools.partial(self._rerun, call_frame)
         call_frame.result = mode.try_call(Call(call.x, rerun, constants, dicts, parts, self.tensors_of))
-        if call_frame.result is not None and call_frame.result.output is not MISSING:
+        if call_frame.result is None:
+            return
+        if call_frame.result.output is not MISSING:
             raise _ShortCircuit(call_frame, call_frame.result.output)
+        call_frame.watches.enter_context(call_frame.result.watch)
 
     def _rerun(self, call_frame: _CallFrame, function: Callable[..., Any], proxies: InputProxies) -> Any:
         rerun_frame = _CallFrame(self, (), {}, proxies)

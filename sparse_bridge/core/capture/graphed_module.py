@@ -1,9 +1,15 @@
-"""A model and its graphs: which calls may be replayed, and when another graph is captured."""
+"""A model and its graphs: which calls may be replayed, and when a graph is captured.
+
+One graph serves all calls of a kind, whatever their rows: it is captured over memory for more rows
+than any call so far had. The first calls of a kind run eagerly; one of them is watched, which tells
+whether a replay can be noticed, and the next is captured. Now and then a call that could be replayed
+runs eagerly as well, and both results are compared.
+"""
 
 from __future__ import annotations
 
 import abc
-import logging
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,38 +17,40 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import log, policy
-from ...refusals import Refusal, Verdict, Why
+from ... import policy, replay_switch, settings
+from ...refusals import Refusal, Why
 from ..conv import pending
 from ..geometry.boxes import Box
+from .call_kind import CallKind
 from .calls import announced_inputs
 from .calls.call import Call, call_of
 from .calls.output_spec import MISSING
-from .captured_model import ROWS, CaptureContext, Tensors, preserved_statistics
-from .graph_capture import CacheTrimmer, GraphMemory, empty_cache, in_trial, trial
+from .captured_model import CaptureContext, Tensors
+from .closed_world.audit import Audit
+from .comparison import compare
+from .graph_capture import CacheTrimmer, GraphMemory, check_room, empty_cache, in_trial, trial
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
-from .graph_maps import SpeculativeLaunch, smallest_fitting
+from .graph_maps import SpeculativeLaunch
+from .observers import observer
 from .padded import PaddedInput
+from .reasons import Reasons
 
 
 class ReplayResult(NamedTuple):
-    """output: of a replay, or MISSING: call `computed` with the output of the eager call then."""
+    """output: of a replay, or MISSING: then run the layers inside of `watch`, and call `computed` with
+    their output."""
 
     output: Any
-    computed: Callable[[Any], None]
+    computed: Callable[[Any], None] = lambda _: None
+    watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
-_order_lock = threading.Lock()
-
-
-class GraphedModule(abc.ABC):
-    """The graphs of a model, by what they were captured for, and when to capture another.
+class GraphedModule(Reasons, abc.ABC):
+    """The graphs of a model, by kinds of calls, and when to capture another.
 
     forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.
-    max_graphs: graphs, of which each holds memory.
     """
 
-    max_graphs: int
     in_place_of = None
 
     def __init__(
@@ -53,15 +61,12 @@ class GraphedModule(abc.ABC):
 
     def _forget(self) -> None:
         self.modules: list[nn.Module] = []  # of the model, once it is called
-        self.graphs: dict[GraphKey, Any] = {}
-        self.calls: dict[GraphKey, policy.Attempts] = {}
-        self.captures, self.attempts = 0, policy.Attempts(policy.CAPTURE_FAILURES)
-        self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)  # no maps, or a trial that showed nothing
+        self.kinds: dict[GraphKey, CallKind] = {}
+        self.latest: Any = None  # the graph that served last
+        self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
         self.hits, self.trimmer = 0, CacheTrimmer()
         self.by_box = False  # a graph for every box; where the model looks at bounds
-        self.reason: str | None = None  # why a capture failed
-        self.undecided: str | None = None  # why the last trial showed nothing
-        self.declined: Why | None = None  # why the last call that might have been captured was not
+        self.forget_reasons()
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
@@ -81,19 +86,42 @@ class GraphedModule(abc.ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = None if torch.compiler.is_compiling() else self.try_replay(args, kwargs)
         if result is None:
-            return self.forward(*args, **kwargs)
+            return self.layers(args, kwargs)
         if result.output is not MISSING:
             return result.output
-        out = self.forward(*args, **kwargs)
+        with result.watch:
+            out = self.layers(args, kwargs)
         result.computed(out)
         return out
 
+    def layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An eager call. Where memory is out while graphs hold some, they let go of it, and the call begins again;
+        nobody notices, as what the model reads and writes is known."""
+        try:
+            return self.forward(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            if not self.graphs:
+                raise
+            self.drop(Why.GRAPH_NO_ROOM.says())
+        empty_cache()
+        return self.forward(*args, **kwargs)
+
+    @property
+    def graphs(self) -> list[Any]:
+        """All that are there."""
+        return [kind.graph for kind in list(self.kinds.values()) if kind.graph is not None]
+
     def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
-        if not self.graphs and self.given_up() is not None:
+        if self.given_up() is not None and not self.graphs:
             return False
         self.modules = self.modules or list(self.model.modules())
-        return not in_trial() and self.allowed()
+        if in_trial() or not (replay_switch.allowed(self.model) and self.allowed()):
+            return False
+        onlooker = observer()
+        if onlooker is not None:
+            self.decline(Why.GRAPH_OBSERVED, onlooker)
+        return onlooker is None
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         """The replay of a call with these arguments; None where it may not be replayed."""
@@ -133,6 +161,7 @@ class GraphedModule(abc.ABC):
         if self.speculation.started is not graph:
             self.wait_for_last_replay()
             self.speculation.discard()
+            self.holder = None
             graph.maps.start(root.coords, root.bounds)
 
     def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
@@ -143,44 +172,69 @@ class GraphedModule(abc.ABC):
         key = self.complete_key(key_of(tensors, call, root))
         if self.by_box:
             key = key._replace(label=(key.label, root.box))
-        graph = self.graph_for(key, root)
+        return self.serve(self.kinds.setdefault(key, CallKind()), key, call, root)
+
+    def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
+        """A call of `kind`, by its graph, or eager."""
+        graph = self._graph_for(kind, root)
         self.speculation.confirm(graph)
         if graph is None:
-            return ReplayResult(MISSING, lambda out: self.consider_capture(key, call, root, out))
-        if not graph.captured.differing_columns(root) <= graph.verified:
-            return ReplayResult(MISSING, lambda out: self._verify(key, graph, call, root, out))
+            return self._eager(kind, key, call, root)
+        if not graph.captured.differing_columns(root) <= kind.verified or self._comparison_due(kind):
+            return ReplayResult(MISSING, lambda out: compare(self, kind, call, root, out))
         output = self.replayed(graph, call, root)
-        if output is not MISSING:
-            self.hits += 1
-            announced_inputs.replayed(self, root.coords)
-            self.trimmer.replayed()
-        return ReplayResult(output, lambda _: None)
+        if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
+            return self._eager(kind, key, call, root)
+        self.hits += 1
+        self.latest, graph.served = graph, self.hits
+        kind.replayed(len(root.coords))
+        announced_inputs.replayed(self, root.coords)
+        self.trimmer.replayed()
+        return ReplayResult(output)
 
-    def _verify(self, key: GraphKey, graph: Any, call: Call, root: Root, out: Any) -> None:
-        """At the first input that differs in these columns: whether the graph computes what the model did."""
-        columns = graph.captured.differing_columns(root)
-        with trial(), torch.no_grad(), preserved_statistics(self.model):
-            values = self.values(graph, call, root)
-            if values is None:
-                return
+    def _graph_for(self, kind: CallKind, root: Root) -> Any:
+        """The graph that serves the call; None where it has to be eager."""
+        graph = kind.graph
+        if graph is None:
+            return None
+        if not kind.holds():
+            assert kind.guards is not None
+            self.decline(Why.GRAPH_CHANGED, kind.guards.changed())
+            kind.forget_trial()
+            return None
+        fits = len(root.coords) <= graph.capacity and graph.maps.serves(root.box)
+        return graph if fits and not kind.too_large() else None
+
+    def _eager(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
+        """A call that no graph serves: watched, or captured, where an attempt is due."""
+        self.trimmer.computed()
+        kind.most_rows = max(kind.most_rows, len(root.coords))
+        if not kind.attempts.due() or self.given_up() is not None:
+            return ReplayResult(MISSING)
+        if kind.holds():
+            return ReplayResult(MISSING, lambda out: self.capture_when_due(kind, key, call, root, out))
+        audit = Audit(self.model, key.tensors)
+
+        def watched(_: Any) -> None:
             try:
-                graph.captured.compare(call, out, values)
-                graph.verified |= columns
+                kind.guards = audit.guards()
             except Refusal as error:
-                if error.verdict is Verdict.UNDECIDED:
-                    return
-                if error.verdict is Verdict.FINAL:
-                    raise
-                if columns == {ROWS}:
-                    self.attempts.failed()
-                    self.refuse(str(error))
-                self.by_box = self.by_box or columns != {ROWS}
-                self.graphs.clear()
-                self.calls.clear()
+                self.failed(error)
+
+        return ReplayResult(MISSING, watched, audit)
+
+    def _comparison_due(self, kind: CallKind) -> bool:
+        """Whether the layers compute this call as well."""
+        every = settings.get().compare_every
+        return every > 0 and (kind.compared.due() or kind.compared.occasions % every == 0)
 
     def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """The values of the output by a graph; None where it cannot serve the call."""
         raise NotImplementedError
+
+    def compare_gradients(self, kind: CallKind, call: Call, root: Root) -> None:
+        """Raise Refusal where gradients by the graph are not those of the layers."""
+        return
 
     @abc.abstractmethod
     def allowed(self) -> bool:
@@ -199,30 +253,18 @@ class GraphedModule(abc.ABC):
         """The model's output, or MISSING where the graph cannot serve the call."""
 
     @abc.abstractmethod
-    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
-        """A call that no graph is for has returned `out`."""
-
-    def graph_for(self, key: GraphKey, root: Root) -> Any:
-        """The smallest graph that serves an input of `key`."""
-        capacity = key.capacity
-        fitting = [candidate for candidate in self.graphs if candidate._replace(capacity=capacity) == key]
-        key = smallest_fitting(fitting, capacity, len(root.coords)) or key
-        graph = self.graphs.get(key)
-        if graph is None or not graph.maps.serves(root.box):
-            return None
-        with _order_lock:
-            used = self.graphs.pop(key, None)
-            if used is not None:
-                self.graphs[key] = used  # the last one used stands last
-        return graph
+    def new_graph(self, kind: CallKind, key: GraphKey, capacity: int, call: Call, root: Root, out: Any) -> Any:
+        """A new graph for calls like this one, which returned `out`; None: not of this input. Without
+        a trial where `kind` has had one. Raises Refusal."""
 
     def parameters_moved(self, graph: Any) -> bool:
         """Whether what a graph reads has moved, so that none is of use any longer. It takes as long
         as the rest of a call's checks: ask when launches are queued."""
         if graph.parameters == addresses(self.modules):
             return False
-        self.graphs.clear()
-        self.calls.clear()
+        for kind in self.kinds.values():
+            kind.forget_trial()
+        self.latest = None
         return True
 
     def wait_for_last_replay(self) -> None:
@@ -232,50 +274,39 @@ class GraphedModule(abc.ABC):
             stream.wait_stream(self.stream)
         self.stream = stream
 
-    def capture_when_due(self, key: GraphKey, capture: Callable[[], Any]) -> None:
-        """Capture a graph where inputs of this size keep coming. capture: returns it, or None for this time."""
-        self.trimmer.computed()
-        if not self.calls.setdefault(key, policy.Attempts(policy.CAPTURE)).due():
-            return
-        if self.given_up() is not None or key in self.graphs:
-            return
-        if self.captures >= self.max_graphs + self.hits // policy.CALLS_PER_CAPTURE:
-            self.decline(Why.GRAPH_ENOUGH)
+    def capture_when_due(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+        """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""
+        if not kind.holds():
             return
         try:
             with self.lock, torch.cuda.device(key.device), trial():
                 self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
                 self.speculation.discard()
-                if len(self.graphs) >= self.max_graphs:  # the one that has not served for longest
-                    del self.graphs[next(iter(self.graphs))]
+                kind.drop_graph()
+                self.latest = self.holder = None
+                graphs = [other for other in self.kinds.values() if other.graph is not None]
+                if len(graphs) >= policy.GRAPHS:
+                    min(graphs, key=lambda other: other.graph.served).drop_graph()
                 if not self.graphs:  # it lasts as long as they do
                     self.memory = GraphMemory(key.device)
+                empty_cache()
+                peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 guards = len(self.reads), self.by_box
-                graph = capture()
+                capacity = kind.capacity_for(len(root.coords))
+                graph = self.new_graph(kind, key, capacity, call, root, out)
+                empty_cache()  # what the trial took on a stream of its own
                 if graph is not None:
-                    self.captures += 1
+                    check_room(peak, reserved)
                     self.undecided = self.declined = None
-                    self.graphs[key] = graph
-                    empty_cache()  # what the trial took on a stream of its own
+                    kind.take(graph, capacity)
+                    self.latest = graph
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
         except Refusal as error:
-            self._failed(error)
+            self.failed(error)
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
-            self._failed(Refusal(Why.GRAPH_ERROR, type(error).__name__, error))
-
-    def _failed(self, refusal: Refusal) -> None:
-        """A trial or a capture ended with it."""
-        if refusal.verdict is Verdict.UNDECIDED:
-            self.inconclusive.failed()
-            self.undecided = str(refusal)
-            self._say("undecided", self.undecided)
-        else:
-            self.attempts.failed()
-            if refusal.verdict is Verdict.FINAL:
-                self.attempts.give_up()
-            self.refuse(str(refusal))
+            self.failed(Refusal(Why.GRAPH_ERROR, type(error).__name__, error))
 
     def needs_more_guards(self, padded_input: PaddedInput, n_reads: int) -> bool:
         """Whether a trial has read more than `n_reads` entries of dictionaries, or depends on the box:
@@ -283,18 +314,9 @@ class GraphedModule(abc.ABC):
         by_box, self.by_box = self.by_box, self.by_box or bool(padded_input.grids)
         return len(self.reads) > n_reads or self.by_box > by_box
 
-    def capture_in_pool(self, key: GraphKey, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
-        """The graph that `capture` makes in the pool of `memory`. A dry run measures how much memory it
-        takes, and so much is reserved for the largest input so far. Where the capture learnt what
+    def capture_in_pool(self, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
+        """The graph that `capture` makes in the pool of `memory`. Where the capture learnt what
         follows layers, it is made again: a graph must not launch them twice."""
-        if memory.rows < key.capacity:
-            empty_cache()
-            reserved = torch.cuda.memory_reserved(key.device)
-            capture(torch.cuda.graph_pool_handle())  # which is dropped at once
-            size = torch.cuda.memory_reserved(key.device) - reserved
-            empty_cache()
-            largest = max([key.capacity, *(seen.capacity for seen in self.calls)])
-            memory.reserve(size * largest // key.capacity, largest)
         tries = pending.tries
         graph = capture(memory.pool)
         if pending.tries > tries:
@@ -308,8 +330,8 @@ class GraphedModule(abc.ABC):
             return self.reason
         if self.inconclusive.over and not self.graphs:
             return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
-        if len(self.calls) >= max(policy.CALL_KINDS, self.hits):
-            return Why.GRAPH_NEW_KINDS.says(len(self.calls), self.hits)
+        if len(self.kinds) >= max(policy.CALL_KINDS, self.hits):
+            return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits)
         return None
 
     def capture_context(self, key: GraphKey, box: Box) -> CaptureContext:
@@ -319,25 +341,10 @@ class GraphedModule(abc.ABC):
     def drop(self, reason: str) -> None:
         """Replay no more."""
         self.attempts.give_up()
-        self.graphs.clear()
+        self.forget_graphs()
         self.refuse(reason)
 
-    def refuse(self, reason: str) -> None:
-        """Remember why this was not replayed, and say so once."""
-        self.reason = reason
-        self._say("replay", reason)
-
-    def why(self) -> str | None:
-        """What stands in the way of replays, or did."""
-        return self.reason or self.undecided or (self.declined and self.declined.says())
-
-    def decline(self, why: Why) -> None:
-        """Remember why this call is left alone; calls to come need not be."""
-        if why is not self.declined:
-            self.declined = why
-            self._say(why.name, why.says(), logging.INFO)
-
-    def _say(self, topic: str, reason: str, level: int = logging.WARNING) -> None:
-        name = type(self.model).__name__
-        text = f"{name} is not replayed from a graph: {reason}"
-        log.once((topic, type(self).__name__, name), text, level)
+    def forget_graphs(self) -> None:
+        """Begin anew with kinds of calls."""
+        self.kinds.clear()
+        self.latest = None

@@ -36,8 +36,8 @@ def named(value: Any) -> str:
 
 
 GRID = -1  # in the place of a level: all of a tensor counts
-_STEPS_PER_OCTAVE = 4
-_LEAST = 1024
+_STEPS_PER_OCTAVE = 2
+_LEAST = 2048
 
 
 @dataclasses.dataclass(eq=False)
@@ -147,7 +147,7 @@ def current() -> PaddedInput | None:
 
 
 def capacity_of(rows: int) -> int:
-    """Rows to reserve: a few sizes per octave, so that inputs meet few."""
+    """Rows to reserve for an input: two sizes an octave, as a larger one costs another capture."""
     step = max(_LEAST, octave_step(rows, _STEPS_PER_OCTAVE))
     return -(-rows // step) * step
 

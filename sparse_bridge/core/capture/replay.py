@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import hooks, policy
+from ... import hooks
+from .call_kind import CallKind
 from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
@@ -88,7 +89,6 @@ def summary_of(*modes: GraphedModule) -> Summary:
 class Replayer(GraphedModule):
     """The forward of a model in evaluation; training: takes the calls with gradients."""
 
-    max_graphs = policy.INFERENCE_GRAPHS
     _carried = ("training",)
 
     def __init__(self, training: TrainingReplayer) -> None:
@@ -141,38 +141,40 @@ class Replayer(GraphedModule):
         with self._run(graph, call, root) as convert:
             return None if convert is None else list(map(convert, graph.captured.spec.values()))
 
-    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
-        self.capture_when_due(key, lambda: self._capture(key, call, root, out))
-
-    def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
+    def new_graph(
+        self, kind: CallKind, key: GraphKey, capacity: int, call: Call, root: Root, out: Any
+    ) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
         unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
         assert memory is not None
         aside = on_own_stream(key.device, memory.stream)
         with torch.inference_mode(False), torch.no_grad(), aside, unchanged:
-            captured_maps = maps_like(root, key, memory)
+            captured_maps = maps_like(root, key, capacity, memory)
             if captured_maps is None:
                 return None
             maps, rows = captured_maps
             padded_input, own = maps.padded_input, key.tensors.features_of(call.x)
             assert own is not None
-            features = torch.full((key.capacity, key.channels), float("nan"), dtype=key.dtype, device=key.device)
+            features = torch.full((capacity, key.channels), float("nan"), dtype=key.dtype, device=key.device)
             features[: own.shape[0]].copy_(own)
             context, n_reads = self.capture_context(key, root.box), len(self.reads)
 
             def work(contexts: Sequence[Any]) -> Captured:
                 return Captured(self.forward, call, padded_input, features, context, contexts)
 
-            padded_input.fill = float("nan")
             weights = [*self.model.parameters(), *self.model.buffers()]
-            reads = ForeignReads([features, *padded_input.tensors(), *weights])
-            captured_model = work([reads])
-            if self.needs_more_guards(padded_input, n_reads):
-                return None
-            values = [captured_model.of(call, rows, root)(value) for value in captured_model.spec.values()]
-            captured_model.compare(call, out, values)
-            del captured_model, values
-            padded_input.fill = None
+            if kind.trial is None:
+                padded_input.fill = float("nan")
+                reads = ForeignReads([features, *padded_input.tensors(), *weights])
+                captured_model = work([reads])
+                if self.needs_more_guards(padded_input, n_reads):
+                    return None
+                values = [captured_model.of(call, rows, root)(value) for value in captured_model.spec.values()]
+                captured_model.compare(call, out, values)
+                del captured_model, values
+                padded_input.fill = None
+                kind.trial = reads.alters
+            alters = kind.trial
             return self.capture_in_pool(
-                key, memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, reads.alters)
+                memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters)
             )

@@ -18,10 +18,11 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ... import hooks, policy
+from ... import hooks
+from .call_kind import CallKind
 from .calls.call import Call
 from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import assert_no_mutation
+from .captured_model import assert_no_mutation, preserved_statistics
 from .graph_capture import captured, captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
@@ -32,11 +33,9 @@ from .replay_trial import PaddedModel, gradients_of, leaves_of
 class TrainingReplayer(GraphedModule):
     """The forward of a model that computes gradients.
 
-    Between a replayed forward and its backward pass, other inputs run without a graph: all graphs
+    Between a replayed forward and its first backward pass, other inputs run without a graph: all graphs
     of a model share their memory.
     """
-
-    max_graphs = policy.TRAINING_GRAPHS
 
     def _forget(self) -> None:
         super()._forget()
@@ -45,9 +44,9 @@ class TrainingReplayer(GraphedModule):
 
     def allowed(self) -> bool:
         pending = self.pending()
-        if self.capturing or (pending is not None and pending.open) or hooks.traced():
+        if self.capturing or (pending is not None and pending.open):
             return False
-        return not hooks.hooked_everywhere()
+        return not (hooks.traced() or hooks.hooked_everywhere())
 
     def possible(self) -> bool:
         return not any(map(hooks.hooked, self.modules))
@@ -76,8 +75,28 @@ class TrainingReplayer(GraphedModule):
         run.open = False
         return values
 
-    def consider_capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> None:
-        self.capture_when_due(key, lambda: self._capture(key, call, root, out))
+    def compare_gradients(self, kind: CallKind, call: Call, root: Root) -> None:
+        graph, memory = kind.graph, self.memory
+        assert memory is not None
+        device, model = root.coords.device, self.model
+        copy = PaddedModel(model, call, root.coords, graph.captured.context._replace(box=root.box))
+        on_one_thread = torch.autograd.set_multithreading_enabled(False)
+        with (
+            torch.enable_grad(),
+            on_one_thread,
+            self.lock,
+            torch.cuda.device(device),
+            on_own_stream(device, memory.stream),
+        ):
+            reference = copy.reference()
+            with preserved_statistics(model):
+                run = self._begin(graph, root)
+                if run is None:
+                    return
+                leaves = run.forward(reference.features)
+                actual = run.backward(reference.features, reference.cotangents)
+                copy.buffers = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
+        copy.check(reference, [*actual, *leaves])
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
@@ -90,11 +109,13 @@ class TrainingReplayer(GraphedModule):
         rows = graph.maps.rows(len(root.coords))
         if rows is None:
             return None
-        run = _Run(self, graph, rows)
+        run = _Run(self, graph, root, rows)
         self.pending = weakref.ref(run)
         return run
 
-    def _capture(self, key: GraphKey, call: Call, root: Root, out: Any) -> _Graph | None:
+    def new_graph(
+        self, kind: CallKind, key: GraphKey, capacity: int, call: Call, root: Root, out: Any
+    ) -> _Graph | None:
         self.capturing = True
         try:
             unchanged = assert_no_mutation(self.model, key.tensors)
@@ -102,21 +123,24 @@ class TrainingReplayer(GraphedModule):
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
             with on_one_thread, on_own_stream(key.device, memory.stream), unchanged:
-                captured_maps = maps_like(root, key, memory, training=True)
+                captured_maps = maps_like(root, key, capacity, memory, training=True)
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps
                 context, n_reads = self.capture_context(key, root.box), len(self.reads)
                 copy = PaddedModel(self.model, call, root.coords, context)
-                captured_model = copy.verify(maps.padded_input, rows)
-                if self.needs_more_guards(maps.padded_input, n_reads):
-                    return None
-                with torch.no_grad():
-                    values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
-                captured_model.assert_same_structure(call, out, values)
-                del captured_model, values
+                if kind.trial is None:
+                    captured_model = copy.verify(maps.padded_input, rows)
+                    if self.needs_more_guards(maps.padded_input, n_reads):
+                        return None
+                    with torch.no_grad():
+                        values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
+                    captured_model.assert_same_structure(call, out, values)
+                    del captured_model, values
+                    kind.trial = copy.gradient_mask
+                copy.gradient_mask, maps.padded_input.fill = kind.trial, 0.0
                 results = [memory.result_buffer(name, p) for name, p in copy.trained.items()]
-                return self.capture_in_pool(key, memory, lambda pool: _Graph(copy, self.modules, maps, pool, results))
+                return self.capture_in_pool(memory, lambda pool: _Graph(copy, self.modules, maps, pool, results))
         finally:
             self.capturing = False
 
@@ -180,11 +204,17 @@ def _copied_to(gradients: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
 
 
 class _Run:
-    """One training step."""
+    """One training step.
 
-    def __init__(self, owner: TrainingReplayer, graph: _Graph, rows: dict[int, int]) -> None:
-        self.owner, self.graph, self.rows = owner, graph, rows
-        self.open = True  # until the backward pass
+    What its backward pass reads lies in memory that all graphs of the model share. Once that was
+    written to, by a backward pass or by another step, the forward pass is replayed again.
+    """
+
+    def __init__(self, owner: TrainingReplayer, graph: _Graph, root: Root, rows: dict[int, int]) -> None:
+        self.owner, self.graph, self.root, self.rows = owner, graph, root, rows
+        self.open = True  # until the first backward pass
+        self.versions = _versions(owner.modules)
+        self.token = object()  # what the owner knows it by, without keeping it
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         graph = self.graph
@@ -192,19 +222,31 @@ class _Run:
             self.owner.wait_for_last_replay()
             graph.features.detach()[: features.shape[0]].copy_(features)
             graph.forward.replay()
+            self.owner.holder = self.token
             used = graph.padded_input.used
             return tuple([leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves])
 
-    def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def _forward_again(self, features: torch.Tensor) -> None:
+        """Have the memory hold what the backward pass of this step reads."""
+        self.owner.speculation.discard()
+        self.graph.maps.start(self.root.coords, self.root.bounds)
+        with torch.no_grad(), preserved_statistics(self.owner.model):
+            self.forward(features)
+
+    def backward(self, features: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Gradients of the features, if they require one, and of the trained parameters; None for those
         that only outputs without a gradient depend on."""
-        if not self.open:
+        if self.versions != _versions(self.owner.modules):
             raise RuntimeError(
-                "a training step replayed from a graph goes backward once; call sparse_bridge.restore(model) for more."
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                "a parameter of the model, between its forward and its backward pass."
             )
         graph = self.graph
         with self.owner.lock:
             self.owner.wait_for_last_replay()
+            if self.owner.holder is not self.token:
+                self._forward_again(features)
+            self.owner.holder = None  # the backward pass writes there, too
             for wide, gradient in zip(graph.cotangents, gradients, strict=True):
                 rows = graph.padded_input.used(wide, self.rows) if gradient is not None else 0
                 if gradient is not None:
@@ -227,20 +269,27 @@ class _Run:
         ]
 
 
+def _versions(modules: Sequence[nn.Module]) -> tuple[int, ...]:
+    """How often every parameter was written to."""
+    return tuple([p._version for module in modules for p in module._parameters.values() if p is not None])
+
+
 class _Replay(torch.autograd.Function):
     """The model as one node of autograd's graph."""
 
     @staticmethod
     def forward(ctx: Any, run: _Run, features: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.run, ctx.rows = run, features.shape[0]
+        ctx.run = run
         ctx.set_materialize_grads(False)
+        ctx.save_for_backward(features)  # torch then says what it says of a graph that is gone
         return run.forward(features)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        computed = ctx.run.backward(gradients)
+        (features,) = ctx.saved_tensors
+        computed = ctx.run.backward(features, gradients)
         if not ctx.needs_input_grad[1]:
             return None, None, *computed
         first, *others = computed
-        return None, None if first is None else first[: ctx.rows], *others
+        return None, None if first is None else first[: len(features)], *others

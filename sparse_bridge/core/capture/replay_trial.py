@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,6 +29,18 @@ from .padded import PaddedInput
 
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
 _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
+
+
+class Reference(NamedTuple):
+    """What a model computes of an input alone: gradients, outputs and statistics, `expected`; the same after a
+    change of the features as small as rounding, `noisy`; and its buffers of whole `numbers`.  features: of
+    the input.  cotangents: gradients of the outputs that it went backward with."""
+
+    features: torch.Tensor
+    cotangents: list[torch.Tensor]
+    expected: list[Any]
+    noisy: list[Any]
+    numbers: dict[str, torch.Tensor]
 
 
 class PaddedModel:
@@ -110,38 +122,50 @@ class PaddedModel:
             self._begin(own)
             padded_input.fill = _TRIAL_FILL
             self.check_reads(padded_input)
-            self._begin(own)
-            leaves, features = self.run_alone()
-            cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
-            self.gradient_mask = _gradient_mask(leaves, self.inputs(features), cotangents)
-            expected = gradients_of(leaves, self.inputs(features), cotangents)
-            expected += [*leaves, *self._statistics().values()]
-            numbers = self._numbers()
-            self._begin(own)
-            wide, features = self.run_alone(noise=_ROUNDING.get(self._precision(), 1e-6))
-            noisy = gradients_of(wide, self.inputs(features), cotangents)
-            noisy += [*wide, *self._statistics().values()]
+            self.buffers = own
+            reference = self.reference()
             self._begin(own)
             padded_input.fill = _TRIAL_FILL
             features = self.padded_features(padded_input)
             captured_model = self.over(padded_input, features)
             wide = leaves_of(captured_model)
-            if len(wide) != len(leaves):
+            if len(wide) != len(reference.cotangents):
                 raise Refusal(Why.GRAPH_RETURNS_LESS)
-            pairs = zip(cotangents, wide, strict=True)
+            pairs = zip(reference.cotangents, wide, strict=True)
             actual = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
             actual += [leaf[: padded_input.used(leaf, rows)] for leaf in wide]
-            actual += self._statistics().values()
-            if features.requires_grad and actual[0] is not None:
-                actual[0] = actual[0][: self.features.shape[0]]
-            for name, buffer in self._numbers().items():
-                if not torch.equal(buffer, numbers[name]):
-                    raise Refusal(Why.GRAPH_BUFFER, name)
-            names = self._names(features, len(wide))
-            _compare(names, actual, expected, noisy, self._precision())
+            self.check(reference, actual)
             return captured_model
         finally:
             self.buffers, padded_input.fill = own, 0.0
+
+    def reference(self) -> Reference:
+        """What the model computes of x alone, forward and backward by random gradients of its outputs."""
+        own = self.buffers
+        self._begin(own)
+        leaves, features = self.run_alone()
+        cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
+        self.gradient_mask = _gradient_mask(leaves, self.inputs(features), cotangents)
+        expected = gradients_of(leaves, self.inputs(features), cotangents)
+        expected += [*leaves, *self._statistics().values()]
+        numbers = self._numbers()
+        self._begin(own)
+        others, noisy_features = self.run_alone(noise=_ROUNDING.get(self._precision(), 1e-6))
+        noisy = gradients_of(others, self.inputs(noisy_features), cotangents)
+        noisy += [*others, *self._statistics().values()]
+        self.buffers = own
+        return Reference(features.detach(), cotangents, expected, noisy, numbers)
+
+    def check(self, reference: Reference, actual: list[Any]) -> None:
+        """Raise Refusal unless gradients and outputs `actual`, and the buffers, are those of the reference."""
+        actual = [*actual, *self._statistics().values()]
+        if self.features.requires_grad and actual[0] is not None:
+            actual[0] = actual[0][: self.features.shape[0]]
+        for name, buffer in self._numbers().items():
+            if not torch.equal(buffer, reference.numbers[name]):
+                raise Refusal(Why.GRAPH_BUFFER, name)
+        names = self._names(self.features, len(reference.cotangents))
+        _compare(names, actual, reference.expected, reference.noisy, self._precision())
 
     def _begin(self, buffers: dict[str, torch.Tensor]) -> None:
         """Go on from these values."""

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph, Node
 
+from ...errors import require_type
 from .writes import writes_to
 
 ops: Any = torch.ops.sparse_bridge
@@ -35,7 +36,9 @@ def fuse(graph: Graph) -> int:
     """Fuse in `graph`, which `torch.compile` made, in place; how many convolutions took something.
 
     For passes of your own over Inductor's graphs, `torch._inductor.config.pre_grad_custom_pass`.
+    Raises: DataTypeError for what is no graph.
     """
+    require_type("fuse()", graph, Graph, "a torch.fx.Graph")
     count = 0
     for node in list(graph.nodes):
         start = _product(node)

@@ -16,6 +16,7 @@ from ..conv.epilogue import Epilogue, Norm
 from ..conv.plan import ConvForm, GradientRequest, backward, find, run
 from ..device import memory_use, rocm
 from ..device.column_sums import column_sums
+from ..geometry.weights import gradient_like
 from ..maps.kernel_map import KernelMap
 from ..ops import pointwise
 from . import handles, inductor
@@ -118,7 +119,7 @@ def _fake_conv_backward(
 ) -> tuple[torch.Tensor, ...]:
     needs_grad = form[-1]
     dx = x.new_empty(x.shape) if needs_grad[0] else x.new_empty(0)
-    dw = torch.empty_like(weight) if needs_grad[1] else x.new_empty(0)
+    dw = gradient_like(weight, weight.dtype) if needs_grad[1] else x.new_empty(0)
     db = bias.new_empty(bias.shape) if needs_grad[2] and bias is not None else x.new_empty(0)
     return dx, dw, db
 

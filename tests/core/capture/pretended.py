@@ -66,7 +66,7 @@ class Graph:
 def capture(work, pool, room=None):
     assert pool is not None
     graph = Graph(work, pool)
-    return graph, graph.captured
+    return graph, graph.made
 
 
 def capture_from(work, pool):
@@ -82,6 +82,7 @@ def forward(self, features):
         patch.setattr(captured_model, "preserved_statistics", contextlib.nullcontext)
         graph.captured = graph.forward.work()
     graph.leaves = leaves_of(graph.captured)
+    self.owner.holder = self.token
     used = graph.padded_input.used
     return tuple(leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves)
 

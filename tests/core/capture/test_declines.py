@@ -98,11 +98,3 @@ def test_the_reason_is_said_once_and_kept(monkeypatch, caplog, capturable):
     assert [record.getMessage() for record in caplog.records] == [
         f"Model is not replayed from a graph: {reason}" for reason in (first, one.why())
     ]
-
-
-def test_captures_end_where_calls_are_not_worth_more():
-    one = replayer()
-    one.captures = one.max_graphs
-    one.calls["kind"] = types.SimpleNamespace(due=lambda: True)
-    one.capture_when_due("kind", lambda: pytest.fail("captured"))
-    assert one.why() == Why.GRAPH_ENOUGH.says()

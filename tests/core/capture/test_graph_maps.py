@@ -11,9 +11,9 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import captured_maps, padded
+from sparse_bridge.core.capture import captured_maps
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
-from sparse_bridge.core.capture.graph_maps import SpeculativeLaunch, smallest_fitting
+from sparse_bridge.core.capture.graph_maps import SpeculativeLaunch
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
@@ -23,47 +23,37 @@ from . import doors
 from .pretended import replays_on_the_cpu
 
 
-def keys(*capacities):
-    return [SimpleNamespace(capacity=one, name=number) for number, one in enumerate(capacities)]
-
-
-def test_the_smallest_with_capacity():
-    of = keys(512, 2048, 1024, 1024)
-    assert smallest_fitting(of, 512, 500).name == 0
-    assert smallest_fitting(of, 640, 630).name == 3  # of several the one that was used last
-    assert smallest_fitting(of, 2048, 1500).name == 1
-    assert smallest_fitting(of[:2], 640, 600) is None  # far too large
-    assert smallest_fitting(of, 4096, 4000) is None and smallest_fitting([], 512, 500) is None
-
-
-class Key:
-    def __init__(self, capacity):
-        self.capacity = capacity
-
-
 class Graph:
-    def __init__(self, serves=True):
+    def __init__(self, serves=True, capacity=512):
+        self.capacity = capacity
         self.maps = SimpleNamespace(serves=lambda box: serves, exact=False)
 
 
 def test_wrong_guesses_come_to_an_end():
     root = Root(torch.zeros(500, 4), None)
     speculation, graph = SpeculativeLaunch(), Graph()
-    graphs = {Key(padded.capacity_of(500)): graph}
     for right in (False, False, True, False, False, False):
-        assert speculation.predict(graphs, root) is graph
+        assert speculation.predict(graph, root) is graph
         speculation.started = graph
         speculation.confirm(graph if right else None)
         speculation.started = None
-    assert speculation.predict(graphs, root) is None
+    assert speculation.predict(graph, root) is None
     speculation.confirm(graph)  # nothing was guessed
-    assert speculation.predict(graphs, root) is None
+    assert speculation.predict(graph, root) is None
 
 
-def test_no_guess_for_other_bounds_or_without_graphs():
-    root, key = Root(torch.zeros(500, 4), None), Key(padded.capacity_of(500))
-    assert SpeculativeLaunch().predict({}, root) is None
-    assert SpeculativeLaunch().predict({key: Graph(serves=False)}, root) is None
+@pytest.mark.parametrize(
+    ("graph", "guessed"),
+    [
+        pytest.param(None, False, id="no graph"),
+        pytest.param(Graph(serves=False), False, id="other bounds"),
+        pytest.param(Graph(capacity=499), False, id="a row too many"),
+        pytest.param(Graph(capacity=500), True, id="just enough"),
+    ],
+)
+def test_which_graph_is_guessed(graph, guessed):
+    root = Root(torch.zeros(500, 4), None)
+    assert SpeculativeLaunch().predict(graph, root) is (graph if guessed else None)
 
 
 @pytest.mark.emulated

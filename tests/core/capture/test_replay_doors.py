@@ -12,7 +12,7 @@ import torch
 import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import graph_regions, padded, replay
+from sparse_bridge.core.capture import graph_regions, replay
 from sparse_bridge.core.capture.calls.call import constant
 from sparse_bridge.core.conv.kernel_products import GatherProduct
 from sparse_bridge.refusals import Refusal
@@ -65,11 +65,11 @@ def maker(module, name):
 @pytest.mark.parametrize("name", doors.NAMES)
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", [Whole, Made])
-def test_a_program_that_is_not_changed(kernel_lane, fake_gpu, monkeypatch, name, trains, kind):
+def test_a_program_that_is_not_changed(kernel_lane, fake_gpu, rules, name, trains, kind):
     device = kernel_lane.device
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
-    monkeypatch.setattr(padded, "_LEAST", 512)  # one class of rows, and whole tiles behind them
+    rules.hold(graphs_of(512))  # one class of rows, and whole tiles behind them
     with doors.standin(name) as module, settings.override(optimize="graphs"):
         plain = kind(doors.network(module, name, device), maker(module, name))
         plain = plain.to(device).train(trains)
@@ -167,7 +167,7 @@ def test_which_functions_tell_calls_apart(value, told):
 
 @pytest.mark.parametrize("name", doors.NAMES)
 @pytest.mark.parametrize("kind", ["inference", "fused", "training"])
-def test_a_replayed_model(kernel_lane, fake_gpu, rules, monkeypatch, name, kind):
+def test_a_replayed_model(kernel_lane, fake_gpu, rules, name, kind):
     """Where kernels are emulated a replay runs what was captured once more.  fused: layers of this
     size wait for what follows them, too."""
     device, trains = kernel_lane.device, kind == "training"
@@ -175,7 +175,7 @@ def test_a_replayed_model(kernel_lane, fake_gpu, rules, monkeypatch, name, kind)
         rules.hold(layers_wait())
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
-    monkeypatch.setattr(padded, "_LEAST", 512)  # one class of rows, and whole tiles behind them
+    rules.hold(graphs_of(512))  # one class of rows, and whole tiles behind them
     with doors.standin(name) as module:
         plain = doors.network(module, name, device).train(trains)
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
@@ -228,15 +228,15 @@ def test_layers_are_launched_once_in_a_graph(kernel_lane, fake_gpu, rules, monke
     monkeypatch.setattr(replay, "captured_from", one_capture)
     with doors.standin(name) as module, settings.override(optimize="graphs"):
         model = doors.network(module, name, device).eval()
-        last = []  # the first scenes are larger, so that there is memory for the others' graph
-        for seed in range(14):
-            x = doors.scene(module, name, seed, device, 0.7 if seed < 6 else 0.3)
+        last = []
+        for seed in range(10):  # the larger ones make another graph
+            x = doors.scene(module, name, seed, device, 0.3 if seed < 6 else 0.7)
             with mode():
                 model(x)
             if captured:
                 last.append(captured[-1])
                 captured.clear()
-        assert len(model.__dict__["forward"].replayer.graphs) == 2
+        assert len(model.__dict__["forward"].replayer.graphs) == 1
     assert last == [5, 5]
 
 

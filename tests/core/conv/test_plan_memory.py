@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from sparse_bridge.core.conv.plan import fills_its_memory
+from sparse_bridge.core.geometry.weights import fills_its_memory
 from tests.patience import PATIENCE
 
 

@@ -29,6 +29,8 @@ from .state import LARGEST, State
 from .tags import NONE, STATE, Compared, Tag
 from .watch import ABSENT, Watch
 
+_CALL = nn.Module._call_impl.__code__
+_CALLS = ("__call__", "_call_to_resume_point", _CALL.co_name)  # of what stands for a model's forward
 _CONTAINERS = (list, dict, set, collections.deque)
 _PASSES = 5  # from function to function
 
@@ -60,22 +62,28 @@ class Audit:
         self._collects = gc.isenabled()
         gc.disable()  # what it would end, the model has not called
         try:
-            self._watch.start()
+            self._watch.start(self._under_way(sys._getframe(1)))
         except Refusal as error:
             self._refusal = error
         return self
+
+    def _under_way(self, frame: types.FrameType | None) -> list[types.FrameType]:
+        """The functions that the model's call is in, from the outermost one: a call may be watched from the point on
+        at which it comes to its sparse layers."""
+        frames: list[types.FrameType] = []
+        while frame is not None:
+            owner = frame.f_locals.get("self") if frame.f_code.co_name in _CALLS else None
+            if owner is self.model if frame.f_code is _CALL else getattr(owner, "model", None) is self.model:
+                return frames[::-1]
+            frames.append(frame)
+            frame = frame.f_back
+        return []
 
     def __exit__(self, *error: object) -> None:
         if self._refusal is None:
             self._watch.stop()
         if self._collects:
             gc.enable()
-
-    def resumed(self) -> None:
-        """What happened so far happens in every call, replayed or not: what counts begins here."""
-        if self._refusal is None:
-            self._watch.resumed(sys._getframe(1))
-            self._remember()
 
     def guards(self) -> Guards:
         """What has to stay as it is. Raises Refusal where the world is not closed."""

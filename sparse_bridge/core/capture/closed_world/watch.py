@@ -61,29 +61,27 @@ class Watch:
         self._generators: set[int] = set()  # frames that began in the call
         self._conversions: dict[CodeType, str] = {}
 
-    def start(self) -> None:
-        """Watch this thread. Raises Refusal where somebody else does."""
+    def start(self, under_way: list[FrameType]) -> None:
+        """Watch this thread, on which these functions are under way. Raises Refusal where somebody else does."""
         if sys.getprofile() is not None or _debugger():
             raise Refusal(Why.GRAPH_PROFILED)
+        self.adopt(under_way)
         self._conversions = _install_conversions()
         sys.setprofile(self._event)
 
-    def resumed(self, frame: FrameType | None) -> None:
-        """Forget what happened but for the functions that are under way at `frame`."""
-        self.after.clear()
-        ran: dict[CodeType, Ran] = {}
-        while frame is not None:
-            if frame.f_code in self.ran:
-                again = frame.f_code in ran
-                ran[frame.f_code] = self.ran[frame.f_code]
-                self.after[frame.f_code] = 0 if again else frame.f_lineno
-            frame = frame.f_back
-        self.ran = ran
-        for record in (self.refusals, self.rows, self.changed, self.stored, self.written):
-            record.clear()
-        for code, one in ran.items():
-            for names in one.globals.values():
-                self._remember(code, names)
+    def adopt(self, frames: list[FrameType]) -> None:
+        """Functions that are under way, from the outermost one: what they do from now on counts."""
+        for frame in frames:
+            code = frame.f_code
+            if origins.of_globals(frame.f_globals) is not Origin.PROGRAM:
+                continue
+            again = id(code) in self._programs
+            self._kinds[id(code)] = self._program
+            self._codes.append(code)
+            self._programs.add(id(code))
+            self._generators.add(id(frame))
+            self._program(frame)
+            self.after[code] = 0 if again else frame.f_lineno
 
     def _remember(self, code: CodeType, names: dict[str, Any]) -> None:
         for name in _stores_of(code):
@@ -141,7 +139,7 @@ class Watch:
     def _program(self, frame: FrameType) -> None:
         code = frame.f_code
         if self._arguments is None:  # of the whole call
-            values = list(frame.f_locals.values())
+            values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
             inner = [item for value in values if type(value) in (list, tuple, dict) for item in _items(value)]
             self._arguments = {id(value) for value in (*values, *inner)} - self.modules
         if code.co_flags & inspect.CO_GENERATOR:

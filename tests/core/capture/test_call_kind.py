@@ -1,0 +1,318 @@
+"""When a graph is captured, grows, shrinks, goes, and when a replay is compared with the layers: without a device."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import sparse_bridge
+from sparse_bridge import policy, replay_switch, settings
+from sparse_bridge.core.capture import graph_capture, graphed_module, padded
+from sparse_bridge.core.capture.call_kind import CallKind
+from sparse_bridge.core.capture.graphed_module import MISSING, GraphedModule
+from sparse_bridge.core.capture.observers import observer
+from sparse_bridge.refusals import Refusal, Why
+
+
+class Guards:
+    """value: what a program has; changed by a test."""
+
+    def __init__(self, program):
+        self.program, self.seen = program, program.value
+
+    def hold(self):
+        return self.program.value == self.seen
+
+    def changed(self):
+        return f"value: {self.program.value}, was {self.seen}"
+
+
+class Program(torch.nn.Module):
+    value = 1
+
+    def forward(self, rows):
+        return rows
+
+
+class Graphs(GraphedModule):
+    """Graphs that are numbers of rows, of calls that are numbers, too.
+
+    events: what was done, in order.  largest: rows per row of the input that levels have memory for.
+    """
+
+    def __init__(self):
+        super().__init__(Program(), lambda rows: rows, lambda _: None)
+        self.events, self.right = [], True
+
+    def allowed(self):
+        return True
+
+    possible = allowed
+
+    def replayed(self, graph, call, root):
+        self.events.append("replay")
+        return call
+
+    def new_graph(self, kind, key, capacity, call, root, out):
+        self.events.append("capture" if kind.trial is None else "capture again")
+        kind.trial = True
+        captured = SimpleNamespace(differing_columns=lambda root: set(), compare=self._compare)
+        maps = SimpleNamespace(serves=lambda box: True)
+        return SimpleNamespace(captured=captured, maps=maps)
+
+    def values(self, graph, call, root):
+        self.events.append("compare")
+        return [call]
+
+    def _compare(self, call, out, values):
+        if not self.right:
+            raise Refusal(Why.GRAPH_OTHER_BITS, "output 0", 1.0, 1)
+
+    def call(self, rows, key="kind"):
+        """One call with so many rows."""
+        kind = self.kinds.setdefault(key, CallKind())
+        root = SimpleNamespace(coords=range(rows), box=None)
+        self.events.append(rows)
+        result = self.serve(kind, SimpleNamespace(device="cuda", tensors=None), rows, root)
+        with result.watch:
+            pass
+        if result.output is MISSING:
+            result.computed(rows)
+        return result.output
+
+
+@pytest.fixture
+def graphs(monkeypatch, fake_gpu, request):
+    """compared: whether replays are compared with the layers."""
+    made = Graphs()
+
+    class Audit:
+        def __init__(self, model, tensors):
+            pass
+
+        def __enter__(self):
+            made.events.append("watch")
+
+        def __exit__(self, *error):
+            pass
+
+        def guards(self):
+            return Guards(made.model)
+
+    fake_gpu.has(reserved_memory=0, free_memory=(1 << 30, 1 << 36), enter=lambda _: threading.Lock(), graph_pool=object)
+    monkeypatch.setattr(graphed_module, "Audit", Audit)
+    monkeypatch.setattr(graphed_module, "GraphMemory", lambda device: None)
+    monkeypatch.setattr(Graphs, "wait_for_last_replay", lambda self: None)
+    with settings.override(compare_every=256 if getattr(request, "param", None) == "compared" else 0):
+        yield made
+
+
+def kinds_of_calls(events):
+    return [event for event in events if not isinstance(event, int)]
+
+
+def warm(graphs, rows=1000):
+    for _ in range(3):
+        graphs.call(rows)
+    assert kinds_of_calls(graphs.events) == ["watch", "capture"]
+    graphs.events.clear()
+
+
+def test_one_call_is_watched_and_the_next_captured(graphs):
+    warm(graphs)
+    assert graphs.call(1000) is not MISSING and graphs.events == [1000, "replay"]
+
+
+def test_one_graph_serves_all_that_is_smaller(graphs):
+    warm(graphs, 5000)
+    for rows in (5000, 1, 300, 4999, padded.capacity_of(5000)):
+        assert graphs.call(rows) is not MISSING
+    assert set(kinds_of_calls(graphs.events)) == {"replay"} and len(graphs.graphs) == 1
+
+
+def test_a_larger_scene_runs_eagerly_once_and_captures_without_another_trial(graphs):
+    warm(graphs)
+    assert graphs.call(100_000) is MISSING
+    assert graphs.events == [100_000, "capture again"]
+    for rows in (100_000, 5):
+        assert graphs.call(rows) is not MISSING
+    assert len(graphs.graphs) == 1
+
+
+def test_streams_of_any_sizes_need_few_captures(graphs):
+    """2,000 to 250,000 rows."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (2000 * 125 ** torch.rand(1000, generator=generator)).int().tolist()
+    outputs = [graphs.call(rows) for rows in sizes]
+    assert kinds_of_calls(graphs.events).count("capture") == 1
+    assert kinds_of_calls(graphs.events).count("capture again") <= 6
+    assert all(output is not MISSING for output in outputs[100:]) or outputs[20:].count(MISSING) <= 10
+
+
+def test_many_small_scenes_make_a_smaller_graph(graphs):
+    warm(graphs, 100_000)
+    for _ in range(policy.SMALL_CALLS):
+        assert graphs.call(3000) is not MISSING
+    assert graphs.call(2000) is MISSING and graphs.events[-1] == "capture again"
+    (graph,) = graphs.graphs
+    assert graph.capacity == padded.capacity_of(3000)
+
+
+def test_a_scene_between_of_the_old_size_keeps_the_graph(graphs):
+    warm(graphs, 100_000)
+    for _ in range(3):
+        for _ in range(policy.SMALL_CALLS - 1):
+            graphs.call(3000)
+        graphs.call(90_000)
+    assert set(kinds_of_calls(graphs.events)) == {"replay"}
+
+
+def test_what_changes_once_costs_a_capture(graphs):
+    warm(graphs)
+    for _ in range(policy.REPLAYS_SETTLED):
+        graphs.call(1000)
+    graphs.events.clear()
+    graphs.model.value = 2
+    outputs = [graphs.call(1000) for _ in range(4)]
+    assert kinds_of_calls(graphs.events) == ["watch", "capture", "replay", "replay"]
+    assert outputs[:2] == [MISSING] * 2
+    assert graphs.why() is None
+
+
+def test_what_changes_in_every_call_is_tried_less_and_less(graphs):
+    warm(graphs)
+    for number in range(2000):
+        graphs.model.value = number
+        assert graphs.call(1000) is MISSING
+    assert "capture" not in graphs.events
+    assert "value: " in graphs.why() and "GRAPH_CHANGED" in graphs.why()
+
+
+def test_what_changes_now_and_then_is_tried_less_and_less(graphs):
+    """Every fourth call: a graph serves two at most."""
+    for number in range(2000):
+        graphs.model.value = number // 4
+        graphs.call(1000)
+    assert kinds_of_calls(graphs.events).count("capture") <= 16
+
+
+@pytest.mark.parametrize("graphs", ["compared"], indirect=True)
+def test_which_replays_are_compared(graphs):
+    warm(graphs)
+    compared = [number for number in range(1, 1100) if graphs.call(1000) is MISSING]
+    assert compared == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]
+
+
+@pytest.mark.parametrize("graphs", ["compared"], indirect=True)
+@pytest.mark.parametrize(("every", "expected"), [(1, 20), (5, 5 + 4), (0, 0)])
+def test_the_rate_of_comparisons_is_a_setting(graphs, every, expected):
+    warm(graphs)
+    with settings.override(compare_every=every):
+        outputs = [graphs.call(1000) for _ in range(20)]
+    assert outputs.count(MISSING) == expected
+
+
+@pytest.mark.parametrize("graphs", ["compared"], indirect=True)
+def test_a_difference_ends_all_replays_and_says_so(graphs, caplog):
+    warm(graphs)
+    for _ in range(7):
+        graphs.call(1000)
+    graphs.right = False
+    outputs = [graphs.call(1000) for _ in range(100)]
+    assert outputs[:1] == [MISSING] and not graphs.graphs and graphs.given_up() is not None
+    assert "a replay gave something else than the layers" in caplog.text and "GRAPH_DIFFERS" in graphs.why()
+
+
+def test_several_kinds_of_calls_have_a_graph_each_up_to_a_number(graphs):
+    for key in range(policy.GRAPHS + 1):
+        for _ in range(3):
+            graphs.call(1000, key)
+        graphs.call(1000, key)
+    assert len(graphs.graphs) == policy.GRAPHS
+    assert graphs.kinds[0].graph is None and graphs.call(1000, policy.GRAPHS) is not MISSING
+
+
+def test_a_graph_that_leaves_no_room_is_not_kept(graphs, monkeypatch):
+    monkeypatch.setattr(graphed_module, "check_room", lambda *_: (_ for _ in ()).throw(Refusal(Why.GRAPH_NO_ROOM)))
+    for _ in range(6):
+        assert graphs.call(1000) is MISSING
+    assert not graphs.graphs and "GRAPH_NO_ROOM" in graphs.why()
+
+
+@pytest.mark.parametrize(("free", "fits"), [(600, True), (400, False)])
+def test_room_for_a_graph(fake_gpu, free, fits):
+    """500 bytes of a graph beside 900 that the program has used at once, of which 400 are still reserved."""
+    fake_gpu.has(reserved_memory=900, free_memory=(free, 1 << 20))
+    try:
+        graph_capture.check_room(1000, 400)
+    except Refusal:
+        assert not fits
+    else:
+        assert fits
+
+
+class TestOnlookers:
+    def test_nobody(self):
+        assert observer() is None or "debugger" in observer()  # under a debugger, or where coverage is measured
+
+    @pytest.mark.parametrize("case", ["trace", "saved", "mode", "function mode", "anomaly", "vmap", "forward mode"])
+    def test_somebody(self, case):
+        import sys
+
+        from torch.overrides import TorchFunctionMode
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        seen = []
+        before = sys.gettrace()
+        if case == "trace":
+            sys.settrace(lambda *_: None)
+            seen.append(observer())
+            sys.settrace(before)
+        elif case == "vmap":
+            torch.func.vmap(lambda x: seen.append(observer()) or x)(torch.ones(2))
+        elif case == "forward mode":
+            with torch.autograd.forward_ad.dual_level():
+                seen.append(observer())
+        else:
+            manager = {
+                "saved": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+                "mode": type("Counting", (TorchDispatchMode,), {}),
+                "function mode": type("Counting", (TorchFunctionMode,), {}),
+                "anomaly": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+            }[case]()
+            with manager:
+                seen.append(observer())
+        assert seen[0] is not None
+
+    def test_a_default_device_is_nobody(self):
+        with torch.device("cpu"):
+            assert observer() is None or "debugger" in observer()
+
+
+def test_calls_and_models_that_are_to_stay_eager():
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    assert replay_switch.allowed(model)
+    with sparse_bridge.eager():
+        with sparse_bridge.eager():
+            pass
+        assert not replay_switch.allowed(model)
+    sparse_bridge.optimize(model, graphs=False)
+    assert not replay_switch.allowed(model) and not replay_switch.allowed(model[0])
+    sparse_bridge.restore(model)
+    assert replay_switch.allowed(model) and replay_switch.allowed(model[0])
+
+
+@pytest.mark.parametrize("text", ["graphs:7", "fuse", "graphs:0"])
+def test_the_rate_in_the_environment(text):
+    read = settings.from_environment({"SPARSE_BRIDGE_OPTIMIZE": text})
+    mode, _, number = text.partition(":")
+    assert read.optimize == mode and read.compare_every == int(number or 256)
+
+
+@pytest.mark.parametrize("text", ["graphs:-1", "graphs:x", "graphs:", "none:1"])
+def test_a_rate_that_is_none(text):
+    with pytest.raises(sparse_bridge.errors.SettingError):
+        settings.from_environment({"SPARSE_BRIDGE_OPTIMIZE": text})
