@@ -20,10 +20,10 @@ from typing import Any
 from .. import releases, settings
 from ..errors import LifecycleError, UnsupportedError
 from ..log import logger
-from . import base, call_stats, compiling, layer_device, optimizing
+from . import base, call_stats, layer_device, optimizing
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
-from .enabling import child_counts, forks, inherited, limiting, model_layers, options
+from .enabling import child_counts, compiling, forks, inherited, limiting, model_layers, options
 from .enabling.active import Active
 from .enabling.options import EnableOptions
 from .import_hook import StandinFinder, choose, really_imported

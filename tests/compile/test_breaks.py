@@ -65,6 +65,7 @@ CASES = [
 COMMON = [("minkowski", "dense"), ("torchsparse", "plane")]
 
 
+@pytest.mark.sample(2)
 @WHOLE_GRAPHS
 @pytest.mark.parametrize("case", quick(COMMON, CASES), ids="-".join)
 def test_a_layer_between_two_graphs(case, plain_settings):

@@ -10,7 +10,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import hooks
-from sparse_bridge.adapters import compiling
+from sparse_bridge.adapters.enabling import compiling
 from tests.compile.comparison import assert_same, gradients
 from tests.compile.programs import PROGRAMS, scene
 from tests.quick import quick

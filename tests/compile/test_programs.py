@@ -20,6 +20,7 @@ from tests.releases import WHOLE_GRAPHS
 pytestmark = WHOLE_GRAPHS
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("door", quick(["spconv", "torchsparse", "minkowski"], DOORS))
 def test_three_layers_in_one_graph(door, device, plain_settings):
@@ -27,6 +28,7 @@ def test_three_layers_in_one_graph(door, device, plain_settings):
         compare(programs["three"]().train(), "aot_eager", 3, device=device)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("device", "backend", "dtype"),
     [("cpu", "aot_eager", torch.bfloat16)]
@@ -42,6 +44,7 @@ def test_autocast(door, device, backend, dtype, plain_settings):
         compare(programs["three"]().train(), backend, 3, device=device, autocast=dtype)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("door", quick(["spconv"], ("spconv", "torchsparse", "minkowski")))
 def test_norms_as_operators(door, plain_settings, rules):
     """As they are on GPUs."""
@@ -50,6 +53,7 @@ def test_norms_as_operators(door, plain_settings, rules):
         compare(programs["three"]().train(), "aot_eager", 2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("door", quick(["spconv", "torchsparse", "minkowski"], DOORS))
 def test_inference_of_three_layers_in_one_graph(door, plain_settings):
     with PROGRAMS[door]() as programs, torch.no_grad():
@@ -89,6 +93,7 @@ def test_what_a_layer_was_given_reaches_its_operator(plain_settings):
     assert seen == [("half", ""), ("ieee", "explicit"), ("ieee", "")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("door", ("torchsparse", "torchsparse 1.4"))
 def test_points_of_torchsparse_in_one_graph(door, plain_settings):
     with PROGRAMS[door]() as programs:
@@ -116,6 +121,7 @@ def test_layers_outside_of_graphs_see_what_graphs_made(plain_settings):
         compare(Outside().train(), "aot_eager", 3, fullgraph=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("network", quick(["pools"], ("pools", "gate", "joins", "points")))
 def test_layers_of_minkowski_in_one_graph(network, plain_settings):
     with PROGRAMS["minkowski"]() as programs:
@@ -167,6 +173,7 @@ def test_networks_in_half_precision(door, plain_settings):
             assert_near(compiled(features.half(), coords).float(), exact[number], 0.05)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("door", quick(["spconv", "minkowski"], DOORS))
 def test_sparse_tensors_made_before_the_graph(door, device, plain_settings):
@@ -180,6 +187,7 @@ def test_sparse_tensors_made_before_the_graph(door, device, plain_settings):
             assert_same(program._read(compiled(x)), expected)
 
 
+@pytest.mark.slow
 def test_a_manager_from_before_the_graph_is_used_in_it(plain_settings, monkeypatch):
     """Not another one, whose maps would be built beside those that were prepared for the first."""
     inserted, own = [], MapRegistry.insert
@@ -200,6 +208,7 @@ def test_a_manager_from_before_the_graph_is_used_in_it(plain_settings, monkeypat
             assert_same(program._read(y), program._read(program.network(x)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
 def test_nothing_stays_of_a_scene_but_what_is_held(door, plain_settings):
     """No collector sees through the memory of handles, so that nothing may hold itself by them."""

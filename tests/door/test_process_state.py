@@ -233,5 +233,6 @@ assert torch.equal(run(), before)
 """
 
 
+@pytest.mark.slow
 def test_a_process_goes_on_after_it_has_forgotten():
     subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=PATIENCE)

@@ -249,11 +249,13 @@ class Recording:
         return 0 < len(self.steps) < policy.REQUESTS and seen >= policy.INPUTS_ALIKE
 
     def both_ways(self) -> Recording:
-        """The same with both sides of every map that makes coordinates requested, as tiles where one
-        side is."""
+        """The same with the pairs of every map requested of which there are tiles, and both sides of
+        every map that makes coordinates, as tiles where one side is."""
         views = list(self.views)
         for index, step in enumerate(self.steps):
+            tiled, requested = views[index]
+            requested = requested | {PAIRS} if tiled else requested
+            views[index] = Views(tiled, requested)
             if step.makes:
-                tiled, requested = views[index]
                 views[index] = Views({0, 1} if tiled else tiled, requested | {0, 1})
         return dataclasses.replace(self, views=views)

@@ -105,7 +105,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         request = GradientRequest(wants_x, weight_dtype if wants_weight else None)
         dx, dw = backward(plan, kmap, x, weight, dy, request)
     if wants_bias:
-        db = column_sums(dy, bias_dtype, plan.product.target)
+        db = column_sums(dy, bias_dtype, plan.product.target, kmap.rulebook.rows[int(kmap.flipped)].device)
     return dx, dw, db, None, None, None
 
 

@@ -19,12 +19,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..core.device.late_import import when_imported
-from ..state import owns
-from .base import Patch
-from .patching import PatchSet
+from ...core.device.late_import import when_imported
+from ...state import owns
+from ..base import Patch
+from ..patching import PatchSet
 
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).parents[2]
 _EAGER = tuple(f"{_ROOT / part}" for part in ("adapters/", "core/capture/", "core/conv/override.py"))
 _TRACED = f"{_ROOT / 'adapters/torchsparse/sequence.py'}"  # stands in every nn.Sequential
 _CALLS = ("CALL", "BINARY", "INPLACE", "STORE")  # instructions at which graphs can break
@@ -180,7 +180,7 @@ def is_sparse(module: Any) -> bool:
     """
     known = _eager.get(module)
     if known is None:
-        from . import protocol
+        from .. import protocol
 
         parts, dense = _count(module)
         module_class: Any = type(module)
@@ -192,7 +192,7 @@ def is_sparse(module: Any) -> bool:
 def _count(module: Any) -> tuple[int, int]:
     """How many eager calls would be made inside of a module that is traced, of layers that have parameters; and how
     many dense layers are outside of these."""
-    from . import protocol
+    from .. import protocol
 
     parts = dense = 0
     for child in module.children():
