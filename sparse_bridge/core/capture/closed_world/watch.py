@@ -120,7 +120,7 @@ class Watch:
         if code in self._conversions:
             return self._host_read
         if origin is Origin.PROGRAM:
-            return None if origins.is_generated(code) else self._program
+            return None if origins.is_generated(code) or _is_launcher(frame) else self._program
         if origin is Origin.LIBRARY:
             return self._import if code.co_name == "_find_and_load" else self._library
         name, owner = code.co_name, frame.f_globals.get("__name__", "")
@@ -226,6 +226,13 @@ class Watch:
         if len(self.refusals) < 20:
             where = position(frame.f_code, frame.f_lineno)
             self.refusals.append(Refusal(why, name, where, *details))
+
+
+def _is_launcher(frame: FrameType) -> bool:
+    """Whether trusted code wrote the function, as Triton and traces of launches do: it belongs to no module."""
+    caller = frame.f_back
+    nameless = frame.f_code.co_filename.startswith("<") and "__name__" not in frame.f_globals
+    return nameless and caller is not None and origins.of_globals(caller.f_globals) is Origin.TRUSTED
 
 
 @functools.lru_cache(maxsize=512)
