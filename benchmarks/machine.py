@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from sparse_bridge import _version
+
 __all__ = ["commit", "describe"]
 
 
@@ -18,7 +20,7 @@ def describe(device: str) -> dict[str, Any]:
         "cpu": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": platform.platform(),
-        "sparse_bridge": _version(),
+        "sparse_bridge": _installed(),
     }
     if device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -30,9 +32,7 @@ def describe(device: str) -> dict[str, Any]:
 
 def commit() -> str:
     """The commit of this checkout, and whether files differ from it; empty where git has none."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    name = _answer([*git, "rev-parse", "--short", "HEAD"])
-    changed = name and _answer([*git, "status", "--porcelain", "-uno"])
+    name, changed = _version.commit()
     return name + (" with changes" if changed else "")
 
 
@@ -46,13 +46,11 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version() -> str:
+def _installed() -> str:
     try:
         return importlib.metadata.version("sparse-bridge")
     except importlib.metadata.PackageNotFoundError:
-        from sparse_bridge import __version__
-
-        return __version__
+        return _version.__version__
 
 
 def _answer(command: list[str]) -> str:

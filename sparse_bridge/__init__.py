@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors, settings
 from ._version import __version__
+from .names import MissingNameError
 from .settings import override as override_settings
 from .settings import update as update_settings
 
 if TYPE_CHECKING:
     from . import adapters, core
+    from . import compile as compile
+    from . import export as export
     from .adapters.convert import convert
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
     from .checkpointing import checkpoint
     from .core.conv.override import dataflow
+    from .hooks import eager
     from .memory import memory_limit
     from .optimization import optimize, restore
-    from .replay_switch import eager
     from .tools.profiling.recorder import profile
 
 __all__ = [
@@ -58,7 +61,7 @@ _LAZY = {
     "convert": "adapters.convert",
     "dataflow": "core.conv.override",
     "disable": "adapters.lifecycle",
-    "eager": "replay_switch",
+    "eager": "hooks",
     "enable": "adapters.lifecycle",
     "load_ipython_extension": "tools.profiling.notebook",
     "memory_limit": "memory",
@@ -71,29 +74,19 @@ _LAZY = {
 }
 
 
-_FOLDERS = ("adapters", "core")
+# Not in `__all__`: both need torch, and `compile` would hide Python's own.
+_MODULES = ("adapters", "compile", "core", "export", "profiling")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_meant(name)}")
+        raise MissingNameError(__name__, name, __dir__)
     value = getattr(importlib.import_module("." + _LAZY[name], __name__), name)
     globals()[name] = value
     return value
 
 
-def _meant(name: str) -> str:
-    """A public name that is spelt like `name`; none for names with an underscore, which programs
-    look for without meaning any of ours."""
-    if name.startswith("_"):
-        return ""
-    import difflib
-
-    near = difflib.get_close_matches(name, __all__, 1)
-    return f". Did you mean: {near[0]!r}?" if near else ""
-
-
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_MODULES})

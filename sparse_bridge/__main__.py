@@ -7,14 +7,15 @@ import errno
 import importlib
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import workers
-from ._version import __version__
+from . import _version, workers
 from .adapters.enabling import inherited
 from .errors import SparseBridgeError, UnsupportedError
+from .names import meant
 from .tools.offline_compile import command as offline_compile
 
 if TYPE_CHECKING:
@@ -28,14 +29,17 @@ _LAZY = {
         "sparse_bridge.tools.demo.cli",
         "time two networks on a scan or a built-in street, teach a third one to label it",
     ),
-    "warm": ("sparse_bridge.commands.warm", "compile and tune kernels before they are needed"),
-    "package": ("sparse_bridge.commands.package", "write a network as a folder that a C++ program runs without Python"),
+    "warm": ("sparse_bridge.commands.warm_options", "compile and tune kernels before they are needed"),
+    "package": (
+        "sparse_bridge.commands.package_options",
+        "write a network as a folder that a C++ program runs without Python",
+    ),
     "prove": ("sparse_bridge.commands.prove", "show that this GPU computes rightly, in ten minutes"),
     "verify": (
         "sparse_bridge.tools.checkpoints.command",
         "evaluate published weights with their own project on this engine",
     ),
-    "cache": ("sparse_bridge.commands.cache", "show or clear what tuning has stored"),
+    "cache": ("sparse_bridge.commands.cache_options", "show or clear what tuning has stored"),
     "surface": ("sparse_bridge.tools.api_coverage.command", "list what of each framework is answered"),
     "bench": ("benchmarks.cli", "time layers and networks, peers side by side"),
     "compat": ("compat.cli", "run the compatibility matrix"),
@@ -109,10 +113,42 @@ def _console(stderr: bool = False) -> Console:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses wrong usage in one line; sub-commands are of this class, too."""
+    """Refuses wrong usage in one line, with what may have been meant; sub-commands are of this class, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # "-1GiB" and "-1e2" are values that are refused or taken, not options that nobody knows.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sparse_bridge: {message}; see `{self.prog} --help`.\n")
+        see = f"see `{self.prog} --help`.\n"
+        self.exit(
+            2, f"sparse_bridge: {message} S{see[1:]}" if message.endswith("?") else f"sparse_bridge: {message}; {see}"
+        )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what this parser does not know itself, so that the command whose option it would be is named."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hint = meant(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{'.' * bool(hint)}{hint}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = meant(str(value), map(str, action.choices or ()))
+            error.message += "." * bool(hint) + hint
+            raise
+
+
+class _ShowVersion(argparse.Action):
+    """As argparse's own; git is asked only where this is."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *ignored: Any) -> NoReturn:
+        sys.stdout.write(f"sparse_bridge {_version.described()}\n")
+        parser.exit()
 
 
 def _program() -> str:
@@ -126,7 +162,9 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
         prog=_program(),
         description="Run spconv, torchsparse, MinkowskiEngine and FlexGEMM models on one Triton engine.",
     )
-    parser.add_argument("--version", action="version", version=f"sparse_bridge {__version__}")
+    parser.add_argument(
+        "--version", action=_ShowVersion, nargs=0, help="show the version, in a checkout with its commit"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_doctor(commands)
     for name, (module, summary) in _LAZY.items():

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint as of_torch
 
 from .core.maps.request import keeping
-from .errors import DataTypeError
+from .errors import DataTypeError, require_type
 
 Module = TypeVar("Module", bound=nn.Module)
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -33,10 +33,7 @@ def checkpoint(module: Module) -> Module:
     Returns: the module.
     Raises: DataTypeError for what is no module, and for lists of modules.
     """
-    if not isinstance(module, nn.Module):
-        raise DataTypeError(
-            f"checkpoint got a {type(module).__name__}; expected a torch.nn.Module, such as a level of a network."
-        )
+    require_type("checkpoint()", module, nn.Module, "a torch.nn.Module, such as a level of a network")
     own = module.__dict__.get("forward")
     if own is None and type(module).forward is nn.Module.forward:
         raise DataTypeError(

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import hooks, replay_switch, settings
+from . import hooks, settings
 from .adapters import base, protocol
+from .errors import require_type
 
 _MARK = "_sparse_bridge_optimized"
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
@@ -47,9 +48,10 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     later maps then use: kernels are compiled for it, which takes seconds, and each group of layers
     is timed for 0.3 s at most.
 
-    Returns `model`. Raises: ValueError when it is optimised already; UnsupportedError for `graphs`
-    where this installation cannot capture.
+    Returns `model`. Raises: DataTypeError for what is no module; ValueError when it is optimised already;
+    UnsupportedError for `graphs` where this installation cannot capture.
     """
+    require_type("optimize()", model, nn.Module, "a torch.nn.Module")
     if _MARK in model.__dict__:
         raise ValueError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
@@ -57,7 +59,7 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     own = functools.partial(type(model).forward, model)
     training = None
     if graphs is False:
-        replay_switch.forbid(model)
+        hooks.forbid_replays(model)
     if graphs:
         training = base.capture("replay_training").TrainingReplayer(model, own, protocol.of)
     model.__dict__[_MARK] = True
@@ -71,9 +73,10 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `optimize`; returns `model`."""
+    """Undo `optimize`; returns `model`. Raises: DataTypeError for what is no module."""
+    require_type("restore()", model, nn.Module, "a torch.nn.Module")
     _models.discard(model)
-    replay_switch.forgive(model)
+    hooks.permit_replays(model)
     model.__dict__.pop(_MARK, None)
     if hooks.optimized(model):
         del model.__dict__["forward"]

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .errors import SettingError
+from .names import meant
 
 PREFIX = "SPARSE_BRIDGE_"
 
@@ -214,6 +215,29 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     return Settings(**values)
 
 
+# Variables with the prefix that are no settings: what `run` hands on, and what this project's tests read.
+_NO_SETTING = ("INHERITED", "TEST_")
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of `environ` with the prefix that nothing reads, and what each says of it, in a sentence."""
+    names = [name.removeprefix(PREFIX) for name in sorted(environ) if name.startswith(PREFIX)]
+    unknown = [name for name in names if name not in (*KEYWORDS, *RENAMED) and not name.startswith(_NO_SETTING)]
+    text = "{} is set, but sparse_bridge has no such setting.{}"
+    return {PREFIX + name: text.format(PREFIX + name, meant(name, KEYWORDS, PREFIX)) for name in unknown}
+
+
+_told: set[str] = set()
+
+
+def warn_of_unknown_variables(stacklevel: int) -> None:
+    """Say once in a process which variables nothing reads.  stacklevel: as if the caller warned."""
+    for name, text in unknown_variables(os.environ).items():
+        if name not in _told:
+            _told.add(name)
+            warnings.warn(text, UserWarning, stacklevel + 1)
+
+
 _lock = threading.RLock()
 _current: Settings | None = None
 generation = 0  # what was decided at another count is to be decided again
@@ -273,7 +297,9 @@ def update(**changes: object) -> Settings:
             if name in _SWITCHES:
                 _warn(name, " and ".join(_SWITCHES[name]))
             elif name not in FIELDS:
-                raise SettingError(f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}.")
+                raise SettingError(
+                    f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}.{meant(name, FIELDS)}"
+                )
             checked |= _checked(name, value, name)
         reset(dataclasses.replace(previous, **checked))
     return previous

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 
+from ..names import modules_of
 from .base import ADAPTERS
 
 __all__ = ["ADAPTERS"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in ADAPTERS or name == "convert":
-        return importlib.import_module("." + name, __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return modules_of(__name__, *ADAPTERS, "convert")(name)
 
 
 def __dir__() -> list[str]:

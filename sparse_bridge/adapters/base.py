@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import LifecycleError, SettingError, UnsupportedError
+from ..names import meant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,14 +223,18 @@ def load(name: str) -> Framework:
         SettingError: no adapter has that name.
         UnsupportedError: the adapter is registered but not part of this installation.
     """
+    if not isinstance(name, str):
+        raise SettingError(f"framework {name!r}; expected names, as in enable('spconv', 'torchsparse').")
     name = OTHER_NAMES.get(name, name)
     with _lock:
         if name in _loaded:
             return _loaded[name]
         targets = {**BY_NAME, **ADAPTERS}
         if name not in targets:
-            names = ", ".join(sorted((*targets, *OTHER_NAMES)))
-            raise SettingError(f"framework {name!r} is unknown; expected one of {names}.")
+            names = sorted((*targets, *OTHER_NAMES))
+            raise SettingError(
+                f"framework {name!r} is unknown; expected one of {', '.join(names)}.{meant(name, names)}"
+            )
         target = targets[name]
     adapter = _import_adapter(name, target)
     with _lock:

@@ -12,8 +12,10 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from typing import Any
 
 from ..errors import LifecycleError, UnsupportedError
+from ..names import MissingNameError, meant
 from .alias_names import AliasFinder, alias_spec
 from .base import Framework
 
@@ -21,7 +23,23 @@ _VERSION = re.compile(r"""^__version__\s*(?::\s*str\s*)?=\s*["']([^"']+)["']""",
 
 
 class StandinLoader(SourceFileLoader):
-    """The ordinary loader; its type marks modules that came out of a stand-in tree."""
+    """The ordinary loader; its type marks modules that came out of a stand-in tree. A name that such a module lacks
+    is answered with one that is spelt like it."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        super().exec_module(module)
+        own = module.__dict__.get("__getattr__")
+
+        def attribute(name: str) -> Any:
+            try:
+                if own is not None:
+                    return own(name)
+            except AttributeError as error:
+                if type(error) is not AttributeError:  # says what to do
+                    raise
+            raise MissingNameError(module.__name__, name, lambda: dir(module))
+
+        module.__dict__["__getattr__"] = attribute
 
 
 def _is_standin(module: object) -> bool:
@@ -189,7 +207,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
         if file is None:
             raise ModuleNotFoundError(
                 f"No module named {fullname!r} in sparse_bridge's stand-in for {package}; "
-                "install the real library if you need it.",
+                f"install the real library if you need it.{self._meant(fullname)}",
                 name=fullname,
             )
         return importlib.util.spec_from_file_location(
@@ -198,6 +216,12 @@ class StandinFinder(importlib.metadata.DistributionFinder):
             loader=StandinLoader(fullname, str(file)),
             submodule_search_locations=[str(file.parent)] if file.name == "__init__.py" else None,
         )
+
+    def _meant(self, fullname: str) -> str:
+        """A module beside the one that was asked for."""
+        parent, _, name = fullname.rpartition(".")
+        folder = self._root.joinpath(*parent.split("."))
+        return meant(name, [path.stem for path in folder.glob("*")]) if folder.is_dir() else ""
 
     def _file(self, fullname: str) -> pathlib.Path | None:
         folder = self._root.joinpath(*fullname.split("."))

@@ -23,7 +23,7 @@ from ..log import logger
 from . import base, call_stats, layer_device, optimizing
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
-from .enabling import child_counts, forks, inherited, limiting, model_layers, options
+from .enabling import child_counts, compiling, forks, inherited, limiting, model_layers, options
 from .enabling.active import Active
 from .enabling.options import EnableOptions
 from .import_hook import StandinFinder, choose, really_imported
@@ -121,7 +121,8 @@ def enable(
             with SPARSE_BRIDGE_CAPTURE=always alone). None: the setting.
         memory_limit: as `sparse_bridge.memory_limit`, as long as what is enabled here is.
 
-    Warns once where this Python, torch or Triton is none that the package was tested with.
+    Warns once where this Python, torch or Triton is none that the package was tested with, and of environment variables
+    `SPARSE_BRIDGE_...` that are no settings.
 
     Returns:
         A handle with `report()`, `status()` and `disable()`, usable as a context manager.
@@ -136,6 +137,7 @@ def enable(
     requested = EnableOptions(mode, strict, profile, optimize, memory_limit)
     options.check(names, requested)
     releases.warn(stacklevel=2)
+    settings.warn_of_unknown_variables(stacklevel=2)
     with _lock:
         for name in names:
             join(name)
@@ -263,6 +265,7 @@ def _activate(adapter: Framework, requested: EnableOptions) -> Active:
     chosen, reason = choose(adapter, requested.mode or settings.get().mode)
     adapter.begin(chosen, requested.profile)
     undo, version = _start(adapter, chosen)
+    compiling.install()
     names = PackageNames(adapter.other_names)
     names.install()
     call_stats.set_strict(name, requested.strict)
@@ -310,6 +313,7 @@ def _deactivate(active: Active) -> None:
         active.was_imported = active.imported
         active.names.uninstall()
         active.undo()
+        compiling.remove()
         logger.info("%s is no longer bridged", name)
         limiting.leave(name)  # which may warn, and a warning may be an error
 

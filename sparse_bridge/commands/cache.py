@@ -1,4 +1,4 @@
-"""`python -m sparse_bridge cache show|clear`: the winners of tuning on this machine."""
+"""What `python -m sparse_bridge cache show|clear` does: the winners of tuning on this machine."""
 
 from __future__ import annotations
 
@@ -24,44 +24,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from importlib.abc import Traversable
 
-_SUMMARY = "show or clear what tuning has stored"
 _PATTERNS = ("*.json", "*.json.aside", ".*.json.tmp")
-
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the `cache` command; `args.func` becomes `run_show` or `run_clear`."""
-    parser = subparsers.add_parser("cache", help=_SUMMARY, description=_SUMMARY)
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="what is stored, and what comes with the package")
-    show.add_argument("--buckets", action="store_true", help="every winner")
-    show.add_argument("--json", action="store_true", help="machine-readable output")
-    show.set_defaults(func=run_show)
-    clear = actions.add_parser("clear", help="delete what is stored; Triton's own cache of compiled kernels stays")
-    clear.add_argument("--stale", action="store_true", help="only what this version does not read any more")
-    clear.add_argument("--json", action="store_true", help="machine-readable output")
-    clear.set_defaults(func=run_clear)
-    return parser
 
 
 def collect() -> dict[str, Any]:
     """What `show` shows, as JSON values."""
-    version = ".".join(map(str, targets.triton_version() or ()))
     tuned = sorted(shipped_folder().iterdir(), key=lambda path: path.name)
     folder = folders.cache()
     return {
         "folder": str(folder),
         "kernels": kernel_hash(),
-        "triton": version,
+        "triton": _triton(),
         "stored": [_facts(path) for path in _files(folder)],
-        "shipped": [_facts(path) for path in tuned if path.name.endswith(".json")],
+        "shipped": [_facts(path, shipped=True) for path in tuned if path.name.endswith(".json")],
     }
+
+
+def _triton() -> str:
+    """The version that stamps name; empty without Triton."""
+    return ".".join(map(str, targets.triton_version() or ()))
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for pattern in _PATTERNS for path in folder.glob(pattern))
 
 
-def _facts(path: Path | Traversable) -> dict[str, Any]:
+def _facts(path: Path | Traversable, shipped: bool = False) -> dict[str, Any]:
+    """What a file holds, and whether tuning reads it here. shipped: it came with the package."""
     facts: dict[str, Any] = {"file": path.name, "problem": None, "winners": {}, "groups": {}}
     try:
         text = path.read_text(encoding="utf-8")
@@ -70,21 +59,30 @@ def _facts(path: Path | Traversable) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, CacheFileError) as error:
         return {**facts, "problem": str(error)}
     facts |= dataclasses.asdict(stamp)
-    facts["unread"] = unread(stamp)
+    facts["unread"] = unread(stamp, shipped)
     facts["current"] = facts["unread"] is None
     facts["winners"] = _plain(winners)
     facts["groups"] = {key: dataclasses.asdict(choice) for key, choice in groups.items()}
     return facts
 
 
-def unread(stamp: Stamp) -> str | None:
-    """Why this process does not read a file; None where it does."""
-    if stamp.kernels != kernel_hash():
+def unread(stamp: Stamp, shipped: bool = False) -> str | None:
+    """Why this process does not read a file; None where it does, on the device of the stamp. Shipped winners serve any
+    kernels and Triton: `tune_cache.shipped` looks at the device alone."""
+    if stamp.kernels != kernel_hash() and not shipped:
         return "not read: other kernels made it"
-    version = ".".join(map(str, targets.triton_version() or ()))
-    if not version:
+    if not _triton():
         return "not read: there is no Triton here, and layers on a CPU need none"
-    return None if stamp.triton == version else f"not read: made for Triton {stamp.triton}"
+    return None if shipped or stamp.triton == _triton() else f"not read: made for Triton {stamp.triton}"
+
+
+def _state(file: dict[str, Any]) -> str:
+    """How a file stands to this process, for its row."""
+    if file["unread"]:
+        return str(file["unread"])
+    others = ["other kernels"] * (file["kernels"] != kernel_hash())
+    others += [f"Triton {file['triton']}"] * (file["triton"] != _triton())
+    return f"read; tuned with {' and '.join(others)}" if others else "current"
 
 
 def _plain(winners: Winners) -> dict[str, Any]:
@@ -150,7 +148,7 @@ def _files_table(title: str, files: Iterable[dict[str, Any]]) -> Table:
         counts.append(str(len(file["groups"])))
         device = f"{file['device']} ({file['arch']})"
         build = (str(file["compute_units"]), file["triton"], file["kernels"][:8])
-        rows.append((file["file"], device, *build, *counts, size, file["unread"] or "current"))
+        rows.append((file["file"], device, *build, *counts, size, _state(file)))
     return Table(title, _FILE, rows)
 
 

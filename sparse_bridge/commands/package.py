@@ -1,4 +1,4 @@
-"""`python -m sparse_bridge package`: a network as a folder that a C++ program runs."""
+"""What `python -m sparse_bridge package` does: write a network as a folder that a C++ program runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import importlib
 import inspect
 import json
-import pathlib
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from torch import nn
 from .. import export
 from ..errors import SettingError
 from ..export import package_check
+from ..names import meant
 from ..tools.demo.voxels import street_voxels
+<<<<<<< HEAD
 from .warm_jobs import MODELS
 
 _SUMMARY = "write a network as a folder that a C++ program runs without Python"
@@ -37,10 +39,16 @@ inputs of further scenes. spconv is bridged before the module is imported."""
 _ROWS = (20000, 5000)
 _GPU_ROWS = 150000
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
+=======
+from ..tools.harness.progress import Progress
+from .program_frames import frames_of_program, show_program_alone
+from .warm_names import MODELS
+>>>>>>> main
 
 Example = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
 
 
+<<<<<<< HEAD
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `package` command; `args.func` becomes `run`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
@@ -91,14 +99,29 @@ def run(args: argparse.Namespace) -> int:
     _check(args.out, rows)
     with sparse_bridge.enable("spconv"):
         network = _network(args.model, rows) if shipped else _own(args.model)
+=======
+def run(args: argparse.Namespace, rows: Sequence[int]) -> int:
+    """Raises: SettingError for a model that is not there, ExportError for one that does not fit."""
+    import sparse_bridge
+
+    with Progress(1 + args.check) as progress, sparse_bridge.enable("spconv"):
+        progress.start(f"make {args.model}")
+        network = _network(args.model, rows) if args.model in MODELS else _own(args)
+>>>>>>> main
         model, inputs, scenes = network
-        export.export_package(model, inputs, args.out, scenes=scenes)
-    ran = package_check.check(args.out, repeat=5) if args.check else None
+        progress.start(f"trace and compile {args.model}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's, of its own code
+            export.export_package(model, inputs, args.out, scenes=scenes)
+        progress.done()
+        progress.start("build the example with CMake, run it")
+        ran = package_check.check(args.out, repeat=5) if args.check else None
     if args.json:
         scenes_run = None if ran is None else [scene._asdict() for scene in ran]
         sys.stdout.write(json.dumps({"folder": str(args.out), "scenes": scenes_run}) + "\n")
         return 0
     sys.stdout.write(f"{args.out}: a package with operators, example and scenes, see README.md\n")
+<<<<<<< HEAD
     _show(ran)
     return 0
 
@@ -151,24 +174,48 @@ def _show(ran: Sequence[package_check.Ran] | None) -> None:
 
 
 def _own(name: str) -> Example:
+=======
+    for scene in ran or ():
+        sys.stdout.write(f"  {scene.rows} rows: {scene.milliseconds:.1f} ms, error {scene.error:.1g} of the RMS\n")
+    return 0
+
+
+def _own(args: argparse.Namespace) -> Example:
+>>>>>>> main
     """What module:function makes."""
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise SettingError(f"MODEL {name!r}: expected {', '.join(MODELS)}, or module:function.")
-    try:
-        make = getattr(importlib.import_module(module), function)
-    except (ModuleNotFoundError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name != module.split(".")[0]:
-            raise
-        raise SettingError(f"MODEL {name}: {error}.") from None
+    name = args.model
+    module_name, _, function = name.partition(":")
+    module = _of_program(args, importlib.import_module, module_name)
+    make = getattr(module, function, None)
+    if make is None:
+        hint = meant(function, dir(module))
+        raise SettingError(f"MODEL {name}: module {module_name!r} has no attribute {function!r}.{hint}")
     _check_factory(name, make)
-    result = make()
+    result = _of_program(args, make)
     if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], nn.Module):
         raise SettingError(
             f"MODEL {name} returned {type(result).__name__}; expected (model, inputs) or (model, inputs, scenes)."
         )
     model, inputs, *more = result
     return model, inputs, more[0] if more else ()
+
+
+def _of_program(args: argparse.Namespace, call: Callable[..., Any], *arguments: str) -> Any:
+    """What code of the user's returns. What it raises ends the command as it would end a program of theirs.
+
+    Raises: SettingError for a module that is not there.
+    """
+    args.in_script, entry = True, _of_program.__code__
+    try:
+        result = call(*arguments)
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and frames_of_program(error.__traceback__, entry) is None:
+            args.in_script = False
+            raise SettingError(f"MODEL {args.model}: {error}.") from None
+        show_program_alone(entry)
+        raise
+    args.in_script = False
+    return result
 
 
 def _check_factory(name: str, make: Any) -> None:

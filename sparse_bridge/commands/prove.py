@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ..errors import DeviceError, SettingError
+from ..errors import DeviceError
+from ..tools.acceptance import checks
+from ..tools.harness.arguments import number
+from ..tools.harness.progress import Progress
+from ..tools.harness.results import require_writable
 
 _SUMMARY = "show that this GPU computes rightly: one line a check, a JSON file, a text to paste"
 _TEXT = """\
@@ -32,7 +37,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="all but these (repeatable)")
     parser.add_argument(
-        "--minutes", type=float, default=10.0, metavar="M", help="begin no check after so many (default: %(default)g)"
+        "--minutes",
+        type=number(float, above=0),
+        default=10.0,
+        metavar="M",
+        help="begin no check after so many (default: %(default)g)",
     )
     parser.add_argument(
         "--device", default="auto", help="cuda, cuda:1 or cpu (default: %(default)s, a GPU if there is one)"
@@ -46,17 +55,17 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: SettingError for unknown checks, DeviceError for a device that is not there.
     """
+    names = checks.chosen(args.only, args.skip)
+    if args.json:
+        require_writable(args.json, "--json")
+    if not re.fullmatch(r"auto|cpu|(cuda|xpu)(:\d+)?", args.device):
+        raise DeviceError(f"--device {args.device}: expected cpu, cuda or cuda:1.")
+
     import torch
 
     from ..tools.acceptance import record, runner
     from ..tools.acceptance.setup import FAILED, Setup
-    from ..tools.harness.results import require_writable
 
-    checks = runner.chosen(args.only, args.skip)
-    if args.json:
-        require_writable(args.json, "--json")
-    if not args.minutes > 0:
-        raise SettingError(f"--minutes must be above 0; got {args.minutes:g}.")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError(
             f"--device {args.device}: torch finds no CUDA or ROCm device; expected one. Install a "
@@ -65,11 +74,12 @@ def run(args: argparse.Namespace) -> int:
     console = Console(markup=False, highlight=False, soft_wrap=True)
     setup, facts, outcomes = Setup.find(args.device), record.machine(), []
     console.print(setup.title, style="bold")
-    for outcome in runner.prove(setup, checks, args.minutes):
-        outcomes.append(outcome)
-        console.print(record.line(outcome), style="red" if outcome.status == FAILED else None)
-        if args.json:  # also where a later check takes the machine down
-            record.save(args.json, record.values(setup, facts, outcomes))
+    with Progress(1, "checking", console, transient=True) as progress:
+        for outcome in runner.prove(setup, names, args.minutes, progress.start):
+            outcomes.append(outcome)
+            console.print(record.line(outcome), style="red" if outcome.status == FAILED else None)
+            if args.json:  # also where a later check takes the machine down
+                record.save(args.json, record.values(setup, facts, outcomes))
     content = record.values(setup, facts, outcomes)
     counts = record.counts(outcomes)
     console.print(", ".join(f"{n} {status}" for status, n in counts.items()), style="bold")

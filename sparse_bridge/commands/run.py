@@ -8,7 +8,6 @@ import os
 import pathlib
 import runpy
 import sys
-from types import TracebackType
 from typing import Any
 
 from .. import settings
@@ -16,6 +15,8 @@ from ..adapters.enabling import inherited
 from ..errors import SettingError, UnsupportedError
 from ..log import logger
 from ..tools.harness import results
+from ..tools.harness.arguments import number
+from .program_frames import frames_of_program, show_program_alone
 from .program_report import ProgramReport
 
 _SUMMARY = "run a script or module with the bridge enabled"
@@ -76,10 +77,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--profile-calls",
-        type=int,
+        type=number(int, 1),
         metavar="N",
-        default=_CALLS,
-        help="profile the first N calls of models (default: %(default)s)",
+        help=f"profile the first N calls of models (default: {_CALLS})",
     )
     parser.add_argument(
         "--report-json", type=pathlib.Path, metavar="FILE", help="write what ran there, and the profile, as JSON"
@@ -115,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
 
     for name in args.framework:
         base.load(name)
-    if args.profile_calls < 1:
-        raise SettingError(f"--profile-calls {args.profile_calls}: expected 1 or more.")
+    if args.profile_calls and not args.profile:
+        raise SettingError("--profile-calls without --profile, which it needs; add it.")
     if not args.module and not os.path.exists(args.target):
         raise SettingError(f"can't find {args.target!r}")
     if args.report_json:
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     _warn_of_unreachable_children(args.strict)
     if args.verbose:
         _log_to_stderr(logging.INFO if args.verbose == 1 else logging.DEBUG)
-    report = ProgramReport(args.report, args.report_json, args.profile and args.profile_calls)
+    report = ProgramReport(args.report, args.report_json, args.profile and (args.profile_calls or _CALLS))
     strict = True if args.strict else None
     handle = lifecycle.enable(
         *args.framework, mode=args.mode, strict=strict, optimize=args.optimize, memory_limit=args.memory_limit
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         execute(args.target, args.arguments, args.module)
     except (ImportError, OSError) as error:
-        if frames_of_program(error.__traceback__) is not None:
+        if frames_of_program(error.__traceback__, execute.__code__) is not None:
             raise
         args.in_script = False  # it has not begun: runpy finds no such module, no such file
         raise UnsupportedError(str(error)) from None
@@ -178,27 +178,5 @@ def execute(target: str, arguments: list[str], is_module: bool) -> None:
         else:
             with_room(runpy.run_path, PROGRAM)(target, run_name="__main__")
     except BaseException:
-        _show_program_alone()
+        show_program_alone(execute.__code__)
         raise
-
-
-def _show_program_alone() -> None:
-    """Have the interpreter print what ends it without the frames between it and the program."""
-    shown = sys.excepthook  # which the program may have replaced
-
-    def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        trace = frames_of_program(trace)
-        error.__traceback__ = trace  # the interpreter's own hook prints that one
-        shown(error_type, error, trace)
-
-    sys.excepthook = hook
-
-
-def frames_of_program(trace: TracebackType | None) -> TracebackType | None:
-    """What of a traceback lies inside of the program that `execute` runs; None: nothing does."""
-    while trace is not None and trace.tb_frame.f_code is not execute.__code__:
-        trace = trace.tb_next
-    ways = ("runpy", "sparse_bridge.core.device.frame_stack", __name__)
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") in ways:
-        trace = trace.tb_next
-    return trace

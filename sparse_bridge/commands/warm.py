@@ -1,4 +1,4 @@
-"""`python -m sparse_bridge warm`: compile kernels, and tune their tiles, before they are needed."""
+"""What `python -m sparse_bridge warm` does: compile kernels, and tune their tiles, before they are needed."""
 
 from __future__ import annotations
 
@@ -27,80 +27,20 @@ from ..errors import DeviceError, SettingError
 from ..kernels.runtime import target as targets
 from ..tools.harness.pool import Pool
 from ..tools.harness.progress import Progress
-from ..tools.harness.results import require_writable
-from .warm_jobs import DTYPES, MODELS, LayerJob, ModelJob, layer_jobs
+from .warm_jobs import LayerJob, ModelJob, layer_jobs
+from .warm_names import MODELS
 
-_SUMMARY = "compile and tune kernels before they are needed"
-_TEXT = """\
-Run layers and networks once, so that their kernels lie compiled in Triton's cache and the first
-inference of the next process is fast. With --tune also time tiles, and for networks the dataflows
-of layers that share a kernel map, and keep the winners that SPARSE_BRIDGE_TUNE=cached (the default)
-finds.
-
-  python -m sparse_bridge warm --models second --dtypes fp16
-  python -m sparse_bridge warm --channels 16 32 64 --kernels 3 2 --tune --export mine.json"""
 _MOST_JOBS = 8
-_BUDGET = 1.0  # seconds of timing per bucket: nobody waits for a layer
 
 Job = LayerJob | ModelJob
 Timer = Callable[[Callable[[], object], float], float]
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the `warm` command; `args.func` becomes `run`."""
-    parser = subparsers.add_parser(
-        "warm", help=_SUMMARY, description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    problems = parser.add_argument_group("what to run")
-    problems.add_argument("--models", nargs="*", choices=MODELS, help="networks (default: all)")
-    problems.add_argument("--channels", nargs="+", type=int, metavar="C", help="layers of these widths")
-    problems.add_argument(
-        "--kernels", nargs="+", type=int, default=[3, 2], metavar="K", help="edges of their kernels (default: 3 2)"
-    )
-    problems.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=["fp16"], help="default: fp16")
-    problems.add_argument(
-        "--rows", nargs="+", type=int, default=[20_000, 100_000], metavar="N", help="voxels (default: 20000 100000)"
-    )
-    problems.add_argument(
-        "--layouts",
-        nargs="+",
-        choices=("ovi", "vio"),
-        default=["ovi", "vio"],
-        help="order of a layer's weights: ovi is output channels, kernel, input channels (spconv); "
-        "vio is kernel, input, output (torchsparse, MinkowskiEngine); default: both",
-    )
-    problems.add_argument("--inference", action="store_true", help="no gradients")
-    how = parser.add_argument_group("how")
-    how.add_argument("--tune", action="store_true", help="time tiles and store the winners")
-    how.add_argument("--again", action="store_true", help="tune what has a winner already, too")
-    how.add_argument(
-        "--budget",
-        type=float,
-        default=_BUDGET,
-        metavar="S",
-        help="seconds of timing per problem (default: %(default)g)",
-    )
-    how.add_argument("--export", type=Path, metavar="FILE", help="also write all winners there")
-    how.add_argument("--jobs", type=int, metavar="N", help="processes (default: by CPU cores)")
-    how.add_argument("--json", action="store_true", help="machine-readable output")
-    how.add_argument(
-        "--device",
-        choices=("auto", "cuda", "cpu"),
-        default="auto",
-        help="default: %(default)s, the GPU if there is one",
-    )
-    parser.set_defaults(func=run)
-    return parser
-
-
 def run(args: argparse.Namespace, timer: Timer | None = None) -> int:
     """Run the command; 0 on success. timer: how tiles are timed, None by events of the GPU.
 
-    Raises: DeviceError where no kernels run, SettingError for options that contradict each other.
+    Raises: DeviceError where no kernels run.
     """
-    _check(args)
-    if args.export:
-        require_writable(args.export, "--export")
     device = device_of(args.device)
     jobs = jobs_of(args)
     console = Console(stderr=args.json)  # then standard output is for the result
@@ -120,15 +60,6 @@ def run(args: argparse.Namespace, timer: Timer | None = None) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    jobs = 1 if args.jobs is None else args.jobs
-    numbers = [*args.rows, *args.kernels, *(args.channels or ()), jobs]
-    if min(numbers) < 1 or args.budget <= 0:
-        raise SettingError("--rows, --kernels, --channels, --jobs and --budget must be above 0.")
-    if args.again and not args.tune:
-        raise SettingError("--again is about --tune; pass both, or neither.")
-
-
 def jobs_of(args: argparse.Namespace) -> list[Job]:
     """Networks, layers, or if neither is named, all networks."""
     models = MODELS if args.models is None and not args.channels else args.models or ()
@@ -136,8 +67,6 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     jobs: list[Job] = [ModelJob(m, dtype, rows, train) for m in models for dtype in args.dtypes]
     if args.channels:
         jobs += layer_jobs(args.channels, args.kernels, args.dtypes, args.layouts, args.rows, train)
-    if not jobs:
-        raise SettingError("nothing to run; name --models or --channels.")
     return jobs
 
 

@@ -14,14 +14,9 @@ from ..core.conv.epilogue import Norm
 from ..core.maps.coordinate_map import CoordinateMap
 from ..core.maps.kernel_map import KernelMap
 from ..tools.demo.voxels import street_voxels
+from . import warm_names
 
-DTYPES = {
-    "fp16": (torch.float16, False),
-    "bf16": (torch.bfloat16, False),
-    "fp32": (torch.float32, False),
-    "tf32": (torch.float32, True),
-}  # dtype of the products, whether fp32 may round to TF32
-MODELS = ("second", "unet")
+DTYPES = {name: (getattr(torch, dtype), tf32) for name, (dtype, tf32) in warm_names.DTYPES.items()}
 # How layers end in inference: bias, norm, activation.
 _ENDS = ((False, False, None), (True, False, None), (True, False, "relu"), (False, True, None), (False, True, "relu"))
 _LOSS_SCALE = 2.0**16

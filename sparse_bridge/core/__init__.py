@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from ..names import modules_of
 
-
-def __getattr__(name: str) -> Any:
-    if name != "functional":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(".functional", __name__)
+# Those that pages name, though nothing has imported them.
+__getattr__ = modules_of(__name__, "conv", "functional", "geometry", "ops")

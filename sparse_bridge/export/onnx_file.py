@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .. import tolerances
-from ..errors import DataTypeError, SettingError, SparseBridgeError
+from ..errors import DataTypeError, SettingError, SparseBridgeError, require_type
 from . import folding, half, nodes
 from . import rulebooks as pair_tables
 from .evaluation import evaluate
@@ -102,9 +102,10 @@ def export_onnx(
 
     Returns the onnx.ModelProto. Batch size and grid are fixed in the file.
     Raises ExportError for what the nodes cannot express and for what torch.onnx does not trace,
-    DataTypeError for other `args`, SettingError for an unknown `dtype` or `rulebooks` and for names
+    DataTypeError for other models and `args`, SettingError for an unknown `dtype` or `rulebooks` and for names
     that do not fit, ImportError without the package onnx.
     """
+    require_type("export_onnx()", model, nn.Module, "a torch.nn.Module")
     onnx = onnx_module()
     _check(model, dtype, rulebooks)
     sparse = args if _is_sparse(args) else None

@@ -40,17 +40,17 @@ static long long rows_of_end(Scope *s, PyObject *ends, int side) {
 
 /* A view of a side: its tiles, or its table. */
 typedef struct {
-  PyObject *object; /* NULL: not read yet */
+  PyObject *object;
   long long n_pairs, n_offsets, pitch;
   uint64_t memory;
 } MapView;
 
 /* One side of a map: what launches over it read. */
 typedef struct {
-  PyObject *kmap, *rulebook, *observer;
-  int transposed, side, at, reverse; /* at: the side whose views it has */
+  PyObject *rulebook, *observer;
+  int side, at, reverse; /* at: the side whose views it has */
   long long n_rows, n_in;
-  MapView views[3]; /* by `Flow` */
+  MapView view; /* that a plan follows */
 } MapSide;
 
 /* What a rulebook has in a list by side; None where there is nothing. */
@@ -65,7 +65,8 @@ static uint64_t address_in(Scope *s, PyObject *at) {
 }
 
 /* `Rulebook.neighbors`: a table that has no room for more rows. */
-static void read_table(Scope *s, MapSide *m, MapView *view) {
+static void read_table(Scope *s, MapSide *m) {
+  MapView *view = &m->view;
   PyObject *table = listed(s, m, s__tables);
   refuse_unless(s, table && table != Py_None);
   PyObject *own = get(s, table, s_own);
@@ -86,7 +87,8 @@ static void read_table(Scope *s, MapSide *m, MapView *view) {
   view->object = nbr;
 }
 
-static void read_tiles(Scope *s, MapSide *m, MapView *view) {
+static void read_tiles(Scope *s, MapSide *m) {
+  MapView *view = &m->view;
   PyObject *tiles = listed(s, m, s__tiles);
   refuse_unless(s, tiles && tiles != Py_None);
   view->n_pairs = number(s, get(s, tiles, s_n_pairs)), view->pitch = 128 * view->n_pairs;
@@ -139,12 +141,11 @@ static int flow_over(Scope *s, Known *plan, MapSide *m) {
 static int view_for(Scope *s, Known *plan, MapSide *m) {
   int flow = flow_over(s, plan, m);
   refuse_unless(s, flow != BY_PYTHON);
-  MapView *view = &m->views[flow];
-  if (s->state != GOES_ON || view->object) return flow;
+  if (s->state != GOES_ON) return flow;
   if (flow == OVER_TILES)
-    read_tiles(s, m, view);
+    read_tiles(s, m);
   else
-    read_table(s, m, view);
+    read_table(s, m);
   return flow;
 }
 
@@ -165,21 +166,11 @@ static Bound *spec_for(Scope *s, Known *plan, MapSide *m, int flow) {
   return (Bound *)like;
 }
 
-/* Whether the launch of a plan over maps of such a size was unknown before, too: Python makes one
- * known as a rule. */
-static int missed_again(Known *plan, MapSide *m, int flow) {
-  Size size = size_of(plan, flow, m->reverse, m->n_rows, m->n_in);
-  for (int i = 0; i < SIZES; i++)
-    if (!memcmp(&plan->missed[i], &size, sizeof size)) return 1;
-  plan->missed[plan->next_missed++ % SIZES] = size;
-  return 0;
-}
-
 /* The numbers of a launch over a view of a side, and its grid; refuses what addresses do not
  * reach. */
 static void placed(Scope *s, Bound *like, MapSide *m, int flow, uint64_t *cells,
                    unsigned *programs) {
-  MapView *view = &m->views[flow];
+  MapView *view = &m->view;
   long long far = 1ll << 31, starts[4] = {0};
   long long count = (m->n_rows + like->spec.block_m - 1) / like->spec.block_m *
                     ((like->spec.c_out + like->spec.block_n - 1) / like->spec.block_n);

@@ -38,7 +38,7 @@
   X(__name__) X(native) X(nbytes)                                                                  \
   X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
   X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(variants)                      \
-  X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(row_numbers) X(rows) X(rows_of)           \
+  X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(rows) X(rows_of)           \
   X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
   X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(stride) X(subm) X(symmetric) X(table) X(_tables)        \
   X(tile) X(_tiles) X(_timer) X(trained) X(training) X(transposed) X(untyped_storage) X(_version)  \
@@ -619,11 +619,10 @@ typedef struct {
   PyObject *specs;                 /* of it, by dataflow, direction and size of the map */
   PyObject *form, *between, *vectors, *read, *same, *n_offsets, *regular, *device, *activation;
   PyObject *steps, *columns, *likes[SIZES];
-  Size sizes[SIZES],
-      missed[SIZES]; /* of maps: of the likes, Bound; whose launch was unknown lately */
+  Size sizes[SIZES]; /* of maps: of the likes, Bound */
   long long generation, units, few_rows, below[2]; /* below: rows of maps of few rows, of others */
   int at_the_call, flow;                           /* see `Flow` */
-  unsigned next, next_missed;
+  unsigned next;
 } Known;
 
 static int known_traverse(Known *self, visitproc visit, void *arg) {
@@ -674,8 +673,6 @@ static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) 
   return (PyObject *)self;
 }
 
-static PyMemberDef known_members[] = {{"flow", T_INT, offsetof(Known, flow), READONLY, NULL}, {0}};
-
 static PyTypeObject KnownType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Known",
     .tp_basicsize = sizeof(Known),
@@ -683,7 +680,6 @@ static PyTypeObject KnownType = {
     .tp_traverse = (traverseproc)known_traverse,
     .tp_clear = (inquiry)known_clear,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_members = known_members,
     .tp_new = known_new,
     .tp_doc = "The plan of a layer with what follows it.",
 };
@@ -704,7 +700,7 @@ static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, Py
   }
   refuse_unless(s, number(s, call(s, call(s, o->tensors[0], s_untyped_storage), s_nbytes)) <
                        1ll << 31);
-  if (s->state == GOES_ON) made = bound_like(s, like, m.views[flow].object);
+  if (s->state == GOES_ON) made = bound_like(s, like, m.view.object);
   if (made) placed(s, like, &m, flow, &made->cells[OPERANDS], &made->grid[0]);
   noticed(s, &m, flow == OVER_TILES);
   if (s->state == GOES_ON && PyDict_SetItem(held, plan->bound[side], (PyObject *)made) < 0)
@@ -1139,39 +1135,6 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   return ended(s, y);
 }
 
-/* A FusedPlan's launch in a program(plan, x, weight, KernelMap, bias, mean, variance, gain, shift,
- * residual): the result.  None for what is absent. */
-static PyObject *planned(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-  SCOPE(s);
-  if (count != 10 || declined()) Py_RETURN_NOTIMPLEMENTED;
-  PyObject *held = SLOT(args[0], FusedPlan, native), *x = args[1], *weight = args[2];
-  PyObject *kmap = args[3], *bias = args[4] == Py_None ? NULL : args[4], *residual = NULL;
-  refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
-  if (s->state != GOES_ON) return ended(s, NULL);
-  Known *plan = (Known *)held;
-  refuse_unless(s,
-                number(s, PyDict_GetItemWithError(g_settings, s_generation)) == plan->generation);
-  refuse_unless(s, Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && plan->product);
-  refuse_unless(s, !bias == (PyTuple_GET_ITEM(plan->between, 0) == Py_None));
-  for (int i = 1; i < 5; i++) refuse_unless(s, args[4 + i] == PyTuple_GET_ITEM(plan->read, i));
-  PyObject *rulebook = get(s, kmap, s_rulebook);
-  int side = truth(s, get(s, kmap, s_flipped));
-  checked(s, plan, x, weight, rulebook, side, kmap, bias);
-  if (args[9] != Py_None) {
-    residual = args[9];
-    PyObject *shape = get(s, residual, s_shape), *n_rows = get(s, rulebook, s_n_rows);
-    refuse_unless(s, shape && n_rows && PyTuple_GET_SIZE(shape) == 2 && is_plain(residual) &&
-                         equal(s, PyTuple_GET_ITEM(shape, 0), PyTuple_GET_ITEM(n_rows, side)) &&
-                         equal(s, PyTuple_GET_ITEM(shape, 1), plan->columns) &&
-                         get(s, residual, s_dtype) == get(s, x, s_dtype) &&
-                         equal(s, get(s, residual, s_device), plan->device) &&
-                         truth(s, call(s, residual, s_is_contiguous)));
-  }
-  if (s->state != GOES_ON) return ended(s, NULL);
-  return ended(s, computed(s, plan, x, weight, rulebook, side, bias, residual));
-}
-
-#include "chain.c"
 #include "host_program.c"
 #include "training.c"
 #include "norms.c"
@@ -1388,7 +1351,6 @@ static PyMethodDef methods[] = {
     {"activated", (PyCFunction)(void (*)(void))activated, METH_FASTCALL,
      "PendingConv.end_launched"},
     {"spconv_known", (PyCFunction)(void (*)(void))spconv_known, METH_FASTCALL, "conv._known"},
-    {"planned", (PyCFunction)(void (*)(void))planned, METH_FASTCALL, "ConvStep"},
     {"plus", (PyCFunction)(void (*)(void))plus, METH_FASTCALL, "PendingConv.plus"},
     {"run_plain", (PyCFunction)(void (*)(void))run_plain, METH_FASTCALL, "plan.run"},
     {"gradients", (PyCFunction)(void (*)(void))gradients, METH_FASTCALL, "plan.backward"},
@@ -1422,14 +1384,12 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
   if (!s_constants_of_spconv || !a_stream || !zero || !one || !two || !no_slope || !masked ||
       !unmasked || !letters[2])
     return NULL;
-  PyTypeObject *types[] = {&LauncherType, &BoundType,       &KnownType,
-                           &ChainType,    &HostProgramType, &HostStateType};
-  for (int i = 0; i < 6; i++)
+  PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType, &HostProgramType, &HostStateType};
+  for (int i = 0; i < 5; i++)
     if (PyType_Ready(types[i]) < 0) return NULL;
   PyObject *module = PyModule_Create(&definition);
   if (!module || PyModule_AddObjectRef(module, "Launcher", (PyObject *)&LauncherType) < 0 ||
       PyModule_AddObjectRef(module, "Known", (PyObject *)&KnownType) < 0 ||
-      PyModule_AddObjectRef(module, "Chain", (PyObject *)&ChainType) < 0 ||
       PyModule_AddObjectRef(module, "HostProgram", (PyObject *)&HostProgramType) < 0)
     return NULL;
   return module;

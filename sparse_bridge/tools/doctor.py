@@ -14,10 +14,8 @@ import pathlib
 import platform
 from typing import TYPE_CHECKING, Any
 
-from .. import folders, native, releases, settings, workers
-from .._version import __version__
+from .. import _version, folders, native, releases, settings, workers
 from ..adapters import base, lifecycle
-from ..adapters.enabling import inherited
 from ..adapters.import_hook import installed
 from ..errors import SparseBridgeError
 from ..native import build
@@ -63,9 +61,8 @@ def collect(self_check: bool = True) -> dict[str, Any]:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEARING)
     }
     own = [name.removeprefix(_PREFIX) for name in environment if name.startswith(_PREFIX)]
-    inherits = inherited.VARIABLE.removeprefix(_PREFIX)
     return {
-        "sparse_bridge": __version__,
+        "sparse_bridge": _version.described(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         **_torch_facts(self_check),
@@ -75,7 +72,7 @@ def collect(self_check: bool = True) -> dict[str, Any]:
         "settings": dataclasses.asdict(settings.get()),
         "environment": environment,
         "renamed_variables": {_PREFIX + n: new for n, new in settings.RENAMED.items() if n in own},
-        "unknown_variables": [_PREFIX + n for n in own if n not in {*settings.KEYWORDS, *settings.RENAMED, inherits}],
+        "unknown_variables": list(settings.unknown_variables(os.environ)),
     }
 
 
@@ -222,8 +219,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
         console.print(warning, style="yellow")
     for name, new in facts["renamed_variables"].items():
         console.print(f"{name} is called {new} now.", style="yellow")
-    for name in facts["unknown_variables"]:
-        console.print(f"{name} is set, but sparse_bridge has no such setting.", style="yellow")
+    for text in settings.unknown_variables(dict.fromkeys(facts["unknown_variables"], "")).values():
+        console.print(text, style="yellow")
 
 
 def _table(title: str, *columns: str) -> Table:

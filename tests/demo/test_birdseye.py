@@ -67,12 +67,14 @@ def test_the_title_is_the_mean_intersection_over_union(monkeypatch, tmp_path: Pa
     for made in (one, labelled(False)):
         draw_birdseye(tmp_path / "a.png", small_grid(), made, "a scan")
         titles.append(figures[-1].get_suptitle())
+    assert not any("IoU" in axes.get_title() for axes in figures[0].axes), "said once"
     assert titles == [f"a scan: mean IoU {np.nanmean(one.iou()):.2f}", "a scan"]
     words = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert [word.partition(": IoU ")[0] for word in words] == list(CLASSES)
 
 
 @pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.filterwarnings("error")  # of a layout that finds no room
 def test_single_voxel_is_drawn(labels: bool, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     index = torch.tensor([[0, 1, 2, 3]], dtype=torch.int32)

@@ -120,13 +120,7 @@ def test_parser_joins_other_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--output", "view.jpg"], "expected a folder"),
-        (["--repeats", "0"], "1 or more"),
-        (["--train", "-1"], "0 or more"),
-        (["--segment", "-1"], "0 or more"),
-    ],
+    ("options", "text"), [(["--output", "view.jpg"], "expected a folder"), (["--points", "absent.bin"], "no such file")]
 )
 def test_bad_options(options: list[str], text: str) -> None:
     pytest.importorskip("matplotlib")

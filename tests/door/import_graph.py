@@ -14,7 +14,19 @@ Graph = dict[str, set[str]]
 # From the lowest to the highest; what stands in one line may import each other, without a cycle.
 FLOORS = (
     (
-        *("_version", "errors", "folders", "hooks", "log", "memory", "native", "refusals", "releases", "settings"),
+        *(
+            "_version",
+            "errors",
+            "folders",
+            "hooks",
+            "log",
+            "memory",
+            "names",
+            "native",
+            "refusals",
+            "releases",
+            "settings",
+        ),
         *("policy", "state", "tables", "tolerances", "workers"),
     ),
     ("kernels.runtime",),
@@ -22,7 +34,7 @@ FLOORS = (
     ("kernels.maps",),
     ("kernels.gemm",),
     ("kernels.ops",),
-    ("core.geometry",),
+    ("core.arguments", "core.geometry"),
     ("core.device",),
     ("core.tuning",),
     ("core.maps",),

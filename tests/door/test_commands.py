@@ -17,7 +17,7 @@ from rich.console import Console
 
 from sparse_bridge import __main__ as command_line
 from sparse_bridge import settings
-from sparse_bridge.commands import cache, warm, warm_jobs
+from sparse_bridge.commands import cache, warm, warm_jobs, warm_options
 from sparse_bridge.core.device import trace
 from sparse_bridge.core.tuning import tune_cache
 from sparse_bridge.core.tuning.kernel_hash import kernel_hash
@@ -102,8 +102,51 @@ def test_why_a_winner_is_not_read(stored, fake_gpu):
     assert cache.unread(stamp) is None
     assert cache.unread(old) == "not read: made for Triton 3.1.0"
     assert "other kernels" in cache.unread(dataclasses.replace(stamp, kernels="0" * 16))
+    assert cache.unread(dataclasses.replace(old, kernels="0" * 16), shipped=True) is None
     fake_gpu.has(triton=None)
     assert "layers on a CPU need none" in cache.unread(stamp)
+    assert "layers on a CPU need none" in cache.unread(stamp, shipped=True)
+
+
+def test_shipped_winners_are_read_whatever_kernels_and_triton_made_them(monkeypatch, tmp_path, capsys):
+    """The real files: `cache show` says of each what the tuner does with it."""
+    pytest.importorskip("triton")
+    from sparse_bridge.core.tuning.tuner import DeviceTiles
+
+    monkeypatch.setenv("COLUMNS", "220")
+    with settings.override(cache_dir=tmp_path):
+        shipped = cache.collect()["shipped"]
+        assert command_line.main(["cache", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert [file["file"] for file in shipped] == ["nvidia-h200.json"]
+    for file in shipped:
+        stamp = Stamp(kernel_hash(), cache._triton(), file["device"], file["arch"], file["compute_units"])
+        (source,) = DeviceTiles("pinned", "", stamp, False).sources
+        count = sum(map(len, source.values()))
+        assert count == sum(map(len, file["winners"].values())) > 100
+        assert file["current"] and file["unread"] is None
+        (row,) = (line for line in shown.splitlines() if file["file"] in line)
+        assert str(count) in row and "not read" not in row
+        if (file["kernels"], file["triton"]) != (stamp.kernels, stamp.triton):
+            assert "read; tuned with" in row
+        elsewhere = dataclasses.replace(stamp, device="NVIDIA T4", arch="sm_75")
+        assert DeviceTiles("pinned", "", elsewhere, False).sources == []
+
+
+def test_shipped_winners_name_buckets_as_the_tuner_does():
+    from sparse_bridge.core.tuning.problem import Bucket
+
+    files = [
+        cache.decode(path.read_text()) for path in tune_cache.shipped_folder().iterdir() if path.name[-5:] == ".json"
+    ]
+    names = {(direction, name) for _, winners, _ in files for direction, found in winners.items() for name in found}
+    assert len(names) > 100
+    for direction, name in names:
+        dataflow, dtype, precision, order, channels, groups, *rest = name.split("/")
+        c_in, c_out = map(int, channels[1:].split("x"))
+        numbers = [int(part[1:]) for part in (groups, *rest)]
+        bucket = Bucket(direction, dataflow, getattr(torch, dtype), precision, order, c_in, c_out, *numbers)
+        assert str(bucket) == name
 
 
 def test_cache_clear(stored, capsys):
@@ -156,19 +199,8 @@ def test_warm_without_a_gpu_says_so(capsys):
 
 def options(*words):
     parser = argparse.ArgumentParser()
-    warm.add_parser(parser.add_subparsers())
+    warm_options.add_parser(parser.add_subparsers())
     return parser.parse_args(["warm", *words])
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["--rows", "0"], ["--channels", "-1"], ["--jobs", "0"], ["--budget", "0"], ["--again"], ["--models"]],
-    ids=" ".join,
-)
-def test_warm_refuses_what_makes_no_sense(words, monkeypatch):
-    monkeypatch.setattr(warm, "device_of", lambda wanted: CPU)
-    with pytest.raises(SettingError):
-        warm.run(options(*words))
 
 
 def test_what_warm_runs():
@@ -212,7 +244,7 @@ def test_a_network_runs_forward_and_backward(train):
 WARM = """
 import argparse, dataclasses, functools, itertools, sys, warnings
 warnings.simplefilter("ignore")
-from sparse_bridge.commands import warm
+from sparse_bridge.commands import warm, warm_options
 interpreter = warm.targets.of
 # Programs of the interpreter run one after another, and each takes a while.
 warm.targets.of = lambda device: dataclasses.replace(interpreter(device), compute_units=1)
@@ -226,7 +258,7 @@ def timer(run, limit):  # every tile is faster than the one before
     return 1e-3 * 0.5 ** next(order)
 
 parser = argparse.ArgumentParser()
-warm.add_parser(parser.add_subparsers())
+warm_options.add_parser(parser.add_subparsers())
 raise SystemExit(warm.run(parser.parse_args(["warm", *sys.argv[1:]]), timer))
 """
 
@@ -243,6 +275,7 @@ def interpreted(place, *words):
     )
 
 
+@pytest.mark.slow
 @triton_since(3, 4, "the interpreter counts in too few bits")
 def test_warm_tunes_stores_and_exports(tmp_path):
     """One layer, forward and backward, through the real kernels in the interpreter."""
@@ -357,7 +390,7 @@ def test_warm_refuses_to_time_where_time_means_nothing(fake_gpu, monkeypatch):
     with pytest.raises(DeviceError, match="cannot be timed"):
         warm.run(options("--tune"))
     with pytest.raises(SettingError, match="--export"):
-        warm.run(options("--export", "/nonexistent/folder/mine.json"))
+        warm_options.run(options("--export", "/nonexistent/folder/mine.json"))
 
 
 def test_help_of_the_commands(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from sparse_bridge import export
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, export_package, package, package_check
 from tests.compile.programs import PROGRAMS, scene
+from tests.patience import PATIENCE
 from tests.releases import since
 
 pytestmark = since(*package.OLDEST, "packages cannot be built")
@@ -154,18 +157,40 @@ def test_an_example_that_does_not_build(tmp_path):
     [
         (["toaster"], "expected second, unet, or module:function"),
         (["toaster:make"], "No module named 'toaster'"),
-        (["json:toaster"], "has no attribute 'toaster'"),
+        (["secnd"], "or module:function. Did you mean: 'second'?"),
+        (["json:dmups"], "has no attribute 'dmups'. Did you mean: 'dumps'?"),
         (["platform:machine"], "returned str; expected (model, inputs)"),
         (["platform:_sys_version_cache"], "is dict; expected a function"),
         (["os.path:join"], "missing a required argument: 'a'; expected a function without arguments"),
         (["platform:machine", "--rows", "5"], "--rows is for second and unet; platform:machine brings"),
-        (["second", "--rows", "1"], "--rows 1: expected 2 or more"),
     ],
 )
 def test_commands_that_do_not_fit(words, said, tmp_path, capsys):
     assert command_line.main(["package", *words, "--out", str(tmp_path / "out")]) == 2
     shown = capsys.readouterr().err
     assert said in " ".join(shown.split()) and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("def make(:\n", ["def make(:", "SyntaxError"]),
+        ("raise AttributeError('mine')\n", ['broken.py", line 1, in <module>', "AttributeError: mine"]),
+        ("import nonesuch_module\n", ['broken.py", line 1, in <module>', "No module named 'nonesuch_module'"]),
+        ("def make():\n    return 1 / 0\n", ['broken.py", line 2, in make', "ZeroDivisionError"]),
+    ],
+    ids=["syntax", "import", "needs", "call"],
+)
+def test_a_module_that_raises_is_shown_as_python_would_show_it(program, shown, tmp_path):
+    """Without a frame of this package."""
+    (tmp_path / "broken.py").write_text(program)
+    words = [sys.executable, "-m", "sparse_bridge", "package", "broken:make", "--out", str(tmp_path / "out")]
+    paths = os.pathsep.join([str(tmp_path), str(pathlib.Path(command_line.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=PATIENCE)
+    assert done.returncode == 1 and not done.stdout
+    assert all(words in done.stderr for words in shown)
+    assert str(pathlib.Path(command_line.__file__).parent) not in done.stderr and "importlib" not in done.stderr
 
 
 @pytest.mark.parametrize("more", (0, 1))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+from rich.console import Console
 
+from sparse_bridge.tools.harness import progress as progress_module
 from sparse_bridge.tools.harness import results
 from sparse_bridge.tools.harness.processes import Child
 from sparse_bridge.tools.harness.progress import Progress
@@ -76,6 +78,38 @@ def test_results_are_written_whole_and_read_back(tmp_path):
     path.write_text("[1]")
     with pytest.raises(ValueError, match="list"):
         results.read(path)
+
+
+def test_a_long_run_without_a_terminal_says_what_it_does(monkeypatch, capsys):
+    """On standard error, whenever it was silent for long; a short run says nothing."""
+    monkeypatch.setattr(progress_module, "SILENCE", 0.05)
+    said = []
+
+    def heard(words):
+        said.append(capsys.readouterr().err)
+        return words in "".join(said)
+
+    with Progress(3, "begin") as progress:
+        wait_for(lambda: heard("begin (0 of 3 done, "))
+        progress.start("compiling")
+        progress.done()
+        wait_for(lambda: heard("compiling (1 of 3 done, "))
+    with Progress(1, "linking"):
+        wait_for(lambda: heard("linking ("))
+    monkeypatch.setattr(progress_module, "SILENCE", 30.0)
+    capsys.readouterr()
+    with Progress(2, "short") as progress:
+        progress.start("one")
+        progress.done()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_goes_to_standard_error_where_the_console_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(progress_module, "SILENCE", 0.01)
+    said = []
+    with Progress(1, "working", Console(), transient=True):
+        wait_for(lambda: said.append(capsys.readouterr()) or any("working" in one.err for one in said))
+    assert not any(one.out for one in said) and not capsys.readouterr().out
 
 
 def test_progress_without_a_terminal_is_lines(capsys):

@@ -11,7 +11,7 @@ import sparse_bridge
 from sparse_bridge.__main__ import main
 from sparse_bridge.core import functional
 from sparse_bridge.errors import SettingError
-from sparse_bridge.tools.acceptance import goldens, kernels, large, models, record, runner, speed
+from sparse_bridge.tools.acceptance import checks, goldens, kernels, large, models, record, runner, speed
 from sparse_bridge.tools.acceptance.setup import FAILED, PASSED, SKIPPED, Outcome, Setup, error_of
 from tests.recorded import RECORDED
 
@@ -158,10 +158,10 @@ def test_checks_behind_the_budget_are_skipped(monkeypatch):
 
 
 def test_names_of_checks():
-    assert runner.chosen((), ("goldens",)) == [n for n in runner.CHECKS if n != "goldens"]
-    assert runner.chosen(("pools", "maps"), ()) == ["maps", "pools"]
+    assert checks.chosen((), ("goldens",)) == [n for n in runner.CHECKS if n != "goldens"]
+    assert checks.chosen(("pools", "maps"), ()) == ["maps", "pools"]
     with pytest.raises(SettingError, match="no check is called 'speeed'"):
-        runner.chosen(("speeed",), ())
+        checks.chosen(("speeed",), ())
 
 
 def test_the_command_writes_json_and_markdown(tmp_path, capsys, monkeypatch):
@@ -177,9 +177,13 @@ def test_the_command_writes_json_and_markdown(tmp_path, capsys, monkeypatch):
 
 
 def test_the_command_refuses_in_one_line(capsys):
-    assert main(["prove", "--only", "nothing"]) == 2
-    assert main(["prove", "--minutes", "0"]) == 2
-    assert "--minutes must be above 0" in capsys.readouterr().err
+    assert main(["prove", "--only", "speeed"]) == 2
+    assert "Did you mean: 'speed'?" in capsys.readouterr().err
+    assert main(["prove", "--device", "foo"]) == 2
+    assert capsys.readouterr().err == "sparse_bridge: --device foo: expected cpu, cuda or cuda:1.\n"
+    with pytest.raises(SystemExit):
+        main(["prove", "--minutes", "0"])
+    assert "--minutes: got 0; expected a number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ...core.conv.convolution import autocast_dtype
-from ...errors import ContractError
 from ..warmup_registry import Expected, new_coordinates, of_kernel
 from .errors import FeatureShapeError, FeatureTypeError, TensorDeviceError
 from .grid import Grid
@@ -60,13 +59,6 @@ def check_weight(features: torch.Tensor, kernel: torch.Tensor, channels: int, n_
 def allow_tf32() -> bool:
     """fp32 products follow torch's own switch."""
     return torch.backends.cuda.matmul.allow_tf32
-
-
-def check_channels(channels: dict[str, int]) -> None:
-    """Raises: ContractError unless every number of channels, by its argument, is 1 or more."""
-    for argument, number in channels.items():
-        if number < 1:
-            raise ContractError(f"{argument}={number}; expected 1 or more channels.")
 
 
 def expected(layer: Any) -> Iterator[Expected]:

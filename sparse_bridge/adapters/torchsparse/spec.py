@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ContractError, ShapeError
+from ...errors import ContractError, GeometryError, ShapeError
 from . import profile as profiles
 from .profile import Profile
 
@@ -70,7 +70,8 @@ class ConvSpec:
 def spec_of(kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, generative: bool) -> ConvSpec:
     """The spec of these arguments under the profile in force.
 
-    Raises ShapeError, and ContractError for a generative layer that is not transposed.
+    Raises ShapeError, GeometryError for numbers below 1, and ContractError for a generative layer that is not
+    transposed.
     """
     release = profiles.settled or profiles.current()
     arguments = kernel_size, stride, padding, dilation
@@ -92,13 +93,16 @@ def _spec(
 ) -> ConvSpec:
     if generative and not transposed:
         raise ContractError("generative=True is for transposed layers; pass transposed=True too.")
-    kernel, steps = triple(kernel_size, "kernel_size"), triple(stride, "stride")
+    kernel, steps, spread = triple(kernel_size, "kernel_size"), triple(stride, "stride"), triple(dilation, "dilation")
+    if min(*kernel, *steps, *spread) < 1:
+        got = f"kernel size {kernel}, stride {steps}, dilation {spread}"
+        raise GeometryError(f"{got}; sizes, dilations and strides start at 1.")
     return ConvSpec(
         release,
         kernel,
         steps,
         triple(padding, "padding") if release.divides else (0, 0, 0),
-        triple(dilation, "dilation"),
+        spread,
         bool(transposed),
         bool(generative),
         kernel == steps == ONE,

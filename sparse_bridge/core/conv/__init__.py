@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from ...names import modules_of
+
+__getattr__ = modules_of(__name__, "convolution")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ... import settings
-from ...errors import SettingError
+from ...errors import SettingError, require_type
 
 _local = threading.local()
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -128,8 +128,9 @@ def dataflow(module: nn.Module, name: str | None, splits: int | None = None) -> 
 
     A dataflow that cannot serve a call raises there, as a forced one does. `report()` lists the
     modules.
-    Raises: SettingError for another name or number.
+    Raises: SettingError for another name or number, DataTypeError for what is no module.
     """
+    require_type("dataflow()", module, nn.Module, "a torch.nn.Module")
     if splits is not None:
         name = _split(name, splits)
     if name not in (None, "auto", *settings.DATAFLOWS):

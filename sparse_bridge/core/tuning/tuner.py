@@ -92,8 +92,7 @@ class DeviceTiles:
         if self.empty and mode == "pinned" and not tune_file:
             log.once(
                 ("pinned", stamp.file_name),
-                "SPARSE_BRIDGE_TUNE=pinned: no winners for this device, these kernels and Triton "
-                f"{stamp.triton} come with the package; tiles are chosen by rule.",
+                f"SPARSE_BRIDGE_TUNE=pinned: the package has no winners for {stamp.device}; tiles are chosen by rule.",
                 logging.WARNING,
             )
 

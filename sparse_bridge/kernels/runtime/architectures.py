@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
+from ...errors import DeviceError
+from ...names import meant
 from .generation import Candidates, Chip, Generation, Limit, RegisterLimits
 
 _CDNA_TILES = Candidates(
@@ -268,3 +271,19 @@ def compiled() -> dict[str, str]:
     """The architectures that the compile check compiles for, and GPUs that have them."""
     listed = (item for generation in GENERATIONS for item in generation.chips.items())
     return {arch: chip.gpus for arch, chip in listed if chip.gpus}
+
+
+_SM = "70 72 75 80 86 87 88 89 90 100 101 103 110 120 121"
+_GFX = (
+    "900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 1030 1031 1032 1033 1034 1035 1036 "
+    "1100 1101 1102 1103 1150 1151 1152 1153 1200 1201 1250"
+)
+MADE = (*(f"sm_{name}" for name in _SM.split()), *(f"gfx{name}" for name in _GFX.split()))
+
+
+def require_made(archs: Sequence[str]) -> None:
+    """Raises DeviceError for architectures that no GPU has: compilers take minutes to say so, kernel by kernel."""
+    for arch in archs:
+        if arch not in MADE:
+            names = ", ".join(compiled())
+            raise DeviceError(f"architecture {arch!r} is that of no GPU; expected one like {names}.{meant(arch, MADE)}")

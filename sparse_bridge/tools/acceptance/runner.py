@@ -8,6 +8,7 @@ is that process: it reads names of checks and answers their outcomes, line by li
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -17,25 +18,14 @@ from typing import Any
 
 import torch
 
-from ...errors import SettingError
 from ..harness.processes import Child, channel, write
-from . import goldens, kernels, large, models, self_checks, speed
+from . import checks
 from .setup import FAILED, SKIPPED, Outcome, Setup
 
 Check = Callable[[Setup], Iterator[Outcome]]
-# In the order in which they run: what is quick and tells most comes first.
 CHECKS: dict[str, Check] = {
-    "self-check": self_checks.self_check,
-    "maps": kernels.maps,
-    "products": kernels.products,
-    "pools": kernels.pools,
-    "networks": models.networks,
-    "determinism": models.determinism,
-    "training": models.training,
-    "cold start": models.cold_start,
-    "large": large.large,
-    "speed": speed.speed,
-    "goldens": goldens.goldens,
+    name: getattr(importlib.import_module(f".{module}", __package__), function)
+    for name, (module, function) in checks.CHECKS.items()
 }
 _PATIENCE = 30.0  # seconds that a process may take over the budget
 
@@ -55,28 +45,16 @@ def run(check: str, setup: Setup) -> Iterator[Outcome]:
         yield Outcome(check, FAILED, reason, seconds=time.perf_counter() - begin)
 
 
-def chosen(only: Sequence[str], skip: Sequence[str]) -> list[str]:
-    """Names of the checks to run.
-
-    Raises: SettingError for one that is unknown, and where none is left.
-    """
-    unknown = sorted({*only, *skip} - set(CHECKS))
-    if unknown:
-        raise SettingError(
-            f"no check is called {', '.join(map(repr, unknown))}; expected some of {', '.join(map(repr, CHECKS))}."
-        )
-    names = [name for name in CHECKS if (not only or name in only) and name not in skip]
-    if not names:
-        raise SettingError("--only and --skip leave no check to run; expected one or more. Skip fewer.")
-    return names
-
-
-def prove(setup: Setup, checks: Sequence[str], minutes: float) -> Iterator[Outcome]:
-    """All outcomes, as they come. Checks that do not begin within `minutes` are skipped."""
+def prove(
+    setup: Setup, names: Sequence[str], minutes: float, begun: Callable[[str], object] = lambda name: None
+) -> Iterator[Outcome]:
+    """All outcomes, as they come. Checks that do not begin within `minutes` are skipped. begun: called with the name
+    of each."""
     end = time.monotonic() + 60 * minutes
     process = SeparateProcess(setup) if setup.device.type == "cuda" else None
     try:
-        for check in checks:
+        for check in names:
+            begun(check)
             if time.monotonic() > end:
                 yield Outcome(check, SKIPPED, f"not begun within {minutes:g} minutes")
             elif process is None:

@@ -73,7 +73,7 @@ def _draw_classes(labelled: Labelled, grid: VoxelGrid, extent: Extent, title: st
     below: list[Any] = ["heights", "heights"] if truth is None else ["truth", "heights"]
     panels = figure.subplot_mosaic([["found", "found"], below], height_ratios=[1.25, 1])
     steps = f"after {len(labelled.losses)} training steps ({labelled.seconds:.0f} s)"
-    _draw_cubes(panels["found"], labelled, labelled.classes, f"classes found {steps}{mean}")
+    _draw_cubes(panels["found"], labelled, labelled.classes, f"classes found {steps}")
     if truth is not None:
         name = f"truth: {len(truth):,} voxels of {labelled.voxel_size * 100:g} cm"
         _draw_cubes(panels["truth"], labelled, truth, name)

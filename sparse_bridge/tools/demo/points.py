@@ -15,10 +15,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,34 @@ class PointCloud:
     origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
+def require_scan(path: Path, columns: int | None) -> Callable[[Path], tuple[Floats, Floats | None]]:
+    """What reads a file that says its columns. Raises as `load_points` for what is seen without opening the file."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise SettingError(f"{path}: {what}; expected one of {_suffixes()}.")
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UnsupportedError(
+            f"{path}: suffix {path.suffix or '(none)'!r} is not known; expected one of "
+            f"{_suffixes()}. Convert the scan, for instance with numpy.save of an [N, 4] array."
+        )
+    if path.stat().st_size == 0:
+        raise ShapeError(f"{path}: the file has 0 bytes; expected points. Download it again.")
+    if columns is not None and path.suffix.lower() != ".bin":
+        raise SettingError(
+            f"{path}: got --points-columns {columns}, which only a .bin file needs; "
+            "this format states its own columns. Leave the option out."
+        )
+    return reader
+
+
+def require_crop(crop: Sequence[float]) -> None:
+    """Raises SettingError unless these are x, y, z lowest, then x, y, z highest."""
+    bounded = len(crop) == 6 and all(map(math.isfinite, crop))
+    if not bounded or not all(crop[i] < crop[i + 3] for i in range(3)):
+        raise SettingError(f"range is {list(crop)}; expected x, y, z lowest, then x, y, z highest, in finite metres.")
+
+
 def load_points(path: str | Path, columns: int | None = None) -> PointCloud:
     """Read a scan; the suffix decides the format.
 
@@ -66,24 +95,9 @@ def load_points(path: str | Path, columns: int | None = None) -> PointCloud:
         DataTypeError: the file's content is not numeric.
     """
     path = Path(path)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise SettingError(f"{path}: {what}; expected one of {_suffixes()}.")
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise UnsupportedError(
-            f"{path}: suffix {path.suffix or '(none)'!r} is not known; expected one of "
-            f"{_suffixes()}. Convert the scan, for instance with numpy.save of an [N, 4] array."
-        )
-    if path.stat().st_size == 0:
-        raise ShapeError(f"{path}: the file has 0 bytes; expected points. Download it again.")
+    reader = require_scan(path, columns)
     if path.suffix.lower() == ".bin":
         return _finish(path, *_read_bin(path, columns))
-    if columns is not None:
-        raise SettingError(
-            f"{path}: got --points-columns {columns}, which only a .bin file needs; "
-            "this format states its own columns. Leave the option out."
-        )
     try:
         return _finish(path, *reader(path))
     except SparseBridgeError:

@@ -74,7 +74,7 @@ def facts_table(cloud: PointCloud, grid: VoxelGrid, device: torch.device, dtype:
     table.add_row("device", f"{device.type} {name}".strip() + threads + f", {dtype}")
     table.add_row(
         "versions",
-        f"sparse_bridge {_version.__version__}, torch {torch.__version__}, "
+        f"sparse_bridge {_version.described()}, torch {torch.__version__}, "
         f"triton {_version_of('triton')}, Python {platform.python_version()}",
     )
     table.add_row("spconv", escape(f"{status.version}, {status.mode}: {status.reason}"))
@@ -186,7 +186,7 @@ def classes_table(labelled: Labelled) -> Table:
         title_justify="left",
         caption="IoU: intersection over union with the\ntruth, on a street that it has not seen"
         if iou is not None
-        else "no IoU: this scan has no labels",
+        else "no IoU: this scan has no labels. The network has seen\nstreets alone; elsewhere its labels mean little",
         caption_justify="left",
     )
     table.add_column("class")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,8 +132,8 @@ class Segmenter:
         features = torch.from_numpy(scan.features).to(self.device)
         return self.model(spconv.SparseConvTensor(features, indices, shape, 1)).features
 
-    def train(self, steps: int) -> None:
-        """`steps` updates, one turned scan each."""
+    def train(self, steps: int, begun: Callable[[int], object] = lambda step: None) -> None:
+        """`steps` updates, one turned scan each. begun: called with the number of each, from 0."""
         begin = time.perf_counter()
         for norm in self._norms():
             norm.momentum = 0.1  # few steps: the statistics must follow fast
@@ -144,6 +144,7 @@ class Segmenter:
         weight = class_weights(CLASS_OF_KIND[kinds]).to(self.device)
         self.model.train()
         for step in range(steps):
+            begun(step)
             scan = self._scans[step % len(self._scans)]
             angle = self._random.uniform(0, 2 * np.pi)
             turned = sample(scan.points, scan.kinds, self.voxel_size, angle)

@@ -92,7 +92,7 @@ def visible_faces(cells: Array, toward: Array) -> tuple[Array, Array, Array]:
 
 
 def _frame(axes: Axes, corners: Array, project: Array, scale: tuple[float, str] | None) -> None:
-    """Limits of the panel around the points [P, 2], the directions of the axes, the scale bar."""
+    """Limits of the panel around the points [P, 2], the directions of the axes, and the scale bar where it fits."""
     least, most = corners.min(0), corners.max(0)
     width, height = most - least
     axes.set_xlim(least[0] - 0.03 * width, most[0] + 0.03 * width)
@@ -104,7 +104,7 @@ def _frame(axes: Axes, corners: Array, project: Array, scale: tuple[float, str] 
         axes.plot(*zip(corner, tip, strict=True), color=FAINT, linewidth=1.6)
         x, y = corner + 1.35 * arm * project[:, axis]
         axes.text(x, y, name, color=INK, ha="center", va="center", fontsize=10)
-    if scale is None:
+    if scale is None or abs(scale[0] * project[0, 0]) > width:
         return
     length, label = scale
     bar = length * project[:, 0]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...errors import GeometryError, SettingError
-from .points import PointCloud
+from .points import PointCloud, require_crop
 from .scene import street_scan
 
 _MULTIPLE = 16  # the U-Net halves the grid four times
@@ -69,9 +69,7 @@ def crop_of(cloud: PointCloud, voxel_size: float) -> tuple[float, ...]:
 
 def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]:
     """Cells in z, y, x of the crop, rounded up to what the networks' strides need."""
-    bounded = len(crop) == 6 and all(map(math.isfinite, crop))
-    if not bounded or not all(crop[i] < crop[i + 3] for i in range(3)):
-        raise SettingError(f"range is {list(crop)}; expected x, y, z lowest, then x, y, z highest, in finite metres.")
+    require_crop(crop)
     edges = [round(min((crop[i + 3] - crop[i]) / voxel_size, _MOST_CELLS)) for i in (2, 1, 0)]
     z, y, x = (-(-max(edge, 1) // _MULTIPLE) * _MULTIPLE for edge in edges)
     z = max(z, _LOWEST)

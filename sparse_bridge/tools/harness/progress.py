@@ -1,26 +1,33 @@
-"""Telling how far a run is: a rich progress bar on a terminal, plain lines elsewhere."""
+"""Telling how far a run is: a rich progress bar on a terminal, plain lines on standard error elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+SILENCE = 10.0  # seconds after which a run without a terminal says what it does
+
 
 class Progress:
     """A context manager. `start` names what runs now, `done` says what came out.
 
-    console: draw there, whatever it is; without one a bar is drawn where standard error is a
-    terminal and rich is installed.  transient: the bar goes away at the end.
+    total: of what is counted; 1: nothing is.  console: a bar is drawn there where it is a terminal; without one
+    on standard error, where rich is installed.  transient: the bar goes away at the end.  Elsewhere a line says
+    what runs whenever nothing was said for `SILENCE`; a run that is shorter says nothing.
     """
 
     def __init__(self, total: int, what: str = "", console: Console | None = None, transient: bool = False) -> None:
-        self._total, self._count = total, 0
+        self._total, self._count, self._what = total, 0, what
+        self._begin = self._last = time.monotonic()
+        self._ended = threading.Event()
         self._bar: Any = None
-        if console is None and not sys.stderr.isatty():
+        if not (sys.stderr.isatty() if console is None else console.is_terminal):
             return
         try:
             from rich import progress
@@ -42,15 +49,19 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._bar is not None:
             self._bar.start()
+        else:
+            threading.Thread(target=self._tell, name="sparse_bridge progress", daemon=True).start()
         return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         if self._bar is not None:
             self._bar.stop()
 
     def start(self, what: str) -> None:
+        self._what = what
         if self._bar is not None:
             self._bar.update(self._task, description=what)
 
@@ -66,7 +77,14 @@ class Progress:
         """Something that belongs to no case, or needs attention."""
         self._print(line, style)
 
+    def _tell(self) -> None:
+        while not self._ended.wait(max(self._last + SILENCE - time.monotonic(), 0.01)):
+            if time.monotonic() >= self._last + SILENCE:
+                counted = f"{self._count} of {self._total} done, " if self._total > 1 else ""
+                self._print(f"{self._what or 'running'} ({counted}{time.monotonic() - self._begin:.0f} s)")
+
     def _print(self, line: str, style: str | None = None) -> None:
+        self._last = time.monotonic()
         if self._bar is None:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()

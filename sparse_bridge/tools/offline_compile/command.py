@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import SettingError
-from ...kernels.runtime.architectures import compiled
+from ...kernels.runtime.architectures import compiled, require_made
 from ...tables import Column, Table
+from ..harness.arguments import number
 from ..harness.progress import Progress
 from ..harness.results import require_writable
 
@@ -36,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--kernel", action="append", default=[], metavar="NAME", help="only this one; may be repeated (default: all)"
     )
     group.add_argument("--write", metavar="PATH", help="also write the tables there, as Markdown")
-    group.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
+    group.add_argument("--workers", type=number(int, 1), metavar="N", help="processes (default: one per CPU)")
 
 
 def refuse_without_targets(args: argparse.Namespace) -> None:
@@ -52,19 +53,18 @@ def refuse_without_targets(args: argparse.Namespace) -> None:
 def main(args: argparse.Namespace, console: Console) -> int:
     """Run the compile check; 1 if a form may not ship.
 
-    Raises: UnsupportedError without Triton 3.5. SettingError for less than one process.
+    Raises: DeviceError for GPUs that do not exist, UnsupportedError without Triton 3.5.
     """
-    if args.workers is not None and args.workers < 1:
-        raise SettingError(f"--workers {args.workers}: expected 1 or more.")
+    archs = tuple(args.targets) or tuple(compiled())
+    require_made(archs)
+    if args.write:
+        require_writable(pathlib.Path(args.write), "--write")
     from .triton_needed import require_triton
 
     require_triton()  # ahead of kernels, which import it
     from .running import failures, jobs_for
     from .summary import as_json, markdown
 
-    if args.write:
-        require_writable(pathlib.Path(args.write), "--write")
-    archs = tuple(args.targets) or tuple(compiled())
     results = _run(jobs_for(archs, args.full, args.kernel), args.workers)
     if args.write:
         pathlib.Path(args.write).write_text(markdown(results, args.full), encoding="utf-8")

@@ -10,6 +10,7 @@ from concurrent.futures import as_completed
 
 from ...errors import DeviceError, UnsupportedError
 from ...kernels.runtime.target import described
+from ...names import meant
 from ...workers import cores
 from ..harness.pool import CrashedError, Pool
 from .catalogue import spaces
@@ -76,7 +77,10 @@ def jobs_for(archs: Sequence[str], full: bool, kernels: Sequence[str] = ()) -> l
     names = set().union(*map(spaces, targets))
     unknown = sorted(set(kernels) - names)
     if unknown:
-        raise UnsupportedError(f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(names))}.")
+        hint = meant(unknown[0], names)
+        raise UnsupportedError(
+            f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(names))}.{hint}"
+        )
     jobs = [
         (target.arch, form)
         for index, target in enumerate(targets)

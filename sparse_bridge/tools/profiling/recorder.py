@@ -17,7 +17,7 @@ from ... import hooks
 from ...adapters import call_stats, protocol
 from ...adapters.enabling import model_layers
 from ...core.device import trace
-from ...errors import DataTypeError, LifecycleError
+from ...errors import DataTypeError, LifecycleError, require_type
 from . import results
 from .calls import Call, Layer, layers_of, totals_of
 from .clock import Interval, Peak
@@ -43,11 +43,9 @@ class ModelProfile:
     """
 
     def __init__(self, model: nn.Module | None = None, *, memory: bool = True, calls: int | None = None) -> None:
-        if model is not None and not isinstance(model, nn.Module):
-            raise DataTypeError(
-                f"profile() got {type(model).__name__}; expected a torch.nn.Module, or nothing to "
-                "profile every module that is called."
-            )
+        if model is not None:
+            expected = "a torch.nn.Module, or nothing to profile every module that is called"
+            require_type("profile()", model, nn.Module, expected)
         self._memory, self._most = memory, calls
         self._held: Any = None if model is None else weakref.ref(model)
         self._model = model  # until it has run

@@ -30,7 +30,7 @@ _COLUMNS = (  # what matters first: a narrow notebook scrolls to the rest
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LayerProfile:
     """One layer over all calls of a profile.
 
@@ -80,6 +80,13 @@ class LayerProfile:
     backward_nodes: int = 0
     peak_bytes: int | None = None
     output_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        """What a row of the table says of it, on one line."""
+        rows = f", {self.rows_in:,} > {self.rows_out:,} rows" if None not in (self.rows_in, self.rows_out) else ""
+        widths = f", {self.channels_in} > {self.channels_out} channels" if self.channels_out is not None else ""
+        flow = f", {self.dataflow}" if self.dataflow else ""
+        return f"<LayerProfile {self.name}: {self.kind}{rows}{widths}{flow}, {self.median_ms:.2f} ms x {self.calls}>"
 
     @property
     def median_ms(self) -> float:

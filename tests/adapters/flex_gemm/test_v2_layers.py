@@ -9,6 +9,8 @@ import torch
 from torch.nn import functional
 
 import sparse_bridge
+from sparse_bridge.adapters.flex_gemm.errors import ArgumentValueError
+from sparse_bridge.errors import DataTypeError
 
 from .conftest import DEVICES
 from .test_later_names import compared, distinct
@@ -221,3 +223,16 @@ def test_parameters_and_wrong_arguments(flex_gemm):
         nn.SubmanifoldConv3d(4, 6, 3, algorithm="fast")(feats, coords, None)
     with pytest.raises(ValueError, match=r"k1 \.\. k2"):
         flex_gemm.ops.sparse_conv2d(feats, coords, (2, 4, 4, 4, 4), layer.weight)
+
+
+@pytest.mark.parametrize("name", ["SubmanifoldConv3d", "SparseConv3d", "SparseConvTranspose3d"])
+def test_sizes_that_no_layer_can_have(flex_gemm, name):
+    layer = getattr(flex_gemm.nn, name)
+    with pytest.raises(ArgumentValueError, match="kernel_size is 0"):
+        layer(4, 4, 0)
+    with pytest.raises(ArgumentValueError, match="in_channels=-1; expected 1 or more channels"):
+        layer(-1, 4, 3)
+    with pytest.raises(ArgumentValueError, match="out_channels=0; expected 1 or more channels"):
+        layer(4, 0, 3)
+    with pytest.raises(DataTypeError, match=r"in_channels is 2.0 \(float\)"):
+        layer(2.0, 4, 3)

@@ -102,6 +102,22 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "match"),
+    [
+        ((4, 4, 0), ZeroDivisionError, r"kernel size \[0, 0, 0\]"),
+        ((4, 4, -1), ValueError, r"kernel size \[-1, -1, -1\]"),
+        ((-1, 4, 3), ValueError, "in_channels=-1; expected 1 or more channels"),
+        ((4, 0, 3), ValueError, "out_channels=0; expected 1 or more channels"),
+        ((2.0, 4, 3), TypeError, r"in_channels is 2.0 \(float\)"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["SubMConv3d", "SparseConv3d", "SparseConvTranspose3d"])
+def test_sizes_that_no_layer_can_have(standin, name, arguments, kind, match):
+    refused(lambda: getattr(standin, name)(*arguments), kind, match)
+
+
 @pytest.mark.parametrize("case", LAYERS)
 def test_layers(sp, case):
     name, arguments, spoil, kind, match = LAYERS[case]

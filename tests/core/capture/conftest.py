@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from sparse_bridge import settings
 from sparse_bridge.core.capture import graph_regions, prefetch
 from sparse_bridge.core.maps import request
 from tests.adapters.spconv import doors
@@ -26,6 +27,13 @@ def _provider():
 @pytest.fixture(autouse=True)
 def _plain_settings(plain_settings, _provider):
     """For every test of this folder."""
+
+
+@pytest.fixture
+def uncompared():
+    """No replay is compared with the layers, so that a test can count replays."""
+    with settings.override(compare_every=0):
+        yield
 
 
 @pytest.fixture

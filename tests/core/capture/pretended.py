@@ -13,8 +13,17 @@ import contextlib
 import pytest
 import torch
 
-from sparse_bridge.core.capture import captured_maps, captured_model, graph_key, padded, replay, replay_training
+from sparse_bridge.core.capture import (
+    captured_maps,
+    captured_model,
+    graph_key,
+    graphed_module,
+    padded,
+    replay,
+    replay_training,
+)
 from sparse_bridge.core.capture.captured_model import Captured
+from sparse_bridge.core.capture.closed_world import origins
 from sparse_bridge.core.capture.replay_trial import leaves_of
 from sparse_bridge.core.device import self_check
 from sparse_bridge.refusals import Why
@@ -94,7 +103,10 @@ def other_norms(device, target, part):
 
 
 def replays_on_the_cpu(gpu):
-    """Let models over CPU tensors be replayed, besides. Their norms are torch's, in trials too."""
+    """Let models over CPU tensors be replayed, besides. Their norms are torch's, in trials too, and what emulates a GPU
+    is as trusted as a driver."""
+    origins.of_module.cache_clear()
+    gpu.replaces(origins, _TRUSTED=origins._TRUSTED | {"amd_emulator"})
     streams = graphs_on_the_cpu(gpu)
     gpu.replaces(self_check, problem=other_norms)
     gpu.replaces(replay, captured_from=capture_from)
@@ -120,5 +132,6 @@ def watched(streams, gpu):
     """Raise `Race` where streams are not ordered; maps of the core are ordered as on a GPU."""
     gpu.replaces(Graph, touch=staticmethod(streams.touch))
     gpu.has(ordered=streams)
+    gpu.replaces(graphed_module, observer=lambda: None)  # but for the mode that watches here
     with Watching(streams):
         yield

@@ -220,8 +220,8 @@ def test_a_history_is_two_scenes_alike(sp, kernel_lane):
 def test_rooms_come_in_few_sizes():
     sizes = [capacity_of(rows) for rows in range(1, 100_000, 7)]
     assert all(size >= rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True))
-    assert sizes == sorted(sizes) and len(set(sizes)) < 40
-    assert all(size <= 1.26 * rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True) if rows > 5000)
+    assert sizes == sorted(sizes) and len(set(sizes)) < 16
+    assert all(size <= 1.51 * rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True) if rows > 5000)
 
 
 class Block(torch.nn.Module):

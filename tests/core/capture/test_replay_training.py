@@ -14,7 +14,7 @@ from tests.checks import assert_close
 
 from .test_replay import network, scene
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("uncompared")]
 
 WARM = 4  # scenes of a size until its graph is there
 
@@ -41,9 +41,9 @@ def replays(monkeypatch):
     found = []
     backward = replay_training._Run.backward
 
-    def counted(self, gradients):
+    def counted(self, features, gradients):
         found.append(self)
-        return backward(self, gradients)
+        return backward(self, features, gradients)
 
     monkeypatch.setattr(replay_training._Run, "backward", counted)
     return found
@@ -154,14 +154,29 @@ class TestSteps:
         same(*pair)
         assert len(replays) == before + 1
 
-    def test_backward_twice(self, sp, pair):
-        model, _ = pair
-        warm(model, sp)
-        loss = loss_of(model(scene(sp, 16, dtype=torch.float32)))
-        loss.backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match="goes backward once"):
+    def test_backward_twice(self, sp, pair, replays):
+        for one in pair:
+            warm(one, sp)
+        replays.clear()
+        for one in pair:
+            one.zero_grad(set_to_none=True)
+            loss = loss_of(one(scene(sp, 16, dtype=torch.float32)))
+            loss.backward(retain_graph=True)
+            step(one, sp, 17, clear=False)  # writes where the first step has left what it needs
             loss.backward()
-        step(model, sp, 17)
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                loss.backward()
+        same(*pair)
+        assert len(replays) == 3
+
+    def test_a_weight_that_is_written_to_before_the_backward_pass(self, sp, pair):
+        for one in pair:
+            warm(one, sp)
+            loss = loss_of(one(scene(sp, 16, dtype=torch.float32)))
+            with torch.no_grad():
+                one.stem[0].weight.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
 
     def test_results_outlive_later_steps(self, sp, pair, replays):
         model, plain = pair
@@ -201,15 +216,15 @@ class TestInputs:
         same(*pair)
         assert replays
 
-    def test_other_sizes_run_ordinarily(self, sp, pair, replays):
+    def test_smaller_sizes_are_replayed_and_larger_ones_captured_again(self, sp, pair, replays):
         for one in pair:
             warm(one, sp)
-        before = len(replays)
-        for how in ({"share": 0.02}, {"batch_size": 1}, {"share": 0.3}):
+        for share, replayed in ((0.02, 1), (0.05, 2), (0.4, 2), (0.4, 3), (0.1, 4)):
             for one in pair:
-                step(one, sp, 30, **how)
+                step(one, sp, 30, share)
             same(*pair)
-        assert len(replays) == before
+            assert len(replays) == replayed
+        assert len(trainer(pair[0]).graphs) == 1
 
     def test_equal_rows_and_levels_that_outgrow(self, sp, pair, replays):
         for one in pair:

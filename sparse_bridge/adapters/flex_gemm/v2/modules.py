@@ -14,7 +14,9 @@ import torch
 
 from ....core.traced.scripts import refuse_script
 from ....errors import UnsupportedError
+from ...channels import check_channels
 from ..arguments import per_axis
+from ..errors import ArgumentValueError
 from . import convolutions, pools, resize
 
 __all__ = [
@@ -114,6 +116,7 @@ class _Conv(_Layer):
     def _make(
         self, in_channels: int, out_channels: int, kernel_size: Any, bias: bool, algorithm: Any, allow_tf32: bool | None
     ) -> None:
+        check_channels({"in_channels": in_channels, "out_channels": out_channels}, ArgumentValueError)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size = self._sizes(kernel_size, "kernel_size")
         self.algorithm, self.allow_tf32 = algorithm, allow_tf32

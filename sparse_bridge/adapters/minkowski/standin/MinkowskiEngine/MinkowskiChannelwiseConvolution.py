@@ -8,9 +8,9 @@ from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, refuse_input
 from torch.nn import Parameter
 
 from sparse_bridge.adapters.call_stats import note
+from sparse_bridge.adapters.channels import check_channels
 from sparse_bridge.adapters.minkowski.conv import channelwise_convolution
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
-from sparse_bridge.adapters.minkowski.weights import check_channels
 
 __all__ = ["MinkowskiChannelwiseConvolution"]
 
@@ -60,8 +60,8 @@ class MinkowskiChannelwiseConvolution(KernelLayer):
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
         layer_name, manager = type(self).__name__, input._manager
-        spec = self.kernel_generator.spec()
-        key, kmap = manager._manager.layer_map(input.coordinate_map_key.key, spec)
+        in_key = input.coordinate_map_key.key
+        key, kmap = manager._manager.layer_map(in_key, self.kernel_generator.spec(False, in_key))
         out = channelwise_convolution(input._F, self.kernel, self.bias, kmap, layer_name)
         note("minkowski", layer_name)
         return SparseTensor._of(out, key, manager)
