@@ -19,96 +19,20 @@ from ..errors import SettingError
 from ..export import package_check
 from ..names import meant
 from ..tools.demo.voxels import street_voxels
-<<<<<<< HEAD
-from .warm_jobs import MODELS
-
-_SUMMARY = "write a network as a folder that a C++ program runs without Python"
-_TEXT = """\
-Write a network as a folder that a program runs without Python. For the CPU, in C++: AOTInductor's
-package, the source of the operators, an example with a CMake file, and recorded scenes. For GPUs,
-with --target, in C: kernels, weights and the list of launches in one file, a player, an example.
-
-  python -m sparse_bridge package second --out second --check
-  python -m sparse_bridge package detector:make --out detector
-  python -m sparse_bridge package detector:make --target cuda:87 --rows 150000 --out detector
-
-MODEL is second or unet, with weights at random, or module:function. The function is called without
-arguments and returns the model in eval mode and the inputs of a scene, or these and a list of the
-inputs of further scenes. spconv is bridged before the module is imported."""
-
-_ROWS = (20000, 5000)
-_GPU_ROWS = 150000
-_DTYPES = {"float32": torch.float32, "float16": torch.float16}
-=======
 from ..tools.harness.progress import Progress
 from .program_frames import frames_of_program, show_program_alone
 from .warm_names import MODELS
->>>>>>> main
 
 Example = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
 
 
-<<<<<<< HEAD
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the `package` command; `args.func` becomes `run`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "package", help=_SUMMARY, description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", metavar="MODEL", help=f"{', '.join(MODELS)}, or module:function")
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument(
-        "--rows",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help=f"voxels of the scenes of {' and '.join(MODELS)} (default: {' '.join(map(str, _ROWS))}); "
-        f"with --target, the most rows of an input, for which memory is planned (default: {_GPU_ROWS})",
-    )
-    parser.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        metavar="GPU",
-        help="write for this GPU, none of which is needed: cuda:87, hip:gfx942; may be given several times",
-    )
-    parser.add_argument(
-        "--dtype", choices=_DTYPES, help="with --target: cast model and features (default: as they are)"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="build the example with CMake, run it on the recorded scenes, and print its times",
-    )
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
-    parser.set_defaults(func=run)
-    return parser
-
-
-def run(args: argparse.Namespace) -> int:
-    """Raises: SettingError for a model that is not there, ExportError for one that does not fit."""
-    import sparse_bridge
-
-    shipped = args.model in MODELS
-    if args.target:
-        return _for_gpus(args, shipped)
-    if args.dtype:
-        raise SettingError("--dtype is for packages with --target. Leave it out.")
-    if args.rows and not shipped:
-        raise SettingError(f"--rows is for {' and '.join(MODELS)}; {args.model} brings its own scenes. Leave it out.")
-    rows = args.rows or _ROWS
-    _check(args.out, rows)
-    with sparse_bridge.enable("spconv"):
-        network = _network(args.model, rows) if shipped else _own(args.model)
-=======
 def run(args: argparse.Namespace, rows: Sequence[int]) -> int:
     """Raises: SettingError for a model that is not there, ExportError for one that does not fit."""
     import sparse_bridge
 
     with Progress(1 + args.check) as progress, sparse_bridge.enable("spconv"):
         progress.start(f"make {args.model}")
-        network = _network(args.model, rows) if args.model in MODELS else _own(args)
->>>>>>> main
-        model, inputs, scenes = network
+        model, inputs, scenes = example_of(args, rows)
         progress.start(f"trace and compile {args.model}")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's, of its own code
@@ -121,67 +45,25 @@ def run(args: argparse.Namespace, rows: Sequence[int]) -> int:
         sys.stdout.write(json.dumps({"folder": str(args.out), "scenes": scenes_run}) + "\n")
         return 0
     sys.stdout.write(f"{args.out}: a package with operators, example and scenes, see README.md\n")
-<<<<<<< HEAD
-    _show(ran)
+    show(ran)
     return 0
 
 
-def _check(out: pathlib.Path, rows: Sequence[int]) -> None:
-    """Raises SettingError for what no package is made of."""
-    if min(rows) < 2:
-        raise SettingError(f"--rows {min(rows)}: expected 2 or more.")
-    if out.exists() and not out.is_dir():
-        raise SettingError(f"--out {out}: got a file; expected a folder.")
-
-
-def _for_gpus(args: argparse.Namespace, shipped: bool) -> int:
-    """Write a package for GPUs, and say what it takes on each."""
-    import sparse_bridge
-
-    rows = args.rows or [_GPU_ROWS]
-    _check(args.out, rows)
-    if len(rows) > 1:
-        raise SettingError(f"--rows {' '.join(map(str, rows))}: with --target expected one number, the most rows.")
-    with sparse_bridge.enable("spconv"):
-        scenes_of = [min(count, rows[0]) for count in _ROWS]
-        model, inputs, scenes = _network(args.model, scenes_of) if shipped else _own(args.model)
-        if args.dtype:
-            model, dtype = model.to(_DTYPES[args.dtype]), _DTYPES[args.dtype]
-            inputs, *scenes = [
-                tuple(t.to(dtype) if t.is_floating_point() else t for t in scene) for scene in (inputs, *scenes)
-            ]
-        programs = export.export_gpu_package(model, inputs, args.out, targets=args.target, rows=rows[0], scenes=scenes)
-    ran = package_check.check(args.out, repeat=5) if args.check else None
-    facts = [
-        {"target": p.target, "memory": p.memory, "steps": len(p.steps), "kernels": len(p.kernels)} for p in programs
-    ]
-    if args.json:
-        found = None if ran is None else [scene._asdict() for scene in ran]
-        sys.stdout.write(json.dumps({"folder": str(args.out), "targets": facts, "scenes": found}) + "\n")
-        return 0
-    sys.stdout.write(f"{args.out}: model.sbp with its player, an example and scenes, see README.md\n")
-    for fact in facts:
-        memory = int(str(fact["memory"])) / (1 << 20)
-        steps, kernels = fact["steps"], fact["kernels"]
-        sys.stdout.write(f"  {fact['target']}: {memory:.0f} MiB for {rows[0]} rows, {steps} steps, {kernels} kernels\n")
-    _show(ran)
-    return 0
-
-
-def _show(ran: Sequence[package_check.Ran] | None) -> None:
-    for rows, milliseconds, error in ran or ():
-        sys.stdout.write(f"  {rows} rows: {milliseconds:.1f} ms, error {error:.1g} of the RMS\n")
-
-
-def _own(name: str) -> Example:
-=======
+def show(ran: Sequence[package_check.Ran] | None) -> None:
+    """Print a line for each scene that the example ran."""
     for scene in ran or ():
         sys.stdout.write(f"  {scene.rows} rows: {scene.milliseconds:.1f} ms, error {scene.error:.1g} of the RMS\n")
-    return 0
+
+
+def example_of(args: argparse.Namespace, rows: Sequence[int]) -> Example:
+    """(model, inputs, inputs of further scenes) of a command. rows: of the scenes of networks that come with us.
+
+    Raises: SettingError for a model that is not there.
+    """
+    return _network(args.model, rows) if args.model in MODELS else _own(args)
 
 
 def _own(args: argparse.Namespace) -> Example:
->>>>>>> main
     """What module:function makes."""
     name = args.model
     module_name, _, function = name.partition(":")
