@@ -53,6 +53,17 @@ def test_sums_products_and_copies(kernel_lane, target, rows, dtype):
         assert torch.equal(elementwise(name, operands, y, target), wanted), name
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu"])
+def test_activations(kernel_lane, target, dtype, name):
+    x = torch.linspace(-9, 9, 501).to(dtype).to(kernel_lane.device)
+    y = elementwise(name, [x], torch.empty_like(x), target)
+    wanted = {"sigmoid": torch.sigmoid, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}[name](
+        x.double()
+    )
+    assert (y.double() - wanted).abs().max() < (2e-6 if dtype == torch.float32 else 4e-3)
+
+
 def test_only_the_part_is_written(kernel_lane, target):
     x = torch.arange(70.0, device=kernel_lane.device).view(10, 7)
     y = torch.full((10, 20), -1.0, device=kernel_lane.device)

@@ -110,6 +110,65 @@ def test_results_are_those_of_the_layers(gpu, sp, tmp_path, name):
     played.close()
 
 
+KINDS = {
+    "max pool": lambda sp: [sp.SubMConv3d(4, 8, 3, indice_key="a"), sp.SparseMaxPool3d(2, 2), sp.SubMConv3d(8, 8, 3)],
+    "overlapping pool": lambda sp: [sp.SubMConv3d(4, 8, 3), sp.SparseMaxPool3d(3, 2, padding=1, indice_key="p")],
+    "average pool": lambda sp: [sp.SubMConv3d(4, 8, 3), sp.SparseAvgPool3d(2, 2)],
+    "transposed": lambda sp: [sp.SparseConv3d(4, 8, 2, 2), sp.SparseConvTranspose3d(8, 8, 2, 2)],
+    "inverse": lambda sp: [
+        sp.SparseConv3d(4, 8, 3, 2, padding=1, indice_key="d"),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.LeakyReLU(0.1),
+        sp.SparseInverseConv3d(8, 4, 3, indice_key="d"),
+    ],
+    "every site": lambda sp: [sp.SparseConv3d(4, 8, 3, padding=1)],
+    "dilated": lambda sp: [sp.SubMConv3d(4, 8, 3, dilation=2), torch.nn.Dropout(0.5)],
+    "sorted": lambda sp: [sp.SparseConv3d(4, 8, (3, 3, 7), 2, padding=1), sp.SubMConv3d(8, 8, 3)],
+}
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_every_kind(gpu, sp, tmp_path, kind):
+    grid, path = (16, 16, 32), tmp_path / "model.sbp"
+    model = networks.ready(networks.Model(sp, sp.SparseSequential(*KINDS[kind](sp)), grid, False))
+    played = Played(gpu, path, packaged(path, model, networks.scene(grid, 200, seed=1)))
+    features, coords = networks.scene(grid, 222, seed=4)
+    wanted = expected(model, features, coords)
+    played.poison()
+    for mine, theirs in zip(played(features, coords), wanted, strict=True):
+        assert torch.equal(mine, theirs)
+    played.close()
+
+
+HEADS = {
+    "linear": lambda: [torch.nn.Linear(8, 5)],
+    "linear without bias": lambda: [torch.nn.Linear(8, 5, bias=False), torch.nn.Sigmoid()],
+    "norm": lambda: [torch.nn.ReLU(), torch.nn.BatchNorm1d(8), torch.nn.SiLU()],
+    "gelu": lambda: [torch.nn.GELU(), torch.nn.Linear(8, 8), torch.nn.ReLU(inplace=True)],
+}
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", HEADS)
+def test_modules_of_torch_behind_layers(gpu, sp, tmp_path, kind, dtype):
+    """Kernels of ours compute what torch computes elsewhere: not its bits."""
+    grid, path = (16, 16, 32), tmp_path / "model.sbp"
+    layers = sp.SparseSequential(sp.SubMConv3d(4, 8, 3), *HEADS[kind]())
+    model = networks.ready(networks.Model(sp, layers, grid, False)).to(dtype)
+    example = networks.scene(grid, 200, seed=1, dtype=dtype)
+    played = Played(gpu, path, packaged(path, model, example))
+    features, coords = networks.scene(grid, 222, seed=4, dtype=dtype)
+    played.poison()
+    mine = played(features, coords)[0]
+    with torch.no_grad():
+        theirs = model.double()(features.double(), coords)["rows"]
+    assert mine.dtype == dtype
+    assert (mine - theirs).norm() / theirs.norm() < tolerances.of("network", dtype).rms
+    played.close()
+
+
 @pytest.mark.parametrize("gpu", ["hip"], indirect=True)
 def test_half_precision(gpu, sp, tmp_path):
     model, grid = networks.unet(sp)

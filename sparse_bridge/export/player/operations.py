@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ...core.ops import pointwise
 from ...kernels.maps.radix_order import radix_order
 from ...kernels.ops.elementwise import elementwise
 from ..plugin_checks import ExportError
@@ -116,6 +117,8 @@ def _binary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]
     if kwargs.get("alpha", 1) != 1:
         return NotImplemented
     if not isinstance(b, torch.Tensor):
+        if isinstance(b, float) and not a.is_floating_point():
+            return NotImplemented
         b = torch.tensor(b, dtype=torch.float32 if a.is_floating_point() else a.dtype)
     if not isinstance(a, torch.Tensor) or not _computes(a, b):
         return NotImplemented
@@ -125,9 +128,38 @@ def _binary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]
     return _run(it, _BINARY[name], [a, b], y)
 
 
-def _relu(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    return _run(it, "relu", [x], x if name.endswith("_") else it.new(x.shape, x.dtype))
+def _unary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    x, inplace = args[0], name.endswith("_")
+    if name.startswith("gelu") and kwargs.get("approximate", "none") != "none":
+        return NotImplemented
+    return _run(it, name.removesuffix("_"), [x], x if inplace else it.new(x.shape, x.dtype))
+
+
+def _product(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """x @ w + bias, of rows by a constant."""
+    x, w = args[-2:]
+    bias = args[0] if name == "addmm" else None
+    scaled = set(kwargs.values()) - {1}
+    constants = [w] if bias is None else [w, bias]
+    if scaled or any(map(it.is_written, constants)) or not x.is_contiguous() or (bias is not None and bias.ndim != 1):
+        return NotImplemented
+    if x.shape[0] not in it.rows or not pointwise.by_kernel(x, w, bias):
+        return NotImplemented
+    with it:
+        return pointwise.linear(x, w, bias)
+
+
+def _norm(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Batch norm by statistics that are known: (y, mean, invstd), of which the last two are not."""
+    x, weight, bias, mean, var, training, _, eps = args
+    if training or mean is None or x.ndim != 2 or x.dtype not in _COMPUTED:
+        return NotImplemented
+    scale = torch.rsqrt(var.float() + eps) * (1.0 if weight is None else weight.float())
+    wide, y = it.new(x.shape, torch.float32), it.new(x.shape, x.dtype)
+    _run(it, "sub", [x, mean.float()], wide)
+    _run(it, "mul", [wide, scale], wide)
+    _run(it, "add", [wide, torch.zeros_like(scale) if bias is None else bias.float()], y)
+    return y, mean.new_empty(0), mean.new_empty(0)
 
 
 def _copy_(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -178,7 +210,9 @@ def _fill(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 _HANDLERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(_BINARY, _binary),
-    **dict.fromkeys(("relu", "relu_"), _relu),
+    **dict.fromkeys(("relu", "relu_", "sigmoid", "sigmoid_", "silu", "silu_", "gelu", "gelu_"), _unary),
+    **dict.fromkeys(("mm", "addmm"), _product),
+    "native_batch_norm": _norm,
     **dict.fromkeys(("clone", "_to_copy"), _copied),
     **dict.fromkeys(("fill_", "zero_"), _fill),
     "copy_": _copy_,

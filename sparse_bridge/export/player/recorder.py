@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
+import os
+import pathlib
 import struct
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +38,10 @@ _NUMBERS = {
     "fp64": "d",
 }
 _SCRATCH = (Arg(VALUE, 8, 0),) * 2  # addresses of memory that our kernels do not take
-_OURS = ("sparse_bridge", "torch", "triton")
+# Whose lines are not the model's.
+_PACKAGE = pathlib.Path(__file__).parents[2]
+_TORCH = tuple(path + os.sep for path in torch.__path__)
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 @dataclasses.dataclass(eq=False)
@@ -188,11 +195,19 @@ class Recorder(TorchDispatchMode):
         frame, line, module = sys._getframe(), "", ""
         while frame.f_back is not None and not (line and module):
             frame = frame.f_back
-            package = frame.f_globals.get("__name__", "").partition(".")[0]
-            if not line and (package not in _OURS or ".tools." in frame.f_globals.get("__name__", "")):
+            if not line and _of_model(frame.f_code.co_filename):
                 line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             owner = frame.f_locals.get("self")
             if not module and isinstance(owner, nn.Module):
                 own = names.get(id(owner), "")
                 module = f"{own or 'the model'} ({type(owner).__name__})"
         return f"{module or 'the model'}, {line or 'an unknown line'},"
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_model(path: str) -> bool:
+    """Whether a file may be a model's: not torch's, Python's or ours, but for the networks that come with us."""
+    own = pathlib.Path(path)
+    if own.is_relative_to(_PACKAGE):
+        return own.is_relative_to(_PACKAGE / "tools") or own.is_relative_to(_PACKAGE / "commands")
+    return not path.startswith(("<", *_TORCH)) and ("site-packages" in own.parts or not path.startswith(_PYTHON))

@@ -15,7 +15,7 @@ from ..runtime.launch import alignment, cdiv, register
 from ..runtime.target import Target
 
 # Names of the operations, by their numbers.
-OPERATIONS = ("copy", "add", "sub", "mul", "relu")
+OPERATIONS = ("copy", "add", "sub", "mul", "relu", "sigmoid", "silu", "gelu")
 AXES = 4
 _BLOCK = 1024
 OPTIONS = {"num_warps": 4}
@@ -75,6 +75,11 @@ def _elementwise(
             value = value * other
     elif OPERATION == 4:
         value = tl.where(value < 0, 0, value)
+    elif (OPERATION == 5) | (OPERATION == 6):
+        sigmoid = 1 / (1 + tl.exp(-value))
+        value = sigmoid if OPERATION == 5 else value * sigmoid
+    elif OPERATION == 7:
+        value = value * 0.5 * (1 + tl.erf(value * 0.7071067811865476))
     place = _place(i_0, i_1, i_2, i_3, y_0, y_1, y_2, y_3)
     tl.store(y_ptr + place, value.to(y_ptr.dtype.element_ty), mask=ok)
 
@@ -85,8 +90,9 @@ elementwise_kernel = register(_elementwise)
 def elementwise(operation: str, operands: Sequence[torch.Tensor], y: torch.Tensor, target: Target) -> torch.Tensor:
     """Write y = operand, or y = operand OPERATION operand, with the shape of y, to which operands are broadcast.
 
-    Dtypes: fp16, bf16 and fp32, computed in fp32 and rounded once; or int32 and int64, computed in the
-    dtype of the first operand. Raises KernelError above four axes that do not merge, or 2^31 elements.
+    Dtypes: fp16, bf16 and fp32, computed in fp32 and rounded once; sums, differences, products and copies also of
+    int32 and int64, computed in the dtype of the first operand. Raises KernelError above four axes that do not
+    merge, or 2^31 elements.
     """
     a, b = (operands[0].expand(y.shape), operands[-1].expand(y.shape))
     if y.numel() == 0:

@@ -38,6 +38,10 @@ def _digit(kernel: Kernel, key: str, first: bool, order: str, align: str) -> For
     return make(kernel, constants, radix_order.OPTIONS, align=align, **types)
 
 
+def _unary(dtype: str, operation: int, align: str) -> Form:
+    return _elementwise((dtype, dtype, dtype), operation, align)
+
+
 def _scan(align: str) -> Form:
     return make(radix_order.scan_kernel, (radix_order._SCAN,), radix_order.OPTIONS, align=align)
 
@@ -51,9 +55,12 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     same = [(dtype, dtype, dtype) for dtype in (*floats, "i32", "i64")]
     mixed = [(a, b, y) for a in floats for b in floats for y in floats if len({a, b, y}) > 1]
     integers = [(a, b, y) for a in ("i32", "i64") for b in ("i32", "i64") for y in ("i32", "i64") if len({a, b, y}) > 1]
-    operations = tuple(range(len(elementwise.OPERATIONS)))
-    spaces = {"dtypes": (*same, *mixed, *integers), "operation": operations, **aligns}
-    yield elementwise.elementwise_kernel, [Space(spaces, _elementwise, silent=_SILENT)]
+    names = elementwise.OPERATIONS
+    exact, others = range(names.index("sigmoid")), range(names.index("sigmoid"), len(names))
+    spaces = {"dtypes": (*same, *mixed, *integers), "operation": tuple(exact), **aligns}
+    unary = {"dtype": floats, "operation": tuple(others), **aligns}
+    both = [Space(spaces, _elementwise, silent=_SILENT), Space(unary, _unary, silent=_SILENT)]
+    yield elementwise.elementwise_kernel, both
     keys = {"key": ("i64", "i32", "i16", "u8"), "first": _FLAG, "order": ("i32", "i64"), **aligns}
     for kernel in (radix_order.count_kernel, radix_order.place_kernel):
         yield kernel, [Space(keys, functools.partial(_digit, kernel), silent=_SILENT)]
