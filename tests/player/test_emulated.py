@@ -39,7 +39,7 @@ def packaged(path, model, example, rows=ROWS):
 
 def expected(model, features, coords):
     """By Python's layers on the emulator."""
-    with torch.no_grad(), emulator.patch_triton(ARCH), selection.standing_in():
+    with torch.no_grad(), emulator.patch_triton(ARCH), selection.standing_in("emulated"):
         result = model(features, coords)
     return list(result.values()) if isinstance(result, dict) else [result]
 

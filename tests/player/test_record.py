@@ -174,6 +174,20 @@ def test_memory_is_shared_by_what_is_not_needed_together(sp):
     assert all(one <= other for one, other in levels)
 
 
+def test_a_program_does_not_depend_on_what_was_recorded_before(sp):
+    """Nor on what the same layers have computed on the host."""
+    model, grid = networks.encoder(sp)
+    networks.ready(model)
+    scene = networks.scene(grid, 250, seed=1)
+    before = record(model, scene, 2500, "cuda:90")
+    other = record(model, scene, 2500, "hip:gfx90a")
+    with torch.no_grad():
+        assert model(*scene)["rows"].isfinite().all()
+    again = record(model, scene, 2500, "cuda:90")
+    assert {kernel.threads for kernel in other.kernels} != {kernel.threads for kernel in before.kernels}
+    assert again == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_compiles(sp, target):

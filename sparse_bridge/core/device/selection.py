@@ -24,22 +24,43 @@ class Selection(NamedTuple):
 
 
 class _StandIn(threading.local):
-    kernels = ordered = False
+    name, kernels = "", False
 
 
 _stand_in = _StandIn()
 
 
 @contextlib.contextmanager
-def standing_in(kernels: bool = True) -> Iterator[None]:
+def standing_in(name: str) -> Iterator[None]:
     """In this thread, tensors on the CPU are treated as those of a GPU, and served by whatever driver Triton has:
-    what a GPU that is absent would launch can be recorded. kernels: False where torch computes, what a GPU would."""
-    before = _stand_in.kernels, _stand_in.ordered
-    _stand_in.kernels, _stand_in.ordered = kernels, True
+    what a GPU that is absent would launch can be recorded.
+
+    name: of that GPU; plans are kept by it.  "torch": torch computes, what and in the order in which a GPU would.
+    Plans are the process's: other threads must not compute layers meanwhile.
+    """
+    before = _stand_in.name, _stand_in.kernels
+    _stand_in.name, _stand_in.kernels = name, name != "torch"
+    settings.changed()
     try:
         yield
     finally:
-        _stand_in.kernels, _stand_in.ordered = before
+        _stand_in.name, _stand_in.kernels = before
+        settings.changed()
+
+
+@contextlib.contextmanager
+def maps_by_host() -> Iterator[None]:
+    """Inside of `standing_in`, maps are built as the host builds them."""
+    before, _stand_in.kernels = _stand_in.kernels, False
+    try:
+        yield
+    finally:
+        _stand_in.kernels = before
+
+
+def stand_in() -> str:
+    """The name that `standing_in` was given in this thread; "" outside of it."""
+    return _stand_in.name
 
 
 def stands_in() -> bool:
@@ -54,7 +75,7 @@ def as_on_gpu(device: torch.device) -> bool:
 
 def ordered_as_on_gpu(device: torch.device) -> bool:
     """Whether rows of results have the order that they have on a GPU."""
-    return device.type != "cpu" or _stand_in.ordered
+    return device.type != "cpu" or _stand_in.name != ""
 
 
 def forces_kernels() -> bool:

@@ -52,7 +52,7 @@ def export_gpu_package(
     folder = pathlib.Path(folder)
     shutil.copytree(SOURCES, folder, copy_function=shutil.copy, dirs_exist_ok=True)
     others = list(scenes) or [package_scenes.half_of(tuple(inputs))]
-    with selection.standing_in(kernels=False):
+    with selection.standing_in("torch"):
         package_scenes.record(model, [tuple(scene) for scene in (inputs, *others)], folder)
     package_file.write(folder / MODEL, programs)
     return programs

@@ -39,7 +39,7 @@ class _Learner:
             recording = store.recording = self.recording = Recording(cmap.n_rows)
             recording.levels[cmap], recording.box = 0, cmap.box
         n_steps = len(recording.steps)
-        with selection.standing_in(kernels=False), _disable_current_modes():
+        with selection.maps_by_host(), _disable_current_modes():
             built: BuiltMap = recording.ask(cmap, req)
         if len(recording.steps) == n_steps:
             raise ExportError("the model asks for maps between coordinates that are not of one input.")

@@ -49,7 +49,7 @@ def record(model: nn.Module, inputs: Sequence[torch.Tensor], rows: int, name: st
     own, (features_at, coords_at) = target_of(name), inputs_of(inputs)
     features, coords = inputs[features_at], inputs[coords_at]
     call = _in_order(model, coords_at)
-    with torch.no_grad(), selection.standing_in():
+    with torch.no_grad(), selection.standing_in(name):
         it = Recorder(own, model, operations.lower)
         with driving(own, it):
             recording = learn(call, features, coords)
