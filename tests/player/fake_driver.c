@@ -56,6 +56,31 @@ long fake_alive(void) { return __atomic_load_n(&alive, __ATOMIC_SEQ_CST); }
 
 static void lives(long by) { __atomic_add_fetch(&alive, by, __ATOMIC_SEQ_CST); }
 
+/* What is launched while a graph is captured, by one thread at a time. */
+typedef struct {
+    int kind; /* 0: a launch, 1: a fill, 2: a copy */
+    function *f;
+    unsigned grid[3], threads, shared, value;
+    void **parameters;
+    void *to;
+    const void *from;
+    size_t size;
+} entry;
+
+typedef struct {
+    entry entries[4096];
+    int count, made;
+} graph;
+
+static graph *capturing;
+
+static entry *captured(int kind)
+{
+    entry *next = &capturing->entries[capturing->count++];
+    next->kind = kind;
+    return next;
+}
+
 static int fails(const char *call) { return strcmp(call, failing) == 0 && fail_after-- <= 0 ? fail_code : 0; }
 
 #define CALL(name)                                                                                                     \
@@ -188,6 +213,15 @@ int NAME(cuLaunchKernel, hipModuleLaunchKernel)(void *f, unsigned gx, unsigned g
     grid[0] = gx;
     grid[1] = gy;
     grid[2] = gz;
+    if (capturing != NULL) {
+        entry *it = captured(0);
+        it->f = f;
+        memcpy(it->grid, grid, sizeof grid);
+        it->threads = bx;
+        it->shared = shared;
+        it->parameters = parameters;
+        return 0;
+    }
     if (listener != NULL)
         listener(((function *)f)->image, ((function *)f)->name, grid, bx, shared, stream, parameters);
     return 0;
@@ -228,6 +262,13 @@ int NAME(cuMemFreeHost, hipHostFree)(void *memory) { return give(memory); }
 static int copy(int kind, void *to, const void *from, size_t size)
 {
     CALL("copy");
+    if (capturing != NULL) {
+        entry *it = captured(2);
+        it->to = to;
+        it->from = from;
+        it->size = size;
+        return kind != 2; /* no copy of the host's is a step */
+    }
     memmove(to, from, size);
     if (copies != NULL)
         copies(kind, to, from, size, 0);
@@ -257,6 +298,13 @@ int NAME(cuMemsetD32Async, hipMemsetD32Async)(void *to, unsigned value, size_t n
     size_t i;
     (void)stream;
     CALL("fill");
+    if (capturing != NULL) {
+        entry *it = captured(1);
+        it->to = to;
+        it->value = value;
+        it->size = number;
+        return 0;
+    }
     for (i = 0; i < number; i++)
         memcpy((char *)to + 4 * i, &value, 4);
     if (copies != NULL)
@@ -283,3 +331,62 @@ int NAME(cuStreamSynchronize, hipStreamSynchronize)(void *stream)
     CALL("wait");
     return stream == NULL;
 }
+
+int NAME(cuStreamBeginCapture_v2, hipStreamBeginCapture)(void *stream, int mode)
+{
+    CALL("begin_capture");
+    if (capturing != NULL || mode != 1 || stream == NULL)
+        return 1;
+    capturing = calloc(1, sizeof *capturing);
+    lives(1);
+    return 0;
+}
+
+int NAME(cuStreamEndCapture, hipStreamEndCapture)(void *stream, void **result)
+{
+    *result = capturing;
+    capturing = NULL;
+    CALL("end_capture");
+    return stream == NULL || *result == NULL;
+}
+
+int NAME(cuGraphInstantiateWithFlags, hipGraphInstantiateWithFlags)(void **result, void *captured, unsigned long long flags)
+{
+    CALL("make_graph");
+    *result = malloc(sizeof(graph));
+    memcpy(*result, captured, sizeof(graph));
+    ((graph *)*result)->made = 1;
+    lives(1);
+    return flags != 0;
+}
+
+int NAME(cuGraphLaunch, hipGraphLaunch)(void *made, void *stream)
+{
+    graph *it = made;
+    int i, code = 0;
+    CALL("launch_graph");
+    if (!it->made || capturing != NULL)
+        return 1;
+    for (i = 0; i < it->count && !code; i++) {
+        entry *e = &it->entries[i];
+        if (e->kind == 0)
+            code = NAME(cuLaunchKernel, hipModuleLaunchKernel)(e->f, e->grid[0], e->grid[1], e->grid[2], e->threads, 1, 1,
+                                                               e->shared, stream, e->parameters, NULL);
+        else if (e->kind == 1)
+            code = NAME(cuMemsetD32Async, hipMemsetD32Async)(e->to, e->value, e->size, stream);
+        else
+            code = copy(2, e->to, e->from, e->size);
+    }
+    return code;
+}
+
+static int drop(void *it)
+{
+    free(it);
+    lives(-1);
+    return 0;
+}
+
+int NAME(cuGraphExecDestroy, hipGraphExecDestroy)(void *made) { return drop(made); }
+
+int NAME(cuGraphDestroy, hipGraphDestroy)(void *graph) { return drop(graph); }

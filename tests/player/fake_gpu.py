@@ -55,6 +55,7 @@ class FakeGpu:
         self.library.fake_alive.restype = ctypes.c_long
         self._kept: Any = None
         self.error: BaseException | None = None
+        self.listening: Any = None
 
     def listen(self, on_launch: Any = None, on_copy: Any = None) -> None:
         """Hand launches and copies to these; what they raise is kept in `error`."""
@@ -66,7 +67,7 @@ class FakeGpu:
                 except BaseException as error:  # ctypes would print it and go on
                     self.error = error
 
-        self.error = None
+        self.error, self.listening = None, on_launch
         self._kept = (_LAUNCH(launched) if on_launch else _LAUNCH(), _COPY(on_copy) if on_copy else _COPY())
         self.library.fake_listen(*self._kept)
 

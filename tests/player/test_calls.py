@@ -89,6 +89,50 @@ def test_a_run_is_the_steps_of_its_program(gpu, path, request):
     package.close()
 
 
+@pytest.mark.parametrize("gpu", ["cuda", "hip"], indirect=True)
+def test_a_graph_is_the_same_steps(gpu, path, request):
+    if request.node.callspec.params["gpu"] == "hip":
+        package_file.write(path, [tiny("hip:gfx942")])
+    results = []
+    for graph in (False, True):
+        package = load_package(path, graph=graph)
+        for rows in (16, 3):
+            place, seen = answering(gpu, rows, new=rows), []
+            own = gpu.listening
+
+            def launched(it, own=own, seen=seen):
+                seen.append((it.name, it.grid, it.threads, it.shared))
+                own(it)
+
+            gpu.listen(launched)
+            outputs = package(*inputs(rows))
+            results.append((graph, rows, seen, [output.tolist() for output in outputs], place is not None))
+        call("capture", package._instance)  # again, or now
+        package.close()
+    assert [one[1:] for one in results[:2]] == [one[1:] for one in results[2:]]
+    assert [name for name, *_ in results[0][2]] == ["first", "second"]
+
+
+@pytest.mark.parametrize("name", ["begin_capture", "launch", "fill", "copy", "end_capture", "make_graph"])
+def test_a_graph_that_cannot_be_captured(gpu, path, name):
+    package = load_package(path)
+    gpu.fail(name, 0, 900)
+    with pytest.raises(PlayerError, match="pretended failure") as refused:
+        call("capture", package._instance)
+    assert refused.value.code == DRIVER
+    gpu.fail("")
+    answering(gpu, 5)
+    assert package(*inputs())  # step by step
+    call("capture", package._instance)
+    answering(gpu, 5)
+    assert package(*inputs())
+    gpu.fail("launch_graph", 0, 900)
+    with pytest.raises(PlayerError, match="failed to launch the graph"):
+        package(*inputs())
+    gpu.fail("")
+    package.close()
+
+
 def test_weights_and_addresses_are_there_beforehand(gpu, path):
     package = load_package(path)
     place = answering(gpu, 5)
@@ -164,6 +208,7 @@ def test_calls_with_nothing(gpu, path):
         ("create", (package._model, 0, None, 0, None)),
         ("create", (package._model, 1, None, 0, ctypes.byref(out))),
         ("create", (package._model, -1, None, 0, ctypes.byref(out))),
+        ("capture", (None,)),
         ("run", (None, 0, None, None, 0)),
         ("run", (package._instance, 0, None, None, 1)),
         ("run", (package._instance, 2, None, None, 0)),

@@ -47,9 +47,9 @@ def expected(model, features, coords):
 class Played:
     """A package on the emulator."""
 
-    def __init__(self, gpu, path, program):
+    def __init__(self, gpu, path, program, graph=False):
         self.gpu, self.program, self.emulator = gpu, program, Emulator(program)
-        self.package = load_package(path)
+        self.package = load_package(path, graph=graph)
         gpu.listen(self.emulator)
 
     def __call__(self, features, coords):
@@ -97,7 +97,7 @@ def test_results_are_those_of_the_layers(gpu, sp, tmp_path, name):
     model, grid = getattr(networks, name)(sp)
     networks.ready(model)
     program = packaged(tmp_path / "model.sbp", model, networks.scene(grid, 250, seed=1))
-    played = Played(gpu, tmp_path / "model.sbp", program)
+    played = Played(gpu, tmp_path / "model.sbp", program, graph=name == "encoder")
     for seed, rows in enumerate((250, 1, ROWS, 37)):
         features, coords = networks.scene(grid, rows, seed)
         wanted = expected(model, features, coords)

@@ -111,6 +111,7 @@ def _typed(loaded: Any) -> Any:
         "load_memory": (ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(pointer), error),
         "info": (pointer, number, ctypes.POINTER(ProgramInfo), error),
         "create": (pointer, number, pointer, ctypes.c_int64, ctypes.POINTER(pointer), error),
+        "capture": (pointer, error),
         "run": (pointer, number, pointer, pointer, ctypes.c_int64, error),
         "input": (pointer, number, ctypes.POINTER(TensorInfo), error),
         "output": (pointer, number, ctypes.POINTER(TensorInfo), error),
@@ -139,14 +140,17 @@ class Package:
     outputs = package(coords, features)
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, device: int = 0, rows: int = 0) -> None:
-        """device: number of the GPU.  rows: of an input at most; 0: as many as the package was made for.
+    def __init__(self, path: str | os.PathLike[str], *, device: int = 0, rows: int = 0, graph: bool = False) -> None:
+        """device: number of the GPU.  rows: of an input at most; 0: as many as the package was made for.  graph:
+        launch all steps as one graph.
 
         Raises: PlayerError where the file is damaged or holds nothing for the GPU, or memory is short.
         """
         self._model, self._instance = ctypes.c_void_p(), ctypes.c_void_p()
         call("load_file", os.fsencode(path), ctypes.byref(self._model))
         call("create", self._model, device, None, rows, ctypes.byref(self._instance))
+        if graph:
+            call("capture", self._instance)
         program = ProgramInfo()
         call("info", self._model, 0, ctypes.byref(program))
         self._n_outputs = program.n_outputs

@@ -523,6 +523,12 @@ typedef struct {
     int (*make_stream)(void **, unsigned);
     int (*end_stream)(void *);
     int (*wait)(void *);
+    int (*begin_capture)(void *, int);
+    int (*end_capture)(void *, void **);
+    int (*make_graph)(void **, void *, unsigned long long);
+    int (*launch_graph)(void *, void *);
+    int (*drop_made)(void *);
+    int (*drop_captured)(void *);
     int (*cuda_text)(int, const char **);
     const char *(*hip_text)(int);
 } driver;
@@ -559,6 +565,12 @@ static const symbol SYMBOLS[] = {
     {AT(make_stream), "cuStreamCreate", "hipStreamCreateWithFlags"},
     {AT(end_stream), "cuStreamDestroy_v2", "hipStreamDestroy"},
     {AT(wait), "cuStreamSynchronize", "hipStreamSynchronize"},
+    {AT(begin_capture), "cuStreamBeginCapture_v2", "hipStreamBeginCapture"},
+    {AT(end_capture), "cuStreamEndCapture", "hipStreamEndCapture"},
+    {AT(make_graph), "cuGraphInstantiateWithFlags", "hipGraphInstantiateWithFlags"},
+    {AT(launch_graph), "cuGraphLaunch", "hipGraphLaunch"},
+    {AT(drop_made), "cuGraphExecDestroy", "hipGraphExecDestroy"},
+    {AT(drop_captured), "cuGraphDestroy", "hipGraphDestroy"},
     {AT(cuda_text), "cuGetErrorString", NULL},
     {AT(hip_text), NULL, "hipGetErrorString"},
 };
@@ -610,6 +622,7 @@ struct sbrt_instance {
     launch *launches;      /* by step */
     void **parameters;     /* of all launches: addresses of values */
     uint64_t *values;
+    void *graph; /* all steps; NULL: they are launched one by one */
     int32_t *host; /* pinned: the number of rows; counters of the input and of each level, four each */
     int64_t limit; /* of rows */
     int64_t rows;  /* of the last run; -1: there is none that succeeded */
@@ -885,6 +898,8 @@ void sbrt_destroy(sbrt_instance *it)
         for (i = 0; it->modules != NULL && i < it->program->kernels[1]; i++)
             if (it->modules[i] != NULL)
                 it->driver.unload_module(it->modules[i]);
+        if (it->graph != NULL)
+            it->driver.drop_made(it->graph);
         if (it->memory != NULL)
             it->driver.give(it->memory);
         if (it->host != NULL)
@@ -950,6 +965,39 @@ static int queue_steps(sbrt_instance *it, sbrt_error *error)
     return SBRT_OK;
 }
 
+/* The graph of all steps. */
+static int capture(sbrt_instance *it, sbrt_error *error)
+{
+    void *captured = NULL;
+    int code, end;
+    DRIVE(it->driver.begin_capture(it->stream, 1), "begin a graph"); /* 1: other threads may do what they like */
+    code = queue_steps(it, error);
+    end = it->driver.end_capture(it->stream, &captured);
+    if (!code && end)
+        code = refused(it, end, "end a graph", error);
+    if (!code && (end = it->driver.make_graph(&it->graph, captured, 0)) != 0) {
+        it->graph = NULL;
+        code = refused(it, end, "make a graph", error);
+    }
+    if (captured != NULL)
+        it->driver.drop_captured(captured);
+    return code;
+}
+
+int sbrt_capture(sbrt_instance *it, sbrt_error *error)
+{
+    int code;
+    if (it == NULL)
+        return fail(error, SBRT_ARGUMENT, "sbrt_capture got a null pointer.");
+    if (it->graph != NULL)
+        return fine(error);
+    if ((code = enter(it, error)))
+        return code;
+    code = capture(it, error);
+    leave(it);
+    return code ? code : fine(error);
+}
+
 /* Counters start at -1: rows that were inserted, rows that live, whether probes ran out, new rows. */
 static int check_counters(sbrt_instance *it, int64_t n_rows, sbrt_error *error)
 {
@@ -979,8 +1027,12 @@ static int play(sbrt_instance *it, int where, const void *coords, const void *fe
                 sbrt_error *error)
 {
     uint32_t i;
-    int code;
-    if ((code = send_inputs(it, where, coords, features, n_rows, error)) || (code = queue_steps(it, error))) {
+    int code = send_inputs(it, where, coords, features, n_rows, error), end;
+    if (!code && it->graph == NULL)
+        code = queue_steps(it, error);
+    else if (!code && (end = it->driver.launch_graph(it->graph, it->stream)) != 0)
+        code = refused(it, end, "launch the graph", error);
+    if (code) {
         it->driver.wait(it->stream); /* what is queued reads the caller's memory */
         return code;
     }

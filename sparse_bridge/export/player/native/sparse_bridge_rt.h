@@ -90,8 +90,12 @@ int sbrt_create(const sbrt_model *model, int device, void *stream, int64_t rows,
 /* NULL is allowed. */
 void sbrt_destroy(sbrt_instance *instance);
 
-/* Run over n_rows rows. coords: int32 [n_rows, 4], batch first; features: [n_rows, C]; both lie on the
- * host or on the device, as `where` says. Returns when the results are there; takes no memory. */
+/* Have later runs launch all steps as one graph, which costs the host less. Takes memory of the driver's. */
+int sbrt_capture(sbrt_instance *instance, sbrt_error *error);
+
+/* Run over n_rows rows. coords: int32 [n_rows, 1 + D], batch first; features: [n_rows, C]; both lie on the
+ * host or, there already or written on the instance's stream, on the device, as `where` says. Returns when
+ * the results are there; takes no memory. */
 int sbrt_run(sbrt_instance *instance, int where, const void *coords, const void *features, int64_t n_rows,
              sbrt_error *error);
 
