@@ -80,6 +80,30 @@ def test_results_that_depend_on_the_rows_or_are_none(sp, behind, words):
         recorded(sp, behind)
 
 
+def test_a_model_that_takes_other_ways_over_other_rows(sp):
+    class Choosing(Layers):
+        def forward(self, features, coords):
+            x = self.layer(self.sp.SparseConvTensor(features, coords, [8, 8, 8], 2))
+            return self.other(x).features if len(features) > 30 else x.features
+
+    model = Choosing(sp, None)
+    model.other = sp.SparseConv3d(16, 16, 2, 2)
+    with pytest.raises(ExportError, match="asks for other maps over fewer rows"):
+        record(model.eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+
+
+def test_a_refusal_of_a_layer_has_its_line(sp):
+    class Counting(Layers):
+        def forward(self, features, coords):
+            x = self.sp.SparseConvTensor(features, coords, [8, 8, 8], 2)
+            return self.pool(self.layer(x))
+
+    model = Counting(sp, None)
+    model.pool = sp.SparseGlobalMaxPool()
+    with pytest.raises(ExportError, match=r"pool \(SparseGlobalMaxPool\), \S+test_record\.py:\d+,"):
+        record(model.eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+
+
 def test_a_module_inside_is_named(sp):
     class Head(torch.nn.Module):
         def forward(self, x):

@@ -74,7 +74,7 @@ def learn(model: nn.Module, features: torch.Tensor, coords: torch.Tensor) -> Rec
     features: [N, C] float; coords: int32 [N, 1 + D], distinct and inside of the grid.
     Raises: ExportError for what no package holds.
     """
-    previous, numbers = requests.registered(), []
+    previous, numbers, steps = requests.registered(), [], []
     n_rows = len(coords)
     try:
         for rows in (n_rows, max(1, n_rows // 2), n_rows):  # three calls, until layers know what follows them
@@ -84,8 +84,11 @@ def learn(model: nn.Module, features: torch.Tensor, coords: torch.Tensor) -> Rec
                 # Maps are kept by the coordinates' object.
                 model(features[:rows].clone(), coords[:rows].clone())
             numbers.append(seen.seen)
+            steps.append([] if learner.recording is None else learner.recording.steps)
     finally:
         requests.register(*previous)
+    if steps[1] != steps[2]:
+        raise ExportError("the model asks for other maps over fewer rows; expected the same over every input.")
     if numbers[1] != numbers[2]:
         changed = [pair for pair in zip(*numbers[1:], strict=False) if pair[0] != pair[1]]
         raise ExportError(

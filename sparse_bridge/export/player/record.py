@@ -63,7 +63,7 @@ def record(model: nn.Module, inputs: Sequence[torch.Tensor], rows: int, name: st
             try:
                 outputs = _run(it, call, padded_input, wide, target)
             except Refusal as refusal:
-                raise ExportError(f"{it.where()} cannot be recorded: {refusal}") from refusal
+                raise ExportError(f"{it.where(refusal)} cannot be recorded: {refusal}") from refusal
         names = list(inspect.signature(model.forward).parameters)
         return _program(
             it, name, padded_input, [(names[coords_at], padded_input.coords), (names[features_at], wide)], outputs

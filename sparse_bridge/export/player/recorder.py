@@ -11,7 +11,8 @@ import pathlib
 import struct
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -189,19 +190,27 @@ class Recorder(TorchDispatchMode):
         self.index_of(tensor, written=True)
         return tensor
 
-    def where(self) -> str:
-        """The module that is at work, and the line of it, in words."""
+    def where(self, error: BaseException | None = None) -> str:
+        """The module that is at work, and the line of it, in words. error: which came from there."""
         names = {id(module): name for name, module in self.model.named_modules()}
-        frame, line, module = sys._getframe(), "", ""
-        while frame.f_back is not None and not (line and module):
-            frame = frame.f_back
+        line = module = ""
+        for frame, number in _frames(error):
             if not line and _of_model(frame.f_code.co_filename):
-                line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                line = f"{frame.f_code.co_filename}:{number}"
             owner = frame.f_locals.get("self")
             if not module and isinstance(owner, nn.Module):
                 own = names.get(id(owner), "")
                 module = f"{own or 'the model'} ({type(owner).__name__})"
+            if line and module:
+                break
         return f"{module or 'the model'}, {line or 'an unknown line'},"
+
+
+def _frames(error: BaseException | None) -> Iterator[tuple[Any, int]]:
+    """(frame, line) of the calls that are under way, or that an error came from, the innermost first."""
+    if error is None:
+        return traceback.walk_stack(sys._getframe(1))
+    return reversed(list(traceback.walk_tb(error.__traceback__)))
 
 
 @functools.lru_cache(maxsize=1024)
