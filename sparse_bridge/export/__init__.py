@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import UnsupportedError
+from ..kernels.runtime import target as targets
 from .evaluation import evaluate
 from .onnx_file import export_onnx
 from .package import export_package
@@ -36,6 +38,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """What needs Triton is imported when it is asked for."""
     if name == "export_gpu_package":
+        version = targets.triton_version()
+        if version is None or version < (3, 5) or targets.interpreted():
+            raise UnsupportedError(
+                "packages for GPUs are compiled by Triton 3.5 or newer, which is not installed here, or is to interpret "
+                "kernels (TRITON_INTERPRET). Write the package on a Linux machine; no GPU is needed there."
+            )
         from .player.folder import export_gpu_package
 
         return export_gpu_package

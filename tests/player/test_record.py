@@ -8,10 +8,13 @@ import re
 import pytest
 import torch
 
+from sparse_bridge import export, settings
+from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, load_package
 from sparse_bridge.export.player import package_file
 from sparse_bridge.export.player.library import PlayerError
 from sparse_bridge.export.player.record import record, target_of
+from sparse_bridge.kernels.runtime import target as targets
 from tests.adapters.spconv import doors
 
 from . import networks
@@ -102,6 +105,17 @@ def test_a_refusal_of_a_layer_has_its_line(sp):
     model.pool = sp.SparseGlobalMaxPool()
     with pytest.raises(ExportError, match=r"pool \(SparseGlobalMaxPool\), \S+test_record\.py:\d+,"):
         record(model.eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+
+
+def test_a_forced_dataflow_is_refused(sp):
+    with settings.override(dataflow="per_offset"), pytest.raises(ExportError, match="per_offset is forced"):
+        recorded(sp, lambda x: x.features)
+
+
+def test_without_triton_it_is_said_where_to_go(monkeypatch):
+    monkeypatch.setattr(targets, "triton_version", lambda: None)
+    with pytest.raises(UnsupportedError, match="compiled by Triton 3.5 is not installed"):
+        _ = export.export_gpu_package
 
 
 def test_a_module_inside_is_named(sp):

@@ -30,7 +30,8 @@ def export_gpu_package(
     rows: int,
     scenes: Sequence[Sequence[torch.Tensor]] = (),
 ) -> list[Program]:
-    """Write a network of spconv layers as a folder for programs on a GPU. No GPU is needed.
+    """Write a network of spconv layers as a folder for programs on a GPU. No GPU is needed. Other threads must not
+    compute layers meanwhile.
 
     model: in eval mode, on the CPU; takes features [N, C] and int32 coordinates [N, 4], in any order, and returns
         tensors, perhaps in tuples, lists and dictionaries.

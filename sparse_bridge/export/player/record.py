@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from ... import settings
 from ...core.capture import padded
 from ...core.capture.captured_maps import builder_over, pad_input
 from ...core.capture.padded import GRID, PaddedInput
@@ -29,6 +31,7 @@ from .stand_in import driving
 
 _CPU = torch.device("cpu")
 _OFFSET = (1 << 48) - 1
+_one_at_a_time = threading.Lock()  # Triton's driver and the plans of layers are the process's
 
 
 def target_of(name: str) -> Target:
@@ -49,12 +52,14 @@ def record(model: nn.Module, inputs: Sequence[torch.Tensor], rows: int, name: st
     own, (features_at, coords_at) = target_of(name), inputs_of(inputs)
     features, coords = inputs[features_at], inputs[coords_at]
     call = _in_order(model, coords_at)
-    with torch.no_grad(), selection.standing_in(name):
+    with _one_at_a_time, torch.no_grad(), selection.standing_in(name):
         it = Recorder(own, model, operations.lower)
         with driving(own, it):
-            recording = learn(call, features, coords)
             target = kernel_target(_CPU)
-            assert target is not None
+            if target is None:
+                dataflow = settings.get().dataflow
+                raise ExportError(f"the dataflow {dataflow} is forced, which is not for GPUs; expected auto.")
+            recording = learn(call, features, coords)
             padded_input = pad_input(coords[:0], rows, recording)
             wide = torch.zeros((rows, features.shape[1]), dtype=features.dtype)
             for tensor in (wide, padded_input.coords, padded_input.count):
