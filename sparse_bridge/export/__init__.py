@@ -41,8 +41,8 @@ def __getattr__(name: str) -> Any:
         version = targets.triton_version()
         if version is None or version < (3, 5) or targets.interpreted():
             raise UnsupportedError(
-                "packages for GPUs are compiled by Triton 3.5 or newer, which is not installed here, or interprets kernels "
-                "(TRITON_INTERPRET). Write the package on a Linux machine; no GPU is needed there."
+                "packages for GPUs are compiled by Triton 3.5 or newer, which is not installed here, or interprets "
+                "kernels (TRITON_INTERPRET). Write the package on a Linux machine; no GPU is needed there."
             )
         from .player.folder import export_gpu_package
 
