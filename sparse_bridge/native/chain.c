@@ -57,11 +57,13 @@ static MapSide *side_for(Run *run, PyObject *kmap, int transposed) {
   for (int i = 0; i < run->n_sides; i++)
     if (run->sides[i].kmap == kmap && run->sides[i].transposed == transposed) return &run->sides[i];
   refuse_unless(s, run->n_sides < MOST_SIDES && Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) &&
-                       get(s, kmap, s_x_fold) == Py_None && get(s, kmap, s_y_fold) == Py_None);
+                       GET(kmap, KernelMap, x_fold) == Py_None &&
+                       GET(kmap, KernelMap, y_fold) == Py_None);
   if (s->state != GOES_ON) return NULL;
   MapSide *m = &run->sides[run->n_sides];
-  *m = (MapSide){.kmap = kmap, .transposed = transposed, .rulebook = get(s, kmap, s_rulebook)};
-  m->side = truth(s, get(s, kmap, s_flipped)) ^ transposed;
+  *m =
+      (MapSide){.kmap = kmap, .transposed = transposed, .rulebook = GET(kmap, KernelMap, rulebook)};
+  m->side = truth(s, GET(kmap, KernelMap, flipped)) ^ transposed;
   read_side(s, m);
   run->streams[run->n_sides] = stream_of(s, m->rulebook);
   return s->state == GOES_ON ? &run->sides[run->n_sides++] : NULL;
@@ -75,7 +77,7 @@ static MapSide *side_of_rows(Run *run, Known *plan, long long n_rows) {
   refuse_unless(s, run->n_sides < MOST_SIDES && n_rows > 0 && plan->below[0] < 0 &&
                        equal(s, plan->n_offsets, one));
   PyObject *count = hold(s, PyLong_FromLongLong(n_rows)), *made = NULL;
-  PyObject *row_numbers = item(s, g_calls, s_row_numbers);
+  PyObject *row_numbers = item(s, g_calls, s_calls_row_numbers);
   refuse_unless(s, row_numbers && row_numbers != Py_None);
   if (s->state == GOES_ON)
     made = hold(s, PyObject_CallFunctionObjArgs(row_numbers, plan->device, count, NULL));
@@ -83,7 +85,7 @@ static MapSide *side_of_rows(Run *run, Known *plan, long long n_rows) {
   if (s->state != GOES_ON) return NULL;
   MapSide *m = &run->sides[run->n_sides];
   *m = (MapSide){.n_rows = n_rows, .n_in = n_rows};
-  PyObject *at = call(s, PyTuple_GET_ITEM(made, 0), s_data_ptr);
+  PyObject *at = CALL(PyTuple_GET_ITEM(made, 0), Tensor, data_ptr);
   MapView *view = &m->views[OVER_TABLE];
   *view = (MapView){PyTuple_GET_ITEM(made, 0), 0, 1, n_rows, address_in(s, at)};
   refuse_unless(s, !(view->memory & 15));
@@ -101,9 +103,9 @@ static long long rows_of_operand(Run *run, Scope *s, int index, PyObject *dtype,
   }
   PyObject *tensor = value(run, s, index);
   refuse_unless(s, tensor && is_plain(tensor));
-  PyObject *shape = get(s, tensor, s_shape);
-  refuse_unless(s, shape && PyTuple_GET_SIZE(shape) == 2 && get(s, tensor, s_dtype) == dtype &&
-                       truth(s, call(s, tensor, s_is_contiguous)));
+  PyObject *shape = GET(tensor, Tensor, shape);
+  refuse_unless(s, shape && PyTuple_GET_SIZE(shape) == 2 && GET(tensor, Tensor, dtype) == dtype &&
+                       truth(s, CALL(tensor, Tensor, is_contiguous)));
   if (s->state != GOES_ON) return -1;
   refuse_unless(s, number(s, PyTuple_GET_ITEM(shape, 1)) == columns);
   return s->state == GOES_ON ? number(s, PyTuple_GET_ITEM(shape, 0)) : -1;
@@ -119,7 +121,7 @@ static MapSide *side_of_step(Run *run, Scope *s, ChainStep *step, Known *plan) {
   if (at >= 0) return side_of_rows(run, plan, run->steps[at].side->n_rows);
   PyObject *x = value(run, s, step->operands[0]);
   refuse_unless(s, x && is_plain(x));
-  PyObject *shape = get(s, x, s_shape);
+  PyObject *shape = GET(x, Tensor, shape);
   refuse_unless(s, shape && PyTuple_GET_SIZE(shape) == 2);
   long long n_rows = s->state == GOES_ON ? number(s, PyTuple_GET_ITEM(shape, 0)) : 0;
   return s->state == GOES_ON ? side_of_rows(run, plan, n_rows) : NULL;
@@ -130,7 +132,7 @@ static PyObject *weight_of_step(Run *run, Scope *s, int index, Known *plan) {
   PyObject *weight = value(run, s, index);
   PyObject *copied = s->state == GOES_ON ? SLOT(plan->product, GatherProduct, _copied) : Py_None;
   if (copied == Py_None) return weight;
-  weight = hold(run->s, PyObject_CallMethodOneArg(copied, s_rows_of, weight));
+  weight = hold(run->s, PyObject_CallMethodOneArg(copied, s_WeightLayout_rows_of, weight));
   if (run->s->state != GOES_ON) s->state = run->s->state;
   return weight;
 }
@@ -151,7 +153,7 @@ static void prepare(Run *run, Scope *s, int i) {
   Prepared *to = &run->steps[i];
   Known *plan = (Known *)SLOT(step->plan, FusedPlan, native);
   refuse_unless(s, plan && Py_IS_TYPE(plan, &KnownType) && plan->product &&
-                       number(s, PyDict_GetItemWithError(g_settings, s_generation)) ==
+                       number(s, PyDict_GetItemWithError(g_settings, s_settings_generation)) ==
                            plan->generation);
   int *at = step->operands, residual = at[7];
   if (s->state == GOES_ON) to->side = side_of_step(run, s, step, plan);
@@ -167,13 +169,13 @@ static void prepare(Run *run, Scope *s, int i) {
   if (s->state != GOES_ON) return;
   PyObject *dtype = to->like->kinds[1];
   if (i) refuse_unless(s, equal(s, to->like->index, run->steps[0].like->index)); /* one GPU */
-  refuse_unless(s, dtype && get(s, value(run, s, at[1]), s_dtype) == dtype);
+  refuse_unless(s, dtype && GET(value(run, s, at[1]), Tensor, dtype) == dtype);
   for (int k = 3; k < 7; k++) /* vectors of the norm are those of the plan */
     refuse_unless(s, (at[k] < 0 ? Py_None : value(run, s, at[k])) ==
                          PyTuple_GET_ITEM(plan->read, k - 2));
   for (int k = 1; k < 8; k++) refuse_unless(s, (at[k] < 0) == !to->like->kinds[k]);
   if (to->side->rulebook)
-    refuse_unless(s, equal(s, get(s, to->side->rulebook, s_n_offsets), plan->n_offsets));
+    refuse_unless(s, equal(s, GET(to->side->rulebook, Rulebook, n_offsets), plan->n_offsets));
   refuse_unless(s,
                 rows_of_operand(run, s, at[0], dtype, to->like->spec.columns_in) == to->side->n_in);
   if (residual >= 0)
@@ -186,7 +188,7 @@ static void prepare(Run *run, Scope *s, int i) {
   for (int k = 0; k < OPERANDS - 1 && s->state == GOES_ON; k++)
     if (at[k] >= 0 && step_at(run, at[k]) < 0) {
       PyObject *from = k == 1 ? weight_of_step(run, s, at[k], plan) : value(run, s, at[k]);
-      PyObject *start = call(s, from, s_data_ptr);
+      PyObject *start = CALL(from, Tensor, data_ptr);
       if (start) to->operands[k] = PyLong_AsUnsignedLongLong(start);
     }
   for (int k = 0; k < OPERANDS - 1; k++) refuse_unless(s, !(to->operands[k] & 15));
@@ -226,17 +228,19 @@ static uint64_t taken_memory(Run *run, PyObject *like) {
     if (run->chain->steps[i].last >= 0) continue;
     PyObject *rows = hold(s, PyLong_FromLongLong(run->steps[i].side->n_rows));
     PyObject *columns = hold(s, PyLong_FromLongLong(run->chain->steps[i].columns));
-    PyObject *made = hold(s, PyObject_CallMethodObjArgs(like, s_new_empty, rows, columns, NULL));
-    PyObject *at = call(s, made, s_data_ptr);
+    PyObject *made =
+        hold(s, PyObject_CallMethodObjArgs(like, s_Tensor_new_empty, rows, columns, NULL));
+    PyObject *at = CALL(made, Tensor, data_ptr);
     run->steps[i].tensor = made;
     if (at) run->steps[i].at = PyLong_AsUnsignedLongLong(at);
     refuse_unless(s, !(run->steps[i].at & 15));
   }
   if (!bytes) return 0;
   PyObject *count = hold(s, PyLong_FromUnsignedLongLong(bytes / run->chain->itemsize));
-  PyObject *memory =
-      s->state == GOES_ON ? hold(s, PyObject_CallMethodOneArg(like, s_new_empty, count)) : NULL;
-  PyObject *at = call(s, memory, s_data_ptr);
+  PyObject *memory = s->state == GOES_ON
+                         ? hold(s, PyObject_CallMethodOneArg(like, s_Tensor_new_empty, count))
+                         : NULL;
+  PyObject *at = CALL(memory, Tensor, data_ptr);
   bytes = at ? PyLong_AsUnsignedLongLong(at) : 0;
   refuse_unless(s, !(bytes & 15));
   return bytes;
@@ -263,10 +267,12 @@ static void launch_all(Run *run, uint64_t memory) {
 
 /* Nobody watches, or computes something else by it. */
 static void undisturbed(Scope *s) {
-  refuse_unless(s, unset(s, a__is_any_autocast_enabled) && unset(s, a__len_torch_function_stack) &&
-                       unset(s, a__len_torch_dispatch_stack));
-  refuse_unless(s, number(s, PyDict_GetItemWithError(g_forward_ad, s__current_level)) < 0);
-  refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders));
+  refuse_unless(s, unset(s, s_torch_c__is_any_autocast_enabled) &&
+                       unset(s, s_torch_c__len_torch_function_stack) &&
+                       unset(s, s_torch_c__len_torch_dispatch_stack));
+  refuse_unless(s,
+                number(s, PyDict_GetItemWithError(g_forward_ad, s_forward_ad__current_level)) < 0);
+  refuse_unless(s, idle(s, g_override, s_override_inside) && idle(s, g_trace, s_trace_recorders));
 }
 
 /* chain(values): None; the results that others read are in their places of the list */

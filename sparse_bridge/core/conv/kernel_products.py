@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Launch = GatherGemm | GroupedGemm
     Inputs = tuple[torch.Tensor, torch.Tensor, Vectors | None]
 
-BY_PYTHON, OVER_TILES, OVER_TABLE = range(3)  # `Flow` in native.c
+BY_PYTHON, OVER_TILES, OVER_TABLE = range(3)  # the compiled helper has them, too
 
 # (product, the rulebook and side that it is bound to, x, weight, what its epilogue reads)
 FirstBind = Callable[["GatherProduct", Rulebook, int, "Inputs"], None]
