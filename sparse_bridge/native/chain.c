@@ -275,7 +275,7 @@ static void undisturbed(Scope *s) {
   refuse_unless(s, idle(s, g_override, s_override_inside) && idle(s, g_trace, s_trace_recorders));
 }
 
-/* chain(values): None; the results that others read are in their places of the list */
+/* `ChainStep.__call__`, chain(values): None; the results that others read are in their places of the list */
 static PyObject *chain_call(PyObject *object, PyObject *args, PyObject *names) {
   Chain *chain = (Chain *)object;
   SCOPE(s);

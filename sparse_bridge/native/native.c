@@ -71,8 +71,8 @@ static int refused(void) {
   return (drawn >> 32) < refusing;
 }
 
-/* Whether torch's switch for sums in fp16, which it has from 2.7 on, has been turned since
- * `precision.follow_torch` asked it. */
+/* Whether torch's switch for sums in fp16, which it has from 2.7 on, has been turned since Python
+ * asked it. */
 static int sums_turned(void) {
   PyObject *ask = PyDict_GetItem(g_torch_c, s_torch_c__get_cublas_allow_fp16_accumulation);
   PyObject *now = ask ? PyObject_CallNoArgs(ask) : NULL;
@@ -777,6 +777,7 @@ static long long changes(Scope *s, PyObject *tensor) {
   return tensor && tensor != Py_None ? number(s, GET(tensor, Tensor, _version)) : 0;
 }
 
+/* `fused_plan.same` */
 static int is_norm_of(Scope *s, PyObject *norm, PyObject *other) {
   if (!PyTuple_Check(norm) || !PyTuple_Check(other)) return 0;
   for (int i = i_Norm_mean; i < i_Norm_eps; i++)
@@ -939,6 +940,7 @@ static PyObject *features_alone(Scope *s, PyObject *conv) {
   return hold(s, PyObject_CallOneArg(g_features_of, conv));
 }
 
+/* `tensors.features_of` of a pending convolution. */
 static PyObject *features_of(PyObject *module, PyObject *conv) {
   SCOPE(s);
   if (!Py_IS_TYPE(conv, (PyTypeObject *)g_PendingConv) || declined()) Py_RETURN_NOTIMPLEMENTED;
@@ -946,8 +948,7 @@ static PyObject *features_of(PyObject *module, PyObject *conv) {
 }
 
 /* A pending convolution, or the one whose features a tensor is, which nobody has read or followed,
- * and the call of its layer, launched by a plan; else the scope refuses. `PendingConv._is_expected`,
- * `LayerCall.undisturbed`. */
+ * and the call of its layer, launched by a plan. */
 typedef struct {
   PyObject *conv, *call, *history, *target, *steps;
   Known *plan;
@@ -955,6 +956,7 @@ typedef struct {
   int as_tensor;
 } Following;
 
+/* `PendingConv._is_expected`, `LayerCall.undisturbed`: refuses where they say no. */
 static Following following(Scope *s, PyObject *input) {
   Following f = {0};
   if (Py_IS_TYPE(input, (PyTypeObject *)g_PendingConv)) {
@@ -991,7 +993,7 @@ static int comes(Following *f, char step) {
          PyUnicode_READ_CHAR(f->target, f->at) == (Py_UCS4)step;
 }
 
-/* `LayerCall.taken`: what was launched, once all steps have come. */
+/* `LayerCall.take_launched`: what was launched, once all steps have come. */
 static PyObject *taken(Scope *s, Following *f, PyObject *steps) {
   PyObject *y = SLOT(f->call, LayerCall, launched);
   refuse_unless(s, y && y != Py_None);
@@ -1082,7 +1084,7 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PyObject *x = PyTuple_GET_ITEM(operands, 0), *weight = PyTuple_GET_ITEM(operands, 1);
   PyObject *kmap = PyTuple_GET_ITEM(operands, 2), *bias = FIELD(between, Epilogue, bias);
   PyObject *norm = FIELD(epilogue, Epilogue, norm);
-  /* `changes_of`: nothing that the launch reads was changed in place since. */
+  /* `history.changes_of`: nothing that the launch reads was changed in place since. */
   long long counted = changes(s, x) + changes(s, weight);
   counted += changes(s, FIELD(epilogue, Epilogue, bias));
   for (int i = 0; i < 4 && norm != Py_None && s->state == GOES_ON; i++)
@@ -1112,7 +1114,7 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   return ended(s, y);
 }
 
-/* A FusedPlan's launch in a program(plan, x, weight, KernelMap, bias, mean, variance, gain, shift,
+/* `ConvStep.__call__`: a FusedPlan's launch in a program(plan, x, weight, KernelMap, bias, mean, variance, gain, shift,
  * residual): the result.  None for what is absent. */
 static PyObject *planned(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);

@@ -2,7 +2,7 @@
  *
  * The bodies of the autograd function of `core/ops/batch_norm.py`, and a module's call of it. */
 
-/* How a norm's rows and channels are dealt out: `norm_spec.cut_of`. */
+/* How a norm's rows and channels are dealt out, as Python's `cut_of` says. */
 typedef struct {
   PyObject *cut, *tile, *index, *rows, *channels;
   long long parts, n_channels;
@@ -39,7 +39,7 @@ static Pass norm_pass(Scope *s, PyObject *kernel, Cut *c, PyObject *number, PyOb
   return pass;
 }
 
-/* `batch_norm_forward` of all rows(NormSpec, x, gain, beta, running mean and variance, number of
+/* `_BatchNorm.forward` of all rows(NormSpec, x, gain, beta, running mean and variance, number of
  * batches, momentum, eps, relu): (y, memory). None for a vector that is not there. */
 static PyObject *norm_forward(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
@@ -75,7 +75,7 @@ static PyObject *norm_forward(PyObject *module, PyObject *const *args, Py_ssize_
   return ended(s, s->state == GOES_ON ? hold(s, PyTuple_Pack(2, y, memory)) : NULL);
 }
 
-/* `batch_norm_backward` of all rows(NormSpec, x, dy, gain, beta, memory, relu): (dx, d gain, d
+/* `_BatchNorm.backward` of all rows(NormSpec, x, dy, gain, beta, memory, relu): (dx, d gain, d
  * beta), None for a vector that is not there. */
 static PyObject *norm_backward(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
@@ -141,7 +141,7 @@ static int nobody_watches(Scope *s, PyObject *parts) {
          number(s, item(s, g_forward_ad, s_forward_ad__current_level)) < 0;
 }
 
-/* `batch_norm_training`(BatchNorm1d or a subclass whose forward that is, x, relu) over features of a
+/* `batch_norm.batch_norm_training`(BatchNorm1d or a subclass whose forward that is, x, relu) over features of a
  * kind that has been met. */
 static PyObject *trained_norm(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);

@@ -76,6 +76,7 @@ def known_call(
     stands for it.
 
     With a sum among the steps it is launched at that: nobody knows its features.
+    Twin in C: `known_call`.
     """
     entry = histories.get(id(owner))
     if entry is None or entry[0]() is not owner:

@@ -51,6 +51,7 @@ class ConvStep:
         beta: OptionalTensor = None,
         residual: OptionalTensor = None,
     ) -> torch.Tensor:
+        """Twin in C: `planned`."""
         if kmap is None:
             kmap = same_rows(x, False)
         elif self.transposed:
@@ -104,6 +105,7 @@ class ChainStep:
         self._refusals = dict[int, policy.Attempts]()  # by link, of its map or its launch
 
     def __call__(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        """Twin in C: `chain_call`."""
         values: list[Any] = [*args, *[None] * len(self._links)]
         refused = False
         for links, helper in self._runs:
