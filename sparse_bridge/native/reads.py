@@ -205,10 +205,11 @@ def resolved(where: str) -> Any:
     value: Any = importlib.import_module(_module_of(where))
     if ":" not in where:
         return vars(value)
-    for part in where.partition(":")[2].split("."):
+    module, _, path = where.partition(":")
+    for part in path.split("."):
         value = getattr(value, part, _NOTHING)
     if value is _NOTHING:
-        raise Refusal(Why.HELPER_READS, *where.split(":"))
+        raise Refusal(Why.HELPER_READS, module, path)
     return value
 
 
