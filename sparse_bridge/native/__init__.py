@@ -70,7 +70,8 @@ def _do_without(error: Exception) -> None:
     global _module, _reason
     refused = isinstance(error, Refusal)
     _module, _reason = None, str(error) if refused else Why.HELPER_ERROR.says(type(error).__name__, error)
-    level = log.logger.info if refused else log.logger.warning
+    expected = refused and getattr(error, "why", None) is not Why.HELPER_READS
+    level = log.logger.info if expected else log.logger.warning
     level("the compiled helper is not used: %s", _reason)
 
 
