@@ -100,7 +100,12 @@ def newest(session: nox.Session) -> None:
 # Releases of Triton, each under a torch of its own: the quick compile check for every GPU, and
 # compiled code for two of AMD's on the emulator, with buffer operations and without.
 TRITONS = ["3.6.0", "3.7.1", "3.8.0", "3.9.0"]
-LANES = ["tests/lanes/test_lanes.py", "tests/emulated/test_pipelined_loops.py"]
+LANES = "tests/lanes/test_lanes.py"
+ON_THE_EMULATOR = [
+    f"{LANES}::test_emulated_gpu",
+    f"{LANES}::test_replays_on_an_emulated_gpu",
+    "tests/emulated/test_pipelined_loops.py",
+]
 EMULATED = [
     "tests/kernels/test_far_tensors.py",
     "tests/emulated/test_buffer_operations.py",
@@ -116,8 +121,8 @@ def tritons(session: nox.Session, triton: str) -> None:
     session.install(f"torch=={torch}.*", "--index-url", INDEX)
     session.install("-e", ".[test]", f"triton=={triton}")
     session.run("python", "-m", "sparse_bridge", "doctor", "--targets", "--json")
-    session.run("python", "-m", "pytest", "-q", "-m", "emulated", *LANES)
-    session.run("python", "-m", "pytest", "-q", "--slow", LANES[0], "-k", "interpreter")
+    session.run("python", "-m", "pytest", "-q", "--slow", *ON_THE_EMULATOR)
+    session.run("python", "-m", "pytest", "-q", "--slow", LANES, "-k", "interpreter")
     for arch in ("gfx942", "gfx1100"):
         environment = {"SPARSE_BRIDGE_TEST_ARCH": arch}
         session.run("python", "-m", "pytest", "-q", *EMULATED, env=environment)

@@ -19,7 +19,7 @@ _APIS = {"": "spconv's", "_torchsparse": "torchsparse's", "_minkowski": "Minkows
 _DOORS = {
     f"bridge{api}{way}": f"{name}{words}"
     for api, name in _APIS.items()
-    for way, words in (("", ""), ("_compiled", ", compiled"), ("_graphs", ", graphs"))
+    for way, words in (("", ""), ("_graphs", ", graphs"))
 } | {"bridge": "spconv's API"}
 _NETWORKS = {"unet": "U-Net", "second": "SECOND"}
 

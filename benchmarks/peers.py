@@ -149,20 +149,6 @@ class _Replayed(_Optimized):
         return self.for_inference(model)
 
 
-class _Compiled:
-    """The bridge through `torch.compile` with a backend of its own, whole models as programs."""
-
-    def for_inference(self, model):
-        return torch.compile(model, backend="sparse_bridge", fullgraph=True)
-
-    def for_training(self, model):
-        return self.for_inference(model)
-
-
-class _CompiledSpconv(_Compiled, _Spconv):
-    """The same in spconv's API."""
-
-
 class _TorchSparse(Peer):
     """`torchsparse` 2.1: coordinates (batch, x, y, z), transposed layers reuse the map."""
 
@@ -284,14 +270,6 @@ def _let_cpu_gradients_run() -> None:
             module.get_current_stream = lambda: 0
 
 
-class _CompiledTorchSparse(_Compiled, _TorchSparse):
-    """`_Compiled` in torchsparse's API."""
-
-
-class _CompiledMinkowski(_Compiled, _Minkowski):
-    """`_Compiled` in MinkowskiEngine's API."""
-
-
 # Dataflows that peers of their own force: none of the mask splits, one, two ...
 _FORCED = ("unmasked", "masked", "masked:2", "masked:3", "masked:4", "grouped")
 _STANDIN = {"mode": "standin"}
@@ -303,17 +281,14 @@ PEERS: dict[str, tuple[type[Peer], str, tuple[str, dict[str, Any]] | None]] = {
     "bridge_optimized": (_Optimized, "spconv", ("spconv", _STANDIN)),
     "bridge_replayed": (_Replayed, "spconv", ("spconv", _STANDIN)),
     "bridge_graphs": (_Spconv, "spconv", ("spconv", _GRAPHS)),
-    "bridge_compiled": (_CompiledSpconv, "spconv", ("spconv", _STANDIN)),
     "bridge_patch": (_Spconv, "spconv", ("spconv", {"mode": "patch"})),
     **{f"bridge_{flow.replace(':', '_')}": (_Spconv, "spconv", ("spconv", _STANDIN)) for flow in _FORCED},
     "spconv_triton": (_Spconv, "spconv_triton", None),
     "torchsparse": (_TorchSparse, "torchsparse", None),
     "bridge_torchsparse": (_TorchSparse, "torchsparse", ("torchsparse", _STANDIN)),
     "bridge_torchsparse_graphs": (_TorchSparse, "torchsparse", ("torchsparse", _GRAPHS)),
-    "bridge_torchsparse_compiled": (_CompiledTorchSparse, "torchsparse", ("torchsparse", _STANDIN)),
     "bridge_minkowski": (_Minkowski, "MinkowskiEngine", ("minkowski", _STANDIN)),
     "bridge_minkowski_graphs": (_Minkowski, "MinkowskiEngine", ("minkowski", _GRAPHS)),
-    "bridge_minkowski_compiled": (_CompiledMinkowski, "MinkowskiEngine", ("minkowski", _STANDIN)),
     "bridge_flexgemm": (_FlexGemm, "flex_gemm", ("flex_gemm", _STANDIN)),
     "flexgemm": (_FlexGemm, "flex_gemm", None),
 }

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
     from .checkpointing import checkpoint
     from .core.conv.override import dataflow
+    from .hooks import eager
     from .memory import memory_limit
     from .optimization import optimize, restore
-    from .replay_switch import eager
     from .tools.profiling.recorder import profile
 
 __all__ = [
@@ -61,7 +61,7 @@ _LAZY = {
     "convert": "adapters.convert",
     "dataflow": "core.conv.override",
     "disable": "adapters.lifecycle",
-    "eager": "replay_switch",
+    "eager": "hooks",
     "enable": "adapters.lifecycle",
     "load_ipython_extension": "tools.profiling.notebook",
     "memory_limit": "memory",

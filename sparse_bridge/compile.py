@@ -6,6 +6,7 @@ names, and the maps of every framework. `policy` chooses what selective checkpoi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,9 @@ from .core.compile import norms as _norms  # noqa: F401
 from .core.compile.functional import portable
 from .core.compile.fusion import fuse
 from .core.compile.library import NAMESPACE, names
-from .core.compile.programs.backend import compiled as backend
 from .errors import require_type
 
-__all__ = ["backend", "fuse", "live_handles", "needed", "operators", "policy", "portable"]
+__all__ = ["fuse", "live_handles", "needed", "operators", "policy", "portable"]
 
 for _framework in base.frameworks():
     _framework.register_operators()
@@ -63,3 +63,22 @@ def needed(program: torch.export.ExportedProgram) -> list[str]:
     targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
     names = {t.name() for t in targets if isinstance(t, torch._ops.OpOverload)}
     return sorted(name for name in names if name.startswith(f"{NAMESPACE}::"))
+
+
+def _eager(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    return graph.forward
+
+
+def __getattr__(name: str) -> Any:
+    """`backend`, for one release: what `torch.compile` looks up for the name "sparse_bridge", also where there is
+    nothing to compile."""
+    if name != "backend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        'torch.compile(backend="sparse_bridge") means backend="eager" now; the next release does not accept it. Type '
+        'backend="eager" where you need fullgraph=True. Elsewhere leave torch.compile out: sparse modules run eagerly '
+        "or are replayed without it.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return _eager

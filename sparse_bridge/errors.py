@@ -19,6 +19,10 @@ class DataTypeError(SparseBridgeError, TypeError):
     """A tensor has a dtype that the operation does not take."""
 
 
+class TensorExpectedError(DataTypeError, AssertionError, AttributeError):
+    """Something else stands where a `torch.Tensor` belongs, such as a numpy array."""
+
+
 class DeviceError(SparseBridgeError, RuntimeError):
     """Tensors of one operation live on different devices, or the device cannot do the work."""
 
@@ -73,3 +77,12 @@ def require_type(call: str, value: object, kind: type, expected: str) -> None:
     """Raises DataTypeError unless an argument of `call` is of that kind."""
     if not isinstance(value, kind):
         raise DataTypeError(f"{call} got {type(value).__name__}; expected {expected}.")
+
+
+def tensor_expected(value: object, name: str, caller: str = "") -> TensorExpectedError:
+    """The error of an argument that is no tensor: what it is, and how to make one of it.  caller: whose argument."""
+    kind = type(value)
+    got = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    ways = {"numpy.ndarray": f"torch.from_numpy({name})", "list": f"torch.tensor({name})"}
+    advice = f"{ways[got]} makes one" if got in ways else "pass a tensor"
+    return TensorExpectedError(f"{caller and caller + ': '}torch.Tensor expected for {name}, got {got}; {advice}.")

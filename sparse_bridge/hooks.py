@@ -1,12 +1,16 @@
-"""Whether anybody watches torch modules: hooks, replaced forwards, tracing.
+"""Whether anybody watches torch modules, or wants them eager: hooks, replaced forwards, tracing, the program's word.
 
 Layers are fused or replayed only where nobody could notice; these are the questions to ask before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import types
+import weakref
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -15,6 +19,9 @@ from torch.nn.modules import module as torch_module
 # The attribute of whatever this package puts in the place of a module's forward: the forward of its
 # class that it computes, or None where it stands for the module itself (`optimize`).
 IN_PLACE_OF = "in_place_of"
+
+_local = threading.local()
+_eager_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def optimized(module: nn.Module) -> bool:
@@ -97,3 +104,29 @@ def unseen(module: nn.Module) -> bool:
         or torch_module._global_backward_hooks
         or torch_module._global_backward_pre_hooks
     )
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """In this block the calling thread replays nothing from captured graphs: every layer runs."""
+    outer = getattr(_local, "eager", False)
+    _local.eager = True
+    try:
+        yield
+    finally:
+        _local.eager = outer
+
+
+def forbid_replays(model: nn.Module) -> None:
+    """Never replay this model or a part of it."""
+    _eager_modules.update(model.modules())
+
+
+def permit_replays(model: nn.Module) -> None:
+    """Undo `forbid_replays`."""
+    _eager_modules.difference_update(model.modules())
+
+
+def may_be_replayed(model: nn.Module) -> bool:
+    """Whether a call of this model may be replayed now, as far as the program has said."""
+    return not getattr(_local, "eager", False) and model not in _eager_modules

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import hooks, replay_switch, settings
+from . import hooks, settings
 from .adapters import base, protocol
 from .errors import require_type
 
@@ -59,7 +59,7 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     own = functools.partial(type(model).forward, model)
     training = None
     if graphs is False:
-        replay_switch.forbid(model)
+        hooks.forbid_replays(model)
     if graphs:
         training = base.capture("replay_training").TrainingReplayer(model, own, protocol.of)
     model.__dict__[_MARK] = True
@@ -76,7 +76,7 @@ def restore(model: nn.Module) -> nn.Module:
     """Undo `optimize`; returns `model`. Raises: DataTypeError for what is no module."""
     require_type("restore()", model, nn.Module, "a torch.nn.Module")
     _models.discard(model)
-    replay_switch.forgive(model)
+    hooks.permit_replays(model)
     model.__dict__.pop(_MARK, None)
     if hooks.optimized(model):
         del model.__dict__["forward"]

@@ -108,7 +108,6 @@ CALLS_ALONE = 3  # in a row; a layer that nothing follows in one more does not w
 EARLY_LAUNCHES = Schedule(failures=3)  # with steps that did not come; then launches wait for the steps
 FUSED_PLANS = Schedule(most=8)  # of a layer; one that needs more changes in every call
 NORM_CALLS = Schedule(most=2)  # of a layer in training, whose features show which norm takes them
-CHAIN_LINK = Schedule(failures=16)  # of a compiled program; one that is refused sends all links of its chain to Python
 
 # Plans, which hold no memory of a device.
 PLANS = 1 << 16  # of convolutions under the same settings; far above any program's

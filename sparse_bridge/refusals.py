@@ -139,6 +139,27 @@ class Why(enum.Enum):
         "the kernel maps that it asks for are not prefetched",
         "nothing: too few maps are asked for, or inputs are too unlike each other",
     )
+    # What it does in Python besides.
+    GRAPH_PROFILED = (
+        "a debugger or a profiler follows this thread, so that nothing shows what the model does in Python",
+        "call the model without it",
+        _UNDECIDED,
+    )
+    GRAPH_SIDE_EFFECT = "it calls {} ({}), which a replay would not repeat", _OUTSIDE, _DIFFERENT
+    GRAPH_WRITES_STATE = "it writes to {} ({}), which lasts longer than the call", _RETURN_IT, _DIFFERENT
+    GRAPH_READS_STATE = (
+        "it reads {} ({}), a {}, whose changes cannot be seen",
+        "read numbers, text, and lists, dictionaries and objects of them",
+        _DIFFERENT,
+    )
+    GRAPH_HOST_READ = "it takes numbers of a tensor to the host by {} ({})", _OUTSIDE, _DIFFERENT
+    GRAPH_CHOOSES_BY_ROWS = "it chooses by how many rows there are: {} ({})", _OUTSIDE, _DIFFERENT
+    GRAPH_LARGE_STATE = "it reads {} ({}), which holds more than {} values", "keep tables in buffers", _DIFFERENT
+    GRAPH_NO_SOURCE = (
+        "what {} ({}) reads and writes is not known: its source cannot be read, or has changed",
+        "keep the model in a file",
+        _DIFFERENT,
+    )
     # What the trial over a padded input shows.
     GRAPH_BUFFER = "{} differs over a padded input", "keep no counts of rows in buffers"
     GRAPH_GRADIENT_SHAPE = "{} has another shape over a padded input", _ROWS

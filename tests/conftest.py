@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import importlib.util
 import os
 import signal
 import types
@@ -18,6 +19,7 @@ import hypothesis
 import pytest
 
 from sparse_bridge import settings, workers
+from sparse_bridge.refusals import Refusal, Why
 
 workers.wait_passively()  # tests run beside one another
 # A run in the background of a script has none of Ctrl-C, and neither would the programs it starts.
@@ -33,6 +35,8 @@ hypothesis.settings.register_profile("repeatable", timeless, derandomize=True, d
 hypothesis.settings.load_profile("repeatable")
 
 import torch  # noqa: E402
+
+from tests import quick  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNEL_FLOWS = ("masked", "unmasked", "grouped")
@@ -225,6 +229,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.module in timed:
             item.add_marker(pytest.mark.timed)
+    if not (INTERPRETED or EMULATED):
+        quick.mark_beyond_samples(items)
     here = "interpreted" if INTERPRETED else "emulated" if EMULATED else None
     no_gpu = pytest.mark.skip(reason="needs a GPU")
     wrong_lane = pytest.mark.skip(reason="runs in a lane of its own")
@@ -261,6 +267,38 @@ with torch.device("cpu"):
     torch.empty(0)
 
 
+@pytest.fixture
+def errors_survived():
+    """What a capture or a trace of maps raises is passed over, as it is for users."""
+
+
+@pytest.fixture(autouse=True)
+def own_errors_raise(request, monkeypatch):
+    """What a capture or a trace of maps raises ends the test. For users the model runs without it: a
+    test would pass over eager calls."""
+    if "errors_survived" in request.fixturenames:
+        return
+    package = "sparse_bridge.core.capture"
+    if importlib.util.find_spec(package) is None:  # the engine goes without
+        return
+    GraphedModule = importlib.import_module(f"{package}.graphed_module").GraphedModule
+    Traces = importlib.import_module(f"{package}.traces.maps").Traces
+    failed, given_up = GraphedModule.failed, Traces._give_up
+
+    def unless_an_error(self, refusal):
+        if refusal.why is Why.GRAPH_ERROR:
+            raise AssertionError(f"a capture failed: {refusal}")
+        failed(self, refusal)
+
+    def unless_refused(self, error):
+        if isinstance(error, Refusal):
+            return given_up(self, error)
+        raise AssertionError(f"tracing maps failed: {error!r}") from error
+
+    monkeypatch.setattr(GraphedModule, "failed", unless_an_error)
+    monkeypatch.setattr(Traces, "_give_up", unless_refused)
+
+
 @pytest.fixture(autouse=True)
 def poison(monkeypatch, request):
     """Fresh memory holds NaN (integers: 113), so that one element left unwritten is seen."""
@@ -271,7 +309,7 @@ def poison(monkeypatch, request):
     def spoiled(make):
         def wrapper(*args, **kwargs):
             tensor = make(*args, **kwargs)
-            if tensor.device.type != "meta" and tensor.numel():
+            if tensor.device.type != "meta":
                 with torch.no_grad():
                     tensor.fill_(
                         float("nan") if tensor.is_floating_point() else 1 if tensor.dtype == torch.bool else 113

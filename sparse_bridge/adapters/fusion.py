@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from .. import hooks
 from ..core.conv.epilogue import Epilogue, Norm
+from ..core.maps.rows import in_scope
 from ..core.ops.batch_norm import batch_norm_training, serves
 from .protocol import is_layer
 
@@ -133,7 +134,10 @@ def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers |
 
 def training_fusible(x: torch.Tensor) -> bool:
     """Whether layers that normalise features `x` in training may be one operation now: kernels
-    there, and nobody who watches every module or every operation."""
+    there, and nobody who watches every module or every operation. In a capture they always are:
+    torch's norm knows nothing of rows that are not in use."""
+    if in_scope():
+        return type(x) is torch.Tensor
     if hooks.traced() or type(x) is not torch.Tensor or serves(x) is None:
         return False
     return not (

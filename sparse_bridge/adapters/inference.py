@@ -79,5 +79,5 @@ def _rows(x: Any) -> torch.Tensor:
     framework = protocol.of(x)
     rows = None if framework is None else framework.features_of(x)
     if rows is None:
-        raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
+        raise protocol.missing_features(x, "the operation")
     return rows

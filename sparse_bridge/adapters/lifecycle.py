@@ -23,7 +23,7 @@ from ..log import logger
 from . import base, call_stats, layer_device, optimizing
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
-from .enabling import child_counts, forks, inherited, limiting, model_layers, options
+from .enabling import child_counts, compiling, forks, inherited, limiting, model_layers, options
 from .enabling.active import Active
 from .enabling.options import EnableOptions
 from .import_hook import StandinFinder, choose, really_imported
@@ -265,6 +265,7 @@ def _activate(adapter: Framework, requested: EnableOptions) -> Active:
     chosen, reason = choose(adapter, requested.mode or settings.get().mode)
     adapter.begin(chosen, requested.profile)
     undo, version = _start(adapter, chosen)
+    compiling.install()
     names = PackageNames(adapter.other_names)
     names.install()
     call_stats.set_strict(name, requested.strict)
@@ -312,6 +313,7 @@ def _deactivate(active: Active) -> None:
         active.was_imported = active.imported
         active.names.uninstall()
         active.undo()
+        compiling.remove()
         logger.info("%s is no longer bridged", name)
         limiting.leave(name)  # which may warn, and a warning may be an error
 

@@ -18,6 +18,7 @@ from ..core.geometry.boxes import Box
 from ..core.geometry.data_bounds import Root
 from ..core.geometry.sparse_data import SparseData
 from ..core.maps.coordinate_map import CoordinateMap
+from ..errors import tensor_expected
 from . import base
 
 
@@ -127,7 +128,7 @@ class TensorProtocol(abc.ABC):
     def is_own(self, module: nn.Module) -> bool:
         """Whether the class of a module is a framework's or torch's own."""
         module_class: Any = type(module)
-        return _root_of(module_class) is not None or module_class.__module__.startswith("torch.nn.")
+        return root_of(module_class) is not None or module_class.__module__.startswith("torch.nn.")
 
     # replay: inputs whose layers may be captured as a graph of launches
 
@@ -167,7 +168,7 @@ class TensorProtocol(abc.ABC):
 
 
 @functools.lru_cache
-def _root_of(cls: Any) -> str | None:
+def root_of(cls: Any) -> str | None:
     """Name of the framework that defines a class itself, not a subclass of its classes."""
     root = cls.__module__.partition(".")[0]
     return next((f.name for f in base.frameworks() if root == f.packages[0]), None)
@@ -188,7 +189,7 @@ def of_framework(name: str) -> TensorProtocol:
 
 def name_of(cls: Any) -> str | None:
     """The framework that defines a class or one that it derives from."""
-    return next((name for base_class in cls.__mro__ if (name := _root_of(base_class))), None)
+    return next((name for base_class in cls.__mro__ if (name := root_of(base_class))), None)
 
 
 def of(x: Any) -> TensorProtocol | None:
@@ -204,12 +205,21 @@ def features_of(value: Any) -> torch.Tensor | None:
     return None if framework is None else framework.features_of(value)
 
 
+def missing_features(x: Any, caller: str) -> Exception:
+    """The error of an object without features, or with an array in their place."""
+    for name in ("feats", "features", "F"):
+        value = getattr(x, name, None)
+        if value is not None and of(x) is not None:
+            return tensor_expected(value, name, caller)
+    return AttributeError(f"{caller} takes a sparse tensor, got {type(x).__name__}.")
+
+
 def n_layers(module: nn.Module) -> int:
     """How many layers with a kernel a module has, of whatever framework."""
     count = 0
     for submodule in module.modules():
         module_class: Any = type(submodule)
-        if _root_of(module_class) is not None:
+        if root_of(module_class) is not None:
             weights = submodule._parameters.values()
             count += any(parameter is not None and parameter.ndim >= 2 for parameter in weights)
     return count
@@ -221,4 +231,4 @@ def is_layer(module: nn.Module, torch_class: type = nn.Module) -> bool:
     Subclasses that others made may compute something else.
     """
     module_class: Any = type(module)
-    return module_class is torch_class or (isinstance(module, torch_class) and _root_of(module_class) is not None)
+    return module_class is torch_class or (isinstance(module, torch_class) and root_of(module_class) is not None)

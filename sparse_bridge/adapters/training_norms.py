@@ -77,7 +77,7 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     framework = protocol.of(x)
     features = None if framework is None else framework.features_of(x)
     if framework is None or features is None:
-        raise AttributeError(f"{type(norm).__name__} takes a sparse tensor, got {type(x).__name__}.")
+        raise protocol.missing_features(x, type(norm).__name__)
     if not (fusion.is_training_norm(norm, run) and fusion.training_fusible(features)):
         return framework.with_features(x, run(features))
     history = history_of(norm)
@@ -145,7 +145,7 @@ def _framework_of(x: Any) -> protocol.TensorProtocol:
 def _features(x: Any) -> torch.Tensor:
     features = _framework_of(x).features_of(x)
     if features is None:
-        raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
+        raise protocol.missing_features(x, "the layer")
     return features
 
 

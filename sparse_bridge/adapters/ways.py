@@ -1,5 +1,5 @@
 """What a report says of the ways that calls took besides a plan in Python, see docs/which_way.md:
-prefetched maps, dataflows that were tuned or given to modules, graphs, programs, the helper in C.
+prefetched maps, dataflows that were tuned or given to modules, graphs, the helper in C.
 
 Nothing is imported for it, and no call counts anything.
 """
@@ -66,7 +66,7 @@ def tuned_groups() -> tuple[str, ...]:
 
 def open_ways() -> tuple[str, ...]:
     """See `Report.ways`: a line each, for those that are open in this process."""
-    return tuple(itertools.chain(_followed(), _programs(), _helped(), _in_torch()))
+    return tuple(itertools.chain(_followed(), _helped(), _in_torch()))
 
 
 def replayed() -> list[tuple[str, int, int, str | None]]:
@@ -86,12 +86,6 @@ def _followed() -> Iterator[str]:
     plans = sum(record.plan is not None or record.full_plan is not None for _, record in entries)
     if plans:
         yield f"layers that are launched together with what follows them: {plans}"
-
-
-def _programs() -> Iterator[str]:
-    backend = _loaded("core.compile.programs.backend")
-    if backend is not None and backend.n_programs:
-        yield f'graphs of torch.compile(backend="sparse_bridge") that are programs: {backend.n_programs}'
 
 
 def _in_torch() -> Iterable[str]:

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
+from .arguments import expect_tensors
 from .compile.entries import in_graphs
 from .conv import convolution
 from .device.no_double_backward import refuse_wrapped
@@ -104,6 +105,7 @@ def coordinate_map(
     Raises: ShapeError, DataTypeError, DeviceError, GeometryError (a shape without cells),
         CoordinateError (names axis, value and limit), OverflowLimitError.
     """
+    expect_tensors("coordinate_map", coords=coords)
     if coords.ndim != 2 or coords.shape[1] < 2:
         raise ShapeError(f"coordinates have shape {list(coords.shape)}; expected [N, 1 + D], batch index first.")
     if coords.dtype != torch.int32:

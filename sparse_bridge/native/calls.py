@@ -18,22 +18,18 @@ normalised: Any = None
 activated: Any = None
 plus: Any = None
 spconv_known: Any = None
-planned: Any = None
 run_plain: Any = None
 gradients: Any = None
 norm_forward: Any = None
 norm_backward: Any = None
 trained_norm: Any = None
-# (device, rows) -> (int32 on it, 0, 1, ... up to as many or more; the current stream's number); set
-# by `pointwise`.
-row_numbers: Any = None
 # What `trained_norm` reads: forms of norms, the autograd function, and functions of torch; set by `batch_norm`.
 norm_parts: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 
 # Of layers in inference, and in training.
-INFERENCE = "known_call", "features_of", "normalised", "activated", "plus", "spconv_known", "planned"
+INFERENCE = "known_call", "features_of", "normalised", "activated", "plus", "spconv_known"
 TRAINING = "run_plain", "gradients", "norm_forward", "norm_backward", "trained_norm"
 FUNCTIONS = INFERENCE + TRAINING
 

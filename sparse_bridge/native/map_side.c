@@ -22,10 +22,11 @@ static PyObject *spec_key(Scope *s, Size *size) {
 
 /* `TileList.section_starts`: where in its memory the table, the rows and the lists start, in elements. */
 static void places(long long n_offsets, long long n_pairs, int block_m, long long at[4]) {
-  long long pitch = 128 * n_pairs, quads = (n_pairs + 3) / 4 * 4, start = pitch + pitch * n_offsets;
+  long long pitch = 2 * TILE * n_pairs, quads = (n_pairs + 3) / 4 * 4,
+            start = pitch + pitch * n_offsets;
   at[0] = pitch, at[1] = 0;
-  at[2] = block_m <= 64 ? start : start + 2 * quads * n_offsets;
-  at[3] = start + 3 * quads * n_offsets + (block_m <= 64 ? 0 : 2 * quads);
+  at[2] = block_m <= TILE ? start : start + 2 * quads * n_offsets;
+  at[3] = start + 3 * quads * n_offsets + (block_m <= TILE ? 0 : 2 * quads);
 }
 
 /* The rows of one end of a map, Rows(host, device, capacity, fill, likely), where the host knows
@@ -39,17 +40,17 @@ static long long rows_of_end(Scope *s, PyObject *ends, int side) {
 
 /* A view of a side: its tiles, or its table. */
 typedef struct {
-  PyObject *object; /* NULL: not read yet */
+  PyObject *object;
   long long n_pairs, n_offsets, pitch;
   uint64_t memory;
 } MapView;
 
 /* One side of a map: what launches over it read. */
 typedef struct {
-  PyObject *kmap, *rulebook, *observer;
-  int transposed, side, at, reverse; /* at: the side whose views it has */
+  PyObject *rulebook, *observer;
+  int side, at, reverse; /* at: the side whose views it has */
   long long n_rows, n_in;
-  MapView views[3]; /* by `OVER_TILES`, `OVER_TABLE` */
+  MapView view; /* that a plan follows */
 } MapSide;
 
 /* What a rulebook has in a list by side; None where there is nothing. */
@@ -64,7 +65,8 @@ static uint64_t address_in(Scope *s, PyObject *at) {
 }
 
 /* `Rulebook.neighbors`: a table that has no room for more rows. */
-static void read_table(Scope *s, MapSide *m, MapView *view) {
+static void read_table(Scope *s, MapSide *m) {
+  MapView *view = &m->view;
   PyObject *table = listed(s, m, s_Rulebook__tables);
   refuse_unless(s, table && table != Py_None);
   PyObject *own = GET(table, NeighborTable, own);
@@ -85,10 +87,11 @@ static void read_table(Scope *s, MapSide *m, MapView *view) {
   view->object = nbr;
 }
 
-static void read_tiles(Scope *s, MapSide *m, MapView *view) {
+static void read_tiles(Scope *s, MapSide *m) {
+  MapView *view = &m->view;
   PyObject *tiles = listed(s, m, s_Rulebook__tiles);
   refuse_unless(s, tiles && tiles != Py_None);
-  view->n_pairs = number(s, GET(tiles, TileList, n_pairs)), view->pitch = 128 * view->n_pairs;
+  view->n_pairs = number(s, GET(tiles, TileList, n_pairs)), view->pitch = 2 * TILE * view->n_pairs;
   view->n_offsets = number(s, GET(tiles, TileList, n_offsets));
   refuse_unless(s, number(s, GET(tiles, TileList, splits)) == 1);
   view->memory = address_in(s, CALL(GET(tiles, TileList, memory), Tensor, data_ptr));
@@ -138,12 +141,11 @@ static int flow_over(Scope *s, Known *plan, MapSide *m) {
 static int view_for(Scope *s, Known *plan, MapSide *m) {
   int flow = flow_over(s, plan, m);
   refuse_unless(s, flow != BY_PYTHON);
-  MapView *view = &m->views[flow];
-  if (s->state != GOES_ON || view->object) return flow;
+  if (s->state != GOES_ON) return flow;
   if (flow == OVER_TILES)
-    read_tiles(s, m, view);
+    read_tiles(s, m);
   else
-    read_table(s, m, view);
+    read_table(s, m);
   return flow;
 }
 
@@ -164,21 +166,11 @@ static Bound *spec_for(Scope *s, Known *plan, MapSide *m, int flow) {
   return (Bound *)like;
 }
 
-/* Whether the launch of a plan over maps of such a size was unknown before, too: Python makes one
- * known as a rule. */
-static int missed_again(Known *plan, MapSide *m, int flow) {
-  Size size = size_of(plan, flow, m->reverse, m->n_rows, m->n_in);
-  for (int i = 0; i < SIZES; i++)
-    if (!memcmp(&plan->missed[i], &size, sizeof size)) return 1;
-  plan->missed[plan->next_missed++ % SIZES] = size;
-  return 0;
-}
-
 /* The numbers of a launch over a view of a side, and its grid; refuses what addresses do not
  * reach. */
 static void placed(Scope *s, Bound *like, MapSide *m, int flow, uint64_t *cells,
                    unsigned *programs) {
-  MapView *view = &m->views[flow];
+  MapView *view = &m->view;
   long long far = 1ll << 31, starts[4] = {0};
   long long count = (m->n_rows + like->spec.block_m - 1) / like->spec.block_m *
                     ((like->spec.c_out + like->spec.block_n - 1) / like->spec.block_n);

@@ -584,11 +584,10 @@ typedef struct {
   PyObject *specs;                 /* of it, by dataflow, direction and size of the map */
   PyObject *form, *between, *vectors, *read, *same, *n_offsets, *regular, *device, *activation;
   PyObject *steps, *columns, *likes[SIZES];
-  Size sizes[SIZES],
-      missed[SIZES]; /* of maps: of the likes, Bound; whose launch was unknown lately */
+  Size sizes[SIZES];                               /* of maps: of the likes, Bound */
   long long generation, units, few_rows, below[2]; /* below: rows of maps of few rows, of others */
   int at_the_call, flow;                           /* see above */
-  unsigned next, next_missed;
+  unsigned next;
 } Known;
 
 static int known_traverse(Known *self, visitproc visit, void *arg) {
@@ -639,8 +638,6 @@ static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) 
   return (PyObject *)self;
 }
 
-static PyMemberDef known_members[] = {{"flow", T_INT, offsetof(Known, flow), READONLY, NULL}, {0}};
-
 static PyTypeObject KnownType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Known",
     .tp_basicsize = sizeof(Known),
@@ -648,7 +645,6 @@ static PyTypeObject KnownType = {
     .tp_traverse = (traverseproc)known_traverse,
     .tp_clear = (inquiry)known_clear,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_members = known_members,
     .tp_new = known_new,
     .tp_doc = "The plan of a layer with what follows it.",
 };
@@ -669,7 +665,7 @@ static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, Py
   }
   refuse_unless(s, number(s, CALL(CALL(o->tensors[0], Tensor, untyped_storage), Storage, nbytes)) <
                        1ll << 31);
-  if (s->state == GOES_ON) made = bound_like(s, like, m.views[flow].object);
+  if (s->state == GOES_ON) made = bound_like(s, like, m.view.object);
   if (made) placed(s, like, &m, flow, &made->cells[OPERANDS], &made->grid[0]);
   noticed(s, &m, flow == OVER_TILES);
   if (s->state == GOES_ON && PyDict_SetItem(held, plan->bound[side], (PyObject *)made) < 0)
@@ -1114,39 +1110,6 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   return ended(s, y);
 }
 
-/* `ConvStep.__call__`: a FusedPlan's launch in a program(plan, x, weight, KernelMap, bias, mean, variance, gain, shift,
- * residual): the result.  None for what is absent. */
-static PyObject *planned(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-  SCOPE(s);
-  if (count != 10 || declined()) Py_RETURN_NOTIMPLEMENTED;
-  PyObject *held = SLOT(args[0], FusedPlan, native), *x = args[1], *weight = args[2];
-  PyObject *kmap = args[3], *bias = args[4] == Py_None ? NULL : args[4], *residual = NULL;
-  refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
-  if (s->state != GOES_ON) return ended(s, NULL);
-  Known *plan = (Known *)held;
-  refuse_unless(s, number(s, PyDict_GetItemWithError(g_settings, s_settings_generation)) ==
-                       plan->generation);
-  refuse_unless(s, Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && plan->product);
-  refuse_unless(s, !bias == (FIELD(plan->between, Epilogue, bias) == Py_None));
-  for (int i = 1; i < 5; i++) refuse_unless(s, args[4 + i] == PyTuple_GET_ITEM(plan->read, i));
-  PyObject *rulebook = GET(kmap, KernelMap, rulebook);
-  int side = truth(s, GET(kmap, KernelMap, flipped));
-  checked(s, plan, x, weight, rulebook, side, kmap, bias);
-  if (args[9] != Py_None) {
-    residual = args[9];
-    PyObject *shape = GET(residual, Tensor, shape), *n_rows = GET(rulebook, Rulebook, n_rows);
-    refuse_unless(s, shape && n_rows && PyTuple_GET_SIZE(shape) == 2 && is_plain(residual) &&
-                         equal(s, PyTuple_GET_ITEM(shape, 0), PyTuple_GET_ITEM(n_rows, side)) &&
-                         equal(s, PyTuple_GET_ITEM(shape, 1), plan->columns) &&
-                         GET(residual, Tensor, dtype) == GET(x, Tensor, dtype) &&
-                         equal(s, GET(residual, Tensor, device), plan->device) &&
-                         truth(s, CALL(residual, Tensor, is_contiguous)));
-  }
-  if (s->state != GOES_ON) return ended(s, NULL);
-  return ended(s, computed(s, plan, x, weight, rulebook, side, bias, residual));
-}
-
-#include "chain.c"
 #include "host_program.c"
 #include "training.c"
 #include "norms.c"
@@ -1368,7 +1331,6 @@ static PyMethodDef methods[] = {
     {"activated", (PyCFunction)(void (*)(void))activated, METH_FASTCALL,
      "PendingConv.end_launched"},
     {"spconv_known", (PyCFunction)(void (*)(void))spconv_known, METH_FASTCALL, "conv._known"},
-    {"planned", (PyCFunction)(void (*)(void))planned, METH_FASTCALL, "ConvStep"},
     {"plus", (PyCFunction)(void (*)(void))plus, METH_FASTCALL, "PendingConv.plus"},
     {"run_plain", (PyCFunction)(void (*)(void))run_plain, METH_FASTCALL, "plan.run"},
     {"gradients", (PyCFunction)(void (*)(void))gradients, METH_FASTCALL, "plan.backward"},
@@ -1398,14 +1360,12 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
   if (!constants_of_spconv || !spconv || !zero || !one || !two || !no_slope || !masked ||
       !unmasked || !letters[2])
     return NULL;
-  PyTypeObject *types[] = {&LauncherType, &BoundType,       &KnownType,
-                           &ChainType,    &HostProgramType, &HostStateType};
-  for (int i = 0; i < 6; i++)
+  PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType, &HostProgramType, &HostStateType};
+  for (int i = 0; i < 5; i++)
     if (PyType_Ready(types[i]) < 0) return NULL;
   PyObject *module = PyModule_Create(&definition);
   if (!module || PyModule_AddObjectRef(module, "Launcher", (PyObject *)&LauncherType) < 0 ||
       PyModule_AddObjectRef(module, "Known", (PyObject *)&KnownType) < 0 ||
-      PyModule_AddObjectRef(module, "Chain", (PyObject *)&ChainType) < 0 ||
       PyModule_AddObjectRef(module, "HostProgram", (PyObject *)&HostProgramType) < 0)
     return NULL;
   return module;

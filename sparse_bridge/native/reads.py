@@ -117,7 +117,7 @@ OWNERS = {
     "precision": _handed(".core.device.precision", names="fp16_sums"),
     "settings": _handed(".settings", names="generation get"),
     "Settings": _asked(".settings:Settings", "native"),
-    "calls": _handed(".native.calls", names="norm_parts observer row_numbers"),
+    "calls": _handed(".native.calls", names="norm_parts observer"),
     # Layers and tensors of spconv.
     "Layer": _asked("", "algo dilation fp32_accum groups in_channels indice_key inverse kernel_size ndim subm"),
     "SparseTensor": _asked(

@@ -87,6 +87,7 @@ class Check:
                 assert_close(found, expected.double())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("door", quick(["spconv", "minkowski"], DOORS))
 def test_the_same_model_compiled(door, mode, quiet):
@@ -103,6 +104,7 @@ def test_the_same_model_compiled(door, mode, quiet):
         check.same(lambda: program(*scene(0)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("door", quick(["torchsparse"], DOORS))
 def test_models_that_are_compiled_in_parts(door, mode, quiet):
@@ -124,7 +126,7 @@ def test_models_that_are_compiled_in_parts(door, mode, quiet):
         check.same(lambda: program(*scene(0)))
 
 
-@pytest.mark.parametrize("backend", quick(["inductor"], ("eager", "aot_eager", "inductor")))
+@pytest.mark.parametrize("backend", quick(["aot_eager"], ("eager", "aot_eager", "inductor")))
 def test_results_of_65536_values(backend, rules, quiet):
     """As programs have them: with the size at which layers begin to wait."""
     rules.over()
@@ -206,6 +208,7 @@ def test_marked_functions_run_as_they_are_between_graphs():
         assert seen == [function is inner]
 
 
+@pytest.mark.slow
 def test_an_activation_at_the_top_of_a_script(tmp_path):
     """Who is called is looked for among the callers, of which there are few."""
     script = tmp_path / "script.py"

@@ -32,7 +32,7 @@ def scale():
         lambda ctx, inputs, output: setattr(ctx, "factor", inputs[2]),
         lambda ctx, dy: (dy * ctx.factor, None, None),
     )
-    del library.functions["test_scale"]
+    library.operator_names.remove("test_scale")
     operator, dispatched = ops.test_scale.default, None
     entered = torch._dynamo.eval_frame.innermost_fn(operator._op)
     for cell in entered.__closure__[0].cell_contents.__closure__:

@@ -75,6 +75,7 @@ def test_a_program_is_saved_and_loaded(door, device, tmp_path, plain_settings):
     assert set(needed) <= set(sparse_bridge.compile.operators())
 
 
+@pytest.mark.slow
 @since(2, 9, "torch loses its own message")
 def test_a_process_without_the_operators_says_which_are_missing(tmp_path, plain_settings):
     with PROGRAMS["spconv"]() as programs:

@@ -135,6 +135,7 @@ def test_a_cache_of_one_graph_in_another(flex_gemm):
     assert compared(network, compiled, scene, caches)["conv"] is caches["conv"]
 
 
+@pytest.mark.slow
 def test_what_comes_from_outside_runs_between_graphs(flex_gemm, monkeypatch):
     """Caches of eager layers, given output coordinates, parts that somebody replaced."""
     feats, coords, shape, _ = next(scenes(1))
@@ -217,6 +218,7 @@ def test_exported_programs(flex_gemm):
     assert {"sparse_bridge::map", "sparse_bridge::flex_gemm_grid_sample"} <= set(sparse_bridge.compile.needed(program))
 
 
+@pytest.mark.slow
 @WHOLE_GRAPHS
 def test_functions_of_an_installed_build(monkeypatch):
     feats, coords, shape, grid = next(scenes(1))

@@ -55,6 +55,7 @@ def fused(run, *given):
     return names
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "case",
     quick(

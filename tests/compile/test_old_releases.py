@@ -46,6 +46,7 @@ with PROGRAMS[sys.argv[1]]() as programs:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", quick(["spconv"], ("spconv", "patched spconv", "torchsparse", "minkowski")))
 def test_layers_run_between_graphs(door):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -190,6 +190,7 @@ def test_there_is_a_case_for_every_operator(coords):
     assert set(sparse_bridge.compile.operators()) == expected
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [name.partition("::")[2] for name in sparse_bridge.compile.operators()])
 @pytest.mark.parametrize("device", DEVICES)
 def test_opcheck(name, device, coords, plain_settings):

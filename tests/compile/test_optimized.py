@@ -29,6 +29,7 @@ def test_inference(door, state, plain_settings):
         assert_same(program(*scene(0)), expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("door", quick(["torchsparse"], ("spconv", "torchsparse", "minkowski")))
 def test_training_and_any_rows(door, plain_settings):
     with PROGRAMS[door]() as programs:

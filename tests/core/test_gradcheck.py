@@ -41,6 +41,7 @@ def gradcheck(made, lane, groups=1):
         )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dimension", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_convolution(map_lane, kind, dimension):

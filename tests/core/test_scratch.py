@@ -23,6 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator is meant")
 @pytest.mark.parametrize("told", [False, True])
 def test_freed_memory_is_kept_unless_the_environment_says_otherwise(told):

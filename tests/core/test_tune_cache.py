@@ -177,6 +177,7 @@ def _store_for_ever(connection, place, first):
             connection.send(i)
 
 
+@pytest.mark.slow
 @needs_fork
 def test_writers_killed_at_any_moment(cache):
     old = {f"old-{i}": winner(float(i)) for i in range(300)}  # takes a moment to write

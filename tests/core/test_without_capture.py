@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = TESTS.parent / "sparse_bridge"
 
@@ -61,6 +63,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 def test_the_engine_without_capture(tmp_path):
     shutil.copytree(
         PACKAGE,

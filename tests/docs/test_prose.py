@@ -91,12 +91,12 @@ def test_no_retired_names(folder: str) -> None:
             pytest.fail(f"{path.relative_to(ROOT)}: {hit.group()!r}, rather {instead}")
 
 
-def test_what_to_switch_on_is_ten_lines() -> None:
+def test_what_to_switch_on_is_ten_lines_at_most() -> None:
     text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, flags=re.M)
     assert headings[:2] == ["Measured: new scenes", "What to switch on"]
     part = text.partition("## What to switch on\n")[2].partition("\n## ")[0]
-    assert len(re.findall(r"^\| ", part, flags=re.M)) == 1 + 10
+    assert 1 < len(re.findall(r"^\| ", part, flags=re.M)) <= 1 + 10
 
 
 def test_bits_lead_to_one_page() -> None:

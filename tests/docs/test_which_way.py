@@ -78,13 +78,6 @@ def replayed() -> Iterator[object]:
         yield net
 
 
-@scene("program")
-def program() -> Iterator[object]:
-    with called(lambda net: torch.compile(net, backend="sparse_bridge")) as net:
-        yield net
-    torch._dynamo.reset()
-
-
 @scene("original framework")
 def original() -> Iterator[object]:
     call_stats.note("spconv", "SubMConv3d", "a reason")
@@ -254,7 +247,7 @@ def test_compiled_graphs_hold_operators() -> None:
         graphs.append(graph.print_readable(print_output=False))
         return graph.forward
 
-    with called(lambda net: torch.compile(net, backend=backend)):
+    with called(lambda net: torch.compile(net, backend=backend, fullgraph=True)):
         layers = sparse_bridge.report().layers
     torch._dynamo.reset()
     assert "torch.ops.sparse_bridge.conv" in "".join(graphs)

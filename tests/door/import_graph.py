@@ -34,7 +34,7 @@ FLOORS = (
     ("kernels.maps",),
     ("kernels.gemm",),
     ("kernels.ops",),
-    ("core.geometry",),
+    ("core.arguments", "core.geometry"),
     ("core.device",),
     ("core.tuning",),
     ("core.maps",),

@@ -103,6 +103,7 @@ IN_CHILDREN = """
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_children_are_bridged_as_the_program(machine, tmp_path, way):
     script = program(tmp_path, IN_CHILDREN)
@@ -116,6 +117,7 @@ def test_children_are_bridged_as_the_program(machine, tmp_path, way):
     assert answers(forced) == [["standin", "standin", False, "fuse"]] * 3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_children_have_the_limit_of_the_program(machine, tmp_path, way):
     write_real(tmp_path / "site", "invented")
@@ -152,6 +154,7 @@ def test_a_main_module_that_imports_the_framework_first(machine, tmp_path, way):
     assert answers(machine(script, way)) == [["bridged", "patch", False, "fuse"]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="there is no forkserver")
 def test_a_fork_server_that_preloads_the_framework(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
@@ -173,6 +176,7 @@ def test_a_fork_server_that_preloads_the_framework(machine, tmp_path):
     assert "layers of 1 child process" in done.stderr
 
 
+@pytest.mark.slow
 def test_programs_that_are_started_as_programs(machine, tmp_path):
     write(tmp_path / "sub.py", "import json, telling; print(json.dumps(telling.tell()))")
     script = program(
@@ -264,6 +268,7 @@ def test_metadata_of_a_stand_in_that_nobody_has_imported_yet(machine, tmp_path):
     assert answers(machine(script)) == ["9.0.3"]
 
 
+@pytest.mark.slow
 def test_children_follow_what_the_program_changes(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     script = program(
@@ -285,6 +290,7 @@ def test_children_follow_what_the_program_changes(machine, tmp_path):
     assert done.stdout.split() == ["bridged", "True", "original", "False", "bridged", "True"]
 
 
+@pytest.mark.slow
 def test_a_child_that_enables_or_disables_by_itself(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     code = """
@@ -313,6 +319,7 @@ def test_a_child_that_enables_or_disables_by_itself(machine, tmp_path):
     assert machine(script).stdout.split() == ["original"]
 
 
+@pytest.mark.slow
 def test_a_run_inside_of_a_run_has_its_own_options(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     write(tmp_path / "sub.py", "import json, telling; print(json.dumps(telling.tell()))")
@@ -348,6 +355,7 @@ REPORTED = """
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timed
 @pytest.mark.parametrize("way", WAYS)
 def test_the_report_counts_layers_of_children(machine, tmp_path, way):
@@ -363,6 +371,7 @@ def test_the_report_counts_layers_of_children(machine, tmp_path, way):
     assert not list(tmp_path.glob("sparse_bridge-*")), "nothing is left behind"
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_a_report_of_a_program_that_fails_while_children_work(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
@@ -372,6 +381,7 @@ def test_a_report_of_a_program_that_fails_while_children_work(machine, tmp_path)
     assert "layers of 3 child processes are counted" in done.stderr
 
 
+@pytest.mark.slow
 def test_counting_goes_on_where_it_cannot_be_written(machine, tmp_path):
     code = """
         import json, os, shutil, sys

@@ -59,6 +59,7 @@ LOADED = """
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("enabled", quick(["run"], ["run", "at the top of the main file"]))
 def test_data_loaders_and_spawned_ranks(tmp_path, enabled):
     own = "import sparse_bridge; sparse_bridge.enable('minkowski')"
@@ -95,6 +96,7 @@ def test_torchs_launcher(tmp_path):
     assert done.stderr.count("SubMConv3d        1         0") == 2, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("spconv") is None, reason="needs spconv")
 def test_an_installed_spconv_is_not_run_in_children_without_a_word(tmp_path):
     script = write(
@@ -169,6 +171,7 @@ FORKED = """
 """
 
 
+@pytest.mark.slow
 def test_forks_of_a_program_that_has_computed(tmp_path):
     """torch's threads, of which a child has none, are not waited for."""
     script = write(tmp_path / "forked.py", FORKED)

@@ -207,6 +207,7 @@ def test_what_the_machine_refuses_is_one_line(number, monkeypatch, capsys):
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error():
     """`doctor | head`: the pipe is closed while the command still writes."""
     command = [sys.executable, "-m", "sparse_bridge", "doctor"]

@@ -275,6 +275,7 @@ def interpreted(place, *words):
     )
 
 
+@pytest.mark.slow
 @triton_since(3, 4, "the interpreter counts in too few bits")
 def test_warm_tunes_stores_and_exports(tmp_path):
     """One layer, forward and backward, through the real kernels in the interpreter."""

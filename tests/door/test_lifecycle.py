@@ -302,6 +302,7 @@ def test_a_report_says_which_frameworks_were_imported(world):
     assert {one.framework: one.imported for one in handle.report().frameworks} == expected
 
 
+@pytest.mark.slow
 def test_a_block_that_is_open_when_the_interpreter_ends_says_nothing():
     """Its generator is closed when `sys.meta_path` is gone."""
     text = (

@@ -47,7 +47,7 @@ BLOCKS = """
 REGISTERED = """
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
     core.capture.graph_regions._layers_of core.capture.graph_regions._tensors_of core.compile.coordinates._builders
-    core.compile.library.functions core.conv.kernel_products._listeners core.maps.request._listener
+    core.compile.library.operator_names core.conv.kernel_products._listeners core.maps.request._listener
     core.maps.request._provider
     core.warmup.preload._begun core.warmup.preload._thread kernels.runtime.launch.REGISTRY
     native._listeners state._owners
@@ -233,5 +233,6 @@ assert torch.equal(run(), before)
 """
 
 
+@pytest.mark.slow
 def test_a_process_goes_on_after_it_has_forgotten():
     subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=PATIENCE)

@@ -175,6 +175,7 @@ def test_a_full_disk_leaves_nothing_half_written(folder, capsys, monkeypatch):
     assert os.listdir() == []
 
 
+@pytest.mark.slow
 def test_layers_run_where_torch_has_no_triton(folder):
     """On a CPU nothing is said; `doctor` names it."""
     (folder / "sitecustomize.py").write_text("import sys; sys.modules['triton'] = None")
@@ -206,6 +207,7 @@ def test_layers_run_where_torch_has_no_triton(folder):
         assert "only layers on a GPU need it" in done.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_share_a_cache(folder):
     """Both list, clear and create the same folder; neither fails over the other."""
     environment = {**os.environ, "PYTHONPATH": ROOT, "SPARSE_BRIDGE_CACHE_DIR": str(folder / "c")}

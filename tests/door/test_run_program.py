@@ -113,6 +113,7 @@ def test_a_log_on_request(machine, tmp_path):
     assert done.stdout == "[]\n", "the root logger is the program's"
 
 
+@pytest.mark.slow
 def test_a_profile_on_request(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     write(tmp_path / "train.py", NET)
@@ -130,6 +131,7 @@ def test_a_profile_on_request(machine, tmp_path):
     assert [one["calls"] for one in profile["layers"]] == [5, 5]
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_is_profiled_up_to_there(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     write(tmp_path / "train.py", NET + "\n    raise RuntimeError('later')")

@@ -30,6 +30,7 @@ def run(folder, **environment):
     return done.stdout.split()[0]
 
 
+@pytest.mark.slow
 def test_run_sets_the_policy_and_keeps_the_users(tmp_path):
     assert run(tmp_path) == "passive"
     assert run(tmp_path, OMP_WAIT_POLICY="active") == "active"

@@ -91,6 +91,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_on_a_cpu(name, tmp_path):
     if name == "export":

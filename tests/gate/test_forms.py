@@ -34,6 +34,7 @@ def test_every_kernel_is_declared(arch):
     assert set(spaces(targets.described(arch))) == set(REGISTRY)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(EVERY),
     st.sampled_from(range(4)),
@@ -269,6 +270,7 @@ def test_two_buffers_fit_cdna4(n_rows):
             assert 2 * one < target.shared_memory * 16 / 17
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arch", quick(["sm_80"], ["sm_80", "sm_90", "sm_100"]))
 def test_what_is_compiled_can_be_launched(arch):
     """Also where offsets or a norm make a tile smaller."""

@@ -46,6 +46,7 @@ def product(target, tile, kernel="gather_gemm", dtype=torch.float16, precision="
     return space.build(**{**first, "case": Case(TileConfig(*tile), dtype, precision)})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arch", quick(COMMON, COMPILED))
 def test_representative_forms(arch):
     """One product per dtype and a third of the other kernels compile for every target and pass."""
@@ -69,6 +70,7 @@ def test_every_kernel_meets_both_wave_sizes():
     assert len(groups["NVIDIA"]) == len(spaces(described("sm_90")))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bits", [6, 14, 15])
 def test_wgmma_runs_ahead_behind_every_epilogue(bits):
     """Rounding accumulators for a norm and then for a residual made ptxas run them in turns."""
@@ -88,6 +90,7 @@ def test_a_tile_that_overflows_the_lds():
     assert any(p.startswith("shared memory") and p.endswith("of 65536 bytes") for p in found)
 
 
+@pytest.mark.slow
 def test_a_tile_that_spills():
     """A 128 x 128 fp32 result in two warps: 256 sums a thread."""
     result = running.examine("sm_80", product(described("sm_80"), (128, 128, 32, 2, 2)))
@@ -317,6 +320,7 @@ def test_summaries():
     assert told["failed"] == 2 and told["results"][1]["problems"] == ["spills 8 bytes per thread"]
 
 
+@pytest.mark.slow
 def test_the_command(monkeypatch, capsys, tmp_path):
     """A run of three forms: shown, written, told as JSON; the exit status says whether all pass."""
     few = running.jobs_for(["gfx942"], full=False)[-3:]
@@ -365,6 +369,7 @@ def test_a_run_of_some_kernels(capsys):
     assert f"a quick run has no form of {other}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_processes(rules):
     """Two workers give what one gives, in the order of the jobs."""
     rules.set(running, _FEW=2)
@@ -388,6 +393,7 @@ class Fatal(Form):
     jit = property(end_the_process)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_crashes(rules):
     """It is that form's failure; the others are examined all the same."""
     rules.set(running, _FEW=1)
@@ -397,6 +403,7 @@ def test_a_compiler_that_crashes(rules):
     assert [r.problems for r in results] == [(), ("the compiler crashed",)]
 
 
+@pytest.mark.slow
 def test_a_form_that_takes_too_long_fails(rules):
     (arch, form), *_ = running.jobs_for(["gfx1100"], full=False)
     quick = running.examine(arch, form)

@@ -64,6 +64,7 @@ def crowded(arch, chosen):
     return wrong
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arch", UNITS)
 def test_the_widest_default_tiles_leave_room_for_another(arch):
     target, found = defaults(arch, (256,))

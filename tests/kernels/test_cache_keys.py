@@ -27,6 +27,7 @@ print(json.dumps({name: launch.REGISTRY[name].fn.cache_key for name in names}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
 def test_whatever_comes_first():
     found = []

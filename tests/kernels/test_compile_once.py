@@ -84,6 +84,7 @@ def test_one_compiles_and_the_other_waits(workers, tmp_path: pathlib.Path) -> No
     assert list((tmp_path / "TRITON_CACHE_DIR").rglob("*.cubin"))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_no_lock(workers, tmp_path: pathlib.Path) -> None:
     first = workers()
     assert [first.stdout.readline() for _ in range(2)] == ["asks\n", "compiles\n"]

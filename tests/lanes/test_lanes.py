@@ -92,6 +92,12 @@ WHOLE = [
     "tests/core/capture/test_stream_order.py",
     "tests/core/capture/test_shared_inputs.py",
     "tests/core/capture/test_same_networks.py",
+    "tests/core/capture/test_graph_maps.py",
+    "tests/core/capture/test_bounded_captures.py",
+    "tests/core/capture/test_announced_inputs.py",
+    "tests/core/capture/test_field_waits.py",
+    "tests/core/capture/test_ordered_rows.py",
+    "tests/core/capture/test_unknown_bounds.py",
     "tests/core/test_impulse.py",
     "tests/core/test_pool.py",
     "tests/core/test_voxel.py",
@@ -142,6 +148,16 @@ def networks(lane, *names):
     return [f"{check}[{lane}-masked]", *(f"{file}[{lane}-masked-{name}]" for name in names)]
 
 
+# What only kernels and graphs do, and no test on a CPU: a replay, norms in training, a prefetched scene.
+REPLAYS = [
+    "tests/core/capture/test_graph_maps.py::test_a_graph_is_queued_before_the_modules_are_looked_at",
+    # Minutes in the interpreter, seconds here.
+    "tests/core/capture/test_prefetch.py::test_the_third_scene_is_prefetched",
+    "tests/core/test_batch_norm.py::test_three_steps",
+    "tests/adapters/spconv/test_trained_norms.py::test_steps",
+]
+
+
 def emulated(arch):
     """The hash table, a convolution and a network, forward and backward, as machine code of that
     GPU, and one problem under shuffled schedules."""
@@ -151,7 +167,6 @@ def emulated(arch):
         *convolutions(arch),
         *networks(arch, SMALL[1]),
         "tests/core/test_self_check.py::TestFallbacks",
-        "tests/core/test_batch_norm.py::test_three_steps",
         "tests/core/ops/test_relational.py::test_means_and_sums",
         "tests/kernels/test_pooling.py::test_the_first_largest_row_of_segments",
         "tests/kernels/test_segment_sums.py::test_a_segment_does_not_see_the_others",
@@ -160,11 +175,8 @@ def emulated(arch):
         "tests/core/conv/test_memory_limit.py::test_a_kernel_without_a_table",
         "tests/kernels/test_pair_batch.py",
         "tests/kernels/test_row_ranks.py::test_rows_in_use",
-        "tests/adapters/spconv/test_trained_norms.py::test_steps",
         "tests/adapters/test_pointwise_norms.py",
         "tests/compile/test_pointwise.py",
-        # Minutes in the interpreter, seconds here.
-        "tests/core/capture/test_prefetch.py::test_the_third_scene_is_prefetched",
         f"tests/emulated/test_schedules.py::{schedules}",
     ]
 
@@ -210,8 +222,8 @@ def run(tmp_path):
 
 interpreters = triton_since(3, 4, "the interpreter lacks types, and aborts in the hash table")
 
-# Half a minute each, about; much of them runs on the emulator as well.
-LONG = ("launches", "pools", "norms", "hash table", "mask splits")
+# Fifteen seconds and more each; much of them runs on the emulator as well.
+LONG = ("launches", "pools", "norms", "hash table", "mask splits", "narrow inputs", "products")
 
 
 @HERE
@@ -226,7 +238,7 @@ def test_interpreter(run, part):
 
 def test_every_node_is_there():
     recorded = [node for nodes, _ in GOLDENS.values() for node in nodes]
-    for node in {*KERNELS, *WHOLE, *recorded, *emulated("a"), *networks("a", *SMALL)}:
+    for node in {*KERNELS, *REPLAYS, *WHOLE, *recorded, *emulated("a"), *networks("a", *SMALL)}:
         path, *names = node.partition("[")[0].split("::")
         source = (ROOT / path).read_text(encoding="utf-8")
         missing = [name for name in names if not re.search(rf"(def|class) {name}\b", source)]
@@ -259,8 +271,18 @@ needs_emulator = pytest.mark.skipif(
 @needs_emulator
 @triton_since(3, 5, "no linker for AMD's code comes along")
 @pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.slow)])
+def test_replays_on_an_emulated_gpu(run, arch):
+    run(REPLAYS, 19, SPARSE_BRIDGE_TEST_ARCH=arch)
+
+
+@HERE
+@pytest.mark.slow
+@pytest.mark.emulated
+@needs_emulator
+@triton_since(3, 5, "no linker for AMD's code comes along")
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
 def test_emulated_gpu(run, arch):
-    run(emulated(arch), 172, SPARSE_BRIDGE_TEST_ARCH=arch)
+    run(emulated(arch), 155, SPARSE_BRIDGE_TEST_ARCH=arch)
 
 
 @HERE

@@ -32,7 +32,7 @@ def told(name, chosen, bias):
 
 def alike(name, ways, bias):
     helper()
-    functions = set(native_calls.INFERENCE) - {"known_call", "planned"}
+    functions = set(native_calls.INFERENCE) - {"known_call"}
     check_alike(lambda chosen: told(name, chosen, bias), ways, 20, functions, 2)
 
 

@@ -17,7 +17,6 @@ pytest.importorskip("triton")
 from sparse_bridge.core.conv.history import histories
 from tests.adapters.spconv import doors as spconv_doors
 from tests.fake_driver import NOWHERE
-from tests.native.chains import Bench
 from tests.native.recording import Recorder, anew, helper, served, way
 from tests.native.world import COORDS, World
 from tests.walk_doors import pretended_gpu
@@ -133,28 +132,7 @@ def parts(it, stack):
     return run
 
 
-def chained(it, stack):
-    chain, args, _ = Bench(it).chain(3)
-    return lambda: chain(*args)
-
-
-def chains_refused(it, stack):
-    stack.enter_context(way("refused 2.0%, 1"))
-    return chained(it, stack)
-
-
-def chains_failing(it, stack):
-    failing(it, stack)
-    chain, args, _ = Bench(it).chain(4)
-
-    def run():
-        with contextlib.suppress(torch.OutOfMemoryError):
-            chain(*args)
-
-    return run
-
-
-CASES = [chained, chains_refused, chains_failing, accepting, refusing, refusing_all, odd, failing, parts]
+CASES = [accepting, refusing, refusing_all, odd, failing, parts]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -19,7 +19,6 @@ from tests.adapters.spconv import doors as spconv_doors
 from tests.fake_driver import NOWHERE
 from tests.host_time import pairs
 from tests.native import test_training as training
-from tests.native.chains import Bench
 from tests.native.recording import Recorder, anew, helper, served, way
 from tests.native.test_host_program import program
 from tests.native.test_memory import world
@@ -114,24 +113,6 @@ def test_parts_of_a_plan_that_are_none():
             known(*[None] * (count - len(numbers)), *numbers)
         with pytest.raises(TypeError):
             known(*[None] * count)
-
-
-def test_a_chain_that_its_own_plan_holds_is_collected():
-    with world() as it:
-        chain, args, links = Bench(it).chain(3)
-        for _ in range(3):
-            chain(*args)
-        before = chains()
-        assert before
-        links[0].step.plan.lookups = chain._runs[0][1]  # a circle
-        gone = weakref.ref(links[0].step)
-        del chain, links
-        gc.collect()
-        assert gone() is None and chains() < before
-
-
-def chains():
-    return sum(type(one).__name__ == "Chain" for one in gc.get_objects())
 
 
 def test_a_program_in_a_circle_is_collected():

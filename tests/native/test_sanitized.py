@@ -19,7 +19,7 @@ SUITES = {
     "events": ["test_events.py"],
     "memory": ["test_memory.py"],
     "streams": ["../core/capture/test_native_streams.py"],
-    "chains": ["test_chain.py"],
+    "maps": ["test_unordered.py"],
     "training": ["test_training.py"],
     "twins": ["test_twins.py", "test_rare_paths.py"],
     "programs": ["test_host_program.py", "../core/capture/test_launch_trace.py"],

@@ -15,13 +15,11 @@ from torch import nn
 pytest.importorskip("triton")
 
 import sparse_bridge
-from sparse_bridge.core.compile.programs.conv_step import ConvStep
 from sparse_bridge.core.conv.convolution import convolve_layer
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.core.conv.waiting.tensors import features_of
-from sparse_bridge.core.ops import pointwise
 from sparse_bridge.kernels.ops.batch_norm import unread
 from sparse_bridge.native import build
 from sparse_bridge.native import calls as native_calls
@@ -125,23 +123,6 @@ class Calls:
         return features_of(y)
 
 
-class Steps(Calls):
-    """Random launches of plans in a program."""
-
-    def __init__(self, world, draw):
-        super().__init__(world, draw)
-        self.steps = [ConvStep(ConvForm("ovi"), False, 1e-3, act, 0.0) for act in ("relu", None)]
-        self.point = ConvStep(pointwise.FORM, False, 1e-3, None, 0.0)
-
-    def one(self):
-        draw = self.draw
-        norm = self.norms[0][:4] if draw.random() < 0.9 else self.norms[1][:4]
-        bias = self.bias if draw.random() < 0.9 else None
-        residual = draw.choice([None, self.other, self.other[:, :8], self.other.double(), nn.Parameter(self.other)])
-        x = self.features if draw.random() < 0.9 else draw.choice([self.features[:3], self.features.double()])
-        return self.steps[draw.randrange(2)](x, self.weights[0], bias, self.kmap, *norm, residual)
-
-
 class Network:
     """Random calls of parts of a network of spconv."""
 
@@ -200,7 +181,6 @@ TWINS = {
     "normalised": (Calls, 400),
     "activated": (Calls, 400),
     "plus": (Calls, 400),
-    "planned": (Steps, 80),
     "spconv_known": (Network, 60),
     **dict.fromkeys(native_calls.TRAINING, (Training, 12)),
 }

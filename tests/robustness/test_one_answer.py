@@ -220,6 +220,7 @@ def test_pools(map_lane, data, mode, dtype):
     assert torch.equal(one[0], three[1])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("channels", quick([(32, 48)], [(4, 16), (32, 48), (64, 64)]), ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS[:3])

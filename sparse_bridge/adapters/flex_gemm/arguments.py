@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...errors import DeviceError
+from ...errors import DeviceError, tensor_expected
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 
 Ints = tuple[int, ...]
@@ -23,7 +23,7 @@ def check_tensors(caller: str, **values: Any) -> None:
     values."""
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
-            raise ArgumentTypeError(f"{caller} got a {type(value).__name__} as {name}; expected a torch.Tensor.")
+            raise tensor_expected(value, name, caller)
         if value.layout is not torch.strided:
             raise ArgumentTypeError(
                 f"{caller} got {name} of layout {value.layout}; expected a dense tensor (use .to_dense())."

@@ -16,6 +16,7 @@ import torch
 
 from ...core.maps.kernel_map import KernelMap, dense_table
 from ...core.maps.map_builder import from_pairs
+from ...errors import CoordinateError
 from .arguments import check_tensors
 from .errors import ArgumentShapeError, ArgumentTypeError
 
@@ -46,7 +47,7 @@ class NeighborCache:
     def of(cls, kmap: KernelMap, backward: bool = True) -> NeighborCache:
         """The cache of a kernel map.  backward: training will ask for the other direction too."""
         cache = cls()
-        cache.__dict__.update(_kmap=kmap, _stamp=None, _backward=backward)
+        cache.__dict__.update(_kmap=kmap, _stamp=None, _backward=backward, _rows=kmap.n_in)
         return cache
 
     def __getitem__(self, name: str) -> Any:
@@ -57,7 +58,8 @@ class NeighborCache:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "neighbor_map":
-            self.__dict__.pop("_kmap", None)
+            for derived in ("_kmap", "_rows"):
+                self.__dict__.pop(derived, None)
             for derived in [key for key in self.__dict__ if key in _WRITERS or _of_blocks(key)]:
                 del self.__dict__[derived]
         self.__dict__[name] = value
@@ -100,18 +102,19 @@ class NeighborCache:
         present = torch.cat([present, present.new_zeros((short, present.shape[1]))])
         return present.view(-1, block, present.shape[1]).any(1)
 
-    def kernel_map(self, n_in: int, n_offsets: int) -> KernelMap:
-        """The kernel map for features of `n_in` rows and a kernel of `n_offsets`.
+    def kernel_map(self, n_in: int, n_offsets: int, n_out: int | None = None) -> KernelMap:
+        """The kernel map for features of `n_in` rows and a kernel of `n_offsets`.  n_out: as of `map_of`.
 
         Raises: ArgumentShapeError where the cache belongs to other rows or another kernel.
         """
         state = self.__dict__
+        rows = state.get("_rows", n_in)  # the array alone does not tell; copies and pickles keep them
+        if rows != n_in:
+            raise ArgumentShapeError(f"features have {n_in} rows, the neighbour cache is of {rows}.")
         kmap, array = state.get("_kmap"), state.get("neighbor_map")
         stamp = state.get("_stamp")
         changed = array is not None and (stamp is None or stamp[0] is not array or stamp[1] != _version(array))
         if kmap is None or changed or kmap.n_in != n_in:
-            if array is None and kmap is not None:
-                raise ArgumentShapeError(f"features have {n_in} rows, the neighbour cache is of {kmap.n_in}.")
             kmap = _read(self.neighbor_map, n_in)
             array = self.neighbor_map
             state.update(_kmap=kmap, _stamp=(array, _version(array)))
@@ -120,6 +123,8 @@ class NeighborCache:
                 f"the weight has {n_offsets} kernel offsets, the neighbour cache "
                 f"{kmap.n_offsets}; it is the cache of another kernel."
             )
+        if n_out is not None and (n_out != n_in or "_rows" not in state) and kmap.n_out != n_out:
+            raise ArgumentShapeError(f"the output has {n_out} rows, that of the neighbour cache {kmap.n_out}.")
         return kmap
 
 
@@ -164,13 +169,14 @@ def _is_unsigned(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.uint32
 
 
-def map_of(cache: Any, n_in: int, n_offsets: int) -> KernelMap:
+def map_of(cache: Any, n_in: int, n_offsets: int, n_out: int | None = None) -> KernelMap:
     """`NeighborCache.kernel_map` of the caller's cache: ours, or one of the installed
     FlexGEMM, read by its `neighbor_map`.
 
+    n_out: how many rows the layer's output has; None where the cache alone says it.
     Raises: ArgumentTypeError, ArgumentShapeError.
     """
-    return _as_cache(cache).kernel_map(n_in, n_offsets)
+    return _as_cache(cache).kernel_map(n_in, n_offsets, n_out)
 
 
 def _as_cache(cache: Any) -> NeighborCache:
@@ -216,7 +222,10 @@ def _read(neighbor_map: torch.Tensor, n_in: int) -> KernelMap:
     lengths = torch.bincount(offset, minlength=table.shape[0]).tolist()
     x_rows = table[offset, y_rows]
     pairs = zip(x_rows.split(lengths), y_rows.split(lengths), strict=True)
-    return from_pairs(list(pairs), n_in, table.shape[1])
+    try:
+        return from_pairs(list(pairs), n_in, table.shape[1])
+    except CoordinateError as error:
+        raise ArgumentShapeError(f"features have {n_in} rows, the neighbour cache names others: {error}") from None
 
 
 def _neighbor_map(cache: NeighborCache) -> torch.Tensor:

@@ -6,6 +6,7 @@ has neighbour caches of its own; a layer that gets one from outside runs between
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,10 @@ class GraphCache:
         if self.cache is None:
             self.cache = NeighborCache.of(handles.value_of(self.handle, KernelMap))
         return self.cache
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles know of no graph: they are the cache itself."""
+        return copy.copy, (self.engine_cache(),)
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)

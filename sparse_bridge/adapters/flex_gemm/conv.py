@@ -27,19 +27,20 @@ from .warmup import tell
 __all__ = ["SparseConv3dFunction", "SubMConv3dFunction", "sparse_conv3d", "sparse_submanifold_conv3d"]
 
 _ONE = (1, 1, 1)
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Optional = torch.Tensor | None
+Gradients = tuple[Optional, Optional, Optional]
 
 
 def multiply(
-    feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None, how: ConvForm
+    feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: Optional, how: ConvForm, n_out: int | None = None
 ) -> torch.Tensor:
-    """The product along a neighbour cache, with gradients, in the dtype of `feats`.
+    """The product along a neighbour cache, with gradients, in the dtype of `feats`.  n_out: as of `map_of`.
 
     Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the
     weight (an error there) the weight follows them.
     """
     n_offsets = math.prod(weight.shape[1:-1])
-    kmap = map_of(cache, feats.shape[0], n_offsets)
+    kmap = map_of(cache, feats.shape[0], n_offsets, n_out)
     if torch._C._is_any_autocast_enabled():
         weight = weight.to(feats.dtype)
         with torch.autocast(feats.device.type, enabled=False):
@@ -245,10 +246,10 @@ def _strided(
     """(output coordinates, cache)."""
     check_rows(feats, coords, "sparse_conv3d")
     # Another tensor object on the same memory, as upstream.
-    coords_out = output_coordinates(coords, shape, layer) if out_coords is None else out_coords
+    coords_out = SparseConv3dFunction._get_output_coords(coords, shape, *layer) if out_coords is None else out_coords
     first = cache is None
     if first:
-        cache = strided_cache(coords, coords_out, shape, layer)
+        cache = SparseConv3dFunction._compute_neighbor_cache(coords, coords_out, shape, *layer)
     if first or (torch.is_grad_enabled() and (feats.requires_grad or weights[0].requires_grad)):
         tell(feats, *weights, coords_out.numel() // 4)
     return coords_out.detach(), cache
@@ -301,7 +302,7 @@ def sparse_submanifold_conv3d(
         return compiled.submanifold_conv(sparse_submanifold_conv3d, _as_made, how, layer)
     if _as_made():
         cache = _submanifold(feats, coords, shape, neighbor_cache, (weight, bias), dilation)
-        result: Any = multiply(feats, cache, weight, bias, how), cache
+        result: Any = multiply(feats, cache, weight, bias, how, feats.shape[0]), cache
     else:
         result = SubMConv3dFunction.apply(feats, coords, shape, neighbor_cache, weight, bias, dilation)
     note("flex_gemm", "sparse_submanifold_conv3d")
@@ -339,7 +340,7 @@ def sparse_conv3d(
         return compiled.strided_conv(sparse_conv3d, _as_made, how, layer, arguments)
     if _as_made():
         coords_out, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer)
-        y = multiply(feats, cache, weight, bias, how)
+        y = multiply(feats, cache, weight, bias, how, coords_out.shape[0])
     else:
         y, coords_out, cache = SparseConv3dFunction.apply(
             feats, coords, shape, neighbor_cache, weight, bias, out_coords, *layer[1:]

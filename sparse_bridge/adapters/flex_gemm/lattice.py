@@ -70,11 +70,8 @@ def lattice(coords: torch.Tensor, dimension: int, sizes: Sequence[int] | None, c
     columns_of(coords, dimension, caller)
     if coords.dtype != torch.int32:
         raise ArgumentTypeError(f"{caller} got coordinates of {coords.dtype}; expected torch.int32 (use .int()).")
-    store, rows = store_of(coords), coords
-    if coords.shape[1] == dimension:
-        rows = store.get("rows", lambda: torch.nn.functional.pad(coords.detach(), (1, 0)))
     if sizes is None:
-        return Lattice(coords, rows, dimension, _bounds(store, rows), store)
+        return of_box(coords, dimension, None)
     numbers = [int(size) for size in sizes]
     if len(numbers) != coords.shape[1] or min(numbers) < 0:
         raise ArgumentValueError(
@@ -83,7 +80,15 @@ def lattice(coords: torch.Tensor, dimension: int, sizes: Sequence[int] | None, c
         )
     if coords.shape[1] == dimension:
         numbers = [1, *numbers]
-    return Lattice(coords, rows, dimension, box_of(numbers[0], numbers[1:]), store)
+    return of_box(coords, dimension, box_of(numbers[0], numbers[1:]))
+
+
+def of_box(coords: torch.Tensor, dimension: int, box: Box | None) -> Lattice:
+    """`lattice` of checked coordinates.  box: the cells that count; None: the bounds."""
+    store, rows = store_of(coords), coords
+    if coords.shape[1] == dimension:
+        rows = store.get("rows", lambda: torch.nn.functional.pad(coords.detach(), (1, 0)))
+    return Lattice(coords, rows, dimension, _bounds(store, rows) if box is None else box, store)
 
 
 def columns_of(coords: torch.Tensor, dimension: int, caller: str) -> int:

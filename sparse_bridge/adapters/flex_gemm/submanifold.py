@@ -137,6 +137,6 @@ def _multiplied(
         raise ArgumentShapeError(
             f"{caller} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."
         )
-    out = multiply(feats, cache, weight, bias, how)
+    out = multiply(feats, cache, weight, bias, how, feats.shape[0])
     note("flex_gemm", caller)
     return out

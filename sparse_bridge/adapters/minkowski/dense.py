@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...core.arguments import refuse_arrays
 from ...core.ops.dense import first_outside, to_dense
 from ...core.traced import between_graphs
 from ...errors import ContractError
@@ -35,6 +36,7 @@ def dense(
         zeros = x.F.new_zeros(size) + x.F.sum().to(x.F.dtype)
         return zeros, torch.zeros(x.D, dtype=torch.int32), x.tensor_stride
     if minimum is not None and not isinstance(minimum, torch.Tensor):
+        refuse_arrays("dense", min_coordinate=minimum)
         raise ContractError(f"min_coordinate is {minimum!r}; expected a torch.IntTensor.")
     result, reported = _to_dense(x.F, x._sites(), x.tensor_stride, shape, minimum, contract)
     return result, reported, torch.tensor(x.tensor_stride, dtype=torch.int32)

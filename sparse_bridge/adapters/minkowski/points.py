@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...core.arguments import expect_tensors
 from ...core.device.stream_order import StreamCache
 from ...core.ops.interpolate import corners, interpolation
 from ...core.ops.row_matrix import RowMatrix
@@ -49,6 +50,7 @@ def interpolation_matrix(grid: Grid, query: torch.Tensor) -> RowMatrix:
     stride; absent ones count as zero, nothing is renormalised.
     Raises: ContractError, CoordinateError.
     """
+    expect_tensors("interpolation", positions=query)
     _check(grid, query)
     unit = torch.tensor(grid.unit[::-1], dtype=torch.float64, device=query.device)
     spacing = tuple(max(1, t) // u for t, u in zip(grid.stride, grid.unit, strict=True))[::-1]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...core.arguments import expect_tensors
 from ...core.ops.spread import spread
 from ...core.traced import between_graphs
 from ...errors import CoordinateError, DeviceError
@@ -68,6 +69,7 @@ def prune(
     n_rows = registry.grid(in_key).n_rows
     if features.shape[0] != n_rows:
         raise FeatureShapeError(f"MinkowskiPruning got features of shape {list(features.shape)} for {n_rows} rows.")
+    expect_tensors("MinkowskiPruning", mask=mask)
     if mask.ndim != 1 or mask.shape[0] != n_rows:
         raise FeatureShapeError(f"MinkowskiPruning got a mask of shape {list(mask.shape)}; expected [{n_rows}].")
     _check_mask(mask, features)

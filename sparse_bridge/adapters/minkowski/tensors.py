@@ -6,23 +6,21 @@ from typing import Any
 
 import torch
 
+from ...core.arguments import expect_tensors
 from ...errors import ContractError
 from . import profile
-from .errors import CoordinateTypeError
 
 
 def check_features(features: Any) -> None:
     """Raises: ContractError unless features are a tensor [N, C]."""
-    if not isinstance(features, torch.Tensor):
-        raise ContractError(f"features are {type(features).__name__}; expected a torch.Tensor.")
+    expect_tensors("SparseTensor", features=features)
     if features.ndim != 2:
         raise ContractError(f"features have shape {list(features.shape)}; expected [N, C].")
 
 
 def check_pair(features: torch.Tensor, coordinates: Any) -> None:
     """Raises: ContractError, CoordinateTypeError unless coordinates [N, D + 1] fit the features."""
-    if not isinstance(coordinates, torch.Tensor):
-        raise ContractError(f"coordinates are {type(coordinates).__name__}; expected a torch.Tensor.")
+    expect_tensors("SparseTensor", coordinates=coordinates)
     if coordinates.ndim != 2 or coordinates.shape[1] < 2:
         raise ContractError(
             f"coordinates have shape {list(coordinates.shape)}; expected [N, D + 1], batch index first."
@@ -35,8 +33,6 @@ def check_pair(features: torch.Tensor, coordinates: Any) -> None:
         raise ContractError(
             f"features on {features.device}, coordinates on {coordinates.device}; give device=, which moves both."
         )
-    if not coordinates.is_contiguous():
-        raise CoordinateTypeError("coordinates must be contiguous (use .contiguous()).")
 
 
 def followed(features: torch.Tensor, coordinates: Any) -> Any:

@@ -60,7 +60,8 @@ def sites_of(x: Any) -> Traced:
 
 def build(sites: Sites, numbers: Sequence[int]) -> BuilderResult:
     """The map of a layer.  numbers: its geometry, see `LayerGeometry.numbers`, batch size and grid."""
-    layer, (batch_size, *shape) = _relative(numbers), numbers[-1 - numbers[0] :]
+    start = -1 - numbers[0]
+    layer, (batch_size, *shape) = numbers[:start], numbers[start:]
     geometry, order = LayerGeometry.of_numbers(layer)
     built, _ = ask(sites.store, sites.coords, batch_size, shape, geometry, ORDERS[order], "a compiled layer")
     if built.coords is None or built.store is None:
@@ -68,12 +69,7 @@ def build(sites: Sites, numbers: Sequence[int]) -> BuilderResult:
     return BuilderResult(built.kmap, Sites(built.coords.coords, built.store))
 
 
-def _relative(numbers: Sequence[Any]) -> Sequence[Any]:
-    """Without the batch size and the grid."""
-    return numbers[: -1 - numbers[0]]
-
-
-coordinates.register(_BUILDER, build, _relative)
+coordinates.register(_BUILDER, build)
 
 
 def served(x: Any, layer: Any) -> bool:

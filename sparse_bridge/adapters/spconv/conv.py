@@ -78,6 +78,7 @@ def conv_forward(
         raise UnsupportedError(
             f"{type(layer).__name__} was called with quantisation scales; int8 inference is not bridged."
         )
+    keys.run_own_check(layer, input)
     epilogue = _epilogue(layer, training, bias, act_type, act_alpha)
     out = convolved(layer, input, weight, epilogue, (name, sparse_unique_name))
     return out if add_input is None else _added(out, add_input, epilogue)
@@ -343,7 +344,7 @@ def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
 def expected_of(layer: Any) -> Iterator[Expected]:
     """The product of a `SparseConvolution` on its own."""
     if layer.conv1x1:
-        matrix = layer.weight.view(layer.in_channels, layer.out_channels)
+        matrix = layer.weight.reshape(layer.in_channels, layer.out_channels)
         yield pointwise(layer, matrix, layer.bias)
     else:
         fused = None if layer.training else ACTIVATIONS[getattr(layer.act_type, "name", "None_")]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...core.arguments import expect_tensors
 from ...core.conv.epilogue import Epilogue
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops import pool as core_pool
@@ -30,6 +31,7 @@ def build_map(
 
     algo, direct_table, original: see `row_order`; None: the switch.
     """
+    expect_tensors("the layer", indices=indices)
     shape = [int(size) for size in spatial_shape]
     table = uses_direct_table() if direct_table is None else direct_table
     order = row_order(algo, table, indices.device.type, original)
@@ -46,6 +48,7 @@ def convolution(
     act_type: Any = None,
 ) -> torch.Tensor:
     """features [N, C], filters KRSC -> [M, K]; features, filters and bias get gradients."""
+    expect_tensors("the convolution", features=features, filters=filters)
     check_parameters(features, filters, "the convolution")
     epilogue = Epilogue(bias, ACTIVATIONS[getattr(act_type, "name", "None_")], act_alpha)
     return convolve(features, filters, epilogue, kmap)

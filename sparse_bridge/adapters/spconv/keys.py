@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from .tensors import shape_of
 __all__ = ["KeyReuseError", "KeyTakenError", "checked", "entries_of", "find", "fits"]
 
 
+# spconv's methods that subclasses override: of layers that share a map, and of those that invert one.
+REUSE_CHECKS = "_check_subm_reuse_valid", "_check_inverse_reuse_valid"
 _shared, _generation = False, -1  # the setting `shared_keys`, and the generation it was read at
 
 
@@ -73,16 +76,48 @@ def checked(layer: Any, x: Any, record: Any, weight: torch.Tensor) -> torch.Tens
     check_dimension(layer, x)
     if record is not None:
         check_algo(layer, record)
-    if layer.inverse:
+    if record is not None and _has_own_check(layer):  # `run_own_check` has run it
+        _check_rows(type(layer).__name__, layer.indice_key, x, record.out_indices if layer.inverse else record.indices)
+    elif layer.inverse:
         check_inverse(layer, x, record)
-        return weight
-    check_reuse(layer, x, record)
-    return used_offsets(weight, layer, record)
+    else:
+        check_reuse(layer, x, record)
+    return weight if layer.inverse else used_offsets(weight, layer, record)
+
+
+def _has_own_check(layer: Any) -> bool:
+    """Whether a subclass, or the layer itself, decides which map it may share."""
+    check = getattr(layer, REUSE_CHECKS[layer.inverse], None)
+    return getattr(check, "__module__", __name__) not in ("spconv.pytorch.conv", __name__)
+
+
+def run_own_check(layer: Any, x: Any) -> None:
+    """Call the layer's own check, where it has one, on the map that it is about to share."""
+    if (layer.inverse or layer.subm) and _has_own_check(layer):
+        record = x.indice_dict.get(layer.indice_key)
+        if record is not None:
+            getattr(layer, REUSE_CHECKS[layer.inverse])(x, shape_of(x), record)
+
+
+def subm_reuse_check(self: Any, inp: Any, spatial_shape: list[int], datas: Any) -> None:
+    """spconv's method of that name: raises as `check_reuse`."""
+    check_reuse(self, inp, datas)
+
+
+def inverse_reuse_check(self: Any, inp: Any, spatial_shape: list[int], datas: Any) -> None:
+    """spconv's method of that name: raises as `check_inverse`."""
+    check_inverse(self, inp, datas)
+
+
+OUR_CHECKS = subm_reuse_check, inverse_reuse_check
 
 
 def check_algo(layer: Any, record: Any) -> None:
     # Above 32 offsets spconv's own defaults differ between pools and convolutions; below, only an
-    # explicit choice can.
+    # explicit choice can. A build for CPUs leaves no choice: its convolutions have one algorithm,
+    # its average pools the other.
+    if getattr(sys.modules.get("spconv.cppconstants"), "CPU_ONLY_BUILD", False):
+        return
     if layer.algo != record.algo and math.prod(layer.kernel_size) <= 32 and math.prod(record.ksize) <= 32:
         raise ContractError(
             f"layers that share indice_key {layer.indice_key!r} must use the same algo: this "

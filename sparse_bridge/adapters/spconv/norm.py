@@ -13,6 +13,7 @@ from ... import hooks
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.waiting import ProfiledFeatures
 from .. import fusion
+from ..steps import Steps
 from ..training_norms import left_out
 from ..warmup_registry import Expected
 from . import tracing
@@ -21,16 +22,20 @@ from .tensors import parameters_of
 
 
 def run_sequential(
-    children: Sequence[Any], x: Any, takes_sparse: Callable[[nn.Module], bool], tensor: Any, convolution: Any
+    children: Sequence[Any],
+    x: Any,
+    takes_sparse: Callable[[nn.Module], bool],
+    tensor: Any,
+    convolution: tuple[type[nn.Module], Steps],
 ) -> Any:
     """What a container's forward returns.
 
     takes_sparse: whether a child takes the sparse tensor itself; the others act on its features,
     if there are any rows.  tensor: the framework's SparseConvTensor.  convolution: its
-    SparseConvolution.
+    SparseConvolution, with the steps of its forward.
     """
     if isinstance(x, Proxy):
-        return tracing.sequential(children, x, takes_sparse, convolution)
+        return tracing.sequential(children, x, takes_sparse, convolution[0])
     fusing = hooks.inference() or hooks.compiled_inference()
     index, count = 0, len(children)
     while index < count:
@@ -38,7 +43,7 @@ def run_sequential(
         index += 1
         if takes_sparse(module):
             layers = None
-            if fusing and isinstance(module, convolution) and _bare(module, convolution, x):
+            if fusing and isinstance(module, convolution[0]) and _bare(module, convolution[1], x):
                 layers = fusion.epilogue_after(children, index)
             if layers is None:
                 x = module(x)
@@ -70,12 +75,12 @@ def run_sequential(
     return x
 
 
-def _bare(module: Any, convolution: Any, x: Any) -> bool:
+def _bare(module: Any, steps: Steps, x: Any) -> bool:
     """A convolution in eval mode that nothing watches and whose call would add nothing."""
     return (
         not module.training
-        and type(module).forward is convolution.forward
         and hooks.plain(module)
+        and steps.overridden(module) is None
         and not module.conv1x1
         and getattr(module.act_type, "name", "None_") == "None_"
         and not getattr(x, "benchmark", True)

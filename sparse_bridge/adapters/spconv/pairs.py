@@ -14,6 +14,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ... import state
+from ...core.arguments import expect_tensors
 from ...core.maps.kernel_map import KernelMap, dense_table, row_pairs
 from ...core.maps.map_builder import from_pairs
 from ...errors import ShapeError
@@ -91,6 +92,7 @@ def global_pool_rearrange(coords: torch.Tensor, batch_size: int) -> tuple[torch.
 
 
 def _remember(tensor: torch.Tensor, key: Any, build: Any) -> KernelMap:
+    expect_tensors("the convolution", pairs=tensor)
     stamp = (tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
     with _lock:
         entries = _maps.get(tensor)

@@ -7,16 +7,20 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Proxy
 
+from ...core.arguments import refuse_arrays
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..call_stats import note
+from ..steps import Steps
 from . import pool as pools
 from . import sums, tracing, weights
 from .conv import conv_forward
 from .dense import dense
+from .keys import REUSE_CHECKS
 from .norm import run_sequential
 from .rules.switches import check_layout
 from .tensors import add_in_place, assign_features, selected
@@ -32,11 +36,15 @@ def _refusal(x: Any) -> str | None:
 
 
 def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
+    from spconv.pytorch.conv import SparseConvolution
+
+    steps = Steps(SparseConvolution, "_conv_forward", original, but=REUSE_CHECKS)  # which `conv_forward` obeys
+
     @functools.wraps(original)
     def bridged(self: Any, training: bool, input: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(input, Proxy):
             return tracing.as_node(self, input, input)
-        reason = _refusal(input)
+        reason = _refusal(input) or steps.refusal(self)
         if reason is None and kwargs.get("channel_scale") is not None:
             reason = "int8 scales"
         if reason is not None:
@@ -47,13 +55,15 @@ def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
     return bridged
 
 
-def _pool(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _pool(owner: type, forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def factory(original: Callable[..., Any]) -> Callable[..., Any]:
+        steps = Steps(owner, "forward", original)
+
         @functools.wraps(original)
         def bridged(self: Any, input: Any) -> Any:
             if isinstance(input, Proxy):
                 return tracing.as_node(self, input, input)
-            reason = _refusal(input)
+            reason = _refusal(input) or steps.refusal(self)
             if reason is not None:
                 note("spconv", type(self).__name__, reason)
                 return original(self, input)
@@ -65,16 +75,19 @@ def _pool(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
+    from spconv.pytorch import modules
     from spconv.pytorch.conv import SparseConvolution
     from spconv.pytorch.core import SparseConvTensor
-    from spconv.pytorch.modules import is_spconv_module
+
+    steps = Steps(modules.SparseSequential, "forward", original)
+    convolution = SparseConvolution, Steps(SparseConvolution, "forward", also=("forward",))
 
     @functools.wraps(original)
     def bridged(self: Any, input: Any) -> Any:
-        if _refusal(input) is not None:
+        if _refusal(input) is not None or steps.overridden(self) is not None:
             return original(self, input)
         children = list(self._modules.values())
-        return run_sequential(children, input, is_spconv_module, SparseConvTensor, SparseConvolution)
+        return run_sequential(children, input, modules.is_spconv_module, SparseConvTensor, convolution)
 
     return bridged
 
@@ -97,6 +110,16 @@ def _any_volume(original: Callable[..., Any]) -> Callable[..., Any]:
     def init(self: Any, ndim: int, kernel_size: Any = 3, stride: Any = 1, *args: Any, **kwargs: Any) -> None:
         original(self, ndim, 1, kernel_size if stride is None else stride, *args, **kwargs)
         self.kernel_size = expand_nd(ndim, kernel_size)
+
+    return init
+
+
+def _of_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init(self: Any, features: Any, indices: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(indices, np.ndarray) or isinstance(features, np.ndarray):
+            refuse_arrays("SparseConvTensor", features=features, indices=indices)
+        original(self, features, indices, *args, **kwargs)
 
     return init
 
@@ -127,7 +150,6 @@ def patches() -> list[Patch]:
         return Patch(owner, name, replacement, reason, _VERSIONS, wraps)
 
     average = "averages divide by the active inputs on every device"
-    global_pool = _pool(pools.global_pool_forward)
     unordered = "spconv's leaves kernel maps in the row order of the operand"
     compiled = "spconv's needs its compiled hash table"
     assigned = "spconv 1.x code assigns features"
@@ -140,14 +162,20 @@ def patches() -> list[Patch]:
             seam(getattr(modules, name), "forward", tracing.one_node, "symbolic tracing")
             for name in ("SparseBatchNorm", "SparseSyncBatchNorm", "SparseReLU")
         ),
-        seam(pool.SparseMaxPool, "forward", _pool(pools.max_pool_forward), "max pooling"),
-        seam(pool.SparseAvgPool, "forward", _pool(pools.avg_pool_forward), average),
-        seam(pool.SparseGlobalMaxOrAvgPool, "forward", global_pool, "all devices"),
+        *(
+            seam(owner, "forward", _pool(owner, forward), why)
+            for owner, forward, why in (
+                (pool.SparseMaxPool, pools.max_pool_forward, "max pooling"),
+                (pool.SparseAvgPool, pools.avg_pool_forward, average),
+                (pool.SparseGlobalMaxOrAvgPool, pools.global_pool_forward, "all devices"),
+            )
+        ),
         seam(pool.SparseAvgPool, "__init__", _any_volume, average),
         *voxel_patches(seam),
         seam(functional, "sparse_add", sums.sparse_add, unordered, wraps=False),
         seam(functional, "sparse_add_hash_based", sums.sparse_add_hash_based, compiled, False),
         seam(core.SparseConvTensor, "features", _assignable(core.SparseConvTensor.features), assigned, wraps=False),
+        seam(core.SparseConvTensor, "__init__", _of_tensors, "spconv's blames the dtype of a numpy array"),
         seam(core.SparseConvTensor, "dense", _dense, "rows outside of the grid are named"),
         seam(core.SparseConvTensor, "__iadd__", add_in_place, "spconv's raises", wraps=False),
         seam(core.SparseConvTensor, "select_by_index", selected, emptied, wraps=False),

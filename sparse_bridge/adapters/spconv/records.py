@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -161,7 +162,7 @@ def _namespace(x: Any) -> dict[str, Any]:
     """
     for base in type(x).__mro__:
         if base.__name__ == "SparseConvTensor":
-            return base.__init__.__globals__  # type: ignore[misc]
+            return inspect.unwrap(base.__init__).__globals__  # type: ignore[misc,attr-defined,no-any-return]
     raise UnsupportedError(
         f"{type(x).__module__}.{type(x).__qualname__} is no SparseConvTensor; pass one, or a subclass."
     )

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from ...core.arguments import expect_tensors, refuse_arrays
 from ...core.conv.convolution import autocast_dtype
 from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
-from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError
+from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError, tensor_expected
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -47,6 +48,7 @@ def check_input(x: Any, layer_name: str) -> torch.Tensor:
         ) from None
     if type(features) is not torch.Tensor:
         features = materialize(features)
+        expect_tensors(layer_name, features=features)
     if features.dtype == torch.qint8:
         raise UnsupportedError(
             f"{layer_name} got int8 features; quantised inference is not bridged. Dequantise the tensor first."
@@ -58,6 +60,7 @@ def check_input(x: Any, layer_name: str) -> torch.Tensor:
     if features.ndim != 2:
         raise ShapeError(f"{layer_name} got features of shape {list(features.shape)}; expected [N, C].")
     if x.indices.device != features.device:
+        expect_tensors(layer_name, indices=x.indices)
         raise DeviceError(
             f"{layer_name} got features on {features.device} and indices on {x.indices.device}; "
             "move both to one device."
@@ -100,6 +103,7 @@ def summed_features(x: Any, other: Any) -> torch.Tensor:
     """Features of x + other, a sparse tensor or a plain one. Raises ContractError."""
     more = getattr(other, "_features", other)
     if not isinstance(more, torch.Tensor):
+        refuse_arrays("SparseConvTensor", other=other)
         raise ContractError(f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}.")
     total: torch.Tensor = x._features + more
     return total
@@ -122,8 +126,5 @@ def selected(x: Any, valid_indices: torch.Tensor) -> Any:
 def assign_features(x: Any, value: Any) -> None:
     """`x.features = value`, as spconv 1.x allows it. Raises DataTypeError for what is no tensor."""
     if not isinstance(value, torch.Tensor):
-        raise DataTypeError(
-            f"x.features was given {type(value).__name__}; expected a tensor [N, C]. Pass the "
-            "`features` of another sparse tensor, or use x.replace_feature(tensor)."
-        )
+        raise tensor_expected(value, "features", type(x).__name__)
     x._features = value

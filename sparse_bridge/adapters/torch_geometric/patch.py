@@ -11,16 +11,19 @@ from typing import Any
 
 import torch
 
-from ... import state
+from ... import hooks, state
 from ...core.ops.relational import RelationMap, relation_map
 from ...core.ops.relational_checks import INTEGERS, number_bounds
 from ...core.ops.relational_layer import forward, node_inputs
 from ...errors import CoordinateError, UnsupportedError
 from ..base import Patch
 from ..call_stats import note
+from ..steps import Steps
 
 _VERSIONS = ">=2.3"
-_AGGREGATIONS = ("mean", "add", "sum")
+_AGGREGATIONS = {"mean": "MeanAggregation", "add": "SumAggregation", "sum": "SumAggregation"}
+_COMPILED = ("propagate", "collect")  # of each class, PyG writes its own at the first object
+_NODE_AXES = 0, -2
 _MOST = 8  # graphs that are kept
 # Where a message passing layer keeps the hooks of what the bridge does not call.
 _HOOKS = tuple(
@@ -87,8 +90,50 @@ graphs = _Graphs()  # of this process
 reset = state.owns(graphs.reset)
 
 
-def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, fast: bool) -> str | None:
+class _Layer:
+    """One of the two classes as PyG made it."""
+
+    def __init__(self, fast: bool, original: Callable[..., Any]) -> None:
+        from torch_geometric.nn import FastRGCNConv, RGCNConv, aggr
+
+        layer_class = FastRGCNConv if fast else RGCNConv
+        self.fast, self.original = fast, original
+        self._steps = Steps(layer_class, "forward", original, but=_COMPILED)
+        self._aggregations = {
+            name: (kind, Steps(kind, "forward", also=("__call__", "forward")))
+            for name, kind in ((name, getattr(aggr, kind)) for name, kind in _AGGREGATIONS.items())
+        }
+
+    def overridden(self, layer: Any) -> str | None:
+        """Why PyG itself must run a layer that keeps its forward."""
+        reason = self._steps.refusal(layer)
+        if reason is not None:
+            return reason
+        layer_class, own = type(layer), vars(layer)
+        for name in _COMPILED:
+            step = getattr(layer_class, name, None)
+            if name in own or (step is not None and not _compiled_by_pyg(step, layer_class)):
+                return f"{name} is overridden"
+        if own.get("node_dim", _NODE_AXES[0]) not in _NODE_AXES:
+            return f"node_dim={layer.node_dim}"
+        module = own["_modules"].get("aggr_module")
+        kind, steps = self._aggregations[layer.aggr]
+        if module is not None and not (type(module) is kind and hooks.unseen(module)):
+            return "another aggr_module, or hooks on it"
+        return None if module is None else steps.refusal(module)
+
+
+def _compiled_by_pyg(step: Callable[..., Any], layer_class: type) -> bool:
+    """Whether PyG wrote a step, for all of its layers or for a class or a base of it."""
+    module = step.__module__
+    if module.startswith("torch_geometric."):
+        return True
+    return any(module == f"{each.__module__}_{each.__name__}_propagate" for each in layer_class.__mro__)
+
+
+def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, made: _Layer) -> str | None:
     """Why a call must run in PyG itself."""
+    fast = made.fast
     if not isinstance(edge_index, torch.Tensor) or edge_index.layout != torch.strided:
         return "edges given as a sparse matrix"
     if edge_type is None:
@@ -102,6 +147,9 @@ def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, fast: bool) ->
     fields = vars(layer)
     if any(fields.get(name) for name in _HOOKS):
         return "hooks on messages"
+    reason = made.overridden(layer)
+    if reason is not None:
+        return reason
     source, target = node_inputs(layer, x)
     nodes = [source] if target is source else [source, target]
     reason = _edges_refusal(edge_index, edge_type) or next(filter(None, map(_nodes_refusal, nodes)), None)
@@ -141,9 +189,10 @@ def _nodes_refusal(nodes: Any) -> str | None:
 def _relational(fast: bool) -> Callable[..., Any]:
     def factory(original: Callable[..., Any]) -> Callable[..., Any]:
         noted = _NOTED in original.__code__.co_names  # type: ignore[attr-defined]
+        made = _Layer(fast, original)
 
         def run(layer: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
-            reason, relations = _refusal(layer, x, edge_index, edge_type, fast), None
+            reason, relations = _refusal(layer, x, edge_index, edge_type, made), None
             if reason is None:
                 source, target = node_inputs(layer, x)
                 sizes = (layer.num_relations, target.shape[0], source.shape[0])

@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..call_stats import note
+from ..steps import names_in, package_of
 from .conv import conv3d
 from .operations import dense, norm
 from .profile import of_version
@@ -38,14 +39,26 @@ def installed_profile() -> tuple[str, str]:
 
 
 def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
+    functional = vars(sys.modules["torchsparse.nn.functional"])
+    # The original computes by way of these, which programs replace.
+    steps = [
+        (names, name, names[name])
+        for names in (original.__globals__, functional)  # type: ignore[attr-defined]
+        for name in sorted({*names_in(original)} - {*_POINT_FUNCTIONS, "conv3d"})
+        if package_of(names.get(name)) == "torchsparse"
+    ]
+
     @functools.wraps(original)
     def bridged(
         input: Any, weight: Any, kernel_size: Any, bias: Any = None, stride: Any = 1, *args: Any, **kwargs: Any
     ) -> Any:
         options = conv3d_arguments(args, kwargs)
         config = options.get("config")
+        reason = next((f"{name} is replaced" for names, name, step in steps if names.get(name) is not step), None)
         if isinstance(config, dict) and config.get("kmap_mode") == "grid":
-            note("torchsparse", "Conv3d", "kmap_mode='grid' orders kernel offsets differently")
+            reason = "kmap_mode='grid' orders kernel offsets differently"
+        if reason is not None:
+            note("torchsparse", "Conv3d", reason)
             return original(input, weight, kernel_size, bias, stride, *args, **kwargs)
         return conv3d(input, weight, kernel_size, bias, stride, **options)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...core.arguments import expect_tensors
 from ...core.conv.pending import PendingConv
 from ...core.conv.waiting import features_of, materialize
 from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError
@@ -88,7 +89,9 @@ def with_feats(x: Any, feats: torch.Tensor | PendingConv) -> Any:
 
 def fapply(input: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """A tensor with `fn(input.feats, ...)` as features; everything else is the input's."""
-    return with_feats(input, fn(input.feats, *args, **kwargs))
+    feats = input.feats
+    expect_tensors("fapply", feats=feats)
+    return with_feats(input, fn(feats, *args, **kwargs))
 
 
 def output_of(
@@ -110,10 +113,7 @@ def output_of(
 def check_coords(coords: Any, caller: str) -> torch.Tensor:
     """`coords` if they are int32 [N, 4] in a tensor. Raises DataTypeError, ShapeError."""
     if not isinstance(coords, torch.Tensor):
-        raise DataTypeError(
-            f"{caller} got coordinates in a {type(coords).__name__}; expected a tensor (numpy arrays "
-            "become tensors in sparse_collate)."
-        )
+        expect_tensors(caller, coords=coords)
     if coords.ndim != 2 or coords.shape[1] != 4:
         raise ShapeError(f"{caller} got coordinates of shape {list(coords.shape)}; expected [N, 4].")
     if coords.dtype != torch.int32:
@@ -125,6 +125,8 @@ def check_pair(feats: torch.Tensor, coords: Any, caller: str) -> torch.Tensor:
     """`coords` if they are int32 [N, 4] beside features [N, C]. Raises DataTypeError, ShapeError,
     DeviceError."""
     coords = check_coords(coords, caller)
+    if not isinstance(feats, torch.Tensor):
+        expect_tensors(caller, feats=feats)
     if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
         raise ShapeError(
             f"{caller} got features {list(feats.shape)} for coordinates {list(coords.shape)}; "
@@ -145,11 +147,6 @@ def check_input(x: Any, caller: str) -> tuple[torch.Tensor, torch.Tensor]:
         raise DataTypeError(f"{caller} takes a torchsparse.SparseTensor, got {type(x).__name__}.") from None
     if type(feats) is not torch.Tensor:
         feats = materialize(feats)
-    if not isinstance(feats, torch.Tensor):
-        raise DataTypeError(
-            f"{caller} got features in a {type(feats).__name__}; expected a tensor (numpy arrays "
-            "become tensors in sparse_collate)."
-        )
     check_pair(feats, coords, caller)
     return feats, coords
 

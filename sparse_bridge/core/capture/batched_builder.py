@@ -315,7 +315,9 @@ class BatchedBuilder:
                 maps[index + 1] = new
             out_coords = None if step.out is None else maps[step.out]
             answers[step] = Answer(maps[step.level], out_coords, kmap, new)
-            if PAIRS in self.last.views[index].requested and padded_input is None:
+            if padded_input is not None and index in padded_input.pairs:
+                kmap.rulebook.pairs_are(padded_input.pairs[index])
+            elif padded_input is None and PAIRS in self.last.views[index].requested:
                 paired.append(kmap.rulebook)
         count_pairs(paired, self.target)
         return answers

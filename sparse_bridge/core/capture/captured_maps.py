@@ -15,12 +15,14 @@ from ..device.stream_order import alone_on
 from ..geometry.boxes import Box, record_of
 from ..geometry.data_bounds import DataBounds, Root
 from ..maps.coordinate_map import CoordinateMap
+from ..maps.pair_groups import list_pairs
+from ..maps.pair_lists import DevicePairs
 from ..maps.rows import Rows
 from .batched_builder import BatchedBuilder
 from .graph_capture import GraphMemory, KeepAlive, captured
 from .level_layouts import LevelLayouts
 from .padded import PaddedInput
-from .recording import Recording, Step, boxes_of
+from .recording import PAIRS, Recording, Step, boxes_of
 
 _SLACK = 1.25  # capacity of the levels over the estimate
 
@@ -96,7 +98,7 @@ class CapturedMaps:
     ) -> None:
         self.padded_input, self.box, self.steps, self.target = padded_input, box, steps, target
         self.exact = exact
-        from ...kernels.maps.tile_batch import room_for_records
+        from ...kernels.maps import pair_batch, tile_batch
 
         device, boxes = padded_input.coords.device, boxes_of(box, steps)
         self._cached_boxes = box, boxes
@@ -115,10 +117,11 @@ class CapturedMaps:
         self.host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
         del dry_run
         torch.cuda.current_stream(device).synchronize()
-        records = room_for_records(2 * len(steps), device)
+        numbers = tile_batch.room_for_records(2 * len(steps)) + pair_batch.room_for_records(len(steps))
+        records = torch.empty(numbers, dtype=torch.int64, device=device)
         with on_own_stream(device, memory.stream):
             self.first, coords = captured(self._coordinates, memory.pool)
-            self.second, sides = captured(self._maps, memory.pool, records)
+            self.second, (sides, padded_input.pairs) = captured(self._maps, memory.pool, records)
         padded_input.prepared = sides, coords
         self.event, self._stream = torch.cuda.Event(), Streams(device)
         self._keep_alive = KeepAlive(self.host, self.inputs.host, self.event)
@@ -142,8 +145,13 @@ class CapturedMaps:
             mine[2].copy_(self.inputs.ends.flatten(), non_blocking=True)
         return self._builder.coords()
 
-    def _maps(self) -> list[Any]:
-        return self._builder.queued()
+    def _maps(self) -> tuple[list[Any], dict[int, DevicePairs]]:
+        builder, padded_input = self._builder, self.padded_input
+        sides, views = builder.queued(), builder.last.views
+        answers = builder.assembled(sides, padded_input.capacities, builder.coords(), padded_input)
+        requesting = [index for index in range(len(self.steps)) if PAIRS in views[index].requested]
+        rulebooks = {index: answers[self.steps[index]].kmap.rulebook for index in requesting}
+        return sides, list_pairs(rulebooks, self.target)
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""

@@ -200,13 +200,6 @@ class GraphMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
-        self._results = dict[str, torch.Tensor]()
-
-    def result_buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """The tensor in which every graph leaves the result of this name, to be copied at once."""
-        if name not in self._results:
-            self._results[name] = torch.empty_like(like)
-        return self._results[name]
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:

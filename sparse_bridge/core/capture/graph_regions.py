@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ... import hooks, memory, policy, replay_switch, settings, state
+from ... import hooks, memory, policy, settings, state
 from ...refusals import Refusal, Why
 from ..device.device_support import kernel_target
 from ..maps import request as requests
@@ -140,7 +140,7 @@ def _install_region(frame: types.FrameType | None) -> None:
     if not calls or calls[0].module in _exhausted:
         return
     with _lock:
-        if any(call.module in _regions or not replay_switch.allowed(call.module) for call in calls):
+        if any(call.module in _regions or not hooks.may_be_replayed(call.module) for call in calls):
             return
         for depth, call in enumerate(calls):
             if call.module in _refused or not _possible(call.module):

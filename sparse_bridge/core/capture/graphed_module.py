@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import policy, replay_switch, settings
+from ... import hooks, policy, settings
 from ...refusals import Refusal, Why
 from ..conv import pending
 from ..geometry.boxes import Box
-from .call_kind import CallKind
 from .calls import announced_inputs
 from .calls.call import Call, call_of
+from .calls.call_kind import CallKind
+from .calls.observers import observer
 from .calls.output_spec import MISSING
 from .captured_model import CaptureContext, Tensors
 from .closed_world.audit import Audit
@@ -31,7 +32,6 @@ from .comparison import compare
 from .graph_capture import CacheTrimmer, GraphMemory, check_room, empty_cache, in_trial, trial
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch
-from .observers import observer
 from .padded import PaddedInput
 from .reasons import Reasons
 
@@ -116,7 +116,7 @@ class GraphedModule(Reasons, abc.ABC):
         if self.given_up() is not None and not self.graphs:
             return False
         self.modules = self.modules or list(self.model.modules())
-        if in_trial() or not (replay_switch.allowed(self.model) and self.allowed()):
+        if in_trial() or not (hooks.may_be_replayed(self.model) and self.allowed()):
             return False
         onlooker = observer()
         if onlooker is not None:

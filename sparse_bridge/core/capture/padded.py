@@ -25,6 +25,7 @@ from ..maps import rows as row_scopes
 from ..maps.rows import Rows
 
 if TYPE_CHECKING:
+    from ..maps.pair_lists import DevicePairs
     from .recording import Recording
 
 __all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "level_rows", "named", "using"]
@@ -48,7 +49,8 @@ class PaddedInput:
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
     level like `count`; counters and flags, to be read and `validated`.  prepared: the maps: sides
-    of every step and coordinates by level.  grids: batch sizes of the dense grids that were made.
+    of every step and coordinates by level; pairs: the pair lists that are among them, by step.
+    grids: batch sizes of the dense grids that were made.
     likely: rows of every level, about, once an input has been looked at.
     """
 
@@ -62,6 +64,7 @@ class PaddedInput:
     lengths: tuple[int, ...] = ()  # of the counters of every level
     flags: torch.Tensor | None = None
     prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
+    pairs: dict[int, DevicePairs] = dataclasses.field(default_factory=dict)
     grids: set[int] = dataclasses.field(default_factory=set)
     likely: dict[int, int] = dataclasses.field(default_factory=dict)
 
@@ -75,6 +78,7 @@ class PaddedInput:
         assert self.prepared is not None
         sides, coords = self.prepared
         parts = [part for pair in sides for side in pair if side is not None for part in side.parts]
+        parts += [part for pairs in self.pairs.values() for part in pairs.parts]
         counts = [self.count, *self.counts.values(), *constants()]
         return [self.coords, *counts, *coords.values(), *parts]
 

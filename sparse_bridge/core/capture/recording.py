@@ -188,7 +188,8 @@ class Recording:
             and (step.out is None or answer.out_coords is req.output)
             and self.stream == targets.current_stream(cmap.device)
         ):
-            return self._use(step, answer)
+            del self.answers[step]
+            return self._observe(self._append(step), BuiltMap.of(answer.kmap, answer.new_coords))
         index = self._append(step)
         built = requests.build(cmap, req)  # raises for a padded input
         rulebook = built.kmap.rulebook
@@ -196,18 +197,6 @@ class Recording:
             if rulebook.tiled(side):
                 self.views[index].on_view(side, True)
         return self._observe(index, built)
-
-    def again(self, step: Step) -> BuiltMap | None:
-        """The prepared answer to a request that is known to take this step; None where `ask` has to
-        answer it."""
-        answer = self.answers.get(step)
-        if answer is None or self.stream != targets.current_stream(answer.in_coords.device):
-            return None
-        return self._use(step, answer)
-
-    def _use(self, step: Step, answer: Answer) -> BuiltMap:
-        del self.answers[step]
-        return self._observe(self._append(step), BuiltMap.of(answer.kmap, answer.new_coords))
 
     def _append(self, step: Step) -> int:
         """The index of a step that is taken now."""
@@ -260,11 +249,13 @@ class Recording:
         return 0 < len(self.steps) < policy.REQUESTS and seen >= policy.INPUTS_ALIKE
 
     def both_ways(self) -> Recording:
-        """The same with both sides of every map that makes coordinates requested, as tiles where one
-        side is."""
+        """The same with the pairs of every map requested of which there are tiles, and both sides of
+        every map that makes coordinates, as tiles where one side is."""
         views = list(self.views)
         for index, step in enumerate(self.steps):
+            tiled, requested = views[index]
+            requested = requested | {PAIRS} if tiled else requested
+            views[index] = Views(tiled, requested)
             if step.makes:
-                tiled, requested = views[index]
                 views[index] = Views({0, 1} if tiled else tiled, requested | {0, 1})
         return dataclasses.replace(self, views=views)

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from ... import hooks
-from .call_kind import CallKind
 from .calls.call import Call
+from .calls.call_kind import CallKind
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import ROWS, Captured, assert_no_mutation

@@ -19,8 +19,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ... import hooks
-from .call_kind import CallKind
 from .calls.call import Call
+from .calls.call_kind import CallKind
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import assert_no_mutation, preserved_statistics
 from .graph_capture import captured, captured_from
@@ -137,10 +137,9 @@ class TrainingReplayer(GraphedModule):
                         values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
                     captured_model.assert_same_structure(call, out, values)
                     del captured_model, values
-                    kind.trial = copy.gradient_mask
-                copy.gradient_mask, maps.padded_input.fill = kind.trial, 0.0
-                results = [memory.result_buffer(name, p) for name, p in copy.trained.items()]
-                return self.capture_in_pool(memory, lambda pool: _Graph(copy, self.modules, maps, pool, results))
+                    kind.trial = copy.gradient_mask, copy.fill
+                copy.gradient_mask, maps.padded_input.fill = kind.trial
+                return self.capture_in_pool(memory, lambda pool: _Graph(copy, self.modules, maps, pool))
         finally:
             self.capturing = False
 
@@ -148,15 +147,7 @@ class TrainingReplayer(GraphedModule):
 class _Graph:
     """A captured training step, but for the loss and the optimizer."""
 
-    def __init__(
-        self,
-        copy: PaddedModel,
-        modules: Sequence[nn.Module],
-        maps: CapturedMaps,
-        pool: Any,
-        gradients: list[torch.Tensor],
-    ) -> None:
-        """gradients: the tensors that those of the trained parameters are copied to."""
+    def __init__(self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any) -> None:
         self.maps, self.padded_input, self.model = maps, maps.padded_input, copy.model
         self.verified: set[int] = set()  # columns in which boxes may differ
         self.tensors = copy.context.tensors
@@ -166,9 +157,7 @@ class _Graph:
         self.leaves = leaves_of(self.captured)
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
-        self.backward, self.gradients = captured(
-            lambda: _copied_to(gradients_of(self.leaves, inputs, self.cotangents), gradients), pool
-        )
+        self.backward, self.gradients = captured(lambda: gradients_of(self.leaves, inputs, self.cotangents), pool)
         self.parameters = addresses(modules)
 
     def output_of(self, run: _Run, call: Call, root: Root) -> Any:
@@ -191,16 +180,6 @@ class _Graph:
             return cut(tensor.detach()) if leaf is None else leaf
 
         return self.captured.of(call, run.rows, root, convert)
-
-
-def _copied_to(gradients: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
-    """The last of `gradients`, copied to these buffers; None stays."""
-    first = len(gradients) - len(buffers)
-    pairs = list(zip(buffers, gradients[first:], strict=True))
-    present = [pair for pair in pairs if pair[1] is not None]
-    if present:
-        torch._foreach_copy_([buffer for buffer, _ in present], [gradient for _, gradient in present])
-    return [*gradients[:first], *(None if gradient is None else buffer for buffer, gradient in pairs)]
 
 
 class _Run:

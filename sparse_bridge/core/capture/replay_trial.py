@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ... import tolerances
+from ... import hooks, tolerances
 from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
+from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
-from ..ops.batch_norm import batch_norm
-from . import padded
+from ..ops.batch_norm import batch_norm_training
 from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .calls.output_spec import OutputSpec
@@ -64,6 +65,7 @@ class PaddedModel:
         self.trained = {name: p for name, p in self.aliases.items() if p.requires_grad}
         self.slots = _slots(model)
         self.gradient_mask: list[list[bool]] = []
+        self.fill: float | None = 0.0  # what replays leave behind the last row of layers' results
         # Not the model's own: their versions are of interest to backward passes still to come.
         self.buffers = {name: buffer.data for name, buffer in model.named_buffers()}
 
@@ -124,8 +126,23 @@ class PaddedModel:
             self.check_reads(padded_input)
             self.buffers = own
             reference = self.reference()
-            self._begin(own)
-            padded_input.fill = _TRIAL_FILL
+            self.fill = None
+            try:
+                self._compare_padded(reference, padded_input, rows, math.nan)
+            except Refusal:  # its own sums over rows want zeros
+                self.fill = 0.0
+            return self._compare_padded(reference, padded_input, rows, _TRIAL_FILL)
+        finally:
+            self.buffers = own
+
+    def _compare_padded(
+        self, reference: Reference, padded_input: PaddedInput, rows: dict[int, int], fill: float
+    ) -> Captured:
+        """The model over the padded input with `fill` behind the rows of its layers' results. Raises Refusal unless
+        it computes the same."""
+        own, padded_input.fill = self.buffers, fill
+        self._begin(own)
+        try:
             features = self.padded_features(padded_input)
             captured_model = self.over(padded_input, features)
             wide = leaves_of(captured_model)
@@ -137,7 +154,7 @@ class PaddedModel:
             self.check(reference, actual)
             return captured_model
         finally:
-            self.buffers, padded_input.fill = own, 0.0
+            self.buffers = own
 
     def reference(self) -> Reference:
         """What the model computes of x alone, forward and backward by random gradients of its outputs."""
@@ -282,15 +299,19 @@ def _compare(names: list[str], actual: list[Any], expected: list[Any], noisy: li
 
 @contextlib.contextmanager
 def _counted_norms(model: nn.Module, tensors: Tensors) -> Iterator[None]:
-    """Batch norms that know how many rows of a padded input there are."""
+    """Batch norms that know how many rows of a padded input there are, wherever they are called.
+
+    What is fused with them stays so: those of torch's class remain such to whoever asks, and those that
+    know by themselves are left alone.
+    """
     forwards: list[tuple[nn.Module, Any]] = []
     try:
         for module in model.modules():
-            if tensors.is_norm(module):
+            if tensors.is_norm(module) and not (module.training and getattr(module, "_counts_rows", False)):
                 forward = module.__dict__.get("forward")
                 forwards.append((module, forward))
-                own = functools.partial(type(module).forward, module)
-                module.__dict__["forward"] = functools.partial(_normalise, module, forward or own, tensors)
+                own = forward or functools.partial(type(module).forward, module)
+                module.__dict__["forward"] = types.MethodType(_in_place_of(module, own, tensors), module)
         yield
     finally:
         for module, forward in forwards:
@@ -299,24 +320,18 @@ def _counted_norms(model: nn.Module, tensors: Tensors) -> Iterator[None]:
                 module.__dict__["forward"] = forward
 
 
-def _normalise(module: Any, forward: Any, tensors: Tensors, x: Any) -> Any:
-    padded_input = padded.current()
-    mean, var = module.running_mean, module.running_var
-    if padded_input is None or not (module.training or (mean is None and var is None)):
-        return forward(x)
-    if not isinstance(x, torch.Tensor):
-        features = tensors.features_of(x)
+def _in_place_of(module: Any, forward: Any, tensors: Tensors) -> Any:
+    """What a norm in a padded input computes, as a method."""
+
+    def normalise(self: Any, input: Any) -> Any:
+        if not (rows.in_scope() and (self.training or (self.running_mean is None and self.running_var is None))):
+            return forward(input)
+        if isinstance(input, torch.Tensor):
+            return batch_norm_training(self, input, False)
+        features = tensors.features_of(input)
         assert features is not None
-        return tensors.with_features(x, _counted(module, features, padded_input))
-    return _counted(module, x, padded_input)
+        return tensors.with_features(input, batch_norm_training(self, features, False))
 
-
-def _counted(module: nn.BatchNorm1d, x: torch.Tensor, padded_input: PaddedInput) -> torch.Tensor:
-    mean, var = module.running_mean, module.running_var
-    if module.momentum is None:
-        raise Refusal(Why.GRAPH_MOMENTUM)
-    tracked = module.training and module.track_running_stats
-    moved = (mean, var, module.num_batches_tracked) if tracked else (None, None, None)
-    count = padded_input.counts[padded_input.level_of(x)]
-    vectors = module.weight, module.bias, *moved
-    return batch_norm(x, vectors, momentum=module.momentum, eps=module.eps, count=count)
+    if type(module) is nn.BatchNorm1d:
+        setattr(normalise, hooks.IN_PLACE_OF, nn.BatchNorm1d.forward)
+    return normalise

@@ -45,22 +45,13 @@ class BuilderResult(NamedTuple):
 
 
 Builder = Callable[[Sites, Sequence[int]], BuilderResult]
-# By name: the builder, and the function that picks those of its numbers that no bounds change.
-_builders: dict[str, tuple[Builder, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
+_builders: dict[str, Builder] = {}
 _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary()
 
 
-def register(name: str, builder: Builder, relative: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> None:
-    """Have the map operators call `builder` under this name.
-
-    relative: picks those of its numbers that do not change with the bounds of the coordinates.
-    """
-    _builders[name] = builder, relative
-
-
-def relative(builder: str, numbers: Sequence[Any]) -> Sequence[Any]:
-    """Those numbers of a builder's request that do not change with the bounds of the coordinates."""
-    return _builders[builder][1](numbers)
+def register(name: str, builder: Builder) -> None:
+    """Have the map operators call `builder` under this name."""
+    _builders[name] = builder
 
 
 def enter(coords: torch.Tensor) -> Sites:
@@ -105,7 +96,7 @@ def build(sites: Sites, builder: str, numbers: Sequence[int]) -> BuilderResult:
     entry = _builders.get(builder)
     if entry is None:
         raise UnsupportedError(f"this graph needs maps of {builder}; import sparse_bridge.compile before loading it.")
-    return entry[0](sites, numbers)
+    return entry(sites, numbers)
 
 
 def _coordinates(coords: torch.Tensor) -> torch.Tensor:

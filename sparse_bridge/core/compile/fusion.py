@@ -106,18 +106,12 @@ def _with(end: _End, node: Node, producer: Node, y: torch.Tensor) -> _End | None
 def _norm(end: _End, node: Node, producer: Node, y: torch.Tensor) -> _End | None:
     if node.target is not F.batch_norm or end.residual is not None or end.norm[0] is not None:
         return None
-    x, mean, var, gain, beta, training, _, eps = arguments_of_batch_norm(node)
+    x, mean, var, gain, beta, training, _, eps = _batch_norm(*node.args, **node.kwargs)
     vectors = [mean, var] if gain is None and beta is None else [mean, var, gain, beta]
     values = [_value(vector) for vector in vectors]
     if x is not producer or training or not all(_fits(value, y) for value in values):
         return None
     return end._replace(norm=(mean, var, gain, beta), eps=eps)
-
-
-def arguments_of_batch_norm(node: Node) -> tuple[Any, ...]:
-    """Input, running mean and variance, weight, bias, training, momentum and eps of a call of
-    torch's function."""
-    return _batch_norm(*node.args, **node.kwargs)
 
 
 def _batch_norm(
@@ -130,7 +124,7 @@ def _batch_norm(
     momentum: Any = 0.1,
     eps: Any = 1e-5,
 ) -> tuple[Any, ...]:
-    """By torch's own names."""
+    """The arguments of torch's function, by its own names."""
     return input, running_mean, running_var, weight, bias, training, momentum, eps
 
 

@@ -20,7 +20,7 @@ from . import direct
 NAMESPACE = "sparse_bridge"
 ops: Any = torch.ops.sparse_bridge
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-functions: dict[str, Callable[..., Any]] = {}  # that operators run, by name
+operator_names: list[str] = []
 _TAGS = tuple(
     tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
 )  # maps have other sizes and addresses at every call
@@ -30,7 +30,7 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
     """Register an operator: `run` on any device, `fake` for tensors without data."""
     _library.define(f"{name}{schema}", tags=_TAGS)
     opaque = torch.compiler.disable(run)  # graphs that break do not look into the engine
-    functions[name] = run
+    operator_names.append(name)
     direct.shorten(getattr(ops, name).default, run)
     _library.impl(name, opaque, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
@@ -40,7 +40,7 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
 
 def names() -> list[str]:
     """The operators that are registered."""
-    return sorted(functions)
+    return sorted(operator_names)
 
 
 def differentiate(name: str, setup: Callable[..., None], backward: Callable[..., Any] | None) -> None:

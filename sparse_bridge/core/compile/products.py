@@ -16,6 +16,7 @@ from ..conv.epilogue import Epilogue, Norm
 from ..conv.plan import ConvForm, GradientRequest, backward, find, run
 from ..device import memory_use, rocm
 from ..device.column_sums import column_sums
+from ..geometry.weights import gradient_like
 from ..maps.kernel_map import KernelMap
 from ..ops import pointwise
 from . import handles, inductor
@@ -63,28 +64,20 @@ def _fake_conv(
 
 
 def _conv_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    kmap: torch.Tensor,
-    *form: Any,
-    dw_dtype: torch.dtype | None = None,
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: torch.Tensor, *form: Any
 ) -> tuple[torch.Tensor, ...]:
-    """dw_dtype: of the gradient; None: that of the weight."""
     if memory.limit is not None:
         memory_use.refuse_gradients()
     *read, transposed, needs_grad = form
     form, pairs = _form(*read), map_of(kmap, transposed)
     dx = dw = db = None
     if pairs.x_fold is not None or pairs.y_fold is not None:
-        dx, dw, db = _folded_backward(dy, x, weight, bias, pairs, form, needs_grad)
-        return dx, dw if dw_dtype is None else dw.to(dw_dtype), db
+        return _folded_backward(dy, x, weight, bias, pairs, form, needs_grad)
     with torch.no_grad():
         dy = dy.contiguous()
         plan = find(x, weight, pairs, Epilogue(), form)
         if needs_grad[0] or needs_grad[1]:
-            request = GradientRequest(needs_grad[0], (dw_dtype or weight.dtype) if needs_grad[1] else None)
+            request = GradientRequest(needs_grad[0], weight.dtype if needs_grad[1] else None)
             dx, dw = backward(plan, pairs, x, weight, dy, request)
         if needs_grad[2]:
             assert bias is not None
@@ -118,7 +111,7 @@ def _fake_conv_backward(
 ) -> tuple[torch.Tensor, ...]:
     needs_grad = form[-1]
     dx = x.new_empty(x.shape) if needs_grad[0] else x.new_empty(0)
-    dw = torch.empty_like(weight) if needs_grad[1] else x.new_empty(0)
+    dw = gradient_like(weight, weight.dtype) if needs_grad[1] else x.new_empty(0)
     db = bias.new_empty(bias.shape) if needs_grad[2] and bias is not None else x.new_empty(0)
     return dx, dw, db
 

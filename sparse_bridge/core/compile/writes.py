@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.fx import Graph, Node
 
-_aten: Any = torch.ops.aten
 _OPERATORS = frozenset(
     (
         operator.iadd,
@@ -42,29 +40,13 @@ def writes_to(graph: Graph, chain: Sequence[Node], operands: Iterable[Node]) -> 
         memory |= storages
     node = chain[0].next
     while node is not chain[-1]:
-        if node not in own and may_write(node):
+        if node not in own and _may_write(node):
             for operand in node.all_input_nodes:
                 storages = _memory(operand)
                 if storages is None or storages & memory:
                     return True
         node = node.next
     return False
-
-
-def has_effects(node: Node) -> bool:
-    """Whether a node writes, draws random numbers or changes a state of torch's, of a graph that
-    calls operators. Of one that `torch.compile` made, also where that cannot be told."""
-    if node.op in ("placeholder", "get_attr", "output"):
-        return False
-    target: Any = node.target
-    if target is F.dropout and node.args[2:3] == (False,):  # of a model in eval mode
-        return False
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    packet = getattr(_aten, name, None) if name.isidentifier() else None
-    if packet is None or isinstance(target, torch._ops.OpOverload):
-        return node.is_impure() or getattr(target, "__module__", "") == F.__name__
-    overloads = (getattr(packet, overload) for overload in packet.overloads())
-    return any(torch.Tag.nondeterministic_seeded in variant.tags for variant in overloads)
 
 
 def _memory(node: Node) -> set[int] | None:
@@ -76,7 +58,7 @@ def _memory(node: Node) -> set[int] | None:
     return {tensor.untyped_storage()._cdata for tensor in values if isinstance(tensor, torch.Tensor)}
 
 
-def may_write(node: Node) -> bool:
+def _may_write(node: Node) -> bool:
     """Whether a node may change memory of its inputs."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False

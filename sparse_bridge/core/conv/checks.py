@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from ...errors import DataTypeError, DeviceError, ShapeError
+from ..arguments import expect_tensors
 from ..geometry.weights import WeightLayout
 from ..maps.kernel_map import KernelMap
 from .epilogue import Epilogue, Norm
@@ -14,10 +15,10 @@ from .epilogue import Epilogue, Norm
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def raise_operands(x: Any, weight: Any, kmap: Any) -> NoReturn:
+def raise_operands(kmap: Any, **tensors: Any) -> NoReturn:
     """DataTypeError for operands of which one is no tensor, or the map none."""
-    got = ", ".join(type(operand).__name__ for operand in (x, weight, kmap))
-    raise DataTypeError(f"x, weight and kmap are {got}; expected two tensors and a KernelMap of a map builder.")
+    expect_tensors("conv", **tensors)
+    raise DataTypeError(f"kmap is {type(kmap).__name__}; expected a KernelMap of a map builder.")
 
 
 def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap) -> None:
@@ -95,7 +96,10 @@ def check_like_result(residual: torch.Tensor, shape: tuple[int, int], dtype: tor
 
 def _check_norm(norm: Norm, w: WeightLayout, device: torch.device) -> None:
     for vector in norm[:4]:
-        if vector is not None and (vector.shape != (w.columns_out,) or vector.device != device):
+        if vector is None:
+            continue
+        expect_tensors("conv", norm=vector)
+        if vector.shape != (w.columns_out,) or vector.device != device:
             raise ShapeError(
                 f"a vector of the norm is {list(vector.shape)} on {vector.device}; expected "
                 f"[{w.columns_out}] on {device}."

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from ... import memory
 from ...errors import UnsupportedError
+from ..arguments import expect_tensors
 from ..device import memory_use
 from ..device.column_sums import column_sums
 from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, wrapped
@@ -104,7 +105,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         request = GradientRequest(wants_x, weight_dtype if wants_weight else None)
         dx, dw = backward(plan, kmap, x, weight, dy, request)
     if wants_bias:
-        db = column_sums(dy, bias_dtype, plan.product.target)
+        db = column_sums(dy, bias_dtype, plan.product.target, kmap.rulebook.rows[int(kmap.flipped)].device)
     return dx, dw, db, None, None, None
 
 
@@ -146,7 +147,10 @@ def conv(
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
     if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)) or kmap is None:
-        raise_operands(x, weight, kmap)
+        raise_operands(kmap, x=x, weight=weight)
+    for name, value in (("bias", bias), ("residual", residual)):
+        if value is not None and not isinstance(value, torch.Tensor):
+            expect_tensors("conv", **{name: value})
     half = fp16_accumulation and torch.float16 in (x.dtype, autocast_dtype(x.device))
     form = _form(layout, groups, "half" if half else "tf32" if allow_tf32 else "ieee")
     return convolve(x, weight, kmap, Epilogue(bias, activation, alpha, norm, residual), form)

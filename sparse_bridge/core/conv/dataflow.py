@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from ... import settings
+from ... import memory, settings
 from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
 from ...refusals import Refusal
+from ..device import memory_use
 from ..geometry.weights import WeightLayout
 from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import Rulebook
@@ -38,6 +39,17 @@ def new_key() -> int:
 def unit_channels(x: torch.Tensor) -> torch.Tensor:
     """x [N, C] of any dtype with its channels side by side; a copy where they are not."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def of_copy(gather: Gather) -> Gather:
+    """The product by a contiguous copy of the weight, made at every call. It raises MemoryLimitError, too."""
+
+    def copying(rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue) -> torch.Tensor:
+        if memory.limit is not None:
+            memory_use.need(x.device, weight.nbytes, "a contiguous copy of a weight", x, weight)
+        return gather(rulebook, side, x, weight.contiguous(), end)
+
+    return copying
 
 
 class Case(NamedTuple):

@@ -81,12 +81,6 @@ class FusedPlan:
         over = self._over is not None and x.stride(0) == x.shape[1]
         self.native = native_calls.known(self, plan.forward if over else None)
 
-    def serves(self, plan: ConvPlan, epilogue: Epilogue) -> bool:
-        """Whether it uses this plan and the vectors of this norm."""
-        return self._plan is plan and all(
-            mine is its for mine, its in zip(self.read[1:5], epilogue.vectors[1:5], strict=True)
-        )
-
     def launch(self, operands: Operands, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         """The convolution with its steps: [N_out, C_out] in x's dtype.
 

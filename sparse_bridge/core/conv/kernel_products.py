@@ -302,6 +302,8 @@ class GatherProduct:
             self.native = native_calls.known_product(self, self._columns)
         launch = flow.launch(spec, table, n_rows, n_in)
         launch.blank = rulebook.rows[side].fill is not None
+        if (count := rulebook.rows[side].device) is not None:
+            launch.count_rows(count)
         return launch
 
     def _check_far(self, x: torch.Tensor) -> None:

@@ -16,11 +16,11 @@ from ... import memory, policy, settings, state
 from ...native import calls as native_calls
 from ..device import precision, self_check, trace
 from ..device.torch_compat import allows_fp16_sums
-from ..geometry.weights import layout_of
+from ..geometry.weights import fills_its_memory, gradient_like, is_read_as_copy, layout_of
 from ..maps.kernel_map import KernelMap
 from . import override, registry
 from .checks import check, check_devices, like_result
-from .dataflow import Case, Gather, LayerProduct, Wgrad
+from .dataflow import Case, Gather, LayerProduct, Wgrad, of_copy
 from .epilogue import Epilogue
 
 _NOTHING = Epilogue()
@@ -37,19 +37,6 @@ class ConvForm(NamedTuple):
     groups: int = 1
     precision: str = "ieee"
     dataflow: str = ""
-
-
-def fills_its_memory(x: torch.Tensor) -> bool:
-    """Whether the elements of x (any shape and dtype) lie without gaps or overlaps, in any order of the axes.
-
-    By hand: torch's answer on meta tensors imports a computer algebra system, which takes seconds.
-    """
-    step = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride != step:
-            return False
-        step *= size
-    return True
 
 
 class ConvPlan:
@@ -103,7 +90,7 @@ class ConvPlan:
 
     def again(self) -> ConvPlan:
         """The same under the settings in force."""
-        return ConvPlan(self.key, self.case, self.form, self.product, self.separate)
+        return type(self)(self.key, self.case, self.form, self.product, self.separate)
 
     def dgrad(self, backwards: bool = False) -> Gather:
         """backwards: of a map whose offsets count from the last one."""
@@ -126,16 +113,12 @@ class ConvPlan:
         return wgrad
 
     def gradient_like(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised memory for a gradient in `dtype`, of the weight's shape, such as [V, C_in / groups, C_out],
-        laid out as the weight unless that overlaps itself."""
+        """`weights.gradient_like`."""
         if self._dense is None:  # whether new memory like the weight's has its strides, too
             self._dense = fills_its_memory(weight)
         if self._dense and type(weight) in _PLAIN:
             return torch.empty_like(weight, dtype=dtype)
-        shape, strides = weight.shape, weight.stride()
-        if any(step == 0 and size > 1 for size, step in zip(shape, strides, strict=True)):
-            return torch.empty(shape, dtype=dtype, device=weight.device)
-        return torch.empty_strided(shape, strides, dtype=dtype, device=weight.device)
+        return gradient_like(weight, dtype)
 
     def gradients(
         self,
@@ -163,6 +146,25 @@ class ConvPlan:
             dx = self.dgrad()(rulebook, 1 - side, dy, weight, _NOTHING)
         if dw is not None:
             self.wgrad(dw, like_weight)(rulebook, side, x, dy, dw)
+        return dx
+
+
+class CopyingPlan(ConvPlan):
+    """A plan whose products read a copy of the weight, made at every call: see `is_read_as_copy`."""
+
+    __slots__ = ()
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.forward = of_copy(self.forward)
+
+    def gradients(self, kmap: KernelMap, x: Any, weight: Any, dy: Any, dw: Any, wants_x: bool) -> Any:
+        """`ConvPlan.gradients` by the copy."""
+        near = weight.contiguous()
+        own = None if dw is None else torch.empty_like(near, dtype=dw.dtype)
+        dx = super().gradients(kmap, x, near, dy, own, wants_x)
+        if dw is not None:
+            dw.copy_(own)
         return dx
 
 
@@ -270,7 +272,7 @@ def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilo
     product = LayerProduct(None, x.device, x.dtype, form.precision, w, epilogue.form)
     vectors = [vector for vector in epilogue.vectors[:5] if vector is not None]
     separate = any(not vector.is_contiguous() for vector in vectors)
-    plan = ConvPlan(key, case, form, product, separate)
+    plan = (CopyingPlan if is_read_as_copy(weight, form.layout) else ConvPlan)(key, case, form, product, separate)
     if plan.lasts:
         known_plans.put(plan)
     return plan

@@ -18,6 +18,8 @@ SAVED_TENSORS_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_defau
 # How torch's own switch for sums of fp16 products in fp16 stands, `torch.backends.cuda.matmul.allow_fp16_accumulation`
 # of torch 2.7. Called at every layer, so without a function of Python around it.
 allows_fp16_sums: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)
+# The innermost transform of functions in force, such as vmap; None: there is none.
+transform: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch itself refuses vmap
 
 

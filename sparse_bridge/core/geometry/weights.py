@@ -1,9 +1,10 @@
-"""Weights as strided views: the frameworks' own parameter memory, never a copy."""
+"""Weights as strided views: the frameworks' own parameter memory, and a copy only where no view is."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import torch
 
@@ -99,23 +100,57 @@ class WeightLayout:
         shape, strides = (self.n_offsets, self.c_in, self.c_out), (stride_v, stride_i, stride_o)
         return tensor.as_strided(shape, strides, begin)
 
+    def stacks(self, tensor: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+        """`stacked` of every group, in `dtype`; where offsets run backwards, in the order of the memory. Cast when they
+        are cut out: a tensor that is cast need not keep its strides."""
+        layout = self if self.strides[0] >= 0 else self.reversed()
+        return [layout.stacked(tensor, group).to(dtype) for group in range(self.groups)]
+
 
 def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayout:
-    """How a parameter, of any dtype, stores its matrices.
+    """How a parameter, of any dtype, stores its matrices, or a contiguous copy of it where `is_read_as_copy`.
 
     "vio": [V, C_in / groups, C_out], any strides, V may be missing when it is 1.
-    "ovi": [C_out, *kernel, C_in / groups], kernel row-major; its axes must act as one in memory.
-    Raises: ShapeError for another layout or shape, an empty axis, groups that do not divide C_out, or a kernel that
-        is not row-major; OverflowLimitError for 2^31 elements or more.
+    "ovi": [C_out, *kernel, C_in / groups], any strides.
+    Raises: ShapeError for another layout or shape, an empty axis, or groups that do not divide C_out;
+        OverflowLimitError for 2^31 elements or more.
     """
-    return _layout(tuple(tensor.shape), tensor.stride(), layout, groups)
+    return _layout(tuple(tensor.shape), tensor.stride(), layout, groups)[0]
+
+
+def is_read_as_copy(tensor: torch.Tensor, layout: str) -> bool:
+    """Whether no view of a parameter, of any dtype, goes from matrix to matrix in equal steps: axes of the kernel
+    are in another order in memory, as in `torch.channels_last`. Raises: what `layout_of` does."""
+    return _layout(tuple(tensor.shape), tensor.stride(), layout, 1)[1]
+
+
+def fills_its_memory(x: torch.Tensor) -> bool:
+    """Whether the elements of x (any shape and dtype) lie without gaps or overlaps, in any order of the axes.
+
+    By hand: torch's answer on meta tensors imports a computer algebra system, which takes seconds.
+    """
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def gradient_like(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised memory for a gradient in `dtype`, of the weight's shape, such as [V, C_in / groups, C_out], and in
+    its strides, unless it overlaps itself."""
+    end = 1
+    for stride, size in sorted(zip(weight.stride(), weight.shape, strict=True)):
+        if size > 1 and stride < end:
+            return torch.empty(weight.shape, dtype=dtype, device=weight.device)
+        end += stride * (size - 1)
+    return torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device=weight.device)
 
 
 @functools.lru_cache(maxsize=4096)
-def _layout(shape: tuple[int, ...], strides: tuple[int, ...], layout: str, groups: int) -> WeightLayout:
-    size = 1
-    for extent in shape:
-        size *= extent
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...], layout: str, groups: int) -> tuple[WeightLayout, bool]:
+    size, copied = math.prod(shape), False
     if size >= 1 << 31:
         raise OverflowLimitError(f"a weight of {size} elements; kernels take fewer than 2^31.")
     if layout == "vio":
@@ -128,9 +163,13 @@ def _layout(shape: tuple[int, ...], strides: tuple[int, ...], layout: str, group
     elif layout == "ovi":
         if len(shape) < 2:
             raise ShapeError(f"a weight of shape {list(shape)}; layout 'ovi' takes [C_out, *kernel, C_in].")
-        columns, c_in = shape[0], shape[-1]
-        stride_o, stride_i = strides[0], strides[-1]
-        n_offsets, stride_v = _joined(shape[1:-1], strides[1:-1])
+        columns, *kernel, c_in = shape
+        n_offsets, joined = math.prod(kernel), _joined(shape[1:-1], strides[1:-1])
+        copied = joined is None
+        if joined is None:
+            stride_o, stride_v, stride_i = n_offsets * c_in, c_in, 1
+        else:
+            stride_o, stride_v, stride_i = strides[0], joined, strides[-1]
     else:
         raise ShapeError(f"weight layout {layout!r}; expected one of {', '.join(LAYOUTS)}.")
     if min(n_offsets, c_in, columns) < 1:
@@ -142,21 +181,19 @@ def _layout(shape: tuple[int, ...], strides: tuple[int, ...], layout: str, group
     if columns % groups:
         raise ShapeError(f"{columns} output channels do not divide into {groups} groups.")
     c_out = columns // groups
-    return WeightLayout((stride_v, stride_i, stride_o, c_out * stride_o), 0, n_offsets, c_in, c_out, groups)
+    steps = stride_v, stride_i, stride_o, c_out * stride_o
+    return WeightLayout(steps, 0, n_offsets, c_in, c_out, groups), copied
 
 
-def _joined(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
-    """(extent, stride) of several axes read as one, row-major."""
+def _joined(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """The stride of several axes read as one, row-major; None where they do not lie so."""
     n, step = 1, 0
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent == 1:
             continue
         if n > 1 and stride != n * step:
-            raise ShapeError(
-                f"a weight with kernel {list(shape)} of strides {list(strides)} in memory; "
-                "expected a row-major kernel (use .contiguous())."
-            )
+            return None
         if n == 1:
             step = stride
         n *= extent
-    return n, step
+    return step

@@ -19,6 +19,7 @@ from ...errors import (
     ShapeError,
 )
 from ...kernels.runtime.target import Target
+from ..arguments import expect_tensors
 from ..geometry.boxes import Box
 from ..geometry.host_moves import MOST_CELLS, Rule
 from ..geometry.offsets import Offsets
@@ -241,9 +242,10 @@ def from_pairs(
     """
     if not pairs:
         raise GeometryError("a kernel map needs at least one offset; got an empty list of pair lists.")
-    device = pairs[0][0].device
     starts = [0]
     for x_rows, y_rows in pairs:
+        expect_tensors("kernel_map", x_rows=x_rows, y_rows=y_rows)
+        device = pairs[0][0].device
         if x_rows.shape != y_rows.shape or x_rows.ndim != 1:
             raise ShapeError(f"pair lists of shapes {list(x_rows.shape)} and {list(y_rows.shape)}; both must be [P].")
         for rows, n, side in ((x_rows, n_x, "input"), (y_rows, n_y, "output")):

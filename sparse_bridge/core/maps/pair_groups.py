@@ -4,12 +4,13 @@ gather-GEMM follows them, kept with the rulebook."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...kernels.runtime.target import Target
+from .pair_lists import DevicePairs
 from .rulebook import Rulebook
 
 if TYPE_CHECKING:
@@ -28,6 +29,23 @@ def count_pairs(rulebooks: Sequence[Rulebook], target: Target) -> None:
     batch = PairBatch([tiles for _, (tiles, _) in countable], lists, target)
     for index, (rulebook, (_, side)) in enumerate(countable):
         rulebook.expect(batch, index, side)
+
+
+def list_pairs(rulebooks: Mapping[int, Rulebook], target: Target) -> dict[int, DevicePairs]:
+    """The pair lists of several maps of which only the device knows the rows, with room for as many pairs as
+    there can be; of those that have tiles."""
+    countable = {key: tiles for key, rulebook in rulebooks.items() if (tiles := rulebook.countable()) is not None}
+    if not countable:
+        return {}
+    from ...kernels.maps.pair_batch import PairBatch
+
+    books = [rulebooks[key] for key in countable]
+    batch = PairBatch([tiles for tiles, _ in countable.values()], [book.n_lists for book in books], target, False)
+    rooms = [book.n_lists * book.n_rows[side] for book, (_, side) in zip(books, countable.values(), strict=True)]
+    lists = batch.write(rooms)
+    return {
+        key: rulebooks[key].pairs_of(its, side) for (key, (_, side)), its in zip(countable.items(), lists, strict=True)
+    }
 
 
 def likely_pairs(n_offsets: int, n_rows: int) -> int:

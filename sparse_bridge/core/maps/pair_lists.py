@@ -108,6 +108,11 @@ class DevicePairs:
     longest: int | None = None
 
     @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """What holds the lists."""
+        return self.in_rows, self.out_rows, self.starts
+
+    @property
     def nbytes(self) -> int:
         """Bytes of rows and starts."""
         return self.in_rows.nbytes + self.out_rows.nbytes + self.starts.nbytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +20,9 @@ from ...refusals import Refusal, Why
 class Rows(NamedTuple):
     """host: rows in use, None where only the device knows.  device: int32 [1], one less than the
     rows in use; None where the host knows.  capacity: rows of the memory.  fill: what layers leave
-    behind the last row of a result; None: anything.  likely: rows in use where only the device
-    knows, about; 0 where nobody has an idea.
+    behind the last row of a result, and in the backward pass zeros, or NaN where it is NaN; None:
+    anything, both ways.  likely: rows in use where only the device knows, about; 0 where nobody has
+    an idea.
     """
 
     host: int | None
@@ -48,16 +49,13 @@ class Rows(NamedTuple):
         return self.host
 
     def empty(self, columns: int, like: torch.Tensor) -> torch.Tensor:
-        """Memory [capacity, columns] in the dtype of `like` (any shape) and on its device, for a layer's result. Its
-        values are undefined; where only the device knows the rows in use, they are `fill`, unless that is None.
-        Outside of the `scope`, in the backward pass, it is for a gradient: sums over rows want zeros behind the last
-        row then."""
+        """Memory [capacity, columns] in the dtype of `like` (any shape) and on its device, for a layer's result;
+        outside of the `scope`, in the backward pass, for a gradient. Its values are undefined, or what is to lie
+        behind the last row: see `fill`."""
         y = like.new_empty(self.capacity, columns)
-        if self.device is None:
+        if self.device is None or self.fill is None:
             return y
-        if not in_scope():
-            return y.zero_()
-        return y if self.fill is None else y.fill_(self.fill)
+        return y.fill_(self.fill if in_scope() else 0.0 * self.fill)
 
     def marked(self, y: torch.Tensor) -> torch.Tensor:
         """A layer's result y [capacity, ...], float, with `fill` behind the last row in use; written in place and
@@ -78,14 +76,14 @@ def scope(padded: Mapping[int, Rows], grids: set[int] | None = None) -> Iterator
     """Tensors of this thread with as many rows as a key here have these rows in use. grids: gets
     the batch sizes of the dense grids that are made."""
     global _active
-    previous = getattr(_local, "padded", None), getattr(_local, "grids", None)
+    previous = getattr(_local, "padded", None), getattr(_local, "grids", None), getattr(_local, "cache", None)
     with _lock:
         _active += 1
-    _local.padded, _local.grids = padded, grids
+    _local.padded, _local.grids, _local.cache = padded, grids, {}
     try:
         yield
     finally:
-        _local.padded, _local.grids = previous
+        _local.padded, _local.grids, _local.cache = previous
         with _lock:
             _active -= 1
 
@@ -93,6 +91,12 @@ def scope(padded: Mapping[int, Rows], grids: set[int] | None = None) -> Iterator
 def in_scope() -> bool:
     """Whether this thread has a `scope`."""
     return _active > 0 and getattr(_local, "padded", None) is not None
+
+
+def scoped_cache() -> dict[Any, Any] | None:
+    """For what may be used again in this thread's `scope`; None where it has none."""
+    cache: dict[Any, Any] | None = _local.cache if in_scope() else None
+    return cache
 
 
 def register_grid(batch_size: int) -> None:
@@ -104,7 +108,11 @@ def register_grid(batch_size: int) -> None:
 
 def rows_of(tensor: torch.Tensor) -> Rows:
     """The rows of a tensor [N, ...] of any dtype: all N, unless the `scope` of this thread says otherwise of N."""
-    n_rows = tensor.shape[0]
+    return rows_of_number(tensor.shape[0])
+
+
+def rows_of_number(n_rows: int) -> Rows:
+    """The same of any tensor of so many rows."""
     if in_scope():
         rows: Rows | None = _local.padded.get(n_rows)
         if rows is not None:

@@ -24,7 +24,7 @@ from .views.view_set import ViewSet
 
 if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
-    from ...kernels.maps.pair_batch import PairBatch
+    from ...kernels.maps.pair_batch import Lists, PairBatch
     from ...kernels.maps.tile_list import TileList
 
 
@@ -315,12 +315,16 @@ class Rulebook(ViewSet):
         tiles = self.tiles(side, target)[0]
         coming, self._coming = self._coming, None
         lists = None if coming is None or coming[2] != side else coming[0].take(coming[1])
-        room = None if self.rows[side].device is None else self.n_lists * self.n_rows[side]
         if lists is None:
+            room = None if self.rows[side].device is None else self.n_lists * self.n_rows[side]
             lists = compact_pairs(tiles, self.n_lists, target, room)
+        return self.pairs_of(lists, side)
+
+    def pairs_of(self, lists: Lists, side: int) -> DevicePairs:
+        """Lists that were made of the tiles of `side`."""
         others, rows, starts = lists
         x_rows, y_rows = (others, rows) if side == 0 else (rows, others)
-        likely = len(rows) if room is None else room // 3
+        likely = len(rows) if self.rows[side].device is None else len(rows) // 3
         return DevicePairs(x_rows, y_rows, starts, self.symmetric, likely)
 
     def _listed_side(self) -> int:

@@ -14,10 +14,12 @@ from ... import settings, state
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
 from ...native import calls as native_calls
+from ...refusals import Refusal, Why
 from ..device.device_support import kernel_target
 from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, wrapped
 from ..device.precision import KERNEL_DTYPES
 from ..device.torch_compat import SAVED_TENSORS_HOOKS, TENSOR_GUARDS, guards
+from ..maps.rows import in_scope, rows_of
 
 if TYPE_CHECKING:
     from ...kernels.ops.norm_spec import Gradients, NormSpec, Vectors
@@ -238,15 +240,17 @@ def batch_norm(
             Number of batches: int64 scalar; counted up by one with them.
         momentum, eps: as torch's.
         relu: apply a ReLU to the result.
-        count: int32 [1] on x's device, one less than the rows that there are, or None for all of
-            x. Rows behind are not read; they are 0 in the result and in x's gradient. With fewer
-            than two rows the running statistics stay as they are. Where kernels serve x, the host
-            never waits for it.
+        count: int32 [1] on x's device, one less than the rows that there are, or None for as many as
+            `rows_of` says: all of x, but in a padded input. Rows behind are not read; they are 0 in
+            the result and in x's gradient. With fewer than two rows the running statistics stay as
+            they are. Where kernels serve x, the host never waits for it.
 
     Raises: DataTypeError for a `count` of another kind; ValueError, as torch does, for a single row
         (without `count`) or an eps that is not positive; whatever torch raises for tensors that do
         not fit together; UnsupportedError, where kernels serve, in transforms of torch.func.
     """
+    if count is None and in_scope():
+        count = rows_of(x).device
     if count is not None and (count.dtype is not torch.int32 or count.device != x.device):
         raise DataTypeError(f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have.")
     form, shape = None, x.shape
@@ -272,9 +276,10 @@ def batch_norm(
 
 def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What a BatchNorm1d in training makes of x [N, C], fp16 / bf16 / fp32 / fp64, and with `relu` a ReLU of that:
-    [N, C] in x's dtype. The norm's running statistics move, by torch's rule. Raises: what `batch_norm` does.
-    Twin in C: `trained_norm`."""
-    if (native := native_calls.trained_norm) is not None:
+    [N, C] in x's dtype. The norm's running statistics move, by torch's rule. Raises: what `batch_norm` does; Refusal in
+    a capture, where they are averages over all batches. Twin in C: `trained_norm`."""
+    counted = in_scope()
+    if not counted and (native := native_calls.trained_norm) is not None:
         result: Any = native(norm, x, relu)
         if result is not NotImplemented:
             return result  # type: ignore[no-any-return]
@@ -286,6 +291,8 @@ def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> to
         mean, var = buffers["running_mean"], buffers["running_var"]
         batches = buffers["num_batches_tracked"]
         if momentum is None and batches is not None:  # the average over all batches
+            if counted:
+                raise Refusal(Why.GRAPH_MOMENTUM)
             batches.add_(1)
             momentum, batches = 1.0 / float(batches), None
     return batch_norm(

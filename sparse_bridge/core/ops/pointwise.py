@@ -19,8 +19,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import memory, settings, state
-from ...kernels.runtime import target as targets
-from ...native import calls as native_calls
 from ..conv import host_products, override
 from ..conv.convolution import autocast_dtype, convolve, transformed
 from ..conv.dataflow import Case
@@ -33,6 +31,7 @@ from ..device import memory_use, rocm
 from ..device.precision import KERNEL_DTYPES
 from ..maps.kernel_map import KernelMap
 from ..maps.pair_lists import DevicePairs
+from ..maps.rows import Rows, rows_of_number, scoped_cache
 from ..maps.rulebook import Rulebook
 
 FORM = ConvForm("vio", 1, "ieee", "unmasked")
@@ -157,8 +156,13 @@ def launched(device: torch.device, dtype: torch.dtype) -> bool:
 
 def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | None:
     """Every row onto itself, with the lists that gradients need where `listed`; device: with its
-    index on a GPU. None in the capture of a graph, whose memory a new map would be, where there is
-    none yet."""
+    index on a GPU. In a padded input one of its own, whose lists end with the rows in use. None in
+    the capture of a graph, whose memory a new map would be, where there is none yet."""
+    if (scoped := scoped_cache()) is not None and (used := rows_of_number(n_rows)).device is not None:
+        own: KernelMap | None = scoped.get(("identity", n_rows, listed))
+        if own is None:
+            own = scoped["identity", n_rows, listed] = build_identity(n_rows, device, listed, used)
+        return own
     key = (-1 if device.index is None else device.index), n_rows, listed
     with _lock:
         kmap = _captured.get(key) or _maps.get(key)
@@ -183,12 +187,12 @@ def reset() -> None:
     _served.clear()
 
 
-def build_identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
-    """`identity` anew."""
+def build_identity(n_rows: int, device: torch.device, listed: bool, used: Rows | None = None) -> KernelMap:
+    """`identity` anew. used: the rows in use, if not all are."""
     if torch._C._len_torch_dispatch_stack():
         with _disable_current_modes():  # what watches a model's operations is not told
-            return build_identity(n_rows, device, listed)
-    return KernelMap(_identity(row_numbers(device, n_rows)[0][:n_rows], listed))
+            return build_identity(n_rows, device, listed, used)
+    return KernelMap(_identity(row_numbers(device, n_rows)[:n_rows], listed, used))
 
 
 def capturing(device: torch.device) -> bool:
@@ -196,8 +200,8 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
-def row_numbers(device: torch.device, n_rows: int) -> tuple[torch.Tensor, int]:
-    """(0, 1, ... as int32 [n_rows] or more, the number of the current stream)."""
+def row_numbers(device: torch.device, n_rows: int) -> torch.Tensor:
+    """0, 1, ... as int32 [n_rows] or more."""
     numbers = _rows[-1 if device.index is None else device.index]
     rows = numbers[-1] if numbers else None
     if rows is None or len(rows) < n_rows:
@@ -206,18 +210,18 @@ def row_numbers(device: torch.device, n_rows: int) -> tuple[torch.Tensor, int]:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # for all streams, once
         numbers.append(rows)  # behind which another thread may put fewer
-    return rows, targets.current_stream(device)
+    return rows
 
 
-native_calls.row_numbers = row_numbers
-
-
-def _identity(rows: torch.Tensor, listed: bool) -> Rulebook:
+def _identity(rows: torch.Tensor, listed: bool, used: Rows | None) -> Rulebook:
     from ...kernels.maps.neighbor_table import NeighborTable
 
     table, n_rows = NeighborTable(rows[None]), len(rows)
-    rulebook = Rulebook(n_rows, n_rows, 1, rows.device, views=(table, table))
+    ends = n_rows if used is None else used
+    rulebook = Rulebook(ends, ends, 1, rows.device, views=(table, table))
     if listed:
         starts = torch.arange(0, 2 * n_rows, n_rows, device=rows.device)
+        if used is not None and used.device is not None:
+            starts = torch.arange(2, device=rows.device) * (used.device + 1)
         rulebook.pairs_are(DevicePairs(rows, rows, starts, False, n_rows, n_rows))
     return rulebook

@@ -9,6 +9,7 @@ import torch
 from ... import log
 from ...errors import DataTypeError, DeviceError, GeometryError, ShapeError, UnsupportedError
 from ...kernels.runtime.target import Target
+from ..arguments import expect_tensors
 from ..conv.dataflow import Case
 from ..conv.registry import row_kernels
 from ..device import self_check, trace
@@ -153,6 +154,7 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     """
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
+    expect_tensors("pool", x=x)
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
         raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")
     _check_dtype(x)
@@ -197,6 +199,7 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
     """
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
+    expect_tensors("global_pool", x=x, batch=batch)
     if x.ndim != 2 or batch.shape != (x.shape[0],):
         raise ShapeError(f"features {list(x.shape)} and batch indices {list(batch.shape)}; expected [N, C], [N].")
     _check_dtype(x)

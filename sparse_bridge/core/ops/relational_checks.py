@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError, UnsupportedError
+from ..arguments import expect_tensors
 from ..conv.checks import FLOATS, check_like_result
 from ..conv.convolution import autocast_dtype
 from ..traced import between_graphs
@@ -33,8 +34,7 @@ def check_edges(edge_index: torch.Tensor, edge_type: torch.Tensor) -> None:
     Raises: DataTypeError, ShapeError, UnsupportedError, DeviceError.
     """
     for name, tensor in (("edge_index", edge_index), ("edge_type", edge_type)):
-        if not isinstance(tensor, torch.Tensor):
-            raise DataTypeError(f"{name} is {type(tensor).__name__}; expected an int32 or int64 tensor.")
+        expect_tensors("relation_map", **{name: tensor})
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise ShapeError(f"edge_index has shape {list(edge_index.shape)}; expected [2, E].")
     if edge_type.shape != edge_index.shape[1:]:
@@ -72,10 +72,7 @@ def check_nodes(nodes: torch.Tensor, name: str) -> None:
 
     Raises: DataTypeError, ShapeError, UnsupportedError.
     """
-    if not isinstance(nodes, torch.Tensor):
-        raise DataTypeError(
-            f"{name} is {type(nodes).__name__}; expected a tensor, features [N, C] or node numbers [N]."
-        )
+    expect_tensors("the layer", **{name: nodes})
     is_numbers = nodes.dtype in INTEGERS
     if not is_numbers and nodes.dtype not in FLOATS:
         raise DataTypeError(
@@ -114,6 +111,7 @@ def check_operands(x: torch.Tensor, weight: torch.Tensor, relations: Any) -> tor
 
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
+    expect_tensors("relational_conv", weight=weight)
     n_in, n_relations, device = relations.n_in, relations.n_relations, relations.device
     shape = weight.shape
     if len(shape) not in (3, 4) or shape[0] != n_relations:

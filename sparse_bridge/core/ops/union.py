@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...errors import ContractError, DeviceError, ShapeError
+from ..arguments import expect_tensors
 from ..maps.segments import SegmentOperator, Segments, multiply
 
 
@@ -58,6 +59,7 @@ def _check(indices_list: Sequence[torch.Tensor], features_list: Sequence[torch.T
         )
     first = features_list[0]
     for indices, features in zip(indices_list, features_list, strict=True):
+        expect_tensors("the sum", indices=indices, features=features)
         if features.ndim != 2 or indices.ndim != 2 or features.shape[0] != indices.shape[0]:
             raise ShapeError(
                 f"features {list(features.shape)} and indices {list(indices.shape)} do not pair "

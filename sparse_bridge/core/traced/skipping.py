@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import pathlib
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-_RULES = "torch._dynamo.trace_rules"
+from ..device.late_import import when_imported
+
 _ROOT = pathlib.Path(__file__).parents[2]
 # What stands in torch's own layers, which are traced on.
 _TRACED = {
@@ -23,10 +20,7 @@ _TRACED = {
 
 def skip() -> None:
     """From now on `torch.compile` runs the layers of this package between two graphs."""
-    if _RULES in sys.modules:
-        _add(sys.modules[_RULES])
-    else:
-        sys.meta_path.insert(0, _Finder())
+    when_imported("torch._dynamo.trace_rules", _add)
 
 
 def _add(rules: Any) -> None:
@@ -42,25 +36,3 @@ def _skipped(folder: pathlib.Path) -> Iterator[pathlib.Path]:
             yield from _skipped(path)
         elif name not in _TRACED:
             yield path
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for the module that holds the compiler's rules."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _RULES or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            _add(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

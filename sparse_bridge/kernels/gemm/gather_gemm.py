@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -97,6 +97,15 @@ class GatherGemm:
             lists = (table.data_ptr(),) * 4
         self._numbers = (*lists, *self._numbers)
 
+    def count_rows(self, count: torch.Tensor) -> None:
+        """Have launches over a plain table end with the rows in use. count: int32 [1], one less than those."""
+        if isinstance(self.table, TileList):
+            return  # which tells by itself
+        self._lists = self.table, self.table, self.table, count
+        lists = (*self._numbers[:3], count.data_ptr()) if self._addressed else ()
+        n_rows, *others = self._numbers[len(lists) :]
+        self._numbers = (*lists, -n_rows, *others)
+
     @property
     def tile(self) -> TileConfig:
         """The tile that is launched."""
@@ -109,12 +118,10 @@ class GatherGemm:
 
     def _views(self) -> tuple[torch.Tensor, ...]:
         """(nbr, rows, live, n_live)."""
-        if not isinstance(self.table, TileList):
-            return (self.table,) * 4
-        if self._lists is None:
+        if self._lists is None and isinstance(self.table, TileList):
             lists = self.table.lists(self.tile.block_m)
             self._lists = (self.table.packed, self.table.rows, *lists)
-        return self._lists
+        return self._lists or (cast("torch.Tensor", self.table),) * 4
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor) -> torch.Tensor:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,

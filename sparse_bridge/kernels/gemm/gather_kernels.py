@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..maps.coord_key import live_rows
 from ..runtime.launch import register
 from ..tiles import epilogue_bits
 
@@ -19,6 +20,13 @@ BIAS = tl.constexpr(epilogue_bits.BIAS)
 NORM = tl.constexpr(epilogue_bits.NORM)
 AFFINE = tl.constexpr(epilogue_bits.AFFINE)
 RESIDUAL = tl.constexpr(epilogue_bits.RESIDUAL)
+
+
+@triton.jit
+def rows_in_use(count_ptr, n_rows):
+    """Rows of a plain table: `n_rows`, or where that is negative as many of its columns as a counter
+    says, which started at -1."""
+    return live_rows(count_ptr, tl.abs(n_rows), (n_rows < 0).to(tl.int32))
 
 
 @triton.jit
@@ -94,7 +102,7 @@ def _finished(
     return acc
 
 
-@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
+@triton.jit(do_not_specialize=["n_live_ptr", "n_rows", "pitch", "n_offsets", "alpha", "eps"])
 def _gather_gemm(
     x_ptr,
     w_ptr,
@@ -140,7 +148,8 @@ def _gather_gemm(
     x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v
     * stride_wv + i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out].
     nbr: [V, pitch]; packed: rows, live [T, V], n_live [T] as in `TileList`, each list for SHARED
-    programs of BLOCK_M rows. bias, mean, var, gain, beta [groups * c_out] as EPILOGUE says,
+    programs of BLOCK_M rows; plain: n_rows is negative where n_live_ptr counts the rows in use, see
+    `rows_in_use`. Nothing is stored for others. bias, mean, var, gain, beta [groups * c_out] as EPILOGUE says,
     residual like y.
 
     A row's sum runs over its offsets in their order, each one's channels in theirs; an absent
@@ -164,8 +173,10 @@ def _gather_gemm(
         live = live_ptr + (tile // SHARED).to(tl.int64) * n_offsets
     else:
         row = offs_m
-        row_ok = row < n_rows
-        steps = n_offsets
+        n_used = rows_in_use(n_live_ptr, n_rows)
+        row_ok = row < n_used
+        # Tiles of no rows make no steps, and store nothing. (Leaving here takes registers: 48 became 64.)
+        steps = tl.where(tile * BLOCK_M < n_used, n_offsets, 0)
     if WIDE:  # what is multiplied by a stride: a stride of 1 is a constexpr, which has no type
         row = row.to(tl.int64)
         pitch = pitch.to(tl.int64)

@@ -263,6 +263,9 @@ class GroupedGemm:
                 "a launch takes fewer."
             )
 
+    def count_rows(self, count: torch.Tensor) -> None:
+        """Its tiles tell of the rows in use."""
+
     @property
     def tile(self) -> TileConfig:
         """The tile that is launched."""

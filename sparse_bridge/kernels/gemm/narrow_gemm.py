@@ -17,7 +17,7 @@ from ..runtime.launch import number_of, power_of_2, register, specialise
 from ..tiles.narrow_tile import clamp_for_wide, width_of
 from ..tiles.tile import TileConfig
 from .gather_gemm import GatherGemm
-from .gather_kernels import _finished
+from .gather_kernels import _finished, rows_in_use
 from .gather_spec import GemmSpec
 from .product import Product
 from .vectors import Vectors
@@ -113,7 +113,7 @@ def _window(
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
+@triton.jit(do_not_specialize=["n_live_ptr", "n_rows", "pitch", "n_offsets", "alpha", "eps"])
 def _narrow_gemm(
     x_ptr,
     w_ptr,
@@ -181,7 +181,9 @@ def _narrow_gemm(
         lives = tl.load(live, mask=lanes < steps, other=1 << 30)
     else:
         row = offs_m
-        row_ok = row < n_rows
+        n_used = rows_in_use(n_live_ptr, n_rows)
+        row_ok = row < n_used
+        steps = tl.where(tile * BLOCK_M < n_used, n_offsets, 0)  # see `_gather_gemm`
     if WIDE:
         row = row.to(tl.int64)
         pitch = pitch.to(tl.int64)
@@ -224,7 +226,7 @@ def _narrow_gemm(
                         OFFSETS,
                     )
     else:
-        for first in range(0, n_offsets, OFFSETS):
+        for first in range(0, steps, OFFSETS):
             v = first + tl.arange(0, OFFSETS)
             acc = _window(
                 acc,
@@ -342,5 +344,7 @@ class NarrowGemm(GatherGemm):
         if self.spec.even and x.stride()[0] % self.spec.width:
             if self._strided is None:
                 self._strided = NarrowGemm(self.spec.loose(), self.table, *self._sizes)
+                if self._lists is not None:
+                    self._strided.count_rows(self._lists[3])
             return self._strided(x, w, vectors, y)
         return super().__call__(x, w, vectors, y)

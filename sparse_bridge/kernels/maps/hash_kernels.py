@@ -98,6 +98,8 @@ def _hash_insert(
     ROWS: tl.constexpr,
 ):
     """Insert the keys that rows reach by offsets."""
+    if tl.program_id(0) * ROWS >= live_rows(count_ptr, n_rows, counted):
+        return
     _, _, _, key, ok = _block(
         coords_ptr,
         geometry_ptr,
@@ -199,6 +201,8 @@ def _hash_claim(
 ):
     """slots [n_row_offsets, n_rows]: where the inserted keys ended up, or -1; the smallest row that
     reaches a key claims its value. ALONE: most keys are reached by one row."""
+    if tl.program_id(0) * ROWS >= live_rows(count_ptr, n_rows, counted):
+        return
     row, position, inside, key, ok = _block(
         coords_ptr,
         geometry_ptr,

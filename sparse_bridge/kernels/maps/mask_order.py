@@ -55,13 +55,17 @@ def store_keys(
     own = part_start(part + 1, n_offsets, parts) - part_start(part, n_offsets, parts)
     mask_ptr = part_masks(mask_ptr, part, parts, n_rows, n_offsets)
     live = live_rows(count_ptr, n_rows, counted)
-    bit_of = key_bits(mask_ptr, live, n_rows, own, parts, V_BLOCK, BITS, SAMPLE)
-    key = gray_rank(mask_ptr, row, live, n_rows, own, parts, bit_of, V_BLOCK, BITS)
-    key = key.to(key_ptr.dtype.element_ty)
-    above = tl.where(part_shift > 0, group.to(tl.int64) << part_shift, 0)
     last = tl.where(part_shift > 0, ((group + 1).to(tl.int64) << part_shift) - 1, LAST)
-    key = tl.where(row < live, key | above.to(key.dtype), last.to(key.dtype))
-    tl.store(key_ptr + part * n_rows.to(tl.int64) + row, key, mask=row < n_rows)
+    last = last.to(key_ptr.dtype.element_ty)
+    target = key_ptr + part * n_rows.to(tl.int64) + row
+    if tl.program_id(0) * BLOCK < live:
+        bit_of = key_bits(mask_ptr, live, n_rows, own, parts, V_BLOCK, BITS, SAMPLE)
+        key = gray_rank(mask_ptr, row, live, n_rows, own, parts, bit_of, V_BLOCK, BITS)
+        key = key.to(key_ptr.dtype.element_ty)
+        above = tl.where(part_shift > 0, group.to(tl.int64) << part_shift, 0)
+        tl.store(target, tl.where(row < live, key | above.to(key.dtype), last), mask=row < n_rows)
+    else:
+        tl.store(target, tl.zeros((BLOCK,), key_ptr.dtype.element_ty) + last, mask=row < n_rows)
 
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "part_shift"])

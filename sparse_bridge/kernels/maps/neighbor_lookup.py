@@ -64,7 +64,14 @@ def _neighbor_lookup(
     found or not."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
-    inside = (row < live_rows(count_ptr, n_rows, counted)) & (v < n_offsets)
+    live = live_rows(count_ptr, n_rows, counted)
+    # Columns behind the rows in use become -1, too: products need not know how many there are.
+    if tl.program_id(0) * ROWS >= live:
+        nothing = tl.zeros((32, ROWS), tl.int32) - 1
+        tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, nothing, mask=(row < n_rows) & (v < n_offsets))
+        store_mask(nothing, mask_ptr, n_rows, ROWS)
+        return
+    inside = (row < live) & (v < n_offsets)
     ok = inside
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
@@ -78,7 +85,6 @@ def _neighbor_lookup(
     else:
         value = -2 - value
     value = tl.where(inside & (v == center), row, value)
-    # Columns behind the rows in use become -1, too: products need not know how many there are.
     tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, value, mask=(row < n_rows) & (v < n_offsets))
     store_mask(value, mask_ptr, n_rows, ROWS)
 

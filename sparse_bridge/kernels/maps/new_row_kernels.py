@@ -41,6 +41,9 @@ def _count_owned(
     block = tl.program_id(0)
     row = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
+    if block * BLOCK >= live:
+        tl.store(owned_ptr + block, 0)
+        return
     count = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, n_row_offsets, BLOCK_V):
         position = first + tl.arange(0, BLOCK_V)[:, None]
@@ -91,6 +94,8 @@ def _assign_rows(
     beyond that. ONE: there are at most BLOCK_V positions, which are looked at once."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
+    if tl.program_id(0) * BLOCK >= live:
+        return
     cluster = tl.program_id(0) // CLUSTER
     index = cluster * CLUSTER + tl.arange(0, CLUSTER)
     earlier = tl.load(owned_ptr + index, mask=index < tl.program_id(0), other=0)
@@ -136,7 +141,10 @@ def _place_rows(
 ):
     """The coordinates of new rows instead of (discovering row, position of the offset)."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = number < live_rows(flags_ptr + 3, n_out, 1)
+    live = live_rows(flags_ptr + 3, n_out, 1)
+    if tl.program_id(0) * BLOCK >= live:
+        return
+    ok = number < live
     target = out_ptr + number.to(tl.int64) * (D + 1)
     row = tl.load(target, mask=ok, other=0)
     position = tl.load(target + 1, mask=ok, other=0)
@@ -181,7 +189,10 @@ def _link_rows(
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     position = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
-    row_ok = row < live_rows(count_ptr, n_rows, counted)
+    live = live_rows(count_ptr, n_rows, counted)
+    if tl.program_id(0) * ROWS >= live:
+        return  # nobody reads masks of rows that are not in use
+    row_ok = row < live
     inside = row_ok & (position < n_row_offsets)
     at = position.to(tl.int64) * n_rows + row
     slot = tl.load(slots_ptr + at, mask=inside, other=-1)

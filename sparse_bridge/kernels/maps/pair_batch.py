@@ -83,6 +83,11 @@ def _pairs_each(records_ptr, FIELDS: tl.constexpr, PAIRS: tl.constexpr, BLOCK: t
         )
 
 
+def room_for_records(maps: int) -> int:
+    """Numbers that a captured batch of so many maps sends, see `uploads_later`."""
+    return 2 * maps * FIELDS
+
+
 ends_kernel = register(_ends_each)
 pairs_kernel = register(_pairs_each)
 
@@ -91,10 +96,11 @@ class PairBatch:
     """The pair lists of several maps: of the first `n_lists` offsets of each map's tiles, ordered
     as `compact_pairs` orders them. Counted now; written when the first map's are taken.
 
-    tiles: with one order for all offsets, at least one of them, each with rows.
+    tiles: with one order for all offsets, at least one of them, each with rows.  fetched: the numbers
+    are sent to the host for `take`, which no capture can do.
     """
 
-    def __init__(self, tiles: Sequence[TileList], n_lists: Sequence[int], target: Target) -> None:
+    def __init__(self, tiles: Sequence[TileList], n_lists: Sequence[int], target: Target, fetched: bool = True) -> None:
         device = tiles[0].memory.device
         self._tiles, self._n_lists, self._target = list(tiles), list(n_lists), target
         self._stream: int | None = current_stream(device)  # None: nothing is counted
@@ -106,7 +112,8 @@ class PairBatch:
         self._starts, self._ends = starts, ends
         grid = (max(n_lists), len(tiles), 1)
         ends_kernel.launch(device, target, grid, (self._records(),), (FIELDS, BLOCK), {"num_warps": 4}, ())
-        self._counted = Fetched([self._memory[: starts[-1]].view(torch.int32)])
+        if fetched:
+            self._counted = Fetched([self._memory[: starts[-1]].view(torch.int32)])
 
     def take(self, index: int) -> Lists | None:
         """The lists of the map at `index`. None on another stream than the one that counted, where

@@ -24,6 +24,7 @@ from ..runtime.symbolic import allocated, largest, sorted_order, trace_of
 from ..runtime.target import Target
 from ..runtime.uploads import uploaded
 from . import mask_order as ordering
+from .coord_key import live_rows
 from .gray_rank import KEY_BITS, SAMPLE, offset_block, rank_bits
 from .mask_kernels import store_table_masks
 from .mask_order import mask_order, store_keys, store_order
@@ -56,11 +57,17 @@ def number_at(record_ptr, field):
 
 
 @triton.jit
+def _live_rows(record_ptr):
+    """How many of a table's rows are in use: those that there are masks, orders and tiles of."""
+    return live_rows(pointer_at(record_ptr, 2), number_at(record_ptr, 6), number_at(record_ptr, 7))
+
+
+@triton.jit
 def _masks_each(records_ptr, FIELDS: tl.constexpr, ROWS: tl.constexpr):
     """grid: (blocks of rows, words, tables). Of the tables that lack masks."""
     record = records_ptr + tl.program_id(2) * FIELDS
     n_rows, n_offsets = number_at(record, 6), number_at(record, 8)
-    inside = (tl.program_id(0) * ROWS < n_rows) & (tl.program_id(1) * 32 < n_offsets)
+    inside = (tl.program_id(0) * ROWS < _live_rows(record)) & (tl.program_id(1) * 32 < n_offsets)
     if inside & (number_at(record, 9) != 0):
         store_table_masks(pointer_at(record, 0), pointer_at(record, 1), n_rows, 0, n_offsets, ROWS)
 
@@ -113,7 +120,7 @@ def _orders_each(records_ptr, FIELDS: tl.constexpr, LAST: tl.constexpr, STEP: tl
     """grid: (blocks of rows, tables)."""
     record = records_ptr + tl.program_id(1) * FIELDS
     n_rows = number_at(record, 6)
-    if tl.program_id(0) * BLOCK < n_rows:
+    if tl.program_id(0) * BLOCK < _live_rows(record):
         store_order(own_at(record, 3), own_at(record, 4), n_rows, 0, LAST, STEP, BLOCK)
 
 
@@ -147,9 +154,9 @@ orders_kernel = register(_orders_each)
 tiles_kernel = register(_tiles_each)
 
 
-def room_for_records(tables: int, device: torch.device) -> torch.Tensor:
-    """What a captured `tile_batch` of so many tables needs, int64 [tables * FIELDS]: see `uploads_later`."""
-    return torch.empty(tables * FIELDS, dtype=torch.int64, device=device)
+def room_for_records(tables: int) -> int:
+    """Numbers that a captured `tile_batch` of so many tables sends, see `uploads_later`."""
+    return tables * FIELDS
 
 
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:

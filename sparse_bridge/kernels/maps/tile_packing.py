@@ -69,7 +69,13 @@ def store_tiles(
     first = 0
     second = 0
     both = 0
-    for word in range((end - start + 31) // 32):
+    # Tiles of no rows need their counts, which are 0, and nothing else.
+    words = tl.where(tl.program_id(0) * 2 * BLOCK_M < live, (end - start + 31) // 32, 0)
+    for least in range(tl.where(words > 0, end, start), end, 32):
+        absent = least + tl.arange(0, 32)
+        empty = counts_ptr + absent.to(tl.int64) * n_pairs + tl.program_id(0)
+        tl.store(empty, tl.zeros((32,), tl.int32), mask=absent < end)
+    for word in range(words):
         bit = tl.arange(0, 32)
         v1 = start + word * 32 + bit
         v = v1[:, None]

@@ -37,6 +37,18 @@ def span(rows, ROWS: tl.constexpr):
 
 
 @triton.jit
+def store_zeros(y_ptr, live, n_rows, n_channels, offs, ok_c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Zeros in the rows from `live` on, of which every program takes its part. offs: of a step, see `normal`."""
+    begin, end = span(n_rows - live, ROWS)
+    shift = (live + begin).to(tl.int64) * n_channels
+    lane = tl.arange(0, ROWS)
+    zeros = tl.zeros((ROWS, CHANNELS), y_ptr.dtype.element_ty)
+    for start in range(begin, end, ROWS):
+        tl.store(y_ptr + shift + offs, zeros, mask=(start + lane < end)[:, None] & ok_c[None, :])
+        shift += ROWS * n_channels
+
+
+@triton.jit
 def affine(gain_ptr, beta_ptr, channel, n_channels, has_gain, has_beta):
     """(weight, bias) of the channels in fp32; 1 and 0 where there are none."""
     gain = tl.load(gain_ptr + channel, mask=channel < n_channels * has_gain, other=1.0)
@@ -206,16 +218,15 @@ def _batch_norm_apply(
         batches = tl.load(batches_ptr + channel, mask=first, other=0)
         tl.store(batches_ptr + channel, batches + 1, mask=first)
     gain, beta = affine(gain_ptr, beta_ptr, channel, n_channels, has_gain, has_beta)
-    begin, end = span(n_rows, ROWS)
+    begin, end = span(live, ROWS)
     shift = begin.to(tl.int64) * n_channels
     offs = lane[:, None] * n_channels + channel[None, :]
     for start in range(begin, end, ROWS):
-        row = start + lane
-        ok = (row < live)[:, None] & ok_c[None, :]
+        ok = (start + lane < end)[:, None] & ok_c[None, :]
         _, y, cut = normal(x_ptr + shift, offs, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
-        y = tl.where(cut | (row >= live)[:, None], 0.0, y).to(y_ptr.dtype.element_ty)
-        tl.store(y_ptr + shift + offs, y, mask=(row < end)[:, None] & ok_c[None, :])
+        tl.store(y_ptr + shift + offs, tl.where(cut, 0.0, y).to(y_ptr.dtype.element_ty), mask=ok)
         shift += ROWS * n_channels
+    store_zeros(y_ptr, live, n_rows, n_channels, offs, ok_c, ROWS, CHANNELS)
 
 
 partials_kernel = register(_batch_norm_partials)

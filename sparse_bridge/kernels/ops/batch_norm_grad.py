@@ -9,7 +9,7 @@ import triton.language as tl
 
 from ..maps.coord_key import live_rows
 from ..runtime.launch import register
-from .batch_norm import OPTIONS, affine, normal, saved, span, unread
+from .batch_norm import OPTIONS, affine, normal, saved, span, store_zeros, unread
 from .norm_spec import PARTS, Gradients, NormSpec, cut_of
 
 
@@ -112,19 +112,18 @@ def _batch_norm_dx(
     gain, beta = affine(gain_ptr, beta_ptr, channel, n_channels, has_gain, has_beta)
     rows = tl.maximum(live, 1).to(tl.float32)
     total, product, scale = total / rows, product / rows, gain * invstd
-    begin, end = span(n_rows, ROWS)
+    begin, end = span(live, ROWS)
     shift = begin.to(tl.int64) * n_channels
     offs = lane[:, None] * n_channels + channel[None, :]
     for start in range(begin, end, ROWS):
-        row = start + lane
-        ok = (row < live)[:, None] & ok_c[None, :]
+        ok = (start + lane < end)[:, None] & ok_c[None, :]
         xhat, _, cut = normal(x_ptr + shift, offs, ok, mean, invstd, gain, beta, relu, ROWS, CHANNELS)
         dy = tl.load(dy_ptr + shift + offs, mask=ok, other=0.0).to(tl.float32)
         dy = tl.where(cut, 0.0, dy)
         dx = (dy - total[None, :] - xhat * product[None, :]) * scale[None, :]
-        dx = tl.where((row < live)[:, None], dx, 0.0).to(dx_ptr.dtype.element_ty)
-        tl.store(dx_ptr + shift + offs, dx, mask=(row < end)[:, None] & ok_c[None, :])
+        tl.store(dx_ptr + shift + offs, dx.to(dx_ptr.dtype.element_ty), mask=ok)
         shift += ROWS * n_channels
+    store_zeros(dx_ptr, live, n_rows, n_channels, offs, ok_c, ROWS, CHANNELS)
 
 
 grad_partials_kernel = register(_batch_norm_grad_partials)

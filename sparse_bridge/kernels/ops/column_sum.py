@@ -9,9 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
+from ..maps.coord_key import live_rows
 from ..runtime.launch import alignment, cdiv, register, specialise
 from ..runtime.target import Target
-from .batch_norm import span
+from .batch_norm import span, unread
 
 TILE = 8192  # values of a step
 PARTS = 512  # at most, of the rows
@@ -20,13 +21,15 @@ WIDTHS = (16, 64)  # columns of a program
 OPTIONS = {"num_warps": 8}
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _column_partials(x_ptr, partial_ptr, n_rows, n_channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted"])
+def _column_partials(
+    x_ptr, count_ptr, partial_ptr, n_rows, n_channels, counted, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):
     """grid: (parts of the rows, blocks of the columns). partial: [parts, C]."""
     lane = tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
-    begin, end = span(n_rows, ROWS)
+    begin, end = span(live_rows(count_ptr, n_rows, counted), ROWS)
     shift = begin.to(tl.int64) * n_channels
     offs = lane[:, None] * n_channels + channel[None, :]
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
@@ -54,9 +57,9 @@ partials_kernel = register(_column_partials)
 totals_kernel = register(_column_totals)
 
 
-def column_sum(x: torch.Tensor, y: torch.Tensor, target: Target) -> torch.Tensor:
+def column_sum(x: torch.Tensor, y: torch.Tensor, target: Target, count: torch.Tensor | None = None) -> torch.Tensor:
     """Write y [C] (fp16, bf16 or fp32) from x [N, C], contiguous (likewise); N and C at least 1.
-    Sums are fp32."""
+    Sums are fp32. count: int32 [1], one less than the rows that there are; None: all are."""
     n_rows, n_channels = x.shape
     width = WIDTHS[0] if n_channels <= WIDTHS[0] else WIDTHS[1]
     rows, blocks = TILE // width, cdiv(n_channels, width)
@@ -67,7 +70,7 @@ def column_sum(x: torch.Tensor, y: torch.Tensor, target: Target) -> torch.Tensor
         x.device,
         target,
         (parts, blocks, 1),
-        (x, partial, n_rows, n_channels),
+        (x, unread(x.device) if count is None else count, partial, n_rows, n_channels, int(count is not None)),
         (rows, width),
         OPTIONS,
         (width, x.dtype, alignment(x), columns),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -109,3 +110,30 @@ def test_layers_whose_windows_agree_share_a_cache(layers):
     layers.SparseConv3d(2, 4, 2, 2)(torch.randn(3, 2), COORDS, SHAPE, neighbor_cache=cache)
     with pytest.raises(AssertionError, match="stride"):
         layers.SparseUpsample3d(3)(feats, coords, shape, **whole)
+
+
+@pytest.mark.parametrize("prepare", (copy.copy, copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))))
+@pytest.mark.parametrize("way", ("same", "down", "turned", "up", "given"))
+def test_copies_and_pickles(layers, way, prepare):
+    """Also of coordinates with equal rows; they know their rows and compute the same."""
+    coords = torch.cat([COORDS, COORDS[:1], COORDS[1:2] - torch.tensor([0, 1, 1, 1])]).int()
+    options = {"kernel_size": 3, "stride": 2, "padding": 1}
+    layer = layers.SubmanifoldConv3d(2, 4, 3) if way == "same" else layers.SparseConv3d(2, 4, **options)
+    if way in ("up", "turned"):
+        layer = layers.SparseConvTranspose3d(2, 4, **options)
+    given = {"output_coords": COORDS[:2].clone()} if way == "given" else {}
+    if way == "turned":
+        cache = layers.SparseConv3d(2, 2, **options)(torch.randn(5, 2), coords, SHAPE)[3].T
+    else:
+        cache = layer(torch.randn(5, 2), coords, SHAPE, **given)[-1]
+    new = prepare(cache)
+    assert type(new) is type(cache) and new is not cache and torch.equal(new.neighbor_map, cache.neighbor_map)
+    feats = torch.randn(cache.input_coords.shape[0], 2)
+    given = dict.fromkeys(given, new.output_coords)
+    want = layer(feats, cache.input_coords, SHAPE, neighbor_cache=cache)[0]
+    assert torch.equal(layer(feats, new.input_coords, SHAPE, neighbor_cache=new, **given)[0], want)
+    turned = new.T
+    assert torch.equal(turned.neighbor_map, cache.T.neighbor_map) and turned.T is new
+    for rows in (len(feats) - 1, len(feats) + 1):
+        with pytest.raises(ArgumentShapeError, match=f"expected .{len(feats)}, C"):
+            layer(torch.randn(rows, 2), new.input_coords, SHAPE, neighbor_cache=new, **given)

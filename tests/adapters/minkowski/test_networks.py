@@ -139,6 +139,7 @@ def test_4dmos(ME):
     compare(ME, nets, coords, feats, lambda net, x: [net(x)])
 
 
+@pytest.mark.slow
 def test_pcgc(ME):
     nets = build(pair(generative_networks.PCGC, ME, (4, 8, 8, 8, 4), (8, 8, 8)))
     coords, feats = scene((12, 12, 12), seed=5, channels=1, share=0.1)
@@ -249,6 +250,7 @@ def smoothed(ME, net):
                 setattr(module, name, ME.MinkowskiSiLU())
 
 
+@pytest.mark.slow
 def test_fp32_gradients_are_as_good_as_fp32(ME):
     torch.manual_seed(0)
     net = networks.MinkUNet(ME, 3, 5, planes=(32, 32, 64, 64, 64, 64, 48, 48)).train()

@@ -222,6 +222,41 @@ def test_kernels_are_kept(ME4):
         assert made.cache == {} and torch.equal(made.get_kernel((2, 4), False)[1], offsets)
 
 
+@pytest.mark.parametrize(
+    "name, channels, strides",
+    [
+        ("MinkowskiConvolution", (3, 4), [(1, 1), (2, 2)]),
+        ("MinkowskiChannelwiseConvolution", (3,), [(1, 1), (2, 2)]),
+        ("MinkowskiMaxPooling", (), [(1, 1), (2, 2)]),
+        ("MinkowskiAvgPooling", (), [(1, 1), (2, 2)]),
+        ("MinkowskiSumPooling", (), [(1, 1), (2, 2)]),
+        ("MinkowskiConvolutionTranspose", (3, 4), [(1, 1), (2, 2)]),  # those that the offsets count on
+        ("MinkowskiPoolingTranspose", (), [(1, 1), (2, 2)]),
+    ],
+)
+@pytest.mark.parametrize("given", (False, True))
+def test_kernels_that_a_layer_met_are_kept(ME4, name, channels, strides, given):
+    """Upstream's own test of its pools reads its offsets there."""
+    x = tensor(ME4, channels=3)
+    levels = [x, ME4.MinkowskiMaxPooling(2, 2, dimension=2)(x)]
+    levels.append(ME4.MinkowskiMaxPooling(2, 2, dimension=2)(levels[1]))
+    finer = "Transpose" in name
+    layer = getattr(ME4, name)(*channels, kernel_size=3, stride=2, dimension=2).double()
+    assert layer.kernel_generator.cache == {}
+    for level in levels[1:] if finer else levels[:2]:
+        if given and "Channelwise" not in name:
+            layer(level, levels[levels.index(level) + (-1 if finer else 1)].coords_key)
+        else:
+            layer(level)
+    cache = layer.kernel_generator.cache
+    assert sorted(cache) == strides
+    for stride in strides:
+        region, offsets, volume = cache[stride]
+        assert region == ME4.RegionType.HYPERCUBE and volume == len(offsets) == 9
+        assert offsets.abs().max() == stride[0]
+    assert copy.deepcopy(layer).kernel_generator.cache == {}
+
+
 def test_names_of_the_modules(ME4):
     coords = importlib.import_module("MinkowskiEngine.MinkowskiCoords")
     assert coords.set_memory_manager_backend is ME4.set_memory_manager_backend

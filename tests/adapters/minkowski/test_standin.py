@@ -94,6 +94,7 @@ def python(code, *path, **environment):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_common_flat_names_stay_those_of_others(tmp_path):
     (tmp_path / "utils.py").write_text("mine = True\n")
     code = """
@@ -116,6 +117,7 @@ print(MinkowskiEngine is ME)
     assert python(code, tmp_path).splitlines() == ["not before", "True True sparse_quantize", "[]", "True True", "True"]
 
 
+@pytest.mark.slow
 def test_importing_costs_no_cuda_and_needs_no_triton():
     code = """
 import sparse_bridge

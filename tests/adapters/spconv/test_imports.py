@@ -211,6 +211,7 @@ def test_signatures_equal_the_wheels():
         assert plain == {name: list(inspect.signature(getattr(standin.ops, name)).parameters) for name in functions}
 
 
+@pytest.mark.slow
 def test_modules_share_their_classes_as_upstream():
     code = """
 import importlib, spconv, spconv.__version__, spconv.utils as utils

@@ -275,6 +275,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", quick(["standin"], ["native", "standin"]))
 def test_pickled_models_and_tensors_both_ways(native, tmp_path, first):
     file = str(tmp_path / "net.pkl")

@@ -100,6 +100,7 @@ def test_a_claim_ends_with_its_handle(installed):
         assert importlib.import_module("spconv_triton").mark == "real"
 
 
+@pytest.mark.slow
 def test_the_name_disables_as_it_enables():
     code = """
 import sys, sparse_bridge

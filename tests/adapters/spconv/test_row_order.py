@@ -180,6 +180,7 @@ def test_scenes_whose_maps_are_prepared_together(standin, lane):
     state.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_compiled_and_exported_networks(standin):
     torch.manual_seed(0)
@@ -249,6 +250,7 @@ print(spconv.constants.SPCONV_USE_DIRECT_TABLE, y.indices[0].tolist())
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("before", "after", "variable", "want"),
     [

@@ -195,6 +195,7 @@ except sparse_bridge.errors.UnsupportedError as error:
 """
 
 
+@pytest.mark.slow
 def test_patch_mode_refuses_them_when_it_begins():
     doors.wheel()
     assert "ALL_WEIGHT_IS_KRSC is False" in doors.python(REFUSING)

@@ -129,6 +129,28 @@ def test_algorithms_must_agree_on_a_key(standin):
         reuse(standin, first, standin.SubMConv3d(4, 4, 3, indice_key="k", algo=implicit))
 
 
+@pytest.mark.parametrize("pool", ("SparseAvgPool3d", "SparseMaxPool3d"))
+@pytest.mark.parametrize("kernel", (2, 3, 4, 6))
+def test_pools_are_inverted_by_default(sp, pool, kernel):
+    """A build for CPUs gives its average pools an algorithm that no layer of it may have."""
+    down = getattr(sp, pool)(kernel, 2, indice_key="p")
+    torch.manual_seed(0)
+    up = sp.SparseInverseConv3d(4, 5, kernel, indice_key="p")
+    x = doors.tensor(sp)
+    pooled = down(x)
+    leaf = pooled.features.detach().requires_grad_()
+    y = up(pooled.replace_feature(leaf))
+    assert torch.equal(y.indices, x.indices)
+    pairs, counts = pooled.indice_dict["p"].indice_pairs, pooled.indice_dict["p"].indice_pair_num
+    want = up.bias.expand(len(x.indices), -1).clone()
+    for v, matrix in enumerate(up.weight.reshape(5, -1, 4).unbind(1)):
+        fine, coarse = (rows[: int(counts[v])].long() for rows in pairs[:, v])
+        want = want.index_add(0, fine, leaf[coarse] @ matrix.t())
+    torch.testing.assert_close(y.features, want)
+    (got,) = torch.autograd.grad(y.features.sum(), leaf)
+    torch.testing.assert_close(got, torch.autograd.grad(want.sum(), leaf)[0])
+
+
 def test_a_key_belongs_to_its_tensor(sp):
     """LION reuses one key on unrelated tensors."""
     layer = sp.SubMConv3d(4, 4, 3, indice_key="subm")

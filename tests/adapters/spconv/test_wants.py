@@ -74,6 +74,7 @@ def test_groups_on_request(standin, kind, c_in, c_out, groups):
         check_layer(layer, doors.tensor(standin, channels=c_in))
 
 
+@pytest.mark.slow
 def test_groups_by_the_environment():
     code = (
         "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\n"

@@ -146,6 +146,7 @@ def test_generative(ts21, kernel, stride):
             checks.assert_close(one.grad, other.grad, torch.float64)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (2, 1), (2, 2), (3, 2)], ids=str)
 @pytest.mark.parametrize("case", CASES[:4], ids=str)
 def test_gradients(case, kernel, stride):
@@ -186,6 +187,7 @@ def test_rows_that_are_never_found_have_no_gradient(ts):
         torch.testing.assert_close(x.grad[later], own)
 
 
+@pytest.mark.slow
 def test_compiled(ts):
     """A graph finds the same rows."""
     net = torch.nn.Sequential(

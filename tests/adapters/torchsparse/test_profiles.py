@@ -211,6 +211,7 @@ def test_layers_are_counted():
             assert now[layer].bridged == known + 1
 
 
+@pytest.mark.slow
 def test_importing_wakes_no_gpu_and_imports_no_triton():
     code = (
         "import sys, sparse_bridge; sparse_bridge.enable('torchsparse', mode='standin')\n"

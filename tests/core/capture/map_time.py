@@ -36,8 +36,10 @@ from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.maps import (  # noqa: F401
+    hash_table,
     level_bounds,
     mask_order,
+    neighbor_lookup,
     new_rows,
     pair_batch,
     row_ranks,

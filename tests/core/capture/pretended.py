@@ -13,7 +13,15 @@ import contextlib
 import pytest
 import torch
 
-from sparse_bridge.core.capture import captured_maps, captured_model, graph_key, padded, replay, replay_training
+from sparse_bridge.core.capture import (
+    captured_maps,
+    captured_model,
+    graph_key,
+    graphed_module,
+    padded,
+    replay,
+    replay_training,
+)
 from sparse_bridge.core.capture.captured_model import Captured
 from sparse_bridge.core.capture.replay_trial import leaves_of
 from sparse_bridge.core.device import self_check
@@ -120,5 +128,6 @@ def watched(streams, gpu):
     """Raise `Race` where streams are not ordered; maps of the core are ordered as on a GPU."""
     gpu.replaces(Graph, touch=staticmethod(streams.touch))
     gpu.has(ordered=streams)
+    gpu.replaces(graphed_module, observer=lambda: None)  # but for the mode that watches here
     with Watching(streams):
         yield

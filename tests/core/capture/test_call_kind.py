@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge import policy, replay_switch, settings
+from sparse_bridge import hooks, policy, settings
 from sparse_bridge.core.capture import graph_capture, graphed_module, padded
-from sparse_bridge.core.capture.call_kind import CallKind
+from sparse_bridge.core.capture.calls.call_kind import CallKind
+from sparse_bridge.core.capture.calls.observers import observer
 from sparse_bridge.core.capture.graphed_module import MISSING, GraphedModule
-from sparse_bridge.core.capture.observers import observer
 from sparse_bridge.refusals import Refusal, Why
 
 
@@ -294,15 +294,15 @@ class TestOnlookers:
 
 def test_calls_and_models_that_are_to_stay_eager():
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
-    assert replay_switch.allowed(model)
+    assert hooks.may_be_replayed(model)
     with sparse_bridge.eager():
         with sparse_bridge.eager():
             pass
-        assert not replay_switch.allowed(model)
+        assert not hooks.may_be_replayed(model)
     sparse_bridge.optimize(model, graphs=False)
-    assert not replay_switch.allowed(model) and not replay_switch.allowed(model[0])
+    assert not hooks.may_be_replayed(model) and not hooks.may_be_replayed(model[0])
     sparse_bridge.restore(model)
-    assert replay_switch.allowed(model) and replay_switch.allowed(model[0])
+    assert hooks.may_be_replayed(model) and hooks.may_be_replayed(model[0])
 
 
 @pytest.mark.parametrize("text", ["graphs:7", "fuse", "graphs:0"])

@@ -18,6 +18,7 @@ from tests.releases import WHOLE_GRAPHS
 pytestmark = WHOLE_GRAPHS
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("door", DOORS)
 def test_optimized_with_graphs(door):
     with PROGRAMS[door]() as programs, torch.no_grad():
@@ -29,6 +30,7 @@ def test_optimized_with_graphs(door):
         assert_same(program(*scene(0)), expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("choice", ("off", "graphs"))
 @pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
 @pytest.mark.usefixtures("own_provider")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sparse_bridge.core.capture import graph_capture
+from sparse_bridge.core.capture.calls.call_kind import CallKind
 from sparse_bridge.core.capture.captured_maps import captured
 from sparse_bridge.core.capture.graph_capture import KeepAlive, captured_from
 from sparse_bridge.core.capture.replay import Replayer
@@ -66,7 +67,8 @@ def made():
 def replayer_of(graph):
     model = nn.Linear(1, 1)
     found = Replayer(TrainingReplayer(model, model.forward, lambda x: None))
-    found.graphs["kind"] = graph
+    found.kinds["kind"] = kind = CallKind()
+    kind.graph = graph
     return found
 
 
@@ -197,6 +199,6 @@ def test_memory_of_calls_without_a_graph(monkeypatch):
     assert not given_back
     run(["replay"] * 30)
     assert given_back == [40 + 3 + 16]
-    for _ in range(9):
+    for _ in range(19):
         run(["eager"] + ["replay"] * 16)
-    assert len(given_back) == 4
+    assert len(given_back) == 8 + 1  # the first, then the sixteenth

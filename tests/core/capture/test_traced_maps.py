@@ -142,6 +142,7 @@ def few(monkeypatch):
         monkeypatch.setattr(owner, name, value)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("door", "scenes", "train"),
     [(0, 30, False), (0, 20, True), (1, 20, False), (2, 14, False), (3, 14, False)],

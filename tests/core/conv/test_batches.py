@@ -270,6 +270,7 @@ def test_rows_that_repeat_within_a_list(monkeypatch):
         assert_close(got, exact)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_against_finite_differences(kind, groups, sums):

@@ -6,9 +6,10 @@ import random
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from sparse_bridge.core.conv.plan import fills_its_memory
+from sparse_bridge.core.geometry.weights import fills_its_memory
 from tests.patience import PATIENCE
 
 
@@ -30,6 +31,7 @@ def test_a_layout_without_gaps_is_kept_by_torch():
     assert 250 < dense < 500
 
 
+@pytest.mark.slow
 def test_a_first_backward_imports_no_computer_algebra():
     """It took the first training step of every process two seconds."""
     program = (

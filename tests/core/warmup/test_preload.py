@@ -40,6 +40,7 @@ def run(script, gpus=1, **environment):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
     run("""
@@ -58,6 +59,7 @@ def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
     """)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "gpus, variable",
     [(0, {}), (1, {"TRITON_INTERPRET": "1"}), (1, {"SPARSE_BRIDGE_STARTUP": "warmup=0"})],
@@ -67,6 +69,7 @@ def test_where_nothing_is_started(gpus, variable):
     run('assert preload._thread is None and "triton" not in sys.modules', gpus, **variable)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timed
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks into /proc")
 @pytest.mark.parametrize("filled", [False, True])
@@ -84,6 +87,7 @@ def test_an_empty_disk_cache_starts_the_compile_server(tmp_path, filled):
     run(script.format(count=0 if filled else 1), TRITON_CACHE_DIR=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_triton_that_is_broken_is_not_told_here(tmp_path):
     (tmp_path / "triton.py").write_text("raise RuntimeError('broken')")
     run("assert preload._begun and preload._thread is None", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from ....core.geometry.boxes import Box
 from ....core.maps.kernel_map import KernelMap, dense_table
 from ....core.traced import between_graphs
 from ..arguments import Ints, check_features
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
-from ..lattice import Lattice, between, columns_of, lattice, made_by, submanifold_map
+from ..lattice import Lattice, between, columns_of, lattice, made_by, of_box, submanifold_map
 from .windows import Window, box_window, centred_window, delta_window, split
 
 __all__ = ["NeighborCache", "NeighborCacheT", "build_neighbor_cache"]
@@ -26,7 +27,7 @@ class NeighborCache:
 
     It holds its coordinates, so that their memory is not used again while it lives.  window: of the
     layer that made it, from coarse to fine.  outputs_given: the output coordinates came
-    from the caller, and may have no neighbours.
+    from the caller, and may have no neighbours.  first_rows: the first of equal fine rows counts.
     """
 
     kmap: KernelMap
@@ -34,6 +35,7 @@ class NeighborCache:
     target: Lattice
     window: Window
     outputs_given: bool = True
+    first_rows: bool = False
     _turned: Any = dataclasses.field(default=None, repr=False)
 
     @property
@@ -56,7 +58,7 @@ class NeighborCache:
         if transposed is None:
             cache_class = NeighborCache if isinstance(self, NeighborCacheT) else NeighborCacheT
             turned = self.kmap.transposed(), self.target, self.source, self.window
-            transposed = cache_class(*turned, _turned=self)
+            transposed = cache_class(*turned, first_rows=self.first_rows, _turned=self)
             self._turned = weakref.ref(transposed)  # in a circle both would live on for a while
         return transposed  # type: ignore[no-any-return]
 
@@ -90,8 +92,14 @@ class NeighborCache:
                 "or padding (offset)."
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_turned": None}
+    def __copy__(self) -> NeighborCache:
+        return dataclasses.replace(self, _turned=None)
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles hold the coordinates, and make the map anew."""
+        lattices = [self.source] if self.target is self.source else [self.source, self.target]
+        ends = [(end.coords, end.dimension, end.box.lo, end.box.size) for end in lattices]
+        return _made_anew, (type(self), ends, self.window, self.outputs_given, self.first_rows)
 
     def kernel_map(self, feats: torch.Tensor, n_offsets: int) -> KernelMap:
         """The map, for these features and a kernel of `n_offsets`. Raises ArgumentTypeError,
@@ -115,6 +123,20 @@ class NeighborCache:
 
 class NeighborCacheT(NeighborCache):
     """Of a layer that goes from coarse to fine coordinates."""
+
+
+def _made_anew(
+    cache_class: type[NeighborCache], ends: Sequence[Any], window: Window, outputs_given: bool, first_rows: bool
+) -> NeighborCache:
+    """ends: coordinates, axes and box of the source, and of the target unless it is the same."""
+    lattices = [of_box(coords, dimension, Box.spanning(lo, size)) for coords, dimension, lo, size in ends]
+    source, target, turned = lattices[0], lattices[-1], issubclass(cache_class, NeighborCacheT)
+    if source is target:
+        kmap = submanifold_map(source, window.offsets)
+    else:
+        kmap = between(*((target, source) if turned else (source, target)), window.offsets, window.stride)
+    kmap = kmap.of_first_rows() if first_rows else kmap
+    return cache_class(kmap.transposed() if turned else kmap, source, target, window, outputs_given, first_rows)
 
 
 NeighborCache.__module__ = NeighborCacheT.__module__ = "flex_gemm.ops"
@@ -154,7 +176,7 @@ def down(caller: str, coords: torch.Tensor, shape: Sequence[int] | None, window:
         new = window.down(extents)
     coarse = _output(caller, fine, "strided", window, new, out)
     kmap = between(fine, coarse, window.offsets, window.stride).of_first_rows()
-    return NeighborCache(kmap, fine, coarse, window, out.coords is not None)
+    return NeighborCache(kmap, fine, coarse, window, out.coords is not None, first_rows=True)
 
 
 def up(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ....core.arguments import expect_tensors
 from ....core.ops.row_matrix import RowMatrix
 from ..errors import ArgumentValueError, FeatureShapeError
 
@@ -18,6 +19,7 @@ def listed_matrix(
 
     Raises: ArgumentValueError, FeatureShapeError.
     """
+    expect_tensors("spmm", rows=rows, cols=cols, mat=mat)
     if mat.ndim != 2 or rows.shape != cols.shape or rows.ndim != 1:
         raise FeatureShapeError(
             f"rows {list(rows.shape)}, cols {list(cols.shape)} and mat {list(mat.shape)}; expected [P], [P] and [M, C]."

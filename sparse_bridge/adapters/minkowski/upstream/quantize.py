@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ....core.arguments import expect_tensors
 from ....core.maps.lookup import distinct_rows
 from ....core.ops.max_rows import list_max
 from ....core.ops.row_matrix import RowMatrix
@@ -78,6 +79,7 @@ def quantize_points(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     coords: int32 [N, D]; distinct ones are numbered in the order of their first row.
     Raises: CoordinateTypeError.
     """
+    expect_tensors("unique_coordinate_map", coordinates=coords)
     if coords.dtype != torch.int32 or coords.ndim != 2 or coords.shape[1] < 1:
         raise CoordinateTypeError(
             f"coordinates are {coords.dtype} of shape {list(coords.shape)}; expected int32 [N, D]."

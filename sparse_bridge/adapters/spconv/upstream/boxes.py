@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from ....core.arguments import expect_tensors
 from ....errors import ContractError, ShapeError
 from ._tv_tensor import Tensor, output
 
@@ -166,6 +167,7 @@ def nms(
     Returns:
         The kept rows by falling score, int64 on the device of `boxes`.
     """
+    expect_tensors("nms", boxes=boxes, scores=scores)
     order = torch.argsort(scores.detach(), descending=True, stable=True)
     order = order[:pre_max_size] if pre_max_size > 0 else order
     rows = boxes.detach().double().cpu().numpy()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ....core.arguments import expect_tensors
 from ....errors import ContractError, DataTypeError, DeviceError, OverflowLimitError, ShapeError, UnsupportedError
 
 
@@ -166,6 +167,7 @@ class HashTable:
         return self._entry.index_select(0, index), absent
 
     def _check(self, tensor: torch.Tensor, dtype: torch.dtype, argument: str) -> None:
+        expect_tensors("HashTable", **{argument: tensor})
         if tensor.dtype != dtype:
             raise HashDataTypeError(f"{argument} are {tensor.dtype}; this table takes {dtype}")
         if tensor.ndim != 1:

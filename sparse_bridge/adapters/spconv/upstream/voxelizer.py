@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ....core.arguments import expect_tensors
 from ....errors import ContractError, DataTypeError
 from ._voxel_fill import VoxelBuffers
 from ._voxel_grid import GridError, PointDataTypeError, PointShapeError, VoxelGrid
@@ -117,8 +118,7 @@ def voxelized(
 ) -> tuple[Any, ...]:
     """What `PointToVoxel` returns: copies of the buffers, and ids where they are wanted."""
     device = buffers.voxels.device
-    if not isinstance(pc, torch.Tensor):
-        raise PointToVoxelArgumentError(f"the points are a {type(pc).__name__}; pass a torch.Tensor on {device}")
+    expect_tensors("PointToVoxel", pc=pc)
     if pc.device != device:
         raise ContractError(
             f"your pc device is wrong: the points are on {pc.device}, this voxelizer works "
@@ -135,6 +135,7 @@ def gather_features_by_pc_voxel_id(
 
     The ids move to the features' device. Returns [n, ...] in the features' dtype; differentiable.
     """
+    expect_tensors("gather_features_by_pc_voxel_id", seg_res_features=seg_res_features, pc_voxel_id=pc_voxel_id)
     ids = pc_voxel_id.to(device=seg_res_features.device, dtype=torch.int64)
     absent = ids < 0
     tail = seg_res_features.shape[1:]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ....core.arguments import expect_tensors
 from ....core.ops.union import union_rows
 from ....core.traced import between_graphs
 from ....errors import ContractError, ShapeError
@@ -17,6 +18,8 @@ __all__ = ["add", "cat", "crop", "generative_add"]
 
 
 def _check_rows(caller: str, tensors: Sequence[Any]) -> None:
+    for x in tensors:
+        expect_tensors(caller, feats=x.feats)
     rows = [x.feats.shape[0] for x in tensors]
     if any(n != rows[0] for n in rows):
         raise ShapeError(
@@ -63,6 +66,7 @@ def crop(x: Any, coords_min: Any = None, coords_max: Any = None) -> tuple[torch.
 
     Those columns are x, y, z up to 2.0, and b, x, y in 2.1, where torchsparse reads them too.
     """
+    expect_tensors("spcrop", feats=x.feats, coords=x.coords)
     coords = x.coords
     keep = torch.ones(coords.shape[0], dtype=torch.bool, device=coords.device)
     for limit, lower in ((coords_min, True), (coords_max, False)):

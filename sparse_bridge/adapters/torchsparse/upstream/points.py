@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ....core.arguments import expect_tensors
 from ....core.maps import key_search
 from ....core.ops import voxel
 from ....errors import ContractError, DataTypeError
@@ -29,9 +30,10 @@ def sphash(coords: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.T
     Offsets move x, y and z: columns 0..2 up to 2.0, columns 1..3 in 2.1. Keys up to 2.0 are not
     negative. Raises HashInputError.
     """
-    for name, value, width in (("coordinates", coords, 4), ("offsets", offsets, 3)):
+    for name, value, width in (("coords", coords, 4), ("offsets", offsets, 3)):
         if value is None:
             continue
+        expect_tensors("sphash", **{name: value})
         if value.dtype != torch.int32 or value.ndim != 2 or value.shape[1] != width:
             raise HashInputError(
                 f"sphash got {name} of {value.dtype} {list(value.shape)}; expected torch.int32 [N, {width}]."
@@ -48,6 +50,7 @@ def sphashquery(queries: torch.Tensor, references: torch.Tensor) -> torch.Tensor
 
     int64 up to 2.0, int32 in 2.1. Raises ShapeError, DataTypeError, DeviceError.
     """
+    expect_tensors("sphashquery", queries=queries, references=references)
     narrow = profiles.current().batch_first
     if torch.compiler.is_compiling():
         return _operators().find_keys(queries, references.reshape(-1), not narrow)
@@ -60,6 +63,7 @@ def spcount(coords: torch.Tensor, num: Any) -> torch.Tensor:
 
     Raises DataTypeError for int64, as torchsparse does.
     """
+    expect_tensors("spcount", coords=coords)
     if coords.dtype != torch.int32:
         raise DataTypeError(f"spcount got indices of {coords.dtype}; expected int32 (use .int()).")
     if torch.compiler.is_compiling():
@@ -69,6 +73,7 @@ def spcount(coords: torch.Tensor, num: Any) -> torch.Tensor:
 
 def spvoxelize(feats: torch.Tensor, coords: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Mean of the points of each voxel, [M, C]; see `core.voxel.voxelize`."""
+    expect_tensors("spvoxelize", feats=feats, coords=coords, counts=counts)
     index = coords.reshape(-1) if coords.ndim != 1 else coords
     if torch.compiler.is_compiling():
         return _operators().voxelize(feats, index, counts)
@@ -78,6 +83,7 @@ def spvoxelize(feats: torch.Tensor, coords: torch.Tensor, counts: torch.Tensor) 
 def spdevoxelize(feats: torch.Tensor, coords: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Voxels interpolated at points, [N, C]; coords and weights [N, 8]. See
     `core.voxel.devoxelize`."""
+    expect_tensors("spdevoxelize", feats=feats, coords=coords, weights=weights)
     if torch.compiler.is_compiling():
         return _operators().devoxelize(feats, coords, weights)
     return voxel.devoxelize(feats, coords, weights)
@@ -88,6 +94,7 @@ def calc_ti_weights(coords: torch.Tensor, idx_query: torch.Tensor, scale: float 
 
     idx_query and the result: [8, N] up to 2.0, [N, 8] in 2.1. Raises ShapeError, DataTypeError.
     """
+    expect_tensors("calc_ti_weights", coords=coords, idx_query=idx_query)
     if profiles.current().batch_first:
         return _weights(coords, idx_query, scale)
     return _weights(coords, idx_query.t(), scale).t().contiguous()

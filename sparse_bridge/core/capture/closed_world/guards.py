@@ -1,6 +1,133 @@
+"""Whether what a program read is what it was: a comparison of a few hundred values by identity."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+Getter = Callable[[Any], tuple[Any, ...]]
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
+PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+
+
+class Entry(NamedTuple):
+    """What `get(box)` returned, and what the program calls each of it."""
+
+    get: Getter
+    box: Any
+    values: tuple[Any, ...]
+    names: tuple[str, ...]
+
+
+class Absent(NamedTuple):
+    """Names that a dictionary does not have: they would hide others.  own: names under which the package
+    itself puts something there."""
+
+    box: Any
+    names: frozenset[str]
+    label: str
+
+
 class Guards:
-    def hold(self):
+    """The values that a call read."""
+
+    def __init__(self, entries: list[Entry], layers: list[Entry], absent: list[Absent], equal: list[Entry]) -> None:
+        """layers: values of torch's and frameworks' own, for which `True` is as good as 1.  equal: new objects
+        every time, compared by value."""
+        self._equal, self._absent = equal, [one for one in absent if one.names]
+        self._entries, self._layers = entries, layers
+        self._set()
+
+    def _set(self) -> None:
+        self._pairs = [(entry.get, entry.box) for entry in self._entries]
+        self._layer_pairs = [(entry.get, entry.box) for entry in self._layers]
+        self._layer_values = [entry.values for entry in self._layers]
+        self._values = list(itertools.chain.from_iterable(entry.values for entry in self._entries))
+        self._boxes = [one.box for one in self._absent]
+        self._lengths = list(map(len, self._boxes))
+
+    def __len__(self) -> int:
+        return len(self._values) + sum(map(len, self._layer_values))
+
+    def hold(self) -> bool:
+        """Whether everything is as it was. Some ten microseconds for a hundred modules."""
+        try:
+            values = [value for get, box in self._pairs for value in get(box)]
+            same = [get(box) for get, box in self._layer_pairs] == self._layer_values
+        except (KeyError, AttributeError, ValueError, TypeError):
+            return False
+        same = same and len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+        if same and list(map(len, self._boxes)) == self._lengths:
+            return not self._equal or self._differing(self._equal) is None
+        return self._hold_by_value()
+
+    def _hold_by_value(self) -> bool:
+        """The same, where values or containers are other objects: they are remembered if they are equal."""
+        if self.changed():
+            return False
+        for entries in (self._entries, self._layers):
+            entries[:] = [entry._replace(values=tuple(entry.get(entry.box))) for entry in entries]
+        self._set()
         return True
 
-    def changed(self):
+    def changed(self) -> str:
+        """What is not as it was; '' if nothing."""
+        difference = self._differing(self._entries) or self._differing(self._layers) or self._differing(self._equal)
+        if difference is not None:
+            return difference
+        for one in self._absent:
+            for name in one.names:
+                if name in one.box and not is_own(one.box[name]):
+                    return f"{one.label}.{name}: {shown(one.box[name])}, was not there"
         return ""
+
+    def _differing(self, entries: list[Entry]) -> str | None:
+        for get, box, expected, names in entries:
+            try:
+                values = get(box)
+            except (KeyError, AttributeError, ValueError, TypeError):
+                return f"{names[0]}: no longer there"
+            if len(values) != len(expected):
+                return f"{names[0]}: {len(values)} entries, was {len(expected)}"
+            for value, known, name in zip(values, expected, names, strict=False):
+                if value is not known and not equal(value, known):
+                    return f"{name}: {shown(value)}, was {shown(known)}"
+        return None
+
+
+def equal(value: Any, other: Any) -> bool:
+    """Whether plain values are the same in all that a program can compute with."""
+    if value is other:
+        return True
+    if is_own(value) and is_own(other):
+        return True
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, (float, complex)):
+        return repr(value) == repr(other)
+    if type(value) is tuple:
+        return len(value) == len(other) and all(map(equal, value, other))
+    if type(value) is frozenset or isinstance(value, (*PLAIN, *PLAIN_TORCH)):
+        return bool(value == other)
+    return False
+
+
+def is_own(value: Any) -> bool:
+    """Whether the package put an object there: which one is of no matter."""
+    return type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def shown(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, (*PLAIN, *PLAIN_TORCH, tuple, frozenset)):
+        text = repr(value)
+    elif isinstance(value, (type, ModuleType)) or (callable(value) and hasattr(value, "__qualname__")):
+        text = getattr(value, "__qualname__", value.__name__)
+    else:
+        text = f"another {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

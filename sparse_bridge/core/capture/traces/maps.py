@@ -141,9 +141,14 @@ class Traces:
             self._enter(key, _traced(builder, capacities, rows))
         except KernelError:
             raise
-        except Exception as error:  # nothing ran; inputs like this one are queued step by step
-            self._failed = True
-            log.logger.debug("maps are not traced: %r", error)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Tracing raised this. Nothing ran: inputs like that one are queued step by step from now on, unless
+        a kernel was still being compiled."""
+        self._failed = not (isinstance(error, Refusal) and error.why is Why.TRACE_NOT_COMPILED)
+        log.logger.debug("maps are not traced: %r", error)
 
     def _enter(self, key: _Key, traced: Traced) -> None:
         traces = self._traces.setdefault(key, [])

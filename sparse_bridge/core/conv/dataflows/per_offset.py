@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ...device import rocm, workspace
-from ...geometry.weights import WeightLayout
+from ...geometry.weights import WeightLayout, gradient_like
 from ...maps.kernel_map import KernelMap
 from ...maps.rulebook import Rulebook
 from ..batches import products as batched
@@ -41,20 +41,20 @@ def gather_matmul(kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, w: Wei
     n_out = kmap.rulebook.n_rows[kmap.side]
     if n_out == 0 or x.shape[0] == 0:
         return x.new_zeros((n_out, w.columns_out), dtype=accumulator(x))
-    x, weight = _working(x, weight)
-    return sums_of(chunks_of(kmap, max(w.c_in, w.c_out)), n_out, x, weight, w)
+    x = _working(x)[0]
+    return sums_of(chunks_of(kmap, max(w.c_in, w.c_out)), n_out, x, w.stacks(weight, x.dtype), w)
 
 
-def sums_of(chunks: Chunks, n_out: int, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout) -> torch.Tensor:
-    """`gather_matmul` of tensors in the dtype of their products: [n_out, groups * c_out] in that dtype."""
+def sums_of(chunks: Chunks, n_out: int, x: torch.Tensor, stacks: list[torch.Tensor], w: WeightLayout) -> torch.Tensor:
+    """`gather_matmul` of x and `w.stacks` in the dtype of their products: [n_out, groups * c_out] in that dtype."""
     if w.strides[0] < 0:
-        w, chunks = w.reversed(), chunks.backwards()
+        chunks = chunks.backwards()
     if w.groups == 1 and len(chunks.blocks) == 1:
-        return _multiply(chunks, x, w.stacked(weight), w.c_out)
+        return _multiply(chunks, x, stacks[0], w.c_out)
     y = x.new_empty((n_out, w.columns_out), dtype=accumulator(x))
-    for group in range(w.groups):
+    for group, stack in enumerate(stacks):
         left, right = columns(x, group, w.c_in), columns(y, group, w.c_out)
-        _multiply(chunks, left, w.stacked(weight, group), w.c_out, right)
+        _multiply(chunks, left, stack, w.c_out, right)
     return y
 
 
@@ -243,7 +243,7 @@ def weight_gradient(kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, dw: torc
 @contextmanager
 def _summed(dw: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """Zeros to add to: `dw` itself if it can hold such sums, else what is copied to it."""
-    total = dw if dw.dtype == dtype else torch.empty_like(dw, dtype=dtype)
+    total = dw if dw.dtype == dtype else gradient_like(dw, dtype)
     yield total.zero_()
     if total is not dw:
         dw.copy_(total)
@@ -258,13 +258,13 @@ def gradients(
         dw.zero_()
         return torch.zeros_like(x)
     dtype = x.dtype
-    x, weight, dy = _working(x, weight, dy)
+    x, dy = _working(x, dy)
     dx = x.new_empty(x.shape, dtype=accumulator(x))
     chunks = chunks_of(kmap.transposed(), max(w.c_in, w.c_out))
     with _summed(dw, dx.dtype) as total:
         for group in range(w.groups):
             left, right = columns(x, group, w.c_in), columns(dy, group, w.c_out)
-            back, sums = w.stacked(weight, group).transpose(1, 2), w.stacked(total, group)
+            back, sums = w.stacked(weight, group).to(x.dtype).transpose(1, 2), w.stacked(total, group)
             _both(chunks, left, right, back, sums, columns(dx, group, w.c_in))
     return dx.to(dtype)
 

@@ -94,16 +94,16 @@ class TorchJob(Job):
 
     def fill(self, y: torch.Tensor, height: int) -> None:
         """Write y [N_out, C_out], x's dtype, block by block. Products and sums are fp32, fp64 for fp64."""
-        weight = self.call.weight.to(self._work)
+        stacks = self.product.w.stacks(self.call.weight, self._work)
         chunks = cut(self._kmap, height, self._pairs)
         for block in chunks.blocks:
-            self._fill(y[block.begin : block.end], block, chunks, weight)
+            self._fill(y[block.begin : block.end], block, chunks, stacks)
 
-    def _fill(self, y: torch.Tensor, block: Block, chunks: Chunks, weight: torch.Tensor) -> None:
+    def _fill(self, y: torch.Tensor, block: Block, chunks: Chunks, stacks: list[torch.Tensor]) -> None:
         """One block; what it needs goes with the call, before the next one's is made."""
         own, rows = _apart(block, chunks, self.call.x, self._work)
         own = own.backwards() if self._turned else own
-        sums = sums_of(own, len(y), rows, weight, self.product.w)
+        sums = sums_of(own, len(y), rows, stacks, self.product.w)
         y.copy_(self.call.end_of(block.begin, block.end).finish(sums, y.dtype))
 
 

@@ -60,8 +60,8 @@ class MinkowskiChannelwiseConvolution(KernelLayer):
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
         layer_name, manager = type(self).__name__, input._manager
-        spec = self.kernel_generator.spec()
-        key, kmap = manager._manager.layer_map(input.coordinate_map_key.key, spec)
+        in_key = input.coordinate_map_key.key
+        key, kmap = manager._manager.layer_map(in_key, self.kernel_generator.spec(False, in_key))
         out = channelwise_convolution(input._F, self.kernel, self.bias, kmap, layer_name)
         note("minkowski", layer_name)
         return SparseTensor._of(out, key, manager)

@@ -46,7 +46,9 @@ def _function(transposed, layer_name):
     ):
         registry, in_key = coordinate_manager._manager, in_coordinate_map_key.key
         check_aligned(input_features, registry.grid(in_key), layer_name)
-        layer_map = registry.layer_map(in_key, kernel_generator.spec(transposed), given_by(out_coordinate_map_key))
+        layer_map = registry.layer_map(
+            in_key, kernel_generator.spec(transposed, in_key), given_by(out_coordinate_map_key)
+        )
         out = convolve(input_features, kernel_weights, None, layer_map.kmap, layer_name)
         fill(out_coordinate_map_key, layer_map.key)
         return out
@@ -87,6 +89,11 @@ class MinkowskiConvolutionTransposeFunction(MinkowskiConvolutionFunction):
     compute = _function(True, "MinkowskiConvolutionTranspose")
 
 
+_FUNCTIONS = MinkowskiConvolutionFunction, MinkowskiConvolutionTransposeFunction
+_MEMBERS = vars(MinkowskiConvolutionFunction)
+_APPLY = _MEMBERS["apply"]
+
+
 class MinkowskiConvolutionBase(KernelLayer):
     """A convolution with `kernel` [V, C_in, C_out] and `bias` [1, C_out].
 
@@ -103,6 +110,8 @@ class MinkowskiConvolutionBase(KernelLayer):
 
     Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
     """
+
+    _functions = _FUNCTIONS
 
     @arguments_of_0_4(f"{_SHARED} is_transpose dimension")
     def __init__(
@@ -164,8 +173,7 @@ class MinkowskiConvolutionBase(KernelLayer):
         """SparseTensor -> SparseTensor.
 
         coordinates: where to compute: an IntTensor [M, D + 1], a CoordinateMapKey or a SparseTensor
-            of the same manager; None for the layer's own rule. `use_mm` layers ignore it.
-        coords: 0.4's name of it.
+            of the same manager; None for the layer's own rule. `use_mm` layers ignore it; `coords` in 0.4.
         Raises: ContractError, FeatureShapeError, FeatureTypeError, StrideError, TensorDeviceError.
         """
         if coords is not None:
@@ -177,14 +185,19 @@ class MinkowskiConvolutionBase(KernelLayer):
             kernel, bias = self._parameters["kernel"], self._parameters["bias"]
         except KeyError:  # reparametrised
             kernel, bias = self.kernel, self.bias
+        compiling = torch.compiler.is_compiling()
         if self.use_mm:
             output = input._with(pointwise(input._F, kernel, bias, layer_name, self))
-        elif torch.compiler.is_compiling():
+        elif "conv" in self.__dict__ or hasattr(type(self), "conv") or not (compiling or _MEMBERS["apply"] is _APPLY):
+            y, key = self._applied(self.conv, input, coordinates, kernel, self.kernel_generator, self.convolution_mode)
+            output = SparseTensor._of(y if bias is None else y + bias, key, manager)
+        elif compiling:
             return self._traced(input, coordinates, kernel, bias)
         elif coordinates is None:
-            spec, registry = self.kernel_generator.spec(self.is_transpose), manager._manager
+            in_key, registry = input.coordinate_map_key._key, manager._manager
+            spec = self.kernel_generator.spec(self.is_transpose, in_key)
             try:
-                key, kmap = registry.layer_map(input.coordinate_map_key._key, spec)
+                key, kmap = registry.layer_map(in_key, spec)
             except StrideError:
                 kernel, (key, kmap) = fold(registry, input.coordinate_map_key.key, spec, kernel)
             y = convolve(input._F, kernel, bias, kmap, layer_name, self)
@@ -205,9 +218,10 @@ class MinkowskiConvolutionBase(KernelLayer):
         return SparseTensor._of(features, key, input._manager)
 
     def _convolve_at(self, coordinates, input, kernel, bias):
-        spec, registry = self.kernel_generator.spec(self.is_transpose), input._manager._manager
+        in_key, registry = input.coordinate_map_key.key, input._manager._manager
+        spec = self.kernel_generator.spec(self.is_transpose, in_key)
         out_map_key = _get_coordinate_map_key(input, coordinates, spec.scaled(input.tensor_stride))
-        in_key, key = input.coordinate_map_key.key, given_by(out_map_key)
+        key = given_by(out_map_key)
         labelled_zero = isinstance(coordinates, torch.Tensor) and not profile.is_old()
         if spec.transposed and not spec.expand and labelled_zero:
             kernel, kmap = collapsed(registry, in_key, key, kernel)
@@ -219,7 +233,7 @@ class MinkowskiConvolutionBase(KernelLayer):
 
     def __repr__(self):
         channels = f"in={self.in_channels}, out={self.out_channels}"
-        return f"{self.__class__.__name__}({channels}, {self.kernel_generator.summary()})"
+        return f"{type(self).__name__}({channels}, {self.kernel_generator.summary()})"
 
 
 class MinkowskiConvolution(MinkowskiConvolutionBase):

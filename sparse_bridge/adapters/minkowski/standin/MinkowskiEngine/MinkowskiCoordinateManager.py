@@ -20,6 +20,7 @@ from sparse_bridge.adapters.minkowski import batches, manager, profile
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, CoordinateTypeError
 from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
+from sparse_bridge.core.arguments import expect_tensors
 from sparse_bridge.errors import ContractError
 
 __all__ = ["CoordinateManager", "set_coordinate_map_type", "set_gpu_allocator", "set_memory_manager_backend"]
@@ -131,7 +132,8 @@ class CoordinateManager:
         return CoordinateMapKey.of(key), (inverse if first is None else first, inverse)
 
     def _check(self, coordinates):
-        if not isinstance(coordinates, torch.Tensor) or coordinates.ndim != 2:
+        expect_tensors("CoordinateManager", coordinates=coordinates)
+        if coordinates.ndim != 2:
             raise ContractError(f"coordinates must be a tensor [N, {self.D + 1}].")
         if coordinates.shape[1] != self.D + 1:
             raise ContractError(

@@ -7,6 +7,7 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.errors import FeatureTypeError
 from sparse_bridge.adapters.minkowski.points import interpolation_matrix
+from sparse_bridge.core.arguments import expect_tensors
 from sparse_bridge.core.traced import between_graphs
 
 __all__ = ["MinkowskiInterpolation", "MinkowskiInterpolationFunction"]
@@ -21,6 +22,7 @@ def interpolate_at(x, query):
 
 def check_query(features, query):
     """Raise the FeatureTypeError for positions of a dtype that does not fit the features."""
+    expect_tensors("MinkowskiInterpolation", positions=query)
     if not query.is_floating_point():
         raise FeatureTypeError(f"positions are {query.dtype}; expected floating point.")
     if query.dtype != features.dtype and features.dtype.itemsize > 2:

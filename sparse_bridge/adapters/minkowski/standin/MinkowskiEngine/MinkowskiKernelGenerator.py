@@ -116,7 +116,7 @@ class KernelGenerator:
     ):
         if dimension is None or dimension < 1:
             raise ContractError(f"dimension={dimension}; a kernel needs its number of axes.")
-        self._specs, self.cache = {}, {}
+        self._specs, self._kernels, self._met = {}, {}, set()
         region_type = member("region_type", region_type, RegionType)
         unsized = isinstance(kernel_size, int) and kernel_size < 0
         if region_type is RegionType.CUSTOM and unsized and region_offsets is not None:
@@ -161,8 +161,18 @@ class KernelGenerator:
     def region(self):
         return kernel_region(self.region_type, tuple(self.kernel_size), tuple(self.kernel_dilation), self._listed)
 
-    def spec(self, transposed=False):
-        """The kernel as the adapter's layers take it, of a forward or a transposed layer."""
+    @property
+    def cache(self):
+        """{tensor stride: what `get_kernel` gives there}, of all that layers have met, too."""
+        while self._met:
+            self.get_kernel(*self._met.pop())
+        return self._kernels
+
+    def spec(self, transposed=False, key=None):
+        """The kernel as the adapter's layers take it, of a forward or a transposed layer.  key: of the
+        coordinates that it is used on."""
+        if key is not None:
+            self._met.add((key[0], transposed))
         size, stride = tuple(self.kernel_size), tuple(self.kernel_stride)
         now = (transposed, size, stride, tuple(self.kernel_dilation), self.region_type, self.expand_coordinates)
         spec = self._specs.get(now)
@@ -174,10 +184,10 @@ class KernelGenerator:
 
     def __getstate__(self):
         state = self.__dict__.items()
-        return {name: value for name, value in state if name not in ("_specs", "cache")}
+        return {name: value for name, value in state if name not in ("_specs", "_kernels", "_met")}
 
     def __setstate__(self, state):
-        self.__dict__.update(state, _specs={}, cache={})
+        self.__dict__.update(state, _specs={}, _kernels={}, _met=set())
 
     def summary(self):
         """The kernel as a layer's `repr` shows it."""
@@ -193,9 +203,9 @@ class KernelGenerator:
         stride = convert_to_int_list(tensor_stride, self.dimension)
         if is_transpose:
             stride = [t // s for t, s in zip(stride, self.kernel_stride, strict=True)]
-        region = self.cache.get(tuple(stride))
+        region = self._kernels.get(tuple(stride))
         if region is None:
-            region = self.cache[tuple(stride)] = convert_region_type(
+            region = self._kernels[tuple(stride)] = convert_region_type(
                 self.region_type,
                 stride,
                 self.kernel_size,
@@ -238,7 +248,20 @@ class KernelLayer(MinkowskiModuleBase):
     dilation and kernel_size are IntTensors [D], region_offset(_) those of a listed region on a
     tensor stride of 1."""
 
+    def _applied(self, function, input, coordinates, *arguments):
+        """Features and key of what an autograd function makes that somebody gave to this layer."""
+        from MinkowskiEngine.MinkowskiSparseTensor import _get_coordinate_map_key
+
+        stride = self.kernel_generator.spec(self.is_transpose).scaled(input.tensor_stride)
+        out_key = _get_coordinate_map_key(input, coordinates, stride)
+        out = function.apply(input._F, *arguments, input.coordinate_map_key, out_key, input._manager)
+        return out, out_key.key
+
+    _functions = None  # autograd functions, forward and transposed: `conv` or `pooling`, which programs exchange
+
     def __getattr__(self, name):
+        if name in ("conv", "pooling") and self._functions and name in self._functions[0].__name__.lower():
+            return self._functions[self.is_transpose]()
         if name not in _OLD_ATTRIBUTES:
             return super().__getattr__(name)
         generator, name = super().__getattribute__("kernel_generator"), name.removesuffix("_")

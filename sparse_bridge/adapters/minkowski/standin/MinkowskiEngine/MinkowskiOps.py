@@ -17,6 +17,7 @@ from torch import nn
 from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski import dense
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
+from sparse_bridge.core.arguments import expect_tensors, refuse_arrays
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -131,6 +132,7 @@ def to_sparse(x, format=None, coordinates=None, device=None):
     format: order of the axes, like "BXXC"; None for batch, channels, axes. coordinates: ignored.
     Raises: ContractError (an AssertionError).
     """
+    expect_tensors("to_sparse", x=x)
     where, features = dense.nonzero_cells(x, format)
     return SparseTensor(features, where, device=device)
 
@@ -140,6 +142,7 @@ def to_sparse_all(dense_tensor, coordinates=None):
 
     coordinates: those positions, if they were made before (`dense_coordinates`).
     """
+    expect_tensors("to_sparse_all", dense_tensor=dense_tensor)
     if coordinates is None:
         coordinates = dense.dense_coordinates(dense_tensor.shape, dense_tensor.device)
     features = dense_tensor.movedim(1, -1).reshape(-1, dense_tensor.shape[1])
@@ -155,8 +158,8 @@ class MinkowskiToSparseTensor(MinkowskiModuleBase):
 
     def __init__(self, remove_zeros=True, coordinates=None):
         super().__init__()
-        if remove_zeros and coordinates is not None and not isinstance(coordinates, torch.Tensor):
-            raise ContractError("coordinates must be a tensor.")
+        if remove_zeros and coordinates is not None:
+            expect_tensors("MinkowskiToSparseTensor", coordinates=coordinates)
         self.remove_zeros = remove_zeros
         self.coordinates = coordinates
 
@@ -164,6 +167,7 @@ class MinkowskiToSparseTensor(MinkowskiModuleBase):
         if isinstance(input, TensorField):
             return input.sparse()
         if not isinstance(input, torch.Tensor):
+            refuse_arrays("MinkowskiToSparseTensor", input=input)
             raise ArgumentValueError(f"expected a dense tensor or a TensorField, got {type(input).__name__}.")
         if self.remove_zeros and self.coordinates is not None:
             return to_sparse(input)

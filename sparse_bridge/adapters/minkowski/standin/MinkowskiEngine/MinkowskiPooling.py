@@ -5,7 +5,7 @@ from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiKernelGenerator import KernelLayer, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key, refuse_input
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction, MinkowskiDirectMaxPoolingFunction
-from MinkowskiEngineBackend._C import GlobalPoolingMode, PoolingMode
+from MinkowskiEngineBackend._C import CoordinateMapKey, GlobalPoolingMode, PoolingMode
 
 from sparse_bridge.adapters.call_stats import note
 from sparse_bridge.adapters.minkowski.pool import global_pooling, local_pooling, transposed_pooling
@@ -59,7 +59,7 @@ class MinkowskiLocalPoolingFunction(ComposedFunction):
             input_features,
             _checked_mode(pooling_mode),
             in_coordinate_map_key.key,
-            kernel_generator.spec(),
+            kernel_generator.spec(False, in_coordinate_map_key.key),
             given_by(out_coordinate_map_key),
         )
         fill(out_coordinate_map_key, out_key)
@@ -83,7 +83,7 @@ class MinkowskiLocalPoolingTransposeFunction(ComposedFunction):
             input_features,
             "sum",
             in_coordinate_map_key.key,
-            kernel_generator.spec(True),
+            kernel_generator.spec(True, in_coordinate_map_key.key),
             given_by(out_coordinate_map_key),
         )
         fill(out_coordinate_map_key, out_key)
@@ -115,6 +115,19 @@ class MinkowskiGlobalPoolingFunction(ComposedFunction):
         return out
 
 
+_FUNCTIONS = MinkowskiLocalPoolingFunction, MinkowskiLocalPoolingTransposeFunction, MinkowskiGlobalPoolingFunction
+_APPLY = [function.apply.__func__ for function in _FUNCTIONS]
+
+
+def _own_function(layer):
+    """The autograd function of a pool, where somebody exchanged it or its `apply`."""
+    if "pooling" in layer.__dict__ or hasattr(type(layer), "pooling"):
+        return layer.pooling
+    if torch.compiler.is_compiling() or [function.apply.__func__ for function in _FUNCTIONS] == _APPLY:
+        return None
+    return layer.pooling
+
+
 class MinkowskiPoolingBase(KernelLayer):
     """Base of local pools. A kernel equal to its stride bins inputs into cells; others are windows.
 
@@ -122,6 +135,8 @@ class MinkowskiPoolingBase(KernelLayer):
         dimension: D, required.  pooling_mode: a PoolingMode; in 0.4 whether to average.
     Raises: DimensionError, ContractError (both AssertionErrors).
     """
+
+    _functions = _FUNCTIONS[:2]
 
     @arguments_of_0_4("kernel_size stride dilation kernel_generator is_transpose average=pooling_mode dimension")
     def __init__(
@@ -154,15 +169,20 @@ class MinkowskiPoolingBase(KernelLayer):
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
         coordinates = coords if coordinates is None else coordinates
+        function = _own_function(self)
+        if function is not None:
+            arguments = self.pooling_mode, self.kernel_generator
+            out, key = self._applied(function, input, coordinates, *arguments)
+            note("minkowski", type(self).__name__)
+            return SparseTensor._of(out, key, input._manager)
         if torch.compiler.is_compiling():
             return self._traced(input, coordinates)
-        spec, out_map_key = self.kernel_generator.spec(self.is_transpose), None
+        in_key = input.coordinate_map_key.key
+        spec, out_map_key = self.kernel_generator.spec(self.is_transpose, in_key), None
         if coordinates is not None:
             stride = spec.scaled(input.tensor_stride)
             out_map_key = _get_coordinate_map_key(input, coordinates, stride)
-        out, key = self._pool(
-            input._manager._manager, input._F, self._mode(), input.coordinate_map_key.key, spec, given_by(out_map_key)
-        )
+        out, key = self._pool(input._manager._manager, input._F, self._mode(), in_key, spec, given_by(out_map_key))
         fill(out_map_key, key)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
@@ -270,6 +290,9 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
             raise ContractError(f"{mode!r} is not a global PoolingMode.")
         self.pooling_mode = mode
 
+    def __getattr__(self, name):
+        return MinkowskiGlobalPoolingFunction() if name == "pooling" else super().__getattr__(name)
+
     @property
     def average(self):
         """0.4's attribute: whether it takes means."""
@@ -277,7 +300,12 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
 
     def forward(self, input, coordinates=None):
         operands = input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
-        if torch.compiler.is_compiling():
+        function = _own_function(self)
+        if function is not None:
+            out_key = CoordinateMapKey(input.coordinate_map_key.get_coordinate_size())
+            keys = input.coordinate_map_key, out_key, input._manager
+            out, key = function.apply(input._F, self.pooling_mode, *keys), out_key.key
+        elif torch.compiler.is_compiling():
             from sparse_bridge.adapters.minkowski import compiled
 
             if compiled.traced_sites(operands[0], operands[3]) is None:

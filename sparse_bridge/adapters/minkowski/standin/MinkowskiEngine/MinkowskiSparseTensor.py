@@ -31,6 +31,7 @@ from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey, fill
 from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_points
+from sparse_bridge.core.arguments import expect_tensors, refuse_arrays
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.errors import ContractError
 
@@ -302,6 +303,7 @@ class SparseTensor(OldSparseTensor, Tensor):
         """
         from MinkowskiEngine.MinkowskiInterpolation import interpolate_at
 
+        expect_tensors("features_at_coordinates", query_coordinates=query_coordinates)
         if query_coordinates.dtype != self.dtype and self.dtype.itemsize > 2:
             raise ContractError(f"positions are {query_coordinates.dtype}, features {self.dtype}; expected one dtype.")
         if query_coordinates.device != self.device:
@@ -338,6 +340,7 @@ def _get_coordinate_map_key(input, coordinates=None, tensor_stride=1, expand_coo
             raise ContractError(COORDINATE_MANAGER_DIFFERENT_ERROR)
         return coordinates.coordinate_map_key
     if not isinstance(coordinates, torch.Tensor):
+        refuse_arrays("the layer", coordinates=coordinates)
         raise ContractError(
             f"coordinates are {type(coordinates).__name__}; expected an IntTensor, a "
             "CoordinateMapKey or a SparseTensor."

@@ -11,6 +11,7 @@ from sparse_bridge.adapters.lazy_features import LazyFeatures, pending_of
 from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.errors import AbsentError
 from sparse_bridge.adapters.minkowski.upstream.enums import SparseTensorOperationMode, SparseTensorQuantizationMode
+from sparse_bridge.core.arguments import refuse_arrays
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -249,6 +250,7 @@ class Tensor(OldTensor, LazyFeatures):
         if isinstance(other, torch.Tensor):
             return self._with(function(self._F, other))
         if not self._is_alike(other):
+            refuse_arrays(type(self).__name__, other=other)
             raise ContractError(
                 f"{type(self).__name__} and {type(other).__name__} do not combine; expected "
                 f"another {type(self).__name__} or a torch.Tensor."

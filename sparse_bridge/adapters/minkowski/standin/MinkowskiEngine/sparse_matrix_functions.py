@@ -4,6 +4,7 @@ import torch
 
 from sparse_bridge.adapters.minkowski.upstream.lists import listed_matrix, listed_mean
 from sparse_bridge.core.ops.max_rows import list_max
+from sparse_bridge.errors import UnsupportedError
 
 __all__ = [
     "ComposedFunction",
@@ -23,6 +24,19 @@ class ComposedFunction(torch.autograd.Function):
 
     def __init__(self):
         """torch warns about instances; these are harmless."""
+
+    def __init_subclass__(cls, **options):
+        """A subclass with a forward or backward of its own is applied as torch does it."""
+        super().__init_subclass__(**options)
+        if not vars(cls).keys().isdisjoint(("forward", "backward")) and "apply" not in vars(cls):
+            cls.apply = classmethod(torch.autograd.Function.apply.__func__)
+
+    @staticmethod
+    def forward(*args):
+        raise UnsupportedError(
+            "functions of MinkowskiEngine are composed of differentiable operations here and have no "
+            "forward and backward; override apply, or both of them without super()."
+        )
 
     @staticmethod
     def compute(*args):

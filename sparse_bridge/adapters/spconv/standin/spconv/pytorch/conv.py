@@ -28,12 +28,13 @@ from torch.nn import init
 
 from sparse_bridge import settings
 from sparse_bridge.adapters.channels import check_channels
-from sparse_bridge.adapters.spconv import weights
+from sparse_bridge.adapters.spconv import keys, weights
 from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_forward
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
 from sparse_bridge.adapters.spconv.rules.switches import check_layout
 from sparse_bridge.adapters.spconv.tracing import as_node
 from sparse_bridge.adapters.spconv.upstream.constructors import REQUIRED, takes
+from sparse_bridge.adapters.steps import Steps
 from sparse_bridge.adapters.warmup_registry import expect
 from sparse_bridge.errors import ContractError
 
@@ -109,6 +110,8 @@ class SparseConvolutionBase:
     def is_inverseable(self):
         return self.indice_key is not None and not self.subm
 
+    _check_subm_reuse_valid, _check_inverse_reuse_valid = keys.OUR_CHECKS
+
     _conv_forward = conv_forward
 
 
@@ -141,13 +144,11 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
     def __init__(self, bias=True, name=None, device=None, dtype=None, **geometry):
         SparseModule.__init__(self, name=name)
         SparseConvolutionBase.__init__(self, **geometry)
-        kwargs = {"device": device, "dtype": dtype}
         if self.record_voxel_count and not self.subm and not self.inverse:
-            count = torch.zeros(1, dtype=torch.int32, device=device)
-            self.register_buffer(_MAX_NUM_VOXELS_DURING_TRAINING, count)
-        self.weight = nn.Parameter(torch.zeros(*self.weight_shape, **kwargs))
+            self.register_buffer(_MAX_NUM_VOXELS_DURING_TRAINING, torch.zeros(1, dtype=torch.int32, device=device))
+        self.weight = nn.Parameter(torch.zeros(*self.weight_shape, device=device, dtype=dtype))
         if bias:
-            self.bias = nn.Parameter(torch.zeros(self.out_channels, **kwargs))
+            self.bias = nn.Parameter(torch.zeros(self.out_channels, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
@@ -198,7 +199,9 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
             weight, bias = self._parameters["weight"], self._parameters["bias"]
         except KeyError:  # one is computed
             weight, bias = self.weight, self.bias
-        if getattr(self._conv_forward, "__func__", None) is conv_forward:
+        check = self._check_inverse_reuse_valid if self.inverse else self._check_subm_reuse_valid
+        forward = getattr(self._conv_forward, "__func__", None)
+        if forward is conv_forward and getattr(check, "__func__", None) in keys.OUR_CHECKS:
             return layer_forward(self, input, weight, bias, add_input)
         return self._conv_forward(
             self.training,
@@ -343,4 +346,4 @@ DEFAULT_SPARSE_CONV_TYPES = {
     SparseConvTranspose4d,
 }
 
-modules._convolution = SparseConvolution
+modules._convolution = SparseConvolution, Steps(SparseConvolution, "forward", also=("forward",))

@@ -12,6 +12,7 @@ from torch.fx import ProxyableClassMeta
 from sparse_bridge.adapters.spconv.dense import dense
 from sparse_bridge.adapters.spconv.tensors import add_in_place, assign_features, selected, summed_features
 from sparse_bridge.adapters.spconv.tracing import proxy_in
+from sparse_bridge.core.arguments import expect_tensors
 from sparse_bridge.errors import ContractError, DataTypeError, ShapeError
 
 
@@ -127,6 +128,7 @@ class ImplicitGemmIndiceData:
 
 def scatter_nd(indices, updates, shape):
     """Zeros of `shape` with `updates` written at `indices` [..., k]; the last write wins."""
+    expect_tensors("scatter_nd", indices=indices, updates=updates)
     result = torch.zeros(*shape, dtype=updates.dtype, device=updates.device)
     index = indices.reshape(-1, indices.shape[-1]).long()
     result[tuple(index.t())] = updates.reshape(index.shape[0], *shape[indices.shape[-1] :])
@@ -231,7 +233,8 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
 
         Shares `indices` and `indice_dict`.
         """
-        if not constants.SPCONV_FX_TRACE_MODE and feature.ndim != 2:
+        if not constants.SPCONV_FX_TRACE_MODE and (not isinstance(feature, torch.Tensor) or feature.ndim != 2):
+            expect_tensors("replace_feature", feature=feature)
             raise _ShapeContract(f"features {list(feature.shape)}; expected [N, C].")
         result = SparseConvTensor.__new__(SparseConvTensor)
         result._features = feature
@@ -265,6 +268,7 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
 
         Rows are in lexicographic order.
         """
+        expect_tensors("from_dense", x=x)
         sparse = x.to_sparse(x.ndim - 1)
         indices = sparse.indices().permute(1, 0).contiguous().int()
         return cls(sparse.values(), indices, x.shape[1:-1], x.shape[0])
@@ -297,6 +301,7 @@ SparseConvTensor._repeated = SparseConvTensor, 13, SparseConvTensor.replace_feat
 
 
 def _check(features, indices, spatial_shape, batch_size):
+    expect_tensors("SparseConvTensor", features=features, indices=indices)
     if features.ndim != 2 or indices.ndim != 2:
         raise _ShapeContract(
             f"features {list(features.shape)} and indices {list(indices.shape)}; expected [N, C] and [N, 1 + nd]."

@@ -22,11 +22,12 @@ def is_spconv_module(module):
     return isinstance(module, (SparseModule, SparseBatchNorm, SparseReLU))
 
 
-_convolution = ()  # the class of all convolutions; its module, which imports this one, puts it here
+# The class of all convolutions, and the steps of its forward; its module, which imports this one, puts both here.
+_convolution = (), None
 
 
 def is_sparse_conv(module):
-    return isinstance(module, _convolution)
+    return isinstance(module, _convolution[0])
 
 
 class SparseModule(nn.Module):

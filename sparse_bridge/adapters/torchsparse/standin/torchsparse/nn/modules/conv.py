@@ -97,7 +97,7 @@ class Conv3d(nn.Module):
 
     def convolves_alone(self):
         """Whether `forward` is a convolution of ours and nothing else."""
-        return type(self).forward is Conv3d.forward and F.conv3d is conv3d
+        return type(self).forward is _FORWARD and F.conv3d is conv3d
 
     def arguments(self):
         """What `convolve` takes: kernel, bias, spec, config."""
@@ -135,3 +135,6 @@ class Conv3d(nn.Module):
         elif release.name == "2.0" and config is not None:
             options |= config
         return F.conv3d(input, self.kernel, self.kernel_size, **options)
+
+
+_FORWARD = Conv3d.forward  # programs may put another one there

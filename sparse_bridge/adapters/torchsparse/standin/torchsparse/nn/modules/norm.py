@@ -13,6 +13,8 @@ __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
 class BatchNorm(nn.BatchNorm1d):
     """torch's BatchNorm1d over all rows."""
 
+    _counts_rows = True  # in training, where a capture says how many are in use
+
     def forward(self, input):
         if self.training:
             return training_norms.normalise(self, super().forward, input)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from ..device.torch_compat import SAVED_TENSORS_HOOKS
+from ...device.torch_compat import SAVED_TENSORS_HOOKS, transform
 
-_functorch: Any = getattr(torch._C, "_functorch", None)
-_transform: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
 _monitoring: Any = getattr(sys, "monitoring", None)  # Python 3.12
 
 
@@ -29,7 +26,7 @@ def observer() -> str | None:
             return f"the mode {_name(mode)}"
     if SAVED_TENSORS_HOOKS is not None and SAVED_TENSORS_HOOKS(False) is not None:
         return "hooks of saved tensors, as checkpoints set them"
-    if _transform() is not None or forward_ad._current_level >= 0:
+    if transform() is not None or forward_ad._current_level >= 0:
         return "a transform of functions, or forward-mode derivatives"
     return "anomaly detection" if torch.is_anomaly_enabled() else None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import policy
-from . import padded
-from .closed_world.guards import Guards
+from .... import policy
+from .. import padded
+from ..closed_world.guards import Guards
 
 
 class CallKind:
@@ -19,6 +19,7 @@ class CallKind:
     def __init__(self) -> None:
         self.attempts = policy.Attempts(policy.CAPTURE)
         self.graph: Any = None
+        self.replays = self.small_calls = 0
         self.guards: Guards | None = None
         self.most_rows = 0  # of the calls since the last capture, or of those that a smaller graph would fit
         self.forget_trial()

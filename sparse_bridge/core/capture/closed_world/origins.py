@@ -1,0 +1,135 @@
+"""Whose code a function is: torch's and the frameworks', a library's, or the program's own."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+from types import CodeType
+from typing import Any
+
+import torch
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+class Origin(enum.Enum):
+    """Trusted code keeps nothing that a replay would miss. A library does what its functions are for, as
+    the clock does. The program's code is looked into."""
+
+    TRUSTED = enum.auto()
+    LIBRARY = enum.auto()
+    PROGRAM = enum.auto()
+
+
+_PACKAGE = __name__.partition(".")[0]
+_PROGRAMS = (f"{_PACKAGE}.tools",)  # networks of the package that are as a program's
+_TRUSTED = frozenset(
+    {_PACKAGE, "torch", "torchvision", "triton", "numpy", "einops", "typing_extensions"}
+    | {"spconv", "cumm", "torchsparse", "MinkowskiEngine", "flex_gemm", "torch_geometric"}
+)
+_PURE = words(
+    "abc bisect cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq "
+    "itertools keyword math numbers operator re sre_compile sre_parse statistics string types typing weakref "
+    "_collections_abc _weakrefset _operator _functools _bisect _heapq _collections builtins"
+)
+_IMPURE = ("numpy.random", "torch.utils.data", "torch.multiprocessing")
+
+
+@functools.lru_cache(maxsize=4096)
+def of_module(name: str) -> Origin:
+    """Of a module, by its name."""
+    root = name.partition(".")[0]
+    if name.startswith(_PROGRAMS):
+        return Origin.PROGRAM
+    if name.startswith(_IMPURE):
+        return Origin.LIBRARY
+    if root in _TRUSTED or root in _PURE or root.startswith("namedtuple_"):
+        return Origin.TRUSTED
+    return Origin.LIBRARY if root in sys.stdlib_module_names else Origin.PROGRAM
+
+
+def of_globals(names: dict[str, Any]) -> Origin:
+    """Of code, by the module that it is in."""
+    name = names.get("__name__")
+    return of_module(name) if isinstance(name, str) else Origin.PROGRAM
+
+
+def of_class(cls: type) -> Origin:
+    """Of a class, by the module that it is in."""
+    name = getattr(cls, "__module__", None)
+    return of_module(name) if isinstance(name, str) else Origin.PROGRAM
+
+
+def is_generated(code: CodeType) -> bool:
+    """Whether a decorator of the standard library wrote the code, as for dataclasses."""
+    return code.co_filename == "<string>" and code.co_name.startswith("__")
+
+
+MUTATING = words(
+    "append extend insert remove pop popitem clear update setdefault add discard sort reverse appendleft popleft "
+    "extendleft rotate move_to_end intersection_update difference_update symmetric_difference_update __setitem__ "
+    "__delitem__ __setattr__ __delattr__ __setstate__"
+)
+_BUILTINS = words(
+    "abs all any ascii bin callable chr delattr dir divmod format getattr hasattr hash hex isinstance issubclass "
+    "iter len max min next oct ord pow repr round setattr sorted sum vars __build_class__ locals"
+)
+_METHODS_OF = (str, bytes, int, float, complex, bool, list, tuple, dict, set, frozenset, range, slice, type(None))
+_HOST_READS = frozenset({"item", "tolist", "numpy", "cpu", "__array__", "nonzero", "is_nonzero", "equal", "allclose"})
+# Functions of torch that change or read what is no tensor.
+EFFECTS = words(
+    "manual_seed seed set_rng_state get_rng_state initial_seed set_default_dtype set_default_device "
+    "set_default_tensor_type use_deterministic_algorithms set_num_threads set_printoptions "
+    "set_float32_matmul_precision "
+    "save load synchronize memory_allocated max_memory_allocated memory_reserved mem_get_info empty_cache record "
+    "elapsed_time query register_hook register_forward_hook register_forward_pre_hook register_full_backward_hook "
+    "register_post_accumulate_grad_hook backward register_buffer register_parameter add_module register_module "
+    "set_detect_anomaly share_memory_ retain_grad all_gather_object broadcast_object_list"
+)
+
+
+# Functions that change what they are given.
+_CHANGES = words(
+    "heappush heappop heapify heapreplace heappushpop insort insort_left insort_right setitem delitem iadd"
+)
+
+
+class Effect(enum.Enum):
+    """What a function written in C does."""
+
+    NONE = enum.auto()
+    CHANGES_SELF = enum.auto()
+    READS_TENSOR = enum.auto()
+    OTHER = enum.auto()
+
+
+def effect_of(function: Any) -> Effect:
+    """Of a function written in C, as a profiler is shown it."""
+    name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    if isinstance(owner, torch.Tensor):
+        return Effect.READS_TENSOR if name in _HOST_READS else Effect.OTHER if name in EFFECTS else Effect.NONE
+    if isinstance(owner, type(sys)):
+        return _of_module_function(owner.__name__, name)
+    if owner is None or isinstance(owner, type):
+        module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or "builtins"
+        return _of_module_function(module, name)
+    if isinstance(owner, _METHODS_OF) or type(owner).__module__ in ("collections", "_collections", "builtins"):
+        return Effect.CHANGES_SELF if name in MUTATING else Effect.NONE
+    if name == "__setattr__":
+        return Effect.CHANGES_SELF
+    trusted = of_class(type(owner)) is Origin.TRUSTED and not isinstance(owner, torch.Generator)
+    return Effect.NONE if trusted or type(owner).__module__.startswith("pybind11") else Effect.OTHER
+
+
+def _of_module_function(module: str, name: str) -> Effect:
+    if module == "builtins":
+        return Effect.NONE if name in _BUILTINS else Effect.OTHER
+    if name in _CHANGES:
+        return Effect.OTHER
+    if module.partition(".")[0] == "torch":
+        return Effect.READS_TENSOR if name in _HOST_READS else Effect.OTHER if name in EFFECTS else Effect.NONE
+    return Effect.NONE if of_module(module) is Origin.TRUSTED else Effect.OTHER

@@ -1,0 +1,327 @@
+"""The values that a program read, as guards: containers down to plain values, each once."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ....refusals import Refusal, Why
+from . import origins
+from .getters import class_of, classes_of, doubled, frozen, itemgetter, numbers_of, slot, values_in, values_in_all
+from .guards import PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
+from .origins import Origin
+
+LARGEST = 4096  # values
+_HEAP_TYPE = 1 << 9  # of a class that Python code defines, as a rule
+_SMALL = 64  # numbers in an array
+_CODE = (types.FunctionType, type, types.ModuleType, property, staticmethod, classmethod, functools.partialmethod)
+_C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
+_SIZED = (list, tuple, dict, set, frozenset, collections.deque)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FIELDS = ("_tuplegetter", "member_descriptor", "getset_descriptor")  # of the objects of a class
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+
+
+def _same_label(label: str, place: int) -> str:
+    return label
+
+
+class State:
+    """Collects what was read. functions: of the program, by code.  classes: that have methods of it.
+
+    attributes: names of attributes that its functions read.  any_attribute: they may read others.
+    """
+
+    def __init__(self, model: nn.Module, attributes: set[str], any_attribute: bool) -> None:
+        self.modules = {id(module): name for name, module in _named(model)}
+        self.attributes, self.any_attribute = attributes, any_attribute
+        self.functions: dict[types.CodeType, dict[int, types.FunctionType]] = {}
+        self.classes: dict[int, type] = {}
+        self.seen: dict[int, str] = {}  # containers and objects, by identity
+        self.count = 0
+        self._keys: dict[tuple[int, bool], tuple[Any, dict[Any, tuple[Any, str]]]] = {}
+        self._entries: list[Entry] = []
+        self._layers: list[Entry] = []
+        self._equal: list[Entry] = []
+        self._absent: dict[int, tuple[Any, set[str], str]] = {}
+        self._keep: list[Any] = []
+
+    def classes_and_hooks(self, model: nn.Module) -> None:
+        """Guard that modules are of the classes that they are, and have the hooks that they have."""
+        modules = list(model.modules())
+        self.entry(classes_of, modules, lambda _: f"the class of a module of {type(model).__name__}", layer=True)
+        names = [(module, name) for module in model.modules() for name in _HOOKS]
+        boxes = [module.__dict__[name] for module, name in names]
+        label = f"the hooks of {type(model).__name__} and its modules"
+        self.entry(values_in_all, boxes, lambda _: label, layer=True)
+
+    def guards(self) -> Guards:
+        """All of it."""
+        entries, layers = list(self._entries), list(self._layers)
+        for (_, of_layer), (box, keys) in self._keys.items():
+            names = tuple(keys)
+            values, labels = tuple(v for v, _ in keys.values()), tuple(label for _, label in keys.values())
+            entry = Entry(itemgetter(names), box, doubled(names, values), doubled(names, labels))
+            (layers if of_layer else entries).append(entry)
+        absent = [Absent(box, frozenset(names), label) for box, names, label in self._absent.values()]
+        return Guards(entries, layers, absent, self._equal)
+
+    def key(self, box: Any, key: Any, label: str, layer: bool = False) -> Any:
+        """Guard an entry of a dictionary, and return it. layer: of torch or a framework."""
+        value = box[key]
+        self._keys.setdefault((id(box), layer), (box, {}))[1][key] = value, label
+        return value
+
+    def absent(self, box: Any, names: Iterable[str], label: str) -> None:
+        """Guard that a dictionary does not have these names."""
+        self._absent.setdefault(id(box), (box, set(), label))[1].update(name for name in names if name not in box)
+
+    def entry(
+        self, get: Callable[[Any], tuple[Any, ...]], box: Any, label: Callable[[int], str], layer: bool = False
+    ) -> tuple[Any, ...]:
+        """Guard what `get` returns of an object."""
+        values = tuple(get(box))
+        self.count += len(values)
+        if values:
+            names = tuple(label(place) for place in range(len(values)))
+        else:
+            names = (label(0),)
+        (self._layers if layer else self._entries).append(Entry(get, box, values, names))
+        return values
+
+    def value(self, value: Any, label: str, where: str) -> None:
+        """Guard what lies in a value, which itself is guarded where it was read. Raises Refusal."""
+        if self._is_plain(value) or is_own(value):
+            return
+        if id(value) in self.seen:
+            return
+        if isinstance(value, (*_C_FUNCTIONS, types.GetSetDescriptorType, types.MemberDescriptorType)):
+            self._c_function(value, label, where)
+            return
+        self.seen[id(value)] = label
+        self._keep.append(value)
+        if self.count + (len(value) if isinstance(value, _SIZED) else 0) > LARGEST:
+            raise Refusal(Why.GRAPH_LARGE_STATE, label, where, LARGEST)
+        if isinstance(value, _CODE):
+            self._code(value, label, where)
+        elif isinstance(value, nn.Module):
+            self.module(value, label, where)
+        elif isinstance(value, (tuple, list, collections.deque)):
+            self._sequence(value, label, where)
+        elif isinstance(value, (dict, types.MappingProxyType)):
+            self._dictionary(value, label, where)
+        elif type(value) in (set, frozenset):
+            self._set(value, label, where)
+        elif isinstance(value, np.ndarray) and value.size <= _SMALL and value.dtype != object:
+            self._equal.append(Entry(numbers_of, value, numbers_of(value), (label,)))
+        elif isinstance(value, functools.cached_property):
+            self.value(value.func, label, where)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self.value(part, label, where)
+        elif isinstance(value, types.MethodType):
+            self.value(value.__func__, label, where)
+            self.value(value.__self__, label, where)
+        else:
+            self._object(value, label, where)
+
+    def _is_plain(self, value: Any) -> bool:
+        if isinstance(value, (*PLAIN, *PLAIN_TORCH, enum.Enum, np.generic, np.dtype)):
+            return type(value).__flags__ & _HEAP_TYPE == 0 or isinstance(value, enum.Enum) or _is_bare(value)
+        return isinstance(value, type(NotImplemented)) or type(value) is object
+
+    def _c_function(self, value: Any, label: str, where: str) -> None:
+        owner = getattr(value, "__self__", None)
+        if owner is None or isinstance(owner, (types.ModuleType, type)):
+            return
+        trusted = origins.of_class(type(owner)) is Origin.TRUSTED
+        if trusted and not isinstance(owner, (list, dict, set, collections.deque)):
+            return
+        self.value(owner, label, where)
+
+    def _code(self, value: Any, label: str, where: str) -> None:
+        if isinstance(value, types.FunctionType):
+            self.functions.setdefault(value.__code__, {})[id(value)] = value
+            wrapped = value.__dict__.get("__wrapped__")
+            if isinstance(wrapped, types.FunctionType):
+                self.functions.setdefault(wrapped.__code__, {})[id(wrapped)] = wrapped
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.value(value.__func__, label, where)
+        elif isinstance(value, property):
+            for part in (value.fget, value.fset):
+                if isinstance(part, types.FunctionType):
+                    self.value(part, label, where)
+        elif isinstance(value, type):
+            self.methods_of(value, where)
+
+    def _sequence(self, value: Any, label: str, where: str) -> None:
+        if type(value) is tuple or isinstance(value, tuple):
+            items = value
+        else:
+            items = self.entry(tuple, value, lambda place: f"{label}[{place}]")
+        for place, item in enumerate(items):
+            self.value(item, f"{label}[{place}]", where)
+        if type(value) not in (tuple, list, collections.deque):
+            self._attributes(value, label, where, all_of_them=False)
+
+    def _dictionary(self, value: Any, label: str, where: str) -> None:
+        if isinstance(value, collections.defaultdict) and value.default_factory is not None:
+            raise Refusal(Why.GRAPH_READS_STATE, label, where, "defaultdict, which grows when it is read")
+        keys = list(value)
+
+        def name(place: int) -> str:
+            return f"{label}[{keys[place % len(keys)]!r}]" if keys else label
+
+        self.entry(tuple, value, name)
+        items = self.entry(values_in, value, name)
+        for key, item in zip(keys, items, strict=True):
+            self.value(key, label, where)
+            self.value(item, f"{label}[{key!r}]", where)
+        if type(value) not in (dict, collections.OrderedDict, collections.defaultdict):
+            self._attributes(value, label, where, all_of_them=False)
+
+    def _set(self, value: Any, label: str, where: str) -> None:
+        for item in value:
+            self.value(item, label, where)
+        if type(value) is set:
+            self.count += len(value)
+            self._equal.append(Entry(frozen, value, frozen(value), (label,)))
+
+    def _object(self, value: Any, label: str, where: str) -> None:
+        cls = type(value)
+        if not _is_open_book(cls) or isinstance(value, (torch.Tensor, torch.Generator)) or _iterates(value):
+            raise Refusal(Why.GRAPH_READS_STATE, label, where, cls.__name__)
+        self._attributes(value, label, where, all_of_them=True)
+
+    def _attributes(self, value: Any, label: str, where: str, all_of_them: bool) -> None:
+        """Of an object of the program."""
+        self.methods_of(type(value), where)
+        self.entry(class_of, value, lambda _: f"the class of {label}")
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):
+            self._own(own, label, where, all_of_them and self.any_attribute)
+        for base in type(value).__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else tuple(slots):
+                if name in self.attributes and hasattr(value, name):
+                    item = self.entry(slot(name), value, functools.partial(_same_label, f"{label}.{name}"))[0]
+                    self.value(item, f"{label}.{name}", where)
+
+    def _own(self, own: dict[str, Any], label: str, where: str, everything: bool) -> None:
+        """The attributes in a `__dict__`: those that are read."""
+        for name, item in list(own.items()):
+            if name in self.attributes or everything:
+                self.key(own, name, f"{label}.{name}")
+                self.count += 1
+                self._part(item, name, f"{label}.{name}", where)
+        self.absent(own, self.attributes, label)
+
+    def _part(self, item: Any, name: str, label: str, where: str) -> None:
+        if name in self.attributes:
+            self.value(item, label, where)
+            return
+        try:  # it may be read, under a name that is not written in the program
+            self.value(item, label, where)
+        except Refusal:
+            return
+
+    def module(self, module: nn.Module, label: str, where: str) -> None:
+        """A module of the program that is none of the model's: its attributes, and no tensors."""
+        if id(module) in self.modules:
+            return
+        if next(iter(module.parameters()), None) is not None or next(iter(module.buffers()), None) is not None:
+            raise Refusal(Why.GRAPH_READS_STATE, label, where, f"{type(module).__name__} outside of the model")
+        for name, part in _named(module):
+            self.own_module(part, f"{label}.{name}" if name else label, False, {}, where)
+
+    def own_module(self, module: nn.Module, label: str, trusted: bool, before: dict[str, Any], where: str) -> None:
+        """A module of the model. trusted: of torch or the framework, which may keep values in itself; `before`
+        are its attributes before the call."""
+        own = module.__dict__
+        self.seen[id(module)] = label
+        self.methods_of(type(module), where)
+        if own["_modules"] or not trusted:
+            self.entry(values_in, own["_modules"], lambda _: f"the modules of {label}", layer=True)
+        everything = trusted or self.any_attribute or _has_foreign_forward(type(module))
+        for name, item in list(own.items()):
+            if name in _OF_MODULES or (name.startswith("_") and trusted):
+                continue
+            if trusted:
+                if before.get(name, self) is item and self._simple(item):
+                    self.key(own, name, f"{label}.{name}", layer=True)
+                    if isinstance(item, list):
+                        self.entry(tuple, item, functools.partial(_same_label, f"{label}.{name}"), layer=True)
+            elif name in self.attributes or everything or name == "training":
+                self.key(own, name, f"{label}.{name}")
+                self._part(item, name, f"{label}.{name}", where)
+        self.absent(own, {"forward", "__call__"} if trusted else {*self.attributes, "forward"}, label)
+
+    def _simple(self, item: Any) -> bool:
+        if isinstance(item, list):
+            return len(item) <= _SMALL and all(map(self._is_plain, item))
+        if isinstance(item, tuple):
+            return len(item) <= _SMALL and all(map(self._simple, item))
+        return self._is_plain(item) or isinstance(item, types.FunctionType)
+
+    def methods_of(self, cls: type, where: str) -> None:
+        """What a class has: functions by identity, and values that are read."""
+        for base in cls.__mro__:
+            if id(base) in self.classes or base in (object, nn.Module):
+                continue
+            self.classes[id(base)] = base
+            own = vars(base)
+            if origins.of_class(base) is not Origin.PROGRAM:
+                if "forward" in own and issubclass(base, nn.Module):
+                    self.key(own, "forward", f"{base.__name__}.forward")
+                continue
+            for name, item in list(own.items()):
+                if isinstance(item, (types.FunctionType, property, staticmethod, classmethod, functools.partialmethod)):
+                    self.key(own, name, f"{base.__name__}.{name}")
+                    self.value(item, f"{base.__name__}.{name}", where)
+                elif name in self.attributes and not name.startswith("__"):
+                    self.key(own, name, f"{base.__name__}.{name}")
+                    if type(item).__name__ not in _FIELDS:
+                        self.value(item, f"{base.__name__}.{name}", where)
+            self.absent(own, self.attributes, base.__name__)
+
+
+def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, module) for name, module in model.named_modules()]
+
+
+def _is_bare(value: Any) -> bool:
+    """Whether an object of a class of its own is but a number, as those of numpy and torch."""
+    return not getattr(value, "__dict__", None)
+
+
+def _is_open_book(cls: type) -> bool:
+    """Whether all that objects of a class know lies in their attributes."""
+    if cls is types.SimpleNamespace or cls.__module__ == "argparse":
+        return True
+    if origins.of_class(cls) is Origin.LIBRARY or cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    in_python = any("__slots__" in vars(base) or "__dict__" in vars(base) for base in cls.__mro__)
+    return bool(cls.__flags__ & _HEAP_TYPE) and in_python
+
+
+def _iterates(value: Any) -> bool:
+    return hasattr(type(value), "__next__") or hasattr(type(value), "send")
+
+
+def _has_foreign_forward(cls: type) -> bool:
+    """Whether a class of the program goes on from a layer of torch or the framework, whose functions read its
+    attributes."""
+    return any(
+        "forward" in vars(base) and base is not nn.Module and origins.of_class(base) is Origin.TRUSTED
+        for base in cls.__mro__
+        if issubclass(base, nn.Module)
+    )

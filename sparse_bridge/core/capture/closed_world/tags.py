@@ -1,0 +1,102 @@
+"""What is known of values in a function before it runs."""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Tag(enum.IntFlag):
+    """OLD: it may have been there before the call.  HOLDS: what lies in it may.  ROWS: a number that
+    follows from how many rows there are.  SHAPE: a shape, whose first number is one."""
+
+    NONE = 0
+    OLD = 1
+    HOLDS = 2
+    ROWS = 4
+    SHAPE = 8
+
+
+NONE, OLD, HOLDS, ROWS, SHAPE = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE
+STATE = OLD | HOLDS
+COUNTS = ROWS | SHAPE
+
+
+class Compared(enum.Enum):
+    """What is compared after a call, so that writing the same again is allowed: globals, and the attributes of the
+    first parameter where it is a module of the model."""
+
+    NOTHING = enum.auto()
+    GLOBALS = enum.auto()
+    OWNER = enum.auto()
+
+
+class Name(NamedTuple):
+    """A name from outside of a function, and the attributes that are read one after the other."""
+
+    root: str
+    chain: tuple[str, ...]
+    line: int
+    imported: bool = False
+
+
+class Passed(NamedTuple):
+    """An argument of a call: of which function by name, at which position or of which name."""
+
+    function: str
+    place: int | str
+    tags: Tag
+
+
+Parameters = Mapping[int | str, Tag]
+
+
+def element_of(tags: Tag) -> Tag:
+    """Of something in a value."""
+    return (STATE if tags & STATE else NONE) | (ROWS if tags & COUNTS else NONE)
+
+
+def container_of(tags: Tag) -> Tag:
+    """Of a new container with this in it."""
+    return (HOLDS if tags & STATE else NONE) | (tags & COUNTS)
+
+
+def of_axis(base: Tag, index: ast.expr, index_tags: Tag) -> Tag:
+    """Of an entry of a shape: any but the first are channels or fixed."""
+    if not base & SHAPE:
+        return element_of(base)
+    if isinstance(index, ast.Slice):
+        lower = constant(index.lower)
+        return NONE if isinstance(lower, int) and (lower >= 1 or lower == -1) else SHAPE
+    return NONE if is_channel(index) else ROWS
+
+
+def is_channel(index: ast.expr | None) -> bool:
+    """Whether an axis is not that of rows."""
+    value = constant(index)
+    return isinstance(value, int) and (value >= 1 or value == -1)
+
+
+def constant(node: ast.expr | None) -> object:
+    """The number or text that an expression is; None for others."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = constant(node.operand)
+        return -value if isinstance(value, (int, float)) else None
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def only_raises(statement: ast.stmt) -> bool:
+    """Whether a condition does nothing but end the call with an error."""
+    if isinstance(statement, ast.Assert):
+        return True
+    return (
+        isinstance(statement, ast.If) and not statement.orelse and all(isinstance(s, ast.Raise) for s in statement.body)
+    )
+
+
+def text_of(node: ast.expr) -> str:
+    """An expression as the program has it."""
+    text = ast.unparse(node)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,239 @@
+"""Which programs have a closed world, and that guards notice what changes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+
+import pytest
+import torch
+
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture.closed_world import guards as guards_module
+from sparse_bridge.core.capture.closed_world.audit import Audit
+from sparse_bridge.refusals import Refusal, Verdict, Why
+from tests.adapters.spconv import doors
+from tests.core.capture import closed_programs, closed_settings
+from tests.core.capture.closed_programs import CASES
+from tests.core.capture.doors import scene
+
+CLOSED = {name: changes for name, (_, changes) in CASES.items() if changes is not None}
+OPEN = [name for name, (_, changes) in CASES.items() if changes is None]
+
+
+@pytest.fixture(scope="module")
+def sp():
+    with doors.standin() as module:
+        yield module
+
+
+@pytest.fixture
+def restored():
+    """What the programs' changes do outside of their models is undone."""
+    places = [vars(closed_programs), vars(closed_settings), vars(torch.nn.functional)]
+    values = [dict(place) for place in places]
+    inner = {name: copy.deepcopy(value) for name, value in values[0].items() if isinstance(value, (list, dict))}
+    inner = {name: value for name, value in inner.items() if name in ("SEEN", "TABLE", "CELL", "DECORATED")}
+    classes = [value for value in values[0].values() if isinstance(value, type)] + [closed_settings.Options]
+    attributes = [(cls, dict(vars(cls))) for cls in classes if cls.__module__.startswith("tests.")]
+    limits, noted = dict(vars(closed_programs.LIMITS)), dict(vars(closed_programs.note))
+    yield
+    for place, value in zip(places, values, strict=True):
+        place.clear()
+        place.update(value)
+    for name, value in inner.items():
+        kept = values[0][name]
+        kept.clear()
+        kept.extend(value) if isinstance(kept, list) else kept.update(value)
+    for cls, known in attributes:
+        for name, value in known.items():
+            if vars(cls).get(name) is not value and not name.startswith("__"):
+                setattr(cls, name, value)
+    vars(closed_programs.LIMITS).update(limits)
+    vars(closed_programs.note).update(noted)
+    closed_programs.scaled.__defaults__[0][:] = [1.0]
+
+
+def watched(sp, name, train=False, seed=1):
+    """(model, audit) of one call."""
+    torch.manual_seed(0)
+    model = CASES[name][0](sp).train(train)
+    x = scene(sp, "spconv", seed, "cpu")
+    with Audit(model, protocol.made_by(type(x))) as audit:
+        model(x)
+    return model, audit
+
+
+@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.filterwarnings("ignore:.*")
+def test_an_open_world_is_refused_with_the_place(sp, restored, name, capsys):
+    _, audit = watched(sp, name)
+    with pytest.raises(Refusal) as refusal:
+        audit.guards()
+    assert refusal.value.verdict is not Verdict.FINAL  # another call may not do it
+    text = str(refusal.value)
+    assert "closed_programs.py:" in text or "closed_settings.py:" in text or CASES[name][0].__name__ in text
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_world_holds_until_something_changes(sp, restored, name, train):
+    model, audit = watched(sp, name, train)
+    guards = audit.guards()
+    assert guards.hold(), guards.changed()
+    model(scene(sp, "spconv", 2, "cpu"))
+    assert guards.hold(), guards.changed()
+    assert guards.changed() == ""
+
+
+CHANGES = [(name, number) for name, changes in CLOSED.items() for number in range(len(changes))]
+
+
+@pytest.mark.parametrize(("name", "number"), CHANGES)
+def test_guards_notice_a_change(sp, restored, name, number):
+    model, audit = watched(sp, name, train=True)
+    guards = audit.guards()
+    CLOSED[name][number](model)
+    assert not guards.hold()
+    assert guards.changed()
+
+
+def test_a_change_is_said_in_the_program_s_own_names(sp):
+    model, audit = watched(sp, "attribute")
+    guards = audit.guards()
+    model.scale = 0.5
+    assert guards.changed() == "Attribute.scale: 0.5, was 1.0"
+
+
+def test_equal_numbers_of_other_types_are_a_change(sp):
+    model, audit = watched(sp, "attribute")
+    guards = audit.guards()
+    model.scale = float("1.0")  # another object
+    assert guards.hold()
+    for value in (1, True, "1.0", None):
+        model.scale = value
+        assert not guards.hold(), value
+    model.scale = 1.0
+    assert guards.hold()
+
+
+@pytest.mark.parametrize(("value", "other"), [(0.0, -0.0), (1, True), (1, 1.0), ((1,), (True,)), ("a", b"a")])
+def test_values_that_compute_otherwise_are_not_equal(value, other):
+    assert not guards_module.equal(value, other)
+    assert guards_module.equal(value, copy.copy(value))
+
+
+def test_not_a_number_equals_itself():
+    assert guards_module.equal(float("nan"), float("nan"))
+
+
+def test_what_a_model_does_not_read_may_change(sp):
+    model, audit = watched(sp, "attributes that it does not read")
+    guards = audit.guards()
+    model.epoch, model.other = 1, 2
+    assert guards.hold()
+
+
+@pytest.mark.parametrize("name", ["cached attribute that is not there yet", "cached property"])
+def test_what_was_made_in_the_first_call_is_there_in_the_second(sp, name):
+    model, _ = watched(sp, name)
+    x = scene(sp, "spconv", 2, "cpu")
+    with Audit(model, protocol.made_by(type(x))) as audit:
+        model(x)
+    guards = audit.guards()
+    assert guards.hold()
+    model.__dict__["width" if "width" in model.__dict__ else "factor"] = 5.0
+    assert not guards.hold()
+
+
+class Begins(closed_programs.Net):
+    """Chooses and prints on the way to its sparse layers, or behind them."""
+
+    def forward(self, x, behind=False):
+        if not behind:
+            print("rows", "many" if x.features.shape[0] > 10 else "few")
+        self.audit.__enter__()
+        x = self.b(self.a(x))
+        if behind:
+            print("rows")
+        return x
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_comes_before_the_point_of_resumption_does_not_count(sp, behind):
+    model, x = Begins(sp), scene(sp, "spconv", 1, "cpu")
+    model.audit = audit = Audit(model, protocol.made_by(type(x)))
+    model(x, behind)
+    audit.__exit__()
+    if behind:
+        with pytest.raises(Refusal, match=r"calls print \(test_closed_world.py:\d+\)"):
+            audit.guards()
+    else:
+        assert audit.guards().hold()
+
+
+def test_somebody_else_s_profiler_stays(sp):
+    def profiler(frame, event, argument):
+        pass
+
+    sys.setprofile(profiler)
+    try:
+        _, audit = watched(sp, "plain")
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    with pytest.raises(Refusal) as refusal:
+        audit.guards()
+    assert refusal.value.why is Why.GRAPH_PROFILED
+    assert refusal.value.verdict is Verdict.UNDECIDED
+
+
+def test_nothing_is_left_after_an_error(sp):
+    model = CASES["plain"][0](sp)
+    with pytest.raises(AttributeError), Audit(model, protocol.made_by(sp.SparseConvTensor)):
+        model(None)
+    assert sys.getprofile() is None
+    assert not {"__bool__", "__float__", "__int__", "__index__"} & set(vars(torch.Tensor))
+
+
+def test_code_without_a_source_is_refused(sp):
+    names = {"Net": closed_programs.Net, "__name__": "typed_in"}
+    exec("class Typed(Net):\n    def end(self, x):\n        return x\n", names)
+    model, x = names["Typed"](sp), scene(sp, "spconv", 1, "cpu")
+    with Audit(model, protocol.made_by(type(x))) as audit:
+        model(x)
+    with pytest.raises(Refusal, match="GRAPH_NO_SOURCE"):
+        audit.guards()
+
+
+def test_a_source_that_is_another_one_is_refused(sp, tmp_path):
+    path = tmp_path / "edited.py"
+    text = "class Edited(Net):\n    def end(self, x):\n        return times(x, self.scale)\n"
+    path.write_text(text)
+    names = {"Net": closed_programs.Net, "times": closed_programs.times, "__name__": "edited"}
+    exec(compile(text, str(path), "exec"), names)
+    path.write_text(text.replace("self.scale", "self.other_scale"))
+    model, x = names["Edited"](sp), scene(sp, "spconv", 1, "cpu")
+    with Audit(model, protocol.made_by(type(x))) as audit:
+        model(x)
+    with pytest.raises(Refusal, match="GRAPH_NO_SOURCE"):
+        audit.guards()
+
+
+def test_large_tables_are_refused(sp):
+    model = CASES["list in a dictionary"][0](sp)
+    model.config["w"] = [float(n) for n in range(100000)]
+    x = scene(sp, "spconv", 1, "cpu")
+    with Audit(model, protocol.made_by(type(x))) as audit:
+        model(x)
+    with pytest.raises(Refusal, match=r"Inner\.config.*4096 values"):
+        audit.guards()
+
+
+def test_a_reference_is_kept_of_modules_alone(sp):
+    """An audit does not hold on to what the call computed."""
+    model, audit = watched(sp, "plain")
+    assert isinstance(model, torch.nn.Module)
+    held = [value for value in vars(audit._watch).values() if isinstance(value, (torch.Tensor, types.FrameType))]
+    assert not held

@@ -1,0 +1,73 @@
+"""A capture or a trace that raises: users' models run on without it, and tests fail."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge import policy
+from sparse_bridge.core.capture.calls.call_kind import CallKind
+from sparse_bridge.core.capture.replay_training import TrainingReplayer
+from sparse_bridge.core.capture.traces import maps as traced_maps
+from sparse_bridge.core.geometry.data_bounds import Root
+from tests.core.capture import map_time
+
+from .pretended import graphs_on_the_cpu
+
+
+def broken(*_: Any) -> Any:
+    raise ValueError("odd")
+
+
+@pytest.fixture
+def capture(fake_gpu, monkeypatch):
+    """(a replayer, what captures once more: it raises)."""
+    graphs_on_the_cpu(fake_gpu)
+    monkeypatch.setattr(TrainingReplayer, "new_graph", broken)
+    model = nn.Linear(2, 2)
+    replayer = TrainingReplayer(model, model.forward, lambda _: None)
+    kind, key = CallKind(), SimpleNamespace(device=torch.device("cpu"))
+    kind.guards = SimpleNamespace(hold=lambda: True)
+    root = Root(torch.zeros(9, 4, dtype=torch.int32), None)
+    return replayer, lambda: replayer.capture_when_due(kind, key, None, root, None)
+
+
+@pytest.mark.usefixtures("errors_survived")
+def test_a_model_runs_on_and_says_why(capture):
+    replayer, again = capture
+    for number in range(policy.CAPTURE_FAILURES.failures):
+        assert replayer.given_up() is None, number
+        again()
+    assert "the trial raised ValueError: odd [GRAPH_ERROR]" in replayer.why()
+    assert not replayer.graphs and replayer.given_up() == replayer.why()
+
+
+def test_a_test_fails(capture):
+    with pytest.raises(AssertionError, match="GRAPH_ERROR") as raised:
+        capture[1]()
+    assert isinstance(raised.value.__context__, ValueError)
+
+
+def traced(monkeypatch, rules):
+    """Scenes of a network whose maps would be traced, but that raises."""
+    monkeypatch.setattr(traced_maps, "_traced", broken)
+    rules.set(policy, TRACE=policy.Schedule(after=1))
+    with contextlib.closing(map_time.doors(lambda i: 80)) as doors:
+        _, net, scene = next(itertools.islice(doors, 0, 1))
+        return map_time.streamed(net, scene, 8)
+
+
+@pytest.mark.usefixtures("errors_survived")
+def test_maps_are_queued_step_by_step(monkeypatch, rules):
+    assert len(traced(monkeypatch, rules)) == 8
+
+
+def test_a_test_of_traces_fails(monkeypatch, rules):
+    with pytest.raises(AssertionError, match="tracing maps failed: ValueError"):
+        traced(monkeypatch, rules)
