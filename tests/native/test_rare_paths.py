@@ -13,7 +13,6 @@ pytest.importorskip("triton")
 
 from sparse_bridge import settings
 from sparse_bridge.core.conv.history import histories
-from sparse_bridge.core.ops import batch_norm
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
 from tests.fake_driver import NOWHERE
@@ -176,7 +175,7 @@ def test_kernels_in_a_dictionary_and_values_that_fit_none():
             before = by_helper["norm_forward"]
             it.step()
             assert by_helper["norm_forward"] > before
-            spec = next(iter(batch_norm._forms.values())).spec
+            spec = next(iter(native_calls.norm_parts[0].values())).spec
             norm, x = it.net.norm, torch.randn(len(training.COORDS), 16)
             vectors = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked
             with pytest.raises(TypeError):

@@ -1,8 +1,7 @@
 """Convolutions of spconv, on the core: one implementation behind the patches and the stand-in.
 
 Functions take the layer itself and a `SparseConvTensor` of either kind and return one of the same
-kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`,
-`convolved`, `_product`, then the core.
+kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`, `convolved`, `_product`, then the core.
 """
 
 from __future__ import annotations
