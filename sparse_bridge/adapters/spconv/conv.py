@@ -1,8 +1,7 @@
 """Convolutions of spconv, on the core: one implementation behind the patches and the stand-in.
 
 Functions take the layer itself and a `SparseConvTensor` of either kind and return one of the same
-kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`,
-`convolved`, `_product`, then the core.
+kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`, `convolved`, `_product`, then the core.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, name
 
 def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     """`convolved` where the layer's last calls have passed all checks for such operands (see
-    `core.conv.layers`), and its map is there. None where that is not so."""
+    `core.conv.layers`), and its map is there. None where that is not so. Twin in C: `spconv_known`."""
     if not torch.is_grad_enabled():
         history = histories.get(id(layer))
         if history is None or (history[1].plan is None and history[1].full_plan is None):
@@ -224,6 +223,7 @@ def _product(
 def _trained(
     layer: Any, features: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor:
+    """Twin in C: `trained_layer`."""
     return profiled(layer, _convolve(features, weight, epilogue, kmap, form))
 
 
@@ -235,7 +235,7 @@ def _ends(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, 
 
 
 def _output(x: Any, features: torch.Tensor, indices: torch.Tensor, shape: Any, entries: dict[Any, Any]) -> Any:
-    """A tensor like `x` with what a convolution made of it.  entries: its maps."""
+    """A tensor like `x` with what a convolution made of it.  entries: its maps. Twin in C: `output`."""
     out = x.replace_feature(features)
     out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
     return out
@@ -264,6 +264,7 @@ def _convolve(
 
 @functools.cache
 def form_of(groups: int, tf32: bool, sums: str = "") -> ConvForm:
+    """Twin in C: `form_of`."""
     return ConvForm("ovi", groups, _precision(tf32, sums))
 
 

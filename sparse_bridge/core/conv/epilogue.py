@@ -13,7 +13,7 @@ from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM, RESIDUAL
 
 ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
 # What may follow a convolution, in this order: strings of letters, so that what came so far is a
-# prefix of what is expected. (`native.c` has the letters, too.)
+# prefix of what is expected.
 STEP_NORM, STEP_SUM, STEP_ACTIVATION = "n", "s", "a"
 STEPS = STEP_NORM + STEP_SUM + STEP_ACTIVATION
 
