@@ -39,6 +39,6 @@ def graphs_of(rows: int, compared: bool = False, watched: bool = False) -> Itera
     for users; without, what a test puts around the layers may keep state.
     """
     every = settings.get().compare_every if compared else 0
-    with ruled(padded, _LEAST=rows), settings.override(compare_every=every):
-        with contextlib.nullcontext() if watched else ruled(graphed_module, Audit=_Trusted):
-            yield
+    audit = graphed_module.Audit if watched else _Trusted
+    with ruled(padded, _LEAST=rows), settings.override(compare_every=every), ruled(graphed_module, Audit=audit):
+        yield
