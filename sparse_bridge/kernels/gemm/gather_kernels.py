@@ -13,13 +13,15 @@ import triton.language as tl
 
 from ..maps.coord_key import live_rows
 from ..runtime.launch import register
-from ..tiles import epilogue_bits
+from ..tiles import activations, epilogue_bits
 
 # On the left of what they are combined with, since in the interpreter that is a plain number.
 BIAS = tl.constexpr(epilogue_bits.BIAS)
 NORM = tl.constexpr(epilogue_bits.NORM)
 AFFINE = tl.constexpr(epilogue_bits.AFFINE)
 RESIDUAL = tl.constexpr(epilogue_bits.RESIDUAL)
+RELU = tl.constexpr(activations.RELU)
+LEAKY_RELU = tl.constexpr(activations.LEAKY_RELU)
 
 
 @triton.jit
@@ -54,6 +56,17 @@ def _normed(value, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, AFFI
 
 
 @triton.jit
+def _activated(value, alpha, ACT: tl.constexpr, DTYPE: tl.constexpr):
+    """Behind an activation, in fp32. ACT: a number of `tiles/activations.py`, or 0."""
+    if RELU == ACT:
+        value = tl.where(value <= 0, 0.0, value)  # a NaN stays
+    if LEAKY_RELU == ACT:
+        value = _rounded(value, DTYPE)
+        value = tl.where(value > 0, value, value * alpha)
+    return value
+
+
+@triton.jit
 def _finished(
     acc,
     bias_ptr,
@@ -75,7 +88,7 @@ def _finished(
     """What follows the sums, in fp32; rounded to `DTYPE` wherever separate operations would round,
     so that the result has their bits.
 
-    EPILOGUE: bits, see `EpilogueForm`. ACT: see `ACTIVATIONS`.
+    EPILOGUE: bits, see `EpilogueForm`. ACT: see `_activated`.
     channel, ok_c: the channels, of a shape that broadcasts to that of acc. at, ok: places of the
     results, which are those of the residual.
     """
@@ -94,12 +107,7 @@ def _finished(
         acc = _rounded(acc, DTYPE)
         residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
         acc = acc + residual.to(tl.float32)
-    if ACT == 1:
-        acc = tl.where(acc <= 0, 0.0, acc)  # a NaN stays
-    if ACT == 2:
-        acc = _rounded(acc, DTYPE)
-        acc = tl.where(acc > 0, acc, acc * alpha)
-    return acc
+    return _activated(acc, alpha, ACT, DTYPE)
 
 
 @triton.jit(do_not_specialize=["n_live_ptr", "n_rows", "pitch", "n_offsets", "alpha", "eps"])
