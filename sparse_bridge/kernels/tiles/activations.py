@@ -101,7 +101,7 @@ NUMBERS: dict[str | None, int] = {None: 0} | {row.name: row.number for row in _R
 
 def row_of(module: nn.Module) -> Activation | None:
     """The activation that a module of torch's class, or of a subclass, is; None for others."""
-    return next((row for row in _ROWS if isinstance(module, row.module)), None)
+    return next((row for row in ACTIVATIONS.values() if isinstance(module, row.module)), None)
 
 
 def activated(y: Tensor, name: str | None, alpha: float) -> Tensor:
