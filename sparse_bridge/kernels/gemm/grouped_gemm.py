@@ -19,7 +19,7 @@ from ..runtime.launch import alignment, cdiv, number_of, register, specialise
 from ..tiles.activations import NUMBERS
 from ..tiles.clamps import clamp_for_grouped
 from ..tiles.tile import TileConfig, power
-from .gather_kernels import _finished
+from .epilogue import _finished
 from .gather_spec import INT32_END
 from .product import EpilogueForm, Product
 from .vectors import Vectors, tensors_of

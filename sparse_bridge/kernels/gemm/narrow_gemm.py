@@ -16,8 +16,9 @@ from ..maps.tile_list import TileList
 from ..runtime.launch import number_of, power_of_2, register, specialise
 from ..tiles.narrow_tile import clamp_for_wide, width_of
 from ..tiles.tile import TileConfig
+from .epilogue import _finished
 from .gather_gemm import GatherGemm
-from .gather_kernels import _finished, rows_in_use
+from .gather_kernels import rows_in_use
 from .gather_spec import GemmSpec
 from .product import Product
 from .vectors import Vectors

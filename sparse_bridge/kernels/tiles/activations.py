@@ -1,7 +1,7 @@
 """The activations of an epilogue: a row each, which kernels, layers, fusion, graphs and exports read.
 
-A new one is a row here, and a branch in `export/cpp/operators/products.cpp`; a branch in `_activated`
-of `kernels/gemm/gather_kernels.py` if kernels compute it. Needs no Triton.
+A new one is a row here and a branch of `activated` in `export/cpp/operators/products.cpp`; if kernels
+compute it, a number here and a branch of `_activated` in `kernels/gemm/epilogue.py`. Needs no Triton.
 """
 
 from __future__ import annotations
