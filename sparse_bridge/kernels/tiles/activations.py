@@ -81,8 +81,8 @@ _ROWS = (
     ),
     Activation(
         "sigmoid",
-        # The exponential of Triton is not torch's: of the 63,488 finite halves 11,520 have another one in
-        # fp32, and 42 results lie so near to a boundary of rounding that the last place decides.
+        # Triton's exponential is not torch's: fp32 has other bits, and what halves have only a device can
+        # tell (benchmarks/notes/deferred.md).
         None,
         lambda y, _: torch.sigmoid(y),
         lambda y, _: torch.sigmoid_(y),

@@ -170,7 +170,7 @@ def activations():
             yield row, functools.partial(row.calls[0], inplace=True), True
 
 
-@pytest.mark.parametrize("row, call, overwrites", activations())
+@pytest.mark.parametrize("row, call, overwrites", list(activations()))
 def test_every_function_of_an_activation_joins_the_layer(conv, row, call, overwrites):
     """In place, whoever holds the features sees it."""
     want = row.apply(F.batch_norm(conv.want(), *(v.double() for v in conv.norm)), row.arguments()[0])
