@@ -1,9 +1,8 @@
 """Gather-GEMM for narrow inputs, of up to 8 channels, as the first layer of a network has them.
 
-One offset fills no more than half of a step of the reduction there, and what a tile waits for is
-where its rows are, offset after offset. So a step takes a window of offsets side by side: element k
-of it is channel k % WIDTH of its offset k // WIDTH. The rest is the gather-GEMM's, launch and
-epilogue included.
+One offset fills no more than half of a step of the reduction there, and what a tile waits for is where its
+rows are, offset after offset. So a step takes a window of offsets side by side: element k of it is channel
+k % WIDTH of its offset k // WIDTH. The rest is the gather-GEMM's, launch and epilogue included.
 """
 
 from __future__ import annotations
