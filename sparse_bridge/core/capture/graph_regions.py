@@ -84,11 +84,18 @@ def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     return prefetch.provide(store, cmap, req)
 
 
+def tried() -> list[tuple[nn.Module, Replayer | str]]:
+    """Modules that were tried: with what serves their calls, or with why none is replayed."""
+    with _lock:
+        return [*((module, region.replayer) for module, region in _regions.items()), *_refused.items()]
+
+
 def summary() -> list[Summary]:
     """Regions that are replayed or wait for it, and those that are not, and why."""
-    with _lock:
-        regions = [region.replayer.summary() for region in _regions.values()]
-        return regions + [Summary(type(m).__name__, 0, 0, why) for m, why in _refused.items()]
+    return [
+        Summary(type(module).__name__, 0, 0, found) if isinstance(found, str) else found.summary()
+        for module, found in tried()
+    ]
 
 
 @state.owns
