@@ -11,6 +11,7 @@ from ... import settings
 from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
+from ...refusals import Refusal, Why
 from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
 from . import interchange, records
 from .rules.switches import allow_tf32
@@ -55,7 +56,7 @@ class _Spconv(TensorProtocol):
         # Coordinates in an object of their own, which has no maps yet.
         over = _with_rows(x, features, root.coords.detach())
         if x.indice_dict:
-            over.indice_dict[_CARRIED] = _Carried
+            over.indice_dict[_CARRIED] = _Carried(over.indices)
         return over
 
     def label(self, x: Any) -> Hashable:
@@ -85,7 +86,15 @@ class _Carried:
     """An entry in the place of the maps that the input of a replayed module has: tensors that have it as well carry
     these maps on."""
 
-    is_subm, indices, out_indices = True, torch.empty(0), torch.empty(0)
+    is_subm = True
+
+    def __init__(self, coords: torch.Tensor) -> None:
+        self.indices = self.out_indices = coords
+
+    @property
+    def indice_pairs(self) -> torch.Tensor:
+        """Asked for where rows get another order: the maps outside would need it, too."""
+        raise Refusal(Why.GRAPH_HAS_MAPS)
 
 
 _CARRIED = object()  # its key
