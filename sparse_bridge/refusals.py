@@ -230,6 +230,7 @@ class Why(enum.Enum):
         "compiling and loading it raised {}: {}",
         "see that the compiler works and that `SPARSE_BRIDGE_CACHE_DIR` can be written",
     )
+    HELPER_READS = "it reads of {} what is not there: {}", _REPORT
     HELPER_ERROR = "installing it raised {}: {}", _REPORT
 
     # A dataflow of kernels does not serve, and plain torch does.

@@ -237,6 +237,8 @@ def load(name: str) -> Framework:
             )
         target = targets[name]
     adapter = _import_adapter(name, target)
+    with contextlib.suppress(UnsupportedError):
+        capture("closed_world.origins").trust(adapter.packages)
     with _lock:
         return _loaded.setdefault(name, adapter)
 

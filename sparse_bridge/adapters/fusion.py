@@ -18,7 +18,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from .. import hooks
-from ..core.conv.epilogue import Epilogue, Norm
+from ..core.conv.epilogue import ACTIVATIONS, Activation, Epilogue, Norm
 from ..core.maps.rows import in_scope
 from ..core.ops.batch_norm import batch_norm_training, serves
 from .protocol import is_layer
@@ -44,11 +44,7 @@ __all__ = [
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
 RELU_FORWARD = nn.ReLU.forward
-_ACTIVATIONS: dict[type, tuple[str, Any]] = {
-    nn.ReLU: ("relu", nn.ReLU.forward),
-    nn.LeakyReLU: ("leaky_relu", nn.LeakyReLU.forward),
-    nn.Sigmoid: ("sigmoid", nn.Sigmoid.forward),
-}
+_BY_MODULE: dict[type, tuple[Activation, Any]] = {row.module: (row, row.module.forward) for row in ACTIVATIONS.values()}
 
 
 class EpilogueLayers(NamedTuple):
@@ -99,24 +95,19 @@ def foldable(norm: nn.Module) -> bool:
 
 def activation_of(module: nn.Module) -> tuple[str, float] | None:
     """(name, slope) of an activation that kernels apply, torch's own or a framework's; or None."""
-    for activation_class, (name, _) in _ACTIVATIONS.items():
+    for activation_class, (row, _) in _BY_MODULE.items():
         if is_layer(module, activation_class):
-            return name, _slope_of(module)
+            return row.name, row.slope_of(module)
     return None
-
-
-def _slope_of(activation: nn.Module) -> float:
-    """Asking a module for an attribute that it lacks is slow."""
-    return float(activation.negative_slope) if isinstance(activation, nn.LeakyReLU) else 0.0
 
 
 def own_activation(module: nn.Module) -> tuple[str, float] | None:
     """`activation_of` where it is torch's own, which nothing watches or replaces."""
     module_class: Any = type(module)
-    entry = _ACTIVATIONS.get(module_class)
+    entry = _BY_MODULE.get(module_class)
     if entry is None or not runs_own(module, module_class, entry[1]):
         return None
-    return entry[0], _slope_of(module)
+    return entry[0].name, entry[0].slope_of(module)
 
 
 def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers | None:

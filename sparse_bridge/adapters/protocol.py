@@ -84,7 +84,11 @@ class TensorProtocol(abc.ABC):
 
     A sparse tensor has features [N, C], coordinates int32 [N, 1 + D] in the framework's own column
     order, and whatever else the framework keeps with it: grid, tensor stride, kernel maps.
+
+    feature_names: attributes that hold the features, the one that programs set first.
     """
+
+    feature_names: tuple[str, ...] = ("features",)
 
     def __init__(self, interchange: Interchange) -> None:
         self._interchange = interchange
@@ -207,9 +211,10 @@ def features_of(value: Any) -> torch.Tensor | None:
 
 def missing_features(x: Any, caller: str) -> Exception:
     """The error of an object without features, or with an array in their place."""
-    for name in ("feats", "features", "F"):
+    framework = of(x)
+    for name in () if framework is None else framework.feature_names:
         value = getattr(x, name, None)
-        if value is not None and of(x) is not None:
+        if value is not None:
             return tensor_expected(value, name, caller)
     return AttributeError(f"{caller} takes a sparse tensor, got {type(x).__name__}.")
 

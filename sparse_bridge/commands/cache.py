@@ -34,13 +34,13 @@ def collect() -> dict[str, Any]:
     return {
         "folder": str(folder),
         "kernels": kernel_hash(),
-        "triton": _triton(),
+        "triton": installed_triton(),
         "stored": [_facts(path) for path in _files(folder)],
         "shipped": [_facts(path, shipped=True) for path in tuned if path.name.endswith(".json")],
     }
 
 
-def _triton() -> str:
+def installed_triton() -> str:
     """The version that stamps name; empty without Triton."""
     return ".".join(map(str, targets.triton_version() or ()))
 
@@ -71,9 +71,9 @@ def unread(stamp: Stamp, shipped: bool = False) -> str | None:
     kernels and Triton: `tune_cache.shipped` looks at the device alone."""
     if stamp.kernels != kernel_hash() and not shipped:
         return "not read: other kernels made it"
-    if not _triton():
+    if not installed_triton():
         return "not read: there is no Triton here, and layers on a CPU need none"
-    return None if shipped or stamp.triton == _triton() else f"not read: made for Triton {stamp.triton}"
+    return None if shipped or stamp.triton == installed_triton() else f"not read: made for Triton {stamp.triton}"
 
 
 def _state(file: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ def _state(file: dict[str, Any]) -> str:
     if file["unread"]:
         return str(file["unread"])
     others = ["other kernels"] * (file["kernels"] != kernel_hash())
-    others += [f"Triton {file['triton']}"] * (file["triton"] != _triton())
+    others += [f"Triton {file['triton']}"] * (file["triton"] != installed_triton())
     return f"read; tuned with {' and '.join(others)}" if others else "current"
 
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.conv.epilogue import ACTIVATIONS
 from . import nodes
 from .graph import Graph, attribute, set_attribute
 
-_ACTIVATIONS = {"Relu": 1, "Sigmoid": 2, "LeakyRelu": 3}  # act_type of the plugins
+_BY_OPERATOR = {row.onnx: row for row in ACTIVATIONS.values() if row.act_type}
 
 
 class _Product(NamedTuple):
@@ -133,11 +134,11 @@ def _fold(graph: Graph, product: _Product, weights: dict[tuple[str, bytes], str]
 def _activate(graph: Graph, node: Any, output: str, followers: list[Any]) -> str:
     """Name of the value behind an activation that alone follows, which the node then applies."""
     follower = graph.only_user(output)
-    act_type = 0 if follower is None or follower.domain else _ACTIVATIONS.get(follower.op_type, 0)
-    set_attribute(node, "act_type", act_type)
-    if act_type == 0:
+    row = None if follower is None or follower.domain else _BY_OPERATOR.get(follower.op_type)
+    set_attribute(node, "act_type", 0 if row is None else row.act_type)
+    if row is None:
         return output
-    if act_type == 3:
+    if row.slope is not None:
         set_attribute(node, "act_alpha", float(attribute(follower, "alpha", 0.01)))
     followers.append(follower)
     last: str = follower.output[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.conv.epilogue import ACTIVATIONS
 from . import nodes
 from .graph import Graph, attribute, read_by
 from .plugin_checks import ExportError
@@ -17,7 +18,7 @@ from .plugin_checks import ExportError
 _SPARSE = {"ImplicitGemm": (0, 1, 5), "IndiceConv": (0, 1)}  # inputs of features, weight, bias
 # Nodes of ONNX that go on in float16, and which of their inputs are floats; None: all.
 _ROWS: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(("Relu", "LeakyRelu", "Sigmoid", "Identity"), (0,)),
+    **dict.fromkeys(("Identity", *(row.onnx for row in ACTIVATIONS.values() if row.onnx)), (0,)),
     **dict.fromkeys(("Reshape", "Transpose", "Flatten"), (0,)),
     **dict.fromkeys(("Add", "Sub", "Mul", "MatMul"), (0, 1)),
     "Gemm": (0, 1, 2),

@@ -18,9 +18,11 @@ from ..adapters.spconv import functional, pairs
 from ..adapters.spconv.conv import convolve
 from ..adapters.spconv.geometry import LayerGeometry
 from ..adapters.spconv.rules.row_order import is_original
-from ..core.conv.epilogue import Epilogue
+from ..core.conv.epilogue import ACTIVATIONS, Epilogue
 
 DOMAIN = "autoware"
+# By `act_type` of a node.
+_ACTIVATIONS = {row.act_type: row.name for row in ACTIVATIONS.values()} | {0: None}
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,11 +113,9 @@ def product_by_table(
     act_type: int = 0,
     act_alpha: float = 0.0,
 ) -> torch.Tensor:
-    """ImplicitGemm: [N, C] and KRSC -> [M, K]. act_type: 0 none, 1 ReLU, 2 sigmoid, 3 leaky ReLU
-    of slope act_alpha."""
+    """ImplicitGemm: [N, C] and KRSC -> [M, K]. act_type: of `ACTIVATIONS`, 0 none; act_alpha: its slope."""
     kmap = pairs.map_from_table(pair_fwd, features.shape[0], pair_fwd.shape[1])
-    activation = (None, "relu", "sigmoid", "leaky_relu")[act_type]
-    return convolve(features, filters, Epilogue(bias, activation, act_alpha), kmap)
+    return convolve(features, filters, Epilogue(bias, _ACTIVATIONS[act_type], act_alpha), kmap)
 
 
 def product_by_lists(

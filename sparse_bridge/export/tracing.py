@@ -14,6 +14,7 @@ from torch import nn
 from ..adapters.spconv.conv import ACTIVATIONS
 from ..adapters.spconv.geometry import LayerGeometry
 from ..adapters.spconv.tensors import shape_of
+from ..core.conv.epilogue import activated
 from . import nodes
 from .plugin_checks import ExportError
 
@@ -156,12 +157,7 @@ class _Exporter:
 
 
 def _activated(y: torch.Tensor, act_type: Any, alpha: float) -> torch.Tensor:
-    activation = ACTIVATIONS[getattr(act_type, "name", "None_")]
-    if activation == "relu":
-        return y.relu()
-    if activation == "leaky_relu":
-        return torch.nn.functional.leaky_relu(y, alpha)
-    return y.sigmoid() if activation == "sigmoid" else y
+    return activated(y, ACTIVATIONS[getattr(act_type, "name", "None_")], alpha)
 
 
 def _dense(x: Any, channels_first: bool = True) -> Any:

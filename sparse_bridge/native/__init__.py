@@ -55,7 +55,7 @@ def _finish() -> None:
 
 
 def _build() -> None:
-    global _module, _reason
+    global _module
     try:
         library = build.load()
         with _lock:
@@ -63,10 +63,16 @@ def _build() -> None:
                 listener(library)
             _module = library
     except Exception as error:  # whatever it is, Python does all
-        refused = isinstance(error, Refusal)
-        _reason = str(error) if refused else Why.HELPER_ERROR.says(type(error).__name__, error)
-        level = log.logger.info if refused else log.logger.warning
-        level("the compiled helper is not used: %s", _reason)
+        _do_without(error)
+
+
+def _do_without(error: Exception) -> None:
+    global _module, _reason
+    refused = isinstance(error, Refusal)
+    _module, _reason = None, str(error) if refused else Why.HELPER_ERROR.says(type(error).__name__, error)
+    expected = refused and getattr(error, "why", None) is not Why.HELPER_READS
+    level = log.logger.info if expected else log.logger.warning
+    level("the compiled helper is not used: %s", _reason)
 
 
 def module() -> Any:
@@ -85,7 +91,10 @@ def when_ready(listener: Listener) -> None:
     with _lock:
         _listeners.append(listener)
         if _module is not None:
-            listener(_module)
+            try:
+                listener(_module)
+            except Exception as error:
+                _do_without(error)
 
 
 def reason() -> str | None:

@@ -20,6 +20,7 @@ import filelock
 
 from .. import folders
 from ..refusals import Refusal, Why
+from . import reads
 
 NAME = "sparse_bridge_native"
 SOURCE = pathlib.Path(__file__).with_name("native.c")
@@ -105,9 +106,9 @@ def library_folder() -> pathlib.Path:
 
 
 def digest() -> str:
-    """What a library is of: its sources, one Python and one processor."""
+    """What a library is of: its sources and their header, one Python and one processor."""
     about = [*FLAGS, sysconfig.get_path("include"), sys.version, platform.machine()]
-    sources = b"".join(part.read_bytes() for part in PARTS)
+    sources = b"".join(part.read_bytes() for part in PARTS) + reads.header().encode()
     return hashlib.sha256(sources + "\0".join(about).encode()).hexdigest()[:24]
 
 
@@ -132,9 +133,10 @@ def _name(digest: str, library: bytes, suffix: str) -> str:
 def _compile(command: list[str], folder: pathlib.Path, digest: str, suffix: str) -> pathlib.Path:
     with tempfile.TemporaryDirectory(dir=folder) as work:
         library = pathlib.Path(work) / NAME
+        write_header(pathlib.Path(work))
         try:
             done = subprocess.run(
-                [*command, str(SOURCE), "-o", str(library)],
+                [*command, f"-I{work}", str(SOURCE), "-o", str(library)],
                 capture_output=True,
                 text=True,
                 timeout=_LONGEST,
@@ -148,6 +150,11 @@ def _compile(command: list[str], folder: pathlib.Path, digest: str, suffix: str)
         path = folder / _name(digest, library.read_bytes(), suffix)
         os.replace(library, path)  # readers see all of it or nothing
         return path
+
+
+def write_header(folder: pathlib.Path) -> None:
+    """Write what the sources include beside Python's headers into a folder."""
+    (folder / "reads.h").write_text(reads.header(), encoding="utf-8")
 
 
 def _loaded(path: pathlib.Path) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import settings
+from . import reads
 
 helper: Any = None
 known_call: Any = None
@@ -79,8 +80,9 @@ def _launches(product: Any) -> tuple[list[Any], int, tuple[int, int, int, int]]:
 
 
 def use(module: Any) -> None:
-    """Have Python's functions call the helper, which was handed what it reads."""
+    """Hand the helper what it reads, and have Python's functions call it. Raises Refusal where a name is gone."""
     global helper
+    module.configure(reads.handed())
     for name in FUNCTIONS:
         globals()[name] = getattr(module, name)
     helper = module

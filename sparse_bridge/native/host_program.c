@@ -211,7 +211,7 @@ static PyObject *made_object(HostState *run, int op, const int *words, int count
 }
 
 static int address_of(HostState *run, const int *words) {
-  PyObject *at = PyObject_CallMethodNoArgs(run->objects[words[1]], s_data_ptr);
+  PyObject *at = PyObject_CallMethodNoArgs(run->objects[words[1]], s_Tensor_data_ptr);
   if (at) run->numbers[words[0]] = (int64_t)PyLong_AsUnsignedLongLong(at);
   Py_XDECREF(at);
   return at && !PyErr_Occurred();

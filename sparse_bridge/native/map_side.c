@@ -22,20 +22,20 @@ static PyObject *spec_key(Scope *s, Size *size) {
 
 /* `TileList.section_starts`: where in its memory the table, the rows and the lists start, in elements. */
 static void places(long long n_offsets, long long n_pairs, int block_m, long long at[4]) {
-  long long pitch = 128 * n_pairs, quads = (n_pairs + 3) / 4 * 4, start = pitch + pitch * n_offsets;
+  long long pitch = 2 * TILE * n_pairs, quads = (n_pairs + 3) / 4 * 4,
+            start = pitch + pitch * n_offsets;
   at[0] = pitch, at[1] = 0;
-  at[2] = block_m <= 64 ? start : start + 2 * quads * n_offsets;
-  at[3] = start + 3 * quads * n_offsets + (block_m <= 64 ? 0 : 2 * quads);
+  at[2] = block_m <= TILE ? start : start + 2 * quads * n_offsets;
+  at[3] = start + 3 * quads * n_offsets + (block_m <= TILE ? 0 : 2 * quads);
 }
 
 /* The rows of one end of a map, Rows(host, device, capacity, fill, likely), where the host knows
  * them all. */
 static long long rows_of_end(Scope *s, PyObject *ends, int side) {
   PyObject *rows = PyTuple_GET_ITEM(ends, side);
-  refuse_unless(s, PyTuple_GET_SIZE(rows) == 5 && PyTuple_GET_ITEM(rows, 1) == Py_None &&
-                       PyTuple_GET_ITEM(rows, 3) == Py_None &&
-                       !truth(s, PyTuple_GET_ITEM(rows, 4)));
-  return number(s, PyTuple_GET_ITEM(rows, 2));
+  refuse_unless(s, PyTuple_GET_SIZE(rows) == 5 && FIELD(rows, Rows, device) == Py_None &&
+                       FIELD(rows, Rows, fill) == Py_None && !truth(s, FIELD(rows, Rows, likely)));
+  return number(s, FIELD(rows, Rows, capacity));
 }
 
 /* A view of a side: its tiles, or its table. */
@@ -67,21 +67,21 @@ static uint64_t address_in(Scope *s, PyObject *at) {
 /* `Rulebook.neighbors`: a table that has no room for more rows. */
 static void read_table(Scope *s, MapSide *m) {
   MapView *view = &m->view;
-  PyObject *table = listed(s, m, s__tables);
+  PyObject *table = listed(s, m, s_Rulebook__tables);
   refuse_unless(s, table && table != Py_None);
-  PyObject *own = get(s, table, s_own);
+  PyObject *own = GET(table, NeighborTable, own);
   refuse_unless(s, own && PyTuple_CheckExact(own) && PyTuple_GET_SIZE(own) == 3);
   if (s->state != GOES_ON) return;
   refuse_unless(s, PyTuple_GET_ITEM(own, 2) == Py_None); /* the count of rows in use */
   PyObject *nbr = PyTuple_GET_ITEM(own, 0);
-  view->n_offsets = number(s, get(s, table, s_n_offsets));
-  refuse_unless(s, number(s, get(s, table, s_n_rows)) == m->n_rows);
+  view->n_offsets = number(s, GET(table, NeighborTable, n_offsets));
+  refuse_unless(s, number(s, GET(table, NeighborTable, n_rows)) == m->n_rows);
   if (Py_IS_TYPE(nbr, (PyTypeObject *)g_Part)) {
-    view->pitch = m->n_rows, view->memory = address_in(s, get(s, nbr, s_at));
+    view->pitch = m->n_rows, view->memory = address_in(s, GET(nbr, Part, at));
   } else {
     PyObject *step =
-        s->state == GOES_ON ? hold(s, PyObject_CallMethodOneArg(nbr, s_stride, zero)) : NULL;
-    view->pitch = number(s, step), view->memory = address_in(s, call(s, nbr, s_data_ptr));
+        s->state == GOES_ON ? hold(s, PyObject_CallMethodOneArg(nbr, s_Tensor_stride, zero)) : NULL;
+    view->pitch = number(s, step), view->memory = address_in(s, CALL(nbr, Tensor, data_ptr));
   }
   refuse_unless(s, !(view->memory & 15));
   view->object = nbr;
@@ -89,24 +89,24 @@ static void read_table(Scope *s, MapSide *m) {
 
 static void read_tiles(Scope *s, MapSide *m) {
   MapView *view = &m->view;
-  PyObject *tiles = listed(s, m, s__tiles);
+  PyObject *tiles = listed(s, m, s_Rulebook__tiles);
   refuse_unless(s, tiles && tiles != Py_None);
-  view->n_pairs = number(s, get(s, tiles, s_n_pairs)), view->pitch = 128 * view->n_pairs;
-  view->n_offsets = number(s, get(s, tiles, s_n_offsets));
-  refuse_unless(s, number(s, get(s, tiles, s_splits)) == 1);
-  view->memory = address_in(s, call(s, get(s, tiles, s_memory), s_data_ptr));
+  view->n_pairs = number(s, GET(tiles, TileList, n_pairs)), view->pitch = 2 * TILE * view->n_pairs;
+  view->n_offsets = number(s, GET(tiles, TileList, n_offsets));
+  refuse_unless(s, number(s, GET(tiles, TileList, splits)) == 1);
+  view->memory = address_in(s, CALL(GET(tiles, TileList, memory), Tensor, data_ptr));
   view->object = tiles;
 }
 
 /* Its rows, and who hears of its views. */
 static void read_side(Scope *s, MapSide *m) {
-  PyObject *ends = get(s, m->rulebook, s_rows);
+  PyObject *ends = GET(m->rulebook, Rulebook, rows);
   refuse_unless(s, ends && PyTuple_CheckExact(ends) && PyTuple_GET_SIZE(ends) == 2);
   if (s->state != GOES_ON) return;
   m->n_rows = rows_of_end(s, ends, m->side), m->n_in = rows_of_end(s, ends, 1 - m->side);
-  int symmetric = truth(s, get(s, m->rulebook, s_symmetric));
+  int symmetric = truth(s, GET(m->rulebook, Rulebook, symmetric));
   m->at = symmetric ? 0 : m->side, m->reverse = symmetric && m->side;
-  m->observer = get(s, m->rulebook, s__observer);
+  m->observer = GET(m->rulebook, Rulebook, _observer);
   refuse_unless(s, m->n_rows > 0 && m->n_in > 0);
 }
 
@@ -114,9 +114,9 @@ static void read_side(Scope *s, MapSide *m) {
 static void noticed(Scope *s, MapSide *m, int tiled) {
   PyObject *side = m->at ? one : zero, *observer = m->observer;
   if (s->state != GOES_ON || observer == Py_None) return;
-  if ((PyObject *)Py_TYPE(observer) != PyDict_GetItemWithError(g_calls, s_observer)) {
+  if ((PyObject *)Py_TYPE(observer) != PyDict_GetItemWithError(g_calls, s_calls_observer)) {
     PyObject *tiles = tiled ? Py_True : Py_False;
-    hold(s, PyObject_CallMethodObjArgs(observer, s_on_view, side, tiles, NULL));
+    hold(s, PyObject_CallMethodObjArgs(observer, s_Observer_on_view, side, tiles, NULL));
     return;
   }
   for (int i = !tiled; i < 2; i++) /* tiled, requested */
@@ -129,11 +129,11 @@ static int flow_over(Scope *s, Known *plan, MapSide *m) {
   if (plan->flow == BY_PYTHON || forced || s->state != GOES_ON) return plan->flow;
   refuse_unless(s, PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
   if (plan->flow == OVER_TILES) {
-    PyObject *tiles = listed(s, m, s__tiles);
+    PyObject *tiles = listed(s, m, s_Rulebook__tiles);
     if (tiles && tiles != Py_None) return OVER_TILES;
-    refuse_unless(s, !truth(s, get(s, m->rulebook, s_symmetric)));
+    refuse_unless(s, !truth(s, GET(m->rulebook, Rulebook, symmetric)));
   }
-  refuse_unless(s, !truth(s, get(s, m->rulebook, s_trained)));
+  refuse_unless(s, !truth(s, GET(m->rulebook, Rulebook, trained)));
   return m->n_rows < plan->below[few ? 0 : 1] ? OVER_TABLE : BY_PYTHON;
 }
 
@@ -157,7 +157,7 @@ static Bound *spec_for(Scope *s, Known *plan, MapSide *m, int flow) {
       return (Bound *)plan->likes[i];
   PyObject *spec = item(s, plan->specs, spec_key(s, &size)), *like = NULL;
   refuse_unless(s, spec != NULL);
-  like = get(s, spec, s_native);
+  like = GET(spec, GemmSpec, native);
   refuse_unless(s, like && Py_IS_TYPE(like, &BoundType));
   if (s->state != GOES_ON) return NULL;
   int at = plan->next++ % SIZES;

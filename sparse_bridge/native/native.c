@@ -22,80 +22,40 @@
 
 /* ---- names, and what Python hands over ------------------------------------------------------- */
 
-/* clang-format off */
-#define NAMES(X)                                                                                   \
-  X(_compiled) X(_pairs_at) X(trailing) X(backward) X(leading) X(direct) X(empty_like) X(get)      \
-  X(padding) X(layout) X(plans) X(quads) X(row_kinds) X(shares) X(sum_grid) X(sum_key)             \
-  X(sum_sizes) X(_get_tracing_state) X(momentum) X(track_running_stats) X(num_batches_tracked)     \
-  X(in_channels) X(norm_parts)                                                                     \
-  X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers)      \
-  X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(_current_level)               \
-  X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
-  X(flipped) X(forward) X(fp16_sums) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
-  X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
-  X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook)           \
-  X(_make) X(_map) X(memory) X(MIN_DEFERRED_ELEMENTS) X(n_offsets) X(n_pairs) X(n_rows)            \
-  X(__name__) X(native) X(nbytes)                                                                  \
-  X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
-  X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(variants)                      \
-  X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(rows) X(rows_of)           \
-  X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
-  X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(stride) X(subm) X(symmetric) X(table) X(_tables)        \
-  X(tile) X(_tiles) X(_timer) X(trained) X(training) X(transposed) X(untyped_storage) X(_version)  \
-  X(w_stride) X(on_view) X(weight) X(x_fold) X(y_fold)
+/* How a function here is written
+ *
+ *   What it reads of Python is listed in `reads.py`, of which this header is made. OWNER is a class,
+ *   a module or an object there:
+ *
+ *     s_OWNER_name   the string: GET(object, OWNER, name) asks for the attribute, CALL(..) calls a
+ *                    method without arguments, item(s, g_OWNER, s_OWNER_name) is a module's global
+ *     g_OWNER        the object itself, of a module its dictionary
+ *     o_OWNER_name   where a slot is: SLOT(object, OWNER, name), PUT(object, OWNER, name, value)
+ *     i_OWNER_name   the index of a named tuple's field: FIELD(tuple, OWNER, name)
+ *
+ *   A name that is not in the list does not compile; one that Python has no more is refused when the
+ *   helper is loaded. The function's comment names its twin in Python, whose docstring names it.
+ *
+ *     static PyObject *rows_in(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+ *       SCOPE(s);                                   // what the call holds, and whether it goes on
+ *       if (count != 1 || declined()) Py_RETURN_NOTIMPLEMENTED;
+ *       PyObject *rulebook = GET(args[0], KernelMap, rulebook);
+ *       PyObject *order = GET(rulebook, Rulebook, order);         // of NULL: NULL, so no checks
+ *       refuse_unless(s, order == Py_None);                       // Python takes the call
+ *       if (s->state != GOES_ON) return ended(s, NULL);           // before C reads an object itself
+ *       PUT(history, History, alone, zero);                       // from here on nothing is refused
+ *       return ended(s, hold(s, PyLong_FromLong(1)));
+ *     }
+ *
+ *   `s` is in one of three states. GOES_ON: all is well. REFUSES: `ended` returns NotImplemented.
+ *   RAISES: an exception is set, and `ended` returns NULL. Once it does not go on, every function
+ *   that takes it does nothing and returns NULL, 0 or -1, so that questions can follow each other;
+ *   what is between them and reads memory asks `s->state` first. New references go through `hold`,
+ *   and `ended` gives them back. `truth`, `number`, `equal` ask an object and may raise, too. What
+ *   changes an object or launches stands behind the last `refuse_unless`. */
+#include "reads.h"
 
-#define DECLARE(name) static PyObject *s_##name;
-NAMES(DECLARE)
-#undef DECLARE
-
-/* Modules whose state is read at every call, as their dictionaries; classes and functions. */
-#define HANDED(X)                                                                                  \
-  X(apply_kernel) X(ConvPlan) X(cut_of) X(dx_kernel) X(float32) X(grad_partials_kernel)            \
-  X(NormSpec) X(partials_kernel) X(plans) X(sum_shares_kernel) X(torch) X(unread)                  \
-  X(wgrad_kernel) X(WgradProduct)                                                                  \
-  X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(FusedPlan)                     \
-  X(GatherGemm) X(NarrowGemm) X(Part) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
-  X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \
-  X(precision) X(precompile) X(settings) X(StreamOrder) X(strided) X(Tensor) X(torch_c) X(trace) X(Waiting)
-
-#define DECLARE(name) static PyObject *g_##name;
-HANDED(DECLARE)
-#undef DECLARE
-
-/* Slots of classes, whose places in an object are asked once. */
-#define SLOTS(X)                                                                                   \
-  X(ConvPlan, forward) X(ConvPlan, separate) X(ConvPlan, columns_in) X(ConvPlan, n_offsets)        \
-  X(ConvPlan, generation) X(ConvPlan, _dgrad) X(ConvPlan, _wgrad) X(ConvPlan, _dense)              \
-  X(GatherProduct, native) X(WgradProduct, _key) X(NormSpec, addressed) X(NormSpec, device)        \
-  X(NormSpec, grads_key) X(NormSpec, present) X(NormSpec, rows_key) X(NormSpec, units)             \
-  X(NormSpec, vectors_key)                                                                         \
-  X(History, plan) X(History, full_plan) X(History, seen) X(History, alone) X(History, disabled)       \
-  X(FusedPlan, native) X(LayerCall, between) X(LayerCall, changes) X(LayerCall, device)            \
-  X(LayerCall, dtype) X(LayerCall, fused) X(LayerCall, operands) X(LayerCall, history)             \
-  X(LayerCall, launched) X(LayerCall, shape) X(LayerCall, stream) X(LayerCall, target)             \
-  X(PendingConv, _count) X(PendingConv, _used) X(PendingConv, _version) X(PendingConv, call)       \
-  X(PendingConv, epilogue) X(PendingConv, fallback) X(PendingConv, result) X(PendingConv, steps)   \
-  X(GatherGemm, native) X(GatherProduct, _copied) X(Derived, _entries) X(StreamOrder, number)      \
-  X(StreamOrder, waited)
-
-#define DECLARE(type, name) static Py_ssize_t o_##type##_##name;
-SLOTS(DECLARE)
-#undef DECLARE
-
-/* Functions of torch._C without arguments, asked by name so that tests can replace them. */
-#define ASKED(X)                                                                                   \
-  X(is_grad_enabled) X(is_inference_mode_enabled) X(_is_any_autocast_enabled)                      \
-  X(_len_torch_function_stack) X(_len_torch_dispatch_stack) X(_cuda_getDevice)
-
-#define DECLARE(name) static PyObject *a_##name;
-ASKED(DECLARE)
-#undef DECLARE
-/* clang-format on */
-
-static PyObject *a_stream; /* _cuda_getCurrentRawStream */
-static PyObject *s_constants_of_spconv;
-static PyObject *allows_fp16_sums; /* _get_cublas_allow_fp16_accumulation */
-
+static PyObject *constants_of_spconv, *spconv;
 static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* as `history.STEPS` */
 static PyObject *no_slope;                                          /* 0.0 */
 static int configured;
@@ -111,13 +71,13 @@ static int refused(void) {
   return (drawn >> 32) < refusing;
 }
 
-/* Whether torch's switch for sums in fp16, which it has from 2.7 on, has been turned since
- * `precision.follow_torch` asked it. */
+/* Whether torch's switch for sums in fp16, which it has from 2.7 on, has been turned since Python
+ * asked it. */
 static int sums_turned(void) {
-  PyObject *ask = PyDict_GetItem(g_torch_c, allows_fp16_sums);
+  PyObject *ask = PyDict_GetItem(g_torch_c, s_torch_c__get_cublas_allow_fp16_accumulation);
   PyObject *now = ask ? PyObject_CallNoArgs(ask) : NULL;
   if (ask && !now) PyErr_Clear(); /* Python asks again, and raises */
-  int turned = ask && now != PyDict_GetItem(g_precision, s_fp16_sums);
+  int turned = ask && now != PyDict_GetItem(g_precision, s_precision_fp16_sums);
   Py_XDECREF(now);
   return turned;
 }
@@ -125,12 +85,12 @@ static int sums_turned(void) {
 /* Whether Python is to take a call: also where the setting `native` is off now. */
 static int declined(void) {
   if (refused() || sums_turned()) return 1;
-  PyObject *now = PyDict_GetItem(g_settings, s_generation);
+  PyObject *now = PyDict_GetItem(g_settings, s_settings_generation);
   if (now == asked_at) return turned_off;
   Py_XINCREF(now); /* another thread may change it meanwhile: then it is asked again */
-  PyObject *get = PyDict_GetItem(g_settings, s_get);
+  PyObject *get = PyDict_GetItem(g_settings, s_settings_get);
   PyObject *settings = get ? PyObject_CallNoArgs(get) : NULL;
-  PyObject *native = settings ? PyObject_GetAttr(settings, s_native) : NULL;
+  PyObject *native = settings ? PyObject_GetAttr(settings, s_Settings_native) : NULL;
   Py_XDECREF(settings);
   if (!native || !now) {
     PyErr_Clear(); /* Python asks again, and raises */
@@ -199,6 +159,9 @@ static void put(Scope *s, PyObject *object, Py_ssize_t at, PyObject *value) {
 
 #define SLOT(object, type, name) slot(s, (object), g_##type, o_##type##_##name)
 #define PUT(object, type, name, value) put(s, (object), o_##type##_##name, (value))
+#define GET(object, owner, name) get(s, (object), s_##owner##_##name)
+#define CALL(object, owner, name) call(s, (object), s_##owner##_##name)
+#define FIELD(tuple, owner, name) PyTuple_GET_ITEM((tuple), i_##owner##_##name)
 
 static void refuse_unless(Scope *s, int fits) {
   if (s->state == GOES_ON && (!fits || refused())) s->state = REFUSES;
@@ -257,7 +220,8 @@ static PyObject *asked(Scope *s, PyObject *name) {
 
 /* Of the GPU of a tensor, the current stream; NULL in a scope that refuses where nobody knows. */
 static PyObject *stream_on(Scope *s, PyObject *device) {
-  PyObject *function = item(s, g_torch_c, a_stream), *index = get(s, device, s_index);
+  PyObject *function = item(s, g_torch_c, s_torch_c__cuda_getCurrentRawStream),
+           *index = GET(device, Device, index);
   refuse_unless(s, function && index);
   return s->state == GOES_ON ? hold(s, PyObject_CallOneArg(function, index)) : NULL;
 }
@@ -312,7 +276,7 @@ static int stored(char kind, PyObject *value, uint64_t *cell) {
     return 1;
   }
   if (kind == 'P' && !PyLong_Check(value)) {
-    PyObject *at = PyObject_CallMethodNoArgs(value, s_data_ptr);
+    PyObject *at = PyObject_CallMethodNoArgs(value, s_Tensor_data_ptr);
     if (!at) return 0;
     *cell = PyLong_AsUnsignedLongLong(at);
     Py_DECREF(at);
@@ -481,9 +445,9 @@ static PyObject *variant_key(Scope *s, PyObject *product, Operands *o) {
   for (int i = 2; i < OPERANDS - 1; i++) {
     kinds[i] = Py_None;
     if (!o->tensors[i]) continue;
-    kinds[i] = get(s, o->tensors[i], s_dtype), any = 1;
+    kinds[i] = GET(o->tensors[i], Tensor, dtype), any = 1;
   }
-  PyObject *dtype = get(s, o->tensors[1], s_dtype), *key = get(s, product, s__key);
+  PyObject *dtype = GET(o->tensors[1], Tensor, dtype), *key = GET(product, GatherGemm, _key);
   if (s->state != GOES_ON) return NULL;
   if (any)
     read = hold(
@@ -493,17 +457,18 @@ static PyObject *variant_key(Scope *s, PyObject *product, Operands *o) {
 
 /* `GatherGemm`'s launch made ready for such operands; NULL where Python launches its kernel. */
 static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
-  PyObject *spec = get(s, product, s_spec);
-  refuse_unless(s, truth(s, get(s, product, s__addressed)));
-  PyObject *variants = get(s, spec, s_variants), *key = variant_key(s, product, o);
+  PyObject *spec = GET(product, GatherGemm, spec);
+  refuse_unless(s, truth(s, GET(product, GatherGemm, _addressed)));
+  PyObject *variants = GET(spec, GemmSpec, variants), *key = variant_key(s, product, o);
   refuse_unless(s, variants && PyDict_CheckExact(variants));
   PyObject *found = item(s, variants, key);
   refuse_unless(s, found && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 2 &&
                        PyTuple_GET_ITEM(found, 1) == Py_None);
   if (s->state != GOES_ON) return NULL;
   PyObject *entry = PyTuple_GET_ITEM(found, 0), *launcher = PyTuple_GET_ITEM(entry, 0);
-  PyObject *numbers = get(s, product, s__numbers), *grid = get(s, product, s_grid);
-  PyObject *index = get(s, get(s, spec, s_device), s_index), *constants = get(s, spec, s_constants);
+  PyObject *numbers = GET(product, GatherGemm, _numbers), *grid = GET(product, GatherGemm, grid);
+  PyObject *index = GET(GET(spec, GemmSpec, device), Device, index),
+           *constants = GET(spec, GemmSpec, constants);
   refuse_unless(s, Py_IS_TYPE(launcher, &LauncherType) && numbers && PyTuple_CheckExact(numbers) &&
                        constants && PyTuple_CheckExact(constants) && grid &&
                        PyTuple_CheckExact(grid) && PyTuple_GET_SIZE(grid) == 3);
@@ -515,25 +480,26 @@ static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
   Bound *made = (Bound *)hold(s, BoundType.tp_alloc(&BoundType, 0));
   if (!made) return NULL;
   made->launcher = (Launcher *)Py_NewRef(launcher), made->index = Py_NewRef(index);
-  made->table = Py_XNewRef(get(s, product, s_table));
+  made->table = Py_XNewRef(GET(product, GatherGemm, table));
   for (int i = 0; i < 3; i++) made->grid[i] = (unsigned)number(s, PyTuple_GET_ITEM(grid, i));
   for (Py_ssize_t i = 0; i < count && s->state == GOES_ON; i++)
     if (!stored(kernel->kinds[OPERANDS + i], PyTuple_GET_ITEM(numbers, i),
                 &made->cells[OPERANDS + i]))
       s->state = RAISES;
   for (int i = 1; i < OPERANDS - 1; i++)
-    if (o->tensors[i]) made->kinds[i] = Py_XNewRef(get(s, o->tensors[i], s_dtype));
-  PyObject *tile = get(s, spec, s_tile);
-  made->spec.block_m = number(s, get(s, tile, s_block_m));
-  made->spec.block_n = number(s, get(s, tile, s_block_n));
-  made->spec.c_out = number(s, get(s, spec, s_c_out));
-  made->spec.columns_in = number(s, get(s, spec, s_columns_in));
-  made->spec.columns = number(s, get(s, spec, s_columns));
-  made->spec.w_stride = number(s, get(s, spec, s_w_stride));
+    if (o->tensors[i]) made->kinds[i] = Py_XNewRef(GET(o->tensors[i], Tensor, dtype));
+  PyObject *tile = GET(spec, GemmSpec, tile);
+  made->spec.block_m = number(s, GET(tile, TileConfig, block_m));
+  made->spec.block_n = number(s, GET(tile, TileConfig, block_n));
+  made->spec.c_out = number(s, GET(spec, GemmSpec, c_out));
+  made->spec.columns_in = number(s, GET(spec, GemmSpec, columns_in));
+  made->spec.columns = number(s, GET(spec, GemmSpec, columns));
+  made->spec.w_stride = number(s, GET(spec, GemmSpec, w_stride));
   /* The spec lives longer than the map; a table that starts anywhere has a kernel of its own. */
-  if (truth(s, get(s, spec, s_packed)) || equal(s, get(s, product, s__key), get(s, spec, s_key)))
-    set(s, spec, s_native, (PyObject *)bound_like(s, made, NULL));
-  set(s, product, s_native, (PyObject *)made);
+  if (truth(s, GET(spec, GemmSpec, packed)) ||
+      equal(s, GET(product, GatherGemm, _key), GET(spec, GemmSpec, key)))
+    set(s, spec, s_GemmSpec_native, (PyObject *)bound_like(s, made, NULL));
+  set(s, product, s_GatherGemm_native, (PyObject *)made);
   return s->state == GOES_ON ? made : NULL;
 }
 
@@ -541,23 +507,23 @@ static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
 static int bound_fits(Scope *s, Bound *bound, Operands *o) {
   for (int i = 1; i < OPERANDS - 1 && s->state == GOES_ON; i++) {
     if (!o->tensors[i] != !bound->kinds[i]) return 0;
-    if (o->tensors[i] && get(s, o->tensors[i], s_dtype) != bound->kinds[i]) return 0;
+    if (o->tensors[i] && GET(o->tensors[i], Tensor, dtype) != bound->kinds[i]) return 0;
   }
   return s->state == GOES_ON;
 }
 
 /* `launch.begin`: whether a launch would run on that GPU and nobody listens to launches. */
 static int may_launch(Scope *s, PyObject *index) {
-  PyObject *hook = get(s, g_hooks, s_launch_enter_hook);
+  PyObject *hook = GET(g_hooks, hooks, launch_enter_hook);
   if (hook && hook != Py_None && s->state == GOES_ON) {
-    PyObject *calls = PyObject_GetAttr(hook, s_calls);
+    PyObject *calls = PyObject_GetAttr(hook, s_HookChain_calls);
     if (!calls)
       PyErr_Clear(), s->state = REFUSES;
     else
       refuse_unless(s, !truth(s, hold(s, calls)));
   }
-  refuse_unless(s, idle(s, g_precompile, s_dry_runs));
-  refuse_unless(s, equal(s, asked(s, a__cuda_getDevice), index));
+  refuse_unless(s, idle(s, g_precompile, s_precompile_dry_runs));
+  refuse_unless(s, equal(s, asked(s, s_torch_c__cuda_getDevice), index));
   return s->state == GOES_ON;
 }
 
@@ -566,7 +532,7 @@ static int located(Scope *s, Operands *o) {
   uint64_t any = 0;
   for (int i = 0; i < OPERANDS; i++) {
     o->at[i] = 0;
-    PyObject *at = o->tensors[i] ? call(s, o->tensors[i], s_data_ptr) : NULL;
+    PyObject *at = o->tensors[i] ? CALL(o->tensors[i], Tensor, data_ptr) : NULL;
     if (at) any |= o->at[i] = PyLong_AsUnsignedLongLong(at);
   }
   return s->state == GOES_ON && !(any & 15);
@@ -599,9 +565,8 @@ static int launched_product(Scope *s, PyObject *product, Operands *o, PyObject *
 
 /* ---- the plan of a layer with what follows it ----------------------------------------------- */
 
-/* How products of a plan go over maps: as Python decides; over the tiles, or where there are none
- * over the table of maps with rows below a bound; over the table of those. No bound is negative. */
-enum Flow { BY_PYTHON, OVER_TILES, OVER_TABLE };
+/* How products of a plan go over maps: BY_PYTHON, as that decides; OVER_TILES, or where there are
+ * none over the table of maps with rows below a bound; OVER_TABLE of those. No bound is negative. */
 
 /* What of a map's size the choice of a tile looks at. */
 typedef struct {
@@ -619,9 +584,9 @@ typedef struct {
   PyObject *specs;                 /* of it, by dataflow, direction and size of the map */
   PyObject *form, *between, *vectors, *read, *same, *n_offsets, *regular, *device, *activation;
   PyObject *steps, *columns, *likes[SIZES];
-  Size sizes[SIZES]; /* of maps: of the likes, Bound */
+  Size sizes[SIZES];                               /* of maps: of the likes, Bound */
   long long generation, units, few_rows, below[2]; /* below: rows of maps of few rows, of others */
-  int at_the_call, flow;                           /* see `Flow` */
+  int at_the_call, flow;                           /* see above */
   unsigned next;
 } Known;
 
@@ -698,7 +663,7 @@ static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, Py
     for (int i = 0; i < SIZES; i++) Py_CLEAR(plan->likes[i]); /* another may be made since */
     refuse_unless(s, 0);
   }
-  refuse_unless(s, number(s, call(s, call(s, o->tensors[0], s_untyped_storage), s_nbytes)) <
+  refuse_unless(s, number(s, CALL(CALL(o->tensors[0], Tensor, untyped_storage), Storage, nbytes)) <
                        1ll << 31);
   if (s->state == GOES_ON) made = bound_like(s, like, m.view.object);
   if (made) placed(s, like, &m, flow, &made->cells[OPERANDS], &made->grid[0]);
@@ -711,7 +676,7 @@ static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, Py
 
 /* The stream of a launch over a map, which has waited for it. */
 static PyObject *stream_of(Scope *s, PyObject *rulebook) {
-  PyObject *order = get(s, rulebook, s_order);
+  PyObject *order = GET(rulebook, Rulebook, order);
   if (s->state != GOES_ON || order == Py_None) return zero;
   PyObject *number = SLOT(order, StreamOrder, number), *waited = SLOT(order, StreamOrder, waited);
   PyObject *stream = number ? hold(s, PyObject_CallNoArgs(number)) : NULL;
@@ -735,8 +700,8 @@ static PyObject *by_python(Scope *s, Known *plan, PyObject *rulebook, int side, 
   if (!launch) {
     PyObject *inputs = hold(s, PyTuple_Pack(3, x, weight, vectors));
     if (!inputs) return NULL;
-    launch = hold(s, PyObject_CallMethodObjArgs(plan->product, s__bind, rulebook, side ? one : zero,
-                                                inputs, NULL));
+    launch = hold(s, PyObject_CallMethodObjArgs(plan->product, s_GatherProduct__bind, rulebook,
+                                                side ? one : zero, inputs, NULL));
     if (launch && PyDict_SetItem(held, plan->keys[side], launch) < 0) s->state = RAISES;
   }
   if (s->state != GOES_ON) return NULL;
@@ -749,17 +714,17 @@ static PyObject *by_python(Scope *s, Known *plan, PyObject *rulebook, int side, 
  * bias, residual: NULL for none. */
 static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObject *rulebook,
                           int side, PyObject *bias, PyObject *residual) {
-  PyObject *product = plan->product, *ends = get(s, rulebook, s_rows);
+  PyObject *product = plan->product, *ends = GET(rulebook, Rulebook, rows);
   refuse_unless(s, product && ends && PyTuple_CheckExact(ends) && PyTuple_GET_SIZE(ends) == 2);
   if (s->state != GOES_ON) return NULL;
   long long n_rows = rows_of_end(s, ends, side), n_in = rows_of_end(s, ends, 1 - side);
   refuse_unless(s, n_rows > 0 && n_in > 0);
   PyObject *stream = stream_of(s, rulebook);
-  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _entries);
+  PyObject *held = SLOT(GET(rulebook, Rulebook, cache), Derived, _entries);
   PyObject *copied = SLOT(product, GatherProduct, _copied);
   refuse_unless(s, held && PyDict_CheckExact(held));
   if (s->state == GOES_ON && copied != Py_None)
-    weight = hold(s, PyObject_CallMethodOneArg(copied, s_rows_of, weight));
+    weight = hold(s, PyObject_CallMethodOneArg(copied, s_WeightLayout_rows_of, weight));
   if (s->state != GOES_ON) return NULL;
   Operands o = {{x, weight, bias}, {0}};
   for (int i = 1; i < 5; i++) {
@@ -767,8 +732,9 @@ static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, 
     o.tensors[2 + i] = vector == Py_None ? NULL : vector;
   }
   o.tensors[7] = residual;
-  PyObject *capacity = PyTuple_GET_ITEM(PyTuple_GET_ITEM(ends, side), 2);
-  PyObject *y = hold(s, PyObject_CallMethodObjArgs(x, s_new_empty, capacity, plan->columns, NULL));
+  PyObject *capacity = FIELD(PyTuple_GET_ITEM(ends, side), Rows, capacity);
+  PyObject *y =
+      hold(s, PyObject_CallMethodObjArgs(x, s_Tensor_new_empty, capacity, plan->columns, NULL));
   o.tensors[OPERANDS - 1] = y;
   if (!y) return NULL;
   PyObject *known = item(s, held, plan->bound[side]);
@@ -804,14 +770,15 @@ static PyObject *pending(Scope *s, PyObject *layer_call, PyObject *epilogue, PyO
 }
 
 static long long changes(Scope *s, PyObject *tensor) {
-  return tensor && tensor != Py_None ? number(s, get(s, tensor, s__version)) : 0;
+  return tensor && tensor != Py_None ? number(s, GET(tensor, Tensor, _version)) : 0;
 }
 
+/* `fused_plan.same` */
 static int is_norm_of(Scope *s, PyObject *norm, PyObject *other) {
   if (!PyTuple_Check(norm) || !PyTuple_Check(other)) return 0;
-  for (int i = 0; i < 4; i++)
+  for (int i = i_Norm_mean; i < i_Norm_eps; i++)
     if (PyTuple_GET_ITEM(norm, i) != PyTuple_GET_ITEM(other, i)) return 0;
-  return equal(s, PyTuple_GET_ITEM(norm, 4), PyTuple_GET_ITEM(other, 4));
+  return equal(s, FIELD(norm, Norm, eps), FIELD(other, Norm, eps));
 }
 
 static int is_plain(PyObject *tensor) {
@@ -830,18 +797,21 @@ static PyObject *history_of(Scope *s, PyObject *owner) {
 
 /* An Epilogue with another bias. */
 static PyObject *with_bias(Scope *s, PyObject *epilogue, PyObject *bias) {
-  PyObject *replace = get(s, epilogue, s__replace);
-  PyObject *names = hold(s, PyTuple_Pack(1, s_bias));
+  PyObject *replace = GET(epilogue, Epilogue, _replace);
+  PyObject *names = hold(s, PyTuple_Pack(1, s_Epilogue_bias));
   return s->state == GOES_ON ? hold(s, PyObject_Vectorcall(replace, &bias, 0, names)) : NULL;
 }
 
 /* What all calls that a plan answers have in common: modes, guards, the map. */
 static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObject *rulebook,
                     int side, PyObject *kmap, PyObject *bias) {
-  refuse_unless(s, unset(s, a__is_any_autocast_enabled) && unset(s, a__len_torch_function_stack));
-  refuse_unless(s, number(s, PyDict_GetItemWithError(g_forward_ad, s__current_level)) < 0);
-  refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders));
-  refuse_unless(s, get(s, kmap, s_x_fold) == Py_None && get(s, kmap, s_y_fold) == Py_None);
+  refuse_unless(s, unset(s, s_torch_c__is_any_autocast_enabled) &&
+                       unset(s, s_torch_c__len_torch_function_stack));
+  refuse_unless(s,
+                number(s, PyDict_GetItemWithError(g_forward_ad, s_forward_ad__current_level)) < 0);
+  refuse_unless(s, idle(s, g_override, s_override_inside) && idle(s, g_trace, s_trace_recorders));
+  refuse_unless(s,
+                GET(kmap, KernelMap, x_fold) == Py_None && GET(kmap, KernelMap, y_fold) == Py_None);
   if (s->state != GOES_ON) return;
   PyObject *operands[8] = {x, weight};
   Py_ssize_t count = 2, vectors = PyTuple_GET_SIZE(plan->vectors);
@@ -850,10 +820,10 @@ static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObje
   for (Py_ssize_t i = 0; i < vectors && i < 4; i++)
     operands[count++] = PyTuple_GET_ITEM(plan->vectors, i);
   refuse_unless(s, truth(s, hold(s, PyObject_Vectorcall(plan->same, operands, count, NULL))));
-  refuse_unless(s, equal(s, get(s, rulebook, s_n_offsets), plan->n_offsets) &&
-                       get(s, rulebook, s_regular) == plan->regular);
-  refuse_unless(s, equal(s, get(s, rulebook, s_device), plan->device));
-  PyObject *n_rows = get(s, rulebook, s_n_rows), *shape = get(s, x, s_shape);
+  refuse_unless(s, equal(s, GET(rulebook, Rulebook, n_offsets), plan->n_offsets) &&
+                       GET(rulebook, Rulebook, regular) == plan->regular);
+  refuse_unless(s, equal(s, GET(rulebook, Rulebook, device), plan->device));
+  PyObject *n_rows = GET(rulebook, Rulebook, n_rows), *shape = GET(x, Tensor, shape);
   refuse_unless(s, n_rows && shape &&
                        equal(s, PyTuple_GET_ITEM(shape, 0), PyTuple_GET_ITEM(n_rows, 1 - side)));
 }
@@ -865,31 +835,32 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   PyObject *owner = args[0], *x = args[1], *weight = args[2], *kmap = args[3], *epilogue = args[4];
   PyObject *history = history_of(s, owner);
   if (!history || !PyTuple_Check(epilogue)) return ended(s, NULL);
-  PyObject *bias = PyTuple_GET_ITEM(epilogue, 0), *activation = PyTuple_GET_ITEM(epilogue, 1);
-  PyObject *norm = PyTuple_GET_ITEM(epilogue, 3), *form = args[5];
+  PyObject *bias = FIELD(epilogue, Epilogue, bias),
+           *activation = FIELD(epilogue, Epilogue, activation);
+  PyObject *norm = FIELD(epilogue, Epilogue, norm), *form = args[5];
   int whole = activation != Py_None;
   PyObject *fused = whole ? SLOT(history, History, full_plan) : SLOT(history, History, plan);
-  refuse_unless(s, fused && fused != Py_None && PyTuple_GET_ITEM(epilogue, 4) == Py_None);
+  refuse_unless(s, fused && fused != Py_None && FIELD(epilogue, Epilogue, residual) == Py_None);
   PyObject *held = SLOT(fused, FusedPlan, native);
   refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
   if (s->state != GOES_ON) return ended(s, NULL);
   Known *plan = (Known *)held;
-  refuse_unless(s,
-                number(s, PyDict_GetItemWithError(g_settings, s_generation)) == plan->generation);
+  refuse_unless(s, number(s, PyDict_GetItemWithError(g_settings, s_settings_generation)) ==
+                       plan->generation);
   refuse_unless(s, Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && equal(s, form, plan->form));
-  PyObject *between = plan->between, *usual = PyTuple_GET_ITEM(between, 0);
+  PyObject *between = plan->between, *usual = FIELD(between, Epilogue, bias);
   refuse_unless(s, (bias == Py_None) == (usual == Py_None));
-  PyObject *end = PyTuple_GET_ITEM(between, 3);
+  PyObject *end = FIELD(between, Epilogue, norm);
   if (norm != Py_None) refuse_unless(s, is_norm_of(s, norm, end));
   if (bias == Py_None) bias = NULL;
-  PyObject *rulebook = get(s, kmap, s_rulebook), *flipped = get(s, kmap, s_flipped);
+  PyObject *rulebook = GET(kmap, KernelMap, rulebook), *flipped = GET(kmap, KernelMap, flipped);
   int side = truth(s, flipped);
   checked(s, plan, x, weight, rulebook, side, kmap, bias);
   if (s->state != GOES_ON) return ended(s, NULL);
   if (whole) {
     refuse_unless(
         s, equal(s, PyTuple_GET_ITEM(plan->activation, 0), activation) &&
-               equal(s, PyTuple_GET_ITEM(plan->activation, 1), PyTuple_GET_ITEM(epilogue, 2)));
+               equal(s, PyTuple_GET_ITEM(plan->activation, 1), FIELD(epilogue, Epilogue, alpha)));
     refuse_unless(s, (norm == Py_None) == (end == Py_None));
     if (s->state != GOES_ON) return ended(s, NULL);
     return ended(s, computed(s, plan, x, weight, rulebook, side, bias, NULL));
@@ -898,13 +869,13 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   if (norm != Py_None) hold(s, done);
   refuse_unless(s, !truth(s, SLOT(history, History, disabled)));
   refuse_unless(s, equal(s, SLOT(history, History, seen), plan->steps));
-  PyObject *ends = get(s, rulebook, s_rows), *cuda = get(s, x, s_is_cuda);
+  PyObject *ends = GET(rulebook, Rulebook, rows), *cuda = GET(x, Tensor, is_cuda);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *rows = PyTuple_GET_ITEM(ends, side);
-  PyObject *least = PyDict_GetItemWithError(g_convolution, s_MIN_DEFERRED_ELEMENTS);
-  refuse_unless(s, least && PyList_CheckExact(least) && PyTuple_GET_ITEM(rows, 1) == Py_None);
+  PyObject *least = PyDict_GetItemWithError(g_convolution, s_convolution_MIN_DEFERRED_ELEMENTS);
+  refuse_unless(s, least && PyList_CheckExact(least) && FIELD(rows, Rows, device) == Py_None);
   if (s->state != GOES_ON) return ended(s, NULL);
-  refuse_unless(s, number(s, PyTuple_GET_ITEM(rows, 2)) * number(s, plan->columns) >=
+  refuse_unless(s, number(s, FIELD(rows, Rows, capacity)) * number(s, plan->columns) >=
                        number(s, PyList_GET_ITEM(least, cuda == Py_True)));
   /* What follows changes the history: nothing is refused from here on. */
   PyObject *y = Py_None;
@@ -912,7 +883,7 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
     y = computed(s, plan, x, weight, rulebook, side, bias, NULL);
   if (!y) return ended(s, NULL);
   PyObject *layer_call = empty_of(s, g_LayerCall), *stream = NULL;
-  PyObject *n_rows = get(s, rulebook, s_n_rows), *device = get(s, x, s_device);
+  PyObject *n_rows = GET(rulebook, Rulebook, n_rows), *device = GET(x, Tensor, device);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *shape = hold(s, PyTuple_Pack(2, PyTuple_GET_ITEM(n_rows, side), plan->columns));
   PyObject *operands = hold(s, PyTuple_Pack(4, x, weight, kmap, form));
@@ -932,7 +903,8 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   PUT(layer_call, LayerCall, operands, operands), PUT(layer_call, LayerCall, shape, shape);
   PUT(layer_call, LayerCall, history, history), PUT(layer_call, LayerCall, target, plan->steps);
   PUT(layer_call, LayerCall, fused, fused), PUT(layer_call, LayerCall, launched, y);
-  PUT(layer_call, LayerCall, dtype, get(s, x, s_dtype)), PUT(layer_call, LayerCall, device, device);
+  PUT(layer_call, LayerCall, dtype, GET(x, Tensor, dtype)),
+      PUT(layer_call, LayerCall, device, device);
   PUT(layer_call, LayerCall, stream, stream), PUT(layer_call, LayerCall, between, between);
   PUT(layer_call, LayerCall, changes, changed);
   PUT(history, History, seen, done), PUT(history, History, alone, zero);
@@ -952,7 +924,7 @@ static PyObject *features(Scope *s, PyObject *conv) {
   PyObject *args[] = {g_Waiting, shape, Py_None, Py_None, Py_None, dtype, g_strided, device};
   PyObject *made = hold(s, PyObject_Vectorcall(g_make_wrapper, args, 8, NULL));
   if (made) hold(s, PyObject_CallOneArg(g_no_memory, made));
-  set(s, made, s_pending, conv);
+  set(s, made, s_Waiting_pending, conv);
   return s->state == GOES_ON ? made : NULL;
 }
 
@@ -964,6 +936,7 @@ static PyObject *features_alone(Scope *s, PyObject *conv) {
   return hold(s, PyObject_CallOneArg(g_features_of, conv));
 }
 
+/* `tensors.features_of` of a pending convolution. */
 static PyObject *features_of(PyObject *module, PyObject *conv) {
   SCOPE(s);
   if (!Py_IS_TYPE(conv, (PyTypeObject *)g_PendingConv) || declined()) Py_RETURN_NOTIMPLEMENTED;
@@ -971,8 +944,7 @@ static PyObject *features_of(PyObject *module, PyObject *conv) {
 }
 
 /* A pending convolution, or the one whose features a tensor is, which nobody has read or followed,
- * and the call of its layer, launched by a plan; else the scope refuses. `PendingConv._is_expected`,
- * `LayerCall.undisturbed`. */
+ * and the call of its layer, launched by a plan. */
 typedef struct {
   PyObject *conv, *call, *history, *target, *steps;
   Known *plan;
@@ -980,13 +952,14 @@ typedef struct {
   int as_tensor;
 } Following;
 
+/* `PendingConv._is_expected`, `LayerCall.undisturbed`: refuses where they say no. */
 static Following following(Scope *s, PyObject *input) {
   Following f = {0};
   if (Py_IS_TYPE(input, (PyTypeObject *)g_PendingConv)) {
     f.conv = input;
   } else {
     refuse_unless(s, Py_IS_TYPE(input, (PyTypeObject *)g_Waiting));
-    f.conv = get(s, input, s_pending), f.as_tensor = 1;
+    f.conv = GET(input, Waiting, pending), f.as_tensor = 1;
   }
   refuse_unless(s, f.conv && Py_IS_TYPE(f.conv, (PyTypeObject *)g_PendingConv));
   f.call = SLOT(f.conv, PendingConv, call);
@@ -998,9 +971,10 @@ static Following following(Scope *s, PyObject *input) {
   f.target = SLOT(f.call, LayerCall, target), f.steps = SLOT(f.conv, PendingConv, steps);
   refuse_unless(s, equal(s, SLOT(f.conv, PendingConv, _used), zero) &&
                        SLOT(f.conv, PendingConv, result) == Py_None);
-  refuse_unless(s, unset(s, a_is_grad_enabled) && unset(s, a_is_inference_mode_enabled) &&
-                       unset(s, a__len_torch_function_stack) &&
-                       unset(s, a__len_torch_dispatch_stack));
+  refuse_unless(s, unset(s, s_torch_c_is_grad_enabled) &&
+                       unset(s, s_torch_c_is_inference_mode_enabled) &&
+                       unset(s, s_torch_c__len_torch_function_stack) &&
+                       unset(s, s_torch_c__len_torch_dispatch_stack));
   PyObject *stream = SLOT(f.call, LayerCall, stream);
   if (number(s, stream) >= 0) {
     PyObject *here = stream_on(s, SLOT(f.call, LayerCall, device));
@@ -1015,7 +989,7 @@ static int comes(Following *f, char step) {
          PyUnicode_READ_CHAR(f->target, f->at) == (Py_UCS4)step;
 }
 
-/* `LayerCall.taken`: what was launched, once all steps have come. */
+/* `LayerCall.take_launched`: what was launched, once all steps have come. */
 static PyObject *taken(Scope *s, Following *f, PyObject *steps) {
   PyObject *y = SLOT(f->call, LayerCall, launched);
   refuse_unless(s, y && y != Py_None);
@@ -1026,21 +1000,22 @@ static PyObject *taken(Scope *s, Following *f, PyObject *steps) {
 
 /* `shortcuts._is_norm` */
 static int is_norm(Scope *s, PyObject *module, PyObject *norm) {
-  PyObject *dict = get(s, module, s___dict__);
-  PyObject *own = get(s, (PyObject *)Py_TYPE(module), s_forward);
+  PyObject *dict = GET(module, Object, __dict__);
+  PyObject *own = GET((PyObject *)Py_TYPE(module), BatchNorm1d, forward);
   if (s->state != GOES_ON || own != g_norm_forward || !PyDict_CheckExact(dict)) return 0;
-  PyObject *buffers = PyDict_GetItemWithError(dict, s__buffers);
-  PyObject *parameters = PyDict_GetItemWithError(dict, s__parameters);
-  if (PyDict_GetItemWithError(dict, s_training) != Py_False || !buffers || !parameters) return 0;
+  PyObject *buffers = PyDict_GetItemWithError(dict, s_BatchNorm1d__buffers);
+  PyObject *parameters = PyDict_GetItemWithError(dict, s_BatchNorm1d__parameters);
+  if (PyDict_GetItemWithError(dict, s_BatchNorm1d_training) != Py_False || !buffers || !parameters)
+    return 0;
   if (!PyDict_Check(buffers) || !PyDict_Check(parameters)) return 0;
-  PyObject *have[] = {PyDict_GetItemWithError(buffers, s_running_mean),
-                      PyDict_GetItemWithError(buffers, s_running_var),
-                      PyDict_GetItemWithError(parameters, s_weight),
-                      PyDict_GetItemWithError(parameters, s_bias)};
+  PyObject *have[] = {PyDict_GetItemWithError(buffers, s_NormVectors_running_mean),
+                      PyDict_GetItemWithError(buffers, s_NormVectors_running_var),
+                      PyDict_GetItemWithError(parameters, s_NormVectors_weight),
+                      PyDict_GetItemWithError(parameters, s_NormVectors_bias)};
   for (int i = 0; i < 4; i++)
     if ((have[i] ? have[i] : Py_None) != PyTuple_GET_ITEM(norm, i)) return 0;
-  PyObject *eps = PyDict_GetItemWithError(dict, s_eps);
-  return eps && equal(s, eps, PyTuple_GET_ITEM(norm, 4));
+  PyObject *eps = PyDict_GetItemWithError(dict, s_BatchNorm1d_eps);
+  return eps && equal(s, eps, FIELD(norm, Norm, eps));
 }
 
 /* `PendingConv.as_launched` behind a norm(BatchNorm1d or Norm, convolution or its features): what
@@ -1052,8 +1027,8 @@ static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t co
   PyObject *between = SLOT(f.call, LayerCall, between);
   refuse_unless(s, between && f.at == 0);
   if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *norm = PyTuple_GET_ITEM(between, 3);
-  refuse_unless(s, norm != Py_None && comes(&f, 'n'));
+  PyObject *norm = FIELD(between, Epilogue, norm);
+  refuse_unless(s, norm != Py_None && comes(&f, STEP_NORM));
   if (s->state != GOES_ON) return ended(s, NULL);
   int same = PyTuple_Check(args[0]) ? is_norm_of(s, args[0], norm) : is_norm(s, args[0], norm);
   refuse_unless(s, same);
@@ -1076,7 +1051,7 @@ static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t cou
   if (count != 3) Py_RETURN_NOTIMPLEMENTED;
   Following f = following(s, args[0]);
   if (s->state != GOES_ON) return ended(s, NULL);
-  refuse_unless(s, comes(&f, 'a') && f.at + 1 == PyUnicode_GET_LENGTH(f.target));
+  refuse_unless(s, comes(&f, STEP_ACTIVATION) && f.at + 1 == PyUnicode_GET_LENGTH(f.target));
   PyObject *name = PyTuple_GET_ITEM(f.plan->activation, 0);
   refuse_unless(s, equal(s, name, args[1]) &&
                        equal(s, PyTuple_GET_ITEM(f.plan->activation, 1), args[2]));
@@ -1091,28 +1066,28 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Following f = following(s, args[0]);
   PyObject *other = args[1];
   if (s->state != GOES_ON) return ended(s, NULL);
-  refuse_unless(s, comes(&f, 's') && is_plain(other));
-  refuse_unless(s, equal(s, get(s, other, s_shape), SLOT(f.call, LayerCall, shape)) &&
-                       get(s, other, s_dtype) == SLOT(f.call, LayerCall, dtype) &&
-                       equal(s, get(s, other, s_device), SLOT(f.call, LayerCall, device)) &&
-                       !truth(s, call(s, other, s_is_inference)) &&
-                       truth(s, call(s, other, s_is_contiguous)));
+  refuse_unless(s, comes(&f, STEP_SUM) && is_plain(other));
+  refuse_unless(s, equal(s, GET(other, Tensor, shape), SLOT(f.call, LayerCall, shape)) &&
+                       GET(other, Tensor, dtype) == SLOT(f.call, LayerCall, dtype) &&
+                       equal(s, GET(other, Tensor, device), SLOT(f.call, LayerCall, device)) &&
+                       !truth(s, CALL(other, Tensor, is_inference)) &&
+                       truth(s, CALL(other, Tensor, is_contiguous)));
   PyObject *operands = SLOT(f.call, LayerCall, operands);
   PyObject *between = SLOT(f.call, LayerCall, between);
   PyObject *epilogue = SLOT(f.conv, PendingConv, epilogue);
   refuse_unless(s, operands && between && epilogue);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *x = PyTuple_GET_ITEM(operands, 0), *weight = PyTuple_GET_ITEM(operands, 1);
-  PyObject *kmap = PyTuple_GET_ITEM(operands, 2), *bias = PyTuple_GET_ITEM(between, 0);
-  PyObject *norm = PyTuple_GET_ITEM(epilogue, 3);
-  /* `changes_of`: nothing that the launch reads was changed in place since. */
+  PyObject *kmap = PyTuple_GET_ITEM(operands, 2), *bias = FIELD(between, Epilogue, bias);
+  PyObject *norm = FIELD(epilogue, Epilogue, norm);
+  /* `history.changes_of`: nothing that the launch reads was changed in place since. */
   long long counted = changes(s, x) + changes(s, weight);
-  counted += changes(s, PyTuple_GET_ITEM(epilogue, 0));
+  counted += changes(s, FIELD(epilogue, Epilogue, bias));
   for (int i = 0; i < 4 && norm != Py_None && s->state == GOES_ON; i++)
     counted += changes(s, PyTuple_GET_ITEM(norm, i));
   refuse_unless(s, counted == number(s, SLOT(f.conv, PendingConv, _count)));
-  PyObject *rulebook = get(s, kmap, s_rulebook);
-  int side = truth(s, get(s, kmap, s_flipped));
+  PyObject *rulebook = GET(kmap, KernelMap, rulebook);
+  int side = truth(s, GET(kmap, KernelMap, flipped));
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *y =
       computed(s, f.plan, x, weight, rulebook, side, bias == Py_None ? NULL : bias, other);
@@ -1122,10 +1097,10 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PyObject *launched = Py_None;
   if (PyUnicode_GET_LENGTH(f.target) > f.at + 1) {
     PyObject *rest =
-        hold(s, PyTuple_Pack(5, PyTuple_GET_ITEM(epilogue, 0), Py_None, no_slope, norm, other));
-    PyObject *end =
-        rest ? hold(s, PyObject_CallMethodOneArg((PyObject *)Py_TYPE(epilogue), s__make, rest))
-             : NULL;
+        hold(s, PyTuple_Pack(5, FIELD(epilogue, Epilogue, bias), Py_None, no_slope, norm, other));
+    PyObject *end = rest ? hold(s, PyObject_CallMethodOneArg((PyObject *)Py_TYPE(epilogue),
+                                                             s_Epilogue__make, rest))
+                         : NULL;
     counted += changes(s, other);
     launched = y, y = s->state == GOES_ON ? pending(s, f.call, end, steps, counted) : NULL;
     if (y && f.as_tensor) y = features_alone(s, y);
@@ -1152,22 +1127,24 @@ static int is_list(PyObject *object) { return object && PyList_CheckExact(object
 static int fits(Scope *s, PyObject *layer, PyObject *x, PyObject *record, PyObject *features,
                 int inverse) {
   if (s->state != GOES_ON) return 0;
-  PyObject *shape = item(s, x, s_spatial_shape), *kernel = item(s, layer, s_kernel_size);
-  PyObject *grid = item(s, record, inverse ? s_out_spatial_shape : s_spatial_shape);
-  PyObject *rows = item(s, record, inverse ? s_out_indices : s_indices),
-           *ksize = item(s, record, s_ksize);
-  PyObject *spread = inverse ? kernel : item(s, record, s_dilation);
-  PyObject *mine = inverse ? kernel : item(s, layer, s_dilation), *ndim = item(s, layer, s_ndim);
-  PyObject *subm = item(s, record, s_is_subm), *algo = item(s, layer, s_algo),
-           *same = item(s, record, s_algo);
-  PyObject *indices = item(s, x, s_indices), *asked = item(s, layer, s_subm);
+  PyObject *shape = item(s, x, s_SparseTensor_spatial_shape),
+           *kernel = item(s, layer, s_Layer_kernel_size);
+  PyObject *grid = item(s, record, inverse ? s_Record_out_spatial_shape : s_Record_spatial_shape);
+  PyObject *rows = item(s, record, inverse ? s_Record_out_indices : s_Record_indices),
+           *ksize = item(s, record, s_Record_ksize);
+  PyObject *spread = inverse ? kernel : item(s, record, s_Record_dilation);
+  PyObject *mine = inverse ? kernel : item(s, layer, s_Layer_dilation),
+           *ndim = item(s, layer, s_Layer_ndim);
+  PyObject *subm = item(s, record, s_Record_is_subm), *algo = item(s, layer, s_Layer_algo),
+           *same = item(s, record, s_Record_algo);
+  PyObject *indices = item(s, x, s_SparseTensor_indices), *asked = item(s, layer, s_Layer_subm);
   if (!is_list(shape) || !is_list(kernel) || !is_list(grid) || !is_list(ksize) ||
       !is_list(spread) || !is_list(mine) || !rows || !indices || !subm || !asked || !ndim ||
       algo != same)
     return 0;
   if (inverse ? truth(s, subm) : !(truth(s, asked) && truth(s, subm))) return 0;
-  PyObject *size = get(s, indices, s_shape), *count = get(s, rows, s_shape);
-  PyObject *have = get(s, features, s_shape);
+  PyObject *size = GET(indices, Tensor, shape), *count = GET(rows, Tensor, shape);
+  PyObject *have = GET(features, Tensor, shape);
   if (s->state != GOES_ON || PyTuple_GET_SIZE(size) != 2) return 0;
   long long axes = number(s, ndim);
   PyObject *n = PyTuple_GET_ITEM(size, 0);
@@ -1181,10 +1158,10 @@ static PyObject *output(Scope *s, PyObject *x, PyObject *dict, PyObject *made, P
                         PyObject *shape, PyObject *entries) {
   PyObject *copy = hold(s, PyDict_Copy(dict));
   PyObject *sizes = copy ? hold(s, PyList_GetSlice(shape, 0, PyList_GET_SIZE(shape))) : NULL;
-  if (!sizes || PyDict_SetItem(copy, s__features, made) < 0 ||
-      PyDict_SetItem(copy, s_indices, indices) < 0 ||
-      PyDict_SetItem(copy, s_spatial_shape, sizes) < 0 ||
-      PyDict_SetItem(copy, s_indice_dict, entries) < 0)
+  if (!sizes || PyDict_SetItem(copy, s_SparseTensor__features, made) < 0 ||
+      PyDict_SetItem(copy, s_SparseTensor_indices, indices) < 0 ||
+      PyDict_SetItem(copy, s_SparseTensor_spatial_shape, sizes) < 0 ||
+      PyDict_SetItem(copy, s_SparseTensor_indice_dict, entries) < 0)
     return s->state = RAISES, NULL;
   PyTypeObject *type = Py_TYPE(x);
   PyObject *y = hold(s, type->tp_alloc(type, 0));
@@ -1195,23 +1172,23 @@ static PyObject *output(Scope *s, PyObject *x, PyObject *dict, PyObject *made, P
 /* Whether the class of a tensor is one whose `replace_feature` is repeated here: the stand-in's,
  * with the attributes that it gives. */
 static int repeated(Scope *s, PyObject *x, PyObject *dict) {
-  PyObject *said = get(s, (PyObject *)Py_TYPE(x), s__repeated);
+  PyObject *said = GET((PyObject *)Py_TYPE(x), SparseTensor, _repeated);
   if (s->state == RAISES) PyErr_Clear(), s->state = REFUSES; /* a class of the real framework */
   return said && PyTuple_CheckExact(said) && PyTuple_GET_ITEM(said, 0) == (PyObject *)Py_TYPE(x) &&
          PyDict_GET_SIZE(dict) == PyLong_AsSsize_t(PyTuple_GET_ITEM(said, 1)) &&
-         get(s, (PyObject *)Py_TYPE(x), s_replace_feature) == PyTuple_GET_ITEM(said, 2);
+         GET((PyObject *)Py_TYPE(x), SparseTensor, replace_feature) == PyTuple_GET_ITEM(said, 2);
 }
 
 /* The ConvForm of a layer: `conv.form_of`. */
 static PyObject *form_of(Scope *s, PyObject *layer, PyObject *features, PyObject *parts) {
-  PyObject *switches = item(s, PyTuple_GET_ITEM(parts, 3), s_constants_of_spconv);
-  PyObject *groups = item(s, layer, s_groups), *wide = item(s, layer, s_fp32_accum);
+  PyObject *switches = item(s, PyTuple_GET_ITEM(parts, 3), constants_of_spconv);
+  PyObject *groups = item(s, layer, s_Layer_groups), *wide = item(s, layer, s_Layer_fp32_accum);
   PyObject *tf32 = Py_False;
   refuse_unless(s, groups && switches && wide);
   if (wide != Py_None) /* sums of fp16 products as the layer says */
-    refuse_unless(s, get(s, features, s_dtype) != PyTuple_GET_ITEM(parts, 4));
+    refuse_unless(s, GET(features, Tensor, dtype) != PyTuple_GET_ITEM(parts, 4));
   if (s->state == GOES_ON) {
-    PyObject *allowed = item(s, get(s, switches, s___dict__), s_SPCONV_ALLOW_TF32);
+    PyObject *allowed = item(s, GET(switches, Object, __dict__), s_Constants_SPCONV_ALLOW_TF32);
     refuse_unless(s, allowed != NULL);
     tf32 = truth(s, allowed) ? Py_True : Py_False;
   }
@@ -1225,11 +1202,11 @@ static PyObject *trained_layer(Scope *s, PyObject *layer, PyObject *const *opera
   PyObject *features = operands[1], *weight = operands[2];
   long long rows, columns;
   refuse_unless(s, plain_rows(s, features, &rows, &columns) && is_plain(weight) &&
-                       columns == number(s, item(s, layer, s_in_channels)) &&
-                       equal(s, get(s, features, s_device), get(s, weight, s_device)));
+                       columns == number(s, item(s, layer, s_Layer_in_channels)) &&
+                       equal(s, GET(features, Tensor, device), GET(weight, Tensor, device)));
   if (s->state != GOES_ON) return NULL;
-  if (get(s, features, s_dtype) != get(s, weight, s_dtype)) {
-    PyObject *name = get(s, (PyObject *)Py_TYPE(operands[0]), s___name__);
+  if (GET(features, Tensor, dtype) != GET(weight, Tensor, dtype)) {
+    PyObject *name = GET((PyObject *)Py_TYPE(operands[0]), Object, __name__);
     if (name)
       hold(s,
            PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 6), features, weight, name, NULL));
@@ -1244,41 +1221,44 @@ static PyObject *trained_layer(Scope *s, PyObject *layer, PyObject *const *opera
 static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
   if (count != 5 || declined()) Py_RETURN_NOTIMPLEMENTED;
-  PyObject *layer = get(s, args[0], s___dict__), *x = get(s, args[1], s___dict__);
+  PyObject *layer = GET(args[0], Object, __dict__), *x = GET(args[1], Object, __dict__);
   PyObject *parts = args[4], *keys = PyTuple_GET_ITEM(parts, 2);
   refuse_unless(s,
                 x && PyDict_CheckExact(layer) && PyDict_CheckExact(x) && repeated(s, args[1], x));
   /* `keys.entries_of`: every output has a dictionary of its own. */
-  refuse_unless(s, item(s, keys, s__shared) == Py_False);
-  refuse_unless(s, equal(s, item(s, keys, s__generation), item(s, g_settings, s_generation)));
+  refuse_unless(s, item(s, keys, s_keys__shared) == Py_False);
+  refuse_unless(
+      s, equal(s, item(s, keys, s_keys__generation), item(s, g_settings, s_settings_generation)));
   if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *features = item(s, x, s__features), *timer = item(s, x, s__timer);
-  PyObject *key = item(s, layer, s_indice_key), *inverted = item(s, layer, s_inverse);
+  PyObject *features = item(s, x, s_SparseTensor__features),
+           *timer = item(s, x, s_SparseTensor__timer);
+  PyObject *key = item(s, layer, s_Layer_indice_key), *inverted = item(s, layer, s_Layer_inverse);
   refuse_unless(s, features && Py_IS_TYPE(features, (PyTypeObject *)g_Tensor) && key && inverted &&
-                       key != Py_None && item(s, x, s_benchmark) == Py_False);
+                       key != Py_None && item(s, x, s_SparseTensor_benchmark) == Py_False);
   PyObject *options = PyTuple_GET_ITEM(parts, 7);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(options); i++) {
     PyObject *option = item(s, layer, PyTuple_GET_ITEM(options, i));
     refuse_unless(s, option && !truth(s, option));
   }
-  int learns = truth(s, asked(s, a_is_grad_enabled));
-  refuse_unless(s, unset(s, a_is_inference_mode_enabled));
+  int learns = truth(s, asked(s, s_torch_c_is_grad_enabled));
+  refuse_unless(s, unset(s, s_torch_c_is_inference_mode_enabled));
   if (s->state == GOES_ON && timer && timer != Py_None)
-    refuse_unless(s, !truth(s, get(s, timer, s_enable)));
-  PyObject *shared = item(s, x, s_indice_dict);
+    refuse_unless(s, !truth(s, GET(timer, Timer, enable)));
+  PyObject *shared = item(s, x, s_SparseTensor_indice_dict);
   refuse_unless(s, shared && PyDict_CheckExact(shared));
   PyObject *found = item(s, shared, key);
-  PyObject *record = found ? get(s, found, s___dict__) : NULL;
+  PyObject *record = found ? GET(found, Object, __dict__) : NULL;
   refuse_unless(s, record && PyDict_CheckExact(record));
-  PyObject *kmap = item(s, record, s__map);
+  PyObject *kmap = item(s, record, s_Record__map);
   refuse_unless(s, kmap && Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap));
   int inverse = truth(s, inverted);
   refuse_unless(s, fits(s, layer, x, record, features, inverse));
-  refuse_unless(s, equal(s, get(s, item(s, x, s_indices), s_device), get(s, features, s_device)));
-  PyObject *indices = item(s, record, inverse ? s_indices : s_out_indices);
-  PyObject *shape = item(s, record, inverse ? s_spatial_shape : s_out_spatial_shape);
+  refuse_unless(s, equal(s, GET(item(s, x, s_SparseTensor_indices), Tensor, device),
+                         GET(features, Tensor, device)));
+  PyObject *indices = item(s, record, inverse ? s_Record_indices : s_Record_out_indices);
+  PyObject *shape = item(s, record, inverse ? s_Record_spatial_shape : s_Record_out_spatial_shape);
   refuse_unless(s, indices && is_list(shape));
-  if (s->state == GOES_ON && inverse) kmap = call(s, kmap, s_transposed);
+  if (s->state == GOES_ON && inverse) kmap = CALL(kmap, KernelMap, transposed);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *form = form_of(s, layer, features, parts);
   if (s->state != GOES_ON) return ended(s, NULL);
@@ -1289,9 +1269,9 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
   /* The layer was launched: nothing is refused from here on. */
   if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_PendingConv))
     made = features_alone(s, made);
-  PyObject *named = s->state == GOES_ON ? get(s, (PyObject *)Py_TYPE(args[0]), s___name__) : NULL;
-  if (named)
-    hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 1), s_spconv, named, NULL));
+  PyObject *named =
+      s->state == GOES_ON ? GET((PyObject *)Py_TYPE(args[0]), Object, __name__) : NULL;
+  if (named) hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 1), spconv, named, NULL));
   PyObject *entries = made && s->state == GOES_ON ? hold(s, PyDict_Copy(shared)) : NULL;
   return ended(s, entries ? output(s, args[1], x, made, indices, shape, entries) : NULL);
 }
@@ -1366,22 +1346,18 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "sparse_bridge_na
 
 PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
 #define INTERN(name) \
-  if (!(s_##name = PyUnicode_InternFromString(#name))) return NULL;
-  NAMES(INTERN)
+  if (!(string_##name = PyUnicode_InternFromString(#name))) return NULL;
+  STRINGS(INTERN)
 #undef INTERN
-#define INTERN(name) \
-  if (!(a_##name = PyUnicode_InternFromString(#name))) return NULL;
-  ASKED(INTERN)
-#undef INTERN
-  a_stream = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
-  allows_fp16_sums = PyUnicode_InternFromString("_get_cublas_allow_fp16_accumulation");
   zero = PyLong_FromLong(0), one = PyLong_FromLong(1), two = PyLong_FromLong(2);
   no_slope = PyFloat_FromDouble(0.0);
   masked = PyUnicode_InternFromString("masked");
   unmasked = PyUnicode_InternFromString("unmasked");
-  for (int i = 0; i < 3; i++) letters[i] = PyUnicode_InternFromString((char[]){"nsa"[i], 0});
-  s_constants_of_spconv = PyUnicode_InternFromString("spconv.constants");
-  if (!s_constants_of_spconv || !a_stream || !zero || !one || !two || !no_slope || !masked ||
+  char steps[] = {STEP_NORM, STEP_SUM, STEP_ACTIVATION};
+  for (int i = 0; i < 3; i++) letters[i] = PyUnicode_InternFromString((char[]){steps[i], 0});
+  constants_of_spconv = PyUnicode_InternFromString("spconv.constants");
+  spconv = PyUnicode_InternFromString("spconv");
+  if (!constants_of_spconv || !spconv || !zero || !one || !two || !no_slope || !masked ||
       !unmasked || !letters[2])
     return NULL;
   PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType, &HostProgramType, &HostStateType};

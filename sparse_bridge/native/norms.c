@@ -2,7 +2,7 @@
  *
  * The bodies of the autograd function of `core/ops/batch_norm.py`, and a module's call of it. */
 
-/* How a norm's rows and channels are dealt out: `norm_spec.cut_of`. */
+/* How a norm's rows and channels are dealt out, as Python's `cut_of` says. */
 typedef struct {
   PyObject *cut, *tile, *index, *rows, *channels;
   long long parts, n_channels;
@@ -21,12 +21,12 @@ static Cut cut_for(Scope *s, PyObject *spec, PyObject *x, PyObject *aligned) {
   PyObject *units = c.channels ? SLOT(spec, NormSpec, units) : NULL;
   if (!units) return c;
   c.cut = hold(s, PyObject_CallFunctionObjArgs(g_cut_of, c.rows, c.channels, aligned, units, NULL));
-  c.index = get(s, SLOT(spec, NormSpec, device), s_index);
+  c.index = GET(SLOT(spec, NormSpec, device), Device, index);
   refuse_unless(s, c.cut && PyTuple_Check(c.cut) && PyTuple_GET_SIZE(c.cut) == 4);
   if (s->state != GOES_ON) return c;
-  c.parts = number(s, PyTuple_GET_ITEM(c.cut, 0)), c.tile = PyTuple_GET_ITEM(c.cut, 3);
-  c.programs = (unsigned)number(s, PyTuple_GET_ITEM(c.cut, 1));
-  c.blocks = (unsigned)number(s, PyTuple_GET_ITEM(c.cut, 2));
+  c.parts = number(s, FIELD(c.cut, Cut, parts)), c.tile = FIELD(c.cut, Cut, tile);
+  c.programs = (unsigned)number(s, FIELD(c.cut, Cut, programs));
+  c.blocks = (unsigned)number(s, FIELD(c.cut, Cut, blocks));
   may_launch(s, c.index);
   return c;
 }
@@ -39,7 +39,7 @@ static Pass norm_pass(Scope *s, PyObject *kernel, Cut *c, PyObject *number, PyOb
   return pass;
 }
 
-/* `batch_norm_forward` of all rows(NormSpec, x, gain, beta, running mean and variance, number of
+/* `_BatchNorm.forward` of all rows(NormSpec, x, gain, beta, running mean and variance, number of
  * batches, momentum, eps, relu): (y, memory). None for a vector that is not there. */
 static PyObject *norm_forward(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
@@ -75,7 +75,7 @@ static PyObject *norm_forward(PyObject *module, PyObject *const *args, Py_ssize_
   return ended(s, s->state == GOES_ON ? hold(s, PyTuple_Pack(2, y, memory)) : NULL);
 }
 
-/* `batch_norm_backward` of all rows(NormSpec, x, dy, gain, beta, memory, relu): (dx, d gain, d
+/* `_BatchNorm.backward` of all rows(NormSpec, x, dy, gain, beta, memory, relu): (dx, d gain, d
  * beta), None for a vector that is not there. */
 static PyObject *norm_backward(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
@@ -134,54 +134,61 @@ static int nobody_watches(Scope *s, PyObject *parts) {
   if (s->state != GOES_ON) return 0;
   PyObject *transforms = hold(s, PyObject_CallNoArgs(PyTuple_GET_ITEM(parts, 3)));
   PyObject *saved = hold(s, PyObject_CallOneArg(hooks, Py_False));
-  return transforms == Py_None && saved == Py_None && unset(s, a__len_torch_function_stack) &&
-         unset(s, a__len_torch_dispatch_stack) && !truth(s, asked(s, s__get_tracing_state)) &&
-         number(s, item(s, g_forward_ad, s__current_level)) < 0;
+  return transforms == Py_None && saved == Py_None &&
+         unset(s, s_torch_c__len_torch_function_stack) &&
+         unset(s, s_torch_c__len_torch_dispatch_stack) &&
+         !truth(s, asked(s, s_torch_c__get_tracing_state)) &&
+         number(s, item(s, g_forward_ad, s_forward_ad__current_level)) < 0;
 }
 
-/* `batch_norm_training`(BatchNorm1d or a subclass whose forward that is, x, relu) over features of a
+/* `batch_norm.batch_norm_training`(BatchNorm1d or a subclass whose forward that is, x, relu) over features of a
  * kind that has been met. */
 static PyObject *trained_norm(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
   if (count != 3 || declined()) Py_RETURN_NOTIMPLEMENTED;
-  PyObject *norm = args[0], *x = args[1], *parts = item(s, g_calls, s_norm_parts);
+  PyObject *norm = args[0], *x = args[1], *parts = item(s, g_calls, s_calls_norm_parts);
   refuse_unless(s, parts && PyTuple_CheckExact(parts) && PyTuple_GET_SIZE(parts) == 5);
   if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *dict = get(s, norm, s___dict__), *vectors[5] = {0};
-  PyObject *parameters = item(s, dict, s__parameters), *buffers = item(s, dict, s__buffers);
+  PyObject *dict = GET(norm, Object, __dict__), *vectors[5] = {0};
+  PyObject *parameters = item(s, dict, s_BatchNorm1d__parameters),
+           *buffers = item(s, dict, s_BatchNorm1d__buffers);
   refuse_unless(s, parameters && buffers && PyDict_Check(parameters) && PyDict_Check(buffers) &&
                        PyDict_GET_SIZE(parameters) == 2 && PyDict_GET_SIZE(buffers) == 3);
-  PyObject *momentum = item(s, dict, s_momentum), *eps = item(s, dict, s_eps);
-  refuse_unless(s, item(s, dict, s_training) == Py_True &&
-                       item(s, dict, s_track_running_stats) == Py_True && momentum && eps &&
-                       PyFloat_CheckExact(momentum) && PyFloat_CheckExact(eps) &&
+  PyObject *momentum = item(s, dict, s_BatchNorm1d_momentum),
+           *eps = item(s, dict, s_BatchNorm1d_eps);
+  refuse_unless(s, item(s, dict, s_BatchNorm1d_training) == Py_True &&
+                       item(s, dict, s_BatchNorm1d_track_running_stats) == Py_True && momentum &&
+                       eps && PyFloat_CheckExact(momentum) && PyFloat_CheckExact(eps) &&
                        PyFloat_AS_DOUBLE(eps) > 0);
-  vectors[0] = item(s, parameters, s_weight), vectors[1] = item(s, parameters, s_bias);
-  vectors[2] = item(s, buffers, s_running_mean), vectors[3] = item(s, buffers, s_running_var);
-  vectors[4] = item(s, buffers, s_num_batches_tracked);
+  vectors[0] = item(s, parameters, s_NormVectors_weight),
+  vectors[1] = item(s, parameters, s_NormVectors_bias);
+  vectors[2] = item(s, buffers, s_NormVectors_running_mean),
+  vectors[3] = item(s, buffers, s_NormVectors_running_var);
+  vectors[4] = item(s, buffers, s_NormVectors_num_batches_tracked);
   for (int i = 0; i < 5; i++) refuse_unless(s, vectors[i] && vectors[i] != Py_None);
   long long rows = 0, columns = 0;
   refuse_unless(s, Py_IS_TYPE(x, (PyTypeObject *)g_Tensor) && plain_rows(s, x, &rows, &columns) &&
                        rows > 1 && rows < (1ll << 31) - (1ll << 20) &&
-                       !truth(s, call(s, x, s_is_inference)));
+                       !truth(s, CALL(x, Tensor, is_inference)));
   refuse_unless(s, nobody_watches(s, parts));
   if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *kinds[] = {get(s, x, s_dtype), get(s, x, s_device)}, *key = NULL, *form = NULL;
+  PyObject *kinds[] = {GET(x, Tensor, dtype), GET(x, Tensor, device)}, *key = NULL, *form = NULL;
   PyObject *width = hold(s, PyLong_FromLongLong(columns));
   if (s->state == GOES_ON) key = hold(s, PyTuple_Pack(3, kinds[0], kinds[1], width));
   form = item(s, PyTuple_GET_ITEM(parts, 0), key);
   refuse_unless(s, form && PyTuple_Check(form) && PyTuple_GET_SIZE(form) == 4);
   if (s->state != GOES_ON) return ended(s, NULL);
-  refuse_unless(s, truth(s, PyTuple_GET_ITEM(form, 3)) &&
-                       equal(s, PyTuple_GET_ITEM(form, 2), item(s, g_settings, s_generation)));
+  refuse_unless(s, truth(s, FIELD(form, NormForm, optimized)) &&
+                       equal(s, FIELD(form, NormForm, generation),
+                             item(s, g_settings, s_settings_generation)));
   if (s->state == GOES_ON)
     refuse_unless(
-        s, truth(s, hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(form, 1), vectors, 5, NULL))));
+        s, truth(s, hold(s, PyObject_Vectorcall(FIELD(form, NormForm, same), vectors, 5, NULL))));
   if (s->state != GOES_ON) return ended(s, NULL);
   hold(s, PyObject_CallOneArg(PyTuple_GET_ITEM(parts, 4), vectors[4]));
   PyObject *moved = hold(s, PyTuple_Pack(3, vectors[2], vectors[3], vectors[4])), *rest = NULL;
   if (s->state == GOES_ON)
-    rest = hold(s, PyTuple_Pack(6, PyTuple_GET_ITEM(form, 0), moved, Py_None, momentum, eps,
+    rest = hold(s, PyTuple_Pack(6, FIELD(form, NormForm, spec), moved, Py_None, momentum, eps,
                                 truth(s, args[2]) ? Py_True : Py_False));
   PyObject *arguments[] = {x, vectors[0], vectors[1], rest};
   if (s->state != GOES_ON) return ended(s, NULL);

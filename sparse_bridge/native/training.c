@@ -15,13 +15,13 @@ typedef struct {
 /* `Kernel.compiled`: the variant of a key, which is launched by address; refuses without one. */
 static Pass pass_of(Scope *s, PyObject *kernel, PyObject *index, PyObject *key) {
   Pass pass = {.grid = {1, 1, 1}};
-  PyObject *compiled = get(s, kernel, s__compiled), *entry = NULL;
+  PyObject *compiled = GET(kernel, Kernel, _compiled), *entry = NULL;
   PyObject *variant = compiled && index && key ? hold(s, PyTuple_Pack(2, index, key)) : NULL;
   if (!variant) return pass;
   if (PyDict_CheckExact(compiled))
     entry = item(s, compiled, variant);
   else /* of tests */
-    entry = hold(s, PyObject_CallMethodObjArgs(compiled, s_get, variant, NULL));
+    entry = hold(s, PyObject_CallMethodObjArgs(compiled, s_Dict_get, variant, NULL));
   refuse_unless(s, entry && PyTuple_CheckExact(entry) && PyTuple_GET_SIZE(entry) == 3 &&
                        Py_IS_TYPE(PyTuple_GET_ITEM(entry, 0), &LauncherType));
   if (s->state == GOES_ON) pass.launcher = (Launcher *)PyTuple_GET_ITEM(entry, 0);
@@ -65,30 +65,30 @@ static void run_pass(Scope *s, Pass *pass, PyObject *stream) {
 }
 
 static uint64_t starts_at(Scope *s, PyObject *tensor) {
-  return address_in(s, call(s, tensor, s_data_ptr));
+  return address_in(s, CALL(tensor, Tensor, data_ptr));
 }
 
 /* Features [rows, columns] that lie one after another, of the class of tensors. */
 static int plain_rows(Scope *s, PyObject *x, long long *rows, long long *columns) {
-  PyObject *shape = is_plain(x) ? get(s, x, s_shape) : NULL;
+  PyObject *shape = is_plain(x) ? GET(x, Tensor, shape) : NULL;
   if (!shape || PyTuple_GET_SIZE(shape) != 2) return 0;
   *rows = number(s, PyTuple_GET_ITEM(shape, 0)), *columns = number(s, PyTuple_GET_ITEM(shape, 1));
-  return truth(s, call(s, x, s_is_contiguous));
+  return truth(s, CALL(x, Tensor, is_contiguous));
 }
 
 /* tensor.new_empty(rows, columns, dtype=fp32), or of one axis where columns is NULL. */
 static PyObject *new_fp32(Scope *s, PyObject *tensor, PyObject *rows, PyObject *columns) {
   if (s->state != GOES_ON || !rows) return NULL;
   PyObject *args[] = {tensor, rows, columns ? columns : g_float32, g_float32};
-  PyObject *names = hold(s, PyTuple_Pack(1, s_dtype));
+  PyObject *names = hold(s, PyTuple_Pack(1, s_Tensor_dtype));
   if (!names) return NULL;
-  return hold(s, PyObject_VectorcallMethod(s_new_empty, args, columns ? 3 : 2, names));
+  return hold(s, PyObject_VectorcallMethod(s_Tensor_new_empty, args, columns ? 3 : 2, names));
 }
 
 static PyObject *empty_like(Scope *s, PyObject *tensor, PyObject *dtype) {
   if (s->state != GOES_ON) return NULL;
-  PyObject *function = item(s, g_torch, s_empty_like), *args[] = {tensor, dtype};
-  PyObject *names = dtype ? hold(s, PyTuple_Pack(1, s_dtype)) : NULL;
+  PyObject *function = item(s, g_torch, s_torch_empty_like), *args[] = {tensor, dtype};
+  PyObject *names = dtype ? hold(s, PyTuple_Pack(1, s_Tensor_dtype)) : NULL;
   refuse_unless(s, function != NULL);
   return s->state == GOES_ON ? hold(s, PyObject_Vectorcall(function, args, 1, names)) : NULL;
 }
@@ -100,15 +100,15 @@ static PyObject *plan_key(Scope *s, PyObject *x, PyObject *weight, PyObject *bia
                           PyObject *rulebook) {
   PyObject *end = Py_None;
   if (bias) {
-    PyObject *dtype = get(s, bias, s_dtype), *device = get(s, bias, s_device);
-    PyObject *shape = get(s, bias, s_shape), *stride = call(s, bias, s_stride);
+    PyObject *dtype = GET(bias, Tensor, dtype), *device = GET(bias, Tensor, device);
+    PyObject *shape = GET(bias, Tensor, shape), *stride = CALL(bias, Tensor, stride);
     if (s->state != GOES_ON) return NULL;
     end = hold(s, PyTuple_Pack(4, dtype, device, shape, stride));
   }
-  PyObject *parts[] = {get(s, x, s_dtype),         get(s, x, s_device),
-                       get(s, weight, s_dtype),    get(s, weight, s_device),
-                       get(s, weight, s_shape),    call(s, weight, s_stride),
-                       get(s, rulebook, s_regular)};
+  PyObject *parts[] = {GET(x, Tensor, dtype),           GET(x, Tensor, device),
+                       GET(weight, Tensor, dtype),      GET(weight, Tensor, device),
+                       GET(weight, Tensor, shape),      CALL(weight, Tensor, stride),
+                       GET(rulebook, Rulebook, regular)};
   if (s->state != GOES_ON) return NULL;
   return hold(s, PyTuple_Pack(9, parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], form,
                               end, parts[6]));
@@ -131,12 +131,13 @@ static PyObject *run_plain(PyObject *module, PyObject *const *args, Py_ssize_t c
   PyObject *kmap = args[3], *form = args[4];
   refuse_unless(s, Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && is_plain(weight) &&
                        (!bias || is_plain(bias)));
-  refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders));
-  refuse_unless(s, unset(s, a__len_torch_function_stack));
-  PyObject *rulebook = get(s, kmap, s_rulebook);
-  int side = truth(s, get(s, kmap, s_flipped));
-  refuse_unless(s, equal(s, get(s, g_plans, s_generation), item(s, g_settings, s_generation)));
-  PyObject *plans = get(s, g_plans, s_plans), *key = NULL, *plan = NULL;
+  refuse_unless(s, idle(s, g_override, s_override_inside) && idle(s, g_trace, s_trace_recorders));
+  refuse_unless(s, unset(s, s_torch_c__len_torch_function_stack));
+  PyObject *rulebook = GET(kmap, KernelMap, rulebook);
+  int side = truth(s, GET(kmap, KernelMap, flipped));
+  refuse_unless(
+      s, equal(s, GET(g_plans, plans, generation), item(s, g_settings, s_settings_generation)));
+  PyObject *plans = GET(g_plans, plans, plans), *key = NULL, *plan = NULL;
   if (s->state == GOES_ON) key = plan_key(s, x, weight, bias, form, rulebook);
   refuse_unless(s, plans && PyDict_CheckExact(plans));
   if (s->state == GOES_ON) plan = item(s, plans, key);
@@ -144,11 +145,12 @@ static PyObject *run_plain(PyObject *module, PyObject *const *args, Py_ssize_t c
   Known *known = known_product(s, SLOT(plan, ConvPlan, forward));
   long long rows = 0, columns = 0;
   refuse_unless(s, plain_rows(s, x, &rows, &columns));
-  refuse_unless(s, SLOT(plan, ConvPlan, separate) == Py_False &&
-                       columns == number(s, SLOT(plan, ConvPlan, columns_in)) &&
-                       equal(s, get(s, rulebook, s_n_offsets), SLOT(plan, ConvPlan, n_offsets)) &&
-                       equal(s, get(s, rulebook, s_device), get(s, x, s_device)));
-  PyObject *n_rows = get(s, rulebook, s_n_rows);
+  refuse_unless(s,
+                SLOT(plan, ConvPlan, separate) == Py_False &&
+                    columns == number(s, SLOT(plan, ConvPlan, columns_in)) &&
+                    equal(s, GET(rulebook, Rulebook, n_offsets), SLOT(plan, ConvPlan, n_offsets)) &&
+                    equal(s, GET(rulebook, Rulebook, device), GET(x, Tensor, device)));
+  PyObject *n_rows = GET(rulebook, Rulebook, n_rows);
   refuse_unless(s, n_rows && rows == number(s, PyTuple_GET_ITEM(n_rows, 1 - side)));
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *y = computed(s, known, x, weight, rulebook, side, bias, NULL);
@@ -158,27 +160,29 @@ static PyObject *run_plain(PyObject *module, PyObject *const *args, Py_ssize_t c
 /* `WgradGemm.__call__`: 1 where it was launched, 0 where Python has to. */
 static int launched_wgrad(Scope *s, PyObject *launch, PyObject *x, PyObject *dy, PyObject *dw,
                           PyObject *stream) {
-  PyObject *spec = get(s, launch, s_spec), *lists = get(s, launch, s__pairs_at);
-  PyObject *grid = get(s, launch, s_grid), *index = get(s, get(s, spec, s_device), s_index);
-  int direct = truth(s, get(s, launch, s_direct));
+  PyObject *spec = GET(launch, WgradGemm, spec), *lists = GET(launch, WgradGemm, _pairs_at);
+  PyObject *grid = GET(launch, WgradGemm, grid),
+           *index = GET(GET(spec, WgradSpec, device), Device, index);
+  int direct = truth(s, GET(launch, WgradGemm, direct));
   uint64_t x_at = starts_at(s, x), dy_at = starts_at(s, dy), dw_at = starts_at(s, dw);
   refuse_unless(s, lists && PyTuple_CheckExact(lists) && PyTuple_GET_SIZE(lists) == 3 && grid &&
                        PyTuple_CheckExact(grid) && !((x_at | dy_at | dw_at) & 15));
-  PyObject *out = dw, *shares = get(s, launch, s_shares), *kinds = get(s, spec, s_row_kinds);
+  PyObject *out = dw, *shares = GET(launch, WgradGemm, shares),
+           *kinds = GET(spec, WgradSpec, row_kinds);
   if (s->state != GOES_ON || !may_launch(s, index)) return 0;
-  PyObject *written = direct ? get(s, dw, s_dtype) : g_float32;
-  PyObject *key = get(s, spec, s_key);
+  PyObject *written = direct ? GET(dw, Tensor, dtype) : g_float32;
+  PyObject *key = GET(spec, WgradSpec, key);
   if (s->state != GOES_ON) return 0;
   Pass product =
       pass_of(s, g_wgrad_kernel, index, hold(s, PyTuple_Pack(4, key, Py_True, written, kinds)));
   Pass sum = {0};
   if (!direct) {
-    PyObject *sum_key = get(s, spec, s_sum_key), *dtype = get(s, dw, s_dtype);
+    PyObject *sum_key = GET(spec, WgradSpec, sum_key), *dtype = GET(dw, Tensor, dtype);
     if (s->state != GOES_ON) return 0;
     sum = pass_of(s, g_sum_shares_kernel, index, hold(s, PyTuple_Pack(3, sum_key, dtype, Py_True)));
-    refuse_unless(s, equal(s, get(s, spec, s_padding), zero));
-    long long rows = number(s, shares) + number(s, get(s, spec, s_n_offsets));
-    long long columns = 4 * number(s, get(s, spec, s_quads));
+    refuse_unless(s, equal(s, GET(spec, WgradSpec, padding), zero));
+    long long rows = number(s, shares) + number(s, GET(spec, WgradSpec, n_offsets));
+    long long columns = 4 * number(s, GET(spec, WgradSpec, quads));
     if (s->state != GOES_ON) return 0;
     PyObject *height = hold(s, PyLong_FromLongLong(rows));
     PyObject *width = hold(s, PyLong_FromLongLong(columns));
@@ -186,17 +190,18 @@ static int launched_wgrad(Scope *s, PyObject *launch, PyObject *x, PyObject *dy,
   }
   uint64_t out_at = starts_at(s, out);
   add_cell(s, &product, x_at), add_cell(s, &product, dy_at), add_cell(s, &product, out_at);
-  add_values(s, &product, lists), add_values(s, &product, get(s, spec, s_leading));
-  add_values(s, &product, get(s, spec, s_rows)), add_values(s, &product, get(s, spec, s_trailing));
+  add_values(s, &product, lists), add_values(s, &product, GET(spec, WgradSpec, leading));
+  add_values(s, &product, GET(spec, WgradSpec, rows)),
+      add_values(s, &product, GET(spec, WgradSpec, trailing));
   refuse_unless(s, complete(s, &product));
   for (int i = 0; i < 3 && s->state == GOES_ON; i++)
     product.grid[i] = (unsigned)number(s, PyTuple_GET_ITEM(grid, i));
   if (!direct && s->state == GOES_ON) {
-    PyObject *blocks = get(s, spec, s_sum_grid);
+    PyObject *blocks = GET(spec, WgradSpec, sum_grid);
     add_cell(s, &sum, out_at), add_cell(s, &sum, dw_at);
     add_value(s, &sum, PyTuple_GET_ITEM(lists, 2));
-    add_values(s, &sum, get(s, spec, s_sum_sizes)), add_value(s, &sum, shares);
-    add_values(s, &sum, get(s, spec, s_layout));
+    add_values(s, &sum, GET(spec, WgradSpec, sum_sizes)), add_value(s, &sum, shares);
+    add_values(s, &sum, GET(spec, WgradSpec, layout));
     refuse_unless(s, complete(s, &sum));
     for (int i = 0; i < 3 && s->state == GOES_ON; i++)
       sum.grid[i] = (unsigned)number(s, PyTuple_GET_ITEM(blocks, i));
@@ -209,13 +214,14 @@ static int launched_wgrad(Scope *s, PyObject *launch, PyObject *x, PyObject *dy,
 /* `WgradProduct.__call__`. Nothing is refused: what is not known here Python launches. */
 static void wgraded(Scope *s, PyObject *product, PyObject *rulebook, int side, PyObject *x,
                     PyObject *dy, PyObject *dw) {
-  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _entries), *sided = side ? one : zero;
+  PyObject *held = SLOT(GET(rulebook, Rulebook, cache), Derived, _entries),
+           *sided = side ? one : zero;
   PyObject *first = held ? SLOT(product, WgradProduct, _key) : NULL, *launch = NULL;
   PyObject *key = first ? hold(s, PyNumber_Add(first, sided)) : NULL;
   if (key) launch = item(s, held, key);
   if (key && !launch && s->state == GOES_ON) {
-    launch =
-        hold(s, PyObject_CallMethodObjArgs(product, s__bind, rulebook, sided, x, dy, dw, NULL));
+    launch = hold(s, PyObject_CallMethodObjArgs(product, s_WgradProduct__bind, rulebook, sided, x,
+                                                dy, dw, NULL));
     if (launch && PyDict_SetItem(held, key, launch) < 0) s->state = RAISES;
   }
   PyObject *stream = launch ? stream_of(s, rulebook) : NULL;
@@ -234,17 +240,18 @@ static PyObject *gradients(PyObject *module, PyObject *const *args, Py_ssize_t c
   PyObject *dtype = args[6], *dx = Py_None, *dw = Py_None, *wgrad = NULL;
   refuse_unless(s, Py_IS_TYPE(plan, (PyTypeObject *)g_ConvPlan) &&
                        Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && is_plain(weight));
-  refuse_unless(s, equal(s, SLOT(plan, ConvPlan, generation), item(s, g_settings, s_generation)));
+  refuse_unless(
+      s, equal(s, SLOT(plan, ConvPlan, generation), item(s, g_settings, s_settings_generation)));
   Known *back = known_product(s, SLOT(plan, ConvPlan, forward));
-  PyObject *rulebook = get(s, kmap, s_rulebook), *ends = get(s, rulebook, s_rows);
-  int side = truth(s, get(s, kmap, s_flipped));
-  refuse_unless(s, ends && get(s, rulebook, s_backward) == Py_None);
+  PyObject *rulebook = GET(kmap, KernelMap, rulebook), *ends = GET(rulebook, Rulebook, rows);
+  int side = truth(s, GET(kmap, KernelMap, flipped));
+  refuse_unless(s, ends && GET(rulebook, Rulebook, backward) == Py_None);
   if (s->state != GOES_ON) return ended(s, NULL);
   long long n_rows = rows_of_end(s, ends, side), n_in = rows_of_end(s, ends, 1 - side);
   long long sizes[4] = {0};
   refuse_unless(s, plain_rows(s, x, &sizes[0], &sizes[1]) && sizes[0] == n_in && n_in > 0 &&
                        plain_rows(s, dy, &sizes[2], &sizes[3]) && sizes[2] == n_rows &&
-                       n_rows > 0 && get(s, x, s_dtype) == get(s, dy, s_dtype));
+                       n_rows > 0 && GET(x, Tensor, dtype) == GET(dy, Tensor, dtype));
   if (args[5] == Py_True) back = known_product(s, item(s, SLOT(plan, ConvPlan, _dgrad), Py_False));
   if (dtype != Py_None) {
     wgrad = item(s, SLOT(plan, ConvPlan, _wgrad), dtype);

@@ -120,7 +120,7 @@ def test_shipped_winners_are_read_whatever_kernels_and_triton_made_them(monkeypa
     shown = capsys.readouterr().out
     assert [file["file"] for file in shipped] == ["nvidia-h200.json"]
     for file in shipped:
-        stamp = Stamp(kernel_hash(), cache._triton(), file["device"], file["arch"], file["compute_units"])
+        stamp = Stamp(kernel_hash(), cache.installed_triton(), file["device"], file["arch"], file["compute_units"])
         (source,) = DeviceTiles("pinned", "", stamp, False).sources
         count = sum(map(len, source.values()))
         assert count == sum(map(len, file["winners"].values())) > 100

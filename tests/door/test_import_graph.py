@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import pathlib
+from collections import Counter
 
 import pytest
 
 import sparse_bridge
+from sparse_bridge.native import reads
 
 from .import_graph import FLOOR_OF, arrows_up, cycles, files_per_folder, imports, room, sources
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 MOST_FILES = 20
+# Files of each room that the helper in C reads of, though `native` is below them.
+READ_BY_C = {
+    "kernels.runtime": 4,
+    "kernels.tiles": 1,
+    "kernels.maps": 2,
+    "kernels.gemm": 5,
+    "kernels.ops": 3,
+    "core.geometry": 1,
+    "core.device": 3,
+    "core.maps": 4,
+    "core.conv": 10,
+    "core.ops": 1,
+    "core.capture": 1,
+    "adapters": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +55,17 @@ def test_no_arrow_up(graph):
     unknown = {room(name) for name in graph} - FLOOR_OF.keys() - {"", "core", "kernels"}
     assert not unknown, f"no floor is named for {sorted(unknown)}"
     assert arrows_up(graph) == []
+
+
+def test_arrows_up_that_c_has_are_counted(graph):
+    """C imports nothing, and knows its twins all the same: what it reads stands in for imports."""
+    home = "sparse_bridge.native.reads"
+    owners = [owner.where for owner in reads.OWNERS.values()] + [where for where, _ in reads.VALUES.values()]
+    read = {f"sparse_bridge{where.partition(':')[0]}" for where in owners if where.startswith(".")}
+    assert read <= graph.keys() and not read & graph[home]
+    up = arrows_up({home: read})
+    assert Counter(room(name) for _, name in up) == READ_BY_C
+    assert read - {name for _, name in up} == {"sparse_bridge.settings", "sparse_bridge.native.calls"}
 
 
 def test_no_folder_is_crowded():

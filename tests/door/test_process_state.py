@@ -21,6 +21,7 @@ TESTS = pathlib.Path(__file__).parent.parent
 
 # State that `state.reset` leaves alone, by reason.
 CHOSEN = """
+    hooks._eager_modules
     adapters.enabling.child_counts._folder adapters.enabling.inherited._counts
     adapters.enabling.inherited._describe adapters.enabling.limiting._limits
     adapters.flex_gemm.ADAPTER adapters.flex_gemm.profile._chosen adapters.flex_gemm.profile._reason
@@ -33,6 +34,7 @@ CHOSEN = """
     core.conv.override._modules optimization._models settings._current
 """
 BLOCKS = """
+    core.capture.closed_world.watch._watched hooks._local
     adapters.call_stats._listeners core.capture.padded._local core.capture.graph_capture._captures
     core.capture.graph_capture._local core.capture.graph_regions._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
@@ -45,6 +47,8 @@ BLOCKS = """
     settings._besides
 """
 REGISTERED = """
+    adapters.enabling.compiling._undo adapters.enabling.compiling._users
+    core.capture.closed_world.origins._frameworks
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
     core.capture.graph_regions._layers_of core.capture.graph_regions._tensors_of core.compile.coordinates._builders
     core.compile.library.operator_names core.conv.kernel_products._listeners core.maps.request._listener
@@ -70,7 +74,7 @@ FACTS = """
     core.conv.kernel_products._narrow_gemm core.ops.batch_norm.passes
     core.device.workspace.keep_heap core.tuning.kernel_hash.code_hash
     core.tuning.kernel_hash.kernel_hash export.evaluation._operators native._module native._reason
-    native._thread native._until native.calls.helper tools.api_coverage.table.releases
+    native._thread native._until native.calls.helper settings._told tools.api_coverage.table.releases
 """
 EXCEPTIONS = {
     "what the program chose, which another call of its own takes back": CHOSEN,
@@ -88,8 +92,10 @@ TOUCHED = {
     "whether anybody still listens is to be seen nowhere else": "adapters.call_stats._listeners",
     "without a GPU its graphs, random numbers and flags are imitated": (
         "core.capture.captured_maps._own_random_numbers core.capture.prefetch._target "
-        "core.capture.replay_training._Run core.capture.traces.maps._distinct core.capture.graph_regions._provide"
+        "core.capture.replay_training._Run core.capture.traces.maps._distinct core.capture.traces.maps._traced "
+        "core.capture.graph_regions._provide"
     ),
+    "what is said once in a process is to be heard": "settings._told",
     "a helper that is compiled anew, or not at all, must not be known to other tests": (
         "native._listeners native._module native._reason native._thread"
     ),

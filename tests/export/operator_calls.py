@@ -9,6 +9,7 @@ import sys
 import torch
 
 GRID = (9, 8, 7)
+ACTIVATIONS = "relu", "leaky_relu", "sigmoid"  # all rows of the table
 FIRST_SEEN, ASCENDING, BY_OFFSET = range(3)
 
 
@@ -82,7 +83,7 @@ def products(name, dtype=torch.float32, groups=1, c_out=8, fused=False, scale=1,
         mean, gain, beta = torch.randn(3, c_out, generator=make)
         norm = mean, mean.abs() + 0.5, gain, beta
         norm = norm if dtype.itemsize == 2 else tuple(one.to(dtype) for one in norm)
-        for activation in ("relu", "leaky_relu", "sigmoid", None):
+        for activation in (*ACTIVATIONS, None):
             end = (*norm, y, 1e-3, activation, 0.1)
             results.append(ops.conv_fused(x, weight, bias, len(new), *form, False, *end))
     return results

@@ -22,6 +22,7 @@ from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TILE
 from sparse_bridge.kernels.maps.tile_packing import pack_tiles
 from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.tiles.activations import NUMBERS, activated
 from sparse_bridge.kernels.tiles.tile import TileConfig
 from sparse_bridge.kernels.tiles.tile_config import wgrad_shares
 from tests.checks import assert_close
@@ -218,8 +219,16 @@ def test_dtypes_and_epilogues(kernel_lane, dtype, activation, bias, packed):
         activation=activation,
         bias=bias,
     )
-    want = {"relu": want.relu(), "leaky_relu": torch.where(want > 0, want, 0.1 * want)}[activation]
-    assert_close(y, want, dtype)
+    assert_close(y, activated(want, activation, 0.1), dtype)
+
+
+@pytest.mark.parametrize("activation", [name for name in NUMBERS if name])
+def test_every_number_is_an_activation(kernel_lane, activation):
+    y, want = run_gather(kernel_lane, TileConfig(64, 16, 16, 4, 2), True, c_in=16, c_out=33, activation=activation)
+    plain, _ = run_gather(kernel_lane, TileConfig(64, 16, 16, 4, 2), True, c_in=16, c_out=33)
+    assert torch.equal(y, activated(plain, activation, 0.1)), "bits"
+    assert not torch.equal(y, plain)
+    assert_close(y, activated(want, activation, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -237,8 +246,7 @@ def test_norms(kernel_lane, norm, bias, activation):
         bias=bias,
         norm=norm,
     )
-    leaky = torch.where(want > 0, want, 0.1 * want)
-    assert_close(y, {None: want, "relu": want.relu(), "leaky_relu": leaky}[activation])
+    assert_close(y, activated(want, activation, 0.1))
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -275,9 +283,7 @@ def test_residuals(kernel_lane, dtype, norm, bias, activation, packed):
             norm=norm,
             residual=True,
         )
-        leaky = torch.where(want > 0, want, 0.1 * want)
-        want = {None: want, "relu": want.relu(), "leaky_relu": leaky}[activation]
-        assert_close(y, want, dtype)
+        assert_close(y, activated(want, activation, 0.1), dtype)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -58,6 +58,9 @@ EVENTS |= {
     "shared keys": inside(lambda: settings.override(shared_keys=True)),
     "another GPU is current": inside(lambda: mock.patch.object(torch._C, "_cuda_getDevice", lambda: 1)),
     "a launch hook": inside(lambda: mock.patch.object(HOOKS, "launch_enter_hook", _Hook(), create=True)),
+    "a launch hook of an older Triton": inside(
+        lambda: mock.patch.object(HOOKS, "launch_enter_hook", print, create=True)
+    ),
     "a dry run": inside(precompile.dry_run),
 }
 

@@ -205,6 +205,24 @@ def other_streams(world: World) -> None:
 
 
 @event
+def tensors_are_of_a_gpu(world: World) -> None:
+    """What waits belongs to the stream that was the current one at the call."""
+    current = [3]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", True, create=True))
+        stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: current[0]))
+        world(4)
+        for then in (3, 5, 3):
+            current[0] = 3
+            y = world.net.conv1(world.x)
+            current[0] = then
+            world.tell(lambda y=y: world.net.norm1(y.features))
+        current[0] = 3
+        world(3)
+    world(2)
+
+
+@event
 def parts_of_the_network(world: World) -> None:
     net, x = world.net, world.x
     for _ in range(3):

@@ -21,6 +21,7 @@ SUITES = {
     "streams": ["../core/capture/test_native_streams.py"],
     "maps": ["test_unordered.py"],
     "training": ["test_training.py"],
+    "twins": ["test_twins.py", "test_rare_paths.py"],
     "programs": ["test_host_program.py", "../core/capture/test_launch_trace.py"],
 }
 

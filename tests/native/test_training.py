@@ -174,6 +174,23 @@ def settings_change_between_the_passes(world):
     world.step()
 
 
+def scenes_change(world):
+    """Layers that are known meet maps that nobody has seen."""
+    scenes = []
+    with torch.no_grad(), settings.override(dataflow="per_offset"):
+        for seed in range(3):
+            coords = cloud((8, 9, 10), seed=seed + 5)
+            x = world.x.replace_feature(torch.randn(len(coords), 4))
+            x.indices, x.indice_dict = coords, {}
+            x.indice_dict = world.net.first[0](x).indice_dict
+            scenes.append(x)
+    world.step()
+    world.step()
+    for x in scenes:
+        world.step(x)
+        world.step(x)
+
+
 def turned_off_and_on(world):
     """Python takes every call while it is off."""
     with settings.override(native=False), served() as by_helper:
@@ -211,6 +228,7 @@ EVENTS = {
         hooks,
         the_graph_is_kept,
         settings_change_between_the_passes,
+        scenes_change,
         turned_off_and_on,
         launches_fail,
     )

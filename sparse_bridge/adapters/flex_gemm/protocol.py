@@ -15,6 +15,8 @@ from . import interchange
 
 
 class _FlexGemm(TensorProtocol):
+    feature_names = ("feats",)
+
     def features_of(self, x: Any) -> torch.Tensor | None:
         return x.feats if isinstance(x, interchange.Voxels) else None
 

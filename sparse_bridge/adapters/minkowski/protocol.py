@@ -16,6 +16,8 @@ from .manager import join, over
 
 
 class _Minkowski(TensorProtocol):
+    feature_names = ("F",)
+
     def features_of(self, x: Any) -> torch.Tensor | None:
         """Of a `SparseTensor` or a `TensorField`."""
         features = getattr(x, "F", None)

@@ -1,8 +1,7 @@
 """Convolutions of spconv, on the core: one implementation behind the patches and the stand-in.
 
 Functions take the layer itself and a `SparseConvTensor` of either kind and return one of the same
-kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`,
-`convolved`, `_product`, then the core.
+kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`, `convolved`, `_product`, then the core.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import Any
 import torch
 
 from ...core.conv import convolution as core
-from ...core.conv.epilogue import Epilogue
+from ...core.conv import epilogue as ends
+from ...core.conv.epilogue import Epilogue, activated
 from ...core.conv.history import histories
 from ...core.conv.layers import convolve_layer, known_call
 from ...core.conv.plan import ConvForm
@@ -50,7 +50,9 @@ __all__ = [
 _PLAIN = Epilogue()
 # Options of a layer with which, once they are set, `_known` and the compiled helper leave it to the long way.
 LONG_WAY_OPTIONS = "conv1x1", "record_voxel_count"
-ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}
+# By the name of the enumeration.
+ACTIVATIONS: dict[str, str | None] = {"None_": None}
+ACTIVATIONS |= {row.module.__name__: row.name for row in ends.ACTIVATIONS.values() if row.act_type}
 
 
 def conv_forward(
@@ -101,7 +103,7 @@ def _epilogue(layer: Any, training: bool, bias: torch.Tensor | None, act_type: A
 
 
 def _added(out: Any, add_input: Any, epilogue: Epilogue) -> Any:
-    return out.replace_feature(_activated(out.features + add_input.features, epilogue))
+    return out.replace_feature(activated(out.features + add_input.features, *epilogue[1:3]))
 
 
 def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]) -> Any:
@@ -136,7 +138,7 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, name
 
 def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     """`convolved` where the layer's last calls have passed all checks for such operands (see
-    `core.conv.layers`), and its map is there. None where that is not so."""
+    `core.conv.layers`), and its map is there. None where that is not so. Twin in C: `spconv_known`."""
     if not torch.is_grad_enabled():
         history = histories.get(id(layer))
         if history is None or (history[1].plan is None and history[1].full_plan is None):
@@ -183,7 +185,7 @@ def _traced(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names:
     end = Epilogue(epilogue.bias) if learns else epilogue
     form = ConvForm("ovi", layer.groups, _precision(allow_tf32(), _sums(layer, x._features)))
     output = compiled.convolved(layer, x, weight, end, form)
-    out = output.tensor(x, _activated(output.features, epilogue) if learns else output.features)
+    out = output.tensor(x, activated(output.features, *epilogue[1:3]) if learns else output.features)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
     return out
@@ -224,6 +226,7 @@ def _product(
 def _trained(
     layer: Any, features: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor:
+    """Twin in C: `trained_layer`."""
     return profiled(layer, _convolve(features, weight, epilogue, kmap, form))
 
 
@@ -235,7 +238,7 @@ def _ends(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, 
 
 
 def _output(x: Any, features: torch.Tensor, indices: torch.Tensor, shape: Any, entries: dict[Any, Any]) -> Any:
-    """A tensor like `x` with what a convolution made of it.  entries: its maps."""
+    """A tensor like `x` with what a convolution made of it.  entries: its maps. Twin in C: `output`."""
     out = x.replace_feature(features)
     out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
     return out
@@ -258,12 +261,13 @@ def _convolve(
 ) -> torch.Tensor:
     if epilogue.activation is not None and _learns(features, weight, epilogue.bias):
         y = core.convolve(features, weight, kmap, Epilogue(epilogue.bias), form)
-        return _activated(y, epilogue)
+        return activated(y, *epilogue[1:3])
     return core.convolve(features, weight, kmap, epilogue, form)
 
 
 @functools.cache
 def form_of(groups: int, tf32: bool, sums: str = "") -> ConvForm:
+    """Twin in C: `form_of`."""
     return ConvForm("ovi", groups, _precision(tf32, sums))
 
 
@@ -282,14 +286,6 @@ def _sums(layer: Any, features: torch.Tensor) -> str:
 
 def _learns(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _activated(y: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
-    if epilogue.activation == "relu":
-        return y.relu()
-    if epilogue.activation == "leaky_relu":
-        return torch.nn.functional.leaky_relu(y, epilogue.alpha)
-    return y.sigmoid() if epilogue.activation == "sigmoid" else y
 
 
 def _pointwise(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

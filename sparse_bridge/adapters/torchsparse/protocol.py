@@ -21,6 +21,8 @@ from .tensors import alone, caches_of, output_of, range_of, with_feats
 
 
 class _Torchsparse(TensorProtocol):
+    feature_names = ("feats", "F")  # points know them as F alone
+
     def features_of(self, x: Any) -> torch.Tensor | None:
         """Of a `SparseTensor` or a `PointTensor`, which knows them as F alone."""
         features = getattr(x, "F", None)

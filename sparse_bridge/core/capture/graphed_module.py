@@ -172,7 +172,8 @@ class GraphedModule(Reasons, abc.ABC):
         key = self.complete_key(key_of(tensors, call, root))
         if self.by_box:
             key = key._replace(label=(key.label, root.box))
-        return self.serve(self.kinds.setdefault(key, CallKind()), key, call, root)
+        kind = self.kinds.get(key)
+        return self.serve(self.kinds.setdefault(key, CallKind()) if kind is None else kind, key, call, root)
 
     def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call of `kind`, by its graph, or eager."""

@@ -101,7 +101,7 @@ class Views(NamedTuple):
     requested: set[int]
 
     def on_view(self, side: int, tiles: bool) -> None:
-        """Side 0 or 1 of the map was requested."""
+        """Side 0 or 1 of the map was requested. Twin in C: `noticed`."""
         self.requested.add(side)
         if tiles:
             self.tiled.add(side)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from ...errors import UnsupportedError
+from ...kernels.tiles.activations import activated
 from ..conv.convolution import autocast_dtype
 from ..conv.epilogue import Epilogue
 from ..conv.plan import ConvForm
@@ -28,7 +28,6 @@ from .coordinates import least_rows
 from .originals import functions
 
 ops: Any = torch.ops.sparse_bridge
-_ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid}
 
 
 class _OfGraph:
@@ -227,9 +226,7 @@ def conv(
     if residual is None:
         return y
     y = y + residual.to(y.dtype)
-    if activation == "leaky_relu":
-        return F.leaky_relu(y, alpha)
-    return y if activation is None else _ACTIVATIONS[activation](y)
+    return activated(y, activation, alpha)
 
 
 def pool(eager: Any, x: torch.Tensor, kmap: Any, mode: str, floor: float = float("-inf")) -> Any:

@@ -8,6 +8,7 @@ a program called, before it takes norms apart.
 from __future__ import annotations
 
 import operator
+from types import MethodDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch.fx import Graph, Node
 
 from ...errors import require_type
+from ...kernels.tiles.activations import ACTIVATIONS, Activation
 from .writes import writes_to
 
 ops: Any = torch.ops.sparse_bridge
@@ -151,29 +153,18 @@ def _sum(end: _End, node: Node, producer: Node, y: torch.Tensor) -> _End | None:
 
 
 def _activation(end: _End, node: Node, producer: Node) -> _End | None:
-    read = _ACTIVATIONS.get(node.target)
-    if read is None or not node.args or node.args[0] is not producer:
+    following = _BY_TARGET.get(node.target)
+    if following is None or not node.args or node.args[0] is not producer:
         return None
-    name, alpha = read(*node.args, **node.kwargs)
-    return end._replace(activation=name, alpha=float(alpha))
+    alpha, _ = following.arguments(*node.args[1:], **node.kwargs)
+    return end._replace(activation=following.name, alpha=alpha)
 
 
-def _relu(input: Any, inplace: bool = False) -> tuple[str, float]:
-    return "relu", 0.0
-
-
-def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> tuple[str, float]:
-    return "leaky_relu", negative_slope
-
-
-def _sigmoid(input: Any) -> tuple[str, float]:
-    return "sigmoid", 0.0
-
-
-_ACTIVATIONS: dict[Any, Any] = {
-    **dict.fromkeys((F.relu, torch.relu, torch.relu_, "relu", "relu_"), _relu),
-    F.leaky_relu: _leaky_relu,
-    **dict.fromkeys((F.sigmoid, torch.sigmoid, torch.sigmoid_, "sigmoid", "sigmoid_"), _sigmoid),
+# By the function that a node calls, or the name of the tensor's method.
+_BY_TARGET: dict[Any, Activation] = {
+    call.__name__ if isinstance(call, MethodDescriptorType) else call: row
+    for row in ACTIVATIONS.values()
+    for call in row.calls + row.calls_
 }
 
 

@@ -43,6 +43,7 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
     lists rows are ordered anyway: maps between other rows, narrow channels or few rows, and rows
     that are not ordered already, as prefetch does it where larger scenes wanted it; first layers
     with large kernels, whatever else is made of the map.
+    Twin in C: `flow_over`.
     """
     n_rows = rulebook.rows[side].about
     if rulebook.trained:

@@ -9,19 +9,23 @@ import torch.nn.functional as F
 
 from ...errors import UnsupportedError
 from ...kernels.gemm.product import EpilogueForm
+from ...kernels.tiles.activations import ACTIVATIONS as ACTIVATIONS
+from ...kernels.tiles.activations import Activation as Activation
+from ...kernels.tiles.activations import activated as activated
+from ...kernels.tiles.activations import activated_ as activated_
+from ...kernels.tiles.activations import row_of as row_of
 from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM, RESIDUAL
 
-ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
 # What may follow a convolution, in this order: strings of letters, so that what came so far is a
-# prefix of what is expected. (`native.c` has the letters, too.)
+# prefix of what is expected.
 STEP_NORM, STEP_SUM, STEP_ACTIVATION = "n", "s", "a"
 STEPS = STEP_NORM + STEP_SUM + STEP_ACTIVATION
 
 
 def check_activation(activation: str | None) -> None:
     """Raise UnsupportedError for an activation that cannot be fused."""
-    if activation not in ACTIVATIONS:
-        raise UnsupportedError(f"activation {activation!r}; expected one of {ACTIVATIONS}.")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise UnsupportedError(f"activation {activation!r}; expected one of {(None, *ACTIVATIONS)}.")
 
 
 class Norm(NamedTuple):
@@ -101,12 +105,5 @@ class Epilogue(NamedTuple):
             y = F.batch_norm(y, mean, var, gain, beta, eps=eps)
         if self.residual is not None:
             y += self.residual
-        if self.activation == "relu":
-            y.relu_()
-        elif self.activation == "leaky_relu":
-            F.leaky_relu(y, self.alpha, inplace=True)
-        elif self.activation == "sigmoid":
-            y.sigmoid_()
-        else:
-            check_activation(self.activation)
-        return y
+        check_activation(self.activation)
+        return activated_(y, self.activation, self.alpha)

@@ -108,7 +108,7 @@ def fused_plan(
 
 
 def same(norm: Norm, other: Norm | None) -> bool:
-    """Whether two norms are of the same tensors."""
+    """Whether two norms are of the same tensors. Twin in C: `is_norm_of`."""
     return (
         other is not None
         and norm[0] is other[0]

@@ -151,7 +151,7 @@ class LayerCall:
         )
 
     def undisturbed(self) -> bool:
-        """Whether what is computed now is what would have been computed at the call."""
+        """Whether what is computed now is what would have been computed at the call. Twin in C: `following`."""
         return not (
             torch.is_grad_enabled()
             or torch.is_inference_mode_enabled()
@@ -169,7 +169,10 @@ class LayerCall:
         self.fused = self.launched = None
 
     def take_launched(self) -> torch.Tensor:
-        """The launched result [N_out, C_out] in the call's dtype, once all steps have come. It can be taken once."""
+        """The launched result [N_out, C_out] in the call's dtype, once all steps have come. It can be taken once.
+
+        Twin in C: `taken`.
+        """
         y = self.launched
         assert y is not None
         self.launched = None
@@ -197,7 +200,7 @@ class LayerCall:
 
 
 def changes_of(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> int:
-    """How often what a launch reads, tensors of any shape and dtype, has been changed in place."""
+    """How often what a launch reads, tensors of any shape and dtype, has been changed in place. Twin in C: `plus`."""
     bias, _, _, norm, residual = epilogue
     count = x._version + weight._version
     if bias is not None:

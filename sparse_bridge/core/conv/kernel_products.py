@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Launch = GatherGemm | GroupedGemm
     Inputs = tuple[torch.Tensor, torch.Tensor, Vectors | None]
 
-BY_PYTHON, OVER_TILES, OVER_TABLE = range(3)  # `Flow` in native.c
+BY_PYTHON, OVER_TILES, OVER_TABLE = range(3)  # the compiled helper has them, too
 
 # (product, the rulebook and side that it is bound to, x, weight, what its epilogue reads)
 FirstBind = Callable[["GatherProduct", Rulebook, int, "Inputs"], None]
@@ -190,7 +190,7 @@ def _narrow_gemm() -> tuple[type[NarrowSpec], type[NarrowGemm]]:
 
 def octaves(target: Target, n_rows: int, n_in: int) -> tuple[int, int, int]:
     """What of a map's size the choice of a tile looks at: rows matter by tiles of 64 while those
-    are few, and by octaves."""
+    are few, and by octaves. Twin in C: `spec_key`."""
     units = target.compute_units
     much = 0 if n_in == n_rows else round(math.log2(n_in / n_rows))
     return min(-(-n_rows // 64), 4 * units), (n_rows // units).bit_length(), much
@@ -253,7 +253,7 @@ class GatherProduct:
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, vectors: Vectors | None
     ) -> torch.Tensor:
         """The same for x [n_rows[1 - side], C_in] whose channels lie side by side, and the vectors that the epilogue
-        reads: see `Epilogue.vectors`; None for none. Result and weight are of x's dtype."""
+        reads: see `Epilogue.vectors`; None for none. Result and weight are of x's dtype. Twin in C: `computed`."""
         if self._copied is not None:
             weight = self._copied.rows_of(weight)
         launch, rows = rulebook.cache.get(self._key + side), rulebook.rows[side]
@@ -270,6 +270,7 @@ class GatherProduct:
         return result if rows.fill is None else rows.marked(result)
 
     def _bind(self, rulebook: Rulebook, side: int, inputs: Inputs) -> Launch:
+        """Twin in C: `spec_key`, `bound_over`."""
         n_rows, n_in = rulebook.n_rows[side], rulebook.n_rows[1 - side]
         self._check_far(inputs[0])
         flow = self.flow.serving(rulebook, side, self.product)

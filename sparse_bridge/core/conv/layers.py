@@ -20,10 +20,10 @@ from ..maps.kernel_map import KernelMap
 from . import convolution, override
 from .convolution import convolve_layer
 from .epilogue import STEP_NORM, Epilogue
-from .fused_plan import FusedPlan, fused_plan, same
-from .history import DISABLED, History, LayerCall, changes_of, histories, history_of, may_wait
+from .fused_plan import fused_plan, same
+from .history import DISABLED, LayerCall, changes_of, histories, history_of, may_wait
 from .pending import PendingConv
-from .plan import ConvForm, ConvPlan, find, known_plans, run
+from .plan import ConvForm, find, run
 
 __all__ = ["convolve_layer", "known_call"]
 
@@ -76,6 +76,7 @@ def known_call(
     stands for it.
 
     With a sum among the steps it is launched at that: nobody knows its features.
+    Twin in C: `known_call`.
     """
     entry = histories.get(id(owner))
     if entry is None or entry[0]() is not owner:
@@ -184,73 +185,5 @@ def _begin_deferred(
     return pending
 
 
-def _use_helper(module: Any) -> None:
-    """Hand the helper what it reads, and use it."""
-    from ...kernels.gemm.gather_gemm import GatherGemm
-    from ...kernels.gemm.narrow_gemm import NarrowGemm
-    from ...kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
-    from ...kernels.ops.batch_norm import apply_kernel, partials_kernel, unread
-    from ...kernels.ops.batch_norm_grad import dx_kernel, grad_partials_kernel
-    from ...kernels.ops.norm_spec import NormSpec, cut_of
-    from ...kernels.runtime import precompile
-    from ...kernels.runtime.parts import Part
-    from ...kernels.runtime.triton_compat import HOOKS
-    from ..device.stream_order import StreamOrder
-    from ..maps.views.derived import Derived
-    from .dataflows.wgrad_product import WgradProduct
-    from .kernel_products import GatherProduct
-    from .waiting.tensors import Waiting, features_of
-
-    module.configure(
-        {
-            "Derived": Derived,
-            "FusedPlan": FusedPlan,
-            "GatherProduct": GatherProduct,
-            "History": History,
-            "StreamOrder": StreamOrder,
-            "calls": vars(native_calls),
-            "features_of": features_of,
-            "convolution": vars(convolution),
-            "forward_ad": vars(forward_ad),
-            "override": vars(override),
-            "precision": vars(precision),
-            "precompile": vars(precompile),
-            "settings": vars(settings),
-            "torch_c": vars(torch._C),
-            "trace": vars(trace),
-            "histories": histories,
-            "hooks": HOOKS,
-            "GatherGemm": GatherGemm,
-            "KernelMap": KernelMap,
-            "LayerCall": LayerCall,
-            "Parameter": torch.nn.Parameter,
-            "PendingConv": PendingConv,
-            "Tensor": torch.Tensor,
-            "Waiting": Waiting,
-            "make_wrapper": torch.Tensor._make_wrapper_subclass,
-            "no_memory": torch._C._set_throw_on_mutable_data_ptr,
-            "strided": torch.strided,
-            "norm_forward": torch.nn.BatchNorm1d.forward,
-            "NarrowGemm": NarrowGemm,
-            "Part": Part,
-            "ConvPlan": ConvPlan,
-            "NormSpec": NormSpec,
-            "WgradProduct": WgradProduct,
-            "apply_kernel": apply_kernel,
-            "cut_of": cut_of,
-            "dx_kernel": dx_kernel,
-            "float32": torch.float32,
-            "grad_partials_kernel": grad_partials_kernel,
-            "partials_kernel": partials_kernel,
-            "plans": known_plans,
-            "sum_shares_kernel": sum_shares_kernel,
-            "torch": vars(torch),
-            "unread": unread,
-            "wgrad_kernel": wgrad_kernel,
-        }
-    )
-    native_calls.use(module)
-
-
 convolution.waiting = _convolve
-native.when_ready(_use_helper)  # at the end of the file that imports all of those
+native.when_ready(native_calls.use)  # at the end of the file that imports most of what the helper reads

@@ -129,7 +129,7 @@ class PendingConv:
 
     @eagerly
     def as_launched(self, norm: Norm) -> MaybePending | None:
-        """Behind the norm of its plan; None where norm or mode have changed."""
+        """Behind the norm of its plan; None where norm or mode have changed. Twin in C: `normalised`."""
         if (native := native_calls.normalised) is not None:
             result = native(norm, self)
             if result is not NotImplemented:
@@ -144,7 +144,7 @@ class PendingConv:
 
     @eagerly
     def plus(self, other: Any, otherwise: Launch) -> MaybePending:
-        """The sum with features of the same shape."""
+        """The sum with features of the same shape. Twin in C: `plus`."""
         if (native := native_calls.plus) is not None:
             result = native(self, other)
             if result is not NotImplemented:
@@ -174,7 +174,7 @@ class PendingConv:
     @eagerly
     def end_launched(self, name: str, alpha: float) -> torch.Tensor | None:
         """Behind the activation with which it was launched: [N_out, C_out] in its dtype; None where another one
-        comes."""
+        comes. Twin in C: `activated`."""
         if (native := native_calls.activated) is not None:
             result = native(self, name, alpha)
             if result is not NotImplemented:
@@ -205,7 +205,7 @@ class PendingConv:
         return self._unexpected(STEP_ACTIVATION, epilogue, [], otherwise)
 
     def _is_expected(self, step: str) -> bool:
-        """Whether this is the step that the layer waits for."""
+        """Whether this is the step that the layer waits for. Twin in C: `following`."""
         call, at = self.call, len(self.steps)
         return self._used == 0 and call.target[at : at + 1] == step and self.result is None and self.call.undisturbed()
 

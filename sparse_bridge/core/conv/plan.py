@@ -239,7 +239,7 @@ def find(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilo
     """The plan of a convolution of x [N_in, C_in], fp16 / bf16 / fp32 / fp64 like the weight, over distinct rows,
     made now unless it is known.
 
-    Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError, UnsupportedError.
+    Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError, UnsupportedError. Twin in C: `plan_key`.
     """
     if allows_fp16_sums() is not precision.fp16_sums:
         precision.follow_torch()
@@ -303,7 +303,7 @@ def backward(
     plan: ConvPlan, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, request: GradientRequest
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(dx [N_in, C_in] in x's dtype, dw laid out as the weight, in dtype `request.weight`), under the settings in
-    force; None for a gradient that is not requested. dy: contiguous, [N_out, C_out] in x's dtype."""
+    force; None for one that is not requested. dy: contiguous, [N_out, C_out] in x's dtype. Twin in C: `gradients`."""
     if (native := native_calls.gradients) is not None:
         grads: Any = native(plan, kmap, x, weight, dy, request.x, request.weight)
         if grads is not NotImplemented:
@@ -317,7 +317,7 @@ def run(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> tuple[torch.Tensor, ConvPlan]:
     """(act(norm(conv + bias) + residual) [N_out, C_out] in x's dtype, the plan). Raises: what `find` does, and
-    ShapeError, DataTypeError, DeviceError for a residual unlike the result."""
+    ShapeError, DataTypeError, DeviceError for a residual unlike the result. Twin in C: `run_plain`."""
     bias, activation, _, norm, residual = epilogue
     if (native := native_calls.run_plain) is not None and activation is None and norm is None and residual is None:
         result: Any = native(x, weight, bias, kmap, form)

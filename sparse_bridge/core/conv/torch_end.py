@@ -8,6 +8,7 @@ import torch
 
 from ... import log
 from ...kernels.gemm.product import EpilogueForm, Product
+from ...kernels.tiles.activations import NUMBERS
 from ...kernels.tiles.epilogue_bits import BIAS, NORM
 from ..device import self_check
 from ..maps.rulebook import Rulebook
@@ -17,7 +18,7 @@ from .epilogue import Epilogue
 
 def in_kernels(layer: LayerProduct) -> LayerProduct:
     """The part of a product that kernels compute with the bits of separate operations: up to a
-    norm where theirs differs from torch's on this device, and up to a sigmoid."""
+    norm where theirs differs from torch's on this device, and up to an activation without a number."""
     parts = layer.epilogue.parts
     if parts & NORM and not _norms(layer):
         return layer._replace(epilogue=EpilogueForm(parts & BIAS))
@@ -27,7 +28,7 @@ def in_kernels(layer: LayerProduct) -> LayerProduct:
 def in_trusted_kernels(layer: LayerProduct) -> LayerProduct:
     """The same where the device's norms have the bits of torch's."""
     parts, activation, alpha, eps = layer.epilogue
-    if activation != "sigmoid":  # kernels have no exponential of torch's bits
+    if activation in NUMBERS:
         return layer
     return layer._replace(epilogue=EpilogueForm(parts, None, alpha, eps))
 

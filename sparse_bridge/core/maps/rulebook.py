@@ -194,7 +194,7 @@ class Rulebook(ViewSet):
     def neighbors(self, side: int) -> tuple[torch.Tensor, bool]:
         """(int32 [V, n_rows[side]], -1 where absent; whether its offsets run backwards). Rows lie side by side,
         offsets as far apart as the memory for a table has them. Nothing is copied of tables that have room for more
-        rows."""
+        rows. Twin in C: `read_table`."""
         if side == 1 and self.symmetric:
             return self.neighbors(0)[0], True
         cached, n_rows = self._tables[side], self.n_rows[side]

@@ -54,6 +54,7 @@ class _BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call
     ) -> torch.Tensor:
+        """Twin in C: `norm_forward`."""
         spec, moved, counter, momentum, eps, relu = call
         if counter is None and (native := native_calls.norm_forward) is not None:
             results = native(spec, x, weight, bias, *moved, momentum, eps, relu)
@@ -72,6 +73,7 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     @no_double_backward
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Twin in C: `norm_backward`."""
         x, weight, bias, memory = ctx.saved_tensors
         spec, counter, relu = ctx.call
         if counter is None and (native := native_calls.norm_backward) is not None:
@@ -275,7 +277,7 @@ def batch_norm(
 def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What a BatchNorm1d in training makes of x [N, C], fp16 / bf16 / fp32 / fp64, and with `relu` a ReLU of that:
     [N, C] in x's dtype. The norm's running statistics move, by torch's rule. Raises: what `batch_norm` does; Refusal in
-    a capture, where they are averages over all batches."""
+    a capture, where they are averages over all batches. Twin in C: `trained_norm`."""
     counted = in_scope()
     if not counted and (native := native_calls.trained_norm) is not None:
         result: Any = native(norm, x, relu)

@@ -44,7 +44,10 @@ def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
 
 
 def _usual(x: torch.Tensor) -> bool:
-    """Whether kernels may normalise these features, and nobody watches or repeats what is done."""
+    """Whether kernels may normalise these features, and nobody watches or repeats what is done.
+
+    Twin in C: `nobody_watches`.
+    """
     return (
         type(x) is torch.Tensor
         and settings.get().optimize != "off"

@@ -126,7 +126,8 @@ class GatherGemm:
     def __call__(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor) -> torch.Tensor:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
         gain, beta) [groups * c_out] and the residual, like y, those that the epilogue does not name
-        None, or None for no epilogue, y written whole [n_rows, groups * c_out], contiguous."""
+        None, or None for no epilogue, y written whole [n_rows, groups * c_out], contiguous.
+        Twin in C: `launched_product`."""
         if vectors is None or not self.spec.epilogue.parts:
             vectors = NO_VECTORS
         if not (self._addressed and self._started(x, w, vectors, y)):
@@ -135,7 +136,7 @@ class GatherGemm:
 
     def _started(self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors, y: torch.Tensor) -> bool:
         """Run kernels that have run before for tensors like these, all at multiples of 16 bytes and
-        rows of x side by side. False where that is not so, and nothing ran."""
+        rows of x side by side. False where that is not so, and nothing ran. Twin in C: `variant_key`."""
         spec, read = self.spec, None
         x_at, w_at, y_at = x.data_ptr(), w.data_ptr(), y.data_ptr()
         p = q = r = s = t = u = y_at

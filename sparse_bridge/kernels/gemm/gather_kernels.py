@@ -13,13 +13,7 @@ import triton.language as tl
 
 from ..maps.coord_key import live_rows
 from ..runtime.launch import register
-from ..tiles import epilogue_bits
-
-# On the left of what they are combined with, since in the interpreter that is a plain number.
-BIAS = tl.constexpr(epilogue_bits.BIAS)
-NORM = tl.constexpr(epilogue_bits.NORM)
-AFFINE = tl.constexpr(epilogue_bits.AFFINE)
-RESIDUAL = tl.constexpr(epilogue_bits.RESIDUAL)
+from .epilogue import _finished
 
 
 @triton.jit
@@ -27,79 +21,6 @@ def rows_in_use(count_ptr, n_rows):
     """Rows of a plain table: `n_rows`, or where that is negative as many of its columns as a counter
     says, which started at -1."""
     return live_rows(count_ptr, tl.abs(n_rows), (n_rows < 0).to(tl.int32))
-
-
-@triton.jit
-def _rounded(value, DTYPE: tl.constexpr):
-    """fp32 values as a result of `DTYPE` holds them."""
-    return value.to(DTYPE).to(tl.float32)
-
-
-@triton.jit
-def _normed(value, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, AFFINE: tl.constexpr):
-    """A normalisation by fixed statistics, in the operations and the order of torch's own kernel:
-    fma(gain * (x - mean), rsqrt(var + eps), beta). channel, ok: of every value."""
-    mean = tl.load(mean_ptr + channel, mask=ok, other=0.0).to(tl.float32)
-    var = tl.load(var_ptr + channel, mask=ok, other=1.0).to(tl.float32)
-    value = value - mean
-    scale = tl.rsqrt(var + eps)
-    if AFFINE:
-        gain = tl.load(gain_ptr + channel, mask=ok, other=0.0).to(tl.float32)
-        beta = tl.load(beta_ptr + channel, mask=ok, other=0.0).to(tl.float32)
-        scale, beta = tl.broadcast_to(scale, value.shape), tl.broadcast_to(beta, value.shape)
-        value = tl.fma(gain * value, scale, beta)
-    else:
-        value = value * scale
-    return value
-
-
-@triton.jit
-def _finished(
-    acc,
-    bias_ptr,
-    mean_ptr,
-    var_ptr,
-    gain_ptr,
-    beta_ptr,
-    residual_ptr,
-    alpha,
-    eps,
-    channel,
-    ok_c,
-    at,
-    ok,
-    EPILOGUE: tl.constexpr,
-    ACT: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """What follows the sums, in fp32; rounded to `DTYPE` wherever separate operations would round,
-    so that the result has their bits.
-
-    EPILOGUE: bits, see `EpilogueForm`. ACT: see `ACTIVATIONS`.
-    channel, ok_c: the channels, of a shape that broadcasts to that of acc. at, ok: places of the
-    results, which are those of the residual.
-    """
-    if BIAS & EPILOGUE:
-        acc += tl.load(bias_ptr + channel, mask=ok_c, other=0.0).to(tl.float32)
-    elif (NORM | RESIDUAL) & EPILOGUE == NORM | RESIDUAL:
-        # Sums are never -0, so this changes nothing. Where accumulators go straight to a rounding
-        # and, past a norm, to another layout, ptxas runs all of wgmma in turns (C7514, Triton 3.6
-        # and 3.9): a residual U-Net took a sixth longer.
-        acc += 0.0
-    if NORM & EPILOGUE:
-        acc = _normed(
-            _rounded(acc, DTYPE), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c, (AFFINE & EPILOGUE) != 0
-        )
-    if RESIDUAL & EPILOGUE:
-        acc = _rounded(acc, DTYPE)
-        residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
-        acc = acc + residual.to(tl.float32)
-    if ACT == 1:
-        acc = tl.where(acc <= 0, 0.0, acc)  # a NaN stays
-    if ACT == 2:
-        acc = _rounded(acc, DTYPE)
-        acc = tl.where(acc > 0, acc, acc * alpha)
-    return acc
 
 
 @triton.jit(do_not_specialize=["n_live_ptr", "n_rows", "pitch", "n_offsets", "alpha", "eps"])

@@ -9,11 +9,11 @@ import torch
 from ..maps.tile_list import shared_by
 from ..runtime.launch import number_of, specialise
 from ..runtime.triton_compat import Entry
+from ..tiles.activations import NUMBERS
 from ..tiles.clamps import clamp_for_problem, clamp_for_splits
 from ..tiles.tile import TileConfig
 from .product import Product
 
-ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2}
 INT32_END = 1 << 31  # from here on offsets need 64 bits
 
 
@@ -45,7 +45,7 @@ class GemmSpec:
         fused_parts = parts if unsplit else 0
         tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, fused_parts)
         self.tile = tile
-        self.activation = ACTIVATIONS[activation]
+        self.activation = NUMBERS[activation]
         exact = self.dtype != torch.float32 and precision != "half"
         self.constants: tuple[object, ...] = (
             packed,

@@ -16,10 +16,11 @@ import triton.language as tl
 
 from ...errors import KernelError
 from ..runtime.launch import alignment, cdiv, number_of, register, specialise
+from ..tiles.activations import NUMBERS
 from ..tiles.clamps import clamp_for_grouped
 from ..tiles.tile import TileConfig, power
-from .gather_kernels import _finished
-from .gather_spec import ACTIVATIONS, INT32_END
+from .epilogue import _finished
+from .gather_spec import INT32_END
 from .product import EpilogueForm, Product
 from .vectors import Vectors, tensors_of
 
@@ -311,14 +312,7 @@ class GroupedGemm:
         if vectors is not None and end.parts:
             extra = tuple(tensors_of(vectors, y))
         listed = entries is not None
-        constants: tuple[Any, ...] = (
-            end.parts,
-            ACTIVATIONS[end.activation],
-            listed,
-            SUM_ROWS,
-            SUM_LANES,
-            spec.sum_block,
-        )
+        constants: tuple[Any, ...] = (end.parts, NUMBERS[end.activation], listed, SUM_ROWS, SUM_LANES, spec.sum_block)
         pointers = (products, starts if entries is None else entries, starts, *extra, y)
         args = (*pointers, n_rows, spec.columns, float(end.alpha), float(end.eps))
         dtypes = tuple([tensor.dtype for tensor in extra])

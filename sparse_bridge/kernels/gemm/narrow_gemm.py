@@ -1,9 +1,8 @@
 """Gather-GEMM for narrow inputs, of up to 8 channels, as the first layer of a network has them.
 
-One offset fills no more than half of a step of the reduction there, and what a tile waits for is
-where its rows are, offset after offset. So a step takes a window of offsets side by side: element k
-of it is channel k % WIDTH of its offset k // WIDTH. The rest is the gather-GEMM's, launch and
-epilogue included.
+One offset fills no more than half of a step of the reduction there, and what a tile waits for is where its
+rows are, offset after offset. So a step takes a window of offsets side by side: element k of it is channel
+k % WIDTH of its offset k // WIDTH. The rest is the gather-GEMM's, launch and epilogue included.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from ..maps.tile_list import TileList
 from ..runtime.launch import number_of, power_of_2, register, specialise
 from ..tiles.narrow_tile import clamp_for_wide, width_of
 from ..tiles.tile import TileConfig
+from .epilogue import _finished
 from .gather_gemm import GatherGemm
-from .gather_kernels import _finished, rows_in_use
+from .gather_kernels import rows_in_use
 from .gather_spec import GemmSpec
 from .product import Product
 from .vectors import Vectors

@@ -242,7 +242,7 @@ class WgradGemm:
 
     def __call__(self, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> torch.Tensor:
         """x [N_in, groups * c_in], dy [N_out, groups * c_out] (unit channel strides); dw written
-        whole."""
+        whole. Twin in C: `launched_wgrad`."""
         spec, out = self.spec, dw
         device, target = spec.device, spec.target
         if not self.direct:

@@ -81,7 +81,7 @@ class TileList:
 
     def section_starts(self, block_m: int) -> tuple[int, int, int, int]:
         """Where in `memory` packed, rows, and the lists live and n_live for programs of `block_m`
-        rows start; a part of TILE, TILE or twice that, else KernelError."""
+        rows start; a part of TILE, TILE or twice that, else KernelError. Twin in C: `places`."""
         if block_m != 2 * TILE and TILE % block_m:
             raise KernelError(
                 f"programs of {block_m} rows; packed tiles hold {TILE} or {2 * TILE}, and smaller "

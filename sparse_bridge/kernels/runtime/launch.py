@@ -132,7 +132,7 @@ def _launch_of(
 def begin(
     entry: Entry, index: int, grid: tuple[int, int, int], values: Sequence[Any], constants: tuple[Any, ...]
 ) -> bool:
-    """`Kernel.start` of a compiled variant."""
+    """`Kernel.start` of a compiled variant. Twin in C: `may_launch`."""
     hook = HOOKS.launch_enter_hook
     if index != torch._C._cuda_getDevice() or getattr(hook, "calls", hook):
         return False
@@ -194,7 +194,7 @@ class Kernel:
                 self._launch_slowly(_launch_of(index, target, grid, args, constants, options, key))
 
     def compiled(self, index: int, key: Hashable) -> Entry | None:
-        """The compiled variant of GPU `index`, if there is one."""
+        """The compiled variant of GPU `index`, if there is one. Twin in C: `pass_of`."""
         return self._compiled.get((index, key))
 
     def start(

@@ -12,11 +12,11 @@ import torch
 
 from ...kernels.gemm import wgrad_gemm
 from ...kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
-from ...kernels.gemm.gather_spec import ACTIVATIONS
 from ...kernels.gemm.wgrad_gemm import SUM_OPTIONS, sum_shares_kernel, wgrad_kernel
 from ...kernels.maps.tile_list import shared_by
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
+from ...kernels.tiles.activations import NUMBERS
 from ...kernels.tiles.candidates import candidates
 from ...kernels.tiles.clamps import clamp_for_problem, clamp_for_splits
 from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM
@@ -271,7 +271,7 @@ def in_half(target: Target, cases: list[Case]) -> list[Case]:
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel of the two products."""
     names = sorted({POINTED[dtype] for dtype, _ in products(target)})
-    acts = tuple(ACTIVATIONS.values())
+    acts = tuple(NUMBERS.values())
     epilogues = [(bits, act, True) for bits in EPILOGUES for act in acts]
     gather = functools.partial(
         GatherSpace, build=functools.partial(_gather, target), main="case", silent=("layout", "columns", "vector")

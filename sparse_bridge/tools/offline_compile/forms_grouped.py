@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ...kernels.gemm.gather_spec import ACTIVATIONS
 from ...kernels.gemm.grouped_gemm import SUM_LANES, SUM_ROWS, grouped_gemm_kernel, sum_products_kernel
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
+from ...kernels.tiles.activations import NUMBERS
 from ...kernels.tiles.clamps import clamp_for_grouped
 from ...kernels.tiles.tile import GemmSize
 from ...kernels.tiles.tile_config import grouped_tile
@@ -62,7 +62,7 @@ def _sum_products(dtype: str, vector: str, bits: int, act: int, listed: bool, bl
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of both kernels."""
     names = sorted({POINTED[dtype] for dtype, _ in products(target)})
-    acts = tuple(ACTIVATIONS.values())
+    acts = tuple(NUMBERS.values())
     grouped = functools.partial(
         GatherSpace, build=functools.partial(_grouped, target), main="case", rows=1, silent=("layout", "columns")
     )

@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from ...kernels.gemm.gather_spec import ACTIVATIONS
 from ...kernels.gemm.narrow_gemm import narrow_gemm_kernel
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
+from ...kernels.tiles.activations import NUMBERS
 from ...kernels.tiles.narrow_tile import SMALL, WIDEST, clamp_for_wide, narrow_tile, width_of
 from .forms import Form, Space
 from .forms_gemm import CHANNELS, EPILOGUES, VECTORS, Case, product_form, products
@@ -112,7 +112,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "columns": (16, 3, 1),
         "lanes": LANES,
         "size": ("int32", "wide"),
-        "epilogue": list(itertools.product(EPILOGUES, ACTIVATIONS.values())),
+        "epilogue": list(itertools.product(EPILOGUES, NUMBERS.values())),
         "vector": VECTORS,
     }
     space = NarrowSpace(

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from sparse_bridge import settings
-from sparse_bridge.core.capture import padded
+from sparse_bridge.core.capture import graphed_module, padded
 from tests.rules import ruled
 
 
+class _Trusted:
+    """A model that is taken for closed, whatever it does."""
+
+    def __init__(self, model: Any, tensors: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def guards(self) -> Any:
+        return self
+
+    def hold(self) -> bool:
+        return True
+
+
 @contextlib.contextmanager
-def graphs_of(rows: int, compared: bool = False) -> Iterator[None]:
+def graphs_of(rows: int, compared: bool = False, watched: bool = False) -> Iterator[None]:
     """Captured calls are padded to so many rows, or to one of the numbers above.
 
     compared: whether replays are compared with the layers from time to time, as they are for users.
-    Without, a test can count which calls are replayed.
+    Without, a test can count which calls are replayed.  watched: whether a call is watched before the capture, as
+    for users; without, what a test puts around the layers may keep state.
     """
     every = settings.get().compare_every if compared else 0
-    with ruled(padded, _LEAST=rows), settings.override(compare_every=every):
+    audit = graphed_module.Audit if watched else _Trusted
+    with ruled(padded, _LEAST=rows), settings.override(compare_every=every), ruled(graphed_module, Audit=audit):
         yield

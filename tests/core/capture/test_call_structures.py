@@ -19,6 +19,9 @@ class Sparse:
     def __init__(self):
         self.features, self.coords = torch.ones(2, 3), torch.zeros(2, 4, dtype=torch.int32)
 
+    def __repr__(self):
+        return "Sparse"  # in the names of tests, which are to be the same in every process
+
 
 class Framework:
     def is_tensor(self, value):
@@ -37,6 +40,9 @@ class Around:
     def __init__(self, x, **more):
         self.x = x
         vars(self).update(more)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({vars(self)})"
 
 
 Pair = collections.namedtuple("Pair", "first second")

@@ -28,7 +28,7 @@ def stream(kernel_lane, fake_gpu, rules, monkeypatch):
     device = kernel_lane.device
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))
+    rules.hold(graphs_of(512, watched=True))
     with doors.standin("spconv") as module:
 
         def run(cls, change, trains, optimize):

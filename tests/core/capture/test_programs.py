@@ -33,7 +33,7 @@ def forget():
 @pytest.fixture
 def models(kernel_lane, fake_gpu, rules):
     """What imports a stack of spconv."""
-    rules.hold(graphs_of(512))
+    rules.hold(graphs_of(512, compared=True, watched=True))
     if kernel_lane.device == "cpu":
         replays_on_the_cpu(fake_gpu)
     forget()

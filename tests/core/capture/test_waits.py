@@ -141,11 +141,12 @@ def test_a_replayed_model(kernel_lane, fake_gpu, rules, door):
     assert known
     check(network, (x, coords, shape), plain)
     assert hits() == known + 1
-    # Keys of these take more bits than the graph's.
+    # Keys of these take more bits than the graph's: they run eagerly, and may make a graph that serves both.
     check(network, (x, coords * coords.new_tensor([1, 1 << 21, 1, 1]), shape), plain)
     assert hits() == known + 1
-    check(network, (x, coords, shape), plain)
-    assert hits() == known + 2
+    for _ in range(6):  # a young graph that does not fit goes, and the next one waits for some calls
+        check(network, (x, coords, shape), plain)
+    assert hits() >= known + 2
 
 
 @pytest.mark.emulated

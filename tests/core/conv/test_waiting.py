@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, history, layers, pending, plan, waiting
-from sparse_bridge.core.conv.epilogue import Epilogue
+from sparse_bridge.core.conv.epilogue import ACTIVATIONS, Epilogue
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.core.device import trace
@@ -158,6 +159,33 @@ def test_a_norm_in_training_between_the_norm_and_who_reads_it(conv):
     F.batch_norm(torch.randn(20, 10), *conv.norm, training=True)
     assert type(y) is waiting.Watched
     assert_close(y.clone(), want)
+
+
+def activations():
+    """(a row, a call for it, whether it writes into its input)"""
+    for row in ACTIVATIONS.values():
+        for call in row.calls + row.calls_:
+            yield row, call, call in row.calls_
+        if row.calls[0] in (F.relu, F.leaky_relu):
+            yield row, functools.partial(row.calls[0], inplace=True), True
+
+
+@pytest.mark.parametrize("row, call, overwrites", list(activations()))
+def test_every_function_of_an_activation_joins_the_layer(conv, row, call, overwrites):
+    """In place, whoever holds the features sees it."""
+    want = row.apply(F.batch_norm(conv.want(), *(v.double() for v in conv.norm)), row.arguments()[0])
+
+    def run():
+        with torch.no_grad():
+            y = conv.normed(conv())
+            found = call(y)
+        assert_close(found + 0, want)
+        if overwrites:
+            assert_close(y + 0, want)
+
+    run()
+    assert launches(run) == ["na"]
+    run()
 
 
 def test_a_change_that_never_was_is_named(conv):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ....core.conv.epilogue import activated_
 from ....errors import UnsupportedError
 from .. import functional, geometry, pairs
 from ..conv import ACTIVATIONS
@@ -298,13 +299,7 @@ class InferenceOps(metaclass=MissingParts):
 
     @staticmethod
     def activation_inplace(out: Tensor, act_type: Any, alpha: float, beta: float, stream: int = 0) -> None:
-        values, activation = output(out), ACTIVATIONS[act_type.name]
-        if activation == "relu":
-            values.relu_()
-        elif activation == "leaky_relu":
-            torch.nn.functional.leaky_relu_(values, alpha)
-        elif activation == "sigmoid":
-            values.sigmoid_()
+        activated_(output(out), ACTIVATIONS[act_type.name], alpha)
 
     @staticmethod
     def bias_add_act_inplace(

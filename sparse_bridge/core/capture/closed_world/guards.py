@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ....hooks import IN_PLACE_OF
+
 Getter = Callable[[Any], tuple[Any, ...]]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
 PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
@@ -119,7 +121,8 @@ def equal(value: Any, other: Any) -> bool:
 
 def is_own(value: Any) -> bool:
     """Whether the package put an object there: which one is of no matter."""
-    return type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
+    ours = type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return ours or hasattr(value, IN_PLACE_OF)
 
 
 def shown(value: Any) -> str:

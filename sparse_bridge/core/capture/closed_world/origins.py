@@ -27,10 +27,8 @@ class Origin(enum.Enum):
 
 _PACKAGE = __name__.partition(".")[0]
 _PROGRAMS = (f"{_PACKAGE}.tools",)  # networks of the package that are as a program's
-_TRUSTED = frozenset(
-    {_PACKAGE, "torch", "torchvision", "triton", "numpy", "einops", "typing_extensions"}
-    | {"spconv", "cumm", "torchsparse", "MinkowskiEngine", "flex_gemm", "torch_geometric"}
-)
+_TRUSTED = frozenset({_PACKAGE, "torch", "torchvision", "triton", "numpy", "einops", "typing_extensions"})
+_frameworks: set[str] = set()  # packages whose layers are served
 _PURE = words(
     "abc bisect cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq "
     "itertools keyword math numbers operator re sre_compile sre_parse statistics string types typing weakref "
@@ -47,9 +45,15 @@ def of_module(name: str) -> Origin:
         return Origin.PROGRAM
     if name.startswith(_IMPURE):
         return Origin.LIBRARY
-    if root in _TRUSTED or root in _PURE or root.startswith("namedtuple_"):
+    if root in _TRUSTED or root in _frameworks or root in _PURE or root.startswith("namedtuple_"):
         return Origin.TRUSTED
     return Origin.LIBRARY if root in sys.stdlib_module_names else Origin.PROGRAM
+
+
+def trust(packages: tuple[str, ...]) -> None:
+    """Take the code of these packages, which belong to a framework, for trusted."""
+    _frameworks.update(packages)
+    of_module.cache_clear()
 
 
 def of_globals(names: dict[str, Any]) -> Origin:

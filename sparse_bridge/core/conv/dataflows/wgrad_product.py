@@ -34,7 +34,7 @@ class WgradProduct:
 
     def __call__(self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> None:
         """x [n_rows[1 - side], C_in], dy [n_rows[side], C_out], neither empty; dw is written
-        whole."""
+        whole. Twin in C: `wgraded`."""
         if x.stride()[1] != 1 or dy.stride()[1] != 1:
             x, dy = unit_channels(x), unit_channels(dy)
         launch = rulebook.cache.get(self._key + side)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ....kernels.tiles.activations import ACTIVATIONS, Activation
 from ..epilogue import Norm
 from ..pending import MaybePending, PendingConv
 from .shortcuts import ProfiledFeatures, install_fast_forward, reset
@@ -54,29 +55,17 @@ def _batch_norm(
     )
 
 
-def _relu(input: Any, inplace: bool = False) -> torch.Tensor:
-    install_fast_forward(input)
-    if not inplace:
-        return features_of(input.pending.activated("relu", 0.0, torch.relu))
-    return _then(input, True, lambda conv: conv.activated("relu", 0.0, torch.relu_))
+def _activation(activation: Activation, always_in_place: bool) -> Callable[..., torch.Tensor]:
+    name, _, apply, apply_, _, _, arguments, *_ = activation
 
+    def follow(input: Any, *options: Any, **named_options: Any) -> torch.Tensor:
+        install_fast_forward(input)
+        alpha, inplace = arguments(*options, **named_options)
+        if inplace or always_in_place:
+            return _then(input, True, lambda conv: conv.activated(name, alpha, lambda y: apply_(y, alpha)))
+        return features_of(input.pending.activated(name, alpha, lambda y: apply(y, alpha)))
 
-def _relu_(input: Any) -> torch.Tensor:
-    return _relu(input, True)
-
-
-def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> torch.Tensor:
-    return _then(
-        input,
-        inplace,
-        lambda conv: conv.activated(
-            "leaky_relu", float(negative_slope), lambda y: F.leaky_relu(y, negative_slope, inplace)
-        ),
-    )
-
-
-def _sigmoid(input: Any) -> torch.Tensor:
-    return _then(input, False, lambda conv: conv.activated("sigmoid", 0.0, torch.sigmoid))
+    return follow
 
 
 def _add(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
@@ -102,14 +91,6 @@ def _add_(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
 FOLLOWING.update(
     {
         F.batch_norm: _batch_norm,
-        F.relu: _relu,
-        torch.relu: _relu,
-        torch.Tensor.relu: _relu,
-        torch.relu_: _relu_,
-        torch.Tensor.relu_: _relu_,
-        F.leaky_relu: _leaky_relu,
-        torch.sigmoid: _sigmoid,
-        torch.Tensor.sigmoid: _sigmoid,
         torch.add: _add,
         torch.Tensor.add: _add,
         torch.Tensor.__add__: _add,
@@ -118,3 +99,6 @@ FOLLOWING.update(
         torch.Tensor.__iadd__: _add_,
     }
 )
+for _row in ACTIVATIONS.values():
+    FOLLOWING.update(dict.fromkeys(_row.calls, _activation(_row, False)))
+    FOLLOWING.update(dict.fromkeys(_row.calls_, _activation(_row, True)))

@@ -100,7 +100,7 @@ for _module, _shortcut in _SHORTCUTS.values():
 
 
 def _is_norm(module: Any, norm: Norm) -> bool:
-    """Whether a BatchNorm1d in eval mode is the norm that a layer was launched with."""
+    """Whether a BatchNorm1d in eval mode is the norm that a layer was launched with. Twin in C: `is_norm`."""
     if module.training or type(module).forward is not _norm_forward:
         return False
     buffers, parameters = module._buffers, module._parameters

@@ -124,7 +124,7 @@ _ABOUT = {
 @eagerly
 def features_of(pending: MaybePending) -> torch.Tensor:
     """The features [N_out, C_out] of a pending convolution as a tensor in its dtype; of a result, itself. The tensor
-    may have no memory until somebody looks at it."""
+    may have no memory until somebody looks at it. Twin in C: `features`, `features_alone`, `features_of`."""
     if type(pending) is not PendingConv:
         return pending  # type: ignore[return-value]
     features: Any

@@ -231,21 +231,23 @@ Tensor plus(const Tensor &y, const Tensor &given, bool by_row) {
   });
 }
 
+// A branch for each row of `kernels/tiles/activations.py`.
+Tensor activated(const Tensor &y, const std::string &name, double alpha) {
+  if (name == "relu" || name == "sigmoid") return call(("aten::" + name).c_str(), "", y);
+  if (name == "leaky_relu")
+    return changed(y, [=](auto value, int64_t, int64_t) {
+      return value > 0 ? value : value * decltype(value)(alpha);
+    });
+  fail("UnsupportedError", "activation ", name, "; expected relu, leaky_relu or sigmoid.");
+}
+
 // Rounded to `dtype` wherever separate operations would round.
 Tensor finish(Tensor y, const Epilogue &end, ScalarType dtype) {
   if (end.bias) y = plus(y, *end.bias, false);
   y = in_dtype(y, dtype);
   if (end.mean) y = normed(y, end);
   if (end.residual) y = plus(y, *end.residual, true);
-  if (!end.activation) return y;
-  if (*end.activation == "relu") return call("aten::relu", "", y);
-  if (*end.activation == "sigmoid") return call("aten::sigmoid", "", y);
-  if (*end.activation != "leaky_relu")
-    fail("UnsupportedError", "activation ", *end.activation,
-         "; expected relu, leaky_relu or sigmoid.");
-  return changed(y, [&](auto value, int64_t, int64_t) {
-    return value > 0 ? value : value * decltype(value)(end.alpha);
-  });
+  return end.activation ? activated(y, *end.activation, end.alpha) : y;
 }
 
 } // namespace

@@ -6,6 +6,7 @@ import torch
 from cumm import tensorview as tv
 from torch import nn
 
+from sparse_bridge.core.conv.epilogue import row_of
 from sparse_bridge.errors import ContractError, UnsupportedError
 
 _ARGUMENTS = (
@@ -84,14 +85,13 @@ def fuse_spconv_act_eval(conv, act):
     Raises ContractError for a layer of kernel volume 1, which takes no activation.
     """
     _in_eval(conv, act)
-    activation_names = {nn.ReLU: "ReLU", nn.LeakyReLU: "LeakyReLU", nn.Sigmoid: "Sigmoid"}
-    activations = [name for activation_class, name in activation_names.items() if isinstance(act, activation_class)]
-    if not activations:
+    row = row_of(act)
+    if row is None or not row.act_type:
         raise UnsupportedError(f"{type(act).__name__} cannot be fused; expected ReLU, LeakyReLU or Sigmoid.")
     if conv.conv1x1:
         raise ContractError("a convolution of kernel size 1 takes no fused activation.")
     fused = copy.deepcopy(conv)
-    fused.act_type = getattr(tv.gemm.Activation, activations[0])
+    fused.act_type = getattr(tv.gemm.Activation, row.module.__name__)
     fused.act_alpha = getattr(act, "negative_slope", 0)
     return fused
 

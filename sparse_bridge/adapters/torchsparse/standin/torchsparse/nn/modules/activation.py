@@ -2,12 +2,12 @@
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.inference import activated
 from sparse_bridge.adapters.lazy_features import pending_of
 from sparse_bridge.adapters.torchsparse.tensors import with_feats
+from sparse_bridge.core.conv.epilogue import row_of
 
 __all__ = ["LeakyReLU", "ReLU", "SiLU"]
 
@@ -25,23 +25,17 @@ class ReLU(nn.ReLU):
         return with_feats(input, activated(conv, ("relu", 0.0), self.inplace, alone, input))
 
 
-class LeakyReLU(nn.LeakyReLU):
-    """torch's, on a sparse tensor."""
-
+class _Activation:
     def forward(self, input):
-        slope, inplace = self.negative_slope, self.inplace
-
-        def alone(feats):
-            return F.leaky_relu(feats, slope, inplace)
-
-        conv = pending_of(input)
-        if conv is None:
+        conv, row, alone = pending_of(input), row_of(self), super().forward
+        if conv is None or row is None:
             return with_feats(input, alone(input.feats))
-        return with_feats(input, activated(conv, ("leaky_relu", slope), inplace, alone, input))
+        return with_feats(input, activated(conv, (row.name, row.slope_of(self)), self.inplace, alone, input))
 
 
-class SiLU(nn.SiLU):
+class LeakyReLU(_Activation, nn.LeakyReLU):
     """torch's, on a sparse tensor."""
 
-    def forward(self, input):
-        return with_feats(input, F.silu(input.feats, self.inplace))
+
+class SiLU(_Activation, nn.SiLU):
+    """torch's, on a sparse tensor."""

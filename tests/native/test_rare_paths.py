@@ -1,0 +1,183 @@
+"""Ways through the helper that no event takes: what fails, and what other releases have."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from sparse_bridge import settings
+from sparse_bridge.core.conv.history import histories
+from sparse_bridge.native import calls as native_calls
+from tests.adapters.spconv import doors as spconv_doors
+from tests.fake_driver import NOWHERE
+from tests.host_time import pairs
+from tests.native import test_training as training
+from tests.native.recording import Recorder, anew, helper, served, way
+from tests.native.test_host_program import program
+from tests.native.test_memory import world
+from tests.walk_doors import _KERNELS, pretended_gpu
+
+
+def plan_of(it, layer):
+    history = histories[id(layer)][1]
+    return history.plan or history.full_plan
+
+
+def launched(it, times=1):
+    """How often the helper called a layer of the network."""
+    with served() as by_helper:
+        for _ in range(times):
+            it.net(it.x)
+    return by_helper["spconv_known"]
+
+
+def test_settings_that_cannot_be_asked_are_pythons_matter(monkeypatch):
+    def fails():
+        raise ValueError("no settings")
+
+    with world() as it:
+        x, weight = it.features, it.net.conv1.weight
+        for broken in (fails, object):
+            with monkeypatch.context() as patch:
+                patch.setattr(settings, "generation", settings.generation + 1)
+                patch.setattr(settings, "get", broken)
+                assert native_calls.run_plain(x, weight, None, it.x.indice_dict["a"]._map, None) is NotImplemented
+        assert launched(it) == 4
+
+
+def test_numbers_that_fit_no_kernel_are_raised():
+    with world() as it:
+        entries = it.book.cache._entries
+        plan = plan_of(it, it.net.conv1)
+        product = plan._plan.forward
+        launch = product._bind(it.book, 0, (it.features, it.net.conv1.weight, plan.read))
+        launch._numbers = ("no number", *launch._numbers[1:])
+        entries.clear()
+        entries[product._key] = launch
+        with pytest.raises(AttributeError, match="data_ptr"):  # as Python's launch raises
+            it.net.conv1(it.x)
+        entries.clear()
+        assert launched(it) == 4
+
+
+def test_a_launch_that_is_like_another_layers_is_pythons():
+    """What a spec was launched with last is compared with the operands."""
+    with world() as it:
+        plan, other = plan_of(it, it.net.conv1), plan_of(it, it.net.conv4)
+        bound = next(spec.native for spec in other._plan.forward._specs.values() if spec.native is not None)
+        specs = [spec for spec in plan._plan.forward._specs.values() if spec.native is not None]
+        kept = [spec.native for spec in specs]
+        plan.native = native_calls.known(plan, plan._plan.forward)  # which remembers no launch
+        for spec in specs:
+            spec.native = bound
+        it.book.cache._entries.clear()
+        assert launched(it) == 4
+        for spec, native in zip(specs, kept, strict=True):
+            assert spec.native is not bound or native is bound  # Python's launch took its place
+        assert launched(it) == 4
+
+
+def test_a_weight_that_kernels_read_as_a_copy():
+    copies = []
+
+    class Copied:
+        def rows_of(self, weight):
+            copies.append(weight)
+            return weight.clone()
+
+    with world() as it:
+        product = plan_of(it, it.net.conv1)._plan.forward
+        product._copied = Copied()
+        try:
+            assert launched(it, 3) == 12
+        finally:
+            product._copied = None
+        assert sum(one is it.net.conv1.weight for one in copies) == 3
+
+
+def test_parts_of_a_plan_that_are_none():
+    with world() as it:
+        known = type(plan_of(it, it.net.conv1).native)
+        with pytest.raises(TypeError, match=r"Known takes \d+ values, got 0") as refused:
+            known()
+        count = int(re.search(r"\d+", str(refused.value))[0])
+        numbers = 0, 1, False, 0, 0, 0, 0
+        with pytest.raises(TypeError, match="parts of a FusedPlan"):
+            known(*[None] * (count - len(numbers)), *numbers)
+        with pytest.raises(TypeError):
+            known(*[None] * count)
+
+
+def test_a_program_in_a_circle_is_collected():
+    """A tuple cannot be emptied, so the program has to let go of it."""
+
+    class Mark:
+        pass
+
+    mark, held = Mark(), {}
+    gone = weakref.ref(mark)
+    held["run"] = program(("RETURN", 0), objects=[held, mark])
+    del held, mark
+    gc.collect()
+    assert gone() is None
+
+
+def test_arguments_of_programs_that_fit_none():
+    run = program(("RETURN", 0), objects=[1])
+    with pytest.raises(TypeError, match="no keywords"):
+        run(None, (), [], more=1)
+    with pytest.raises(TypeError):
+        run(None, (), ())
+    with pytest.raises(TypeError):
+        type(run)("steps")
+    called = []
+    program(("CALL", -1, 0), ("RETURN", 0), objects=[lambda: called.append(1)])(None, (), [])
+    assert called == [1]
+
+
+def test_a_grid_that_is_none_is_refused():
+    launcher = helper().Launcher(NOWHERE, 0, 128, 0, "")
+    for size in (-1, 1 << 32):
+        run = program(("LAUNCH", 0, 0, 1, 1, 2), ("RETURN", 0), numbers=[size, 1, 0], objects=[launcher])
+        with pytest.raises(OverflowError, match="a grid of"):
+            run(None, (), [])
+
+
+class Asked:
+    """Compiled variants, and those that were asked for."""
+
+    def __init__(self, entries):
+        self.entries, self.seen = entries, {}
+
+    def get(self, key, default=None):
+        self.seen[key] = self.entries.get(key)
+        return self.seen[key]
+
+
+def test_kernels_in_a_dictionary_and_values_that_fit_none():
+    """Tests keep compiled kernels in something else, in which there is every variant."""
+    with anew(), way("on"), spconv_doors.standin() as sp:
+        it = training.World(sp, Recorder(), True)
+        with pretended_gpu(), pairs(), served() as by_helper:
+            asked = {kernel: Asked(kernel._compiled) for kernel in _KERNELS}
+            for kernel, entries in asked.items():
+                kernel._compiled = entries
+            for _ in range(5):
+                it.step()
+            for kernel, entries in asked.items():
+                kernel._compiled = entries.seen
+            before = by_helper["norm_forward"]
+            it.step()
+            assert by_helper["norm_forward"] > before
+            spec = next(iter(native_calls.norm_parts[0].values())).spec
+            norm, x = it.net.norm, torch.randn(len(training.COORDS), 16)
+            vectors = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked
+            with pytest.raises(TypeError):
+                native_calls.norm_forward(spec, x, *vectors, "no momentum", 1e-3, False)
+            assert native_calls.norm_forward(spec, x, *vectors, 0.1, 1e-3, False) is not NotImplemented
