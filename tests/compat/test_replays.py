@@ -43,7 +43,7 @@ class Net(nn.Module):
 
     def __init__(self, sp, counts):
         super().__init__()
-        self.first = sp.SubMConv3d(4, 4, 3, indice_key="first")
+        self.first = sp.SubMConv3d(4, 4, 5, indice_key="first")
         self.encoder = Encoder(*(sp.SubMConv3d(4, 4, 3, indice_key="a") for _ in range(4)))
         self.counts, self.calls = counts, 0
 
