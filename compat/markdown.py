@@ -9,13 +9,13 @@ from sparse_bridge import policy
 
 from . import report
 from .matrix import FRAMEWORKS, Model
-from .replays import MODES, Audited, Replays
+from .replays import MODES, Audited, ReplayAudit
 from .results import WORST, CellResult, Results
 
 __all__ = ["plain", "render"]
 
 
-def render(found: Results, models: Sequence[Model], replays: Replays | None = None) -> str:
+def render(found: Results, models: Sequence[Model], replays: ReplayAudit | None = None) -> str:
     """`docs/compatibility.md` for these results; `models`: all of the matrix; replays: what may be replayed."""
     notes = _Notes()
     body = [part for name in FRAMEWORKS for part in _framework(found, models, name, notes)]
@@ -121,7 +121,7 @@ def _outcome(cells: Sequence[CellResult], notes: _Notes) -> str:
     return f"{shown} {numbers['pass']}/{applies}{''.join(map(notes.mark, reasons))}"
 
 
-def _replays(replays: Replays, models: Sequence[Model], notes: _Notes) -> list[str]:
+def _replays(replays: ReplayAudit, models: Sequence[Model], notes: _Notes) -> list[str]:
     """Which modules of each model may be replayed, by mode, and why the others are not."""
     tally = [f"{mode}: {report.shares(replays, mode)}" for mode in MODES]
     audited = {one.model: one for one in replays.models}
@@ -133,15 +133,15 @@ def _replays(replays: Replays, models: Sequence[Model], notes: _Notes) -> list[s
     return [*_about_replays(replays, tally), *_table(("model", "framework", "layers", *MODES), rows), ""]
 
 
-def _about_replays(replays: Replays, tally: Sequence[str]) -> list[str]:
+def _about_replays(replays: ReplayAudit, tally: Sequence[str]) -> list[str]:
     return [
         "## May be replayed",
         "",
         f"**Audited on a CPU; no GPU has replayed anything for this table.** {report.run_line(replays.run)}.",
         "",
         'With `optimize="graphs"` a GPU [replays](replays.md) the largest modules of '
-        f"{policy.LEAST_LAYERS} layers or more whose Python leaves nothing behind and whose inputs can be told apart. "
-        "The table says which modules of each model pass both, found as on a GPU, with the smallest scenes. "
+        f"{policy.LEAST_LAYERS} layers or more whose Python leaves nothing behind and whose inputs a graph can "
+        "distinguish. The table says which modules of each model pass both, found as on a GPU, with the smallest scenes. "
         "On a GPU a trial over a padded input follows, which may still refuse. Dropout is off here; with dropout, "
         "training stays eager. Made by:",
         "",

@@ -35,7 +35,7 @@ from .cellfile import from_json
 from .matrix import Cell
 from .subject import Subject
 
-__all__ = ["RECORD", "Audited", "Part", "Replays", "audited", "parts_of", "read"]
+__all__ = ["RECORD", "Audited", "Part", "ReplayAudit", "audited", "parts_of", "read"]
 
 RECORD = pathlib.Path(__file__).with_name("results") / "replays" / "cpu.json"
 SCHEMA = 1
@@ -72,7 +72,7 @@ class Audited:
 
 
 @dataclasses.dataclass(frozen=True)
-class Replays:
+class ReplayAudit:
     """All models, and the run: machine, versions, date."""
 
     run: dict[str, Any]
@@ -83,8 +83,8 @@ class Replays:
         files.save(path, SCHEMA, dataclasses.asdict(self))
 
 
-def read(path: pathlib.Path = RECORD) -> Replays:
-    """What `Replays.save` wrote.
+def read(path: pathlib.Path = RECORD) -> ReplayAudit:
+    """What `ReplayAudit.save` wrote.
 
     Raises:
         SettingError: the file is not such a file.
@@ -93,7 +93,7 @@ def read(path: pathlib.Path = RECORD) -> Replays:
         schema, values = files.read(path)
         if schema != SCHEMA:
             raise ValueError(f"schema {schema}, expected {SCHEMA}")
-        return Replays(values["run"], tuple(map(_audited, values["models"])))
+        return ReplayAudit(values["run"], tuple(map(_audited, values["models"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} does not say what may be replayed: {error}; run `compat.replays`.") from None
 
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str]) -> None:
     rows = list(_all())
     order = [cell.model.name for cell in layers.smallest()]
     rows.sort(key=lambda row: order.index(row.model))
-    Replays(results.run_facts("cpu"), tuple(rows)).save(RECORD)
+    ReplayAudit(results.run_facts("cpu"), tuple(rows)).save(RECORD)
     from .cli import write_stored
 
     write_stored()

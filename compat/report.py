@@ -11,7 +11,7 @@ from sparse_bridge import __version__
 from sparse_bridge.adapters import base
 
 from .matrix import FRAMEWORKS, Model
-from .replays import Replays
+from .replays import ReplayAudit
 from .results import OUTCOMES, CellResult, CheckResult, Results, counts
 
 __all__ = [
@@ -117,7 +117,7 @@ def run_line(run: Mapping[str, Any]) -> str:
     return f"{run['device']}, {run['date']}: {versions}"
 
 
-def shares(replays: Replays, mode: str) -> str:
+def shares(replays: ReplayAudit, mode: str) -> str:
     """Of how many models all, some or no layers may be replayed in a mode."""
     counted = [
         (one.layers, sum(part.layers for part in one.replayed(mode))) for one in replays.models if mode in one.modes

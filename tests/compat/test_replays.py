@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from compat import layers, markdown, matrix, replays, report
-from compat.replays import Audited, Part, Replays
+from compat.replays import Audited, Part, ReplayAudit
 from compat.results import Results
 from compat.subject import Subject
 from sparse_bridge.core.capture import graph_regions
@@ -120,7 +120,7 @@ def test_the_record_is_what_the_search_finds(framework, name):
 
 
 def test_a_record_survives_the_disk(tmp_path):
-    written = Replays(RUN, (Audited("A", "spconv", "tiny", 8, {"inference": (CHOSEN, INNER), "training": ()}),))
+    written = ReplayAudit(RUN, (Audited("A", "spconv", "tiny", 8, {"inference": (CHOSEN, INNER), "training": ()}),))
     written.save(tmp_path / "cpu.json")
     assert replays.read(tmp_path / "cpu.json") == written
 
@@ -137,7 +137,7 @@ def test_the_page_says_what_may_be_replayed_and_why_not():
     names = [model.name for model in matrix.load()][:5]
     modes = [(WHOLE,), (CHOSEN, INNER), (CHOSEN,), ()]
     rows = [Audited(name, "spconv", "tiny", 8, {"inference": one}) for name, one in zip(names, modes, strict=False)]
-    found = Replays(RUN, tuple(rows))
+    found = ReplayAudit(RUN, tuple(rows))
     text = markdown.render(Results((), ()), matrix.load(), found)
     assert "**Audited on a CPU; no GPU has replayed anything for this table.** CPU, 2026-01-02 03:04 UTC: " in text
     assert "- inference: 2 of 4 models, 1 of them with all layers and 1 in part\n" in text
