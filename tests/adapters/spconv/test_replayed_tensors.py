@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
