@@ -141,8 +141,8 @@ def _about_replays(replays: ReplayAudit, tally: Sequence[str]) -> list[str]:
         "",
         'With `optimize="graphs"` a GPU [replays](replays.md) the largest modules of '
         f"{policy.LEAST_LAYERS} layers or more whose Python leaves nothing behind and whose inputs a graph can "
-        "distinguish. The table says which modules of each model pass both, found as on a GPU, with the smallest "
-        "scenes. "
+        "distinguish. The table says which modules of each model pass both, searched as on a GPU, with the "
+        "smallest scenes. "
         "On a GPU a trial over a padded input follows, which may still refuse. Dropout is off here; with dropout, "
         "training stays eager. Made by:",
         "",

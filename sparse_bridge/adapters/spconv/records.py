@@ -192,10 +192,12 @@ def kernel_map_of(record: Any) -> KernelMap:
 
 def is_current(record: Any, x: Any) -> bool:
     """Whether the record is of the map that a submanifold layer over `x` would get now."""
-    if not isinstance(record, _Bridged) or not record.is_subm:
+    if not isinstance(record, _Bridged) or not record.__dict__["is_subm"]:
         return False
-    sizes = (tuple(getattr(record, name)) for name in ("ksize", "stride", "padding", "dilation"))
-    return found_map(x, LayerGeometry(*sizes, (), True, False)) is record._map
+    kernel, stride, padding, dilation = (
+        tuple(record.__dict__[name]) for name in ("ksize", "stride", "padding", "dilation")
+    )
+    return found_map(x, LayerGeometry(kernel, stride, padding, dilation, (), True, False)) is record._map
 
 
 def reordered(record: Any, original: torch.Tensor, permuted: torch.Tensor, order: torch.Tensor) -> Any:
