@@ -187,6 +187,11 @@ def _stored() -> Results:
     return results.merge(map(Results.read, files))
 
 
+def write_stored() -> None:
+    """Write the report over all stored results."""
+    _write_report(_stored(), ROOT / "docs", _console())
+
+
 def _report(args: argparse.Namespace) -> int:
     """Merge results; print their counts, and write the report if asked to."""
     found = results.merge(map(Results.read, args.files)) if args.files else _stored()
@@ -198,12 +203,13 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _write_report(found: Results, folder: pathlib.Path, console: Console) -> None:
-    from . import markdown, page
+    from . import markdown, page, replays
 
     models = matrix.load()
-    for kind, writer in (("md", markdown), ("html", page)):
+    texts = {"md": markdown.render(found, models, replays.read()), "html": page.render(found, models)}
+    for kind, text in texts.items():
         path = folder / f"compatibility.{kind}"
-        path.write_text(writer.render(found, models))
+        path.write_text(text)
         console.print(f"report: {path}", markup=False, soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ from .cellfile import from_json, to_json
 from .matrix import Cell
 from .subject import Subject
 
-__all__ = ["LAYERS", "Layer", "layers_of", "read", "smallest", "write"]
+__all__ = ["LAYERS", "Layer", "apart", "layers_of", "read", "smallest", "together", "write"]
 
 LAYERS = pathlib.Path(__file__).with_name("matrix") / "layers.json"
 
@@ -79,19 +79,20 @@ def write(counts: dict[Layer, int], path: pathlib.Path = LAYERS) -> None:
     path.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
 
 
-def _apart(cells: Sequence[Cell]) -> list[list[Layer]]:
-    """`layers_of` each cell, in a process with the environment of the first."""
+def apart(program: str, cells: Sequence[Cell]) -> list[Any]:
+    """What a program says of each cell, in a process with the environment of the first."""
     done = subprocess.run(
-        [sys.executable, "-m", "compat.layers", json.dumps([to_json(cell) for cell in cells])],
+        [sys.executable, "-m", program, json.dumps([to_json(cell) for cell in cells])],
         env={**os.environ, **cells[0].model.environment},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    return [[Layer(*row) for row in rows] for rows in json.loads(done.stdout.splitlines()[-1])]
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def _together(cells: Iterable[Cell]) -> list[list[Cell]]:
+def together(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Cells whose frameworks are enabled in the same way."""
     found: dict[Any, list[Cell]] = {}
     for cell in cells:
@@ -118,8 +119,9 @@ def main(arguments: list[str]) -> None:
         sys.stdout.write(json.dumps(found) + "\n")
         return
     counts: Counter[Layer] = Counter()
-    for cells in _together(smallest()):
-        for cell, layers in zip(cells, _apart(cells), strict=True):
+    for cells in together(smallest()):
+        for cell, rows in zip(cells, apart("compat.layers", cells), strict=True):
+            layers = [Layer(*row) for row in rows]
             sys.stderr.write(f"{len(layers):4} {cell.model.name}\n")
             counts.update(layers)
     write(counts)

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from sparse_bridge import policy
+
 from . import report
 from .matrix import FRAMEWORKS, Model
+from .replays import MODES, Audited, ReplayAudit
 from .results import WORST, CellResult, Results
 
-__all__ = ["render"]
+__all__ = ["plain", "render"]
 
 
-def render(found: Results, models: Sequence[Model]) -> str:
-    """`docs/compatibility.md` for these results; `models`: all of the matrix."""
+def render(found: Results, models: Sequence[Model], replays: ReplayAudit | None = None) -> str:
+    """`docs/compatibility.md` for these results; `models`: all of the matrix; replays: what may be replayed."""
     notes = _Notes()
     body = [part for name in FRAMEWORKS for part in _framework(found, models, name, notes)]
     made = [f"- {line}" for line in report.runs(found)]
     summary = [*made, "", *_summary(found, models)]
-    parts = [*_head(), *summary, *body, *_checks(found), *notes.lines()]
+    replayed = [] if replays is None else _replays(replays, models, notes)
+    parts = [*_head(), *summary, *body, *replayed, *_checks(found), *notes.lines()]
     return "\n".join(parts) + "\n"
 
 
@@ -37,7 +41,7 @@ class _Notes:
             return []
         lines = ["", "## Notes", ""]
         for reason, number in self._numbers.items():
-            lines.append(f'{number}. <a id="note-{number}"></a>{_plain(reason)}')
+            lines.append(f'{number}. <a id="note-{number}"></a>{plain(reason)}')
         return lines
 
 
@@ -90,7 +94,7 @@ def _framework(found: Results, models: Sequence[Model], framework: str, notes: _
         by_model.setdefault((cell.model, report.device_of(found, cell)), []).append(cell)
     rows = [
         (
-            _plain(name),
+            plain(name),
             str(number or "smoke"),
             *(_outcome(by_model.get((name, device), []), notes) for device in devices),
         )
@@ -117,11 +121,62 @@ def _outcome(cells: Sequence[CellResult], notes: _Notes) -> str:
     return f"{shown} {numbers['pass']}/{applies}{''.join(map(notes.mark, reasons))}"
 
 
+def _replays(replays: ReplayAudit, models: Sequence[Model], notes: _Notes) -> list[str]:
+    """Which modules of each model may be replayed, by mode, and why the others are not."""
+    tally = [f"{mode}: {report.shares(replays, mode)}" for mode in MODES]
+    audited = {one.model: one for one in replays.models}
+    rows = []
+    for model in models:
+        one = audited.get(model.name)
+        cells = [_replayed(one, mode, notes) if one else "not run" for mode in MODES]
+        rows.append((plain(model.name), report.TITLES[model.framework], str(one.layers) if one else "", *cells))
+    return [*_about_replays(replays, tally), *_table(("model", "framework", "layers", *MODES), rows), ""]
+
+
+def _about_replays(replays: ReplayAudit, tally: Sequence[str]) -> list[str]:
+    return [
+        "## May be replayed",
+        "",
+        f"**Audited on a CPU; no GPU has replayed anything for this table.** {report.run_line(replays.run)}.",
+        "",
+        'With `optimize="graphs"` a GPU [replays](replays.md) the largest modules of '
+        f"{policy.LEAST_LAYERS} layers or more whose Python leaves nothing behind and whose inputs a graph can "
+        "distinguish. The table says which modules of each model pass both, searched as on a GPU, with the "
+        "smallest scenes. "
+        "On a GPU a trial over a padded input follows, which may still refuse. Dropout is off here; with dropout, "
+        "training stays eager. Made by:",
+        "",
+        "```bash",
+        "python -m compat.replays",
+        "```",
+        "",
+        *(f"- {line}" for line in tally),
+        "",
+        "Numbers are layers with weights, in the whole model and in the modules that may be replayed.",
+        "",
+    ]
+
+
+def _replayed(one: Audited, mode: str, notes: _Notes) -> str:
+    """How much of a model may be replayed, and the reasons of the modules that may not."""
+    if mode not in one.modes:
+        return "does not train"
+    parts = one.replayed(mode)
+    count = sum(part.layers for part in parts)
+    paths = ", ".join(f"`{part.path}`" for part in parts if part.path)
+    shown = f"all{': ' * bool(paths)}{paths}" if count == one.layers else f"{count} of {one.layers}: {paths}"
+    tried = one.modes[mode]
+    reasons = dict.fromkeys(part.why for part in tried if part.why)
+    if not tried:
+        reasons = {f"no module with {policy.LEAST_LAYERS} layers of the framework takes or makes a sparse tensor": None}
+    return (shown if parts else "none") + "".join(map(notes.mark, reasons))
+
+
 def _checks(found: Results) -> list[str]:
     rows = []
     for name, text in report.ABOUT.items():
         passed, applied = report.tally(found.cells, name)
-        rows.append((f"`{name}`", _plain(text), f"{passed} of {applied}"))
+        rows.append((f"`{name}`", plain(text), f"{passed} of {applied}"))
     return ["## What is checked", "", *_table(("check", "what", "passed"), rows)]
 
 
@@ -130,7 +185,7 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown leaves alone inside a table."""
     for mark in ("\\", "|", "*", "_", "`", "<", "[", "]"):
         text = text.replace(mark, "&lt;" if mark == "<" else "\\" + mark)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sparse_bridge import __version__
 from sparse_bridge.adapters import base
 
 from .matrix import FRAMEWORKS, Model
+from .replays import ReplayAudit
 from .results import OUTCOMES, CellResult, CheckResult, Results, counts
 
 __all__ = [
@@ -25,7 +27,9 @@ __all__ = [
     "older",
     "ordered",
     "remarks",
+    "run_line",
     "runs",
+    "shares",
     "tally",
 ]
 
@@ -105,6 +109,24 @@ def runs(found: Results) -> list[str]:
         versions = ", ".join(f"{name} {one}" for name, one in run["versions"].items() if one)
         dates.setdefault(f"{run['device']}, {{}}: {versions}", []).append(run["date"])
     return [line.format(" to ".join(sorted({min(days), max(days)}))) for line, days in dates.items()]
+
+
+def run_line(run: Mapping[str, Any]) -> str:
+    """The day of a run, and its versions."""
+    versions = ", ".join(f"{name} {one}" for name, one in run["versions"].items() if one)
+    return f"{run['device']}, {run['date']}: {versions}"
+
+
+def shares(replays: ReplayAudit, mode: str) -> str:
+    """Of how many models all, some or no layers may be replayed in a mode."""
+    counted = [
+        (one.layers, sum(part.layers for part in one.replayed(mode))) for one in replays.models if mode in one.modes
+    ]
+    some = [layers - count for layers, count in counted if count]
+    return (
+        f"{len(some)} of {len(counted)} models, {some.count(0)} of them with all layers and "
+        f"{len(some) - some.count(0)} in part"
+    )
 
 
 def older(found: Results) -> str:

@@ -138,7 +138,8 @@ class TensorProtocol(abc.ABC):
 
     def capture_root(self, x: Any) -> Root | None:
         """The coordinates of `x` as requests for kernel maps are over, where a model over `x` may
-        be captured; None where it may not, for instance because `x` has kernel maps already."""
+        be captured; None where it may not, for instance because `x` has kernel maps that layers over it would not
+        build."""
         return None
 
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:

@@ -144,7 +144,9 @@ def test_tensors_over_other_rows(frameworks, name):  # noqa: F811
         "torchsparse": lambda ts: ts.nn.Conv3d(feats.shape[1], 8, 3),
         "minkowski": lambda me: me.MinkowskiConvolution(feats.shape[1], 8, kernel_size=3, dimension=3),
     }[name](frameworks[name])
-    assert framework.capture_root(layer(x)) is None, "it has kernel maps"
+    behind = framework.capture_root(layer(x))
+    # Of spconv's maps it is known which layers over the same rows would build.
+    assert (behind is None) == (name != "spconv")
 
 
 def test_maps_that_are_made_when_wanted():

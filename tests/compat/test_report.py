@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from compat import markdown, matrix, page, projects, report
+from compat import markdown, matrix, page, projects, replays, report
 from compat.cli import RESULTS, ROOT
 from compat.results import Results, merge
 from sparse_bridge import __main__ as command_line
@@ -167,12 +167,14 @@ def test_report_command_merges_files(results, tmp_path, capsys):
     assert command_line.main([*arguments, "--write"]) == 0
     assert "FCGF" in capsys.readouterr().out
     stored = merge([results])
-    assert (tmp_path / "compatibility.md").read_text() == markdown.render(stored, matrix.load())
+    assert (tmp_path / "compatibility.md").read_text() == markdown.render(stored, matrix.load(), replays.read())
     assert (tmp_path / "compatibility.html").read_text() == page.render(stored, matrix.load())
 
 
 def test_pages_are_those_of_the_stored_results():
     stored = merge(map(Results.read, sorted(RESULTS.glob("*.json"))))
-    for name, writer in (("compatibility.md", markdown), ("compatibility.html", page)):
-        kept = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        assert kept == writer.render(stored, matrix.load()), f"{name} is old: {report.COMMAND}"
+    models = matrix.load()
+    texts = {"md": markdown.render(stored, models, replays.read()), "html": page.render(stored, models)}
+    for ending, text in texts.items():
+        kept = (ROOT / "docs" / f"compatibility.{ending}").read_text(encoding="utf-8")
+        assert kept == text, f"compatibility.{ending} is old: {report.COMMAND}"

@@ -76,6 +76,15 @@ def ask(
     return built, list(out_shape)
 
 
+def found_map(x: Any, geometry: LayerGeometry) -> KernelMap | None:
+    """The map of a submanifold layer on a tensor, if it is there already."""
+    store = map_cache.find_store(x.indices)
+    if store is None:
+        return None
+    built = store.peek(_request_of(geometry, "given", int(x.batch_size), tuple(shape_of(x)), "")[0])
+    return None if built is None else built.kmap
+
+
 @functools.lru_cache(maxsize=64)  # of a few scenes: streams bring grids of ever new sizes
 def _request_of(
     geometry: LayerGeometry, order: str, batch_size: int, shape: tuple[int, ...], layer_name: str

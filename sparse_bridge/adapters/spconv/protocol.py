@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from ... import settings
 from ...core.conv.waiting import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
+from ...refusals import Refusal, Why
 from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
-from . import interchange
+from . import interchange, records
 from .rules.switches import allow_tf32
 from .tensors import box_of
 
@@ -44,7 +46,7 @@ class _Spconv(TensorProtocol):
         return LayerFacts.of_sizes(category, layer.kernel_size, layer.stride)
 
     def capture_root(self, x: Any) -> Root | None:
-        if not hasattr(x, "indice_dict") or x.indice_dict or x.benchmark:
+        if not hasattr(x, "indice_dict") or x.benchmark or not _would_build(x):
             return None
         if isinstance(x.voxel_num, torch.Tensor):
             return None  # results would carry it on
@@ -52,25 +54,60 @@ class _Spconv(TensorProtocol):
 
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         # Coordinates in an object of their own, which has no maps yet.
-        return _with_rows(x, features, root.coords.detach())
+        over = _with_rows(x, features, root.coords.detach())
+        if x.indice_dict:
+            over.indice_dict[_CARRIED] = _Carried(over.indices)
+        return over
 
     def label(self, x: Any) -> Hashable:
-        return x.voxel_num, x.force_algo
+        maps = [(key, tuple(one.ksize), tuple(one.dilation), one.algo) for key, one in x.indice_dict.items()]
+        return x.voxel_num, x.force_algo, *maps
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         out = _with_rows(y, features, x.indices if coords is None else coords)
+        if _CARRIED in y.indice_dict:
+            out.indice_dict.update(x.indice_dict)
         if box is not None:
             out.batch_size, out.spatial_shape = box.size[0], list(box.size[1:])
         return out
 
     def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
-        maps = captured.indice_dict
+        maps, own = captured.indice_dict, y.indice_dict
         late_keys = [key for key, record in maps.items() if not getattr(record, "is_subm", False)]
         if late_keys:
-            y.indice_dict = LateMaps(late_keys, lambda: recover().indice_dict)
+            y.indice_dict = LateMaps(late_keys, lambda: _without_mark(recover().indice_dict))
+            y.indice_dict.update(own)
 
     def switches(self) -> Hashable:
         return allow_tf32()
+
+
+class _Carried:
+    """An entry in the place of the maps that the input of a replayed module has: tensors that have it as well carry
+    these maps on."""
+
+    is_subm = True
+
+    def __init__(self, coords: torch.Tensor) -> None:
+        self.indices = self.out_indices = coords
+
+    @property
+    def indice_pairs(self) -> torch.Tensor:
+        """Asked for where rows get another order: the maps outside would need it, too."""
+        raise Refusal(Why.GRAPH_HAS_MAPS)
+
+
+_CARRIED = object()  # its key
+
+
+def _without_mark(maps: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: one for key, one in maps.items() if key is not _CARRIED}
+
+
+def _would_build(x: Any) -> bool:
+    """Whether all maps that `x` has are those that submanifold layers over it would build now."""
+    maps = x.indice_dict.values()
+    return not maps or not (settings.get().shared_keys or any(not records.is_current(one, x) for one in maps))
 
 
 def _with_rows(x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:

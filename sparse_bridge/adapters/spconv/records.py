@@ -18,7 +18,8 @@ from ...core.maps.kernel_map import KernelMap, row_pairs
 from ...core.maps.map_builder import from_pairs
 from ...core.maps.map_cache import MapStore
 from ...errors import UnsupportedError
-from .maps import LayerMap
+from .geometry import LayerGeometry
+from .maps import LayerMap, found_map
 from .pairs import indice_pairs, map_from_pairs, map_from_table, masks_and_order, tables_of
 from .tensors import shape_of
 
@@ -187,6 +188,16 @@ def kernel_map_of(record: Any) -> KernelMap:
     if kmap is None:
         kmap = record.__dict__["_bridge_map"] = _read(record)
     return kmap
+
+
+def is_current(record: Any, x: Any) -> bool:
+    """Whether the record is of the map that a submanifold layer over `x` would get now."""
+    if not isinstance(record, _Bridged) or not record.__dict__["is_subm"]:
+        return False
+    kernel, stride, padding, dilation = (
+        tuple(record.__dict__[name]) for name in ("ksize", "stride", "padding", "dilation")
+    )
+    return found_map(x, LayerGeometry(kernel, stride, padding, dilation, (), True, False)) is record._map
 
 
 def reordered(record: Any, original: torch.Tensor, permuted: torch.Tensor, order: torch.Tensor) -> Any:

@@ -49,7 +49,7 @@ _lock = threading.RLock()
 _local = threading.local()
 _regions: weakref.WeakKeyDictionary[nn.Module, GraphRegion] = weakref.WeakKeyDictionary()
 _refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-_exhausted: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # outermost modules with nothing to find
+_exhausted: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # innermost modules with nothing to find around them
 
 
 def _nobody(_: Any) -> Any:
@@ -84,11 +84,18 @@ def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     return prefetch.provide(store, cmap, req)
 
 
+def tried() -> list[tuple[nn.Module, Replayer | str]]:
+    """Modules that were tried: with what serves their calls, or with why none is replayed."""
+    with _lock:
+        return [*((module, region.replayer) for module, region in _regions.items()), *_refused.items()]
+
+
 def summary() -> list[Summary]:
     """Regions that are replayed or wait for it, and those that are not, and why."""
-    with _lock:
-        regions = [region.replayer.summary() for region in _regions.values()]
-        return regions + [Summary(type(m).__name__, 0, 0, why) for m, why in _refused.items()]
+    return [
+        Summary(type(module).__name__, 0, 0, found) if isinstance(found, str) else found.summary()
+        for module, found in tried()
+    ]
 
 
 @state.owns
@@ -137,7 +144,7 @@ def _holds_sparse(value: Any) -> bool:
 def _install_region(frame: types.FrameType | None) -> None:
     """Give the largest module around a layer that may be replayed a forward that does."""
     calls = list(_active_calls(frame))[::-1]  # outermost first
-    if not calls or calls[0].module in _exhausted:
+    if not calls or calls[-1].module in _exhausted:
         return
     with _lock:
         if any(call.module in _regions or not hooks.may_be_replayed(call.module) for call in calls):
@@ -153,7 +160,7 @@ def _install_region(frame: types.FrameType | None) -> None:
                 resume_point = inner
             _regions[call.module] = GraphRegion(call.module, _tensors_of, resume_point)
             return
-        _exhausted.add(calls[0].module)
+        _exhausted.add(calls[-1].module)
 
 
 def _possible(module: nn.Module) -> bool:

@@ -105,6 +105,11 @@ def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Record
     recording.levels[cmap], recording.stream = 0, targets.current_stream(cmap.device)
     if (padded_input := padded.current()) is not None:
         recording.answers = _padded(cmap, cmap.kernel_target(), padded_input)
+        # Layers in front of the module may have asked first: levels are those of all requests over the input.
+        for index, step in enumerate(padded_input.recording.steps):
+            answer = recording.answers.get(step)
+            if answer is not None and answer.new_coords is not None:
+                recording.levels[answer.new_coords] = index + 1
         return recording
     target, now = _target(cmap), settings.get()
     allowed = now.capture != "off" and memory.limit is None  # all maps of an input are queued together

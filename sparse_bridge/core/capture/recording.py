@@ -209,7 +209,7 @@ class Recording:
         built.kmap.rulebook.observe(self.views[index])
         if built.coords is not None:
             self.rows[index] = built.coords.n_rows
-            self.levels[built.coords] = index + 1
+            self.levels.setdefault(built.coords, index + 1)
         return built
 
     # once all its requests are answered

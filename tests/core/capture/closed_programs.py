@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.backends.mps import is_available
 
 from tests.core.capture import closed_settings
 from tests.core.capture.closed_settings import FACTOR
@@ -911,6 +912,25 @@ def cached(width):
 class Cached(Net):
     def end(self, x):
         return times(x, cached(x.features.shape[1]))
+
+
+def other_answer(m):
+    globals()["is_available"] = lambda: True
+
+
+@case("lru_cache of torch", other_answer)
+class CachedByTorch(Net):
+    def end(self, x):
+        return times(x, 2.0) if is_available() else x
+
+
+disguised = functools.update_wrapper(functools.lru_cache(lambda: len(SEEN)), is_available)
+
+
+@opened("lru_cache that says it is torch's")
+class Disguised(Net):
+    def end(self, x):
+        return times(x, disguised())
 
 
 @opened("cached property")

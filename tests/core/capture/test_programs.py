@@ -6,6 +6,7 @@ import copy
 import importlib
 import re
 import sys
+import types
 
 import pytest
 import torch
@@ -124,7 +125,53 @@ def unet_given(seed, device):
     )
 
 
+class Body(nn.Module):
+    """Begins behind a layer whose map it shares."""
+
+    def __init__(self, sp):
+        super().__init__()
+        self.down = sp.SparseConv3d(8, 8, 2, 2, bias=False, indice_key="down")
+        self.deep = sp.SubMConv3d(8, 8, 3, bias=False, indice_key="deep")
+        self.up = sp.SparseInverseConv3d(8, 8, 2, bias=False, indice_key="down")
+        self.norm = nn.BatchNorm1d(16)
+        self.join = sp.SubMConv3d(16, 8, 3, bias=False, indice_key="subm1")
+
+    def forward(self, x):
+        y = self.up(self.deep(self.down(x)))
+        return self.join(x.replace_feature(self.norm(torch.cat([x.features, y.features], 1))))
+
+
+class Proposals(nn.Module):
+    """SoftGroup, OneFormer3D: a layer, a U-Net, and numbers of the result on the host."""
+
+    def __init__(self, models):
+        super().__init__()
+        self.sp = models("blocks").spconv
+        self.input_conv = self.sp.SubMConv3d(4, 8, 3, bias=False, indice_key="subm1")
+        self.unet = Body(self.sp)
+        self.last = self.sp.SubMConv3d(8, 4, 3, bias=False, indice_key="subm1")
+
+    def __deepcopy__(self, memo):
+        copied = type(self)(lambda _: types.SimpleNamespace(spconv=self.sp))
+        copied.load_state_dict(self.state_dict())
+        return copied.to(self.last.weight.device).train(self.training)
+
+    def forward(self, features, coords):
+        first = self.input_conv(self.sp.SparseConvTensor(features, coords, list(SHAPE), 2))
+        x = self.unet(first)
+        assert x.find_indice_pair("subm1") is first.find_indice_pair("subm1") is not None
+        assert len(set(map(str, x.indice_dict)) - {"subm1", "down", "deep"}) == 0
+        x = self.last(x)
+        return x.features, torch.arange(int(x.features.argmax()) + 1)
+
+
+def proposals_given(seed, device):
+    coords, values = voxels(seed, device)
+    return values, coords
+
+
 PROGRAMS = {
+    "softgroup": (Proposals, proposals_given, lambda out, given: out, "Body"),
     "openpcdet": (Detector, detector_given, detector_found, "Detector"),
     "mmdet3d": (encoder, encoder_given, encoder_found, "SparseEncoder"),
     "pointcept": (unet, unet_given, lambda out, given: [out], "SpUNetBase"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -122,7 +122,7 @@ def equal(value: Any, other: Any) -> bool:
 def is_own(value: Any) -> bool:
     """Whether the package put an object there: which one is of no matter."""
     ours = type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return ours or hasattr(value, IN_PLACE_OF)
+    return ours or (isinstance(value, (FunctionType, MethodType)) and hasattr(value, IN_PLACE_OF))
 
 
 def shown(value: Any) -> str:

@@ -100,7 +100,7 @@ class State:
 
     def value(self, value: Any, label: str, where: str) -> None:
         """Guard what lies in a value, which itself is guarded where it was read. Raises Refusal."""
-        if self._is_plain(value) or is_own(value):
+        if self._is_plain(value) or is_own(value) or _is_trusted_cache(value):
             return
         if id(value) in self.seen:
             return
@@ -301,6 +301,15 @@ def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _is_bare(value: Any) -> bool:
     """Whether an object of a class of its own is but a number, as those of numpy and torch."""
     return not getattr(value, "__dict__", None)
+
+
+def _is_trusted_cache(value: Any) -> bool:
+    """Whether this is a function of torch or a framework that remembers its results, found where it says it lies."""
+    name = getattr(value, "__module__", None)
+    if not isinstance(value, functools._lru_cache_wrapper) or not isinstance(name, str):
+        return False
+    own = vars(sys.modules.get(name, types))
+    return origins.of_module(name) is Origin.TRUSTED and own.get(value.__name__) is value
 
 
 def _is_open_book(cls: type) -> bool:

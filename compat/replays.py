@@ -1,0 +1,211 @@
+"""Which modules of the models of the matrix may be replayed from graphs, as far as a CPU can tell:
+
+    python -m compat.replays
+
+runs every model on the CPU, over scenes as small as it takes them, with the package's own search for modules to
+replay. Each module that it finds is watched, and its arguments are looked at, as before a capture. Nothing is
+captured, so that the trial over a padded input, which may refuse as well, is left out. The outcome is written to
+`compat/results/replays/cpu.json`, and docs/compatibility.md with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from sparse_bridge import policy, settings
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture import graph_key, graph_regions
+from sparse_bridge.core.capture.graphed_module import GraphedModule
+from sparse_bridge.errors import SettingError
+from sparse_bridge.tools.harness import results as files
+
+from . import bridged, layers, results
+from .cellfile import from_json
+from .matrix import Cell
+from .subject import Subject
+
+__all__ = ["RECORD", "Audited", "Part", "ReplayAudit", "audited", "parts_of", "read"]
+
+RECORD = pathlib.Path(__file__).with_name("results") / "replays" / "cpu.json"
+SCHEMA = 1
+MODES = ("inference", "training")
+CALLS = 24  # at most, of a model in a mode
+SETTLED = 2  # calls in a row that changed nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A module that was tried. path: in the model, "" for all of it.  kind: its class.  layers: with weights.
+    why: it is not replayed; "" where it may be."""
+
+    path: str
+    kind: str
+    layers: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Audited:
+    """A model of the matrix. layers: with weights, of the whole model.  modes: the modules that were tried, by mode;
+    a model that does not train has one mode."""
+
+    model: str
+    framework: str
+    size: str
+    layers: int
+    modes: dict[str, tuple[Part, ...]]
+
+    def replayed(self, mode: str) -> list[Part]:
+        """The modules that may be replayed."""
+        return [part for part in self.modes[mode] if not part.why]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayAudit:
+    """All models, and the run: machine, versions, date."""
+
+    run: dict[str, Any]
+    models: tuple[Audited, ...]
+
+    def save(self, path: pathlib.Path) -> None:
+        """Write as JSON."""
+        files.save(path, SCHEMA, dataclasses.asdict(self))
+
+
+def read(path: pathlib.Path = RECORD) -> ReplayAudit:
+    """What `ReplayAudit.save` wrote.
+
+    Raises:
+        SettingError: the file is not such a file.
+    """
+    try:
+        schema, values = files.read(path)
+        if schema != SCHEMA:
+            raise ValueError(f"schema {schema}, expected {SCHEMA}")
+        return ReplayAudit(values["run"], tuple(map(_audited, values["models"])))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"{path} does not say what may be replayed: {error}; run `compat.replays`.") from None
+
+
+def _audited(values: dict[str, Any]) -> Audited:
+    modes = {mode: tuple(Part(**part) for part in parts) for mode, parts in values.pop("modes").items()}
+    return Audited(**values, modes=modes)
+
+
+class _Search:
+    """The search for modules to replay, over CPU tensors, up to where a capture would be next."""
+
+    def __init__(self) -> None:
+        self.closed: dict[nn.Module, int] = {}  # calls in which a module would have been captured
+
+    def __enter__(self) -> _Search:
+        def due(replayer: GraphedModule, *_: Any) -> None:
+            self.closed[replayer.model] = self.closed.get(replayer.model, 0) + 1
+
+        graph_regions.remove()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(settings.override(optimize="graphs"))
+            stack.callback(graph_regions.remove)
+            patch = mock.patch.object
+            stack.enter_context(patch(graph_regions, "kernel_target", lambda device: device))
+            stack.enter_context(patch(graph_key, "why_not_capturable", lambda features: None))
+            stack.enter_context(patch(policy, "CAPTURE", policy.Schedule()))  # every call is watched
+            stack.enter_context(patch(GraphedModule, "capture_when_due", due))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def tried(self) -> dict[nn.Module, str | None]:
+        """Modules with why they are not replayed; "" where they may be, None where that is not known yet."""
+        found: dict[nn.Module, str | None] = {}
+        for module, replayer in graph_regions.tried():
+            found[module] = replayer if isinstance(replayer, str) else None
+            if module in self.closed:
+                found[module] = found[module] or ""
+        return found
+
+    def declined(self) -> dict[nn.Module, str]:
+        """Why the last call of a module was left alone, of those that still wait."""
+        waiting = ((module, found) for module, found in graph_regions.tried() if not isinstance(found, str))
+        return {module: found.mode().why() or "no two of its calls are of one kind" for module, found in waiting}
+
+
+def parts_of(subject: Subject, train: bool) -> tuple[Part, ...]:
+    """The modules of a model that are tried in a mode, from the outermost one."""
+    network = subject.network().train(train)
+    paths = {module: path for path, module in network.named_modules()}
+    before, settled = None, 0
+    with _Search() as search, torch.set_grad_enabled(train):
+        for seed in range(CALLS):
+            _call(network, subject, seed)
+            found = search.tried()
+            settled = settled + 1 if found == before and None not in found.values() else 0
+            before = found
+            if settled >= SETTLED:
+                break
+        reasons = search.declined()
+    rows = [
+        Part(paths[module], type(module).__name__, protocol.n_layers(module), reasons[module] if why is None else why)
+        for module, why in found.items()
+    ]
+    return tuple(sorted(rows, key=lambda part: (part.path.count(".") + bool(part.path), part.path)))
+
+
+def _call(network: nn.Module, subject: Subject, seed: int) -> None:
+    try:
+        subject.run(network, subject.scene(seed))
+    except ValueError as error:  # the smallest scenes leave one voxel at the coarsest level
+        if "more than 1 value per channel" not in str(error):
+            raise
+
+
+def audited(cell: Cell) -> Audited:
+    """A model in all of its modes."""
+    model = cell.model
+    with bridged.enable(cell):
+        subject = Subject(model, cell.device, cell.dtype, cell.size)
+        n_layers = protocol.n_layers(subject.network())
+        modes = MODES if model.train else MODES[:1]
+        parts = {mode: parts_of(subject, mode == "training") for mode in modes}
+    return Audited(model.name, model.framework, cell.size, n_layers, parts)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """What of some cells may be replayed, to standard output; or of all models, to the record and the page."""
+    if arguments:
+        logging.disable(logging.WARNING)  # the record has the reasons
+        found = [dataclasses.asdict(audited(cell)) for cell in map(from_json, json.loads(arguments[0]))]
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    rows = list(_all())
+    order = [cell.model.name for cell in layers.smallest()]
+    rows.sort(key=lambda row: order.index(row.model))
+    ReplayAudit(results.run_facts("cpu"), tuple(rows)).save(RECORD)
+    from .cli import write_stored
+
+    write_stored()
+
+
+def _all() -> Iterator[Audited]:
+    for cells in layers.together(layers.smallest()):
+        for values in layers.apart("compat.replays", cells):
+            row = _audited(values)
+            sys.stderr.write(f"{len(row.replayed('inference')):4} {row.model}\n")
+            yield row
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,145 @@
+"""Sparse tensors that have kernel maps already, as replays read and make them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from sparse_bridge import settings
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from sparse_bridge.refusals import Refusal
+from tests.clouds import cloud, features
+
+from . import doors
+
+SHAPE = [8, 8, 8]
+
+
+@pytest.fixture(scope="module")
+def sp():
+    with doors.standin() as module:
+        yield module
+
+
+def behind_a_layer(sp, size=3, key="a"):
+    coords = cloud(SHAPE, 2, 0.1)
+    x = sp.SparseConvTensor(features(len(coords), 4), coords, list(SHAPE), 2)
+    return sp.SubMConv3d(4, 4, size, indice_key=key)(x)
+
+
+def root_of(x):
+    return protocol.of(x).capture_root(x)
+
+
+def padded(x):
+    root = root_of(x)
+    return protocol.of(x).over(x, x.features[:5], CoordinateMap(root.coords[:5], root.box))
+
+
+def test_maps_that_layers_would_build_are_no_obstacle(sp):
+    x = behind_a_layer(sp)
+    assert root_of(x).coords is x.indices
+    x = sp.SubMConv3d(4, 4, 5, indice_key="b")(x)
+    assert set(x.indice_dict) == {"a", "b"} and root_of(x) is not None
+
+
+def moved(sp, x):
+    x.indices[:, 1] = (x.indices[:, 1] + 1) % SHAPE[0]
+    return x
+
+
+def another_grid(sp, x):
+    x.spatial_shape = [9, 8, 8]
+    return x
+
+
+def more_items(sp, x):
+    x.batch_size = 3
+    return x
+
+
+def fewer_rows(sp, x):
+    x.indices, x._features = x.indices[:-1], x.features[:-1]
+    return x
+
+
+def other_map(sp, x):
+    x.indice_dict["a"] = behind_a_layer(sp).indice_dict["a"]
+    return x
+
+
+def copied(sp, x):
+    x.indice_dict["a"] = copy.deepcopy(x.indice_dict["a"])
+    x.indices = x.indices.clone()
+    return x
+
+
+def made_by_hand(sp, x):
+    record = x.indice_dict["a"]
+    by_hand = object.__new__(type(record).__bases__[1])
+    by_hand.__dict__.update({name: value for name, value in vars(record).items() if not name.startswith("_")})
+    x.indice_dict["a"] = by_hand
+    return x
+
+
+def strided(sp, x):
+    return sp.SparseConv3d(4, 4, 2, 2, indice_key="down")(x)
+
+
+def back_up(sp, x):
+    return sp.SparseInverseConv3d(4, 4, 2, indice_key="down")(strided(sp, x))
+
+
+CHANGES = [moved, another_grid, more_items, fewer_rows, other_map, copied, made_by_hand, strided, back_up]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_maps_are_one(sp, change):
+    assert root_of(change(sp, behind_a_layer(sp))) is None
+
+
+def test_keys_that_several_kernels_share_are_one(sp):
+    with settings.override(shared_keys=True):
+        assert root_of(behind_a_layer(sp)) is None
+
+
+def test_which_layers_may_share_a_map_tells_calls_apart(sp):
+    tensors = [behind_a_layer(sp), behind_a_layer(sp, 5), behind_a_layer(sp, 3, "b")]
+    labels = [protocol.of(x).label(x) for x in tensors]
+    assert len(set(labels)) == 3 and labels[0] == protocol.of(tensors[0]).label(behind_a_layer(sp))
+
+
+def test_a_result_carries_the_maps_of_its_input_on(sp):
+    x = behind_a_layer(sp)
+    y = sp.SubMConv3d(4, 4, 3, indice_key="b")(padded(x))
+    assert "a" not in y.indice_dict
+    made = protocol.of(x).result(x, y, x.features * 2, None, None)
+    assert list(made.indice_dict.items()) == list(x.indice_dict.items()) and made.indice_dict is not x.indice_dict
+    again = sp.SubMConv3d(4, 4, 3, indice_key="a")(made)
+    assert again.indice_dict["a"] is x.indice_dict["a"]
+
+
+def test_a_tensor_that_was_made_anew_does_not(sp):
+    x = behind_a_layer(sp)
+    inside = padded(x)
+    y = sp.SparseConvTensor(inside.features, inside.indices, list(SHAPE), 2)
+    assert not protocol.of(x).result(x, y, x.features, None, None).indice_dict
+
+
+def test_maps_of_a_result_that_are_made_when_wanted(sp):
+    x = behind_a_layer(sp)
+    inside = back_up(sp, padded(x))
+    made = protocol.of(x).result(x, inside, x.features, None, None)
+    protocol.of(x).keep_for(made, inside, lambda: inside)
+    assert list(made.indice_dict) == ["a"]
+    assert made.indice_dict["down"] is inside.indice_dict["down"]
+    assert set(made.indice_dict) == {"a", "down"}
+
+
+def test_rows_in_another_order_are_refused(sp):
+    """The maps that the input carries would not be those of such a result."""
+    x = padded(behind_a_layer(sp))
+    with pytest.raises(Refusal, match="GRAPH_HAS_MAPS"):
+        sp.functional.sparse_add(x, x.replace_feature(x.features * 2))
