@@ -76,15 +76,6 @@ def channels_differ(layer: Any, features: torch.Tensor) -> ContractError:
     )
 
 
-def parameters_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias. (Attributes of a module are looked up five times slower than its
-    dictionaries; a weight that is computed is in none of them.)"""
-    parameters = layer._parameters
-    if "weight" in parameters and "bias" in parameters:
-        return parameters["weight"], parameters["bias"]
-    return layer.weight, layer.bias
-
-
 def check_parameters(features: torch.Tensor, weight: torch.Tensor, layer_name: str) -> None:
     """Raise DeviceError or FeatureTypeError where features and weight do not go together."""
     if features.device != weight.device:
