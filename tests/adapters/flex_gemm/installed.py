@@ -15,6 +15,9 @@ def refuses(*args, **kwargs):
     raise RuntimeError("no kernel image")
 
 
+refuses.__module__ = "flex_gemm.ops"
+
+
 class Refuses(torch.autograd.Function):
     """Of a build that does not run here. Its `apply` is torch's own, a class method."""
 
@@ -89,7 +92,7 @@ def second(monkeypatch):
     for owner in (made[""], made[".ops"]):
         for name in functions.NAMES:
             setattr(owner, name, refuses)
-        owner.NeighborCache = owner.NeighborCacheT = type("NeighborCache", (), {})
+        owner.NeighborCache = owner.NeighborCacheT = type("NeighborCache", (), {"__module__": "flex_gemm.ops"})
     made[".ops.spconv"].sparse_submanifold_conv3d = refuses
     made[".ops.pool.sparse_pool"].sparse_pool3d = refuses
     made[".config"].SPCONV_ALLOW_TF32 = True
