@@ -208,9 +208,8 @@ def features_of(value: Any) -> torch.Tensor | None:
 def missing_features(x: Any, caller: str) -> Exception:
     """The error of an object without features, or with an array in their place."""
     for name in ("feats", "features", "F"):
-        value = getattr(x, name, None)
-        if value is not None and of(x) is not None:
-            return tensor_expected(value, name, caller)
+        if hasattr(x, name) and of(x) is not None:
+            return tensor_expected(getattr(x, name), name, caller)
     return AttributeError(f"{caller} takes a sparse tensor, got {type(x).__name__}.")
 
 

@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.fx import Proxy
 
-from ...core.arguments import refuse_arrays
+from ...core.arguments import expect_tensors
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..call_stats import note
@@ -117,8 +116,10 @@ def _any_volume(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def init(self: Any, features: Any, indices: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(indices, np.ndarray) or isinstance(features, np.ndarray):
-            refuse_arrays("SparseConvTensor", features=features, indices=indices)
+        if type(features) is not torch.Tensor and not isinstance(features, Proxy):
+            expect_tensors("SparseConvTensor", features=features)
+        if type(indices) is not torch.Tensor and not isinstance(indices, Proxy):
+            expect_tensors("SparseConvTensor", indices=indices)
         original(self, features, indices, *args, **kwargs)
 
     return init

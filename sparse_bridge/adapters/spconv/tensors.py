@@ -59,7 +59,7 @@ def check_input(x: Any, layer_name: str) -> torch.Tensor:
         )
     if features.ndim != 2:
         raise ShapeError(f"{layer_name} got features of shape {list(features.shape)}; expected [N, C].")
-    if x.indices.device != features.device:
+    if getattr(x.indices, "device", None) != features.device:
         expect_tensors(layer_name, indices=x.indices)
         raise DeviceError(
             f"{layer_name} got features on {features.device} and indices on {x.indices.device}; "
