@@ -21,6 +21,7 @@ from torch.nn.modules import module as torch_module
 # class that it computes, or None where it stands for the module itself (`optimize`).
 IN_PLACE_OF = "in_place_of"
 
+_CALL = nn.Module.__call__  # subclasses may have another one, and programs may put another one there
 _local = threading.local()
 _eager_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -54,8 +55,9 @@ def traced() -> bool:
 
 
 def plain(module: nn.Module) -> bool:
-    """Whether nothing watches or replaces this module's forward."""
-    return not (module._forward_hooks or module._forward_pre_hooks or replaced(module))
+    """Whether a call of this module is its class's forward, which nothing watches or replaces."""
+    own_call = type(module).__call__ is _CALL
+    return own_call and not (module._forward_hooks or module._forward_pre_hooks or replaced(module))
 
 
 def replaced(module: nn.Module) -> bool:

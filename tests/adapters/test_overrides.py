@@ -145,6 +145,34 @@ def test_a_check_that_lets_more_pass(sp):
     assert Relaxed(4, 4, 3, indice_key="s")(x).features.shape == x.features.shape
 
 
+@pytest.mark.parametrize("framework", ("spconv", "torchsparse"))
+@pytest.mark.parametrize("way", ("subclass", "every module"))
+def test_calls_of_a_fused_layer(monkeypatch, framework, way):
+    """Who overrides `__call__` sees it called, in a container that fuses."""
+    sparse_bridge.disable()
+    with sparse_bridge.enable(framework, mode="standin"):
+        module, tensor, _ = _tensors(framework)
+        layer = (module.SubMConv3d if framework == "spconv" else module.Conv3d)(4, 4, 3)
+        norm = nn.BatchNorm1d(4) if framework == "spconv" else module.BatchNorm(4)
+        model = getattr(module, "SparseSequential", nn.Sequential)(layer, norm).eval()
+        seen = []
+
+        def call(self, *args):
+            seen.append(self)
+            return plain(self, *args)
+
+        plain = nn.Module.__call__
+        with torch.no_grad():
+            model(tensor())
+            if way == "subclass":
+                layer.__class__ = type("Derived", (type(layer),), {"__call__": call})
+            else:
+                monkeypatch.setattr(nn.Module, "__call__", call)
+            model(tensor())
+            monkeypatch.undo()
+        assert layer in seen
+
+
 @pytest.mark.parametrize("part", ("forward", "backward", "_sparse_submanifold_conv_forward", "apply"))
 @pytest.mark.parametrize("way", ("subclass", "class"))
 def test_parts_of_an_installed_flex_gemm(monkeypatch, part, way):

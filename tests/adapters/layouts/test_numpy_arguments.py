@@ -96,6 +96,8 @@ def _spconv(sp: Any) -> Calls:
         "features": lambda: setattr(x, "features", array),
         "indices": lambda: sp.SubMConv3d(8, 8, 3)(moved),
         "+=": lambda: x.__iadd__(array),
+        "sum": lambda: x + array,
+        "from_dense": lambda: sp.SparseConvTensor.from_dense(np.ones((1, 3, 3, 3, 2), np.float32)),
     }
 
 
@@ -112,8 +114,6 @@ def _spconv_standin(sp: Any) -> Calls:
     table = importlib.import_module("spconv.pytorch.hash").HashTable(torch.device("cpu"), torch.int32, torch.int32, 64)
     return {
         **_spconv(sp),
-        "from_dense": lambda: sp.SparseConvTensor.from_dense(np.ones((1, 3, 3, 3, 2), np.float32)),
-        "sum": lambda: sp.SparseConvTensor(x, sites(), shape, 2) + x.numpy(),
         "pairs": lambda: lists(sites().numpy()),
         "conv of an array": lambda: ops.indice_conv(x.numpy(), weight, pairs, counts, 40, False, True),
         "conv by an array": lambda: ops.indice_conv(x, weight.numpy(), pairs, counts, 40, False, True),
