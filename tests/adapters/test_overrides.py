@@ -149,9 +149,7 @@ def test_a_check_that_lets_more_pass(sp):
 @pytest.mark.parametrize("way", ("subclass", "every module"))
 def test_calls_of_a_fused_layer(monkeypatch, framework, way):
     """Who overrides `__call__` sees it called, in a container that fuses."""
-    sparse_bridge.disable()
-    with sparse_bridge.enable(framework, mode="standin"):
-        module, tensor, _ = _tensors(framework)
+    with _standin(framework) as (module, tensor, _):
         layer = (module.SubMConv3d if framework == "spconv" else module.Conv3d)(4, 4, 3)
         norm = nn.BatchNorm1d(4) if framework == "spconv" else module.BatchNorm(4)
         model = getattr(module, "SparseSequential", nn.Sequential)(layer, norm).eval()
@@ -368,12 +366,19 @@ def _scaled(name):
     return {name: property(lambda self: 3 * self._parameters[name])}
 
 
-def _tensors(framework):
+@contextlib.contextmanager
+def _standin(framework):
     """(the module with its layers, a function that gives a sparse tensor, its features' name)."""
+    sparse_bridge.disable()
     if framework == "spconv":
-        import spconv.pytorch as sp
+        with doors.standin() as sp:
+            yield sp, lambda: doors.tensor(sp), "features"
+        return
+    with sparse_bridge.enable(framework, mode="standin"):
+        yield _names_of(framework)
 
-        return sp, lambda: doors.tensor(sp), "features"
+
+def _names_of(framework):
     coords, feats = scene(3, 4)
     if framework == "minkowski":
         import MinkowskiEngine as ME
@@ -395,9 +400,7 @@ def _tensors(framework):
     ],
 )
 def test_properties_over_parameters(framework, name, weight, fused, with_bias):
-    sparse_bridge.disable()
-    with sparse_bridge.enable(framework, mode="standin"):
-        module, tensor, features = _tensors(framework)
+    with _standin(framework) as (module, tensor, features):
         options = {"dimension": 3} if framework == "minkowski" else {}
         layer = getattr(module, name)(4, 4, 3, bias=True, **options)
         norm = {"spconv": nn.BatchNorm1d, "minkowski": getattr(module, "MinkowskiBatchNorm", None)}.get(framework)
