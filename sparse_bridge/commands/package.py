@@ -67,6 +67,8 @@ def _own(args: argparse.Namespace) -> Example:
     """What module:function makes."""
     name = args.model
     module_name, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(".py"):
+        raise SettingError(f"MODEL {name}: {module_name!r} is no module; name it as `import` does, in its folder.")
     module = _of_program(args, importlib.import_module, module_name)
     make = getattr(module, function, None)
     if make is None:
