@@ -95,8 +95,7 @@ class GraphedModule(Reasons, abc.ABC):
         return out
 
     def layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An eager call. Where memory is out while graphs hold some, they let go of it, and the call begins again;
-        nobody notices, as what the model reads and writes is known."""
+        """An eager call. Where memory is out while graphs hold some, they let go of it, and the call begins again."""
         try:
             return self.forward(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -108,7 +107,7 @@ class GraphedModule(Reasons, abc.ABC):
 
     @property
     def graphs(self) -> list[Any]:
-        """All that are there."""
+        """Of all kinds."""
         return [kind.graph for kind in list(self.kinds.values()) if kind.graph is not None]
 
     def may_replay(self) -> bool:
@@ -172,8 +171,8 @@ class GraphedModule(Reasons, abc.ABC):
         key = self.complete_key(key_of(tensors, call, root))
         if self.by_box:
             key = key._replace(label=(key.label, root.box))
-        kind = self.kinds.get(key)
-        return self.serve(self.kinds.setdefault(key, CallKind()) if kind is None else kind, key, call, root)
+        kind = self.kinds.get(key) or self.kinds.setdefault(key, CallKind())
+        return self.serve(kind, key, call, root)
 
     def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call of `kind`, by its graph, or eager."""
