@@ -83,6 +83,8 @@ def tensor_expected(value: object, name: str, caller: str = "") -> TensorExpecte
     """The error of an argument that is no tensor: what it is, and how to make one of it.  caller: whose argument."""
     kind = type(value)
     got = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    ways = {"numpy.ndarray": f"torch.from_numpy({name})", "list": f"torch.tensor({name})"}
-    advice = f"{ways[got]} makes one" if got in ways else "pass a tensor"
+    numpys = any(base.__module__ == "numpy" and base.__qualname__ == "ndarray" for base in kind.__mro__)
+    maker = "from_numpy" if numpys else "tensor" if kind in (list, tuple) else "from_dlpack"
+    made = numpys or kind in (list, tuple) or hasattr(kind, "__dlpack__")
+    advice = f"torch.{maker}({name}) makes one" if made else "pass a tensor"
     return TensorExpectedError(f"{caller and caller + ': '}torch.Tensor expected for {name}, got {got}; {advice}.")

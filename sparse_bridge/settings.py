@@ -139,7 +139,8 @@ def _check(name: str, value: object, label: str) -> object:
             _warn(f"{label}={value}", f"{label}={today[value]}")
             value = today[value]
         if value not in CHOICES[name]:
-            raise SettingError(f"{label} is {value!r}; expected one of {', '.join(CHOICES[name])}.")
+            hint = meant(str(value), CHOICES[name])
+            raise SettingError(f"{label} is {value!r}; expected one of {', '.join(CHOICES[name])}.{hint}")
         return value
     if name in _PATHS:
         if not isinstance(value, (str, os.PathLike)):
@@ -217,14 +218,23 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
 
 # Variables with the prefix that are no settings: what `run` hands on, and what this project's tests read.
 _NO_SETTING = ("INHERITED", "TEST_")
+_TOGETHER = PREFIX.replace("_", "", 1)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of `environ` with the prefix that nothing reads, and what each says of it, in a sentence."""
-    names = [name.removeprefix(PREFIX) for name in sorted(environ) if name.startswith(PREFIX)]
-    unknown = [name for name in names if name not in (*KEYWORDS, *RENAMED) and not name.startswith(_NO_SETTING)]
-    text = "{} is set, but sparse_bridge has no such setting.{}"
-    return {PREFIX + name: text.format(PREFIX + name, meant(name, KEYWORDS, PREFIX)) for name in unknown}
+    """Variables of `environ` with the prefix, however it is written, that nothing reads, and what each says of it, in
+    a sentence."""
+    unknown = {}
+    for name in sorted(environ):
+        prefix = next((prefix for prefix in (PREFIX, _TOGETHER) if name.upper().startswith(prefix)), None)
+        if prefix is None:
+            continue
+        variable = name[len(prefix) :]
+        known = variable in (*KEYWORDS, *RENAMED) or variable.startswith(_NO_SETTING)
+        if not (known and name.startswith(PREFIX)):
+            hint = meant(variable, KEYWORDS, PREFIX)
+            unknown[name] = f"{name} is set, but sparse_bridge has no such setting.{hint}"
+    return unknown
 
 
 _told: set[str] = set()

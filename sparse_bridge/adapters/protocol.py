@@ -214,9 +214,8 @@ def missing_features(x: Any, caller: str) -> Exception:
     """The error of an object without features, or with an array in their place."""
     framework = of(x)
     for name in () if framework is None else framework.feature_names:
-        value = getattr(x, name, None)
-        if value is not None:
-            return tensor_expected(value, name, caller)
+        if hasattr(x, name):
+            return tensor_expected(getattr(x, name), name, caller)
     return AttributeError(f"{caller} takes a sparse tensor, got {type(x).__name__}.")
 
 

@@ -32,8 +32,7 @@ def run(args: argparse.Namespace, rows: Sequence[int]) -> int:
 
     with Progress(1 + args.check) as progress, sparse_bridge.enable("spconv"):
         progress.start(f"make {args.model}")
-        network = _network(args.model, rows) if args.model in MODELS else _own(args)
-        model, inputs, scenes = network
+        model, inputs, scenes = example_of(args, rows)
         progress.start(f"trace and compile {args.model}")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's, of its own code
@@ -46,15 +45,30 @@ def run(args: argparse.Namespace, rows: Sequence[int]) -> int:
         sys.stdout.write(json.dumps({"folder": str(args.out), "scenes": scenes_run}) + "\n")
         return 0
     sys.stdout.write(f"{args.out}: a package with operators, example and scenes, see README.md\n")
+    show(ran)
+    return 0
+
+
+def show(ran: Sequence[package_check.Ran] | None) -> None:
+    """Print a line for each scene that the example ran."""
     for scene in ran or ():
         sys.stdout.write(f"  {scene.rows} rows: {scene.milliseconds:.1f} ms, error {scene.error:.1g} of the RMS\n")
-    return 0
+
+
+def example_of(args: argparse.Namespace, rows: Sequence[int]) -> Example:
+    """(model, inputs, inputs of further scenes) of a command. rows: of the scenes of networks that come with us.
+
+    Raises: SettingError for a model that is not there.
+    """
+    return _network(args.model, rows) if args.model in MODELS else _own(args)
 
 
 def _own(args: argparse.Namespace) -> Example:
     """What module:function makes."""
     name = args.model
     module_name, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(".py"):
+        raise SettingError(f"MODEL {name}: {module_name!r} is no module; name it as `import` does, in its folder.")
     module = _of_program(args, importlib.import_module, module_name)
     make = getattr(module, function, None)
     if make is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..errors import tensor_expected
@@ -18,7 +17,8 @@ def expect_tensors(caller: str, **values: Any) -> None:
 
 
 def refuse_arrays(caller: str, **values: Any) -> None:
-    """`expect_tensors` of numpy arrays alone, where not only tensors belong."""
+    """`expect_tensors` of numpy's arrays and their like alone, where not only tensors belong."""
     for name, value in values.items():
-        if isinstance(value, np.ndarray):
+        an_array = hasattr(type(value), "__array__") and getattr(value, "ndim", 0) > 0
+        if an_array and not isinstance(value, torch.Tensor):
             raise tensor_expected(value, name, caller)

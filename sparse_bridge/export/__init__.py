@@ -1,6 +1,8 @@
 """Networks of spconv layers as files for programs without Python.
 
-`export_package(model, inputs, folder)` writes a folder for C++ programs on the CPU.
+`export_package(model, inputs, folder)` writes a folder for C++ programs on the CPU;
+`export_gpu_package(model, inputs, folder, targets=..., rows=...)` one for C programs on a GPU, whose
+file `load_package(path)` plays from Python.
 
 ONNX files for Autoware's TensorRT plugins:
 
@@ -11,10 +13,38 @@ ONNX files for Autoware's TensorRT plugins:
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..errors import UnsupportedError
+from ..kernels.runtime import target as targets
 from .evaluation import evaluate
 from .onnx_file import export_onnx
 from .package import export_package
+from .player.library import Package as load_package
 from .plugin_checks import ExportError
 from .rulebooks import rulebook_inputs
 
-__all__ = ["ExportError", "evaluate", "export_onnx", "export_package", "rulebook_inputs"]
+__all__ = [
+    "ExportError",
+    "evaluate",
+    "export_gpu_package",
+    "export_onnx",
+    "export_package",
+    "load_package",
+    "rulebook_inputs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs Triton is imported when it is asked for."""
+    if name == "export_gpu_package":
+        version = targets.triton_version()
+        if version is None or version < (3, 5) or targets.interpreted():
+            raise UnsupportedError(
+                "packages for GPUs are compiled by Triton 3.5 or newer, which is not installed here, or interprets "
+                "kernels (TRITON_INTERPRET). Write the package on a Linux machine; no GPU is needed there."
+            )
+        from .player.folder import export_gpu_package
+
+        return export_gpu_package
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge.adapters.spconv.patch import patches
 from sparse_bridge.adapters.steps import Steps
+from sparse_bridge.errors import UnsupportedError
 
 from .flex_gemm import installed
 from .flex_gemm.test_convolutions import voxels, weights
@@ -144,6 +145,32 @@ def test_a_check_that_lets_more_pass(sp):
     assert Relaxed(4, 4, 3, indice_key="s")(x).features.shape == x.features.shape
 
 
+@pytest.mark.parametrize("framework", ("spconv", "torchsparse"))
+@pytest.mark.parametrize("way", ("subclass", "every module"))
+def test_calls_of_a_fused_layer(monkeypatch, framework, way):
+    """Who overrides `__call__` sees it called, in a container that fuses."""
+    with _standin(framework) as (module, tensor, _):
+        layer = (module.SubMConv3d if framework == "spconv" else module.Conv3d)(4, 4, 3)
+        norm = nn.BatchNorm1d(4) if framework == "spconv" else module.BatchNorm(4)
+        model = getattr(module, "SparseSequential", nn.Sequential)(layer, norm).eval()
+        seen = []
+
+        def call(self, *args):
+            seen.append(self)
+            return plain(self, *args)
+
+        plain = nn.Module.__call__
+        with torch.no_grad():
+            model(tensor())
+            if way == "subclass":
+                layer.__class__ = type("Derived", (type(layer),), {"__call__": call})
+            else:
+                monkeypatch.setattr(nn.Module, "__call__", call)
+            model(tensor())
+            monkeypatch.undo()
+        assert layer in seen
+
+
 @pytest.mark.parametrize("part", ("forward", "backward", "_sparse_submanifold_conv_forward", "apply"))
 @pytest.mark.parametrize("way", ("subclass", "class"))
 def test_parts_of_an_installed_flex_gemm(monkeypatch, part, way):
@@ -202,6 +229,29 @@ def test_parts_of_the_strided_layer(monkeypatch, name):
             feats, coords, shape = voxels(30, 3)
             flex_gemm.ops.spconv.sparse_conv3d(feats, coords, shape, weights(3, 4, (3, 3, 3)), stride=2)
     assert seen == [name]
+
+
+@pytest.mark.parametrize("step", ("build_kernel_map", "spdownsample", "transpose_kernel_map"))
+def test_the_standin_of_torchsparse_refuses_replaced_steps(monkeypatch, step):
+    sparse_bridge.disable()
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        import torchsparse
+        from torchsparse import nn as spnn
+
+        coords = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]]).int()
+        model = nn.Sequential(spnn.Conv3d(3, 4, 3), spnn.BatchNorm(4)).eval()
+
+        def run():
+            return model(torchsparse.SparseTensor(torch.ones(2, 3), coords)).feats
+
+        with torch.no_grad():
+            want = [run(), run()][1]
+            with monkeypatch.context() as patch:
+                patch.setattr(spnn.functional, step, lambda *args, **kwargs: None)
+                for _ in range(2):
+                    with pytest.raises(UnsupportedError, match=f"{step} was replaced"):
+                        run()
+            assert torch.equal(run(), want)
 
 
 ME_LAYERS = {
@@ -309,3 +359,75 @@ def test_functions_that_torchsparse_goes_through(tmp_path, monkeypatch):
         assert "build_kernel_map is replaced" in str(handle.report())
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchsparse"]:
         del sys.modules[name]
+
+
+def _scaled(name):
+    """What puts a property over a parameter: three times as much."""
+    return {name: property(lambda self: 3 * self._parameters[name])}
+
+
+@contextlib.contextmanager
+def _standin(framework):
+    """(the module with its layers, a function that gives a sparse tensor, its features' name)."""
+    sparse_bridge.disable()
+    if framework == "spconv":
+        with doors.standin() as sp:
+            yield sp, lambda: doors.tensor(sp), "features"
+        return
+    with sparse_bridge.enable(framework, mode="standin"):
+        yield _names_of(framework)
+
+
+def _names_of(framework):
+    coords, feats = scene(3, 4)
+    if framework == "minkowski":
+        import MinkowskiEngine as ME
+
+        return ME, lambda: ME.SparseTensor(feats.float(), coords), "F"
+    import torchsparse
+
+    return torchsparse.nn, lambda: torchsparse.SparseTensor(feats.float(), coords), "feats"
+
+
+@pytest.mark.parametrize("with_bias", (False, True))
+@pytest.mark.parametrize("fused", (False, True))
+@pytest.mark.parametrize(
+    ("framework", "name", "weight"),
+    [
+        ("spconv", "SubMConv3d", "weight"),
+        ("minkowski", "MinkowskiConvolution", "kernel"),
+        ("torchsparse", "Conv3d", "kernel"),
+    ],
+)
+def test_properties_over_parameters(framework, name, weight, fused, with_bias):
+    with _standin(framework) as (module, tensor, features):
+        options = {"dimension": 3} if framework == "minkowski" else {}
+        layer = getattr(module, name)(4, 4, 3, bias=True, **options)
+        norm = {"spconv": nn.BatchNorm1d, "minkowski": getattr(module, "MinkowskiBatchNorm", None)}.get(framework)
+        sequential = getattr(module, "SparseSequential", nn.Sequential)
+        layers = [layer, (norm or module.BatchNorm)(4)] if fused else [layer]
+        model = sequential(*layers).train(not fused)
+        scaled = "bias" if with_bias else weight
+        with torch.no_grad():
+            plain = getattr(model(tensor()), features)
+            getattr(layer, scaled).mul_(3)
+            want = getattr(model(tensor()), features)
+            getattr(layer, scaled).div_(3)
+            layer.__class__ = type("Scaled", (type(layer),), _scaled(scaled))
+            got = [getattr(model(tensor()), features) for _ in range(3)][-1]
+        assert not torch.allclose(plain, want)
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("training", (False, True))
+def test_a_property_over_a_parameter_of_a_norm(training):
+    sparse_bridge.disable()
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        import torchsparse
+
+        norm = torchsparse.nn.BatchNorm(4).train(training)
+        norm.__class__ = type("Scaled", (type(norm),), _scaled("weight"))
+        coords, feats = scene(3, 4)
+        y = norm(torchsparse.SparseTensor(feats.float(), coords)).feats
+        want = nn.BatchNorm1d(4).train(training)(feats.float())
+        torch.testing.assert_close(y, 3 * want)

@@ -79,6 +79,8 @@ def test_misspelt_frameworks_and_settings():
         sparse_bridge.enable(["spconv"])
     with pytest.raises(SettingError, match=r"unknown setting 'dataflw'.* Did you mean: 'dataflow'\?"):
         sparse_bridge.update_settings(dataflw="masked")
+    with pytest.raises(SettingError, match=r"dataflow is 'maskd'; .* Did you mean: 'masked'\?"):
+        sparse_bridge.update_settings(dataflow="maskd")
 
 
 def test_a_variable_that_nothing_reads_is_named_once(monkeypatch):
@@ -86,14 +88,18 @@ def test_a_variable_that_nothing_reads_is_named_once(monkeypatch):
     for name in ("DATAFLW", "FOO", "TEST_ARCH", "INHERITED", "FP32"):
         monkeypatch.setenv(f"SPARSE_BRIDGE_{name}", "auto")
     monkeypatch.delenv("SPARSE_BRIDGE_INHERITED")
+    monkeypatch.setenv("sparse_bridge_tune", "off")
+    monkeypatch.setenv("SPARSEBRIDGE_STRICT", "1")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
             sparse_bridge.enable("spconv").disable()
     texts = [str(one.message) for one in said if "no such setting" in str(one.message)]
     assert texts == [
+        "SPARSEBRIDGE_STRICT is set, but sparse_bridge has no such setting. Did you mean: 'SPARSE_BRIDGE_STRICT'?",
         "SPARSE_BRIDGE_DATAFLW is set, but sparse_bridge has no such setting. Did you mean: 'SPARSE_BRIDGE_DATAFLOW'?",
         "SPARSE_BRIDGE_FOO is set, but sparse_bridge has no such setting.",
+        "sparse_bridge_tune is set, but sparse_bridge has no such setting. Did you mean: 'SPARSE_BRIDGE_TUNE'?",
     ]
     assert all(one.filename == __file__ for one in said if "no such setting" in str(one.message))
 

@@ -54,6 +54,7 @@ REFUSED = [
     ("doctor --targets --workers 0", "--workers: got 0; expected 1 or more"),
     ("run --mode patsh train.py", "Did you mean: 'patch'?"),
     ("run --framework spcnv train.py", "Did you mean: 'spconv'?"),
+    ("surface spcnv", "Did you mean: 'spconv'?"),
     ("run --memory-limit -1GiB train.py", "'-1GiB'; expected a size such as"),
     ("run --profile-calls 5 train.py", "--profile-calls without --profile, which it needs; add it."),
     ("run --profile --profile-calls 0 train.py", "--profile-calls: got 0; expected 1 or more"),

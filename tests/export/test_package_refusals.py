@@ -157,6 +157,8 @@ def test_an_example_that_does_not_build(tmp_path):
     [
         (["toaster"], "expected second, unet, or module:function"),
         (["toaster:make"], "No module named 'toaster'"),
+        (["./toaster.py:make"], "'./toaster.py' is no module; name it as `import` does"),
+        ([".toaster:make"], "'.toaster' is no module"),
         (["secnd"], "or module:function. Did you mean: 'second'?"),
         (["json:dmups"], "has no attribute 'dmups'. Did you mean: 'dumps'?"),
         (["platform:machine"], "returned str; expected (model, inputs)"),

@@ -40,6 +40,7 @@ KERNELS = [
     "tests/kernels/test_mask_splits.py::test_epilogues_follow_the_whole_sum",
     "tests/kernels/test_narrow.py::test_offsets_around_the_step",
     "tests/kernels/test_row_ranks.py",
+    "tests/kernels/test_package_kernels.py",
 ]
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 CONV = (

@@ -18,7 +18,6 @@ from ..training_norms import left_out
 from ..warmup_registry import Expected
 from . import tracing
 from .conv import convolved, expected
-from .tensors import parameters_of
 
 
 def run_sequential(
@@ -48,7 +47,7 @@ def run_sequential(
             if layers is None:
                 x = module(x)
             else:
-                weight, bias = parameters_of(module)
+                weight, bias = hooks.parameters_of(module, "weight")
                 epilogue = layers.epilogue(bias)
                 names = module.name, module._sparse_unique_name
                 x = convolved(module, x, weight, epilogue, names)

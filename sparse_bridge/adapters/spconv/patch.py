@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.fx import Proxy
 
-from ...core.arguments import refuse_arrays
+from ...core.arguments import expect_tensors, refuse_arrays
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..call_stats import note
@@ -117,11 +116,27 @@ def _any_volume(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def init(self: Any, features: Any, indices: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(indices, np.ndarray) or isinstance(features, np.ndarray):
-            refuse_arrays("SparseConvTensor", features=features, indices=indices)
+        if type(features) is not torch.Tensor and not isinstance(features, Proxy):
+            expect_tensors("SparseConvTensor", features=features)
+        if type(indices) is not torch.Tensor and not isinstance(indices, Proxy):
+            expect_tensors("SparseConvTensor", indices=indices)
         original(self, features, indices, *args, **kwargs)
 
     return init
+
+
+def _of_a_tensor(argument: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Methods with one argument, whose errors say nothing of arrays."""
+
+    def factory(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(self: Any, value: Any) -> Any:
+            refuse_arrays("SparseConvTensor", **{argument: value})
+            return original(self, value)
+
+        return method
+
+    return factory
 
 
 def _assignable(original: property) -> property:
@@ -152,6 +167,7 @@ def patches() -> list[Patch]:
     average = "averages divide by the active inputs on every device"
     unordered = "spconv's leaves kernel maps in the row order of the operand"
     compiled = "spconv's needs its compiled hash table"
+    arrays = "spconv's errors do not say that an array is no tensor"
     assigned = "spconv 1.x code assigns features"
     twice = "spconv's permutes weights of older layouts twice"
     emptied = "spconv's empties the maps of the tensor, too"
@@ -175,7 +191,9 @@ def patches() -> list[Patch]:
         seam(functional, "sparse_add", sums.sparse_add, unordered, wraps=False),
         seam(functional, "sparse_add_hash_based", sums.sparse_add_hash_based, compiled, False),
         seam(core.SparseConvTensor, "features", _assignable(core.SparseConvTensor.features), assigned, wraps=False),
-        seam(core.SparseConvTensor, "__init__", _of_tensors, "spconv's blames the dtype of a numpy array"),
+        seam(core.SparseConvTensor, "__init__", _of_tensors, arrays),
+        seam(core.SparseConvTensor, "from_dense", _of_a_tensor("x"), arrays),
+        seam(core.SparseConvTensor, "__add__", _of_a_tensor("other"), arrays),
         seam(core.SparseConvTensor, "dense", _dense, "rows outside of the grid are named"),
         seam(core.SparseConvTensor, "__iadd__", add_in_place, "spconv's raises", wraps=False),
         seam(core.SparseConvTensor, "select_by_index", selected, emptied, wraps=False),

@@ -11,6 +11,7 @@ from ...core.ops.union import union_rows
 from ...core.traced import between_graphs
 from ...errors import ContractError
 from . import records
+from .tensors import SparseInputError
 
 
 @between_graphs
@@ -26,6 +27,9 @@ def sparse_add(*tensors: Any) -> Any:
     """
     if not tensors:
         raise ContractError("sparse_add needs at least one tensor.")
+    for x in tensors:
+        if not hasattr(x, "indice_dict"):
+            raise SparseInputError(f"sparse_add takes SparseConvTensors, got {type(x).__name__}.")
     first = tensors[0]
     for other in tensors[1:]:
         for attribute in ("spatial_shape", "batch_size"):

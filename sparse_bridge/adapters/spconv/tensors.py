@@ -59,7 +59,7 @@ def check_input(x: Any, layer_name: str) -> torch.Tensor:
         )
     if features.ndim != 2:
         raise ShapeError(f"{layer_name} got features of shape {list(features.shape)}; expected [N, C].")
-    if x.indices.device != features.device:
+    if getattr(x.indices, "device", None) != features.device:
         expect_tensors(layer_name, indices=x.indices)
         raise DeviceError(
             f"{layer_name} got features on {features.device} and indices on {x.indices.device}; "
@@ -74,15 +74,6 @@ def channels_differ(layer: Any, features: torch.Tensor) -> ContractError:
         f"channel size mismatch: {type(layer).__name__} takes {layer.in_channels} channels, its "
         f"input has {features.shape[1]}."
     )
-
-
-def parameters_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias. (Attributes of a module are looked up five times slower than its
-    dictionaries; a weight that is computed is in none of them.)"""
-    parameters = layer._parameters
-    if "weight" in parameters and "bias" in parameters:
-        return parameters["weight"], parameters["bias"]
-    return layer.weight, layer.bias
 
 
 def check_parameters(features: torch.Tensor, weight: torch.Tensor, layer_name: str) -> None:

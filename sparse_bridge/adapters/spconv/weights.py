@@ -35,7 +35,7 @@ def before_loading(layer: Any, state_dict: dict[str, torch.Tensor], prefix: str)
             ("spconv-layout", layout),
             f"loading weights saved by {_ORIGIN[layout]}: layout {layout} is converted to KRSC",
         )
-    elif not layout and key in state_dict:
+    elif not layout and isinstance(state_dict.get(key), torch.Tensor):  # of others torch says what they are
         _hint(state_dict[key], key, layer)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ... import policy, state
+from ..device.selection import stands_in
 from ..maps.kernel_map import KernelMap
 from . import override
 from .epilogue import STEPS, Epilogue, Norm
@@ -156,7 +157,7 @@ class LayerCall:
             torch.is_grad_enabled()
             or torch.is_inference_mode_enabled()
             or _functions()
-            or _dispatches()
+            or (_dispatches() and not stands_in())
             or (self.stream >= 0 and not self.on_own_stream())
         )
 
@@ -227,7 +228,7 @@ def watched() -> bool:
     """Whether a mode, a transform or a tracer sees every operation."""
     return bool(
         _functions()
-        or _dispatches()
+        or (_dispatches() and not stands_in())
         or _transforms()
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state()

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from ... import memory, native, settings, state
 from ...native import calls as native_calls
 from ..device import precision, trace
+from ..device.selection import stands_in
 from ..device.torch_compat import allows_fp16_sums, eagerly
 from ..maps.kernel_map import KernelMap
 from . import convolution, override
@@ -61,7 +62,7 @@ def _convolve(
     columns = weight.shape[0 if form[0] == "ovi" else -1]
     rows = kmap.rulebook.rows[kmap.flipped]
     # In a captured graph the host's time does not count.
-    least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda]
+    least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda or stands_in()]
     if rows.device is not None or rows.capacity * columns >= least:
         return _begin_deferred(owner, x, weight, kmap, epilogue, form)
     return convolution.convolve(x, weight, kmap, epilogue, form)
@@ -124,7 +125,7 @@ def known_call(
             return None
         return plan.launch((x, weight, kmap, form), bias, None)
     included = "" if norm is None else STEP_NORM
-    least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda]
+    least = convolution.MIN_DEFERRED_ELEMENTS[x.is_cuda or stands_in()]
     if history.disabled or history.seen != plan.steps or (rows.device is None and rows.capacity * plan.columns < least):
         return None
     operands = (x, weight, kmap, form)

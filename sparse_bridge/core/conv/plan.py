@@ -14,7 +14,7 @@ import torch
 
 from ... import memory, policy, settings, state
 from ...native import calls as native_calls
-from ..device import precision, self_check, trace
+from ..device import precision, selection, self_check, trace
 from ..device.torch_compat import allows_fp16_sums
 from ..geometry.weights import fills_its_memory, gradient_like, is_read_as_copy, layout_of
 from ..maps.kernel_map import KernelMap
@@ -182,7 +182,8 @@ class _Plans:
     def renew(self) -> None:
         """Turn to the plans under the settings in force."""
         self.generation = settings.generation
-        under = settings.get(), memory.limit, self_check.generation, registry.automatic(), precision.fp16_sums
+        besides = self_check.generation, registry.automatic(), precision.fp16_sums, selection.stand_in()
+        under = settings.get(), memory.limit, *besides
         self.plans = self._sets.pop(under, {})
         if len(self._sets) >= policy.PLAN_SETTINGS:
             del self._sets[next(iter(self._sets))]  # least recently used

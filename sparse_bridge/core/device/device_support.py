@@ -11,7 +11,7 @@ from ... import log, settings, state
 from ...kernels.runtime.target import Target
 from ...refusals import Why
 from . import rocm, self_check
-from .selection import forces_kernels, refusal, select
+from .selection import as_on_gpu, forces_kernels, refusal, select
 
 # (device, target, whether keys have 64 bits) of kernels that are about to be used
 FirstUse = Callable[[torch.device, Target, bool], None]
@@ -44,7 +44,7 @@ class Devices:
         Raises: DeviceError for a forced dataflow that cannot be had; never a silent fallback.
         """
         if device.type != "cuda":  # whose driver may be another at the next call
-            if device.type == "cpu" and not forces_kernels():  # as `select` says, but at once
+            if not (as_on_gpu(device) or forces_kernels()):  # as `select` says, but at once
                 return None
             return self._find(device, key64, expands)
         if self._generation != settings.generation:

@@ -131,8 +131,8 @@ class Rulebook(ViewSet):
             self.cache.put("as lists", on_pairs)
         return on_pairs
 
-    def observe(self, observer: Observer) -> None:
-        """Have `observer` hear which views are requested from now on."""
+    def observe(self, observer: Observer | None) -> None:
+        """Have `observer`, or nobody, hear which views are requested from now on."""
         self._observer = observer
 
     def follow(self) -> None:

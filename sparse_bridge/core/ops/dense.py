@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from ...kernels.runtime.target import Target
+from ..device.device_support import kernel_target
+from ..device.precision import KERNEL_DTYPES
+from ..geometry.constants import constant
 from ..maps.rows import Rows, register_grid
 
 
@@ -55,6 +59,9 @@ def to_dense(
     if last_wins:
         coords, features = _last_rows(coords, features, shape)
     if rows is not None and rows.device is not None:
+        register_grid(shape[0])
+        if (target := _target_of(features)) is not None:
+            return _by_kernel(features, coords, shape, rows.device, channels_first, target)
         grid = _rows_in_use(features, coords, shape, rows.device)
     else:
         grid = features.new_zeros((*shape, features.shape[1]))
@@ -64,11 +71,27 @@ def to_dense(
     return grid.permute(0, -1, *range(1, len(shape))).contiguous()
 
 
+def _target_of(features: torch.Tensor) -> Target | None:
+    """The target whose kernel writes the grid; None where torch does, which knows the gradient."""
+    differentiable = torch.is_grad_enabled() and features.requires_grad
+    return None if differentiable or features.dtype not in KERNEL_DTYPES else kernel_target(features.device)
+
+
+def _by_kernel(
+    features: torch.Tensor, coords: torch.Tensor, shape: Sequence[int], last: torch.Tensor, first: bool, target: Target
+) -> torch.Tensor:
+    """The grid of rows 0 .. last, in one launch. first: channels come behind the batch."""
+    from ...kernels.ops.dense_rows import dense_rows
+
+    sizes, channels = constant(tuple(shape), features.device), features.shape[1]
+    grid = features.new_zeros((shape[0], channels, *shape[1:]) if first else (*shape, channels))
+    return dense_rows(features.contiguous(), coords.int().contiguous(), sizes, last, grid, first, target)
+
+
 def _rows_in_use(
     features: torch.Tensor, coords: torch.Tensor, shape: Sequence[int], last: torch.Tensor
 ) -> torch.Tensor:
     """The grid of rows 0 .. last; what is behind them goes into a cell behind the grid."""
-    register_grid(shape[0])
     n_cells = math.prod(shape)
     number = torch.arange(len(coords), device=coords.device)
     index = torch.where(number <= last, _cell_of(coords, shape), n_cells)

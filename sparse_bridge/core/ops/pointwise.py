@@ -29,6 +29,7 @@ from ..conv.plan import ConvForm
 from ..conv.registry import row_kernels
 from ..device import memory_use, rocm
 from ..device.precision import KERNEL_DTYPES
+from ..device.selection import stands_in
 from ..maps.kernel_map import KernelMap
 from ..maps.pair_lists import DevicePairs
 from ..maps.rows import Rows, rows_of_number, scoped_cache
@@ -66,7 +67,7 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     # While compiling first of all: the number of rows is not to be looked at.
     if torch.compiler.is_compiling():
         return (as_operator or rocm.linear)(x, w, bias)
-    if x.device.type not in DEVICES or not by_kernel(x, w, bias):
+    if not (x.device.type in DEVICES or stands_in()) or not by_kernel(x, w, bias):
         if memory.limit is not None:
             _make_room(x, w)
         return rocm.linear(x, w, bias) if transformed() else host_products.linear(x, w, bias)
@@ -96,7 +97,7 @@ def linear_layer(
     if (
         torch.is_grad_enabled()
         or torch.compiler.is_compiling()
-        or x.device.type not in DEVICES
+        or not (x.device.type in DEVICES or stands_in())
         or not by_kernel(x, w, bias)
         or (kmap := identity(x.shape[0], x.device, False)) is None
     ):

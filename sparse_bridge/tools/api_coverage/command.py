@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ...errors import SettingError
+from ...names import meant
 from ...tables import Column, Table
 from .check import CHANGED, EXPLAINED, PRESENT, Surface, check
 from .markdown import page
@@ -43,7 +44,7 @@ def collect(frameworks: list[str]) -> list[Surface]:
     known = list(dict.fromkeys(framework for framework, _, _ in releases()))
     for name in frameworks:
         if name not in known:
-            raise SettingError(f"framework {name!r} is unknown; expected {', '.join(known)}.")
+            raise SettingError(f"framework {name!r} is unknown; expected {', '.join(known)}.{meant(name, known)}")
     return [check(*release) for release in releases() if not frameworks or release[0] in frameworks]
 
 

@@ -8,7 +8,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.adapters.flex_gemm import options
-from sparse_bridge.adapters.flex_gemm.v2 import convolutions
+from sparse_bridge.adapters.flex_gemm.v2 import convolutions, modules
 from sparse_bridge.errors import UnsupportedError
 
 from . import installed
@@ -104,3 +104,48 @@ def test_a_layer_with_other_attributes_says_so(monkeypatch, scene):
         layer = real.nn.SubmanifoldPool3d(reduce="max")
         with pytest.raises(UnsupportedError, match="no attribute 'kernel_size'"):
             layer(*scene)
+
+
+def test_replaced_functions_lead_to_the_original(monkeypatch, scene):
+    real = installed.second(monkeypatch)
+    with sparse_bridge.enable("flex_gemm") as handle:
+        layer = real.nn.SubmanifoldConv3d(4, 8, 3, dilation=1)
+        want = layer(*scene)[0]
+        for module, name in ((real.ops, "submanifold_conv3d"), (real, "submanifold_conv"), (real.ops, "NeighborCache")):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, name, lambda *args: None)
+                with pytest.raises(RuntimeError, match="no kernel image"):
+                    layer(*scene)
+                assert f"{name} is replaced" in str(handle.report())
+        with monkeypatch.context() as patch:  # no step of this layer
+            patch.setattr(real.ops, "sparse_pool3d", lambda *args: None)
+            assert torch.equal(layer(*scene)[0], want)
+
+
+def test_functions_that_were_replaced_before(monkeypatch, scene):
+    real = installed.second(monkeypatch)
+    real.ops.build_neighbor_cache = mine = lambda *args: None
+    with sparse_bridge.enable("flex_gemm"):
+        assert real.ops.build_neighbor_cache is mine
+        with pytest.raises(RuntimeError, match="no kernel image"):
+            real.nn.SubmanifoldConv3d(4, 8, 3, dilation=1)(*scene)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("compiled", (False, True))
+def test_the_standin_refuses_replaced_functions(monkeypatch, scene, name, compiled):
+    sizes, options = LAYERS[name]
+    with sparse_bridge.enable("flex_gemm", mode="standin", profile="2.0"):
+        import flex_gemm
+
+        layer = getattr(flex_gemm.nn, name)(*sizes, **options)
+        run = torch.compile(layer, backend="eager") if compiled else layer
+        want = run(*scene)[0]
+        steps = [modules._LAYERS[name.removesuffix("3d")].function.__name__, "build_neighbor_cache"]
+        steps += [steps[0] + "3d"] * name.endswith("3d")
+        for step in steps:
+            with monkeypatch.context() as patch:
+                patch.setattr(flex_gemm.ops, step, lambda *args: None)
+                with pytest.raises(UnsupportedError, match=f"{step} was replaced"):
+                    run(*scene)
+        assert torch.equal(run(*scene)[0], want)

@@ -13,27 +13,61 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.core import functional
-from sparse_bridge.errors import TensorExpectedError
+from sparse_bridge.errors import DataTypeError, TensorExpectedError
 from tests.adapters.flex_gemm import test_bad_input as flex_gemm_calls
 
 from .programs import APIS, CASES, PARAMETERS, SHAPE, edges, numbers, sites
 
-MESSAGE = r": torch\.Tensor expected for \w+, got numpy\.ndarray; torch\.from_numpy\(\w+\) makes one\.$"
+MESSAGE = r": torch\.Tensor expected for \w+, got {}; torch\.{}\(\w+\) makes one\.$"
 Calls = dict[str, Callable[[], Any]]
 
 
-def check(name: str, call: Callable[[], Any]) -> None:
+class Other:
+    """An array of another library."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self.shape, self.dtype, self.ndim = array, array.shape, array.dtype, array.ndim
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self._array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+
+# What stands where a tensor belongs: how it is made of an array, its name, and what makes a tensor of it.
+KINDS = {
+    "array": (lambda array: array, r"numpy\.ndarray", "from_numpy"),
+    "memmap": (lambda array: array.view(np.memmap), r"numpy(\.\w+)*\.memmap", "from_numpy"),
+    "list": (lambda array: array.tolist(), "list", "tensor"),
+    "tuple": (lambda array: tuple(array.tolist()), "tuple", "tensor"),
+    "other": (Other, r"[\w.]*Other", "from_dlpack"),
+}
+
+
+def check(name: str, call: Callable[[], Any], kind: str = "array") -> None:
     try:
         call()
     except Exception as error:
         assert type(error) is TensorExpectedError, (name, error)
-        assert re.search(MESSAGE, str(error)), (name, error)
+        assert re.search(MESSAGE.format(*KINDS[kind][1:]), str(error)), (name, error)
     else:
         raise AssertionError(f"{name}: no error")
 
 
-@pytest.mark.parametrize(("api", "name"), [case for case in CASES if case[0] != "torch_geometric"])
-def test_programs(api, name):
+OWN_SHAPES = ("torchsparse", "points"), ("functional", "kernel_map"), ("functional", "RelationalConv")  # or tuples
+
+
+@pytest.mark.parametrize(
+    ("api", "name", "kind"),
+    [
+        (*case, kind)
+        for case in CASES
+        for kind in KINDS
+        if case[0] != "torch_geometric" and (kind == "array" or case not in OWN_SHAPES)
+    ],
+)
+def test_programs(api, name, kind):
     enter, programs = APIS[api]
     program, tensors = programs[name]
     given = {key: torch.nn.Parameter(value) if key in PARAMETERS else value for key, value in tensors.items()}
@@ -41,14 +75,20 @@ def test_programs(api, name):
         program(module, **given)()
         for key in given:
             if key not in PARAMETERS:
-                with_array = {**given, key: tensors[key].numpy()}
-                check(key, lambda arguments=with_array: program(module, **arguments)())
+                with_array = {**given, key: KINDS[kind][0](tensors[key].numpy())}
+                check(key, lambda arguments=with_array: program(module, **arguments)(), kind)
 
 
 def _spconv(sp: Any) -> Calls:
     x, array = sp.SparseConvTensor(numbers(40, 8), sites(), list(SHAPE), 2), numbers(40, 8).numpy()
     moved = sp.SparseConvTensor(numbers(40, 8), sites(), list(SHAPE), 2)
     moved.indices = sites().numpy()
+    listed = sp.SparseConvTensor(numbers(40, 8), sites(), list(SHAPE), 2)
+    listed.indices = None
+    with pytest.raises(TensorExpectedError, match="expected for indices, got NoneType"):
+        sp.SubMConv3d(8, 8, 3)(listed)
+    with pytest.raises(DataTypeError, match=r"sparse_add takes SparseConvTensors, got ndarray"):
+        importlib.import_module("spconv.pytorch.functional").sparse_add(x, array)
     return {
         "replace_feature": lambda: sp.SubMConv3d(8, 8, 3)(x.replace_feature(array)),
         "one offset": lambda: sp.SubMConv3d(8, 8, 1)(x.replace_feature(array)),
@@ -56,6 +96,8 @@ def _spconv(sp: Any) -> Calls:
         "features": lambda: setattr(x, "features", array),
         "indices": lambda: sp.SubMConv3d(8, 8, 3)(moved),
         "+=": lambda: x.__iadd__(array),
+        "sum": lambda: x + array,
+        "from_dense": lambda: sp.SparseConvTensor.from_dense(np.ones((1, 3, 3, 3, 2), np.float32)),
     }
 
 
@@ -72,8 +114,6 @@ def _spconv_standin(sp: Any) -> Calls:
     table = importlib.import_module("spconv.pytorch.hash").HashTable(torch.device("cpu"), torch.int32, torch.int32, 64)
     return {
         **_spconv(sp),
-        "from_dense": lambda: sp.SparseConvTensor.from_dense(np.ones((1, 3, 3, 3, 2), np.float32)),
-        "sum": lambda: sp.SparseConvTensor(x, sites(), shape, 2) + x.numpy(),
         "pairs": lambda: lists(sites().numpy()),
         "conv of an array": lambda: ops.indice_conv(x.numpy(), weight, pairs, counts, 40, False, True),
         "conv by an array": lambda: ops.indice_conv(x, weight.numpy(), pairs, counts, 40, False, True),

@@ -12,12 +12,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from ....core.traced import between_graphs
 from ....core.traced.scripts import refuse_script
 from ....errors import UnsupportedError
+from ...call_stats import note
 from ...channels import check_channels
 from ..arguments import per_axis
 from ..errors import ArgumentValueError
 from . import convolutions, pools, resize
+from .steps import replaced
 
 __all__ = [
     "SparseConv",
@@ -54,10 +57,14 @@ _LAYERS = {
 }
 
 
-def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
-    """`forward` of the layer of that name, for any object with its attributes.  dimension: of the
-    numbered forms, in which one integer stands for all axes."""
+def forward_of(name: str, dimension: int | None, original: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """`forward` of the layer of that name, for any object with its attributes.
+
+    dimension: of the numbered forms, in which one integer stands for all axes.  original: FlexGEMM's own, which
+    runs where a program has replaced a function that it goes through; None: UnsupportedError.
+    """
     spec = _LAYERS[name]
+    step = spec.function.__name__
 
     def attributes_of(layer: Any) -> dict[str, Any]:
         attributes = {"dimension": dimension}
@@ -72,9 +79,23 @@ def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
             attributes.update({choice: getattr(layer, choice, None) for choice in _CHOICES})
         return attributes
 
+    def elsewhere(layer: Any, function: str, *args: Any) -> Any:
+        if original is None:
+            raise UnsupportedError(
+                f"{function} was replaced; {type(layer).__name__} of this stand-in does not call it. "
+                "Override the layer's forward, or put the original function back."
+            )
+        note("flex_gemm", type(layer).__name__, f"{function} is replaced")
+        return original(layer, *args)
+
+    @between_graphs
     def submanifold(self: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None) -> Any:
+        function = replaced(step, dimension or getattr(type(self), "dimension", None))
+        if function is not None:
+            return elsewhere(self, function, feats, coords, shape, neighbor_cache)
         return spec.function(feats, coords, shape, neighbor_cache=neighbor_cache, **attributes_of(self))
 
+    @between_graphs
     def forward(
         self: Any,
         feats: Any,
@@ -84,6 +105,9 @@ def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
         output_shape: Any = None,
         neighbor_cache: Any = None,
     ) -> Any:
+        function = replaced(step, dimension or getattr(type(self), "dimension", None))
+        if function is not None:
+            return elsewhere(self, function, feats, coords, shape, output_coords, output_shape, neighbor_cache)
         return spec.function(
             feats,
             coords,

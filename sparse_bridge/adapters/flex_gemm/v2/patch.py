@@ -1,19 +1,20 @@
 """Seams of an installed FlexGEMM 2.0: `forward` of its layers, and its functions in every module of
 the package that has them.
 
-A function that a program imported by name before `enable()` is not reached; layers always are.
+A function that a program imported by name before `enable()` is not reached; layers are, unless a
+program has replaced a function that they go through.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-import sys
-import types
 from typing import Any
 
 from ...base import Patch
 from ..options import switch
 from . import functions, modules
+from .steps import held, is_theirs, modules_of
 
 _VERSIONS = "2.0"
 _OLD = "sparse_submanifold_conv3d"
@@ -23,26 +24,17 @@ def patches(package: Any) -> list[Patch]:
     """Patches for the FlexGEMM 2.0 that is imported as `package`."""
     result = _layers(importlib.import_module("flex_gemm.nn"))
     ops = importlib.import_module("flex_gemm.ops")
-    for owner in _modules(package.__name__):
+    for owner in modules_of(package.__name__):
         result += [
             Patch(owner, name, function, "functions and caches", _VERSIONS)
             for name, function in functions.NAMES.items()
-            if not isinstance(vars(owner).get(name, owner), types.ModuleType)
+            if held(owner, name) and is_theirs(owner, name)
         ]
     spconv = getattr(ops, "spconv", None)
     if hasattr(spconv, _OLD):
         old = functions.sparse_submanifold_conv3d
         result.append(Patch(spconv, _OLD, old, "a name of 1.x", _VERSIONS))
     return result + switch("flex_gemm.config", "SPCONV_ALLOW_TF32", _VERSIONS)
-
-
-def _modules(package: str) -> list[types.ModuleType]:
-    """Those of the package that are imported: all that its own `__init__` takes functions from."""
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] == package and isinstance(module, types.ModuleType)
-    ]
 
 
 def _layers(nn: Any) -> list[Patch]:
@@ -52,6 +44,6 @@ def _layers(nn: Any) -> list[Patch]:
         theirs = getattr(nn, name, None)
         if theirs is not None:
             base_name = name[:-2] if ours.dimension else name
-            forward = modules.forward_of(base_name, ours.dimension)
-            result.append(Patch(theirs, "forward", forward, "layers", _VERSIONS))
+            forward = functools.partial(modules.forward_of, base_name, ours.dimension)
+            result.append(Patch(theirs, "forward", forward, "layers", _VERSIONS, wraps=True))
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ....core.device.selection import ordered_as_on_gpu
 from .switches import uses_direct_table
 
 __all__ = ["ORDERS", "is_original", "order_of_layer", "row_order"]
@@ -35,7 +36,8 @@ def order_of_layer(layer: Any, x: Any) -> str:
     """`row_order` of a convolution or pool on a tensor."""
     switches = getattr(x, "_switches", None)  # tensors of the stand-in know theirs
     table, device = uses_direct_table(switches), x.indices.device
-    return row_order(layer.algo, table, device.type, switches is None)
+    kind = "gpu" if ordered_as_on_gpu(device) else device.type
+    return row_order(layer.algo, table, kind, switches is None)
 
 
 def is_original() -> bool:

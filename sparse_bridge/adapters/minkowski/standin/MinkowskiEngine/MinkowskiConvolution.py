@@ -181,10 +181,11 @@ class MinkowskiConvolutionBase(KernelLayer):
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
         layer_name, manager = type(self).__name__, input._manager
-        try:  # attributes of a module are found five times slower
-            kernel, bias = self._parameters["kernel"], self._parameters["bias"]
-        except KeyError:  # reparametrised
+        parameters, kind = self._parameters, type(self)  # as `hooks.parameters_of`, without a call
+        if "kernel" not in parameters or "bias" not in parameters or hasattr(kind, "kernel") or hasattr(kind, "bias"):
             kernel, bias = self.kernel, self.bias
+        else:
+            kernel, bias = parameters["kernel"], parameters["bias"]
         compiling = torch.compiler.is_compiling()
         if self.use_mm:
             output = input._with(pointwise(input._F, kernel, bias, layer_name, self))

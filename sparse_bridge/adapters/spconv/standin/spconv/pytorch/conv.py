@@ -195,10 +195,11 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
         if isinstance(input, Proxy):
             more = () if add_input is None else (add_input,)
             return as_node(self, input, input, *more)
-        try:  # five times faster than attributes
-            weight, bias = self._parameters["weight"], self._parameters["bias"]
-        except KeyError:  # one is computed
+        parameters, kind = self._parameters, type(self)  # as `hooks.parameters_of`, without a call
+        if "weight" not in parameters or "bias" not in parameters or hasattr(kind, "weight") or hasattr(kind, "bias"):
             weight, bias = self.weight, self.bias
+        else:
+            weight, bias = parameters["weight"], parameters["bias"]
         check = self._check_inverse_reuse_valid if self.inverse else self._check_subm_reuse_valid
         forward = getattr(self._conv_forward, "__func__", None)
         if forward is conv_forward and getattr(check, "__func__", None) in keys.OUR_CHECKS:

@@ -6,6 +6,13 @@ import torch
 from torch import nn
 from torchsparse.nn import functional as F
 from torchsparse.nn.functional.conv.conv import conv3d
+from torchsparse.nn.functional.conv.kmap import (
+    build_kernel_map,
+    convert_transposed_out_in_map,
+    spdownsample,
+    spupsample_generative,
+    transpose_kernel_map,
+)
 from torchsparse.utils.utils import make_ntuple
 
 from sparse_bridge.adapters.channels import check_channels
@@ -97,15 +104,16 @@ class Conv3d(nn.Module):
 
     def convolves_alone(self):
         """Whether `forward` is a convolution of ours and nothing else."""
-        return type(self).forward is _FORWARD and F.conv3d is conv3d
+        return type(self).forward is _FORWARD and _ours()
 
     def arguments(self):
         """What `convolve` takes: kernel, bias, spec, config."""
         state = self.__dict__  # a pickle of another release lacks some
-        parameters = self._parameters
-        kernel, bias = parameters.get("kernel"), parameters.get("bias")
-        if kernel is None:  # parametrised, or a plain attribute
+        parameters, kind = self._parameters, type(self)  # as `hooks.parameters_of`, without a call
+        if "kernel" not in parameters or "bias" not in parameters or hasattr(kind, "kernel") or hasattr(kind, "bias"):
             kernel, bias = self.kernel, self.bias
+        else:
+            kernel, bias = parameters["kernel"], parameters["bias"]
         spec = spec_of(
             self.kernel_size,
             self.stride,
@@ -117,12 +125,12 @@ class Conv3d(nn.Module):
         return kernel, bias, spec, state.get("_config", state.get("config"))
 
     def forward(self, input):
-        if F.conv3d is not conv3d:
+        if not _ours():
             return self._elsewhere(input)
         return convolve(input, *self.arguments())
 
     def _elsewhere(self, input):
-        """Through the function that somebody has put in the place of `F.conv3d`."""
+        """Through the function that somebody has put in the place of `F.conv3d`; ours refuses other steps."""
         state = self.__dict__
         padding, generative = state.get("padding", 0), state.get("generative", False)
         config = state.get("_config", state.get("config"))
@@ -135,6 +143,18 @@ class Conv3d(nn.Module):
         elif release.name == "2.0" and config is not None:
             options |= config
         return F.conv3d(input, self.kernel, self.kernel_size, **options)
+
+
+def _ours():
+    """Whether nobody has replaced `F.conv3d`, or what the original's goes through."""
+    return (
+        F.conv3d is conv3d
+        and F.build_kernel_map is build_kernel_map
+        and F.spdownsample is spdownsample
+        and F.spupsample_generative is spupsample_generative
+        and F.transpose_kernel_map is transpose_kernel_map
+        and F.convert_transposed_out_in_map is convert_transposed_out_in_map
+    )
 
 
 _FORWARD = Conv3d.forward  # programs may put another one there

@@ -1,0 +1,221 @@
+"""Operations of torch as a recorder writes them down: memory and views as they are, what is known now as a
+constant, and what networks do between layers as launches of kernels of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ...core.ops import pointwise
+from ...kernels.maps.radix_order import radix_order
+from ...kernels.ops.elementwise import elementwise
+from ..plugin_checks import ExportError
+from .recorder import Recorder
+
+_aten = torch.ops.aten
+_MEMORY = {_aten.empty, _aten.new_empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty_strided}
+_FILLED = {_aten.zeros: 0, _aten.new_zeros: 0, _aten.zeros_like: 0, _aten.ones: 1, _aten.new_ones: 1}
+_BY_VALUE = {_aten.full: 1, _aten.new_full: 2, _aten.full_like: 1}  # the argument that is the value
+_SAME = {_aten.lift_fresh, _aten.lift, _aten._unsafe_view, _aten.detach}
+# Views by which rows could be told apart by their numbers, with the argument that is the axis.
+_BY_NUMBER = {
+    _aten.slice: 1,
+    _aten.select: 1,
+    _aten.narrow: 1,
+    _aten.split: 2,
+    _aten.split_with_sizes: 2,
+    _aten.unbind: 1,
+    _aten.unfold: 1,
+}
+_BINARY = {"add": "add", "add_": "add", "sub": "sub", "sub_": "sub", "mul": "mul", "mul_": "mul"}
+_SORTED_BITS = {torch.int32: 31, torch.int64: 63, torch.uint8: 8, torch.int16: 15}
+_COMPUTED = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operation, after whatever computes it has been written down.
+
+    Raises: ExportError for what no kernel of ours computes, with the module and the line.
+    """
+    packet = func.overloadpacket
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if packet in _MEMORY:
+        return _written(it, func(*args, **kwargs))
+    if packet in _FILLED or packet in _BY_VALUE:
+        return _filled(it, func, args, kwargs)
+    if func.is_view or packet in _SAME:
+        _check_view(it, packet, tensors, args, result := func(*args, **kwargs))
+        return result
+    if not any(map(it.is_written, tensors)):
+        return func(*args, **kwargs)  # of constants
+    name = packet.__name__
+    changes_constant = func._schema.is_mutable and not it.is_written(tensors[0])
+    handler = None if changes_constant else _HANDLERS.get(name)
+    result = NotImplemented if handler is None else handler(it, name, args, kwargs)
+    if result is NotImplemented:
+        shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in tensors)
+        raise ExportError(
+            f"{it.where()} calls {func} of {shapes}, which no kernel of a GPU package computes. Package the part of "
+            "the model without it, or compute it in the program that plays the package."
+        )
+    return result
+
+
+def _written(it: Recorder, tensor: torch.Tensor) -> torch.Tensor:
+    it.index_of(tensor, written=True)
+    return tensor
+
+
+def _filled(it: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Zeros and the like: memory, and a step that fills it."""
+    packet = func.overloadpacket
+    like = func(*args, **kwargs) if packet in _FILLED or args else func(**kwargs)
+    value = _FILLED[packet] if packet in _FILLED else args[_BY_VALUE[packet]]
+    tensor = it.new(like.shape, like.dtype)
+    it.fill(tensor, value)
+    return tensor
+
+
+def _check_view(it: Recorder, packet: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any], result: Any) -> None:
+    """Raises ExportError where a view tells rows apart by their numbers: there may be fewer rows."""
+    x = tensors[0]
+    if not (it.rows and x.ndim and x.is_floating_point() and it.is_written(x)):
+        return
+    axis = _BY_NUMBER.get(packet)
+    if axis is not None:
+        number = args[axis] if len(args) > axis else 0
+        whole = isinstance(result, torch.Tensor) and result.shape == x.shape
+        wrong = x.shape[number] in it.rows and not whole
+    else:
+        wrong = x.shape[0] in it.rows and isinstance(result, torch.Tensor) and x.shape[0] not in result.shape
+    if wrong:
+        raise ExportError(
+            f"{it.where()} takes rows of {list(x.shape)} by their numbers ({packet.__name__}); how many there are is "
+            "known on the GPU alone. Leave rows to layers and heads that treat all of them alike."
+        )
+
+
+def _computes(*tensors: torch.Tensor) -> bool:
+    """Whether the kernel takes these dtypes together."""
+    floats = [t.is_floating_point() for t in tensors]
+    known = all(t.dtype in (*_COMPUTED, torch.int32, torch.int64) for t in tensors)
+    return known and (all(floats) or not any(floats))
+
+
+def _run(it: Recorder, operation: str, operands: Sequence[torch.Tensor], y: torch.Tensor) -> Any:
+    if not _computes(*operands, y):
+        return NotImplemented
+    with it:
+        return elementwise(operation, operands, y, it.target)
+
+
+def _binary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    a, b = args[:2]
+    if kwargs.get("alpha", 1) != 1:
+        return NotImplemented
+    if not isinstance(b, torch.Tensor):
+        if isinstance(b, float) and not a.is_floating_point():
+            return NotImplemented
+        b = torch.tensor(b, dtype=torch.float32 if a.is_floating_point() else a.dtype)
+    if not isinstance(a, torch.Tensor) or not _computes(a, b):
+        return NotImplemented
+    inplace = name.endswith("_")
+    dtype = a.dtype if inplace or b.ndim == 0 else torch.result_type(a, b)
+    y = a if inplace else it.new(torch.broadcast_shapes(a.shape, b.shape), dtype)
+    return _run(it, _BINARY[name], [a, b], y)
+
+
+def _unary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    x, inplace = args[0], name.endswith("_")
+    if name.startswith("gelu") and kwargs.get("approximate", "none") != "none":
+        return NotImplemented
+    return _run(it, name.removesuffix("_"), [x], x if inplace else it.new(x.shape, x.dtype))
+
+
+def _product(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """x @ w + bias, of rows by a constant."""
+    x, w = args[-2:]
+    bias = args[0] if name == "addmm" else None
+    scaled = set(kwargs.values()) - {1}
+    constants = [w] if bias is None else [w, bias]
+    if scaled or any(map(it.is_written, constants)) or not x.is_contiguous() or (bias is not None and bias.ndim != 1):
+        return NotImplemented
+    if x.shape[0] not in it.rows or not pointwise.by_kernel(x, w, bias):
+        return NotImplemented
+    with it:
+        return pointwise.linear(x, w, bias)
+
+
+def _norm(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Batch norm by statistics that are known: (y, mean, invstd), of which the last two are not."""
+    x, weight, bias, mean, var, training, _, eps = args
+    if training or mean is None or x.ndim != 2 or x.dtype not in _COMPUTED:
+        return NotImplemented
+    scale = torch.rsqrt(var.float() + eps) * (1.0 if weight is None else weight.float())
+    wide, y = it.new(x.shape, torch.float32), it.new(x.shape, x.dtype)
+    _run(it, "sub", [x, mean.float()], wide)
+    _run(it, "mul", [wide, scale], wide)
+    _run(it, "add", [wide, torch.zeros_like(scale) if bias is None else bias.float()], y)
+    return y, mean.new_empty(0), mean.new_empty(0)
+
+
+def _copy_(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _run(it, "copy", [args[1]], args[0])
+
+
+def _copied(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """clone, to another dtype or both."""
+    x, dtype = args[0], kwargs.get("dtype") or args[0].dtype
+    if kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
+        return NotImplemented
+    return _run(it, "copy", [x], it.new(x.shape, dtype))
+
+
+def _cat(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    parts = [part for part in args[0] if part.numel()]
+    axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % parts[0].ndim
+    if axis == 0 or len({part.dtype for part in parts}) > 1:  # rows behind rows that may not be there
+        return NotImplemented
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    y, at = it.new(shape, parts[0].dtype), 0
+    for part in parts:
+        if _run(it, "copy", [part], y.narrow(axis, at, part.shape[axis])) is NotImplemented:
+            return NotImplemented
+        at += part.shape[axis]
+    return y
+
+
+def _sort(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    keys = args[0]
+    if keys.ndim != 1 or keys.dtype not in _SORTED_BITS or kwargs.get("descending") or not kwargs.get("stable"):
+        return NotImplemented
+    order, nothing = it.new(keys.shape, torch.int64), it.new(keys.shape, keys.dtype)
+    it.storages[it.index_of(nothing)].usable = False  # nobody needs them
+    with it:
+        radix_order(keys.contiguous(), order, _SORTED_BITS[keys.dtype], it.target)
+    return nothing, order
+
+
+def _fill(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    x, value = args[0], 0 if name == "zero_" else args[1]
+    if isinstance(value, torch.Tensor) or not x.is_contiguous():
+        return NotImplemented
+    it.fill(x, value)
+    return x
+
+
+_HANDLERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(("relu", "relu_", "sigmoid", "sigmoid_", "silu", "silu_", "gelu", "gelu_"), _unary),
+    **dict.fromkeys(("mm", "addmm"), _product),
+    "native_batch_norm": _norm,
+    **dict.fromkeys(("clone", "_to_copy"), _copied),
+    **dict.fromkeys(("fill_", "zero_"), _fill),
+    "copy_": _copy_,
+    "cat": _cat,
+    "sort": _sort,
+}

@@ -1,0 +1,202 @@
+"""A network as a program for one target: recorded over a padded input, with a place for everything."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import settings
+from ...core.capture import padded
+from ...core.capture.captured_maps import builder_over, pad_input
+from ...core.capture.padded import GRID, PaddedInput
+from ...core.conv.waiting import materialize
+from ...core.device import selection
+from ...core.device.device_support import kernel_target
+from ...kernels.maps.hash_table import FLAGS
+from ...kernels.runtime.target import Target, described
+from ...refusals import Refusal
+from ..package_scenes import tensors_of
+from ..plugin_checks import ExportError
+from . import operations
+from .learning import inputs_of, learn, rows_of_levels
+from .memory_plan import Life, plan
+from .package_file import ADDRESS, DTYPES, MOST_DIMS, Arg, Constant, Level, Program, Step, Tensor
+from .recorder import Recorder, Storage
+from .stand_in import driving
+
+_CPU = torch.device("cpu")
+_OFFSET = (1 << 48) - 1
+_one_at_a_time = threading.Lock()  # Triton's driver and the plans of layers are the process's
+
+
+def target_of(name: str) -> Target:
+    """The target of a name like "cuda:87" or "hip:gfx942". Raises ExportError."""
+    backend, _, arch = name.partition(":")
+    if backend not in ("cuda", "hip") or not arch or (backend == "cuda") != arch.isdigit():
+        raise ExportError(f"target {name!r}; expected cuda: with a compute capability (cuda:87), or hip:gfx942.")
+    return described(f"sm_{arch}" if backend == "cuda" else arch)
+
+
+def record(model: nn.Module, inputs: Sequence[torch.Tensor], rows: int, name: str) -> Program:
+    """The program of a model for the target `name`, with memory for inputs of `rows` rows.
+
+    model: in eval mode, from features and coordinates to tensors.  inputs: of an example, by which levels
+        are taken to grow.
+    Raises: ExportError for what the model computes that no kernel does, with its line.
+    """
+    own, (features_at, coords_at) = target_of(name), inputs_of(inputs)
+    features, coords = inputs[features_at], inputs[coords_at]
+    call = _in_order(model, coords_at)
+    with _one_at_a_time, torch.no_grad(), selection.standing_in(name):
+        it = Recorder(own, model, operations.lower)
+        with driving(own, it):
+            target = kernel_target(_CPU)
+            if target is None:
+                dataflow = settings.get().dataflow
+                raise ExportError(f"the dataflow {dataflow} is forced, which is not for GPUs; expected auto.")
+            recording = learn(call, features, coords)
+            padded_input = pad_input(coords[:0], rows, recording)
+            wide = torch.zeros((rows, features.shape[1]), dtype=features.dtype)
+            for tensor in (wide, padded_input.coords, padded_input.count):
+                it.index_of(tensor, written=True)
+            padded_input.likely = rows_of_levels(recording, rows)
+            try:
+                outputs = _run(it, call, padded_input, wide, target)
+            except Refusal as refusal:
+                raise ExportError(f"{it.where(refusal)} cannot be recorded: {refusal}") from refusal
+        names = list(inspect.signature(model.forward).parameters)
+        return _program(
+            it, name, padded_input, [(names[coords_at], padded_input.coords), (names[features_at], wide)], outputs
+        )
+
+
+def _in_order(model: nn.Module, coords_at: int) -> Any:
+    """The model as a function of features and coordinates."""
+    return model if coords_at == 1 else lambda features, coords: model(coords, features)
+
+
+def _run(it: Recorder, call: Any, padded_input: PaddedInput, wide: torch.Tensor, target: Target) -> list[torch.Tensor]:
+    """Record the maps and the model; its outputs."""
+    recording = padded_input.recording
+    assert recording.box is not None
+    with it:
+        builder = builder_over(padded_input, recording.box, target, tuple(recording.steps))
+        if not builder.lay_out(padded_input):
+            raise ExportError("how large the levels of the network get cannot be told from the example.")
+        padded_input.prepared = builder.queued(), builder.coords()
+        it.rows = {capacity: level for level, capacity in padded_input.capacities.items()}
+        with padded.using(padded_input):
+            outputs = [materialize(tensor) for tensor in tensors_of(call(wide, padded_input.coords.detach()))]
+            return [output.contiguous() for output in outputs]
+
+
+class _Places:
+    """Where storages lie in the block."""
+
+    def __init__(self, it: Recorder, kept: set[int]) -> None:
+        """kept: storages that are the caller's before or after a run."""
+        last = len(it.steps)
+        lives, self._indices = [], list[int]()
+        for index, storage in enumerate(it.storages):
+            if storage.begin < 0 and index not in kept:
+                continue
+            always = index in kept or not storage.written
+            self._indices.append(index)
+            lives.append(Life(storage.size, 0 if always else storage.begin, last if always else storage.end))
+        planned = plan(lives)
+        self.at, self.size = dict(zip(self._indices, planned.offsets, strict=True)), planned.size
+
+    def of(self, address: int) -> int:
+        """The offset in the block of what a recorder calls so."""
+        return self.at[address >> 48] + (address & _OFFSET)
+
+    def step(self, step: Step) -> Step:
+        """A step with its places."""
+        args = tuple(Arg(*arg[:2], self.of(arg.value)) if arg.kind == ADDRESS else arg for arg in step.args)
+        return step._replace(args=args, to=self.of(step.to) if step.size else 0)
+
+
+def _program(
+    it: Recorder,
+    name: str,
+    padded_input: PaddedInput,
+    inputs: Sequence[tuple[str, torch.Tensor]],
+    outputs: Sequence[torch.Tensor],
+) -> Program:
+    assert padded_input.counters is not None and padded_input.flags is not None
+    kept = [*[tensor for _, tensor in inputs], *outputs, padded_input.count, padded_input.flags]
+    if padded_input.lengths:
+        kept.append(padded_input.counters)
+    places = _Places(it, {it.index_of(tensor) for tensor in kept})
+
+    def at(tensor: torch.Tensor) -> int:
+        index = it.index_of(tensor)
+        return places.at[index] + tensor.data_ptr() - it.storages[index].base
+
+    constants, relocations = _constants(it, places)
+    levels, counters_at = [], at(padded_input.counters) if padded_input.lengths else 0
+    deeper = [(level, capacity) for level, capacity in padded_input.capacities.items() if level]
+    for (level, capacity), length in zip(deeper, padded_input.lengths, strict=True):
+        levels.append(Level(level, capacity, counters_at))
+        counters_at += 4 * length
+    assert FLAGS == 4
+    return Program(
+        name,
+        places.size,
+        len(padded_input.coords),
+        at(padded_input.count),
+        at(padded_input.flags),
+        tuple(kernel for _, kernel in it.kernels.values()),
+        tuple(map(places.step, it.steps)),
+        constants,
+        relocations,
+        tuple(_tensor(label, tensor, 0, at(tensor)) for label, tensor in inputs),
+        tuple(_output(i, tensor, padded_input, at(tensor)) for i, tensor in enumerate(outputs)),
+        tuple(levels),
+    )
+
+
+def _constants(it: Recorder, places: _Places) -> tuple[tuple[Constant, ...], tuple[tuple[int, int], ...]]:
+    """(what lies in the block beforehand, addresses among that)."""
+    constants, relocations = [], list[tuple[int, int]]()
+    for index, place in places.at.items():
+        storage = it.storages[index]
+        if storage.written or not storage.size:
+            continue
+        content = storage.content()
+        if storage.reaches:
+            content = _relocated(it, storage, content, place, places, relocations)
+        constants.append(Constant(place, content))
+    return tuple(constants), tuple(relocations)
+
+
+def _relocated(
+    it: Recorder, storage: Storage, content: bytes, place: int, places: _Places, relocations: list[tuple[int, int]]
+) -> bytes:
+    """The same with zeros for addresses, which are added to `relocations`."""
+    values = storage.values(torch.int64).tolist()
+    for i, value in enumerate(values):
+        target = it.storage_at(value)
+        if target is not None and it.storages[target[0]] in storage.reaches:
+            relocations.append((place + 8 * i, places.at[target[0]] + target[1]))
+            content = content[: 8 * i] + bytes(8) + content[8 * i + 8 :]
+    return content
+
+
+def _tensor(label: str, tensor: torch.Tensor, level: int, place: int) -> Tensor:
+    if tensor.dtype not in DTYPES or not 1 <= tensor.ndim <= MOST_DIMS or not tensor.numel():
+        raise ExportError(f"{label} is {tensor.dtype} {list(tensor.shape)}, which a GPU package does not hand out.")
+    return Tensor(label, tensor.dtype, level, tuple(tensor.shape), place)
+
+
+def _output(number: int, tensor: torch.Tensor, padded_input: PaddedInput, place: int) -> Tensor:
+    try:
+        level = padded_input.level_of(tensor)
+    except Refusal as refusal:
+        raise ExportError(f"output {number} of the model: {refusal}") from refusal
+    return _tensor(f"output{number}", tensor, -1 if level == GRID else level, place)

@@ -1,0 +1,67 @@
+"""Forms of the kernels that do for programs without torch what torch does elsewhere: sorts, copies, sums and
+dense grids."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from ...kernels.maps import radix_order
+from ...kernels.ops import dense_rows, elementwise
+from ...kernels.runtime.launch import Kernel
+from ...kernels.runtime.target import Target
+from .forms import ALIGNS, Form, Space, make
+
+_SILENT = ("align",)
+_FLAG = (False, True)
+_AXES = (3, 2, 1, 4)
+_CHANNELS = (64, 32, 16)  # of a program
+_DIGITS = 1 << radix_order.BITS
+
+
+def _dense(dtype: str, channels: int, axes: int, first: bool, align: str) -> Form:
+    constants = (axes, first, dense_rows._ROWS, channels)
+    return make(dense_rows.dense_rows_kernel, constants, dense_rows.OPTIONS, align=align, x=dtype, y=dtype)
+
+
+def _elementwise(dtypes: tuple[str, str, str], operation: int, align: str) -> Form:
+    """dtypes: of both operands and of the result."""
+    a, b, y = dtypes
+    constants = (operation, any("fp" in dtype or dtype == "bf16" for dtype in (a, y)), elementwise._BLOCK)
+    types = {"a": a, "b": b, "y": y}
+    return make(elementwise.elementwise_kernel, constants, elementwise.OPTIONS, align=align, **types)
+
+
+def _digit(kernel: Kernel, key: str, first: bool, order: str, align: str) -> Form:
+    types = {"key": key, **({"next": order} if kernel is radix_order.place_kernel else {})}
+    constants = (first, _DIGITS, radix_order._BLOCK)
+    return make(kernel, constants, radix_order.OPTIONS, align=align, **types)
+
+
+def _unary(dtype: str, operation: int, align: str) -> Form:
+    return _elementwise((dtype, dtype, dtype), operation, align)
+
+
+def _scan(align: str) -> Form:
+    return make(radix_order.scan_kernel, (radix_order._SCAN,), radix_order.OPTIONS, align=align)
+
+
+def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
+    """The spaces of each of them."""
+    floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
+    aligns = {"align": ALIGNS}
+    grids = {"dtype": floats, "channels": _CHANNELS, "axes": _AXES, "first": _FLAG, **aligns}
+    yield dense_rows.dense_rows_kernel, [Space(grids, _dense, silent=_SILENT)]
+    same = [(dtype, dtype, dtype) for dtype in (*floats, "i32", "i64")]
+    mixed = [(a, b, y) for a in floats for b in floats for y in floats if len({a, b, y}) > 1]
+    integers = [(a, b, y) for a in ("i32", "i64") for b in ("i32", "i64") for y in ("i32", "i64") if len({a, b, y}) > 1]
+    names = elementwise.OPERATIONS
+    exact, others = range(names.index("sigmoid")), range(names.index("sigmoid"), len(names))
+    spaces = {"dtypes": (*same, *mixed, *integers), "operation": tuple(exact), **aligns}
+    unary = {"dtype": floats, "operation": tuple(others), **aligns}
+    both = [Space(spaces, _elementwise, silent=_SILENT), Space(unary, _unary, silent=_SILENT)]
+    yield elementwise.elementwise_kernel, both
+    keys = {"key": ("i64", "i32", "i16", "u8"), "first": _FLAG, "order": ("i32", "i64"), **aligns}
+    for kernel in (radix_order.count_kernel, radix_order.place_kernel):
+        yield kernel, [Space(keys, functools.partial(_digit, kernel), silent=_SILENT)]
+    yield radix_order.scan_kernel, [Space(aligns, _scan, silent=_SILENT)]

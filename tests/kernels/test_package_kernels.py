@@ -1,0 +1,118 @@
+"""Kernels that do without torch what torch does elsewhere: sorts, copies, sums and dense grids."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sparse_bridge.errors import KernelError
+from sparse_bridge.kernels.maps.radix_order import radix_order
+from sparse_bridge.kernels.ops.dense_rows import dense_rows
+from sparse_bridge.kernels.ops.elementwise import elementwise, merged
+from sparse_bridge.kernels.runtime import target as targets
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
+HALVES = (torch.float32, torch.float16)
+
+
+@pytest.fixture
+def target(kernel_lane):
+    return targets.of(torch.empty(0, device=kernel_lane.device).device)
+
+
+@pytest.mark.parametrize("rows", [1, 511, 512, 513, 1300])
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.int32, 31), (torch.int64, 37), (torch.uint8, 8), (torch.int16, 15)])
+def test_an_order_is_torchs(kernel_lane, target, rows, dtype, bits):
+    generator = torch.Generator().manual_seed(rows)
+    most = 2**bits if rows % 2 else 40  # keys that differ, and many that are equal
+    keys = torch.randint(0, most, (rows,), generator=generator).to(dtype).to(kernel_lane.device)
+    keys[rows // 2] = 2**bits - 1
+    for kind in (torch.int32, torch.int64):
+        order = torch.full((rows,), -7, dtype=kind, device=keys.device)
+        radix_order(keys, order, bits, target)
+        assert torch.equal(order.long(), torch.sort(keys, stable=True).indices)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [1, 63, 300])
+def test_sums_products_and_copies(kernel_lane, target, rows, dtype):
+    generator, device = torch.Generator().manual_seed(rows), kernel_lane.device
+    a = torch.randn(rows, 17, generator=generator).to(dtype).to(device)
+    wide = torch.randn(rows, 40, generator=generator).to(dtype).to(device)
+    b, vector = wide[:, 5:22], wide[0, :17]
+    for name, operands, wanted in [
+        ("copy", [b], b),
+        ("add", [a, b], a + b),
+        ("sub", [a, vector], a - vector),
+        ("mul", [a, torch.tensor(1.7, device=device)], a * 1.7),
+        ("relu", [a], a.relu()),
+    ]:
+        y = torch.full((rows, 17), float("nan"), dtype=dtype, device=device)
+        assert torch.equal(elementwise(name, operands, y, target), wanted), name
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu"])
+def test_activations(kernel_lane, target, dtype, name):
+    x = torch.linspace(-9, 9, 501).to(dtype).to(kernel_lane.device)
+    y = elementwise(name, [x], torch.empty_like(x), target)
+    wanted = {"sigmoid": torch.sigmoid, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}[name](
+        x.double()
+    )
+    assert (y.double() - wanted).abs().max() < (2e-6 if dtype == torch.float32 else 4e-3)
+
+
+def test_only_the_part_is_written(kernel_lane, target):
+    x = torch.arange(70.0, device=kernel_lane.device).view(10, 7)
+    y = torch.full((10, 20), -1.0, device=kernel_lane.device)
+    elementwise("copy", [x], y[:, 3:10], target)
+    assert torch.equal(y[:, 3:10], x) and (y[:, :3] == -1).all() and (y[:, 10:] == -1).all()
+
+
+def test_casts_and_permutations(kernel_lane, target):
+    x = torch.randn(2, 3, 4, 5, device=kernel_lane.device)
+    y = torch.empty(2, 4, 5, 3, dtype=torch.float16, device=x.device)
+    assert torch.equal(elementwise("copy", [x.permute(0, 2, 3, 1)], y, target), x.permute(0, 2, 3, 1).half())
+    whole = (x * 100).int()
+    y = torch.empty(x.shape, dtype=torch.int64, device=x.device)
+    assert torch.equal(elementwise("copy", [whole], y, target), whole.long())
+    assert elementwise("copy", [x[:0]], x[:0].clone(), target).shape == (0, 3, 4, 5)
+
+
+def test_not_a_number_stays(kernel_lane, target):
+    x = torch.tensor([float("nan"), -1.0, 2.0, float("inf"), -float("inf")], device=kernel_lane.device)
+    y = elementwise("relu", [x], torch.empty_like(x), target)
+    assert y[0].isnan() and y[1:].tolist() == [0, 2, math.inf, 0]
+
+
+def test_axes_merge_or_are_too_many(kernel_lane, target):
+    x = torch.zeros(2, 3, 4, 5, 6, 7, device=kernel_lane.device)
+    assert merged(x.shape, [x.stride()]) == ((x.numel(),), [(1,)])
+    assert elementwise("relu", [x], torch.empty_like(x), target).sum() == 0
+    with pytest.raises(KernelError, match="at most 4 axes"):
+        elementwise(
+            "relu", [x.permute(5, 3, 1, 4, 2, 0)], torch.empty_like(x.permute(5, 3, 1, 4, 2, 0).contiguous()), target
+        )
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("sizes", "channels"), [((2, 3, 4, 5), 20), ((3, 9), 1), ((1, 7, 6), 70), ((2, 2, 3, 2, 4), 3)]
+)
+def test_rows_in_use_are_written(kernel_lane, target, dtype, first, sizes, channels):
+    generator, device = torch.Generator().manual_seed(1), kernel_lane.device
+    cells = torch.randperm(math.prod(sizes), generator=generator)
+    coords = torch.stack(torch.unravel_index(cells, sizes), 1).int().to(device)
+    x = torch.randn(len(cells), channels, generator=generator).to(dtype).to(device)
+    live, shape = 2 * len(cells) // 3, ((sizes[0], channels, *sizes[1:]) if first else (*sizes, channels))
+    coords[1, -1], coords[2, 0] = sizes[-1], -1  # outside, as rows of the user may be
+    y = torch.zeros(shape, dtype=dtype, device=device)
+    counts = torch.tensor([live - 1], dtype=torch.int32, device=device)
+    dense_rows(x, coords, torch.tensor(sizes, dtype=torch.int32, device=device), counts, y, first, target)
+    wanted = torch.zeros((*sizes, channels), dtype=dtype, device=device)
+    rows = [row for row in range(live) if row not in (1, 2)]
+    wanted[tuple(coords[rows].long().t())] = x[rows]
+    assert torch.equal(y, wanted.permute(0, -1, *range(1, len(sizes))) if first else wanted)

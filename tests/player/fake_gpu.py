@@ -1,0 +1,118 @@
+"""The drivers of `fake_driver.c`, and what a GPU would do with their launches: list them, or execute the
+code of a gfx942 on the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import struct
+import subprocess
+from typing import Any, NamedTuple
+
+from sparse_bridge.native.build import compiler
+
+SOURCE = pathlib.Path(__file__).with_name("fake_driver.c")
+MACHINES = {"gfx942": 0x4C, "gfx90a": 0x3F, "gfx1100": 0x41, "gfx1201": 0x4E}
+_LAUNCH = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_uint),
+    ctypes.c_uint,
+    ctypes.c_uint,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p),
+)
+_COPY = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+_SONAMES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+
+
+class Launch(NamedTuple):
+    """parameters: addresses of the values, while the launch runs."""
+
+    image: int
+    name: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    parameters: Any
+
+
+def built(backend: str, folder: pathlib.Path, *flags: str) -> pathlib.Path:
+    """The driver as a library under the name that the player opens."""
+    path = folder / _SONAMES[backend]
+    command = [*(compiler() or ["cc"]), "-std=gnu99", "-O1", "-shared", "-fPIC", *flags, str(SOURCE)]
+    command += ["-DFAKE_HIP"] if backend == "hip" else []
+    subprocess.run([*command, f"-Wl,-soname,{_SONAMES[backend]}", "-o", str(path)], check=True)
+    return path
+
+
+class FakeGpu:
+    """A driver that is loaded, so that the player finds it by its name."""
+
+    def __init__(self, backend: str, folder: pathlib.Path) -> None:
+        self.library = ctypes.CDLL(str(built(backend, folder)))
+        self.library.fake_alive.restype = ctypes.c_long
+        self._kept: Any = None
+        self.error: BaseException | None = None
+        self.listening: Any = None
+
+    def listen(self, on_launch: Any = None, on_copy: Any = None) -> None:
+        """Hand launches and copies to these; what they raise is kept in `error`."""
+
+        def launched(image, name, grid, threads, shared, stream, parameters):
+            if self.error is None:
+                try:
+                    on_launch(Launch(image, name.decode(), tuple(grid[:3]), threads, shared, parameters))
+                except BaseException as error:  # ctypes would print it and go on
+                    self.error = error
+
+        self.error, self.listening = None, on_launch
+        self._kept = (_LAUNCH(launched) if on_launch else _LAUNCH(), _COPY(on_copy) if on_copy else _COPY())
+        self.library.fake_listen(*self._kept)
+
+    def device(self, count: int = 1, capability: int = 87, arch: str = "gfx942") -> None:
+        self.library.fake_device(count, capability, MACHINES[arch])
+
+    def fail(self, call: str, after: int = 0, code: int = 999) -> None:
+        self.library.fake_fail(call.encode(), ctypes.c_long(after), code)
+
+    @property
+    def alive(self) -> int:
+        return self.library.fake_alive()
+
+
+def _size_of(image: int) -> int:
+    """Bytes of a 64-bit ELF whose section headers come last, or its segments."""
+    header = ctypes.string_at(image, 64)
+    (at,), (size, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<2H", header, 58)
+    return at + size * count
+
+
+class Emulator:
+    """Executes launches of gfx942's code as they come, with the bounds of the package's block."""
+
+    def __init__(self, program: Any, arch: str = "gfx942") -> None:
+        import amd_emulator.launch as launch
+
+        self._make, self._arch = launch.Kernel, arch
+        self._kernels = {(kernel.name, kernel.code): kernel for kernel in program.kernels}
+        self._sizes = {}
+        for step in program.steps:
+            if step.kind == 0:
+                self._sizes[program.kernels[step.kernel]] = [arg.size for arg in step.args]
+        self._built: dict[Any, Any] = {}
+        self.launches = 0
+
+    def __call__(self, it: Launch) -> None:
+        code = ctypes.string_at(it.image, _size_of(it.image))
+        kernel = self._kernels[it.name, code]
+        if kernel not in self._built:
+            wave = 64
+            self._built[kernel] = self._make(code, it.name, self._arch, it.shared, it.threads // wave)
+        values = []
+        for place, size in enumerate(self._sizes[kernel]):
+            content = ctypes.string_at(it.parameters[place], size)
+            values.append((f"u{8 * size}", int.from_bytes(content, "little")))
+        self._built[kernel].launch(it.grid, values)
+        self.launches += 1

@@ -1,0 +1,232 @@
+"""Whole networks, packaged for gfx942, played by the C code and executed on the emulator, against the same
+layers run from Python there."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from sparse_bridge import tolerances
+from sparse_bridge.core.device import selection
+from sparse_bridge.export import load_package
+from sparse_bridge.export.player import package_file
+from sparse_bridge.export.player.library import TensorInfo, call
+from sparse_bridge.export.player.record import record
+from sparse_bridge.kernels.maps import mask_order
+from tests.adapters.spconv import doors
+
+from . import networks
+from .fake_gpu import Emulator
+
+emulator = pytest.importorskip("amd_emulator")
+pytestmark = pytest.mark.emulated
+ARCH, ROWS = "gfx942", 320
+
+
+@pytest.fixture
+def sp():
+    with doors.standin() as module:
+        yield module
+
+
+def packaged(path, model, example, rows=ROWS):
+    program = record(model, example, rows, f"hip:{ARCH}")
+    package_file.write(path, [program])
+    return program
+
+
+def expected(model, features, coords):
+    """By Python's layers on the emulator."""
+    with torch.no_grad(), emulator.patch_triton(ARCH), selection.standing_in("emulated"):
+        result = model(features, coords)
+    return list(result.values()) if isinstance(result, dict) else [result]
+
+
+class Played:
+    """A package on the emulator."""
+
+    def __init__(self, gpu, path, program, graph=False):
+        self.gpu, self.program, self.emulator = gpu, program, Emulator(program)
+        self.package = load_package(path, graph=graph)
+        gpu.listen(self.emulator)
+
+    def __call__(self, features, coords):
+        result = self.package(coords, features)
+        if self.gpu.error is not None:
+            raise self.gpu.error
+        return result
+
+    def block(self):
+        """The address of its memory."""
+        info = TensorInfo()
+        call("input", self.package._instance, 0, ctypes.byref(info))
+        return info.data - self.program.inputs[0].at
+
+    def poison(self):
+        """Leave NaN wherever a run has to write before it reads."""
+        keep = [(it.at, len(it.data)) for it in self.program.constants]
+        coords = self.program.inputs[0]
+        keep.append((coords.at, 16 * self.program.rows))
+        at = 0
+        for start, size in sorted([*keep, (self.program.memory, 0)]):
+            if start > at:
+                ctypes.memset(self.block() + at, 0xFF, start - at)
+            at = max(at, start + size)
+
+    def unchanged(self):
+        """Whether constants are as they were sent, but for addresses among them."""
+        moved = {at for at, _ in self.program.relocations}
+        for constant in self.program.constants:
+            now = ctypes.string_at(self.block() + constant.at, len(constant.data))
+            for at in range(0, len(now), 8):
+                if constant.at + at not in moved and now[at : at + 8] != constant.data[at : at + 8]:
+                    return False
+        return True
+
+    def close(self):
+        self.gpu.listen()
+        self.package.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("name", ["second", "unet", "encoder"])
+def test_results_are_those_of_the_layers(gpu, sp, tmp_path, name):
+    """The same bits, for any number of rows, whatever memory held before."""
+    model, grid = getattr(networks, name)(sp)
+    networks.ready(model)
+    program = packaged(tmp_path / "model.sbp", model, networks.scene(grid, 250, seed=1))
+    played = Played(gpu, tmp_path / "model.sbp", program, graph=name == "encoder")
+    for seed, rows in enumerate((250, 1, ROWS, 37)):
+        features, coords = networks.scene(grid, rows, seed)
+        wanted = expected(model, features, coords)
+        played.poison()
+        for mine, theirs in zip(played(features, coords), wanted, strict=True):
+            assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+            assert torch.equal(mine, theirs), (seed, (mine - theirs).abs().max())
+    assert played.unchanged()
+    assert played.emulator.launches == 4 * sum(step.kind == package_file.LAUNCH for step in program.steps)
+    played.close()
+
+
+KINDS = {
+    "max pool": lambda sp: [sp.SubMConv3d(4, 8, 3, indice_key="a"), sp.SparseMaxPool3d(2, 2), sp.SubMConv3d(8, 8, 3)],
+    "overlapping pool": lambda sp: [sp.SubMConv3d(4, 8, 3), sp.SparseMaxPool3d(3, 2, padding=1, indice_key="p")],
+    "average pool": lambda sp: [sp.SubMConv3d(4, 8, 3), sp.SparseAvgPool3d(2, 2)],
+    "transposed": lambda sp: [sp.SparseConv3d(4, 8, 2, 2), sp.SparseConvTranspose3d(8, 8, 2, 2)],
+    "inverse": lambda sp: [
+        sp.SparseConv3d(4, 8, 3, 2, padding=1, indice_key="d"),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.LeakyReLU(0.1),
+        sp.SparseInverseConv3d(8, 4, 3, indice_key="d"),
+    ],
+    "every site": lambda sp: [sp.SparseConv3d(4, 8, 3, padding=1)],
+    "dilated": lambda sp: [sp.SubMConv3d(4, 8, 3, dilation=2), torch.nn.Dropout(0.5)],
+    "sorted": lambda sp: [sp.SparseConv3d(4, 8, (3, 3, 7), 2, padding=1), sp.SubMConv3d(8, 8, 3)],
+}
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_every_kind(gpu, sp, tmp_path, kind):
+    grid, path = (16, 16, 32), tmp_path / "model.sbp"
+    model = networks.ready(networks.Model(sp, sp.SparseSequential(*KINDS[kind](sp)), grid, False))
+    played = Played(gpu, path, packaged(path, model, networks.scene(grid, 200, seed=1)))
+    features, coords = networks.scene(grid, 222, seed=4)
+    wanted = expected(model, features, coords)
+    played.poison()
+    for mine, theirs in zip(played(features, coords), wanted, strict=True):
+        assert torch.equal(mine, theirs)
+    played.close()
+
+
+HEADS = {
+    "linear": lambda: [torch.nn.Linear(8, 5)],
+    "linear without bias": lambda: [torch.nn.Linear(8, 5, bias=False), torch.nn.Sigmoid()],
+    "norm": lambda: [torch.nn.ReLU(), torch.nn.BatchNorm1d(8), torch.nn.SiLU()],
+    "gelu": lambda: [torch.nn.GELU(), torch.nn.Linear(8, 8), torch.nn.ReLU(inplace=True)],
+}
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", HEADS)
+def test_modules_of_torch_behind_layers(gpu, sp, tmp_path, kind, dtype):
+    """Kernels of ours compute what torch computes elsewhere: not its bits."""
+    grid, path = (16, 16, 32), tmp_path / "model.sbp"
+    layers = sp.SparseSequential(sp.SubMConv3d(4, 8, 3), *HEADS[kind]())
+    model = networks.ready(networks.Model(sp, layers, grid, False)).to(dtype)
+    example = networks.scene(grid, 200, seed=1, dtype=dtype)
+    played = Played(gpu, path, packaged(path, model, example))
+    features, coords = networks.scene(grid, 222, seed=4, dtype=dtype)
+    played.poison()
+    mine = played(features, coords)[0]
+    with torch.no_grad():
+        theirs = model.double()(features.double(), coords)["rows"]
+    assert mine.dtype == dtype
+    assert (mine - theirs).norm() / theirs.norm() < tolerances.of("network", dtype).rms
+    played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_half_precision(gpu, sp, tmp_path):
+    model, grid = networks.unet(sp)
+    networks.ready(model).half()
+    example = networks.scene(grid, 200, seed=1, dtype=torch.float16)
+    played = Played(gpu, tmp_path / "model.sbp", packaged(tmp_path / "model.sbp", model, example))
+    features, coords = networks.scene(grid, 150, seed=5, dtype=torch.float16)
+    mine, theirs = played(features, coords)[0], expected(model, features, coords)[0]
+    assert mine.dtype == torch.float16 and torch.equal(mine, theirs)
+    reference = model.float()(features.float(), coords)["rows"]
+    assert (mine - reference).norm() / reference.norm() < tolerances.of("network", torch.float16).rms
+    played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_many_rows_are_sorted_by_kernels_of_ours(gpu, sp, tmp_path, rules):
+    """Above so many rows; torch sorts them elsewhere."""
+    rules.set(mask_order, FEW_ROWS=128)
+    model, grid = networks.second(sp)
+    networks.ready(model)
+    program = packaged(tmp_path / "model.sbp", model, networks.scene(grid, 250, seed=1))
+    assert {kernel.name for kernel in program.kernels} >= {"_radix_count", "_radix_scan", "_radix_place"}
+    played = Played(gpu, tmp_path / "model.sbp", program)
+    features, coords = networks.scene(grid, 300, seed=3)
+    assert torch.equal(played(features, coords)[0], expected(model, features, coords)[0])
+    played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_inputs_that_cannot_be_served_are_refused(gpu, sp, tmp_path):
+    model, grid = networks.encoder(sp)
+    networks.ready(model)
+    path = tmp_path / "model.sbp"
+    played = Played(gpu, path, packaged(path, model, networks.scene(grid, 100, seed=1)))
+    features, coords = networks.scene(grid, 60, seed=2)
+    equal, outside = coords.clone(), coords.clone()
+    equal[5], outside[7, 3] = equal[17], grid[2]
+    for wrong, words in ((equal, "1 of 60 rows repeat"), (outside, "1 of 60 rows have coordinates outside")):
+        with pytest.raises(Exception, match=words):
+            played(features, wrong)
+    assert torch.equal(played(features, coords)[0], expected(model, features, coords)[0])
+    assert played(features[:0], coords[:0])[0].shape == (0, 16)
+    played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_a_level_that_outgrows_its_memory(gpu, sp, tmp_path):
+    """An example whose rows lie close, and an input whose rows do not."""
+    model, grid = networks.encoder(sp)
+    networks.ready(model)
+    path, rows = tmp_path / "model.sbp", 1200
+    places = torch.arange(1000)
+    close = torch.stack(torch.unravel_index(places, (2, *grid)), 1).int()
+    played = Played(gpu, path, packaged(path, model, (torch.randn(1000, 4), close), rows))
+    assert played.program.levels[0].capacity < 2000
+    features, coords = networks.scene(grid, rows, seed=3)
+    with pytest.raises(Exception, match=r"has more rows .* than the memory that was planned"):
+        played(features, coords)
+    features, coords = torch.randn(900, 4), close[50:950]
+    assert torch.equal(played(features, coords)[0], expected(model, features, coords)[0])
+    played.close()

@@ -1,0 +1,60 @@
+"""The file `model.sbp`, written and read in Python."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from sparse_bridge.export import ExportError
+from sparse_bridge.export.player import memory_plan, package_file
+
+from .networks import tiny
+
+
+def test_what_is_written_is_read():
+    programs = [tiny("cuda:87"), tiny("hip:gfx942")]
+    content = package_file.content_of(programs)
+    assert package_file.read(content) == programs
+
+
+def test_code_and_weights_of_several_targets_are_kept_once():
+    one, two = (len(package_file.content_of([tiny()] * n)) for n in (1, 2))
+    assert two - one < 1024  # records alone
+
+
+def test_damage_is_noticed():
+    content = package_file.content_of([tiny()])
+    with pytest.raises(ExportError, match="no package"):
+        package_file.read(b"PK" + content)
+    with pytest.raises(ExportError, match="version 7"):
+        package_file.read(content[:8] + (7).to_bytes(4, "little") + content[12:])
+    for at in (16, 100, len(content) - 1):
+        damaged = bytearray(content)
+        damaged[at] ^= 4
+        with pytest.raises(ExportError, match="checksum"):
+            package_file.read(bytes(damaged))
+    with pytest.raises(ExportError, match="cut short"):
+        package_file.read(content[:-1])
+    assert zlib.crc32(content[16:]) == int.from_bytes(content[12:16], "little")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_lives_at_the_same_time_does_not_overlap(seed):
+    rng = random.Random(seed)
+    lives = [memory_plan.Life(rng.randint(0, 9000), *sorted(rng.choices(range(40), k=2))) for _ in range(60)]
+    planned = memory_plan.plan(lives)
+    places = list(zip(lives, planned.offsets, strict=True))
+    for index, (a, at) in enumerate(places):
+        assert at % memory_plan.ALIGNED == 0 and at + a.size <= planned.size
+        for b, other in places[:index]:
+            apart = at + a.size <= other or other + b.size <= at
+            assert apart or a.end < b.begin or b.end < a.begin
+    at_once = max(sum(life.size for life in lives if life.begin <= step <= life.end) for step in range(40))
+    assert at_once <= planned.size < 2 * at_once + 256 * 60
+
+
+def test_a_chain_takes_the_memory_of_two():
+    lives = [memory_plan.Life(1024, step, step + 1) for step in range(10)]
+    assert memory_plan.plan(lives).size == 2048

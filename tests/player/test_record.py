@@ -1,0 +1,234 @@
+"""What is written down of a network, and what is refused by name and line."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+import torch
+
+from sparse_bridge import export, settings
+from sparse_bridge.errors import UnsupportedError
+from sparse_bridge.export import ExportError, load_package
+from sparse_bridge.export.player import package_file
+from sparse_bridge.export.player.library import PlayerError
+from sparse_bridge.export.player.record import record, target_of
+from sparse_bridge.kernels.runtime import target as targets
+from tests.adapters.spconv import doors
+
+from . import networks
+
+TARGETS = [f"cuda:{number}" for number in (75, 80, 86, 87, 89, 90, 100, 120)]
+TARGETS += [f"hip:{name}" for name in ("gfx90a", "gfx942", "gfx1100", "gfx1201")]
+
+
+@pytest.fixture
+def sp():
+    with doors.standin() as module:
+        yield module
+
+
+class Layers(torch.nn.Module):
+    """A layer, and what a function makes of its features."""
+
+    def __init__(self, sp, behind):
+        super().__init__()
+        self.sp, self.behind = sp, behind
+        self.layer = sp.SubMConv3d(4, 16, 3, indice_key="a")
+
+    def forward(self, features, coords):
+        x = self.layer(self.sp.SparseConvTensor(features, coords, [8, 8, 8], 2))
+        return self.behind(x)
+
+
+def recorded(sp, behind, target="cuda:87", rows=64):
+    return record(Layers(sp, behind).eval(), networks.scene((8, 8, 8), 50), rows, target)
+
+
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        (lambda x: x.features.mean(0), r"calls aten\.mean\.dim of float32 \[64, 16\]"),
+        (lambda x: x.features.softmax(1), r"calls aten\._softmax\.default"),
+        (lambda x: x.features - x.features[0], r"takes rows of \[64, 16\] by their numbers \(select\)"),
+        (lambda x: x.features[:10], r"takes rows of \[64, 16\] by their numbers \(slice\)"),
+        (lambda x: x.features.view(-1), r"takes rows of \[64, 16\] by their numbers \(view\)"),
+        (lambda x: torch.cat([x.features, x.features]), r"calls aten\.cat\.default"),
+        (lambda x: x.features[x.features[:, 0] > 0], r"calls aten\.gt\.Scalar"),
+        (lambda x: torch.sort(x.features[:, 0])[0], r"calls aten\.sort"),
+    ],
+)
+def test_what_no_kernel_computes_is_named_with_its_line(sp, behind, words):
+    line = behind.__code__.co_firstlineno
+    with pytest.raises(ExportError, match=words) as refused:
+        recorded(sp, behind)
+    where = re.search(r"the model \(Layers\), (\S+):(\d+),", str(refused.value))
+    assert where is not None, refused.value
+    assert pathlib.Path(where[1]).name == "test_record.py" and int(where[2]) == line
+
+
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        (lambda x: x.features / len(x.features), "computes with other numbers over other rows .* of 25 and of 50"),
+        (lambda x: x.features * len(x.features), "computes with other numbers"),
+        (lambda x: x.features.sum().item(), r"calls aten\.sum"),
+        (lambda x: x, "a package returns tensors"),
+        (lambda x: torch.ones(3), "output 0 of the model"),
+    ],
+)
+def test_results_that_depend_on_the_rows_or_are_none(sp, behind, words):
+    with pytest.raises((ExportError, TypeError), match=words):
+        recorded(sp, behind)
+
+
+def test_a_model_that_takes_other_ways_over_other_rows(sp):
+    class Choosing(Layers):
+        def forward(self, features, coords):
+            x = self.layer(self.sp.SparseConvTensor(features, coords, [8, 8, 8], 2))
+            return self.other(x).features if len(features) > 30 else x.features
+
+    model = Choosing(sp, None)
+    model.other = sp.SparseConv3d(16, 16, 2, 2)
+    with pytest.raises(ExportError, match="asks for other maps over fewer rows"):
+        record(model.eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+
+
+def test_a_refusal_of_a_layer_has_its_line(sp):
+    class Counting(Layers):
+        def forward(self, features, coords):
+            x = self.sp.SparseConvTensor(features, coords, [8, 8, 8], 2)
+            return self.pool(self.layer(x))
+
+    model = Counting(sp, None)
+    model.pool = sp.SparseGlobalMaxPool()
+    with pytest.raises(ExportError, match=r"pool \(SparseGlobalMaxPool\), \S+test_record\.py:\d+,"):
+        record(model.eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+
+
+def test_a_forced_dataflow_is_refused(sp):
+    with settings.override(dataflow="per_offset"), pytest.raises(ExportError, match="per_offset is forced"):
+        recorded(sp, lambda x: x.features)
+
+
+def test_without_triton_it_is_said_where_to_go(monkeypatch):
+    monkeypatch.setattr(targets, "triton_version", lambda: None)
+    with pytest.raises(UnsupportedError, match="which is not installed here"):
+        _ = export.export_gpu_package
+
+
+def test_a_module_inside_is_named(sp):
+    class Head(torch.nn.Module):
+        def forward(self, x):
+            return x.cumsum(1)
+
+    class Whole(Layers):
+        def __init__(self):
+            super().__init__(sp, lambda x: self.heads["box"](x.features))
+            self.heads = torch.nn.ModuleDict({"box": Head()})
+
+    with pytest.raises(ExportError, match=r"heads\.box \(Head\), \S+test_record\.py:\d+, calls aten\.cumsum"):
+        record(Whole().eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (torch.zeros(5, 4),),
+        (torch.zeros(5, 4), torch.zeros(5, 4)),
+        (torch.zeros(5, 4), torch.zeros(5, 4, dtype=torch.int64)),
+        (torch.zeros(5, 4), torch.zeros(6, 4, dtype=torch.int32)),
+    ],
+    ids=["one", "floats", "int64", "rows"],
+)
+def test_inputs_are_features_and_coordinates(sp, inputs):
+    with pytest.raises(ExportError, match="a GPU package takes features"):
+        record(Layers(sp, lambda x: x.features).eval(), inputs, 64, "cuda:87")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:", "cuda:sm_87", "gfx942", "hip:942", "xpu:1", "", "hip:"])
+def test_names_of_targets(name):
+    with pytest.raises(Exception, match="expected"):
+        target_of(name)
+
+
+def test_sums_products_and_joined_channels_are_recorded(sp):
+    scale, shift = torch.linspace(0.5, 2, 16), torch.tensor(0.25)
+
+    def behind(x):
+        y = (x.features * scale + shift).relu() - 0.5
+        return torch.cat([y, x.features[:, 4:8], (y * y).half().float()], 1), x.indices
+
+    program = recorded(sp, behind)
+    assert [output.shape for output in program.outputs] == [(64, 36), (64, 4)]
+    assert "_elementwise" in {kernel.name for kernel in program.kernels}
+
+
+def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
+    """Launches, in order, with their grids and arguments; a block of memory that all of them lie in."""
+    model, grid = networks.unet(sp)
+    program = record(networks.ready(model), networks.scene(grid, 200, seed=1), 300, "cuda:87")
+    path = tmp_path / "model.sbp"
+    package_file.write(path, [program])
+    launches, blocks = [], set()
+    sizes = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+    def launched(it):
+        import ctypes
+        import struct
+
+        step = steps[len(launches)]
+        values = []
+        for place, arg in enumerate(step.args):
+            (value,) = struct.unpack("<" + sizes[arg.size], ctypes.string_at(it.parameters[place], arg.size))
+            if arg.kind == package_file.ADDRESS:
+                blocks.add(value - arg.value)
+                value = arg.value
+            values.append(value)
+        launches.append((it.name, it.grid, it.threads, it.shared, values))
+
+    steps = [step for step in program.steps if step.kind == package_file.LAUNCH]
+    package = load_package(path)
+    gpu.listen(launched)
+    features, coords = networks.scene(grid, 77)
+    with pytest.raises(PlayerError):  # nothing counts the rows
+        package(coords, features)
+    assert len(blocks) == 1 and len(launches) == len(steps) > 30
+    for (name, where, threads, shared, values), step in zip(launches, steps, strict=True):
+        kernel = program.kernels[step.kernel]
+        assert (name, where, threads, shared) == (kernel.name, step.grid, kernel.threads, kernel.shared)
+        assert values == [arg.value for arg in step.args]
+    package.close()
+
+
+def test_memory_is_shared_by_what_is_not_needed_together(sp):
+    model, grid = networks.unet(sp)
+    networks.ready(model)
+    few, many = (record(model, networks.scene(grid, 200, seed=1), rows, "cuda:87") for rows in (2000, 4000))
+    weights = sum(len(constant.data) for constant in few.constants)
+    assert 1.5 < (many.memory - weights) / (few.memory - weights) < 2.5
+    levels = [(level.capacity, other.capacity) for level, other in zip(few.levels, many.levels, strict=True)]
+    assert all(one <= other for one, other in levels)
+
+
+def test_a_program_does_not_depend_on_what_was_recorded_before(sp):
+    """Nor on what the same layers have computed on the host."""
+    model, grid = networks.encoder(sp)
+    networks.ready(model)
+    scene = networks.scene(grid, 250, seed=1)
+    before = record(model, scene, 2500, "cuda:90")
+    other = record(model, scene, 2500, "hip:gfx90a")
+    with torch.no_grad():
+        assert model(*scene)["rows"].isfinite().all()
+    again = record(model, scene, 2500, "cuda:90")
+    assert {kernel.threads for kernel in other.kernels} != {kernel.threads for kernel in before.kernels}
+    assert again == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_compiles(sp, target):
+    model, grid = networks.second(sp)
+    program = record(networks.ready(model), networks.scene(grid, 250, seed=1), 6000, target)
+    assert program.target == target and all(kernel.code[:4] == b"\x7fELF" for kernel in program.kernels)
