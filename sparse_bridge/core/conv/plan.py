@@ -42,9 +42,8 @@ class ConvForm(NamedTuple):
 class ConvPlan:
     """A convolution that has passed all checks that do not need the map, with its three products.
 
-    key: under which it is found.  product, forward: see `Dataflow`.  w: how the weight is read.
-    separate: values of a bias or of a norm's vectors are not next to each other, as kernels read
-    them.  generation: of the settings under which it was made or last found.
+    key: under which it is found.  product, forward: see `Dataflow`.  w: how the weight is read.  separate: values of
+    a bias or of a norm's vectors are not next to each other.  generation: of the settings when it was last found.
     """
 
     __slots__ = (
