@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
 import re
+import struct
 
 import pytest
 import torch
@@ -167,7 +169,7 @@ def test_sums_products_and_joined_channels_are_recorded(sp):
 
 def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
     """Launches, in order, with their grids and arguments; a block of memory that all of them lie in."""
-    model, grid = networks.unet(sp)
+    model, grid = networks.encoder(sp)
     program = record(networks.ready(model), networks.scene(grid, 200, seed=1), 300, "cuda:87")
     path = tmp_path / "model.sbp"
     package_file.write(path, [program])
@@ -175,9 +177,6 @@ def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
     sizes = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
     def launched(it):
-        import ctypes
-        import struct
-
         step = steps[len(launches)]
         values = []
         for place, arg in enumerate(step.args):
@@ -194,7 +193,7 @@ def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
     features, coords = networks.scene(grid, 77)
     with pytest.raises(PlayerError):  # nothing counts the rows
         package(coords, features)
-    assert len(blocks) == 1 and len(launches) == len(steps) > 30
+    assert len(blocks) == 1 and len(launches) == len(steps) > 10
     for (name, where, threads, shared, values), step in zip(launches, steps, strict=True):
         kernel = program.kernels[step.kernel]
         assert (name, where, threads, shared) == (kernel.name, step.grid, kernel.threads, kernel.shared)
@@ -205,7 +204,7 @@ def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
 def test_memory_is_shared_by_what_is_not_needed_together(sp):
     model, grid = networks.unet(sp)
     networks.ready(model)
-    few, many = (record(model, networks.scene(grid, 200, seed=1), rows, "cuda:87") for rows in (2000, 4000))
+    few, many = (record(model, networks.scene(grid, 200, seed=1), rows, "hip:gfx1100") for rows in (2000, 4000))
     weights = sum(len(constant.data) for constant in few.constants)
     assert 1.5 < (many.memory - weights) / (few.memory - weights) < 2.5
     levels = [(level.capacity, other.capacity) for level, other in zip(few.levels, many.levels, strict=True)]
@@ -217,11 +216,11 @@ def test_a_program_does_not_depend_on_what_was_recorded_before(sp):
     model, grid = networks.encoder(sp)
     networks.ready(model)
     scene = networks.scene(grid, 250, seed=1)
-    before = record(model, scene, 2500, "cuda:90")
-    other = record(model, scene, 2500, "hip:gfx90a")
+    before = record(model, scene, 2500, "hip:gfx942")
+    other = record(model, scene, 2500, "hip:gfx1100")
     with torch.no_grad():
         assert model(*scene)["rows"].isfinite().all()
-    again = record(model, scene, 2500, "cuda:90")
+    again = record(model, scene, 2500, "hip:gfx942")
     assert {kernel.threads for kernel in other.kernels} != {kernel.threads for kernel in before.kernels}
     assert again == before
 

@@ -181,9 +181,8 @@ class _Plans:
     def renew(self) -> None:
         """Turn to the plans under the settings in force."""
         self.generation = settings.generation
-        besides = self_check.generation, registry.automatic(), precision.fp16_sums, selection.stand_in()
-        under = settings.get(), memory.limit, *besides
-        self.plans = self._sets.pop(under, {})
+        besides = memory.limit, self_check.generation, registry.automatic(), precision.fp16_sums
+        self.plans = self._sets.pop(under := (settings.get(), *besides, selection.stand_in()), {})
         if len(self._sets) >= policy.PLAN_SETTINGS:
             del self._sets[next(iter(self._sets))]  # least recently used
         self._sets[under] = self.plans
