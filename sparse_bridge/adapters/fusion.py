@@ -178,7 +178,8 @@ def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
 def runs_own(run: Any, module_class: type[nn.Module], forward: Any) -> bool:
     """Whether calling `run` is torch's own `forward` of a class and nothing else."""
     if type(run) is MethodType:
-        return run.__func__ is forward and not hooks.shadowed(run.__self__, "weight")
+        owner: Any = run.__self__
+        return run.__func__ is forward and not hooks.shadowed(owner, "weight")
     return type(run) is module_class and module_class.forward is forward and hooks.unseen(run)
 
 

@@ -89,14 +89,14 @@ def test_a_variable_that_nothing_reads_is_named_once(monkeypatch):
         monkeypatch.setenv(f"SPARSE_BRIDGE_{name}", "auto")
     monkeypatch.delenv("SPARSE_BRIDGE_INHERITED")
     monkeypatch.setenv("sparse_bridge_tune", "off")
-    monkeypatch.setenv("SPARSEBRIDGE_STRICT", "1")
+    monkeypatch.setenv("SPARSEBRIDGE_CAPTURE", "off")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
             sparse_bridge.enable("spconv").disable()
     texts = [str(one.message) for one in said if "no such setting" in str(one.message)]
     assert texts == [
-        "SPARSEBRIDGE_STRICT is set, but sparse_bridge has no such setting. Did you mean: 'SPARSE_BRIDGE_STRICT'?",
+        "SPARSEBRIDGE_CAPTURE is set, but sparse_bridge has no such setting. Did you mean: 'SPARSE_BRIDGE_CAPTURE'?",
         "SPARSE_BRIDGE_DATAFLW is set, but sparse_bridge has no such setting. Did you mean: 'SPARSE_BRIDGE_DATAFLOW'?",
         "SPARSE_BRIDGE_FOO is set, but sparse_bridge has no such setting.",
         "sparse_bridge_tune is set, but sparse_bridge has no such setting. Did you mean: 'SPARSE_BRIDGE_TUNE'?",

@@ -31,7 +31,8 @@ def sphash(coords: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.T
     negative. Raises HashInputError.
     """
     for name, value, width in (("coords", coords, 4), ("offsets", offsets, 3)):
-        if value is None and name == "offsets":
+        if value is None:
+            expect_tensors("sphash", coords=coords)
             continue
         expect_tensors("sphash", **{name: value})
         if value.dtype != torch.int32 or value.ndim != 2 or value.shape[1] != width:
