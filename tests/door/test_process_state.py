@@ -34,6 +34,7 @@ CHOSEN = """
     core.conv.override._modules optimization._models settings._current
 """
 BLOCKS = """
+    core.device.selection._stand_in
     core.capture.closed_world.watch._watched hooks._local
     adapters.call_stats._listeners core.capture.padded._local core.capture.graph_capture._captures
     core.capture.graph_capture._local core.capture.graph_regions._local
@@ -48,7 +49,7 @@ BLOCKS = """
 """
 REGISTERED = """
     adapters.enabling.compiling._undo adapters.enabling.compiling._users
-    core.capture.closed_world.origins._frameworks
+    core.capture.closed_world.origins._frameworks export.player.stand_in._listeners
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
     core.capture.graph_regions._layers_of core.capture.graph_regions._tensors_of core.compile.coordinates._builders
     core.compile.library.operator_names core.conv.kernel_products._listeners core.maps.request._listener
@@ -62,12 +63,14 @@ HELD_ELSEWHERE = """
     core.geometry.constants._constants core.ops.pointwise._captured
 """
 NUMBERS = """
+    export.player.stand_in._NUMBERS
     adapters.minkowski.geometry.Region._interned core.compile.handles._numbers
     core.conv.dataflow._keys core.geometry.offsets.Offsets._interned
     kernels.runtime.launch._next kernels.runtime.launch._numbers settings._counted
     settings._generations settings.generation
 """
 FACTS = """
+    adapters.flex_gemm.v2.steps._known export.player.library.library
     core.capture.traces.maps._listeners
     adapters.spconv.keys._generation adapters.spconv.keys._shared core.compile.inductor._version
     core.conv.kernel_products._gather_gemm
