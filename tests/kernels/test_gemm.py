@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sparse_bridge.core.conv.activations import activated
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.kernels.gemm import wgrad_gemm
 from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
@@ -22,7 +23,7 @@ from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TILE
 from sparse_bridge.kernels.maps.tile_packing import pack_tiles
 from sparse_bridge.kernels.runtime import target as targets
-from sparse_bridge.kernels.tiles.activations import NUMBERS, activated
+from sparse_bridge.kernels.tiles.activation_numbers import NUMBERS
 from sparse_bridge.kernels.tiles.tile import TileConfig
 from sparse_bridge.kernels.tiles.tile_config import wgrad_shares
 from tests.checks import assert_close

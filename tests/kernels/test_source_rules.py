@@ -40,7 +40,7 @@ WITHOUT_TRITON = (
     "sparse_bridge.kernels.tiles.narrow_tile",
     "sparse_bridge.kernels.tiles.queued_tile",
     "sparse_bridge.kernels.tiles.clamps",
-    "sparse_bridge.kernels.tiles.activations",
+    "sparse_bridge.kernels.tiles.activation_numbers",
     "sparse_bridge.kernels.tiles.epilogue_bits",
     "sparse_bridge.kernels.tiles.tile",
     "sparse_bridge.kernels.tiles.tile_config",

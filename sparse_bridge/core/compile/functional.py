@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedError
-from ...kernels.tiles.activations import activated
+from ..conv.activations import activated
 from ..conv.convolution import autocast_dtype
 from ..conv.epilogue import Epilogue
 from ..conv.plan import ConvForm

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.fx import Graph, Node
 
 from ...errors import require_type
-from ...kernels.tiles.activations import ACTIVATIONS, Activation
+from ..conv.activations import ACTIVATIONS, Activation
 from .writes import writes_to
 
 ops: Any = torch.ops.sparse_bridge

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 
 from ...errors import UnsupportedError
 from ...kernels.gemm.product import EpilogueForm
-from ...kernels.tiles.activations import ACTIVATIONS as ACTIVATIONS
-from ...kernels.tiles.activations import Activation as Activation
-from ...kernels.tiles.activations import activated as activated
-from ...kernels.tiles.activations import activated_ as activated_
-from ...kernels.tiles.activations import row_of as row_of
 from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM, RESIDUAL
+from .activations import ACTIVATIONS as ACTIVATIONS
+from .activations import Activation as Activation
+from .activations import activated as activated
+from .activations import activated_ as activated_
+from .activations import row_of as row_of
 
 # What may follow a convolution, in this order: strings of letters, so that what came so far is a
 # prefix of what is expected.

@@ -8,7 +8,7 @@ import torch
 
 from ... import log
 from ...kernels.gemm.product import EpilogueForm, Product
-from ...kernels.tiles.activations import NUMBERS
+from ...kernels.tiles.activation_numbers import NUMBERS
 from ...kernels.tiles.epilogue_bits import BIAS, NORM
 from ..device import self_check
 from ..maps.rulebook import Rulebook

@@ -5,15 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..tiles import activations, epilogue_bits
+from ..tiles import activation_numbers, epilogue_bits
 
 # On the left of what they are combined with, since in the interpreter that is a plain number.
 BIAS = tl.constexpr(epilogue_bits.BIAS)
 NORM = tl.constexpr(epilogue_bits.NORM)
 AFFINE = tl.constexpr(epilogue_bits.AFFINE)
 RESIDUAL = tl.constexpr(epilogue_bits.RESIDUAL)
-RELU = tl.constexpr(activations.RELU)
-LEAKY_RELU = tl.constexpr(activations.LEAKY_RELU)
+RELU = tl.constexpr(activation_numbers.RELU)
+LEAKY_RELU = tl.constexpr(activation_numbers.LEAKY_RELU)
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _normed(value, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, AFFI
 
 @triton.jit
 def _activated(value, alpha, ACT: tl.constexpr, DTYPE: tl.constexpr):
-    """Behind an activation, in fp32. ACT: a number of `tiles/activations.py`, or 0."""
+    """Behind an activation, in fp32. ACT: a number of `tiles/activation_numbers.py`, or 0."""
     if RELU == ACT:
         value = tl.where(value <= 0, 0.0, value)  # a NaN stays
     if LEAKY_RELU == ACT:

@@ -9,7 +9,7 @@ import torch
 from ..maps.tile_list import shared_by
 from ..runtime.launch import number_of, specialise
 from ..runtime.triton_compat import Entry
-from ..tiles.activations import NUMBERS
+from ..tiles.activation_numbers import NUMBERS
 from ..tiles.clamps import clamp_for_problem, clamp_for_splits
 from ..tiles.tile import TileConfig
 from .product import Product

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ...errors import KernelError
 from ..runtime.launch import alignment, cdiv, number_of, register, specialise
-from ..tiles.activations import NUMBERS
+from ..tiles.activation_numbers import NUMBERS
 from ..tiles.clamps import clamp_for_grouped
 from ..tiles.tile import TileConfig, power
 from .epilogue import _finished

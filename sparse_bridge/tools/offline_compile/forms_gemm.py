@@ -16,7 +16,7 @@ from ...kernels.gemm.wgrad_gemm import SUM_OPTIONS, sum_shares_kernel, wgrad_ker
 from ...kernels.maps.tile_list import shared_by
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
-from ...kernels.tiles.activations import NUMBERS
+from ...kernels.tiles.activation_numbers import NUMBERS
 from ...kernels.tiles.candidates import candidates
 from ...kernels.tiles.clamps import clamp_for_problem, clamp_for_splits
 from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM

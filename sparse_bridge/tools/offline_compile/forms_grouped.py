@@ -12,7 +12,7 @@ import torch
 from ...kernels.gemm.grouped_gemm import SUM_LANES, SUM_ROWS, grouped_gemm_kernel, sum_products_kernel
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
-from ...kernels.tiles.activations import NUMBERS
+from ...kernels.tiles.activation_numbers import NUMBERS
 from ...kernels.tiles.clamps import clamp_for_grouped
 from ...kernels.tiles.tile import GemmSize
 from ...kernels.tiles.tile_config import grouped_tile

@@ -11,7 +11,7 @@ from typing import Any
 from ...kernels.gemm.narrow_gemm import narrow_gemm_kernel
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
-from ...kernels.tiles.activations import NUMBERS
+from ...kernels.tiles.activation_numbers import NUMBERS
 from ...kernels.tiles.narrow_tile import SMALL, WIDEST, clamp_for_wide, narrow_tile, width_of
 from .forms import Form, Space
 from .forms_gemm import CHANNELS, EPILOGUES, VECTORS, Case, product_form, products

@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparse_bridge.kernels.tiles import activations
+from sparse_bridge.core.conv import activations
 
 
 def add_row():
     """Before anything reads the table."""
     activations.ACTIVATIONS["silu"] = activations.Activation(
         "silu",
-        None,
         lambda y, _: F.silu(y),
         lambda y, _: F.silu(y, inplace=True),
         (F.silu,),

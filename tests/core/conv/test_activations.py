@@ -12,8 +12,8 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.adapters.spconv.upstream.tensorview import Activation as OfSpconv
+from sparse_bridge.core.conv import activations
 from sparse_bridge.core.conv.epilogue import ACTIVATIONS, Epilogue
-from sparse_bridge.kernels.tiles import activations
 from tests.export import operator_calls
 from tests.patience import PATIENCE
 

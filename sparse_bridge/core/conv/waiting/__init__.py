@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ....kernels.tiles.activations import ACTIVATIONS, Activation
+from ..activations import ACTIVATIONS, Activation
 from ..epilogue import Norm
 from ..pending import MaybePending, PendingConv
 from .shortcuts import ProfiledFeatures, install_fast_forward, reset
@@ -56,7 +56,7 @@ def _batch_norm(
 
 
 def _activation(activation: Activation, always_in_place: bool) -> Callable[..., torch.Tensor]:
-    name, _, apply, apply_, _, _, arguments, *_ = activation
+    name, apply, apply_, arguments = activation.name, activation.apply, activation.apply_, activation.arguments
 
     def follow(input: Any, *options: Any, **named_options: Any) -> torch.Tensor:
         install_fast_forward(input)

@@ -231,7 +231,7 @@ Tensor plus(const Tensor &y, const Tensor &given, bool by_row) {
   });
 }
 
-// A branch for each row of `kernels/tiles/activations.py`.
+// A branch for each row of `core/conv/activations.py`.
 Tensor activated(const Tensor &y, const std::string &name, double alpha) {
   if (name == "relu" || name == "sigmoid") return call(("aten::" + name).c_str(), "", y);
   if (name == "leaky_relu")

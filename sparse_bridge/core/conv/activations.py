@@ -1,7 +1,8 @@
 """The activations of an epilogue: a row each, which kernels, layers, fusion, graphs and exports read.
 
 A new one is a row here and a branch of `activated` in `export/cpp/operators/products.cpp`; if kernels
-compute it, a number here and a branch of `_activated` in `kernels/gemm/epilogue.py`. Needs no Triton.
+compute it, a number in `kernels/tiles/activation_numbers.py` and a branch of `_activated` in
+`kernels/gemm/epilogue.py`. Needs no Triton.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# ACT of the kernels; 0 is none. (One a line: the hash of the tuned kernels reads them.)
-RELU = 1
-LEAKY_RELU = 2
+from ...kernels.tiles.activation_numbers import NUMBERS
 
 
 def _plain(inplace: bool = False) -> tuple[float, bool]:
@@ -27,8 +26,7 @@ def _leaky(negative_slope: float = 0.01, inplace: bool = False) -> tuple[float, 
 
 
 class Activation(NamedTuple):
-    """name: of `Epilogue.activation`.  number: ACT of the kernels; None where torch computes it, since
-    a kernel has other bits.
+    """name: of `Epilogue.activation`; torch computes those that have none of the `NUMBERS`.
     apply, apply_: of results and the slope, anew and in place.
     calls, calls_: functions of torch that programs call for it, anew and in place.
     arguments: (slope, whether in place) of the arguments behind the input of such a call.
@@ -37,7 +35,6 @@ class Activation(NamedTuple):
     """
 
     name: str
-    number: int | None
     apply: Callable[[Tensor, float], Tensor]
     apply_: Callable[[Tensor, float], Tensor]
     calls: tuple[Any, ...]
@@ -56,7 +53,6 @@ class Activation(NamedTuple):
 _ROWS = (
     Activation(
         "relu",
-        RELU,
         lambda y, _: torch.relu(y),
         lambda y, _: torch.relu_(y),
         (F.relu, torch.relu, Tensor.relu),
@@ -68,7 +64,6 @@ _ROWS = (
     ),
     Activation(
         "leaky_relu",
-        LEAKY_RELU,
         F.leaky_relu,
         lambda y, slope: F.leaky_relu(y, slope, inplace=True),
         (F.leaky_relu,),
@@ -83,7 +78,6 @@ _ROWS = (
         "sigmoid",
         # Triton's exponential is not torch's: fp32 has other bits, and what halves have only a device can
         # tell (benchmarks/notes/deferred.md).
-        None,
         lambda y, _: torch.sigmoid(y),
         lambda y, _: torch.sigmoid_(y),
         (F.sigmoid, torch.sigmoid, Tensor.sigmoid),
@@ -95,8 +89,7 @@ _ROWS = (
     ),
 )
 ACTIVATIONS = {row.name: row for row in _ROWS}
-# ACT by name, of those that kernels compute.
-NUMBERS: dict[str | None, int] = {None: 0} | {row.name: row.number for row in _ROWS if row.number is not None}
+assert NUMBERS.keys() - {None} <= ACTIVATIONS.keys()
 
 
 def row_of(module: nn.Module) -> Activation | None:
