@@ -78,6 +78,7 @@ def test_a_crash_is_a_failure_and_the_other_checks_go_on(run_toy, tmp_path):
     assert "about to crash" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_is_stopped(run_toy):
     _, checks = run_toy('fault = "hang"', checks=("eval",), limit=10)
     assert checks["forward"].outcome == "pass"

@@ -32,6 +32,7 @@ def mean_iou(output: str) -> list[str]:
     return re.findall(r"mean IoU (\S+)", output)
 
 
+@pytest.mark.slow
 def test_two_processes_under_torchrun(tmp_path: Path) -> None:
     common = [*SMALL, "--device", "cpu", "--out", tmp_path]
     two = wait(start(*TWO, "--steps", "3", *common))

@@ -64,6 +64,7 @@ def run(made, folder):
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_small_package_runs_without_python(made):
     ran = package_check.check(made[0])
     assert [one.rows for one in ran] == [len(scene(number)[0]) for number in (0, 3, 1)]
@@ -81,6 +82,7 @@ def edges():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:row .* outside of its grid:RuntimeWarning")
 def test_scenes_at_the_edge(made, tmp_path):
     package_scenes.record(made[1], edges().values(), tmp_path)
@@ -88,6 +90,7 @@ def test_scenes_at_the_edge(made, tmp_path):
     assert done.returncode == 0 and done.stdout.count(": ok") == len(edges()), done
 
 
+@pytest.mark.slow
 def test_a_scene_without_rows_is_refused_by_name(made, tmp_path):
     x, coords = scene(0)
     package_scenes.record(made[1], [(x[:2], coords[:2])], tmp_path)
@@ -98,6 +101,7 @@ def test_a_scene_without_rows_is_refused_by_name(made, tmp_path):
     assert "ShapeError: a layer of this package made 0 rows" in done.stderr
 
 
+@pytest.mark.slow
 def test_packages_that_cannot_be_read_are_refused_by_name(made, tmp_path):
     """In one line, without the frames of torch."""
     scenes = tmp_path / "scenes.txt"
@@ -120,6 +124,7 @@ def test_packages_that_cannot_be_read_are_refused_by_name(made, tmp_path):
     assert f"{tmp_path}/model.pt2 is no package that can be read" in refused()
 
 
+@pytest.mark.slow
 def test_other_results_are_noticed(made, tmp_path):
     package_scenes.record(made[1], [scene(0)], tmp_path)
     values = (tmp_path / "scenes.bin").read_bytes()
@@ -128,6 +133,7 @@ def test_other_results_are_noticed(made, tmp_path):
     assert done.returncode == 1 and done.stdout.count("DIFFERS") == 1
 
 
+@pytest.mark.slow
 def test_operators_have_the_bits_of_python(made, tmp_path):
     """Of two copies of the library in a process the first one serves."""
     library = made[0] / "build" / "libsparse_bridge_ops.so"

@@ -22,7 +22,7 @@ from . import networks
 from .fake_gpu import Emulator
 
 emulator = pytest.importorskip("amd_emulator")
-pytestmark = pytest.mark.emulated
+pytestmark = [pytest.mark.emulated, pytest.mark.slow]  # in a process of their own: an emulator runs inside of a driver
 ARCH, ROWS = "gfx942", 320
 
 

@@ -201,6 +201,7 @@ def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
     package.close()
 
 
+@pytest.mark.slow
 def test_memory_is_shared_by_what_is_not_needed_together(sp):
     model, grid = networks.unet(sp)
     networks.ready(model)

@@ -38,6 +38,7 @@ def test_the_others_end_with_an_error(device: str, tmp_path) -> None:
         assert mine
 
 
+@pytest.mark.slow
 @DEVICES
 def test_torchrun_ends_all_of_them(device: str, tmp_path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
