@@ -211,7 +211,7 @@ def test_an_error_in_the_second_pass_leaves_statistics_alone(plain_settings):
 
 
 def test_what_is_no_module():
-    with pytest.raises(DataTypeError, match=r"got a function; expected a torch\.nn\.Module"):
+    with pytest.raises(DataTypeError, match=r"got function; expected a torch\.nn\.Module"):
         sparse_bridge.checkpoint(step)
 
 

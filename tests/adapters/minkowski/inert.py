@@ -8,7 +8,7 @@ import pathlib
 from sparse_bridge.adapters import minkowski
 
 HOME = pathlib.Path(minkowski.__file__).parent
-_CHECKS = ("checked", "member")
+_CHECKS = ("checked", "expect_tensors", "member")
 
 
 def trees(folder=HOME):
@@ -63,8 +63,10 @@ class _Uses(ast.NodeVisitor):
 def _does_something(function):
     """Whether a function does more than refuse."""
     body = function.body[1:] if ast.get_docstring(function) else function.body
-    return any(
-        not isinstance(statement, ast.Raise) and not (isinstance(statement, ast.If) and _only_refuses(statement, ""))
+    return not all(
+        isinstance(statement, ast.Raise)
+        or (isinstance(statement, ast.Expr) and _is_check(statement.value))
+        or (isinstance(statement, ast.If) and _only_refuses(statement, ""))
         for statement in body
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 
 import pytest
@@ -331,9 +332,10 @@ def _(sp):
     other = sp.SubMConv3d(4, 4, 3, indice_key="k", algo=sp.ConvAlgo.Native)
     want = other(x).features
     other.algo = sp.ConvAlgo.MaskImplicitGemm
-    with pytest.raises(AssertionError, match="same algo"):
-        other(x)
-    other.indice_key = None
+    if not sys.modules["spconv.cppconstants"].CPU_ONLY_BUILD:  # which leaves layers no choice
+        with pytest.raises(AssertionError, match="same algo"):
+            other(x)
+        other.indice_key = None
     torch.testing.assert_close(other(x).features, want)
 
 

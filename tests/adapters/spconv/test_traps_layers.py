@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sparse_bridge import settings
-from sparse_bridge.errors import DataTypeError
+from sparse_bridge.errors import DataTypeError, TensorExpectedError
 
 from . import doors
 
@@ -329,7 +329,7 @@ def test_use_hash_of_the_first_generation_is_accepted(standin, kind):
 def test_features_are_assigned_tensors_only(sp, value):
     x = doors.tensor(sp)
     before = x.features
-    with pytest.raises(DataTypeError, match=f"was given {type(value).__name__}"):
+    with pytest.raises(TensorExpectedError, match=rf"expected for features, got .*{type(value).__name__};"):
         x.features = value
     with pytest.raises(DataTypeError, match="SparseConvTensor"):
         x.features = x
