@@ -10,6 +10,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
+from tests.adapters.spconv.doors import without_wheel
 
 
 @contextlib.contextmanager
@@ -19,6 +20,7 @@ def models(framework, profile=None):
     sparse_bridge.disable()
     _forget(folder)
     with (
+        without_wheel(),  # a stand-in is refused where an earlier test imported the real one
         settings.override(torchsparse_profile="auto"),
         sparse_bridge.enable(framework, mode="standin", profile=profile),
     ):

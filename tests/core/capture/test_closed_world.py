@@ -33,8 +33,8 @@ def restored():
     """What the programs' changes do outside of their models is undone."""
     places = [vars(closed_programs), vars(closed_settings), vars(torch.nn.functional)]
     values = [dict(place) for place in places]
-    inner = {name: copy.deepcopy(value) for name, value in values[0].items() if isinstance(value, (list, dict))}
-    inner = {name: value for name, value in inner.items() if name in ("SEEN", "TABLE", "CELL", "DECORATED")}
+    # By name: a module's `__builtins__` is a dictionary too, and some of what it may hold has no copy.
+    inner = {name: copy.deepcopy(values[0][name]) for name in ("SEEN", "TABLE", "CELL", "DECORATED")}
     classes = [value for value in values[0].values() if isinstance(value, type)] + [closed_settings.Options]
     attributes = [(cls, dict(vars(cls))) for cls in classes if cls.__module__.startswith("tests.")]
     limits, noted = dict(vars(closed_programs.LIMITS)), dict(vars(closed_programs.note))
