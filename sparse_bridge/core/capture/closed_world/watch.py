@@ -21,6 +21,7 @@ from .sources import COMPREHENSIONS, position
 
 _IMPORTS = ("_handle_fromlist", "_lock_unlock_module")  # of what is loaded
 # Methods of tensors that hand a number, or all of them, to Python. Operators call the first ones unseen.
+_AROUND = ("torch._compile", "torch._dynamo")  # what wraps functions that compilers leave alone
 _CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__complex__")
 _PYTHON_READS = ("__array__", "__contains__", "__format__", "__repr__", "__iter__", "__reversed__", "__hash__")
 
@@ -165,7 +166,10 @@ class Watch:
     def _caller(self, frame: FrameType) -> FrameType | None:
         """The function of the program that called this one of a library, by way of libraries alone."""
         caller = frame.f_back
-        while caller is not None and origins.of_globals(caller.f_globals) is Origin.LIBRARY:
+        while caller is not None and (
+            origins.of_globals(caller.f_globals) is Origin.LIBRARY
+            or str(caller.f_globals.get("__name__")).startswith(_AROUND)
+        ):
             caller = caller.f_back
         if caller is not None and caller.f_globals.get("__name__") in ("_collections_abc", "contextlib", "functools"):
             caller = caller.f_back
