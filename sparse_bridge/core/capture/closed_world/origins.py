@@ -8,8 +8,6 @@ import sys
 from types import CodeType
 from typing import Any
 
-import torch
-
 
 def words(text: str) -> frozenset[str]:
     """The words of a text."""
@@ -114,6 +112,8 @@ class Effect(enum.Enum):
 def effect_of(function: Any) -> Effect:
     """Of a function written in C, as a profiler is shown it."""
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    import torch  # commands that look up a framework's record need none
+
     if isinstance(owner, torch.Tensor):
         return Effect.READS_TENSOR if name in _HOST_READS else Effect.OTHER if name in EFFECTS else Effect.NONE
     if isinstance(owner, type(sys)):
