@@ -106,7 +106,7 @@ def test_command_line(toys, tmp_path, capsys):
     within = [check for check in CHECKS if check not in ("ddp", "native")]
     arguments += ["--size", "tiny", "--jobs", "2", "--json", str(saved)]
     assert command_line.main([*arguments, "--check", ",".join(within)]) == 1
-    assert "forward: RuntimeError: the toy broke, as asked" in capsys.readouterr().out
+    assert "forward: RuntimeError: the toy broke, as asked" in capsys.readouterr().err
     found = results.Results.read(saved)
     assert found.runs[0]["device"] == "CPU" and found.runs[0]["versions"]["torch"]
     cells = {cell.model: cell for cell in found.cells}

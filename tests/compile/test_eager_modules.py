@@ -225,6 +225,6 @@ def test_the_compiler_is_put_back():
         return [CatchErrorsWrapper.__dict__["__call__"], InliningInstructionTranslator.__dict__["inline_call"]]
 
     before = patched()
-    with sparse_bridge.enable("spconv", mode="standin"), sparse_bridge.enable("torchsparse", mode="standin"):
+    with sparse_bridge.enable("torchsparse", mode="standin"), sparse_bridge.enable("minkowski", mode="standin"):
         during = patched()
     assert before == patched() and not any(map(lambda a, b: a is b, before, during))
