@@ -58,6 +58,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.emulated
+@pytest.mark.slow  # in a process of its own, as `test_emulated`
 @pytest.mark.parametrize("gpu", ["hip"], indirect=True)
 def test_the_example_plays_the_recorded_scenes(gpu, folder, tmp_path, capfd):
     """As a library here, so that its launches reach the emulator; with the exit codes that it has."""

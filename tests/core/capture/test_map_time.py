@@ -22,7 +22,7 @@ def test_operations_and_launches():
     found = {}
     for name, net, scene in map_time.doors():
         counting = map_time.Counting()
-        last = map_time.streamed(net, scene, 2, counting=counting)[-1]
+        last = map_time.streamed(net, scene, 4, counting=counting)[-1]
         names = counting.names[-last.operations :]
         tests_own = sum("fill_" in one for one in names)  # which fill memory that is taken
         found[name] = last.operations - tests_own, last.launches
