@@ -114,7 +114,6 @@ def effect_of(function: Any) -> Effect:
     import torch  # here: `trust` is called before anything needs torch
 
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-    import torch  # commands that look up a framework's record need none
 
     if isinstance(owner, torch.Tensor):
         return Effect.READS_TENSOR if name in _HOST_READS else Effect.OTHER if name in EFFECTS else Effect.NONE
