@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 
+from sparse_bridge import state
 from tests.core.capture import map_time
 
 # Network: operations of torch, launches.
@@ -18,7 +19,9 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow  # counts more where some test of another folder ran before in the process
 def test_operations_and_launches():
+    state.reset()  # what other tests of this process have launched is known as theirs
     found = {}
     for name, net, scene in map_time.doors():
         counting = map_time.Counting()
