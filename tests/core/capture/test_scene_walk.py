@@ -17,8 +17,8 @@ MOST = {
     "MinkowskiEngine, U-Net": (3400, 4950),
     "training: spconv, SECOND": (1800, 2750),
     "training: spconv, U-Net": (3500, 8150),
-    "training: torchsparse, U-Net": (7200, 10700),
-    "training: MinkowskiEngine, U-Net": (5800, 9500),
+    "training: torchsparse, U-Net": (6900, 10350),
+    "training: MinkowskiEngine, U-Net": (5600, 9250),
 }
 
 
