@@ -71,7 +71,9 @@ def test_the_example_plays_the_recorded_scenes(gpu, folder, tmp_path, capfd):
     def run(*options):
         words = [b"run_package", os.fsencode(folder), *options]
         gpu.listen(Emulator(package_file.read((folder / "model.sbp").read_bytes())[0]))
-        return example.played(len(words), (ctypes.c_char_p * len(words))(*words)), capfd.readouterr()
+        status = example.played(len(words), (ctypes.c_char_p * len(words))(*words))
+        ctypes.CDLL(None).fflush(None)  # C buffers its lines where no terminal listens
+        return status, capfd.readouterr()
 
     status, said = run(b"--repeat", b"2")
     assert status == 0, said
