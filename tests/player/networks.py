@@ -14,12 +14,12 @@ CODE = b"\x7fELF" + bytes(44) + b"\x4c\x00\x00\x00" + bytes(12)  # as far as the
 class Model(torch.nn.Module):
     """A network from features and coordinates to plain tensors. dense: to a grid, else rows and their places."""
 
-    def __init__(self, sp, network, grid, dense):
+    def __init__(self, sp, network, grid, dense, n_items=2):
         super().__init__()
-        self.sp, self.network, self.grid, self.dense = sp, network, list(grid), dense
+        self.sp, self.network, self.grid, self.dense, self.n_items = sp, network, list(grid), dense, n_items
 
     def forward(self, features, coords):
-        y = self.network(self.sp.SparseConvTensor(features, coords, self.grid, 2))
+        y = self.network(self.sp.SparseConvTensor(features, coords, self.grid, self.n_items))
         return y.dense() if self.dense else {"rows": y.features, "places": y.indices}
 
 

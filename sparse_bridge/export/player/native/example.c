@@ -184,6 +184,7 @@ static int play(sbrt_instance *net, const scene *it, int repeat)
         good = agrees(net, i, &it->outputs[i], &worst) && good;
     printf("%" PRId64 " rows, %g ms, error %g of the RMS: %s\n", coords->dims[0], least, worst,
            good ? "ok" : "DIFFERS");
+    fflush(stdout);
     return good ? 0 : 1;
 }
 
