@@ -189,6 +189,23 @@ def _cat(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     return y
 
 
+def _chosen(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Columns by their numbers, or all in reverse."""
+    x, axis = args[0], args[1]
+    axes = [axis] if name == "index_select" else [number % x.ndim for number in axis]
+    if len(axes) != 1 or x.shape[axes[0]] in it.rows or (name == "index_select" and it.is_written(args[2])):
+        return NotImplemented
+    size = x.shape[axes[0]]
+    numbers = args[2].tolist() if name == "index_select" else list(reversed(range(size)))
+    shape = list(x.shape)
+    shape[axes[0]] = len(numbers)
+    y = it.new(shape, x.dtype)
+    for at, number in enumerate(numbers):
+        if _run(it, "copy", [x.narrow(axes[0], number, 1)], y.narrow(axes[0], at, 1)) is NotImplemented:
+            return NotImplemented
+    return y
+
+
 def _sort(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     keys = args[0]
     if keys.ndim != 1 or keys.dtype not in _SORTED_BITS or kwargs.get("descending") or not kwargs.get("stable"):
@@ -217,5 +234,6 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("fill_", "zero_"), _fill),
     "copy_": _copy_,
     "cat": _cat,
+    **dict.fromkeys(("index_select", "flip"), _chosen),
     "sort": _sort,
 }
