@@ -64,7 +64,7 @@ def entry_of(model: nn.Module, inputs: Sequence[Any]) -> Entry:
     names = list(inspect.signature(model.forward).parameters)
 
     def call(features: torch.Tensor, coords: torch.Tensor, root: Callable[[], CoordinateMap]) -> Any:
-        return model(features, coords) if coords_at == 1 else model(coords, features)
+        return flattened(model(features, coords) if coords_at == 1 else model(coords, features))
 
     return Entry(
         (names[coords_at], names[features_at]), inputs[features_at], coords, tuple(range(coords.shape[1])), call
@@ -109,14 +109,18 @@ def _of_sparse(model: nn.Module, x: Any, framework: protocol.TensorProtocol) -> 
         raise ExportError("two columns of the example's coordinates are equal; expected a scene that fills its axes.")
 
     def call(features: torch.Tensor, coords: torch.Tensor, root: Callable[[], CoordinateMap]) -> Any:
-        return pytree.tree_map(_plain, model(framework.over(x, features, root())))
+        return flattened(model(framework.over(x, features, root())))
 
     box = None if isinstance(root.bounds, DataBounds) else root.bounds
     return Entry(("coords", "features"), features, coords.int(), orders[0], call, box)
 
 
-def _plain(value: Any) -> Any:
-    """A sparse tensor as its features and coordinates."""
+def flattened(result: Any) -> Any:
+    """The same, with sparse tensors as their features and coordinates."""
+    return pytree.tree_map(_parts, result)
+
+
+def _parts(value: Any) -> Any:
     framework = protocol.of(value)
     if framework is None or not framework.is_tensor(value):
         return value
