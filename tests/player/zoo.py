@@ -169,7 +169,10 @@ def _of_spconv(name: str, sp: Any, wide: bool, grid: Any, n_items: int) -> Netwo
         encoder: nn.Module = published.Second(sp, widths=sizes, out_channels=out)
         return Network(Detector(sp, encoder, grid, n_items, {"class": 2, "box": 14}, wide), grid, _plain, False)
     if name in ("CenterPoint", "BEVFusion"):
-        grid = grid or ((32, 32, 41) if last else (41, 32, 32))
+        if grid is None:
+            grid = (32, 32, 41) if last else (41, 32, 32)
+        elif last:
+            grid = (*grid[1:], grid[0])
         encoder, heads = ResidualEncoder(sp, widths, out, last), {} if last else {"heat": 3, "box": 8}
         return Network(Detector(sp, encoder, grid, n_items, heads, wide, last), grid, _plain, last)
     if name == "VoxelNeXt":
@@ -187,7 +190,9 @@ NAMES = (*_SPCONV, "torchsparse U-Net", "MinkUNet", "FlexGEMM")
 
 @contextlib.contextmanager
 def network(name: str, wide: bool = False, grid: Any = None, n_items: int = 2) -> Iterator[Network]:
-    """A network by its name, in eval mode with random weights, while its framework is served."""
+    """A network by its name, in eval mode with random weights, while its framework is served.
+
+    grid: cells in z, y, x; BEVFusion has them in the order x, y, z, and so its `grid`."""
     with contextlib.ExitStack() as stack:
         if name in _SPCONV:
             own = _of_spconv(name, stack.enter_context(doors.standin()), wide, grid, n_items)
