@@ -9,8 +9,10 @@ import torch
 
 from sparse_bridge.errors import KernelError
 from sparse_bridge.kernels.maps.radix_order import radix_order
+from sparse_bridge.kernels.maps.row_ends import row_ends
 from sparse_bridge.kernels.ops.dense_rows import dense_rows
 from sparse_bridge.kernels.ops.elementwise import elementwise, merged
+from sparse_bridge.kernels.ops.row_norm import row_norm
 from sparse_bridge.kernels.runtime import target as targets
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
@@ -48,20 +50,80 @@ def test_sums_products_and_copies(kernel_lane, target, rows, dtype):
         ("sub", [a, vector], a - vector),
         ("mul", [a, torch.tensor(1.7, device=device)], a * 1.7),
         ("relu", [a], a.relu()),
+        ("div", [a, vector], a / vector),
+        ("maximum", [a, b], torch.maximum(a, b)),
+        ("minimum", [a, vector], torch.minimum(a, vector)),
+        ("leaky", [a, torch.tensor(0.25, device=device)], torch.nn.functional.leaky_relu(a, 0.25)),
     ]:
         y = torch.full((rows, 17), float("nan"), dtype=dtype, device=device)
         assert torch.equal(elementwise(name, operands, y, target), wanted), name
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu"])
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "tanh", "exp"])
 def test_activations(kernel_lane, target, dtype, name):
     x = torch.linspace(-9, 9, 501).to(dtype).to(kernel_lane.device)
     y = elementwise(name, [x], torch.empty_like(x), target)
-    wanted = {"sigmoid": torch.sigmoid, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}[name](
-        x.double()
-    )
-    assert (y.double() - wanted).abs().max() < (2e-6 if dtype == torch.float32 else 4e-3)
+    functional = torch.nn.functional
+    wanted = (getattr(torch, name, None) or getattr(functional, name))(x.double())
+    assert ((y.double() - wanted) / wanted.abs().clamp(min=1)).abs().max() < (2e-6 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_norm_by_known_statistics(kernel_lane, target, dtype):
+    """Of channels that lie side by side and of those that do not."""
+    generator = torch.Generator().manual_seed(1)
+    mean, scale, shift = (torch.randn(7, generator=generator).to(kernel_lane.device) for _ in range(3))
+    x = torch.randn(3, 7, 5, 6, generator=generator).to(dtype).to(kernel_lane.device)
+    vectors = [one.view(1, -1, 1, 1) for one in (mean, scale, shift)]
+    wanted = (x.double() - vectors[0]) * vectors[1] + vectors[2]
+    for own in (x, x.contiguous(memory_format=torch.channels_last)):
+        y = torch.full_like(own, float("nan"))
+        elementwise("norm", [own, *vectors], y, target)
+        assert y.stride() == own.stride()
+        assert (y.double() - wanted).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("rows", "channels"), [(1, 1), (3, 17), (130, 64), (129, 65), (5, 1030)])
+def test_layer_norms(kernel_lane, target, dtype, affine, rows, channels):
+    generator = torch.Generator().manual_seed(rows)
+    x = (torch.randn(rows, channels, generator=generator) * 3 + 5).to(dtype).to(kernel_lane.device)
+    vectors = tuple(torch.randn(channels, generator=generator).to(x.device) for _ in "wb") if affine else None
+    y = row_norm(x, vectors, 1e-5, torch.full_like(x, float("nan")), target)
+    own = [None, None] if vectors is None else [vector.double() for vector in vectors]
+    wanted = torch.nn.functional.layer_norm(x.double(), [channels], *own, 1e-5)
+    assert (y.double() - wanted).abs().max() < (2e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_layer_norms_of_too_many_channels(kernel_lane, target):
+    x = torch.zeros(1, 4097, device=kernel_lane.device)
+    with pytest.raises(KernelError, match="at most 4096"):
+        row_norm(x, None, 1e-5, torch.empty_like(x), target)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2047, 2048, 2049, 5000])
+def test_where_rows_in_use_end(kernel_lane, target, rows):
+    """Those that are too far out do not count, nor what lies behind the last one."""
+    generator = torch.Generator().manual_seed(rows)
+    coords = torch.randint(-50, 50, (rows + 40, 4), generator=generator, dtype=torch.int32)
+    coords[:, 0] %= 3
+    coords[rows:] = 1000
+    if rows > 5:
+        coords[1, 2], coords[2, 1], coords[3, 0], coords[4, 0] = 64, -65, 4, -1
+    own = coords.to(kernel_lane.device)
+    last = torch.tensor([rows - 1], dtype=torch.int32, device=own.device)
+    low, high = row_ends(own, last, target, items=4, far=64).cpu()
+    near = coords[:rows]
+    near = near[((near[:, 1:] >= -64) & (near[:, 1:] < 64)).all(1) & (near[:, 0] >= 0) & (near[:, 0] < 4)]
+    if len(near):
+        assert torch.equal(torch.stack([low, high]), torch.stack([near.amin(0), near.amax(0)]))
+    else:
+        assert (high < low).all()
+    if rows:
+        low, high = row_ends(own, last, target).cpu()
+        assert torch.equal(low[1:], coords[:rows, 1:].amin(0)) and torch.equal(high[1:], coords[:rows, 1:].amax(0))
 
 
 def test_only_the_part_is_written(kernel_lane, target):

@@ -9,6 +9,7 @@ import struct
 import subprocess
 from typing import Any, NamedTuple
 
+from sparse_bridge.export.player.package_file import ADDRESS, LAUNCH
 from sparse_bridge.native.build import compiler
 
 SOURCE = pathlib.Path(__file__).with_name("fake_driver.c")
@@ -90,29 +91,30 @@ def _size_of(image: int) -> int:
 
 
 class Emulator:
-    """Executes launches of gfx942's code as they come, with the bounds of the package's block."""
+    """Executes launches of gfx942's code as they come; they may reach the package's block of memory alone."""
 
     def __init__(self, program: Any, arch: str = "gfx942") -> None:
         import amd_emulator.launch as launch
 
-        self._make, self._arch = launch.Kernel, arch
-        self._kernels = {(kernel.name, kernel.code): kernel for kernel in program.kernels}
-        self._sizes = {}
-        for step in program.steps:
-            if step.kind == 0:
-                self._sizes[program.kernels[step.kernel]] = [arg.size for arg in step.args]
+        self._make, self._arch, self._program = launch.Kernel, arch, program
+        self._steps = [step for step in program.steps if step.kind == LAUNCH]
         self._built: dict[Any, Any] = {}
         self.launches = 0
 
     def __call__(self, it: Launch) -> None:
+        step = self._steps[self.launches % len(self._steps)]
+        kernel = self._program.kernels[step.kernel]
         code = ctypes.string_at(it.image, _size_of(it.image))
-        kernel = self._kernels[it.name, code]
-        if kernel not in self._built:
+        assert (it.name, code) == (kernel.name, kernel.code)
+        if step.kernel not in self._built:
             wave = 64
-            self._built[kernel] = self._make(code, it.name, self._arch, it.shared, it.threads // wave)
-        values = []
-        for place, size in enumerate(self._sizes[kernel]):
-            content = ctypes.string_at(it.parameters[place], size)
-            values.append((f"u{8 * size}", int.from_bytes(content, "little")))
-        self._built[kernel].launch(it.grid, values)
+            self._built[step.kernel] = self._make(code, it.name, self._arch, it.shared, it.threads // wave)
+        values, blocks = [], set()
+        for place, arg in enumerate(step.args):
+            value = int.from_bytes(ctypes.string_at(it.parameters[place], arg.size), "little")
+            values.append((f"u{8 * arg.size}", value))
+            if arg.kind == ADDRESS:
+                blocks.add(value - arg.value)
+        (block,) = blocks
+        self._built[step.kernel].launch(it.grid, values, [(block, block + self._program.memory)])
         self.launches += 1

@@ -46,12 +46,19 @@ def encoder(sp):
 
 
 def ready(model):
-    """In eval mode, with weights and statistics at random, none of which is neutral."""
+    """In eval mode, with weights and statistics at random, none of which is neutral; activations stay within half
+    precision."""
     torch.manual_seed(0)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            outputs = max(parameter.shape[0], parameter.shape[-1])
+            torch.nn.init.normal_(parameter, std=(3 * outputs / parameter.numel()) ** 0.5)
+        elif name.endswith("weight"):
+            torch.nn.init.uniform_(parameter, 0.5, 1)
+        else:
+            torch.nn.init.normal_(parameter, std=0.3)
     for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm1d):
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2)
     return model.eval()

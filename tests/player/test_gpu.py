@@ -1,5 +1,7 @@
-"""Packages on the GPU that is here: bits of Python's layers over 40 scenes, through the library and by the C program
-alone, with what it costs. `python -m pytest -m gpu -s tests/player/test_gpu.py` prints a table; it takes cc."""
+"""Packages on the GPU that is here: results of Python's layers over 40 scenes, in every bit where layers of torch take
+no part, through the library and by the C program alone, with what it costs.
+
+`python -m pytest -m gpu -s tests/player/test_gpu.py` prints a table; it takes cc."""
 
 from __future__ import annotations
 
@@ -15,61 +17,24 @@ import time
 import pytest
 import torch
 
-from sparse_bridge import settings
+from sparse_bridge import settings, tolerances
 from sparse_bridge.export import load_package, package_scenes
 from sparse_bridge.export.player import package_file, stand_in
+from sparse_bridge.export.player.entry import flattened
 from sparse_bridge.export.player.library import DEVICE, SOURCES, call
 from sparse_bridge.export.player.record import record
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.native.build import compiler
 from sparse_bridge.tools.demo.voxels import street_voxels
-from sparse_bridge.tools.networks import spconv as published
-from tests.adapters.spconv import doors
 
-from . import networks
+from . import zoo
 
 pytestmark = pytest.mark.gpu
 ROWS, SCENES, RUNS = 120_000, 40, 5
 CODE_MEMORY = 256 << 20  # bytes that the driver may take for kernels and a graph, beside the plan
 
 
-def _spconv(make, dense, dtype):
-    def network(grid, n_items):
-        with doors.standin() as sp:
-            return _ready(networks.Model(sp, make(sp), grid, dense, n_items)).to(dtype)
-
-    return network
-
-
-def _ready(model):
-    """In eval mode, with weights at random that keep activations within half precision."""
-    networks.ready(model)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=(3 * parameter.shape[0] / parameter.numel()) ** 0.5)
-        elif name.endswith("weight"):
-            torch.nn.init.uniform_(parameter, 0.5, 1)
-    return model
-
-
-def small(sp):
-    return sp.SparseSequential(
-        sp.SubMConv3d(4, 16, 3, indice_key="a"),
-        torch.nn.BatchNorm1d(16),
-        torch.nn.ReLU(),
-        sp.SparseConv3d(16, 32, 3, 2),
-    )
-
-
-NETWORKS = {
-    f"{name} {str(dtype).removeprefix('torch.')}": (_spconv(make, dense, dtype), dtype)
-    for name, make, dense in (
-        ("layers", small, False),
-        ("SECOND", published.Second, True),
-        ("U-Net", published.ResidualUNet, False),
-    )
-    for dtype in (torch.float32, torch.float16)
-}
+CASES = [(name, dtype) for name in zoo.NAMES for dtype in (torch.float32, torch.float16)]
 
 
 def scenes_of(dtype):
@@ -95,33 +60,30 @@ def present(monkeypatch):
     return f"cuda:{own.capability}" if own.backend == "cuda" else f"hip:{own.arch}"
 
 
-def listed(result):
-    return [tensor.cpu() for tensor in package_scenes.tensors_of(result)]
-
-
-def by_python(model, scenes):
+def by_python(own, model, scenes):
     """(outputs of every scene, milliseconds of each), after the calls in which layers learn what follows them."""
     outputs, times = [], []
     for i, scene in enumerate([*scenes[:3], *scenes]):
-        features, coords = (tensor.cuda() for tensor in scene)
+        inputs = own.inputs(*[tensor.cuda() for tensor in scene])
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        result = model(features, coords)
+        result = model(*inputs)
         torch.cuda.synchronize()
         if i >= 3:
             times.append(1e3 * (time.perf_counter() - begin))
-            outputs.append(listed(result))
+            outputs.append([tensor.cpu() for tensor in package_scenes.tensors_of(flattened(result))])
     return outputs, times
 
 
-def write_folder(folder, program, scenes, outputs):
-    """A package whose recorded results have to agree in every bit."""
+def write_folder(folder, program, scenes, outputs, exact):
+    """A package whose recorded results have to agree, in every bit where they are exact."""
     shutil.copytree(SOURCES, folder)
     package_file.write(folder / "model.sbp", [program])
     recorded = iter(outputs)
     package_scenes.record(lambda *_: next(recorded), scenes, folder)
-    text = folder / "scenes.txt"
-    text.write_text(re.sub(r"^output \S+", "output 0", text.read_text(), flags=re.MULTILINE))
+    if exact:
+        text = folder / "scenes.txt"
+        text.write_text(re.sub(r"^output \S+", "output 0", text.read_text(), flags=re.MULTILINE))
 
 
 def busy(run):
@@ -195,30 +157,36 @@ def by_program(folder):
     return started.wait(), lines, first
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_package_gives_the_bits_of_pythons_layers(tmp_path, monkeypatch, capsys, name):
-    make, dtype = NETWORKS[name]
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=lambda value: str(value).removeprefix("torch."))
+def test_a_package_gives_the_results_of_pythons_layers(tmp_path, monkeypatch, capsys, name, dtype):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     scenes, grid, n_items = scenes_of(dtype)
     folder = pathlib.Path(tmp_path / "package")
-    with settings.override(tune="off"), torch.no_grad():  # tiles by rule, as packages have them
-        model = make(grid, n_items)
+    with zoo.network(name, True, grid, n_items) as own, settings.override(tune="off"), torch.no_grad():
+        # Tiles by rule, as packages have them.
+        if own.grid != grid:  # of other axes
+            scenes = [(features, coords[:, [0, 2, 3, 1]].contiguous()) for features, coords in scenes]
+        model = own.model.to(dtype)
         begin = time.perf_counter()
-        program = record(model, scenes[0], len(scenes[0][0]), present(monkeypatch))
+        program = record(model, own.inputs(*scenes[0]), len(scenes[0][0]), present(monkeypatch))
         took = time.perf_counter() - begin
-        outputs, python = by_python(copy.deepcopy(model).cuda(), scenes)
-    write_folder(folder, program, scenes, outputs)
+        outputs, python = by_python(own, copy.deepcopy(model).cuda(), scenes)
+    write_folder(folder, program, scenes, outputs, own.exact)
     figures = [by_library(folder / "model.sbp", scenes, outputs, graph) for graph in (False, True)]
     status, lines, first = by_program(folder)
     with capsys.disabled():
-        print(f"\n{name}: {torch.cuda.get_device_name()}, {program.target}, {len(scenes[0][0])} rows at most")
+        print(f"\n{name} {dtype}: {torch.cuda.get_device_name()}, {program.target}, {len(scenes[0][0])} rows at most")
         print(f"  recorded and compiled in {took:.0f} s; {len(program.steps)} steps, {len(program.kernels)} kernels")
         print(f"  plan {program.memory / 2**20:.0f} MiB; Python's layers {statistics.median(python):.3f} ms")
         for line, different, worst, _ in figures:
             print(f"  {line}; {SCENES - different} of {SCENES} scenes equal in bits, error {worst:.2g} of the RMS")
         equal = sum(": ok" in line for line in lines)
-        print(f"  C program: status {status}, {equal} of {SCENES} equal in bits, first result after {first:.3f} s")
+        kind = "equal in bits" if own.exact else "within the tolerance"
+        print(f"  C program: status {status}, {equal} of {SCENES} {kind}, first result after {first:.3f} s")
         if status:
             print("  " + next(line for line in lines if ": ok" not in line).strip())
-    assert [different for _, different, _, _ in figures] == [0, 0]
+    for _, different, worst, taken in figures:
+        assert different == 0 or not own.exact
+        assert worst <= tolerances.of("network", dtype).rms
+        assert taken <= program.memory + CODE_MEMORY
     assert status == 0 and sum(": ok" in line for line in lines) == SCENES
-    assert all(taken <= program.memory + CODE_MEMORY for *_, taken in figures)

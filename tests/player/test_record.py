@@ -13,7 +13,7 @@ import torch
 from sparse_bridge import export, settings
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, load_package
-from sparse_bridge.export.player import package_file
+from sparse_bridge.export.player import package_file, stand_in
 from sparse_bridge.export.player.library import PlayerError
 from sparse_bridge.export.player.record import record, target_of
 from sparse_bridge.kernels.runtime import target as targets
@@ -76,7 +76,7 @@ def test_what_no_kernel_computes_is_named_with_its_line(sp, behind, words):
         (lambda x: x.features / len(x.features), "computes with other numbers over other rows .* of 25 and of 50"),
         (lambda x: x.features * len(x.features), "computes with other numbers"),
         (lambda x: x.features.sum().item(), r"calls aten\.sum"),
-        (lambda x: x, "a package returns tensors"),
+        (lambda x: 3, "a package returns tensors"),
         (lambda x: torch.ones(3), "output 0 of the model"),
     ],
 )
@@ -224,6 +224,21 @@ def test_a_program_does_not_depend_on_what_was_recorded_before(sp):
     again = record(model, scene, 2500, "hip:gfx942")
     assert {kernel.threads for kernel in other.kernels} != {kernel.threads for kernel in before.kernels}
     assert again == before
+
+
+def test_kernels_of_no_other_driver_are_launched(sp):
+    """Triton keeps compiled kernels by a driver's device: one of another driver with the same would run unheard."""
+    from triton.runtime import driver
+
+    class Other:
+        def launched(self, *launch):
+            """Nothing is done."""
+
+    numbers = set()
+    for name in ("gfx942", "sm_90"):
+        with stand_in.driving(targets.described(name), Other()):
+            numbers.add(driver.active.get_current_device())
+    assert len(numbers) == 2 and not any(isinstance(number, int) for number in numbers)
 
 
 @pytest.mark.slow

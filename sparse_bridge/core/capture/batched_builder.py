@@ -171,7 +171,7 @@ class BatchedBuilder:
             self._expand(index, self.steps[index], capacities[index], table, slab)
             if index + 1 in self.unknown_levels:
                 assert self.where is not None
-                self.ends.append(self.levels[index + 1].ends())
+                self.ends.append(self.levels[index + 1].ends(self.target))
                 self.where.derive(self.ends[-1], self.steps, self.target, index + 1)
         if not tables:
             return root.flags[:0], root

@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 
-from ...kernels.runtime.parts import Operand, Part, viewed
-from ...kernels.runtime.symbolic import trace_of
+from ...kernels.runtime.parts import Operand, Part
 from ...kernels.runtime.target import Target
 from ...kernels.runtime.uploads import uploaded
 from ..geometry.boxes import Box, KeyLayout, layout_over, record_of
 from ..geometry.constants import constant
-from ..geometry.data_bounds import DataBounds
 from ..geometry.reach import BoxReach
 from ..maps.expansion import Source
 from .recording import Step, levels_with_unknown_bounds
@@ -43,17 +41,12 @@ class Level:
         """What maps over these coordinates start from."""
         return Source(self.coords, self.layout, None, self.count)
 
-    def ends(self) -> torch.Tensor:
+    def ends(self, target: Target) -> torch.Tensor:
         """Queue finding where rows in use end, see `DataBounds`."""
-        if (trace := trace_of(self.coords)) is not None:
-            operands, shape = (self.coords, self.count), (2, self.coords.shape[1])
-            return trace.call(_ends, operands, shape, torch.int32)
-        return _ends(self.coords, self.count)
+        from ...kernels.maps.row_ends import row_ends
 
-
-def _ends(coords: torch.Tensor, count: Operand | None) -> torch.Tensor:
-    behind = torch.arange(coords.shape[0], device=coords.device) > viewed(count)
-    return DataBounds(torch.where(behind[:, None], coords[:1], coords)).ends
+        assert self.count is not None
+        return row_ends(self.coords, self.count, target)
 
 
 class LevelLayouts:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...core.capture.recording import Recording
@@ -18,9 +16,14 @@ from ...core.maps.map_cache import MapStore
 from ...core.maps.request import BuiltMap, MapRequest
 from ...kernels.runtime import precompile
 from ..plugin_checks import ExportError
+from .entry import Entry
 
 _NUMBERS = frozenset({"add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "rsub", "pow"})
 _MAPS = ("submanifold", "strided", "generative", "between")
+
+
+class LayerError(ExportError):
+    """A layer asks for what no package holds; the sentence begins behind its name."""
 
 
 class _Learner:
@@ -28,21 +31,23 @@ class _Learner:
 
     def __init__(self) -> None:
         self.recording: Recording | None = None
+        self.unbounded = False
 
     def __call__(self, store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         if req.map_type not in _MAPS:
-            raise ExportError(f"the model asks for a map of the kind {req.map_type!r}, which GPU packages do not hold.")
+            raise LayerError(f"asks for a map of the kind {req.map_type!r}, which GPU packages do not hold.")
         recording = store.recording
         if recording is None:
             if self.recording is not None:
-                raise ExportError("the model makes sparse tensors of several inputs; GPU packages take one.")
+                raise LayerError("asks for a map of other coordinates than the input's; GPU packages take one input.")
             recording = store.recording = self.recording = Recording(cmap.n_rows)
             recording.levels[cmap], recording.box = 0, cmap.box
+            self.unbounded = cmap.data_bounds is not None
         n_steps = len(recording.steps)
         with selection.maps_by_host(), _disable_current_modes():
             built: BuiltMap = recording.ask(cmap, req)
         if len(recording.steps) == n_steps:
-            raise ExportError("the model asks for maps between coordinates that are not of one input.")
+            raise LayerError("asks for a map of coordinates that no layer before it made of the input.")
         rulebook = built.kmap.rulebook
         rulebook.observe(None)
         with _disable_current_modes():
@@ -68,21 +73,21 @@ class _Numbers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def learn(model: nn.Module, features: torch.Tensor, coords: torch.Tensor) -> Recording:
-    """The requests of a model over an input, in a program in which tensors of the host stand for those of a GPU.
+def learn(entry: Entry) -> tuple[Recording, bool]:
+    """(the requests of a model over its example, whether the bounds of its coordinates are those of the data), in a
+    program in which tensors of the host stand for those of a GPU.
 
-    features: [N, C] float; coords: int32 [N, 1 + D], distinct and inside of the grid.
-    Raises: ExportError for what no package holds.
+    Raises: ExportError for what no package holds; of one layer LayerError.
     """
     previous, numbers, steps = requests.registered(), [], []
-    n_rows = len(coords)
+    n_rows = len(entry.coords)
     try:
         for rows in (n_rows, max(1, n_rows // 2), n_rows):  # three calls, until layers know what follows them
             learner = _Learner()
             requests.register(learner)
             with precompile.dry_run(), _Numbers() as seen:
                 # Maps are kept by the coordinates' object.
-                model(features[:rows].clone(), coords[:rows].clone())
+                entry.over(entry.features[:rows].clone(), entry.coords[:rows].clone())
             numbers.append(seen.seen)
             steps.append([] if learner.recording is None else learner.recording.steps)
     finally:
@@ -97,7 +102,11 @@ def learn(model: nn.Module, features: torch.Tensor, coords: torch.Tensor) -> Rec
         )
     if learner.recording is None or learner.recording.box is None:
         raise ExportError("the model has no sparse layer that asks for a map of its input.")
-    return learner.recording
+    if learner.unbounded and not all(step.derivable for step in learner.recording.steps):
+        raise ExportError(
+            "a layer makes coordinates within bounds that follow from the data in no way that kernels know."
+        )
+    return learner.recording, learner.unbounded
 
 
 def _listed(changed: Sequence[tuple[Any, Any]]) -> str:
@@ -111,16 +120,3 @@ def rows_of_levels(recording: Recording, rows: int) -> dict[int, int]:
     """Rows that levels have over inputs of so many rows, about."""
     grown = {index + 1: rows * count // max(1, recording.n_rows) for index, count in recording.rows.items()}
     return {0: rows, **{level: max(1, count) for level, count in grown.items()}}
-
-
-def inputs_of(inputs: Sequence[torch.Tensor]) -> tuple[int, int]:
-    """(which input holds the features, which one the coordinates). Raises ExportError."""
-    floats = [i for i, value in enumerate(inputs) if value.is_floating_point() and value.ndim == 2]
-    whole = [i for i, value in enumerate(inputs) if value.dtype == torch.int32 and value.ndim == 2]
-    if len(inputs) != 2 or len(floats) != 1 or len(whole) != 1 or len(inputs[0]) != len(inputs[1]):
-        described = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in inputs)
-        raise ExportError(
-            f"the model's inputs are {described}; a GPU package takes features [N, C] and int32 coordinates "
-            "[N, 1 + D] of the same rows."
-        )
-    return floats[0], whole[0]

@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 from ...core.ops import pointwise
 from ...kernels.maps.radix_order import radix_order
 from ...kernels.ops.elementwise import elementwise
+from ...kernels.ops.row_norm import MOST_CHANNELS, row_norm
 from ..plugin_checks import ExportError
+from .dense_convolutions import convolution
 from .recorder import Recorder
 
 _aten = torch.ops.aten
@@ -30,7 +32,11 @@ _BY_NUMBER = {
     _aten.unbind: 1,
     _aten.unfold: 1,
 }
-_BINARY = {"add": "add", "add_": "add", "sub": "sub", "sub_": "sub", "mul": "mul", "mul_": "mul"}
+_BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "add_", "sub_", "mul_", "div_")
+_UNARY = (
+    *("relu", "sigmoid", "silu", "gelu", "tanh", "exp"),
+    *("relu_", "sigmoid_", "silu_", "gelu_", "tanh_", "exp_"),
+)
 _SORTED_BITS = {torch.int32: 31, torch.int64: 63, torch.uint8: 8, torch.int16: 15}
 _COMPUTED = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -105,6 +111,19 @@ def _computes(*tensors: torch.Tensor) -> bool:
     return known and (all(floats) or not any(floats))
 
 
+def _float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _new_like(it: Recorder, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a result, in which axes lie as those of x do."""
+    if tuple(shape) != tuple(x.shape) or x.is_contiguous():
+        return it.new(shape, dtype)
+    order = sorted(range(x.ndim), key=x.stride, reverse=True)
+    places = [order.index(axis) for axis in range(x.ndim)]
+    return it.new([shape[axis] for axis in order], dtype).permute(places)
+
+
 def _run(it: Recorder, operation: str, operands: Sequence[torch.Tensor], y: torch.Tensor) -> Any:
     if not _computes(*operands, y):
         return NotImplemented
@@ -114,7 +133,7 @@ def _run(it: Recorder, operation: str, operands: Sequence[torch.Tensor], y: torc
 
 def _binary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     a, b = args[:2]
-    if kwargs.get("alpha", 1) != 1:
+    if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") or (name[:3] == "div" and not _float(a)):
         return NotImplemented
     if not isinstance(b, torch.Tensor):
         if isinstance(b, float) and not a.is_floating_point():
@@ -124,15 +143,20 @@ def _binary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]
         return NotImplemented
     inplace = name.endswith("_")
     dtype = a.dtype if inplace or b.ndim == 0 else torch.result_type(a, b)
-    y = a if inplace else it.new(torch.broadcast_shapes(a.shape, b.shape), dtype)
-    return _run(it, _BINARY[name], [a, b], y)
+    y = a if inplace else _new_like(it, a, torch.broadcast_shapes(a.shape, b.shape), dtype)
+    return _run(it, name.removesuffix("_"), [a, b], y)
 
 
 def _unary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, inplace = args[0], name.endswith("_")
     if name.startswith("gelu") and kwargs.get("approximate", "none") != "none":
         return NotImplemented
-    return _run(it, name.removesuffix("_"), [x], x if inplace else it.new(x.shape, x.dtype))
+    return _run(it, name.removesuffix("_"), [x], x if inplace else _new_like(it, x, x.shape, x.dtype))
+
+
+def _leaky(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    x, slope = args[0], torch.tensor(args[1] if len(args) > 1 else 0.01, dtype=torch.float32)
+    return _run(it, "leaky", [x, slope], x if name.endswith("_") else _new_like(it, x, x.shape, x.dtype))
 
 
 def _product(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -152,14 +176,43 @@ def _product(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any
 def _norm(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Batch norm by statistics that are known: (y, mean, invstd), of which the last two are not."""
     x, weight, bias, mean, var, training, _, eps = args
-    if training or mean is None or x.ndim != 2 or x.dtype not in _COMPUTED:
+    if training or mean is None or x.ndim < 2 or x.dtype not in _COMPUTED or any(map(it.is_written, args[1:5])):
         return NotImplemented
     scale = torch.rsqrt(var.float() + eps) * (1.0 if weight is None else weight.float())
-    wide, y = it.new(x.shape, torch.float32), it.new(x.shape, x.dtype)
-    _run(it, "sub", [x, mean.float()], wide)
-    _run(it, "mul", [wide, scale], wide)
-    _run(it, "add", [wide, torch.zeros_like(scale) if bias is None else bias.float()], y)
+    vectors = mean.float(), scale, torch.zeros_like(scale) if bias is None else bias.float()
+    shape = (-1, *[1] * (x.ndim - 2))
+    y = _run(it, "norm", [x, *[one.view(shape) for one in vectors]], _new_like(it, x, x.shape, x.dtype))
     return y, mean.new_empty(0), mean.new_empty(0)
+
+
+def _row_norm(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Layer norm over the last axis: (y, mean, 1 / deviation), of which the last two are not."""
+    x, shape, weight, bias, eps = args
+    constant = not any(it.is_written(one) for one in (weight, bias) if one is not None)
+    if len(shape) != 1 or shape[0] > MOST_CHANNELS or x.dtype not in _COMPUTED or not (constant and x.is_contiguous()):
+        return NotImplemented
+    ones = torch.ones(shape) if weight is None else weight.float()
+    vectors = None if weight is None and bias is None else (ones, torch.zeros(shape) if bias is None else bias.float())
+    y = it.new(x.shape, x.dtype)
+    with it:
+        row_norm(x.view(-1, shape[0]), vectors, eps, y.view(-1, shape[0]), it.target)
+    return y, ones.new_empty(0), ones.new_empty(0)
+
+
+def _padded(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A constant around a dense grid."""
+    x, ends, value = (*args, 0)[:3]
+    if x.ndim < 3 or min(ends) < 0 or x.shape[0] in it.rows:
+        return NotImplemented
+    axes, shape = len(ends) // 2, list(x.shape)
+    for i in range(axes):
+        shape[-1 - i] += ends[2 * i] + ends[2 * i + 1]
+    y = it.new(shape, x.dtype)
+    it.fill(y, value)
+    inside = y
+    for i in range(axes):
+        inside = inside.narrow(x.ndim - 1 - i, ends[2 * i], x.shape[-1 - i])
+    return NotImplemented if _run(it, "copy", [x], inside) is NotImplemented else y
 
 
 def _copy_(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -189,6 +242,23 @@ def _cat(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     return y
 
 
+def _chosen(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Columns by their numbers, or all in reverse."""
+    x, axis = args[0], args[1]
+    axes = [axis] if name == "index_select" else [number % x.ndim for number in axis]
+    if len(axes) != 1 or x.shape[axes[0]] in it.rows or (name == "index_select" and it.is_written(args[2])):
+        return NotImplemented
+    size = x.shape[axes[0]]
+    numbers = args[2].tolist() if name == "index_select" else list(reversed(range(size)))
+    shape = list(x.shape)
+    shape[axes[0]] = len(numbers)
+    y = it.new(shape, x.dtype)
+    for at, number in enumerate(numbers):
+        if _run(it, "copy", [x.narrow(axes[0], number, 1)], y.narrow(axes[0], at, 1)) is NotImplemented:
+            return NotImplemented
+    return y
+
+
 def _sort(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     keys = args[0]
     if keys.ndim != 1 or keys.dtype not in _SORTED_BITS or kwargs.get("descending") or not kwargs.get("stable"):
@@ -210,12 +280,17 @@ def _fill(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 _HANDLERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(_BINARY, _binary),
-    **dict.fromkeys(("relu", "relu_", "sigmoid", "sigmoid_", "silu", "silu_", "gelu", "gelu_"), _unary),
+    **dict.fromkeys(_UNARY, _unary),
+    **dict.fromkeys(("leaky_relu", "leaky_relu_"), _leaky),
     **dict.fromkeys(("mm", "addmm"), _product),
     "native_batch_norm": _norm,
     **dict.fromkeys(("clone", "_to_copy"), _copied),
     **dict.fromkeys(("fill_", "zero_"), _fill),
     "copy_": _copy_,
     "cat": _cat,
+    "convolution": convolution,
+    "constant_pad_nd": _padded,
+    "native_layer_norm": _row_norm,
+    **dict.fromkeys(("index_select", "flip"), _chosen),
     "sort": _sort,
 }

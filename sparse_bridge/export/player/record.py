@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -13,17 +12,25 @@ from torch import nn
 from ... import settings
 from ...core.capture import padded
 from ...core.capture.captured_maps import builder_over, pad_input
+from ...core.capture.level_layouts import LevelLayouts
 from ...core.capture.padded import GRID, PaddedInput
+from ...core.capture.recording import Step as MapStep
+from ...core.capture.recording import boxes_of
 from ...core.conv.waiting import materialize
 from ...core.device import selection
 from ...core.device.device_support import kernel_target
+from ...core.geometry.boxes import Box
+from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.rows import Rows
 from ...kernels.maps.hash_table import FLAGS
+from ...kernels.maps.row_ends import row_ends
 from ...kernels.runtime.target import Target, described
 from ...refusals import Refusal
 from ..package_scenes import tensors_of
 from ..plugin_checks import ExportError
 from . import operations
-from .learning import inputs_of, learn, rows_of_levels
+from .entry import Entry, entry_of
+from .learning import LayerError, learn, rows_of_levels
 from .memory_plan import Life, plan
 from .package_file import ADDRESS, DTYPES, MOST_DIMS, Arg, Constant, Level, Program, Step, Tensor
 from .recorder import Recorder, Storage
@@ -31,6 +38,7 @@ from .stand_in import driving
 
 _CPU = torch.device("cpu")
 _OFFSET = (1 << 48) - 1
+KEY_BITS, ITEM_BITS = 62, 8  # of coordinates together, and of batch items, where the data alone bound them
 _one_at_a_time = threading.Lock()  # Triton's driver and the plans of layers are the process's
 
 
@@ -42,16 +50,14 @@ def target_of(name: str) -> Target:
     return described(f"sm_{arch}" if backend == "cuda" else arch)
 
 
-def record(model: nn.Module, inputs: Sequence[torch.Tensor], rows: int, name: str) -> Program:
+def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Program:
     """The program of a model for the target `name`, with memory for inputs of `rows` rows.
 
-    model: in eval mode, from features and coordinates to tensors.  inputs: of an example, by which levels
+    model: in eval mode, from `inputs`, see `entry_of`, to tensors.  inputs: of an example, by which levels
         are taken to grow.
     Raises: ExportError for what the model computes that no kernel does, with its line.
     """
-    own, (features_at, coords_at) = target_of(name), inputs_of(inputs)
-    features, coords = inputs[features_at], inputs[coords_at]
-    call = _in_order(model, coords_at)
+    own, entry = target_of(name), entry_of(model, inputs)
     with _one_at_a_time, torch.no_grad(), selection.standing_in(name):
         it = Recorder(own, model, operations.lower)
         with driving(own, it):
@@ -59,40 +65,66 @@ def record(model: nn.Module, inputs: Sequence[torch.Tensor], rows: int, name: st
             if target is None:
                 dataflow = settings.get().dataflow
                 raise ExportError(f"the dataflow {dataflow} is forced, which is not for GPUs; expected auto.")
-            recording = learn(call, features, coords)
-            padded_input = pad_input(coords[:0], rows, recording)
-            wide = torch.zeros((rows, features.shape[1]), dtype=features.dtype)
-            for tensor in (wide, padded_input.coords, padded_input.count):
+            try:
+                recording, unbounded = learn(entry)
+            except LayerError as error:
+                raise ExportError(f"{it.where(error)} {error}") from error
+            padded_input = pad_input(entry.coords[:0], rows, recording)
+            given = torch.zeros_like(padded_input.coords) if entry.reordered else padded_input.coords
+            wide = torch.zeros((rows, entry.features.shape[1]), dtype=entry.features.dtype)
+            for tensor in (wide, given, padded_input.coords, padded_input.count):
                 it.index_of(tensor, written=True)
             padded_input.likely = rows_of_levels(recording, rows)
             try:
-                outputs = _run(it, call, padded_input, wide, target)
+                outputs = _run(it, entry, padded_input, given, wide, target, unbounded)
             except Refusal as refusal:
                 raise ExportError(f"{it.where(refusal)} cannot be recorded: {refusal}") from refusal
-        names = list(inspect.signature(model.forward).parameters)
-        return _program(
-            it, name, padded_input, [(names[coords_at], padded_input.coords), (names[features_at], wide)], outputs
-        )
+        return _program(it, name, padded_input, list(zip(entry.names, (given, wide), strict=True)), outputs)
 
 
-def _in_order(model: nn.Module, coords_at: int) -> Any:
-    """The model as a function of features and coordinates."""
-    return model if coords_at == 1 else lambda features, coords: model(coords, features)
-
-
-def _run(it: Recorder, call: Any, padded_input: PaddedInput, wide: torch.Tensor, target: Target) -> list[torch.Tensor]:
+def _run(
+    it: Recorder,
+    entry: Entry,
+    padded_input: PaddedInput,
+    given: torch.Tensor,
+    wide: torch.Tensor,
+    target: Target,
+    unbounded: bool,
+) -> list[torch.Tensor]:
     """Record the maps and the model; its outputs."""
-    recording = padded_input.recording
-    assert recording.box is not None
+    box = padded_input.recording.box
+    assert box is not None
     with it:
-        builder = builder_over(padded_input, recording.box, target, tuple(recording.steps))
+        for column, source in enumerate(entry.order):
+            if entry.reordered:
+                padded_input.coords[:, column].copy_(given[:, source])
+        steps = tuple(padded_input.recording.steps)
+        where = _bounds_of_data(padded_input, box, steps, target) if unbounded else None
+        builder = builder_over(padded_input, box, target, steps, where)
         if not builder.lay_out(padded_input):
             raise ExportError("how large the levels of the network get cannot be told from the example.")
         padded_input.prepared = builder.queued(), builder.coords()
         it.rows = {capacity: level for level, capacity in padded_input.capacities.items()}
+
+        def root() -> CoordinateMap:
+            own = CoordinateMap(padded_input.coords, box, Rows(None, padded_input.count, len(wide)))
+            own.adopt()
+            return own
+
         with padded.using(padded_input):
-            outputs = [materialize(tensor) for tensor in tensors_of(call(wide, padded_input.coords.detach()))]
+            outputs = [materialize(tensor) for tensor in tensors_of(entry.call(wide, given.detach(), root))]
             return [output.contiguous() for output in outputs]
+
+
+def _bounds_of_data(padded_input: PaddedInput, box: Box, steps: tuple[MapStep, ...], target: Target) -> LevelLayouts:
+    """Bounds of all levels, found on the device for every input anew. Rows too far out for keys of 64 bits count as
+    outside of the grid."""
+    boxes, dimension = boxes_of(box, steps), box.dimension
+    where = LevelLayouts(boxes, tuple(boxes), padded_input.coords.device)
+    far = 1 << (KEY_BITS - ITEM_BITS) // dimension - 1
+    ends = row_ends(padded_input.coords, padded_input.count, target, 1 << ITEM_BITS, far)
+    where.derive(ends, steps, target)
+    return where
 
 
 class _Places:

@@ -83,6 +83,7 @@ class Recorder(TorchDispatchMode):
         self.steps: list[Step] = []
         self.kernels: dict[int, tuple[Compiled, Kernel]] = {}
         self.storages: list[Storage] = []
+        self.tables: dict[Any, Any] = {}  # of dense grids, by their geometry
         self._by_base: dict[int, int] = {}
         self._bases: list[int] = []
         self.rows: Mapping[int, int] = {}  # capacities of levels whose rows may not be named by number

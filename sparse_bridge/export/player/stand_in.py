@@ -12,8 +12,6 @@ from ...kernels.runtime.target import Target
 
 COMPUTE_UNITS = 64  # of a GPU of which no more is known than its architecture
 _SHARED = 1 << 20  # Triton refuses what takes more; tiles are chosen by the target's own limit
-_NUMBERS: dict[str, int] = {}  # of architectures: Triton keeps compiled kernels by the number of a device
-_FIRST_NUMBER = 5000
 
 
 class Compiled:
@@ -36,13 +34,13 @@ class _Utils:
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[Any, ...]:
+    def load_binary(self, name: str, code: bytes, shared: int, device: str) -> tuple[Any, ...]:
         return (name,), (name, code), 0, 0, 1024
 
     def unload_module(self, module: Any) -> None:
         """There is nothing to unload."""
 
-    def get_device_properties(self, device: int = 0) -> dict[str, Any]:
+    def get_device_properties(self, device: str = "") -> dict[str, Any]:
         return {
             "max_shared_mem": _SHARED,
             "max_num_regs": 65536,
@@ -59,7 +57,8 @@ class _Driver:
 
     def __init__(self, target: Target) -> None:
         self.target, self.utils = target, _Utils(target)
-        self.device = _FIRST_NUMBER + _NUMBERS.setdefault(target.arch, len(_NUMBERS))
+        # Triton keeps compiled kernels, launcher included, by this: no number, which another driver could have.
+        self.device = f"stand-in for {target.arch}"
         self.listener: Listener | None = None
         driver = self
 
@@ -86,13 +85,13 @@ class _Driver:
         target = self.target
         return GPUTarget(target.backend, target.capability or target.arch, target.warp_size)
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> str:
         return self.device
 
-    def set_current_device(self, device: int) -> None:
+    def set_current_device(self, device: str) -> None:
         """There is one."""
 
-    def get_current_stream(self, device: int | None = None) -> int:
+    def get_current_stream(self, device: str | None = None) -> int:
         return 0
 
     def get_active_torch_device(self) -> torch.device:

@@ -15,7 +15,9 @@ from ..runtime.launch import alignment, cdiv, register
 from ..runtime.target import Target
 
 # Names of the operations, by their numbers.
-OPERATIONS = ("copy", "add", "sub", "mul", "relu", "sigmoid", "silu", "gelu")
+BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "leaky")
+UNARY = ("sigmoid", "silu", "gelu", "tanh", "exp")
+OPERATIONS = ("copy", "relu", *BINARY, *UNARY, "norm")
 AXES = 4
 _BLOCK = 1024
 OPTIONS = {"num_warps": 4}
@@ -32,6 +34,8 @@ def _place(i_0, i_1, i_2, i_3, s_0, s_1, s_2, s_3):
 def _elementwise(
     a_ptr,
     b_ptr,
+    c_ptr,
+    d_ptr,
     y_ptr,
     n,
     size_1,
@@ -53,8 +57,8 @@ def _elementwise(
     FLOAT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """grid: (blocks of the n elements,). y = a OPERATION b; strides of a, b and y on four axes, whose sizes
-    but the first one are size_1 .. size_3. FLOAT: computed in fp32."""
+    """grid: (blocks of the n elements,). y = OPERATION of a and b; c and d, of which only "norm" reads, have the
+    strides of b. Strides on four axes, whose sizes but the first one are size_1 .. size_3. FLOAT: computed in fp32."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = index < n
     i_3, rest = index % size_3, index // size_3
@@ -63,23 +67,41 @@ def _elementwise(
     value = tl.load(a_ptr + _place(i_0, i_1, i_2, i_3, a_0, a_1, a_2, a_3), mask=ok, other=0)
     if FLOAT:
         value = value.to(tl.float32)
-    if (OPERATION >= 1) & (OPERATION <= 3):
-        other = tl.load(b_ptr + _place(i_0, i_1, i_2, i_3, b_0, b_1, b_2, b_3), mask=ok, other=0)
+    if OPERATION == "relu":
+        value = tl.where(value < 0, 0, value)
+    elif (OPERATION == "sigmoid") | (OPERATION == "silu"):
+        sigmoid = 1 / (1 + tl.exp(-value))
+        value = sigmoid if OPERATION == "sigmoid" else value * sigmoid
+    elif OPERATION == "gelu":
+        value = value * 0.5 * (1 + tl.erf(value * 0.7071067811865476))
+    elif OPERATION == "tanh":
+        small = tl.exp(-2 * tl.abs(value))
+        value = tl.where(value < 0, -1.0, 1.0) * (1 - small) / (1 + small)
+    elif OPERATION == "exp":
+        value = tl.exp(value)
+    elif OPERATION != "copy":
+        at = _place(i_0, i_1, i_2, i_3, b_0, b_1, b_2, b_3)
+        other = tl.load(b_ptr + at, mask=ok, other=0)
         if FLOAT:
             other = other.to(tl.float32)
-        if OPERATION == 1:
+        if OPERATION == "add":
             value = value + other
-        elif OPERATION == 2:
+        elif OPERATION == "sub":
             value = value - other
-        else:
+        elif OPERATION == "mul":
             value = value * other
-    elif OPERATION == 4:
-        value = tl.where(value < 0, 0, value)
-    elif (OPERATION == 5) | (OPERATION == 6):
-        sigmoid = 1 / (1 + tl.exp(-value))
-        value = sigmoid if OPERATION == 5 else value * sigmoid
-    elif OPERATION == 7:
-        value = value * 0.5 * (1 + tl.erf(value * 0.7071067811865476))
+        elif OPERATION == "div":
+            value = tl.div_rn(value, other)
+        elif OPERATION == "maximum":
+            value = tl.maximum(value, other, propagate_nan=tl.PropagateNan.ALL)
+        elif OPERATION == "minimum":
+            value = tl.minimum(value, other, propagate_nan=tl.PropagateNan.ALL)
+        elif OPERATION == "leaky":
+            value = tl.where(value < 0, value * other, value)
+        else:
+            tl.static_assert(OPERATION == "norm")
+            scale = tl.load(c_ptr + at, mask=ok, other=0).to(tl.float32)
+            value = (value - other) * scale + tl.load(d_ptr + at, mask=ok, other=0).to(tl.float32)
     place = _place(i_0, i_1, i_2, i_3, y_0, y_1, y_2, y_3)
     tl.store(y_ptr + place, value.to(y_ptr.dtype.element_ty), mask=ok)
 
@@ -88,30 +110,36 @@ elementwise_kernel = register(_elementwise)
 
 
 def elementwise(operation: str, operands: Sequence[torch.Tensor], y: torch.Tensor, target: Target) -> torch.Tensor:
-    """Write y = operand, or y = operand OPERATION operand, with the shape of y, to which operands are broadcast.
+    """Write y = operand, OPERATION of operands, or for "norm" (a - b) * c + d, with the shape of y, to which
+    operands are broadcast; b, c and d have one shape and contiguous or equal strides.
 
     Dtypes: fp16, bf16 and fp32, computed in fp32 and rounded once; sums, differences, products and copies also of
     int32 and int64, computed in the dtype of the first operand. Raises KernelError above four axes that do not
     merge, or 2^31 elements.
     """
-    a, b = (operands[0].expand(y.shape), operands[-1].expand(y.shape))
+    a, b = operands[0].expand(y.shape), operands[min(1, len(operands) - 1)].expand(y.shape)
+    c, d = (operands[2].expand(y.shape), operands[3].expand(y.shape)) if len(operands) == 4 else (b, b)
+    assert c.stride() == b.stride() == d.stride()
     if y.numel() == 0:
         return y
-    sizes, strides = merged(y.shape, (a.stride(), b.stride(), y.stride()))
+    along = sorted(range(y.ndim), key=y.stride, reverse=True)  # neighbours in memory are neighbouring lanes
+    sizes, strides = merged(
+        [y.shape[axis] for axis in along], [[one.stride(axis) for axis in along] for one in (a, b, y)]
+    )
     if len(sizes) > AXES or y.numel() >= 1 << 31:
         raise KernelError(f"{operation} of shape {list(y.shape)}: expected at most {AXES} axes and 2^31 - 1 elements.")
     lacking = AXES - len(sizes)
     sizes = (*[1] * lacking, *sizes)
     own = [(*[0] * lacking, *each) for each in strides]
-    constants = (OPERATIONS.index(operation), y.is_floating_point() or a.is_floating_point(), _BLOCK)
+    constants = (operation, y.is_floating_point() or a.is_floating_point(), _BLOCK)
     elementwise_kernel.launch(
         y.device,
         target,
         (cdiv(y.numel(), _BLOCK), 1, 1),
-        (a, b, y, y.numel(), *sizes[1:], *own[0], *own[1], *own[2]),
+        (a, b, c, d, y, y.numel(), *sizes[1:], *own[0], *own[1], *own[2]),
         constants,
         OPTIONS,
-        (constants, a.dtype, b.dtype, y.dtype, alignment(a, b, y)),
+        (constants, a.dtype, b.dtype, c.dtype, d.dtype, y.dtype, alignment(a, b, c, d, y)),
     )
     return y
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 
 from ...kernels.maps import radix_order
-from ...kernels.ops import dense_rows, elementwise
+from ...kernels.ops import dense_rows, elementwise, row_norm
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
 from .forms import ALIGNS, Form, Space, make
@@ -24,11 +24,11 @@ def _dense(dtype: str, channels: int, axes: int, first: bool, align: str) -> For
     return make(dense_rows.dense_rows_kernel, constants, dense_rows.OPTIONS, align=align, x=dtype, y=dtype)
 
 
-def _elementwise(dtypes: tuple[str, str, str], operation: int, align: str) -> Form:
+def _elementwise(dtypes: tuple[str, str, str], operation: str, align: str) -> Form:
     """dtypes: of both operands and of the result."""
     a, b, y = dtypes
     constants = (operation, any("fp" in dtype or dtype == "bf16" for dtype in (a, y)), elementwise._BLOCK)
-    types = {"a": a, "b": b, "y": y}
+    types = {"a": a, "b": b, "c": b, "d": b, "y": y}
     return make(elementwise.elementwise_kernel, constants, elementwise.OPTIONS, align=align, **types)
 
 
@@ -38,8 +38,14 @@ def _digit(kernel: Kernel, key: str, first: bool, order: str, align: str) -> For
     return make(kernel, constants, radix_order.OPTIONS, align=align, **types)
 
 
-def _unary(dtype: str, operation: int, align: str) -> Form:
+def _alike(dtype: str, operation: str, align: str) -> Form:
     return _elementwise((dtype, dtype, dtype), operation, align)
+
+
+def _row_norm(dtype: str, affine: bool, lanes: int, align: str) -> Form:
+    constants = (affine, max(1, row_norm._ELEMENTS // lanes), lanes)
+    types = {"x": dtype, "gain": "fp32" if affine else dtype, "beta": "fp32" if affine else dtype, "y": dtype}
+    return make(row_norm.row_norm_kernel, constants, row_norm.OPTIONS, align=align, **types)
 
 
 def _scan(align: str) -> Form:
@@ -55,13 +61,16 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     same = [(dtype, dtype, dtype) for dtype in (*floats, "i32", "i64")]
     mixed = [(a, b, y) for a in floats for b in floats for y in floats if len({a, b, y}) > 1]
     integers = [(a, b, y) for a in ("i32", "i64") for b in ("i32", "i64") for y in ("i32", "i64") if len({a, b, y}) > 1]
-    names = elementwise.OPERATIONS
-    exact, others = range(names.index("sigmoid")), range(names.index("sigmoid"), len(names))
-    spaces = {"dtypes": (*same, *mixed, *integers), "operation": tuple(exact), **aligns}
-    unary = {"dtype": floats, "operation": tuple(others), **aligns}
-    both = [Space(spaces, _elementwise, silent=_SILENT), Space(unary, _unary, silent=_SILENT)]
+    exact = ("copy", "relu", "add", "sub", "mul")
+    spaces = {"dtypes": (*same, *mixed, *integers), "operation": exact, **aligns}
+    others = tuple(name for name in elementwise.OPERATIONS if name not in exact)
+    alike = {"dtype": floats, "operation": others, **aligns}
+    both = [Space(spaces, _elementwise, silent=_SILENT), Space(alike, _alike, silent=_SILENT)]
     yield elementwise.elementwise_kernel, both
     keys = {"key": ("i64", "i32", "i16", "u8"), "first": _FLAG, "order": ("i32", "i64"), **aligns}
     for kernel in (radix_order.count_kernel, radix_order.place_kernel):
         yield kernel, [Space(keys, functools.partial(_digit, kernel), silent=_SILENT)]
+    lanes = tuple(1 << bits for bits in range(row_norm.MOST_CHANNELS.bit_length()))
+    rows = {"dtype": floats, "affine": _FLAG, "lanes": (64, *(n for n in lanes if n != 64)), **aligns}
+    yield row_norm.row_norm_kernel, [Space(rows, _row_norm, silent=_SILENT)]
     yield radix_order.scan_kernel, [Space(aligns, _scan, silent=_SILENT)]

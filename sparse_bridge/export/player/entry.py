@@ -1,0 +1,127 @@
+"""What goes into a model: features and coordinates, or one sparse tensor of a framework, which is taken apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ...adapters import protocol
+from ...core.conv.waiting import materialize
+from ...core.geometry.boxes import Box
+from ...core.geometry.data_bounds import DataBounds
+from ...core.maps.coordinate_map import CoordinateMap
+from ..plugin_checks import ExportError
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """features [N, C] and coords int32 [N, 1 + D] of an example, as a program hands them over.
+
+    names: of coordinates and features.  order: the columns of the coordinates, as the core has them.  box: of the
+    coordinates; None: the framework's tensor has none, or the model says.  call: the model as a function of
+    features, coordinates, and the coordinates as the core has them.
+    """
+
+    names: tuple[str, str]
+    features: torch.Tensor
+    coords: torch.Tensor
+    order: tuple[int, ...]
+    call: Callable[[torch.Tensor, torch.Tensor, Callable[[], CoordinateMap]], Any]
+    box: Box | None = None
+
+    @property
+    def reordered(self) -> bool:
+        """Whether the core has the columns in another order."""
+        return self.order != tuple(range(len(self.order)))
+
+    def over(self, features: torch.Tensor, coords: torch.Tensor) -> Any:
+        """What the model returns for an input: plain tensors."""
+
+        def root() -> CoordinateMap:
+            own = coords[:, list(self.order)].contiguous()
+            return CoordinateMap(own, self.box or DataBounds(own))
+
+        return self.call(features, coords, root)
+
+
+def entry_of(model: nn.Module, inputs: Sequence[Any]) -> Entry:
+    """The entry of a model by its inputs: features and int32 coordinates in any order, or a sparse tensor.
+
+    Raises ExportError.
+    """
+    framework = protocol.of(inputs[0]) if len(inputs) == 1 else None
+    if framework is not None and framework.is_tensor(inputs[0]):
+        return _of_sparse(model, inputs[0], framework)
+    features_at, coords_at = _places(inputs)
+    coords = inputs[coords_at]
+    names = list(inspect.signature(model.forward).parameters)
+
+    def call(features: torch.Tensor, coords: torch.Tensor, root: Callable[[], CoordinateMap]) -> Any:
+        return flattened(model(features, coords) if coords_at == 1 else model(coords, features))
+
+    return Entry(
+        (names[coords_at], names[features_at]), inputs[features_at], coords, tuple(range(coords.shape[1])), call
+    )
+
+
+def _places(inputs: Sequence[Any]) -> tuple[int, int]:
+    """(which input holds the features, which one the coordinates)."""
+    tensors = [value if isinstance(value, torch.Tensor) else torch.empty(0) for value in inputs]
+    floats = [i for i, value in enumerate(tensors) if value.is_floating_point() and value.ndim == 2]
+    whole = [i for i, value in enumerate(tensors) if value.dtype == torch.int32 and value.ndim == 2]
+    if len(inputs) != 2 or len(floats) != 1 or len(whole) != 1 or len(inputs[0]) != len(inputs[1]):
+        described = ", ".join(
+            f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else type(value).__name__
+            for value in inputs
+        )
+        raise ExportError(
+            f"the model's inputs are {described}; a GPU package takes features [N, C] and int32 coordinates "
+            "[N, 1 + D] of the same rows, or one sparse tensor."
+        )
+    return floats[0], whole[0]
+
+
+def _of_sparse(model: nn.Module, x: Any, framework: protocol.TensorProtocol) -> Entry:
+    features, coords = framework.features_of(x), framework.coordinates_of(x)
+    root = framework.capture_root(x)
+    if root is None or features is None:
+        raise ExportError(
+            f"the example is a {type(x).__name__} that layers have seen, or that holds points; expected one that was "
+            "just made, of a voxel each row."
+        )
+    columns = range(coords.shape[1])
+    orders = [order for order in itertools.permutations(columns) if torch.equal(root.coords, coords[:, list(order)])]
+    if not orders:
+        raise ExportError(
+            f"the coordinates of the {type(x).__name__} are not those that layers search, as with a tensor stride "
+            "above 1; a GPU package takes an input at stride 1."
+        )
+    if len(orders) > 1:
+        raise ExportError("two columns of the example's coordinates are equal; expected a scene that fills its axes.")
+
+    def call(features: torch.Tensor, coords: torch.Tensor, root: Callable[[], CoordinateMap]) -> Any:
+        return flattened(model(framework.over(x, features, root())))
+
+    box = None if isinstance(root.bounds, DataBounds) else root.bounds
+    return Entry(("coords", "features"), features, coords.int(), orders[0], call, box)
+
+
+def flattened(result: Any) -> Any:
+    """The same, with sparse tensors as their features and coordinates."""
+    return pytree.tree_map(_parts, result)
+
+
+def _parts(value: Any) -> Any:
+    framework = protocol.of(value)
+    if framework is None or not framework.is_tensor(value):
+        return value
+    return materialize(framework.features_of(value)), framework.coordinates_of(value)
