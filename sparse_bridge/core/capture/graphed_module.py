@@ -260,7 +260,7 @@ class GraphedModule(Reasons, abc.ABC):
         a trial where `kind` has had one. Raises Refusal."""
 
     def parameters_moved(self, graph: Any) -> bool:
-        """Whether what a graph reads has moved, so that none is of use any longer. Slow: ask when launches are queued."""
+        """Whether what a graph reads has moved, so that none is of use. Slow: ask when launches are queued."""
         if graph.parameters == addresses(self.modules):
             return False
         for kind in self.kinds.values():
