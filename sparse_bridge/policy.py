@@ -90,7 +90,7 @@ TRACE = Schedule(after=1, each=11)  # one scene says nothing of another; the mor
 
 # Graphs of models. A capture runs the model several times, and a graph holds memory.
 LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a graph
-CAPTURE = Schedule(after=1, longest_wait=1 << 10)  # calls of one kind: one is watched, the next is captured
+CAPTURE = Schedule(after=6, longest_wait=1 << 10)  # calls of one kind: one is watched, the next captured, for the most rows so far
 CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
 CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the next input often tells
 CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one

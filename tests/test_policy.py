@@ -26,7 +26,7 @@ def due(attempts: Attempts, occasions: int) -> list[int]:
         (Schedule(after=2, each=5), 35, [3, 4, 5, 6, 7, 10, 18, 34]),
         (Schedule(most=4), 9, [1, 2, 3, 4]),
         (Schedule(after=1, each=1, most=3), 99, [2, 3, 5]),
-        (policy.CAPTURE, 6, [2, 3, 4, 5, 6]),
+        (policy.CAPTURE, 9, [7, 8, 9]),
         (policy.COMPARISONS, 999, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
         (policy.TRACE, 70, [*range(2, 13), 17, 33, 65]),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from unittest import mock
 
 import torch
 
@@ -16,18 +17,28 @@ from tests.adapters.spconv.doors import without_wheel
 @contextlib.contextmanager
 def models(framework, profile=None):
     """Gives `load(name)`: the module of a model, or the framework's own for the name "" ."""
-    folder = f"compat.models.{framework}"
     sparse_bridge.disable()
-    _forget(folder)
     with (
         without_wheel(),  # a stand-in is refused where an earlier test imported the real one
         settings.override(torchsparse_profile="auto"),
         sparse_bridge.enable(framework, mode="standin", profile=profile),
+        imported_anew(framework) as load,
     ):
-        try:
+        yield load
+
+
+@contextlib.contextmanager
+def imported_anew(framework):
+    """`load` of `models`, over the framework that is imported; what models assign in `spconv.constants`, as
+    OpenPCDet's do, is over with them."""
+    folder = f"compat.models.{framework}"
+    switches = vars(importlib.import_module("spconv.constants")) if framework == "spconv" else {}
+    _forget(folder)
+    try:
+        with mock.patch.dict(switches):
             yield lambda name: importlib.import_module(f"{folder}.{name}")
-        finally:
-            _forget(folder)
+    finally:
+        _forget(folder)
 
 
 def _forget(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -67,6 +69,15 @@ def test_a_published_model_is_closed(framework, name):
             assert guards.hold(), guards.changed()
         network.eval()
         assert "training" in guards.changed()
+
+
+def test_switches_that_models_set_are_over_with_them():
+    """Rows of new coordinates would be sorted from then on, wherever the stand-in is met."""
+    with models("spconv") as load:
+        constants = sys.modules["spconv.constants"]
+        load("pcdet_utils")
+        assert not constants.SPCONV_USE_DIRECT_TABLE
+    assert constants.SPCONV_USE_DIRECT_TABLE
 
 
 @pytest.mark.parametrize(("framework", "name", "code"), OPEN)

@@ -5,7 +5,6 @@ no part, through the library and by the C program alone, with what it costs.
 
 from __future__ import annotations
 
-import copy
 import math
 import pathlib
 import re
@@ -170,7 +169,7 @@ def test_a_package_gives_the_results_of_pythons_layers(tmp_path, monkeypatch, ca
         begin = time.perf_counter()
         program = record(model, own.inputs(*scenes[0]), len(scenes[0][0]), present(monkeypatch))
         took = time.perf_counter() - begin
-        outputs, python = by_python(own, copy.deepcopy(model).cuda(), scenes)
+        outputs, python = by_python(own, model.cuda(), scenes)
     write_folder(folder, program, scenes, outputs, own.exact)
     figures = [by_library(folder / "model.sbp", scenes, outputs, graph) for graph in (False, True)]
     status, lines, first = by_program(folder)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from ... import policy
+from ... import policy, tolerances
 from ...refusals import Refusal, Verdict, Why
 from .calls.call import Call
 from .calls.call_kind import CallKind
 from .captured_model import ROWS, preserved_statistics
-from .graph_capture import empty_cache, trial
+from .graph_capture import trial
 from .graph_key import Root
 
 
@@ -54,8 +56,6 @@ def compare(owner: Owner, kind: CallKind, call: Call, root: Root, out: Any) -> N
             kind.verified |= columns
         except Refusal as error:
             _differs(owner, kind, columns, error)
-        finally:
-            empty_cache()  # the layers took what replays do not need
 
 
 def _differs(owner: Owner, kind: CallKind, columns: set[int], error: Refusal) -> None:
@@ -71,3 +71,46 @@ def _differs(owner: Owner, kind: CallKind, columns: set[int], error: Refusal) ->
         owner.refuse(str(error))
     owner.by_box = owner.by_box or columns != {ROWS}
     owner.forget_graphs()
+
+
+def compare_within_rounding(
+    names: list[str], actual: list[Any], expected: list[Any], noisy: Callable[[], list[Any]], dtype: torch.dtype
+) -> None:
+    """Raise Refusal unless these tensors agree within rounding.
+
+    noisy: computes the expected ones after a change of the features as small as rounding, which shows how much
+    rounding moves each tensor; asked where tolerances alone do not do. Gradients that are but rounding, as
+    of a bias before a norm, are measured by the others.
+    """
+    loose, tight = (tolerances.of(quantity, dtype).rms for quantity in ("gradients", "step"))
+    present: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    for index, (name, result, reference) in enumerate(zip(names, actual, expected, strict=True)):
+        if (result is None) != (reference is None) or (result is not None and result.shape != reference.shape):
+            raise Refusal(Why.GRAPH_GRADIENT_SHAPE, name)
+        if reference is not None and reference.numel():
+            present.append((index, result.detach(), reference.detach()))
+    sizes = _norms([reference for _, _, reference in present])
+    numbers = [reference.numel() for _, _, reference in present]
+    scale = math.sqrt(sum(size * size for size in sizes) / max(1, sum(numbers)))
+    if not math.isfinite(scale):
+        raise Refusal(Why.GRAPH_INFINITE)
+    errors = _norms([result.double() - reference.double() for _, result, reference in present])
+    moved: list[Any] = []
+    for (index, _, reference), size, number, error in zip(present, sizes, numbers, errors, strict=True):
+        tolerance = tight if names[index].startswith("output") else loose  # no sums over rows
+        allowed = tolerance * (size + scale * math.sqrt(number))
+        if error <= allowed:
+            continue
+        moved = moved or noisy()
+        allowed += 3 * _norms([moved[index].detach().double() - reference.double()])[0]
+        if not error <= allowed:
+            raise Refusal(Why.GRAPH_MIXED_GRADIENTS, names[index], error, allowed)
+
+
+def _norms(tensors: list[torch.Tensor]) -> list[float]:
+    """Of each tensor, in one read-back."""
+    if not tensors:
+        return []
+    norms = [tensor.double().norm() for tensor in tensors]
+    values: list[float] = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
+    return values

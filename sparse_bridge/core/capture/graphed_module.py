@@ -181,6 +181,7 @@ class GraphedModule(Reasons, abc.ABC):
         if graph is None:
             return self._eager(kind, key, call, root)
         if not graph.captured.differing_columns(root) <= kind.verified or self._comparison_due(kind):
+            self.trimmer.computed()
             return ReplayResult(MISSING, lambda out: compare(self, kind, call, root, out))
         output = self.replayed(graph, call, root)
         if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved

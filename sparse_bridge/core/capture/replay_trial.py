@@ -10,13 +10,13 @@ import contextlib
 import functools
 import math
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ... import hooks, tolerances
+from ... import hooks
 from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
 from ..maps import rows
@@ -26,6 +26,7 @@ from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .calls.output_spec import OutputSpec
 from .captured_model import CaptureContext, Captured, Tensors, for_each_output
+from .comparison import compare_within_rounding
 from .padded import PaddedInput
 
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
@@ -33,14 +34,14 @@ _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
 
 
 class Reference(NamedTuple):
-    """What a model computes of an input alone: gradients, outputs and statistics, `expected`; the same after a
-    change of the features as small as rounding, `noisy`; and its buffers of whole `numbers`.  features: of
+    """What a model computes of an input alone: gradients, outputs and statistics, `expected`; `noisy` computes the
+    same after a change of the features as small as rounding; and its buffers of whole `numbers`.  features: of
     the input.  cotangents: gradients of the outputs that it went backward with."""
 
     features: torch.Tensor
     cotangents: list[torch.Tensor]
     expected: list[Any]
-    noisy: list[Any]
+    noisy: Callable[[], list[Any]]
     numbers: dict[str, torch.Tensor]
 
 
@@ -166,12 +167,18 @@ class PaddedModel:
         expected = gradients_of(leaves, self.inputs(features), cotangents)
         expected += [*leaves, *self._statistics().values()]
         numbers = self._numbers()
-        self._begin(own)
-        others, noisy_features = self.run_alone(noise=_ROUNDING.get(self._precision(), 1e-6))
-        noisy = gradients_of(others, self.inputs(noisy_features), cotangents)
-        noisy += [*others, *self._statistics().values()]
         self.buffers = own
+        noisy = functools.partial(self._noisy, own, cotangents)
         return Reference(features.detach(), cotangents, expected, noisy, numbers)
+
+    def _noisy(self, buffers: dict[str, torch.Tensor], cotangents: list[torch.Tensor]) -> list[Any]:
+        own = self.buffers
+        self._begin(buffers)
+        leaves, features = self.run_alone(noise=_ROUNDING.get(self._precision(), 1e-6))
+        computed = gradients_of(leaves, self.inputs(features), cotangents)
+        computed += [*leaves, *self._statistics().values()]
+        self.buffers = own
+        return computed
 
     def check(self, reference: Reference, actual: list[Any]) -> None:
         """Raise Refusal unless gradients and outputs `actual`, and the buffers, are those of the reference."""
@@ -182,7 +189,7 @@ class PaddedModel:
             if not torch.equal(buffer, reference.numbers[name]):
                 raise Refusal(Why.GRAPH_BUFFER, name)
         names = self._names(self.features, len(reference.cotangents))
-        _compare(names, actual, reference.expected, reference.noisy, self._precision())
+        compare_within_rounding(names, actual, reference.expected, reference.noisy, self._precision())
 
     def _begin(self, buffers: dict[str, torch.Tensor]) -> None:
         """Go on from these values."""
@@ -264,37 +271,6 @@ def _gradient_mask(
 def _widened(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     """`rows`, and zeros behind them as `wide` has rows."""
     return torch.cat([rows, rows.new_zeros((len(wide) - len(rows), *rows.shape[1:]))])
-
-
-def _compare(names: list[str], actual: list[Any], expected: list[Any], noisy: list[Any], dtype: torch.dtype) -> None:
-    """Raise Refusal unless these tensors agree within rounding.
-
-    noisy: expected ones after a change of the features as small as rounding, which shows how much
-    rounding moves each tensor. Gradients that are but rounding, as of a bias before a norm, are
-    measured by the others.
-    """
-    loose, tight = (tolerances.of(quantity, dtype).rms for quantity in ("gradients", "step"))
-    actual, expected, noisy = (
-        [None if tensor is None else tensor.detach() for tensor in tensors] for tensors in (actual, expected, noisy)
-    )
-    present = [tensor for tensor in expected if tensor is not None and tensor.numel()]
-    scale = math.sqrt(
-        sum(float(tensor.double().square().sum()) for tensor in present)
-        / max(1, sum(tensor.numel() for tensor in present))
-    )
-    if not math.isfinite(scale):
-        raise Refusal(Why.GRAPH_INFINITE)
-    for name, result, reference, perturbed in zip(names, actual, expected, noisy, strict=True):
-        if (result is None) != (reference is None) or (result is not None and result.shape != reference.shape):
-            raise Refusal(Why.GRAPH_GRADIENT_SHAPE, name)
-        if result is None or not result.numel():
-            continue
-        tolerance = tight if name.startswith("output") else loose  # no sums over rows
-        allowed = tolerance * (float(reference.double().norm()) + scale * math.sqrt(reference.numel()))
-        allowed += 3 * float((perturbed.double() - reference.double()).norm())
-        error = float((result.double() - reference.double()).norm())
-        if not error <= allowed:
-            raise Refusal(Why.GRAPH_MIXED_GRADIENTS, name, error, allowed)
 
 
 @contextlib.contextmanager

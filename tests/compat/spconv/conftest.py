@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
-import sys
 
 import pytest
 
 from tests.adapters.spconv import doors
+from tests.compat.loading import imported_anew
 
 PATCHED = ("_version", "_load_from_state_dict", "_save_to_state_dict")
 
@@ -31,18 +30,12 @@ def put_back(owner, names):
 @pytest.fixture(scope="module")
 def loaded():
     """(spconv as models import it, its door): the wheel where there is one, else the stand-in."""
-    _forget_models()
     installed = importlib.util.find_spec("spconv") is not None
     with contextlib.ExitStack() as stack:
         sp = doors.wheel() if installed else stack.enter_context(doors.standin())
         stack.enter_context(put_back(sp.SparseModule, PATCHED))
+        stack.enter_context(imported_anew("spconv"))
         yield sp, "patch" if installed else "standin"
-    _forget_models()
-
-
-def _forget_models():
-    for name in [name for name in sys.modules if name.startswith("compat.models.spconv")]:
-        del sys.modules[name]
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge import settings
+from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import graph_regions, prefetch
 from sparse_bridge.core.maps import request
 from tests.adapters.spconv import doors
@@ -25,8 +25,9 @@ def _provider():
 
 
 @pytest.fixture(autouse=True)
-def _plain_settings(plain_settings, _provider):
-    """For every test of this folder."""
+def _plain_settings(plain_settings, _provider, rules):
+    """For every test of this folder. The second call is watched, and the third captured: tests make few."""
+    rules.set(policy, CAPTURE=policy.CAPTURE._replace(after=1))
 
 
 @pytest.fixture

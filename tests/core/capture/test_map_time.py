@@ -7,7 +7,6 @@ import contextlib
 import pytest
 import torch
 
-from sparse_bridge import state
 from tests.core.capture import map_time
 
 # Network: operations of torch, launches.
@@ -19,13 +18,11 @@ LIMITS = {
 }
 
 
-@pytest.mark.slow  # counts more where some test of another folder ran before in the process
 def test_operations_and_launches():
-    state.reset()  # what other tests of this process have launched is known as theirs
     found = {}
     for name, net, scene in map_time.doors():
         counting = map_time.Counting()
-        last = map_time.streamed(net, scene, 4, counting=counting)[-1]
+        last = map_time.streamed(net, scene, 2, counting=counting)[-1]
         names = counting.names[-last.operations :]
         tests_own = sum("fill_" in one for one in names)  # which fill memory that is taken
         found[name] = last.operations - tests_own, last.launches

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import re
-import sys
 import types
 
 import pytest
@@ -15,6 +13,7 @@ from torch import nn
 from sparse_bridge import settings
 from sparse_bridge.core.capture import graph_regions
 from tests.clouds import cloud, features
+from tests.compat.loading import imported_anew
 from tests.core.capture.graph_sizes import graphs_of
 
 from . import doors
@@ -25,21 +24,14 @@ pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
 SHAPE = (29, 16, 16)  # z, y, x
 
 
-def forget():
-    for name in [name for name in sys.modules if name.startswith("compat.models.")]:
-        del sys.modules[name]
-
-
 @pytest.fixture
 def models(kernel_lane, fake_gpu, rules):
     """What imports a stack of spconv."""
     rules.hold(graphs_of(512, compared=True, watched=True))
     if kernel_lane.device == "cpu":
         replays_on_the_cpu(fake_gpu)
-    forget()
-    with doors.standin("spconv"), settings.override(optimize="graphs"):
-        yield lambda name: importlib.import_module(f"compat.models.spconv.{name}")
-    forget()
+    with doors.standin("spconv"), settings.override(optimize="graphs"), imported_anew("spconv") as load:
+        yield load
 
 
 def voxels(seed, device, shape=SHAPE):
