@@ -10,10 +10,11 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import tolerances
+from sparse_bridge.export import export_gpu_package
 from tests.adapters.spconv import doors
 
 from . import networks, zoo
-from .played import ROWS, Played, expected, packaged
+from .played import ARCH, ROWS, Example, Played, expected, packaged
 
 pytest.importorskip("amd_emulator")
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
@@ -44,6 +45,18 @@ def test_results_are_those_of_the_layers(gpu, tmp_path, name):
                     assert (mine - theirs).norm() / theirs.norm() < tolerances.of("network", mine.dtype).rms
         assert played.unchanged()
         played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_the_example_plays_what_torch_computed(gpu, tmp_path, capfd, name):
+    """Scenes that were recorded on the host: rows in the same order, values within the tolerance."""
+    with zoo.network(name) as own:
+        scenes = [own.inputs(*inputs_of(own, rows, rows)) for rows in (250, 90)]
+        folder = tmp_path / "package"
+        export_gpu_package(own.model, scenes[0], folder, targets=[f"hip:{ARCH}"], rows=ROWS, scenes=scenes[1:])
+        assert Example(gpu, folder, tmp_path)() == 0, capfd.readouterr()
+    assert capfd.readouterr().out.count(": ok") == 2
 
 
 class Pooled(nn.Module):
