@@ -6,10 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .. import export
+from ..adapters import protocol
 from ..export import package_check
 from ..tools.harness.progress import Progress
 from .package import Example, example_of, show
@@ -20,7 +22,7 @@ def run(args: argparse.Namespace, most: int, rows: Sequence[int]) -> int:
     import sparse_bridge
 
     targets = list(dict.fromkeys(args.target))
-    with Progress(1 + args.check) as progress, sparse_bridge.enable("spconv"):
+    with Progress(1 + args.check) as progress, sparse_bridge.enable():
         progress.start(f"make {args.model}")
         model, inputs, scenes = _cast(example_of(args, rows), args.dtype)
         progress.start(f"record and compile {args.model} for {', '.join(targets)}")
@@ -50,8 +52,14 @@ def _cast(example: Example, name: str | None) -> Example:
     if name is None:
         return example
     dtype: torch.dtype = getattr(torch, name)
-    casts = [
-        tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in scene)
-        for scene in (inputs, *scenes)
-    ]
+    casts = [tuple(_as_dtype(value, dtype) for value in scene) for scene in (inputs, *scenes)]
     return model.to(dtype), casts[0], casts[1:]
+
+
+def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Features in a dtype, and a sparse tensor with such features."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    framework = protocol.of(value)
+    features = None if framework is None else framework.features_of(value)
+    return value if framework is None or features is None else framework.with_features(value, features.to(dtype))

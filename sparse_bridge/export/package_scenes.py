@@ -13,11 +13,10 @@ LIMIT: the RMS of the error that is allowed, as a share of the RMS of the values
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, TextIO
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from .. import tolerances
@@ -44,7 +43,7 @@ def half_of(inputs: Scene) -> Scene:
     return tuple(tensor[: max(2, len(tensor) // 2)].contiguous() if tensor.dim() else tensor for tensor in inputs)
 
 
-def record(model: nn.Module, scenes: Iterable[Scene], folder: pathlib.Path) -> None:
+def record(model: Callable[..., Any], scenes: Iterable[Scene], folder: pathlib.Path) -> None:
     """Write `scenes.txt` and `scenes.bin`."""
     with (folder / "scenes.txt").open("w") as text, (folder / "scenes.bin").open("wb") as values:
         for inputs in scenes:

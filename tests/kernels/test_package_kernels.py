@@ -10,6 +10,7 @@ import torch
 from sparse_bridge.errors import KernelError
 from sparse_bridge.kernels.maps.radix_order import radix_order
 from sparse_bridge.kernels.maps.row_ends import row_ends
+from sparse_bridge.kernels.ops import item_pool as item_pools
 from sparse_bridge.kernels.ops.dense_rows import dense_rows
 from sparse_bridge.kernels.ops.elementwise import elementwise, merged
 from sparse_bridge.kernels.ops.row_norm import row_norm
@@ -101,6 +102,30 @@ def test_layer_norms_of_too_many_channels(kernel_lane, target):
     x = torch.zeros(1, 4097, device=kernel_lane.device)
     with pytest.raises(KernelError, match="at most 4096"):
         row_norm(x, None, 1e-5, torch.empty_like(x), target)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("mode", item_pools.MODES)
+@pytest.mark.parametrize(("rows", "channels"), [(0, 3), (1, 1), (31, 17), (32, 64), (33, 65), (5000, 5)])
+def test_pools_of_items(kernel_lane, target, dtype, mode, rows, channels):
+    """Item 2 has no rows; rows of no item, and those behind the last one, take no part."""
+    generator = torch.Generator().manual_seed(rows)
+    coords = torch.randint(0, 2, (rows + 50, 4), generator=generator, dtype=torch.int32)
+    coords[::7, 0], coords[3::11, 0] = 3, -1
+    x = torch.randn(rows + 50, channels, generator=generator).to(dtype)
+    wanted = torch.zeros(4, channels, dtype=torch.float64)
+    for item in range(4):
+        own = x[:rows][coords[:rows, 0] == item].double()
+        if len(own):
+            wanted[item] = own.amax(0) if mode == "max" else own.sum(0) / (len(own) if mode == "avg" else 1)
+    own, places = x.to(kernel_lane.device), coords.to(kernel_lane.device)[:, 0]
+    last = torch.tensor([rows - 1], dtype=torch.int32, device=own.device)
+    y = item_pools.item_pool(own, places, last, 4, mode, target).cpu().double()
+    scale = wanted.abs().clamp(min=1)
+    assert ((y - wanted) / scale).abs().max() < (1e-5 if dtype == torch.float32 else 2e-3)
+    if rows > 1:
+        own[rows // 2], places[rows // 2] = float("nan"), 1
+        assert item_pools.item_pool(own, places, last, 4, mode, target)[1].isnan().all()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2047, 2048, 2049, 5000])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
 
 import torch
 
@@ -12,6 +14,7 @@ from sparse_bridge.export.player import package_file
 from sparse_bridge.export.player.entry import flattened
 from sparse_bridge.export.player.library import TensorInfo, call
 from sparse_bridge.export.player.record import record
+from sparse_bridge.native.build import compiler
 
 from .fake_gpu import Emulator
 
@@ -76,3 +79,22 @@ class Played:
     def close(self):
         self.gpu.listen()
         self.package.close()
+
+
+class Example:
+    """The example of a folder, as a library here, so that its launches reach the emulator."""
+
+    def __init__(self, gpu, folder, build):
+        self.gpu, self.folder, library = gpu, folder, build / "example.so"
+        sources = [str(folder / name) for name in ("example.c", "sparse_bridge_rt.c")]
+        words = [*(compiler() or ["cc"]), "-std=c99", "-O1", "-shared", "-fPIC", "-Dmain=played", *sources]
+        subprocess.run([*words, "-ldl", "-lm", "-o", str(library)], check=True)
+        self.library = ctypes.CDLL(str(library))
+
+    def __call__(self, *options):
+        """The exit status of the program."""
+        words = [b"run_package", os.fsencode(self.folder), *options]
+        self.gpu.listen(Emulator(package_file.read((self.folder / "model.sbp").read_bytes())[0]))
+        status = self.library.played(len(words), (ctypes.c_char_p * len(words))(*words))
+        ctypes.CDLL(None).fflush(None)  # C buffers its lines where no terminal listens
+        return status

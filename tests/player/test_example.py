@@ -16,11 +16,11 @@ from sparse_bridge import __main__ as command_line
 from sparse_bridge.export import ExportError, export_gpu_package
 from sparse_bridge.export.player import package_file
 from sparse_bridge.export.player.library import SOURCES
-from sparse_bridge.native.build import compiler
 from tests.adapters.spconv import doors
 
 from . import networks
-from .fake_gpu import Emulator, built
+from .fake_gpu import built
+from .played import Example
 
 MODULE = """
 import torch
@@ -61,19 +61,12 @@ def folder(tmp_path):
 @pytest.mark.slow  # in a process of its own, as `test_emulated`
 @pytest.mark.parametrize("gpu", ["hip"], indirect=True)
 def test_the_example_plays_the_recorded_scenes(gpu, folder, tmp_path, capfd):
-    """As a library here, so that its launches reach the emulator; with the exit codes that it has."""
+    """With the exit codes that it has."""
     pytest.importorskip("amd_emulator")
-    sources = [str(folder / name) for name in ("example.c", "sparse_bridge_rt.c")]
-    words = [*(compiler() or ["cc"]), "-std=c99", "-O1", "-shared", "-fPIC", "-Dmain=played", *sources]
-    subprocess.run([*words, "-ldl", "-lm", "-o", str(tmp_path / "example.so")], check=True)
-    example = ctypes.CDLL(str(tmp_path / "example.so"))
+    example = Example(gpu, folder, tmp_path)
 
     def run(*options):
-        words = [b"run_package", os.fsencode(folder), *options]
-        gpu.listen(Emulator(package_file.read((folder / "model.sbp").read_bytes())[0]))
-        status = example.played(len(words), (ctypes.c_char_p * len(words))(*words))
-        ctypes.CDLL(None).fflush(None)  # C buffers its lines where no terminal listens
-        return status, capfd.readouterr()
+        return example(*options), capfd.readouterr()
 
     status, said = run(b"--repeat", b"2")
     assert status == 0, said
@@ -89,7 +82,7 @@ def test_the_example_plays_the_recorded_scenes(gpu, folder, tmp_path, capfd):
     assert status == 2 and "cannot be read" in said.err
     (folder / "model.sbp").write_bytes(b"nothing")
     words = [b"run_package", os.fsencode(folder)]
-    assert example.played(2, (ctypes.c_char_p * 2)(*words)) == 2
+    assert example.library.played(2, (ctypes.c_char_p * 2)(*words)) == 2
     assert "no package" in capfd.readouterr().err
 
 
@@ -134,6 +127,50 @@ def test_the_command(here, capsys):
     assert command_line.main([*words, "--target", "hip:gfx1100", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [it["target"] for it in facts["targets"]] == ["hip:gfx942", "hip:gfx1100"]
+
+
+FRAMEWORKS = """
+import torch
+def scene(rows):
+    cells = torch.randperm(8 * 16 * 16)[:rows]
+    coords = torch.cat([torch.zeros(rows, 1), torch.stack(torch.unravel_index(cells, (8, 16, 16)), 1)], 1).int()
+    return torch.randn(rows, 4), coords
+
+def torchsparse():
+    import torchsparse as ts
+    scenes = [[ts.SparseTensor(*scene(rows))] for rows in (200, 70)]
+    return ts.nn.Conv3d(4, 8, 3, stride=2).eval(), scenes[0], scenes[1:]
+
+def minkowski():
+    import MinkowskiEngine as ME
+    return ME.MinkowskiConvolution(4, 8, 2, 2, dimension=3).eval(), [ME.SparseTensor(*scene(200))]
+
+class Submanifold(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(8, 3, 3, 3, 4))
+
+    def forward(self, features, coords):
+        from flex_gemm.ops.spconv import sparse_submanifold_conv3d
+        return sparse_submanifold_conv3d(features, coords, torch.Size([1, 4, 8, 16, 16]), self.weight)[0]
+
+def flex_gemm():
+    return Submanifold().eval(), scene(200)
+"""
+
+
+@pytest.mark.parametrize("name", ["torchsparse", "minkowski", "flex_gemm"])
+def test_the_command_takes_models_of_other_frameworks(here, capsys, name):
+    (here / "packaged_encoder.py").write_text(FRAMEWORKS)
+    words = ["package", f"packaged_encoder:{name}", "--target", "hip:gfx942", "--rows", "300", "--out", "out"]
+    assert command_line.main([*words, "--dtype", "float16"]) == 0
+    assert "MiB for 300 rows" in capsys.readouterr().out
+    (program,) = package_file.read((here / "out" / "model.sbp").read_bytes())
+    assert [it.dtype for it in program.inputs] == [torch.int32, torch.float16]
+    sparse = name != "flex_gemm"  # functions of plain tensors
+    assert [it.dtype for it in program.outputs] == [torch.float16, torch.int32][: 1 + sparse]
+    rows = [line.split()[-2] for line in (here / "out" / "scenes.txt").read_text().splitlines() if "int32 2" in line]
+    assert rows[0] == "200" and rows[1 + sparse] == ("70" if name == "torchsparse" else "100")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from sparse_bridge.tools.demo.voxels import street_voxels
 from . import zoo
 
 pytestmark = pytest.mark.gpu
-ROWS, SCENES, RUNS = 120_000, 40, 5
+ROWS, SCENES, RUNS = 160_000, 40, 5  # of the street; its middle has fewer rows
 CODE_MEMORY = 256 << 20  # bytes that the driver may take for kernels and a graph, beside the plan
 
 
@@ -39,8 +39,8 @@ CASES = [(name, dtype) for name in zoo.NAMES for dtype in (torch.float32, torch.
 def scenes_of(dtype):
     """(scenes, grid, batch items): the middle of a street with all its rows, and parts of it of any size."""
     coords, (z, y, x), n_items = street_voxels(ROWS)
-    grid = (z, y // 32 * 16, x // 32 * 16)
-    coords = coords - torch.tensor([0, 0, y // 4, x // 4], dtype=torch.int32)
+    grid = (z, y // 64 * 16, x // 64 * 16)
+    coords = coords - torch.tensor([0, 0, 3 * y // 8, 3 * x // 8], dtype=torch.int32)
     coords = coords[((coords >= 0) & (coords < torch.tensor([n_items, *grid]))).all(1)]
     generator = torch.Generator().manual_seed(0)
     scenes = []

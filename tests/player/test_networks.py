@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
+from torch import nn
 
+import sparse_bridge
 from sparse_bridge import tolerances
+from sparse_bridge.export import export_gpu_package
+from tests.adapters.spconv import doors
 
 from . import networks, zoo
-from .played import ROWS, Played, expected, packaged
+from .played import ARCH, ROWS, Example, Played, expected, packaged
 
 pytest.importorskip("amd_emulator")
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
@@ -35,6 +41,85 @@ def test_results_are_those_of_the_layers(gpu, tmp_path, name):
                 assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
                 if own.exact or not mine.is_floating_point():
                     assert torch.equal(mine, theirs), (seed, (mine - theirs).abs().max())
+                else:
+                    assert (mine - theirs).norm() / theirs.norm() < tolerances.of("network", mine.dtype).rms
+        assert played.unchanged()
+        played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_the_example_plays_what_torch_computed(gpu, tmp_path, capfd, name):
+    """Scenes that were recorded on the host: rows in the same order, values within the tolerance."""
+    with zoo.network(name) as own:
+        scenes = [own.inputs(*inputs_of(own, rows, rows)) for rows in (250, 90)]
+        folder = tmp_path / "package"
+        export_gpu_package(own.model, scenes[0], folder, targets=[f"hip:{ARCH}"], rows=ROWS, scenes=scenes[1:])
+        assert Example(gpu, folder, tmp_path)() == 0, capfd.readouterr()
+    assert capfd.readouterr().out.count(": ok") == 2
+
+
+class Pooled(nn.Module):
+    """A vector for every batch item."""
+
+    def __init__(self, layers, pool, wrap):
+        super().__init__()
+        self.layers, self.pool, self.wrap = layers, pool, wrap
+
+    def forward(self, *inputs):
+        return self.pool(self.layers(self.wrap(*inputs)))
+
+
+@contextlib.contextmanager
+def pooled(name):
+    """(model, what it takes of features and coordinates)."""
+    framework, _, pool = name.partition(" ")
+    with contextlib.ExitStack() as stack:
+        if framework == "spconv":
+            sp = stack.enter_context(doors.standin())
+            layers = sp.SparseSequential(sp.SubMConv3d(4, 20, 3), nn.ReLU(), sp.SparseConv3d(20, 24, 3, 2, padding=1))
+            pools = {"max": sp.SparseGlobalMaxPool, "avg": sp.SparseGlobalAvgPool}
+            model = Pooled(layers, pools[pool](), lambda f, c: sp.SparseConvTensor(f, c, [16, 16, 32], 2))
+            wrap = lambda f, c: (f, c)  # noqa: E731
+        elif framework == "torchsparse":
+            stack.enter_context(sparse_bridge.enable("torchsparse", mode="standin"))
+            import torchsparse as ts
+
+            layers = nn.Sequential(ts.nn.Conv3d(4, 20, 3), ts.nn.ReLU(True), ts.nn.Conv3d(20, 24, 2, stride=2))
+            pools = {"max": ts.nn.GlobalMaxPool, "avg": ts.nn.GlobalAvgPool}
+            model, wrap = Pooled(layers, pools[pool](), lambda x: x), lambda f, c: (ts.SparseTensor(f, c),)
+        else:
+            stack.enter_context(sparse_bridge.enable("minkowski", mode="standin"))
+            import MinkowskiEngine as ME
+
+            conv = ME.MinkowskiConvolution
+            layers = nn.Sequential(conv(4, 20, 3, dimension=3), ME.MinkowskiReLU(), conv(20, 24, 2, 2, dimension=3))
+            kinds = {"max": "Max", "avg": "Avg", "sum": "Sum"}
+            last = nn.Sequential(getattr(ME, f"MinkowskiGlobal{kinds[pool]}Pooling")(), ME.MinkowskiLinear(24, 5))
+            model, wrap = Pooled(layers, last, lambda x: x), lambda f, c: (ME.SparseTensor(f, c),)
+        yield networks.ready(model), wrap
+
+
+POOLS = [*(f"{framework} {pool}" for framework in ("spconv", "torchsparse") for pool in ("max", "avg"))]
+POOLS += [f"MinkowskiEngine {pool}" for pool in ("max", "avg", "sum")]
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("name", POOLS)
+def test_global_pools(gpu, tmp_path, name):
+    """Maxima in every bit; sums are added in another order than by Python's layers."""
+    path = tmp_path / "model.sbp"
+    with pooled(name) as (model, inputs):
+        grid = (16, 16, 32)
+        played = Played(gpu, path, packaged(path, model, inputs(*networks.scene(grid, 250, 1))))
+        for seed, rows in ((2, 250), (3, 40), (4, ROWS)):
+            features, coords = networks.scene(grid, rows, seed)
+            wanted = expected(model, *inputs(features, coords))
+            played.poison()
+            for mine, theirs in zip(played(features, coords), wanted, strict=True):
+                assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+                if name == "spconv max" or not mine.is_floating_point():
+                    assert torch.equal(mine, theirs)
                 else:
                     assert (mine - theirs).norm() / theirs.norm() < tolerances.of("network", mine.dtype).rms
         assert played.unchanged()

@@ -10,6 +10,7 @@ import struct
 import pytest
 import torch
 
+import sparse_bridge
 from sparse_bridge import export, settings
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, load_package
@@ -19,7 +20,7 @@ from sparse_bridge.export.player.record import record, target_of
 from sparse_bridge.kernels.runtime import target as targets
 from tests.adapters.spconv import doors
 
-from . import networks
+from . import networks, zoo
 
 TARGETS = [f"cuda:{number}" for number in (75, 80, 86, 87, 89, 90, 100, 120)]
 TARGETS += [f"hip:{name}" for name in ("gfx90a", "gfx942", "gfx1100", "gfx1201")]
@@ -98,15 +99,64 @@ def test_a_model_that_takes_other_ways_over_other_rows(sp):
 
 
 def test_a_refusal_of_a_layer_has_its_line(sp):
-    class Counting(Layers):
+    class Again(Layers):
         def forward(self, features, coords):
             x = self.sp.SparseConvTensor(features, coords, [8, 8, 8], 2)
-            return self.pool(self.layer(x))
+            self.layer(x)
+            other = self.sp.SparseConvTensor(features, coords + 1, [9, 9, 9], 2)
+            return self.layer(other).features
 
-    model = Counting(sp, None)
-    model.pool = sp.SparseGlobalMaxPool()
-    with pytest.raises(ExportError, match=r"pool \(SparseGlobalMaxPool\), \S+test_record\.py:\d+,"):
-        record(model.eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+    with pytest.raises(ExportError, match=r"layer \(SubMConv3d\), \S+test_record\.py:\d+, asks for a map of other"):
+        record(Again(sp, None).eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+
+
+def test_what_has_to_know_the_rows_has_its_line():
+    with sparse_bridge.enable("minkowski", mode="standin"):
+        import MinkowskiEngine as ME
+
+        model = torch.nn.Sequential(ME.MinkowskiConvolution(4, 8, 3, dimension=3), ME.MinkowskiInstanceNorm(8))
+        features, coords = networks.scene((8, 8, 8), 50)
+        with pytest.raises(ExportError, match=r"1 \(MinkowskiInstanceNorm\), \S+, "):
+            record(model.eval(), [ME.SparseTensor(features, coords)], 64, "cuda:87")
+
+
+def test_flex_gemms_strided_layers_are_refused():
+    """Their rows are sorted by codes that only the host computes."""
+    with sparse_bridge.enable("flex_gemm", mode="standin"):
+        from flex_gemm.ops.spconv import sparse_conv3d
+
+        class Down(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.randn(8, 2, 2, 2, 4))
+
+            def forward(self, features, coords):
+                return sparse_conv3d(features, coords, torch.Size([2, 4, 8, 8, 8]), self.weight, stride=2)[0]
+
+        with pytest.raises(ExportError, match=r"the model \(Down\), \S+test_record\.py:\d+, "):
+            record(Down().eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+
+
+def test_sparse_tensors_that_are_no_input():
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        import torchsparse as ts
+
+        features, coords = networks.scene((8, 8, 8), 50)
+        layer, x = ts.nn.Conv3d(4, 8, 3).eval(), ts.SparseTensor(features, coords)
+        with torch.no_grad():
+            seen = layer(x)
+        with pytest.raises(ExportError, match="that layers have seen"):
+            record(layer, [seen], 64, "cuda:87")
+        flat = coords.clone()
+        flat[:, 2] = flat[:, 3]
+        with pytest.raises(ExportError, match="two columns of the example"):
+            record(layer, [ts.SparseTensor(features, flat)], 64, "cuda:87")
+    with sparse_bridge.enable("minkowski", mode="standin"):
+        import MinkowskiEngine as ME
+
+        coarse = ME.SparseTensor(features, 2 * coords * torch.tensor([0, 1, 1, 1]).int(), tensor_stride=2)
+        with pytest.raises(ExportError, match="at stride 1"):
+            record(ME.MinkowskiConvolution(4, 8, 3, dimension=3).eval(), [coarse], 64, "cuda:87")
 
 
 def test_a_forced_dataflow_is_refused(sp):
@@ -242,8 +292,9 @@ def test_kernels_of_no_other_driver_are_launched(sp):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.NAMES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_target_compiles(sp, target):
-    model, grid = networks.second(sp)
-    program = record(networks.ready(model), networks.scene(grid, 250, seed=1), 6000, target)
+def test_every_target_compiles(target, name):
+    with zoo.network(name) as own:
+        program = record(own.model, own.inputs(*networks.scene(own.grid, 250, seed=1)), 6000, target)
     assert program.target == target and all(kernel.code[:4] == b"\x7fELF" for kernel in program.kernels)

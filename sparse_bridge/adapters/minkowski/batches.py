@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...core.maps.rows import fixed_items
 from ...core.traced import between_graphs
 from ...errors import CoordinateError
 from . import profile
@@ -28,6 +29,8 @@ def batches(registry: MapRegistry) -> torch.Tensor:
 
     Raises: CoordinateError (a negative one).
     """
+    if (items := fixed_items()) is not None:
+        return torch.tensor([*range(items)])
     roots = [grid.coords for grid in registry.grids.values() if grid.source == "inserted"]
     roots += [field.coords for field in registry.fields.values()]
     indices = registry.batches.get(len(roots))
@@ -45,8 +48,7 @@ def origin(registry: MapRegistry) -> Key:
     if cached is not None and (cached[1] is present or torch.equal(cached[1], present)):
         return cached[0]
     key = registry.free_key((0,) * registry.dimension)
-    coords = present.new_zeros((len(present), registry.dimension + 1), dtype=torch.int32)
-    coords[:, 0] = present
+    coords = torch.nn.functional.pad(present.int()[:, None], (0, registry.dimension))
     registry.grids[key] = Grid.around(coords, key[0], "origin")
     registry.origin = (key, present)
     return key
@@ -57,6 +59,8 @@ def batch_rows(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:
 
     Raises: CoordinateError.
     """
+    if fixed_items() is not None:
+        return registry.grid(key).coords[:, 0]
     memo = (key, glob)
     rows = registry.batch_rows.get(memo)
     if rows is None:

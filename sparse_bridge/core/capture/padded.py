@@ -51,6 +51,7 @@ class PaddedInput:
     of every step and coordinates by level; pairs: the pair lists that are among them, by step.
     grids: batch sizes of the dense grids that were made.
     likely: rows of every level, about, once an input has been looked at.
+    items: batch items, where every input has so many.
     """
 
     coords: torch.Tensor
@@ -66,6 +67,7 @@ class PaddedInput:
     pairs: dict[int, DevicePairs] = dataclasses.field(default_factory=dict)
     grids: set[int] = dataclasses.field(default_factory=set)
     likely: dict[int, int] = dataclasses.field(default_factory=dict)
+    items: int | None = None
 
     def rows(self, level: int) -> Rows:
         """The rows of a level, once the maps are built."""
@@ -138,7 +140,7 @@ def using(padded_input: PaddedInput) -> Iterator[None]:
     levels = sorted(padded_input.capacities, reverse=True)  # of equal capacities the input's own counts
     try:
         counts = {padded_input.capacities[level]: padded_input.rows(level) for level in levels}
-        with row_scopes.scope(counts, padded_input.grids):
+        with row_scopes.scope(counts, padded_input.grids, padded_input.items):
             yield
     finally:
         _local.padded_input = outer

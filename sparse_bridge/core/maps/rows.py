@@ -72,18 +72,20 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def scope(padded: Mapping[int, Rows], grids: set[int] | None = None) -> Iterator[None]:
+def scope(padded: Mapping[int, Rows], grids: set[int] | None = None, items: int | None = None) -> Iterator[None]:
     """Tensors of this thread with as many rows as a key here have these rows in use. grids: gets
-    the batch sizes of the dense grids that are made."""
+    the batch sizes of the dense grids that are made.  items: batch items, where these are fixed."""
     global _active
-    previous = getattr(_local, "padded", None), getattr(_local, "grids", None), getattr(_local, "cache", None)
+    names = ("padded", "grids", "cache", "items")
+    previous = [getattr(_local, name, None) for name in names]
     with _lock:
         _active += 1
-    _local.padded, _local.grids, _local.cache = padded, grids, {}
+    _local.padded, _local.grids, _local.cache, _local.items = padded, grids, {}, items
     try:
         yield
     finally:
-        _local.padded, _local.grids, _local.cache = previous
+        for name, value in zip(names, previous, strict=True):
+            setattr(_local, name, value)
         with _lock:
             _active -= 1
 
@@ -97,6 +99,12 @@ def scoped_cache() -> dict[Any, Any] | None:
     """For what may be used again in this thread's `scope`; None where it has none."""
     cache: dict[Any, Any] | None = _local.cache if in_scope() else None
     return cache
+
+
+def fixed_items() -> int | None:
+    """Batch items of any input, where this thread's `scope` fixes them."""
+    items: int | None = getattr(_local, "items", None) if in_scope() else None
+    return items
 
 
 def register_grid(batch_size: int) -> None:

@@ -13,10 +13,12 @@ from ..arguments import expect_tensors
 from ..conv.dataflow import Case
 from ..conv.registry import row_kernels
 from ..device import self_check, trace
+from ..device.device_support import kernel_target
 from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap
+from ..maps.rows import fixed_items, register_grid, rows_of
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 from .max_rows import list_max
 from .row_matrix import RowMatrix
@@ -209,11 +211,24 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
         raise DeviceError(f"features are on {x.device}, batch indices on {batch.device}; move both to one device.")
     if batch_size < 0:
         raise GeometryError(f"batch_size is {batch_size}; expected 0 or more.")
+    if fixed_items() is not None and (rows := rows_of(x)).device is not None:
+        return _in_use(x, batch, batch_size, mode, rows.device)
     segments = Segments(batch.contiguous(), batch_size)
     if mode == "max":
         return segment_max(x, segments)
     counts = segments.starts.diff() if mode == "avg" else None
     return multiply(x, SegmentOperator(segments, divisor=counts))
+
+
+def _in_use(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str, last: torch.Tensor) -> torch.Tensor:
+    """`global_pool` of the rows 0 .. last, which the device alone knows."""
+    from ...kernels.ops.item_pool import item_pool
+
+    target = kernel_target(x.device)
+    if target is None or x.dtype not in KERNEL_DTYPES:
+        raise UnsupportedError(f"no kernel pools {x.dtype} on {x.device} where only the device knows the rows.")
+    register_grid(batch_size)
+    return item_pool(x.contiguous(), batch.int(), last, batch_size, mode, target)
 
 
 def pool_pairs(x: torch.Tensor, matrix: RowMatrix, mode: str) -> torch.Tensor:

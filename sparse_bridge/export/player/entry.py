@@ -61,14 +61,13 @@ def entry_of(model: nn.Module, inputs: Sequence[Any]) -> Entry:
         return _of_sparse(model, inputs[0], framework)
     features_at, coords_at = _places(inputs)
     coords = inputs[coords_at]
-    names = list(inspect.signature(model.forward).parameters)
+    own = list(inspect.signature(model.forward).parameters)
+    names = (own[coords_at], own[features_at]) if len(own) > 1 else ("coords", "features")  # *inputs has none
 
     def call(features: torch.Tensor, coords: torch.Tensor, root: Callable[[], CoordinateMap]) -> Any:
         return flattened(model(features, coords) if coords_at == 1 else model(coords, features))
 
-    return Entry(
-        (names[coords_at], names[features_at]), inputs[features_at], coords, tuple(range(coords.shape[1])), call
-    )
+    return Entry(names, inputs[features_at], coords, tuple(range(coords.shape[1])), call)
 
 
 def _places(inputs: Sequence[Any]) -> tuple[int, int]:

@@ -6,14 +6,15 @@ import os
 import pathlib
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import nn
 
 from ...core.device import selection
 from .. import package_scenes
 from ..plugin_checks import ExportError
 from . import package_file
+from .entry import entry_of
 from .library import SOURCES
 from .package_file import Program
 from .record import record
@@ -23,18 +24,19 @@ MODEL = "model.sbp"
 
 def export_gpu_package(
     model: nn.Module,
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[Any],
     folder: str | os.PathLike[str],
     *,
     targets: Sequence[str],
     rows: int,
-    scenes: Sequence[Sequence[torch.Tensor]] = (),
+    scenes: Sequence[Sequence[Any]] = (),
 ) -> list[Program]:
-    """Write a network of spconv layers as a folder for programs on a GPU. No GPU is needed. Other threads must not
+    """Write a network of sparse layers as a folder for programs on a GPU. No GPU is needed. Other threads must not
     compute layers meanwhile.
 
-    model: in eval mode, on the CPU; takes features [N, C] and int32 coordinates [N, 4], in any order, and returns
-        tensors, perhaps in tuples, lists and dictionaries.
+    model: in eval mode, on the CPU; takes features [N, C] and int32 coordinates [N, 4], in any order, or one sparse
+        tensor, and returns tensors and sparse tensors, perhaps in tuples, lists and dictionaries. A sparse tensor
+        comes out as its features and its coordinates.
     inputs: of one scene, distinct rows inside of the grid; how levels grow from one to the next is taken from it.
     folder: what it holds is replaced by name; made where it is not there.
     targets: "cuda:87" (a compute capability) or "hip:gfx942", one or more.
@@ -47,13 +49,17 @@ def export_gpu_package(
         raise ExportError("the model is in training mode; packages are for inference: model.eval().")
     if not targets:
         raise ExportError("no target was named; expected names like cuda:87 or hip:gfx942.")
-    if not len(inputs[0]) <= rows < 1 << 31:
-        raise ExportError(f"rows is {rows}; expected at least the {len(inputs[0])} rows of the example.")
+    entry = entry_of(model, inputs)
+    n_rows = len(entry.coords)
+    if not n_rows <= rows < 1 << 31:
+        raise ExportError(f"rows is {rows}; expected at least the {n_rows} rows of the example.")
     programs = [record(model, inputs, rows, target) for target in dict.fromkeys(targets)]
     folder = pathlib.Path(folder)
     shutil.copytree(SOURCES, folder, copy_function=shutil.copy, dirs_exist_ok=True)
-    others = list(scenes) or [package_scenes.half_of(tuple(inputs))]
+    given = [entry, *(entry_of(model, scene) for scene in scenes)]
+    recorded: list[package_scenes.Scene] = [(own.features, own.coords) for own in given]
+    recorded += [] if scenes else [package_scenes.half_of(recorded[0])]
     with selection.standing_in("torch"):
-        package_scenes.record(model, [tuple(scene) for scene in (inputs, *others)], folder)
+        package_scenes.record(entry.over, recorded, folder)
     package_file.write(folder / MODEL, programs)
     return programs

@@ -167,7 +167,7 @@ def _product(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any
     constants = [w] if bias is None else [w, bias]
     if scaled or any(map(it.is_written, constants)) or not x.is_contiguous() or (bias is not None and bias.ndim != 1):
         return NotImplemented
-    if x.shape[0] not in it.rows or not pointwise.by_kernel(x, w, bias):
+    if not pointwise.by_kernel(x, w, bias):
         return NotImplemented
     with it:
         return pointwise.linear(x, w, bias)

@@ -75,6 +75,8 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Pro
             for tensor in (wide, given, padded_input.coords, padded_input.count):
                 it.index_of(tensor, written=True)
             padded_input.likely = rows_of_levels(recording, rows)
+            assert recording.box is not None
+            padded_input.items = recording.box.lo[0] + recording.box.size[0]
             try:
                 outputs = _run(it, entry, padded_input, given, wide, target, unbounded)
             except Refusal as refusal:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 
 from ...kernels.maps import radix_order
-from ...kernels.ops import dense_rows, elementwise, row_norm
+from ...kernels.ops import dense_rows, elementwise, item_pool, row_norm
 from ...kernels.runtime.launch import Kernel
 from ...kernels.runtime.target import Target
 from .forms import ALIGNS, Form, Space, make
@@ -48,6 +48,17 @@ def _row_norm(dtype: str, affine: bool, lanes: int, align: str) -> Form:
     return make(row_norm.row_norm_kernel, constants, row_norm.OPTIONS, align=align, **types)
 
 
+def _shares(dtype: str, largest: bool, channels: int, align: str) -> Form:
+    constants = (largest, item_pool._ROWS, channels)
+    types = {"x": dtype, "share": "fp32"}
+    return make(item_pool.shares_kernel, constants, item_pool.OPTIONS, align=align, **types)
+
+
+def _joined(dtype: str, mode: str, channels: int, align: str) -> Form:
+    constants = (mode, channels, item_pool._SHARES)
+    return make(item_pool.joined_kernel, constants, item_pool.OPTIONS, align=align, share="fp32", y=dtype)
+
+
 def _scan(align: str) -> Form:
     return make(radix_order.scan_kernel, (radix_order._SCAN,), radix_order.OPTIONS, align=align)
 
@@ -73,4 +84,9 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     lanes = tuple(1 << bits for bits in range(row_norm.MOST_CHANNELS.bit_length()))
     rows = {"dtype": floats, "affine": _FLAG, "lanes": (64, *(n for n in lanes if n != 64)), **aligns}
     yield row_norm.row_norm_kernel, [Space(rows, _row_norm, silent=_SILENT)]
+    channels = (64, 32, 16, 8, 4, 2, 1)
+    shares = {"dtype": floats, "largest": _FLAG, "channels": channels, **aligns}
+    yield item_pool.shares_kernel, [Space(shares, _shares, silent=_SILENT)]
+    modes = {"dtype": floats, "mode": item_pool.MODES, "channels": channels, **aligns}
+    yield item_pool.joined_kernel, [Space(modes, _joined, silent=_SILENT)]
     yield radix_order.scan_kernel, [Space(aligns, _scan, silent=_SILENT)]

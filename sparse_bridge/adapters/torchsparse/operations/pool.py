@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ....core.maps import map_cache
+from ....core.maps.rows import fixed_items
 from ....core.ops.pool import global_pool
 from ...call_stats import note
 from .. import profile as profiles
@@ -28,6 +29,9 @@ def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
 
         counts = compiled.ops.torchsparse_items(coords, column, layer_name)
         y = compiled.ops.global_pool(feats, coords[:, column], counts.shape[0], mode)
+    elif (items := fixed_items()) is not None:
+        note("torchsparse", layer_name)
+        return global_pool(feats, coords[:, column], items, mode)
     else:
         low, high = bounds_of(map_cache.store_of(coords), coords, release)
         counts = item_counts(coords[:, column], low[0], high[0], layer_name)
