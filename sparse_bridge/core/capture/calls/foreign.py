@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....refusals import Refusal, Why
+from ...geometry.constants import constants
 
 
 class ForeignReads(TorchDispatchMode):
@@ -28,7 +29,8 @@ class ForeignReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         for tensor in _tensors((args, kwargs)):
-            if tensor.untyped_storage()._cdata not in self.allowed and tensor.numel():
+            known = tensor.untyped_storage()._cdata in self.allowed or not tensor.numel()
+            if not known and not any(tensor is one for one in constants()):  # they may be new
                 raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(tensor.shape))
         self.alters = self.alters or self._altering(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
