@@ -1,7 +1,6 @@
 """The convolution layer. It holds parameters and geometry; `nn.functional.conv3d` does the work."""
 
 import math
-import operator
 
 import torch
 from torch import nn
@@ -97,7 +96,7 @@ class Conv3d(nn.Module):
 
     def convolves_alone(self):
         """Whether `forward` is a convolution of ours and nothing else."""
-        return type(self).forward is _FORWARD and _steps(F) == _OURS
+        return type(self).forward is _FORWARD and _steps() == _OURS
 
     def arguments(self):
         """What `convolve` takes: kernel, bias, spec, config."""
@@ -118,7 +117,7 @@ class Conv3d(nn.Module):
         return kernel, bias, spec, state.get("_config", state.get("config"))
 
     def forward(self, input):
-        if _steps(F) != _OURS:
+        if _steps() != _OURS:
             return self._elsewhere(input)
         return convolve(input, *self.arguments())
 
@@ -138,14 +137,17 @@ class Conv3d(nn.Module):
         return F.conv3d(input, self.kernel, self.kernel_size, **options)
 
 
-# `F.conv3d`, and what the original's goes through, which somebody may replace.
-_steps = operator.attrgetter(
-    "conv3d",
-    "build_kernel_map",
-    "spdownsample",
-    "spupsample_generative",
-    "transpose_kernel_map",
-    "convert_transposed_out_in_map",
-)
-_OURS = _steps(F)
+def _steps():
+    """`F.conv3d`, and what the original's goes through, which somebody may replace."""
+    return (
+        F.conv3d,
+        F.build_kernel_map,
+        F.spdownsample,
+        F.spupsample_generative,
+        F.transpose_kernel_map,
+        F.convert_transposed_out_in_map,
+    )
+
+
+_OURS = _steps()
 _FORWARD = Conv3d.forward  # programs may put another one there
