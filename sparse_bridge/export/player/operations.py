@@ -34,7 +34,7 @@ _BY_NUMBER = {
 }
 _BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "add_", "sub_", "mul_", "div_")
 _UNARY = (
-    *("relu", "sigmoid", "silu", "gelu", "tanh", "exp"),
+    *("relu", "sigmoid", "silu", "gelu", "tanh", "exp", "elu"),
     *("relu_", "sigmoid_", "silu_", "gelu_", "tanh_", "exp_"),
 )
 _SORTED_BITS = {torch.int32: 31, torch.int64: 63, torch.uint8: 8, torch.int16: 15}
@@ -149,7 +149,7 @@ def _binary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]
 
 def _unary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, inplace = args[0], name.endswith("_")
-    if name.startswith("gelu") and kwargs.get("approximate", "none") != "none":
+    if kwargs.get("approximate", "none") != "none" or any(arg != 1 for arg in args[1:]):
         return NotImplemented
     return _run(it, name.removesuffix("_"), [x], x if inplace else _new_like(it, x, x.shape, x.dtype))
 

@@ -68,7 +68,7 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Pro
             try:
                 recording, unbounded = learn(entry)
             except LayerError as error:
-                raise ExportError(f"{it.where(error)} {error}") from error
+                raise ExportError(f"{it.where(error.__cause__ or error)} {error}") from error
             padded_input = pad_input(entry.coords[:0], rows, recording)
             given = torch.zeros_like(padded_input.coords) if entry.reordered else padded_input.coords
             wide = torch.zeros((rows, entry.features.shape[1]), dtype=entry.features.dtype)
