@@ -22,6 +22,7 @@ from ...core.device.device_support import kernel_target
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.rows import Rows
+from ...core.warmup import preload
 from ...kernels.maps.hash_table import FLAGS
 from ...kernels.maps.row_ends import row_ends
 from ...kernels.runtime.target import Target, described
@@ -58,6 +59,7 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Pro
     Raises: ExportError for what the model computes that no kernel does, with its line.
     """
     own, entry = target_of(name), entry_of(model, inputs)
+    preload.finish()  # or a driver of this machine's GPU that is being made would take the stand-in's place
     with _one_at_a_time, torch.no_grad(), selection.standing_in(name):
         it = Recorder(own, model, operations.lower)
         with driving(own, it):
