@@ -113,14 +113,10 @@ def parameters_of(layer: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tens
     """The parameter of that name and the bias, as the layer's attributes give them. (Its dictionary is
     read five times faster; it does not have what is computed, or what a property puts before it.)"""
     parameters: dict[str, Any] = layer._parameters
-    if name in parameters and "bias" in parameters and not shadowed(layer, name):
+    kind = type(layer)
+    if name in parameters and "bias" in parameters and not (hasattr(kind, name) or hasattr(kind, "bias")):
         return parameters[name], parameters["bias"]
     return getattr(layer, name), layer.bias  # type: ignore[return-value]
-
-
-def shadowed(module: nn.Module, name: str) -> bool:
-    """Whether a class has something of its own under the name of a parameter, or of the bias."""
-    return hasattr(type(module), name) or hasattr(type(module), "bias")
 
 
 @contextlib.contextmanager

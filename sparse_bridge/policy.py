@@ -90,12 +90,13 @@ TRACE = Schedule(after=1, each=11)  # one scene says nothing of another; the mor
 
 # Graphs of models. A capture runs the model several times, and a graph holds memory.
 LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a graph
-CAPTURE = Schedule(after=6, longest_wait=1 << 10)  # calls of one kind: one is watched, the next captured, for the most rows so far
+CAPTURE = Schedule(after=6, longest_wait=1 << 10)  # calls of a kind: one is watched, the next captured
 CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
 CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the next input often tells
 CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 GRAPHS = 3  # of a model, for as many kinds of calls; the one that has not served for longest goes
 COMPARISONS = Schedule(each=1, most=9)  # replays 1, 2, 4 ... 256 of a graph are compared with the layers
+CALLS_TYPICAL = 32  # whose median of rows the tiles of a graph are chosen for
 SMALL_CALLS = 256  # in a row that would fit a graph of
 MUCH_SMALLER = 4  # times fewer rows: then one is captured
 GUESSES = Schedule(failures=3)  # of the graph that will serve; a wrong one costs the GPU its maps

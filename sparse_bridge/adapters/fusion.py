@@ -127,12 +127,12 @@ def training_fusible(x: torch.Tensor) -> bool:
     """Whether layers that normalise features `x` in training may be one operation now: kernels
     there, and nobody who watches every module or every operation. In a capture they always are:
     torch's norm knows nothing of rows that are not in use."""
-    if in_scope():
-        return type(x) is torch.Tensor
-    if hooks.traced() or type(x) is not torch.Tensor or serves(x) is None:
+    if type(x) is not torch.Tensor:
         return False
-    return not (
-        hooks.hooked_everywhere()
+    return in_scope() or not (
+        hooks.traced()
+        or serves(x) is None
+        or hooks.hooked_everywhere()
         or torch._C._functorch.peek_interpreter_stack()
         or torch._C._len_torch_dispatch_stack()
         or forward_ad._current_level >= 0
@@ -178,8 +178,8 @@ def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
 def runs_own(run: Any, module_class: type[nn.Module], forward: Any) -> bool:
     """Whether calling `run` is torch's own `forward` of a class and nothing else."""
     if type(run) is MethodType:
-        owner: Any = run.__self__
-        return run.__func__ is forward and not hooks.shadowed(owner, "weight")
+        kind = type(run.__self__)  # a property would come before its parameters
+        return run.__func__ is forward and not (hasattr(kind, "weight") or hasattr(kind, "bias"))
     return type(run) is module_class and module_class.forward is forward and hooks.unseen(run)
 
 

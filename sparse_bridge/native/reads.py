@@ -73,8 +73,7 @@ OWNERS = {
     ),
     "NarrowGemm": _handed(f"{_GEMM}.narrow_gemm:NarrowGemm"),
     "GemmSpec": _asked(
-        f"{_GEMM}.gather_spec:GemmSpec",
-        "c_out columns columns_in constants device key native packed tile variants w_stride",
+        f"{_GEMM}.gather_spec:GemmSpec", "c_out columns constants device key native packed tile variants w_stride"
     ),
     "TileConfig": _asked(".kernels.tiles.tile_config:TileConfig", "block_m block_n"),
     "WgradGemm": _asked(f"{_GEMM}.wgrad_gemm:WgradGemm", "_pairs_at direct grid shares spec"),

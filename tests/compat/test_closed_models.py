@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 
+pytest.importorskip("sparse_bridge.core.capture")
+
 from compat import matrix
 from compat.subject import Subject
 from sparse_bridge.adapters import protocol

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+pytest.importorskip("sparse_bridge.core.capture")
+
 from compat import layers, markdown, matrix, replays, report
 from compat.replays import Audited, Part, ReplayAudit
 from compat.results import Results

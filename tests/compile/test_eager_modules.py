@@ -11,6 +11,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import hooks
 from sparse_bridge.adapters.enabling import compiling
+from tests.adapters.spconv.doors import without_wheel
 from tests.compile.comparison import assert_same, gradients
 from tests.compile.programs import PROGRAMS, scene
 from tests.quick import quick
@@ -225,6 +226,11 @@ def test_the_compiler_is_put_back():
         return [CatchErrorsWrapper.__dict__["__call__"], InliningInstructionTranslator.__dict__["inline_call"]]
 
     before = patched()
-    with sparse_bridge.enable("torchsparse", mode="standin"), sparse_bridge.enable("minkowski", mode="standin"):
+    with (
+        without_wheel(),  # it may have been imported by another test
+        sparse_bridge.enable("spconv", mode="standin"),
+        sparse_bridge.enable("torchsparse", mode="standin"),
+        sparse_bridge.enable("minkowski", mode="standin"),
+    ):
         during = patched()
     assert before == patched() and not any(map(lambda a, b: a is b, before, during))

@@ -160,6 +160,23 @@ class Asked:
         return self.seen[key]
 
 
+def test_gradients_that_fit_no_output_are_pythons(monkeypatch):
+    """Kernels would read behind their ends."""
+    own, seen = native_calls.gradients, []
+    with anew(), way("on"), spconv_doors.standin() as sp:
+        it = training.World(sp, Recorder(), True)
+        with pretended_gpu(), pairs():
+            for _ in range(4):
+                it.step()
+            monkeypatch.setattr(native_calls, "gradients", lambda *given: seen.append(given) or own(*given))
+            it.step()
+            plan, kmap, x, weight, dy, *rest = seen[0]
+            assert isinstance(own(*seen[0]), tuple)
+            for wrong in (dy[1:], torch.cat([dy, dy]), dy.double(), dy.t().contiguous().t()):
+                assert own(plan, kmap, x, weight, wrong, *rest) is NotImplemented
+                assert own(plan, kmap, wrong[:, : x.shape[1]], weight, dy, *rest) is NotImplemented
+
+
 def test_kernels_in_a_dictionary_and_values_that_fit_none():
     """Tests keep compiled kernels in something else, in which there is every variant."""
     with anew(), way("on"), spconv_doors.standin() as sp:

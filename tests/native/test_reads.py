@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
+pytest.importorskip("sparse_bridge.core.capture")
 
 import sparse_bridge.adapters.spconv.keys
 import sparse_bridge.core.capture.recording

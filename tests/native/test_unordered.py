@@ -131,6 +131,23 @@ def test_maps_without_tiles(kind, chosen, monkeypatch):
             assert launches == runs[0][0]
 
 
+@pytest.mark.parametrize(("size", "most"), [(2, (1 << 31) // WIDTH), (4, (1 << 31) // 64)], ids=["output", "table"])
+def test_what_32_bits_do_not_address(size, most, monkeypatch, tmp_path):
+    """One row more is a launch of another kernel, which Python binds. Nobody touches the memory of either."""
+    volume = size**3
+    table = torch.from_file(str(tmp_path / "holes"), shared=True, size=volume * most, dtype=torch.int32)
+    for module in (masked, choice):
+        monkeypatch.setattr(module, "unordered_rows", lambda product: (0, most + 1, most + 1))
+    with calls(monkeypatch, "on") as (recorder, bound):
+        layer, x, by_python = layer_of(size, WIDTH).half(), torch.randn(ROWS, WIDTH).half(), []
+        for n_rows in (most - 1, most - 1, most - 1, most, most, most - 1):
+            views = [NeighborTable(Part(table, 0, (volume, n_rows))), None]
+            book = Rulebook(ROWS, n_rows, volume, x.device, views=views)
+            *_, made, _ = run(recorder, bound, layer, x, KernelMap(book))
+            by_python.append(made)
+    assert by_python[2:] == [0, 1, 1, 0]
+
+
 def test_weights_that_kernels_read_as_copies(monkeypatch):
     """As TF32 on Hopper does: the address is the copy's."""
     copies = []

@@ -64,8 +64,8 @@ class GraphedModule(Reasons, abc.ABC):
         self.kinds: dict[GraphKey, CallKind] = {}
         self.latest: Any = None  # the graph that served last
         self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
-        self.hits, self.trimmer = 0, CacheTrimmer()
-        self.by_box = False  # a graph for every box; where the model looks at bounds
+        # by_box: a graph for every box; where the model looks at bounds
+        self.hits, self.trimmer, self.by_box = 0, CacheTrimmer(), False
         self.forget_reasons()
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
@@ -176,6 +176,7 @@ class GraphedModule(Reasons, abc.ABC):
 
     def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call of `kind`, by its graph, or eager."""
+        kind.latest_rows.append(len(root.coords))
         graph = self._graph_for(kind, root)
         self.speculation.confirm(graph)
         if graph is None:
@@ -259,8 +260,7 @@ class GraphedModule(Reasons, abc.ABC):
         a trial where `kind` has had one. Raises Refusal."""
 
     def parameters_moved(self, graph: Any) -> bool:
-        """Whether what a graph reads has moved, so that none is of use any longer. It takes as long
-        as the rest of a call's checks: ask when launches are queued."""
+        """Whether what a graph reads has moved, so that none is of use. Slow: ask when launches are queued."""
         if graph.parameters == addresses(self.modules):
             return False
         for kind in self.kinds.values():
@@ -288,8 +288,7 @@ class GraphedModule(Reasons, abc.ABC):
                 graphs = [other for other in self.kinds.values() if other.graph is not None]
                 if len(graphs) >= policy.GRAPHS:
                     min(graphs, key=lambda other: other.graph.served).drop_graph()
-                if not self.graphs:  # it lasts as long as they do
-                    self.memory = GraphMemory(key.device)
+                self.memory = self.memory if self.graphs else GraphMemory(key.device)  # it lasts as long as they do
                 empty_cache()
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 guards = len(self.reads), self.by_box

@@ -20,7 +20,6 @@ import torch
 
 from ...kernels.runtime.parts import octave_step
 from ...refusals import Refusal, Why
-from ..geometry.constants import constants
 from ..maps import rows as row_scopes
 from ..maps.rows import Rows
 
@@ -81,7 +80,7 @@ class PaddedInput:
         sides, coords = self.prepared
         parts = [part for pair in sides for side in pair if side is not None for part in side.parts]
         parts += [part for pairs in self.pairs.values() for part in pairs.parts]
-        counts = [self.count, *self.counts.values(), *constants()]
+        counts = [self.count, *self.counts.values()]
         return [self.coords, *counts, *coords.values(), *parts]
 
     def level_of(self, value: torch.Tensor) -> int:

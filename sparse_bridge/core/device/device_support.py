@@ -44,7 +44,7 @@ class Devices:
         Raises: DeviceError for a forced dataflow that cannot be had; never a silent fallback.
         """
         if device.type != "cuda":  # whose driver may be another at the next call
-            if not (as_on_gpu(device) or forces_kernels()):  # as `select` says, but at once
+            if not (forces_kernels() or as_on_gpu(device)):  # as `select` says, but at once
                 return None
             return self._find(device, key64, expands)
         if self._generation != settings.generation:

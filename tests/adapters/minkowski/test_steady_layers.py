@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import sparse_bridge
+from sparse_bridge.adapters.minkowski.batches import batch_rows
 from tests.adapters.minkowski.scenes import scene
 
 ADAPTERS = pathlib.Path(sparse_bridge.__file__).parent / "adapters"
@@ -59,6 +60,16 @@ def test_a_steady_layer_takes_few_steps(ME, name):
     with torch.no_grad():
         seen = walk(layer, x)
     assert 2 <= len(seen) <= seen.total() <= most, seen
+
+
+def test_rows_of_batch_items_are_looked_up_once(ME):
+    """The host waits for them."""
+    x = tensor(ME)
+    registry, key = x.coordinate_manager._manager, x.coordinate_map_key.key
+    pooled = ME.MinkowskiGlobalSumPooling()(x)
+    rows = batch_rows(registry, key, pooled.coordinate_map_key.key)
+    assert torch.equal(rows, x.C[:, 0].long())
+    assert batch_rows(registry, key, pooled.coordinate_map_key.key) is rows
 
 
 def test_a_steady_layer_looks_up_its_map_once(ME):

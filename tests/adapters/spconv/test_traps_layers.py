@@ -230,6 +230,8 @@ def test_native_records_show_padded_pair_lists(sp):
     record = y.indice_dict["down"]
     pairs, counts = record.indice_pairs, record.indice_pair_num
     assert pairs.dtype == counts.dtype == torch.int32 and pairs.shape == (2, 27, 60)
+    fields = [record.out_indices, record.indices, pairs, counts, record.spatial_shape]
+    assert all(one is field for one, field in zip(record, fields, strict=True))  # a tuple in spconv 1.x
     valid = pairs[0] != -1
     assert torch.equal(valid, pairs[1] != -1) and torch.equal(valid.sum(1).int(), counts)
     v, place = valid.nonzero().unbind(1)

@@ -232,6 +232,28 @@ class Hidden(Net):
         return times(x, self.factor)
 
 
+class AllRates:
+    rate = 1.0
+
+
+class Rates(AllRates):
+    pass
+
+
+def hide_in_class(m):
+    Rates.rate = 3.0
+
+
+@case("attribute of a base class", hide_in_class, lambda m: setattr(m.rates, "rate", 3.0))
+class Inherited(Net):
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.rates = Rates()
+
+    def end(self, x):
+        return times(x, self.rates.rate)
+
+
 def other_method(m):
     Patched.end = lambda self, x: times(x, 3.0)
 

@@ -47,6 +47,8 @@ def restored():
         kept.clear()
         kept.extend(value) if isinstance(kept, list) else kept.update(value)
     for cls, known in attributes:
+        for name in vars(cls).keys() - known:
+            delattr(cls, name)
         for name, value in known.items():
             if vars(cls).get(name) is not value and not name.startswith("__"):
                 setattr(cls, name, value)

@@ -31,7 +31,6 @@ def _training(helper):
     return {f"training: {name}": steps for name, steps in walks(helper, train=True)}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MOST)
 @pytest.mark.parametrize("helper", [True, False])
 def test_frames_of_a_scene(both, name, helper):

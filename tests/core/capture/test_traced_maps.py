@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import itertools
 import random
 import weakref
@@ -14,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import native, policy
-from sparse_bridge.core.capture import input_memory
+from sparse_bridge.core.capture import input_memory, prefetch
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
 from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.kernels.maps import mask_order, row_ranks
@@ -183,6 +184,27 @@ def test_scenes_that_a_trace_serves_in_part(few, monkeypatch):
         _, net, scene = next(itertools.islice(doors, 2, 3))  # whose bounds are found on the way
         assert len(map_time.streamed(net, scene, 8)) == 8
     assert any(parts_of)
+
+
+def test_tensors_live_as_long_as_programs_that_hold_their_addresses(few, monkeypatch):
+    own, held = traced_maps._traced, list[Any]()
+
+    def traced(*given: Any) -> Any:
+        made, tensor = own(*given), torch.zeros(1)
+        held.append(weakref.ref(tensor))
+        return made._replace(keep_alive=(*made.keep_alive, tensor))
+
+    def alive() -> int:
+        return sum(one() is not None for one in held)
+
+    monkeypatch.setattr(traced_maps, "_traced", traced)
+    with contextlib.closing(map_time.doors(lambda i: 80)) as doors:
+        _, net, scene = next(iter(doors))
+        map_time.streamed(net, scene, 4)
+    assert alive()
+    prefetch.forget()
+    gc.collect()
+    assert not alive()
 
 
 def test_scenes_are_traced_once_the_helper_is_there(few, monkeypatch):

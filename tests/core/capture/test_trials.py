@@ -16,7 +16,10 @@ from benchmarks.works import fill
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.capture.calls.foreign import ForeignReads
 from sparse_bridge.core.capture.padded import compare
+from sparse_bridge.core.capture.replay_trial import _counted_norms
+from sparse_bridge.core.geometry.constants import constant
 from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools.networks.torchsparse import Backbone
 from tests.clouds import cloud, features
@@ -86,6 +89,31 @@ def test_two_tensors(case):
     with pytest.raises(Refusal, match=words) as raised:
         compare("a", expected, found)
     assert raised.value.why is why and ("mixes rows" in str(raised.value)) == (case == "mixed")
+
+
+class _Tensors:
+    def is_norm(self, module):
+        return isinstance(module, torch.nn.BatchNorm1d)
+
+
+def test_norms_have_their_forwards_back():
+    """Whatever a trial raises: a model is tried for every kind of call."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3))
+    model[1].forward = model[0].forward
+    before = [dict(vars(module)) for module in model]
+    with pytest.raises(Refusal), _counted_norms(model, _Tensors()):
+        assert "forward" in vars(model[0]) and vars(model[1])["forward"] is not before[1]["forward"]
+        raise Refusal(Why.GRAPH_NO_GRADIENT)
+    assert [dict(vars(module)) for module in model] == before
+
+
+def test_numbers_of_the_package_are_not_foreign():
+    """Sizes of a dense grid, say, which nobody has made before the trial."""
+    x = torch.zeros(3)
+    with ForeignReads([x]):
+        assert (x + constant((70, 81, 92), x.device)).tolist() == [70, 81, 92]
+        with pytest.raises(Refusal, match="GRAPH_FOREIGN_TENSOR"):
+            torch.tensor([70, 81, 92])
 
 
 class Followed(torch.nn.Module):

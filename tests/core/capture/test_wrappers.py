@@ -239,12 +239,13 @@ def test_what_is_refused(device, monkeypatch, case):
             found = []
             for one in (model, plain):
                 x = wrapped.grid(module, "spconv", seed, device)
-                x.extra = torch.zeros(3 + seed, device=device)
+                x.extra, x.seen = torch.zeros(3 + seed, device=device), False
                 with settings.override(optimize="graphs" if one is model else "off"):
                     found.append((one(x), x))
             (mine, given), (theirs, own) = found
             torch.testing.assert_close(mine.feats, theirs.feats, rtol=1e-3, atol=1e-4)
             assert mine.layout == theirs.layout and vars(given).keys() == vars(own).keys()
+            assert given.seen == own.seen
             assert getattr(mine, "rows", None) == getattr(theirs, "rows", None)
         (part,) = [one for one in graph_regions.summary() if one.name == "Stack"]
         assert part.hits == 0

@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....refusals import Refusal, Why
+from ...geometry.constants import is_constant
 
 
 class ForeignReads(TorchDispatchMode):
@@ -28,7 +29,8 @@ class ForeignReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         for tensor in _tensors((args, kwargs)):
-            if tensor.untyped_storage()._cdata not in self.allowed and tensor.numel():
+            foreign = tensor.untyped_storage()._cdata not in self.allowed and tensor.numel() > 0
+            if foreign and not is_constant(tensor):
                 raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(tensor.shape))
         self.alters = self.alters or self._altering(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
