@@ -117,7 +117,9 @@ def _run(
 
         with padded.using(padded_input):
             outputs = [materialize(tensor) for tensor in tensors_of(entry.call(wide, given.detach(), root))]
-            return [output.contiguous() for output in outputs]
+            outputs = [output.contiguous() for output in outputs]
+        it.settle(*outputs)
+        return outputs
 
 
 def _bounds_of_data(padded_input: PaddedInput, box: Box, steps: tuple[MapStep, ...], target: Target) -> LevelLayouts:
