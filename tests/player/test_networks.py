@@ -179,5 +179,6 @@ def test_layers_over_a_sparse_tensor(gpu, tmp_path, name):
         played.poison()
         for mine, theirs, its in zip(played(features, coords), wanted, on_host, strict=True):
             assert torch.equal(mine, theirs) and mine.shape == its.shape
-            assert (mine.double() - its).norm() <= tolerances.of("network", torch.float32).rms * its.double().norm()
+            limit = tolerances.of("network", "tf32" if framework == "torchsparse" else "fp32")
+            assert (mine.double() - its).norm() <= limit.rms * its.double().norm()
         played.close()

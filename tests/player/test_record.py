@@ -18,6 +18,7 @@ from sparse_bridge.core.warmup import preload
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, load_package
 from sparse_bridge.export.player import package_file, stand_in
+from sparse_bridge.export.player.entry import entry_of
 from sparse_bridge.export.player.library import PlayerError
 from sparse_bridge.export.player.record import record, target_of
 from sparse_bridge.kernels.runtime import target as targets
@@ -292,6 +293,26 @@ def test_kernels_of_no_other_driver_are_launched(sp):
         with stand_in.driving(targets.described(name), Other()):
             numbers.add(driver.active.get_current_device())
     assert len(numbers) == 2 and not any(isinstance(number, int) for number in numbers)
+
+
+def test_torchsparse_rounds_products_as_on_a_gpu():
+    """To TF32, unless its switch says otherwise; scenes are compared accordingly."""
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        import torchsparse as ts
+
+        x = ts.SparseTensor(*networks.scene((8, 8, 8), 100))
+        model = torch.nn.Sequential(ts.nn.Conv3d(4, 32, 3), ts.nn.Conv3d(32, 32, 3)).eval()
+        rounded = record(model, [x], 200, "cuda:87")
+        assert entry_of(model, [x]).tf32
+        ts.backends.allow_tf32 = False
+        try:
+            assert not entry_of(model, [x]).tf32
+            exact = record(model, [x], 200, "cuda:87")
+        finally:
+            ts.backends.init()
+        old = record(model, [x], 200, "cuda:75")  # which has no TF32
+    assert {kernel.code for kernel in exact.kernels} != {kernel.code for kernel in rounded.kernels}
+    assert old.kernels
 
 
 def test_a_driver_that_is_being_made_does_not_take_over(sp, monkeypatch):
