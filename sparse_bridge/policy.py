@@ -96,7 +96,6 @@ CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the n
 CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 GRAPHS = 3  # of a model, for as many kinds of calls; the one that has not served for longest goes
 COMPARISONS = Schedule(each=1, most=9)  # replays 1, 2, 4 ... 256 of a graph are compared with the layers
-CALLS_TYPICAL = 32  # whose median of rows the tiles of a graph are chosen for
 SMALL_CALLS = 256  # in a row that would fit a graph of
 MUCH_SMALLER = 4  # times fewer rows: then one is captured
 GUESSES = Schedule(failures=3)  # of the graph that will serve; a wrong one costs the GPU its maps

@@ -24,12 +24,10 @@ from .graph_key import GraphKey
 
 
 def maps_like(
-    root: Root, key: GraphKey, capacity: int, typical: int, memory: GraphMemory, training: bool = False
+    root: Root, key: GraphKey, capacity: int, memory: GraphMemory, training: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `root`, with memory for `capacity` rows; the rows of its levels); None
-    where inputs in its box do not all have the same requests, or this one is not like the others.
-
-    typical: rows of most inputs, for which kernels choose their tiles."""
+    where inputs in its box do not all have the same requests, or this one is not like the others."""
     coords, box = root.coords, root.box
     recording = prefetch.recording_of(key.device, box, training)
     target = kernel_target(key.device)
@@ -43,7 +41,7 @@ def maps_like(
     rows = maps.rows(n_rows)
     if rows is None:
         return None
-    padded_input.likely = {level: max(1, number * typical // n_rows) for level, number in rows.items()}
+    padded_input.likely = rows
     return maps, rows
 
 

@@ -176,7 +176,6 @@ class GraphedModule(Reasons, abc.ABC):
 
     def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call of `kind`, by its graph, or eager."""
-        kind.latest_rows.append(len(root.coords))
         graph = self._graph_for(kind, root)
         self.speculation.confirm(graph)
         if graph is None:

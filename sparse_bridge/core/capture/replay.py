@@ -149,7 +149,7 @@ class Replayer(GraphedModule):
         assert memory is not None
         aside = on_own_stream(key.device, memory.stream)
         with torch.inference_mode(False), torch.no_grad(), aside, unchanged:
-            captured_maps = maps_like(root, key, capacity, kind.typical(), memory)
+            captured_maps = maps_like(root, key, capacity, memory)
             if captured_maps is None:
                 return None
             maps, rows = captured_maps

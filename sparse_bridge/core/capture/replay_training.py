@@ -130,7 +130,7 @@ class TrainingReplayer(GraphedModule):
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
             with on_one_thread, on_own_stream(key.device, memory.stream), unchanged:
-                captured_maps = maps_like(root, key, capacity, kind.typical(), memory, training=True)
+                captured_maps = maps_like(root, key, capacity, memory, training=True)
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps

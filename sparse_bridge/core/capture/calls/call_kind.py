@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from typing import Any
 
 from .... import policy
@@ -24,7 +22,6 @@ class CallKind:
         self.replays = self.small_calls = 0
         self.guards: Guards | None = None
         self.most_rows = 0  # of the calls since the last capture, or of those that a smaller graph would fit
-        self.latest_rows: deque[int] = deque(maxlen=policy.CALLS_TYPICAL)
         self.forget_trial()
 
     def forget_trial(self) -> None:
@@ -61,10 +58,6 @@ class CallKind:
         else:
             self.small_calls += 1
             self.most_rows = max(self.most_rows, n_rows)
-
-    def typical(self) -> int:
-        """Rows of the median of the latest calls."""
-        return statistics.median_low(self.latest_rows)
 
     def capacity_for(self, n_rows: int) -> int:
         """Rows of the graph to be captured at a call of `n_rows`."""
