@@ -317,7 +317,7 @@ def _generated_range(x: Any, spec: ConvSpec, config: Any) -> tuple[int, ...]:
 
 def allow_tf32(profile: Profile, device: torch.device) -> bool:
     """2.1 has a switch of its own, on by default where TF32 exists; the others follow torch's."""
-    if not as_on_gpu(device):
+    if device.type != "cuda" and (torch.compiler.is_compiling() or not as_on_gpu(device)):
         return False
     if not profile.divides:
         return torch.backends.cuda.matmul.allow_tf32
