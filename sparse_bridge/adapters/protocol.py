@@ -167,6 +167,10 @@ class TensorProtocol(abc.ABC):
         them, by computing it once more."""
         return
 
+    def allows_tf32(self) -> bool:
+        """Whether layers may round fp32 products to TF32 on a GPU."""
+        return torch.backends.cuda.matmul.allow_tf32
+
     def switches(self) -> Hashable:
         """What the framework's layers look at besides their arguments."""
         return None

@@ -24,7 +24,8 @@ with a CMake file, and recorded scenes. It takes no GPU to write one.
 
 MODEL is second or unet, with weights at random, or module:function. The function is called without
 arguments and returns the model in eval mode and the inputs of a scene, or these and a list of the
-inputs of further scenes. spconv is bridged before the module is imported."""
+inputs of further scenes. spconv is bridged before the module is imported, with --target every
+framework."""
 
 _ROWS = (20000, 5000)
 _GPU_ROWS = 150000

@@ -43,8 +43,8 @@ def half_of(inputs: Scene) -> Scene:
     return tuple(tensor[: max(2, len(tensor) // 2)].contiguous() if tensor.dim() else tensor for tensor in inputs)
 
 
-def record(model: Callable[..., Any], scenes: Iterable[Scene], folder: pathlib.Path) -> None:
-    """Write `scenes.txt` and `scenes.bin`."""
+def record(model: Callable[..., Any], scenes: Iterable[Scene], folder: pathlib.Path, tf32: bool = False) -> None:
+    """Write `scenes.txt` and `scenes.bin`. tf32: fp32 products may be rounded so where they are played."""
     with (folder / "scenes.txt").open("w") as text, (folder / "scenes.bin").open("wb") as values:
         for inputs in scenes:
             with torch.no_grad():
@@ -53,12 +53,13 @@ def record(model: Callable[..., Any], scenes: Iterable[Scene], folder: pathlib.P
             for tensor in inputs:
                 _write("input", tensor, text, values)
             for tensor in tensors_of(result):
-                _write(f"output {_limit(tensor)}", tensor, text, values)
+                _write(f"output {_limit(tensor, tf32)}", tensor, text, values)
 
 
-def _limit(tensor: torch.Tensor) -> float:
-    exact = not tensor.is_floating_point()
-    return 0.0 if exact else tolerances.of("network", tensor.dtype).rms
+def _limit(tensor: torch.Tensor, tf32: bool) -> float:
+    if not tensor.is_floating_point():
+        return 0.0
+    return tolerances.of("network", "tf32" if tf32 and tensor.dtype == torch.float32 else tensor.dtype).rms
 
 
 def _write(label: str, tensor: torch.Tensor, text: TextIO, values: BinaryIO) -> None:

@@ -61,7 +61,7 @@ def test_sums_products_and_copies(kernel_lane, target, rows, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "tanh", "exp"])
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "tanh", "exp", "elu"])
 def test_activations(kernel_lane, target, dtype, name):
     x = torch.linspace(-9, 9, 501).to(dtype).to(kernel_lane.device)
     y = elementwise(name, [x], torch.empty_like(x), target)

@@ -76,7 +76,17 @@ def test_layers_of_every_kind(gpu, sp, tmp_path, kind):
     played.close()
 
 
+class Between(torch.nn.Module):
+    """A quotient, the larger and the smaller of two."""
+
+    def forward(self, x):
+        steps = torch.linspace(-1, 2, x.shape[1], dtype=x.dtype)
+        return torch.minimum(torch.maximum(x / (steps.abs() + 1), steps - 1), steps + 0.5)
+
+
 HEADS = {
+    "layer norm": lambda: [torch.nn.LayerNorm(8), torch.nn.Tanh(), torch.nn.LeakyReLU(0.2), torch.nn.Linear(8, 8)],
+    "between": lambda: [Between(), torch.nn.ELU()],
     "linear": lambda: [torch.nn.Linear(8, 5)],
     "linear without bias": lambda: [torch.nn.Linear(8, 5, bias=False), torch.nn.Sigmoid()],
     "norm": lambda: [torch.nn.ReLU(), torch.nn.BatchNorm1d(8), torch.nn.SiLU()],

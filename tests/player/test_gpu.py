@@ -6,6 +6,7 @@ no part, through the library and by the C program alone, with what it costs.
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 import re
 import shutil
@@ -159,6 +160,7 @@ def by_program(folder):
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=lambda value: str(value).removeprefix("torch."))
 def test_a_package_gives_the_results_of_pythons_layers(tmp_path, monkeypatch, capsys, name, dtype):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    alone = "PYTEST_XDIST_WORKER" not in os.environ  # else others take memory of the GPU, too, and time
     scenes, grid, n_items = scenes_of(dtype)
     folder = pathlib.Path(tmp_path / "package")
     with zoo.network(name, True, grid, n_items) as own, settings.override(tune="off"), torch.no_grad():
@@ -173,19 +175,27 @@ def test_a_package_gives_the_results_of_pythons_layers(tmp_path, monkeypatch, ca
     write_folder(folder, program, scenes, outputs, own.exact)
     figures = [by_library(folder / "model.sbp", scenes, outputs, graph) for graph in (False, True)]
     status, lines, first = by_program(folder)
+    report = [
+        f"{name} {dtype}: {torch.cuda.get_device_name()}, {program.target}, {len(scenes[0][0])} rows at most",
+        f"  recorded and compiled in {took:.0f} s; {len(program.steps)} steps, {len(program.kernels)} kernels",
+        f"  plan {program.memory / 2**20:.0f} MiB; Python's layers {statistics.median(python):.3f} ms",
+    ]
+    for line, different, worst, _ in figures:
+        report.append(f"  {line}; {SCENES - different} of {SCENES} equal in bits, error {worst:.2g} of the RMS")
+    equal = sum(": ok" in line for line in lines)
+    kind = "equal in bits" if own.exact else "within the tolerance"
+    report.append(f"  C program: status {status}, {equal} of {SCENES} {kind}, first result after {first:.3f} s")
+    if status:
+        report.append("  " + next(line for line in lines if ": ok" not in line).strip())
+    text = "\n".join(report) + "\n"
     with capsys.disabled():
-        print(f"\n{name} {dtype}: {torch.cuda.get_device_name()}, {program.target}, {len(scenes[0][0])} rows at most")
-        print(f"  recorded and compiled in {took:.0f} s; {len(program.steps)} steps, {len(program.kernels)} kernels")
-        print(f"  plan {program.memory / 2**20:.0f} MiB; Python's layers {statistics.median(python):.3f} ms")
-        for line, different, worst, _ in figures:
-            print(f"  {line}; {SCENES - different} of {SCENES} scenes equal in bits, error {worst:.2g} of the RMS")
-        equal = sum(": ok" in line for line in lines)
-        kind = "equal in bits" if own.exact else "within the tolerance"
-        print(f"  C program: status {status}, {equal} of {SCENES} {kind}, first result after {first:.3f} s")
-        if status:
-            print("  " + next(line for line in lines if ": ok" not in line).strip())
+        print("\n" + text)
+    if "OUT" in os.environ:  # where a machine without a terminal keeps what it did
+        with (pathlib.Path(os.environ["OUT"]) / "packages.txt").open("a") as file:
+            file.write(text)
     for _, different, worst, taken in figures:
-        assert different == 0 or not own.exact
         assert worst <= tolerances.of("network", dtype).rms
-        assert taken <= program.memory + CODE_MEMORY
+        assert different == 0 or not own.exact, f"{different} of {SCENES} scenes differ, by {worst:.2g} of the RMS"
+        if alone:
+            assert taken <= program.memory + CODE_MEMORY
     assert status == 0 and sum(": ok" in line for line in lines) == SCENES

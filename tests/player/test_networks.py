@@ -10,7 +10,9 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import tolerances
-from sparse_bridge.export import export_gpu_package
+from sparse_bridge.core.device import selection
+from sparse_bridge.export import export_gpu_package, package_scenes
+from sparse_bridge.export.player.entry import flattened
 from tests.adapters.spconv import doors
 
 from . import networks, zoo
@@ -123,4 +125,60 @@ def test_global_pools(gpu, tmp_path, name):
                 else:
                     assert (mine - theirs).norm() / theirs.norm() < tolerances.of("network", mine.dtype).rms
         assert played.unchanged()
+        played.close()
+
+
+def _minkowski(*layers):
+    """MinkowskiEngine's layers by name and arguments, behind a convolution."""
+
+    def make():
+        import MinkowskiEngine as ME
+
+        first = ME.MinkowskiConvolution(4, 8, 3, dimension=3)
+        made = [getattr(ME, f"Minkowski{name}")(*given, dimension=3) for name, *given in layers]
+        return nn.Sequential(first, *made), lambda f, c: (ME.SparseTensor(f, c),)
+
+    return "minkowski", make
+
+
+def _torchsparse():
+    import torchsparse as ts
+
+    layers = [ts.nn.Conv3d(4, 8, 3, stride=2), ts.nn.BatchNorm(8), ts.nn.LeakyReLU(0.1), ts.nn.Conv3d(8, 8, 3)]
+    return nn.Sequential(*layers), lambda f, c: (ts.SparseTensor(f, c),)
+
+
+def _spconv():
+    import spconv.pytorch as sp
+
+    layers = sp.SparseSequential(sp.SubMConv3d(4, 8, 3), sp.SparseConv3d(8, 8, 3, 2))
+    return layers, lambda f, c: (sp.SparseConvTensor(f, c, [16, 16, 32], 2),)
+
+
+POOLS_OF_CELLS = {f"{name} {size}": (f"{name}Pooling", size, 2) for name in ("Max", "Avg", "Sum") for size in (2, 3)}
+LAYERS = {name: _minkowski(layer) for name, layer in POOLS_OF_CELLS.items()} | {
+    "transposed": _minkowski(("Convolution", 8, 8, 2, 2), ("ConvolutionTranspose", 8, 8, 2, 2)),
+    "generative": _minkowski(("Convolution", 8, 8, 2, 2), ("GenerativeConvolutionTranspose", 8, 8, 2, 2)),
+    "torchsparse": ("torchsparse", _torchsparse),
+    "spconv": ("spconv", _spconv),
+}
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_over_a_sparse_tensor(gpu, tmp_path, name):
+    """The bits of the same launches from Python, and what torch computes on the host."""
+    (framework, make), grid, path = LAYERS[name], (16, 16, 32), tmp_path / "model.sbp"
+    with sparse_bridge.enable(framework, mode="standin"):
+        model, inputs = make()
+        played = Played(gpu, path, packaged(path, networks.ready(model), inputs(*networks.scene(grid, 250, 1))))
+        features, coords = networks.scene(grid, 60, 2)
+        wanted = expected(model, *inputs(features, coords))
+        with selection.standing_in("torch"), torch.no_grad():
+            on_host = package_scenes.tensors_of(flattened(model(*inputs(features, coords))))
+        played.poison()
+        for mine, theirs, its in zip(played(features, coords), wanted, on_host, strict=True):
+            assert torch.equal(mine, theirs) and mine.shape == its.shape
+            limit = tolerances.of("network", "tf32" if framework == "torchsparse" else "fp32")
+            assert (mine.double() - its).norm() <= limit.rms * its.double().norm()
         played.close()

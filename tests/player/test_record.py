@@ -6,15 +6,19 @@ import ctypes
 import pathlib
 import re
 import struct
+import threading
+import time
 
 import pytest
 import torch
 
 import sparse_bridge
 from sparse_bridge import export, settings
+from sparse_bridge.core.warmup import preload
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, load_package
 from sparse_bridge.export.player import package_file, stand_in
+from sparse_bridge.export.player.entry import entry_of
 from sparse_bridge.export.player.library import PlayerError
 from sparse_bridge.export.player.record import record, target_of
 from sparse_bridge.kernels.runtime import target as targets
@@ -289,6 +293,52 @@ def test_kernels_of_no_other_driver_are_launched(sp):
         with stand_in.driving(targets.described(name), Other()):
             numbers.add(driver.active.get_current_device())
     assert len(numbers) == 2 and not any(isinstance(number, int) for number in numbers)
+
+
+def test_torchsparse_rounds_products_as_on_a_gpu():
+    """To TF32, unless its switch says otherwise; scenes are compared accordingly."""
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        import torchsparse as ts
+
+        x = ts.SparseTensor(*networks.scene((8, 8, 8), 100))
+        model = torch.nn.Sequential(ts.nn.Conv3d(4, 32, 3), ts.nn.Conv3d(32, 32, 3)).eval()
+        rounded = record(model, [x], 200, "cuda:87")
+        assert entry_of(model, [x]).tf32
+        ts.backends.allow_tf32 = False
+        try:
+            assert not entry_of(model, [x]).tf32
+            exact = record(model, [x], 200, "cuda:87")
+        finally:
+            ts.backends.init()
+        old = record(model, [x], 200, "cuda:75")  # which has no TF32
+    assert {kernel.code for kernel in exact.kernels} != {kernel.code for kernel in rounded.kernels}
+    assert old.kernels
+
+
+def test_a_driver_that_is_being_made_does_not_take_over(sp, monkeypatch):
+    """Where there is a GPU, Triton's driver for it is made in the background while the program goes on."""
+    from triton.runtime import driver
+
+    def prepare():
+        time.sleep(0.5)
+        driver.set_active(None)
+
+    monkeypatch.setattr(preload, "_thread", threading.Thread(target=prepare))
+    preload._thread.start()
+    model, grid = networks.encoder(sp)
+    scene = networks.scene(grid, 100, seed=1)
+    steps = record(networks.ready(model), scene, 200, "cuda:86").steps  # takes longer than that
+    assert steps == record(model, scene, 200, "cuda:86").steps
+
+
+def test_what_fails_while_it_is_learnt_is_named():
+    with sparse_bridge.enable("minkowski", mode="standin"):
+        import MinkowskiEngine as ME
+
+        first = ME.MinkowskiConvolution(4, 8, 2, 2, dimension=3)
+        model = torch.nn.Sequential(first, ME.MinkowskiPoolingTranspose(2, 2, dimension=3)).eval()
+        with pytest.raises(ExportError, match=r"1 \(MinkowskiPoolingTranspose\), .* with values that only the GPU has"):
+            record(model, [ME.SparseTensor(*networks.scene((8, 8, 8), 100))], 200, "cuda:86")
 
 
 @pytest.mark.slow

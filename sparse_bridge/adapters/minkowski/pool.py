@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...core.device.selection import stands_in
 from ...core.ops.max_rows import window_max
 from ...core.ops.pool import global_pool, pool, pool_pairs
 from ...core.ops.row_matrix import RowMatrix
@@ -41,7 +42,8 @@ def local_pooling(
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError, StrideError, KeyStateError.
     """
     check_aligned(features, registry.grid(in_key), f"Minkowski{mode.capitalize()}Pooling")
-    if not spec.cells:
+    # Cells of even sizes are windows, too, whose maps kernels build without knowing how many rows there are.
+    if not spec.cells or (stands_in() and all(size % 2 == 0 for size in spec.kernel_size)):
         out_key, kmap = registry.layer_map(in_key, spec, target)
         if mode == "max":
             return window_max(features, kmap), out_key

@@ -16,6 +16,7 @@ from ...core.conv.layers import convolve_layer
 from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
+from ...core.device.selection import as_on_gpu
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops.pointwise import linear_layer
@@ -316,13 +317,13 @@ def _generated_range(x: Any, spec: ConvSpec, config: Any) -> tuple[int, ...]:
 
 def allow_tf32(profile: Profile, device: torch.device) -> bool:
     """2.1 has a switch of its own, on by default where TF32 exists; the others follow torch's."""
-    if device.type != "cuda":
+    if device.type != "cuda" and (torch.compiler.is_compiling() or not as_on_gpu(device)):
         return False
     if not profile.divides:
         return torch.backends.cuda.matmul.allow_tf32
     backends = sys.modules.get("torchsparse.backends")
     chosen = None if backends is None else vars(backends).get("allow_tf32")
-    return _has_tf32(device) if chosen is None else bool(chosen)
+    return (device.type != "cuda" or _has_tf32(device)) if chosen is None else bool(chosen)
 
 
 def expected(layer: Any) -> Iterator[Expected]:

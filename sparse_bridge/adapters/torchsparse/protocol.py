@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...core.device import selection
 from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
@@ -71,6 +72,10 @@ class _Torchsparse(TensorProtocol):
         late_keys = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
         if late_keys and not isinstance(caches.kmaps, LateMaps):
             caches.kmaps = LateMaps(late_keys, lambda: caches_of(recover()).kmaps)
+
+    def allows_tf32(self) -> bool:
+        with selection.standing_in("a GPU"):
+            return allow_tf32(_profile(), torch.device("cpu"))
 
     def switches(self) -> Hashable:
         profile = _profile()

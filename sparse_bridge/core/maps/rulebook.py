@@ -86,6 +86,7 @@ class Rulebook(ViewSet):
         self._observer: Observer | None = None
         self.order = stream_order.of(device)
         self.backward: Backward | None = None
+        self.keeps_tables = False  # beside tiles of them
         self.trained = False  # whether a convolution over it has recorded gradients
         for side, view in enumerate(views):
             self._adopt(side, view)
@@ -246,7 +247,8 @@ class Rulebook(ViewSet):
             tiles = pack_tiles(table, mask_order(table, target), target)
             tiles.n_rows = self.n_rows[side]
             self._tiles[side] = tiles
-            self._tables[side] = None  # the tiles hold it all, in another order
+            if not self.keeps_tables:
+                self._tables[side] = None  # the tiles hold it all, in another order
             self._queued()
         return tiles, reverse
 

@@ -26,7 +26,7 @@ class Entry:
 
     names: of coordinates and features.  order: the columns of the coordinates, as the core has them.  box: of the
     coordinates; None: the framework's tensor has none, or the model says.  call: the model as a function of
-    features, coordinates, and the coordinates as the core has them.
+    features, coordinates, and the coordinates as the core has them.  tf32: layers may round fp32 products so.
     """
 
     names: tuple[str, str]
@@ -35,6 +35,7 @@ class Entry:
     order: tuple[int, ...]
     call: Callable[[torch.Tensor, torch.Tensor, Callable[[], CoordinateMap]], Any]
     box: Box | None = None
+    tf32: bool = False
 
     @property
     def reordered(self) -> bool:
@@ -111,7 +112,8 @@ def _of_sparse(model: nn.Module, x: Any, framework: protocol.TensorProtocol) -> 
         return flattened(model(framework.over(x, features, root())))
 
     box = None if isinstance(root.bounds, DataBounds) else root.bounds
-    return Entry(("coords", "features"), features, coords.int(), orders[0], call, box)
+    names = ("coords", "features")
+    return Entry(names, features, coords.int(), orders[0], call, box, framework.allows_tf32())
 
 
 def flattened(result: Any) -> Any:

@@ -60,6 +60,6 @@ def export_gpu_package(
     recorded: list[package_scenes.Scene] = [(own.features, own.coords) for own in given]
     recorded += [] if scenes else [package_scenes.half_of(recorded[0])]
     with selection.standing_in("torch"):
-        package_scenes.record(entry.over, recorded, folder)
+        package_scenes.record(entry.over, recorded, folder, entry.tf32)
     package_file.write(folder / MODEL, programs)
     return programs

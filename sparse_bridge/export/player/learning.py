@@ -55,6 +55,7 @@ class _Learner:
         with _disable_current_modes():
             for side in (0, 1):  # known now: what kernels would make of them later has no values
                 rulebook.table(side)
+        rulebook.keeps_tables = True
         rulebook.observe(recording.views[n_steps])
         if built.store is not None:
             built.store.recording = recording
@@ -92,7 +93,12 @@ def learn(entry: Entry) -> tuple[Recording, bool]:
             requests.register(learner)
             with precompile.dry_run(), _Numbers() as seen:
                 # Maps are kept by the coordinates' object.
-                entry.over(entry.features[:rows].clone(), entry.coords[:rows].clone())
+                try:
+                    entry.over(entry.features[:rows].clone(), entry.coords[:rows].clone())
+                except ExportError:
+                    raise
+                except (IndexError, RuntimeError) as error:
+                    raise LayerError(f"computes on the host with values that only the GPU has: {error}") from error
             numbers.append(seen.seen)
             steps.append([] if learner.recording is None else learner.recording.steps)
     finally:

@@ -3,6 +3,7 @@ constant, and what networks do between layers as launches of kernels of ours."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ _BY_NUMBER = {
 }
 _BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "add_", "sub_", "mul_", "div_")
 _UNARY = (
-    *("relu", "sigmoid", "silu", "gelu", "tanh", "exp"),
+    *("relu", "sigmoid", "silu", "gelu", "tanh", "exp", "elu"),
     *("relu_", "sigmoid_", "silu_", "gelu_", "tanh_", "exp_"),
 )
 _SORTED_BITS = {torch.int32: 31, torch.int64: 63, torch.uint8: 8, torch.int16: 15}
@@ -60,7 +61,11 @@ def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     name = packet.__name__
     changes_constant = func._schema.is_mutable and not it.is_written(tensors[0])
     handler = None if changes_constant else _HANDLERS.get(name)
-    result = NotImplemented if handler is None else handler(it, name, args, kwargs)
+    if func._schema.is_mutable:
+        it.settle()  # what waits for values as they are now
+    whole = not any(tensor.is_floating_point() for tensor in tensors)
+    with it.waiting() if whole and name in _PUT_OFF else contextlib.nullcontext():
+        result = NotImplemented if handler is None else handler(it, name, args, kwargs)
     if result is NotImplemented:
         shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in tensors)
         raise ExportError(
@@ -68,6 +73,9 @@ def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             "the model without it, or compute it in the program that plays the package."
         )
     return result
+
+
+_PUT_OFF = frozenset({"index_select", "flip", "cat", "add", "sub", "mul", "clone", "_to_copy"})  # of coordinates
 
 
 def _written(it: Recorder, tensor: torch.Tensor) -> torch.Tensor:
@@ -149,7 +157,7 @@ def _binary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]
 
 def _unary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, inplace = args[0], name.endswith("_")
-    if name.startswith("gelu") and kwargs.get("approximate", "none") != "none":
+    if kwargs.get("approximate", "none") != "none" or any(arg != 1 for arg in args[1:]):
         return NotImplemented
     return _run(it, name.removesuffix("_"), [x], x if inplace else _new_like(it, x, x.shape, x.dtype))
 

@@ -22,6 +22,7 @@ from ...core.device.device_support import kernel_target
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.rows import Rows
+from ...core.warmup import preload
 from ...kernels.maps.hash_table import FLAGS
 from ...kernels.maps.row_ends import row_ends
 from ...kernels.runtime.target import Target, described
@@ -58,6 +59,7 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Pro
     Raises: ExportError for what the model computes that no kernel does, with its line.
     """
     own, entry = target_of(name), entry_of(model, inputs)
+    preload.finish()  # or a driver of this machine's GPU that is being made would take the stand-in's place
     with _one_at_a_time, torch.no_grad(), selection.standing_in(name):
         it = Recorder(own, model, operations.lower)
         with driving(own, it):
@@ -68,7 +70,7 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Pro
             try:
                 recording, unbounded = learn(entry)
             except LayerError as error:
-                raise ExportError(f"{it.where(error)} {error}") from error
+                raise ExportError(f"{it.where(error.__cause__ or error)} {error}") from error
             padded_input = pad_input(entry.coords[:0], rows, recording)
             given = torch.zeros_like(padded_input.coords) if entry.reordered else padded_input.coords
             wide = torch.zeros((rows, entry.features.shape[1]), dtype=entry.features.dtype)
@@ -115,7 +117,9 @@ def _run(
 
         with padded.using(padded_input):
             outputs = [materialize(tensor) for tensor in tensors_of(entry.call(wide, given.detach(), root))]
-            return [output.contiguous() for output in outputs]
+            outputs = [output.contiguous() for output in outputs]
+        it.settle(*outputs)
+        return outputs
 
 
 def _bounds_of_data(padded_input: PaddedInput, box: Box, steps: tuple[MapStep, ...], target: Target) -> LevelLayouts:

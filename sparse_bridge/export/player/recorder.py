@@ -4,6 +4,7 @@ torch, which become launches, fills and constants, or are refused by name and li
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import os
@@ -38,6 +39,7 @@ _NUMBERS = {
     "f32": "f",
     "fp64": "d",
 }
+_RESULT = 4  # among the arguments of `elementwise`
 _SCRATCH = (Arg(VALUE, 8, 0),) * 2  # addresses of memory that our kernels do not take
 # Whose lines are not the model's.
 _PACKAGE = pathlib.Path(__file__).parents[2]
@@ -84,6 +86,8 @@ class Recorder(TorchDispatchMode):
         self.kernels: dict[int, tuple[Compiled, Kernel]] = {}
         self.storages: list[Storage] = []
         self.tables: dict[Any, Any] = {}  # of dense grids, by their geometry
+        self._later: dict[int, list[Step]] = {}  # by the storage that they write, which nobody has needed yet
+        self._waits = False
         self._by_base: dict[int, int] = {}
         self._bases: list[int] = []
         self.rows: Mapping[int, int] = {}  # capacities of levels whose rows may not be named by number
@@ -135,10 +139,48 @@ class Recorder(TorchDispatchMode):
         self._touch(index)
         return index << 48 | (tensor.data_ptr() - self.storages[index].base)
 
+    # steps that nobody may need: coordinates in the order of a framework, say
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What is written down inside, by launches into one new tensor, waits until a step needs that tensor."""
+        begin, self._waits = len(self.steps), True
+        try:
+            yield
+        finally:
+            self._waits = False
+            steps = self.steps[begin:]
+            del self.steps[begin:]
+        if steps:
+            written = {step.args[_RESULT].value >> 48 for step in steps}
+            (index,) = written
+            self._later[index] = steps
+            self.storages[index].begin = self.storages[index].end = -1
+
+    def settle(self, *tensors: torch.Tensor) -> None:
+        """Write down what these tensors wait for; without any, whatever waits."""
+        wanted = [self.index_of(tensor) for tensor in tensors] if tensors else list(self._later)
+        for index in () if self._waits else wanted:
+            self._settle(index)
+
+    def _settle(self, index: int) -> None:
+        for step in self._later.pop(index, ()):
+            operands = {arg.value >> 48 for arg in step.args if arg.kind == ADDRESS}
+            for operand in operands - {index}:
+                self._settle(operand)
+            for operand in operands:
+                self._touch(operand)
+            self.steps.append(step)
+
     # steps
 
     def launched(self, compiled: Compiled, grid: tuple[int, int, int], args: Sequence[tuple[str, Any]]) -> None:
         """Write a launch down. Raises ExportError for a kernel that a plain launch cannot start."""
+        pointers = [value for kind, value in args if kind.startswith("*")]
+        tensors = [value if isinstance(value, torch.Tensor) else value.view() for value in pointers]
+        reached = [other for tensor in tensors for other in getattr(tensor, "reaches", ())]
+        if self._later and (needed := [tensor for tensor in (*tensors, *reached) if tensor.numel()]):
+            self.settle(*needed)
         number = self._kernel(compiled, len(args))
         packed = tuple(self._packed(kind, value) for kind, value in args)
         self.steps.append(Step(LAUNCH, number, grid, (*packed, *_SCRATCH)))

@@ -16,7 +16,7 @@ from ..runtime.target import Target
 
 # Names of the operations, by their numbers.
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "leaky")
-UNARY = ("sigmoid", "silu", "gelu", "tanh", "exp")
+UNARY = ("sigmoid", "silu", "gelu", "tanh", "exp", "elu")
 OPERATIONS = ("copy", "relu", *BINARY, *UNARY, "norm")
 AXES = 4
 _BLOCK = 1024
@@ -79,6 +79,8 @@ def _elementwise(
         value = tl.where(value < 0, -1.0, 1.0) * (1 - small) / (1 + small)
     elif OPERATION == "exp":
         value = tl.exp(value)
+    elif OPERATION == "elu":
+        value = tl.where(value > 0, value, tl.exp(value) - 1)
     elif OPERATION != "copy":
         at = _place(i_0, i_1, i_2, i_3, b_0, b_1, b_2, b_3)
         other = tl.load(b_ptr + at, mask=ok, other=0)

@@ -13,7 +13,7 @@ from tests.core.capture import map_time
 LIMITS = {
     "spconv, SECOND": (28, 34),
     "spconv, U-Net": (34, 37),
-    "torchsparse, U-Net": (80, 53),
+    "torchsparse, U-Net": (50, 56),
     "MinkowskiEngine, U-Net": (41, 38),
 }
 

@@ -93,7 +93,7 @@ void sbrt_destroy(sbrt_instance *instance);
 /* Have later runs launch all steps as one graph, which costs the host less. Takes memory of the driver's. */
 int sbrt_capture(sbrt_instance *instance, sbrt_error *error);
 
-/* Run over n_rows rows. coords: int32 [n_rows, 1 + D], batch first; features: [n_rows, C]; both lie on the
+/* Run over n_rows rows. coords: int32 [n_rows, 1 + D], in the framework's order; features: [n_rows, C]; both lie on the
  * host or, there already or written on the instance's stream, on the device, as `where` says. Returns when
  * the results are there; takes no memory. */
 int sbrt_run(sbrt_instance *instance, int where, const void *coords, const void *features, int64_t n_rows,
