@@ -85,9 +85,14 @@ def checked(layer: Any, x: Any, record: Any, weight: torch.Tensor) -> torch.Tens
     return weight if layer.inverse else used_offsets(weight, layer, record)
 
 
+def _reuse_check(layer: Any) -> str:
+    """The name of the method that decides which map a layer may share."""
+    return REUSE_CHECKS[1 if layer.inverse else 0]  # torch.compile takes no truth value for a number
+
+
 def _has_own_check(layer: Any) -> bool:
     """Whether a subclass, or the layer itself, decides which map it may share."""
-    check = getattr(layer, REUSE_CHECKS[layer.inverse], None)
+    check = getattr(layer, _reuse_check(layer), None)
     return getattr(check, "__module__", __name__) not in ("spconv.pytorch.conv", __name__)
 
 
@@ -96,7 +101,7 @@ def run_own_check(layer: Any, x: Any) -> None:
     if (layer.inverse or layer.subm) and _has_own_check(layer):
         record = x.indice_dict.get(layer.indice_key)
         if record is not None:
-            getattr(layer, REUSE_CHECKS[layer.inverse])(x, shape_of(x), record)
+            getattr(layer, _reuse_check(layer))(x, shape_of(x), record)
 
 
 def subm_reuse_check(self: Any, inp: Any, spatial_shape: list[int], datas: Any) -> None:

@@ -13,6 +13,7 @@ from sparse_bridge.core.maps import request
 from tests.compile.comparison import assert_same
 from tests.compile.programs import DOORS, PROGRAMS, scene
 from tests.compile.test_fusion import fused
+from tests.fake_gpu import HOPPER
 from tests.releases import WHOLE_GRAPHS
 
 pytestmark = WHOLE_GRAPHS
@@ -37,6 +38,7 @@ def test_optimized_with_graphs(door):
 def test_settings(door, choice, rules):
     """With `graphs` a part of a model that ran before has a forward that replays it."""
     rules.set(policy, LEAST_LAYERS=1)
+    rules.set(graph_regions, kernel_target=lambda device: HOPPER)  # on a CPU nothing is captured
     request.register(graph_regions._provide, prefetch.announced)  # whatever ran before
     with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval()

@@ -123,7 +123,7 @@ class Counting(torch.nn.Module):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("nothing_learnt")
+@pytest.mark.usefixtures("nothing_learnt", "uncompared")
 def test_a_model_that_writes_to_its_buffers_is_run_once():
     """Where the guess is wrong, too: only its maps are queued early."""
     with doors.standin("spconv") as module, torch.no_grad():

@@ -15,7 +15,7 @@ from sparse_bridge.core.device import rocm
 from sparse_bridge.core.ops import pointwise
 from sparse_bridge.kernels.gemm import grouped_gemm, narrow_gemm  # noqa: F401  (kernels)
 from tests.core.capture import map_time
-from tests.native.recording import RANDOM, WAYS, Recorder, anew, helper, remembered, served, way
+from tests.native.recording import RANDOM, Recorder, anew, helper, remembered, served, way
 
 DOORS = ["spconv, SECOND", "spconv, U-Net", "torchsparse, U-Net", "MinkowskiEngine, U-Net"]
 
@@ -64,4 +64,5 @@ def test_a_stream_of_scenes():
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_longer_streams(door):
-    alike(door, [name for name in (*WAYS, *RANDOM) if name != "off"], 8)
+    """Of thousands of calls, so that one seed refuses everywhere."""
+    alike(door, ["on", *(name for name in RANDOM if name.endswith(", 1"))], 8)

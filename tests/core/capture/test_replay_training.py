@@ -219,6 +219,7 @@ class TestInputs:
     def test_smaller_sizes_are_replayed_and_larger_ones_captured_again(self, sp, pair, replays):
         for one in pair:
             warm(one, sp)
+        replays.clear()
         for share, replayed in ((0.02, 1), (0.05, 2), (0.4, 2), (0.4, 3), (0.1, 4)):
             for one in pair:
                 step(one, sp, 30, share)

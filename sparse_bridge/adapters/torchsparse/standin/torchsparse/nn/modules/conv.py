@@ -1,11 +1,18 @@
 """The convolution layer. It holds parameters and geometry; `nn.functional.conv3d` does the work."""
 
 import math
-import operator
 
 import torch
 from torch import nn
 from torchsparse.nn import functional as F
+from torchsparse.nn.functional.conv.conv import conv3d
+from torchsparse.nn.functional.conv.kmap import (
+    build_kernel_map,
+    convert_transposed_out_in_map,
+    spdownsample,
+    spupsample_generative,
+    transpose_kernel_map,
+)
 from torchsparse.utils.utils import make_ntuple
 
 from sparse_bridge.adapters.channels import check_channels
@@ -97,7 +104,7 @@ class Conv3d(nn.Module):
 
     def convolves_alone(self):
         """Whether `forward` is a convolution of ours and nothing else."""
-        return type(self).forward is _FORWARD and _steps(F) == _OURS
+        return type(self).forward is _FORWARD and _ours()
 
     def arguments(self):
         """What `convolve` takes: kernel, bias, spec, config."""
@@ -118,7 +125,7 @@ class Conv3d(nn.Module):
         return kernel, bias, spec, state.get("_config", state.get("config"))
 
     def forward(self, input):
-        if _steps(F) != _OURS:
+        if not _ours():
             return self._elsewhere(input)
         return convolve(input, *self.arguments())
 
@@ -138,14 +145,16 @@ class Conv3d(nn.Module):
         return F.conv3d(input, self.kernel, self.kernel_size, **options)
 
 
-# `F.conv3d`, and what the original's goes through, which somebody may replace.
-_steps = operator.attrgetter(
-    "conv3d",
-    "build_kernel_map",
-    "spdownsample",
-    "spupsample_generative",
-    "transpose_kernel_map",
-    "convert_transposed_out_in_map",
-)
-_OURS = _steps(F)
+def _ours():
+    """Whether nobody has replaced `F.conv3d`, or what the original's goes through."""
+    return (
+        F.conv3d is conv3d
+        and F.build_kernel_map is build_kernel_map
+        and F.spdownsample is spdownsample
+        and F.spupsample_generative is spupsample_generative
+        and F.transpose_kernel_map is transpose_kernel_map
+        and F.convert_transposed_out_in_map is convert_transposed_out_in_map
+    )
+
+
 _FORWARD = Conv3d.forward  # programs may put another one there
