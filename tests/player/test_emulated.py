@@ -114,6 +114,32 @@ def test_modules_of_torch_behind_layers(gpu, sp, tmp_path, kind, dtype):
     played.close()
 
 
+class Moved(networks.Model):
+    """Coordinates that are computed late, of what is changed in place meanwhile."""
+
+    def forward(self, features, coords):
+        x = self.network(self.sp.SparseConvTensor(features, coords, self.grid, 2)).indices
+        own = x.clone()
+        before, twice = own + 7, torch.cat([own, own], 1).flip(1)
+        own.mul_(2)
+        after = own - 1
+        own.add_(1)
+        return before, twice, after, own, x
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_coordinates_are_those_at_their_line(gpu, sp, tmp_path):
+    path, grid = tmp_path / "model.sbp", (16, 16, 32)
+    model = networks.ready(Moved(sp, sp.SparseSequential(sp.SparseConv3d(4, 8, 2, 2)), grid, False))
+    played = Played(gpu, path, packaged(path, model, networks.scene(grid, 200, seed=1)))
+    features, coords = networks.scene(grid, 222, seed=4)
+    wanted = expected(model, features, coords)
+    played.poison()
+    for mine, theirs in zip(played(features, coords), wanted, strict=True):
+        assert torch.equal(mine, theirs)
+    played.close()
+
+
 @pytest.mark.parametrize("gpu", ["hip"], indirect=True)
 def test_half_precision(gpu, sp, tmp_path):
     model, grid = networks.unet(sp)

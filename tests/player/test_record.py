@@ -295,6 +295,18 @@ def test_kernels_of_no_other_driver_are_launched(sp):
     assert len(numbers) == 2 and not any(isinstance(number, int) for number in numbers)
 
 
+def test_coordinates_that_nobody_reads_are_not_computed(sp):
+    def behind(x):
+        unread = torch.cat([x.indices, 3 * x.indices], 1) + 1
+        return x.features, (x.indices + 7).flip(1) if unread.ndim else unread
+
+    steps = [
+        [program.kernels[step.kernel].name for step in program.steps if step.kind == package_file.LAUNCH]
+        for program in (recorded(sp, behind), recorded(sp, lambda x: x.features))
+    ]
+    assert steps[0] == [*steps[1], *["_elementwise"] * 5]  # a sum, and columns one by one
+
+
 def test_torchsparse_rounds_products_as_on_a_gpu():
     """To TF32, unless its switch says otherwise; scenes are compared accordingly."""
     with sparse_bridge.enable("torchsparse", mode="standin"):

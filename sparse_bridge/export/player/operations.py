@@ -62,7 +62,7 @@ def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     changes_constant = func._schema.is_mutable and not it.is_written(tensors[0])
     handler = None if changes_constant else _HANDLERS.get(name)
     if func._schema.is_mutable:
-        it.settle()  # what waits for values as they are now
+        it.settle_before(tensors[0])
     whole = not any(tensor.is_floating_point() for tensor in tensors)
     with it.waiting() if whole and name in _PUT_OFF else contextlib.nullcontext():
         result = NotImplemented if handler is None else handler(it, name, args, kwargs)

@@ -158,10 +158,16 @@ class Recorder(TorchDispatchMode):
             self.storages[index].begin = self.storages[index].end = -1
 
     def settle(self, *tensors: torch.Tensor) -> None:
-        """Write down what these tensors wait for; without any, whatever waits."""
-        wanted = [self.index_of(tensor) for tensor in tensors] if tensors else list(self._later)
-        for index in () if self._waits else wanted:
+        """Write down what these tensors wait for."""
+        for index in () if self._waits else [self.index_of(tensor) for tensor in tensors]:
             self._settle(index)
+
+    def settle_before(self, changed: torch.Tensor) -> None:
+        """Write down what waits and reads or writes a tensor that is about to be changed in place."""
+        index = self.index_of(changed)
+        for waiting, steps in list(self._later.items()):
+            if any(arg.kind == ADDRESS and arg.value >> 48 == index for step in steps for arg in step.args):
+                self._settle(waiting)
 
     def _settle(self, index: int) -> None:
         for step in self._later.pop(index, ()):
