@@ -150,6 +150,7 @@ class Recorder:
 
             return made
 
+        native.module()  # it looks at what `Rulebook` sets before that is replaced
         built = Rulebook.__init__
 
         def init(book: Any, *args: Any, **named: Any) -> None:
