@@ -106,7 +106,7 @@ def replays_on_the_cpu(gpu):
     """Let models over CPU tensors be replayed, besides. Their norms are torch's, in trials too, and what emulates a GPU
     is as trusted as a driver."""
     origins.of_module.cache_clear()
-    gpu.replaces(origins, _TRUSTED=origins._TRUSTED | {"amd_emulator"})
+    gpu.replaces(origins, _TRUSTED=origins._TRUSTED | {"amd_emulator", "tinygrad"})
     streams = graphs_on_the_cpu(gpu)
     gpu.replaces(self_check, problem=other_norms)
     gpu.replaces(replay, captured_from=capture_from)
