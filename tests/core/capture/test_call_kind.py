@@ -126,6 +126,15 @@ def test_one_call_is_watched_and_the_next_captured(graphs):
     assert graphs.call(1000) is not MISSING and graphs.events == [1000, "replay"]
 
 
+def test_the_first_graph_is_for_the_largest_of_the_first_calls(graphs, rules):
+    rules.set(policy, CAPTURE=policy.CAPTURE._replace(after=6))  # as it is for users
+    rows = (900, 40_000, 10, 500, 3, 7, 2, 8)
+    assert [graphs.call(number) for number in rows] == [MISSING] * 8
+    assert graphs.events == [*rows[:7], "watch", rows[7], "capture"]
+    assert graphs.graphs[0].capacity == padded.capacity_of(40_000)
+    assert graphs.call(40_000) is not MISSING
+
+
 def test_one_graph_serves_all_that_is_smaller(graphs):
     warm(graphs, 5000)
     for rows in (5000, 1, 300, 4999, padded.capacity_of(5000)):
