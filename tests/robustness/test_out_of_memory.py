@@ -284,7 +284,7 @@ def test_a_gpu_that_is_full(flow):
 @contextlib.contextmanager
 def recorded_blocks():
     """The allocator remembers where its blocks were asked for."""
-    torch.cuda.memory._record_memory_history(max_entries=1 << 17)
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=1 << 17)
     try:
         yield
     finally:
