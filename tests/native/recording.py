@@ -150,6 +150,7 @@ class Recorder:
 
             return made
 
+        native.module()  # which looks in `__init__` for the names that it reads: before that is replaced
         built = Rulebook.__init__
 
         def init(book: Any, *args: Any, **named: Any) -> None:
