@@ -45,9 +45,9 @@ FLOORS = (
     ("core.capture",),
     ("core.warmup",),
     ("core.functional",),
-    ("adapters", "checkpointing", "optimization"),
+    ("adapters", "checkpointing"),
     ("compile", "export", "startup"),
-    ("tools", "profiling"),
+    ("tools", "profiling", "optimization"),
     ("__main__", "commands"),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}

@@ -8,7 +8,7 @@ import torch
 from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.conv import choice
 from sparse_bridge.core.maps import request
-from tests.core.warmup.test_group_race import by_rule  # noqa: F401 - a fixture
+from tests.tools.test_group_race import by_rule  # noqa: F401 - a fixture
 
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, prefetching, voxels  # noqa: F401
 
