@@ -213,16 +213,16 @@ def steps(rounds: int, **sizes: Any) -> dict[str, tuple[list[float], list[float]
 
     Few voxels: what torch computes on a CPU of norms and sums is not the host's time on a GPU.
     """
-    apis = [(name, net.half().train(), scene) for name, net, scene in stream(_ROWS, **sizes)]
+    streams = [(name, net.half().train(), scene) for name, net, scene in stream(_ROWS, **sizes)]
     before = {id(one) for one in gc.get_objects() if type(one) is Rulebook}
     with settings.override(dataflow="per_offset"):
-        kept = [(net(scene()), scene()) for _, net, scene in apis]  # with all maps
+        kept = [(net(scene()), scene()) for _, net, scene in streams]  # with all maps
     books = _books_since(before)
-    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, _, _ in apis}
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, _, _ in streams}
     # A GPU's answer is remembered.
     with pretended_gpu() as gpu, pairs():
         gpu.has(answers={batch_norm: HOPPER})
-        for number, (name, net, scene) in itertools.product(range(rounds + 4), apis):
+        for number, (name, net, scene) in itertools.product(range(rounds + 4), streams):
             for book in books:
                 book.cache = Derived()
             net.zero_grad(set_to_none=True)

@@ -29,7 +29,7 @@ from tests.fake_gpu import HOPPER, FakeGpu, fake_gpu
 from tests.rules import layers_wait
 from tests.walk import Walk, walk
 
-__all__ = ["LAUNCHER", "apis", "pretended_gpu"]
+__all__ = ["LAUNCHER", "pretended_gpu", "walks"]
 
 # Where Triton's launcher is called.
 LAUNCHER = "kernels/runtime/launch.py", "begin"
@@ -87,7 +87,7 @@ def _rulebooks() -> list[Rulebook]:
     return [one for one in gc.get_objects() if type(one) is Rulebook]
 
 
-def apis() -> Iterator[tuple[str, Walk, Walk]]:
+def walks() -> Iterator[tuple[str, Walk, Walk]]:
     """(framework, steady, cold)."""
     for name, layer, x in _layers():
         with torch.no_grad():
@@ -109,7 +109,7 @@ def apis() -> Iterator[tuple[str, Walk, Walk]]:
 
 
 if __name__ == "__main__":
-    for name, steady, cold in apis():
+    for name, steady, cold in walks():
         way = steady.until(*LAUNCHER)
         print(f"{name}: steady {len(way.files)} files to the launcher, {way.called} calls,")
         print(f"  entered twice: {way.twice or 'none'}; over 6 arguments: {way.wide(6) or 'none'}")

@@ -118,7 +118,7 @@ def streamed() -> Iterator[object]:
     """Maps on a GPU that is not there."""
     pytest.importorskip("triton")
     map_time = pytest.importorskip("tests.core.capture.map_time")
-    with contextlib.closing(map_time.apis()) as networks:
+    with contextlib.closing(map_time.networks()) as networks:
         _, net, made = next(networks)
         map_time.streamed(net, made, 3)
         yield net

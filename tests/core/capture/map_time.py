@@ -59,7 +59,7 @@ from tests.host_time import pairs
 from tests.rules import layers_wait, products_unmade, row_kernels_on
 from tests.walk_apis import pretended_gpu
 
-__all__ = ["Counting", "apis", "streamed"]
+__all__ = ["Counting", "networks", "streamed"]
 
 _LEARNT = 4  # scenes until maps are prefetched, and some more
 _SHAPE = (33, 40, 40)
@@ -89,7 +89,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def apis(voxels: Callable[[int], int] = lambda i: 80) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
+def networks(voxels: Callable[[int], int] = lambda i: 80) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
     """(framework and network, the network, what makes a scene of number i).  voxels: of it."""
     every = cloud(_SHAPE, 1)
 
@@ -247,7 +247,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.scenes:
         return _scenes(given.rounds)
-    for name, net, scene in apis():
+    for name, net, scene in networks():
         counting = Counting()
         last = streamed(net, scene, 2, given.train, counting)[-1]
         taken = [one.seconds * 1e3 for one in streamed(net, scene, given.rounds, given.train)]
@@ -262,7 +262,7 @@ def main() -> None:
 
 
 def _scenes(rounds: int) -> None:
-    for name, net, scene in apis():
+    for name, net, scene in networks():
         with layers_wait(), row_kernels_on("cpu"), products_unmade():
             taken = [one.whole * 1e3 for one in streamed(net, scene, rounds + _LEARNT)][_LEARNT:]
         print(f"{name}: {min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True)

@@ -36,7 +36,7 @@ def streamed(api, chosen, rounds):
             (map_time, "_numbers", itertools.count()),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
-        for name, net, scene in map_time.apis(lambda i: 80 + 8 * (i % 3)):
+        for name, net, scene in map_time.networks(lambda i: 80 + 8 * (i % 3)):
             if name == api:
                 recorder.name(net.half())
                 with served() as by_helper:
