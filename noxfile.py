@@ -56,7 +56,7 @@ SHORT = [
     "tests/core/test_self_check.py",
     "tests/core/test_rocm.py",
     "tests/core/test_device.py",
-    "tests/door",
+    "tests/api",
     "tests/adapters/spconv/test_functional.py",
     "tests/adapters/torchsparse/test_conv.py",
     "tests/adapters/minkowski/test_convolutions.py",

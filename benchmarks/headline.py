@@ -16,7 +16,7 @@ from .results import Comparison, Figure, Ratio, Run
 __all__ = ["details", "facts", "headline", "write_into"]
 
 _APIS = {"": "spconv's", "_torchsparse": "torchsparse's", "_minkowski": "MinkowskiEngine's"}
-_DOORS = {
+_PEERS = {
     f"bridge{api}{way}": f"{name}{words}"
     for api, name in _APIS.items()
     for way, words in (("", ""), ("_graphs", ", graphs"))
@@ -33,7 +33,7 @@ def headline(run: Run) -> str:
         ratios = {figure.peer: one.ratio(figure) for figure in one.others}
         if any(ratios.values()):
             rows.append([_words(one, ", one scene at a time"), *(_times(ratios.get(peer)) for peer in others)])
-    return as_table(["stream of scenes", *(_DOORS.get(peer, peer) for peer in others)], rows)
+    return as_table(["stream of scenes", *(_PEERS.get(peer, peer) for peer in others)], rows)
 
 
 def details(run: Run) -> str:
@@ -45,7 +45,7 @@ def details(run: Run) -> str:
         for figure in one.others:
             ratio = one.ratio(figure)
             if ratio is not None:
-                name = f"{_words(one)}: {_DOORS.get(figure.peer, figure.peer)}"
+                name = f"{_words(one)}: {_PEERS.get(figure.peer, figure.peer)}"
                 spread = f"{1 / ratio.high:.1f} to {1 / ratio.low:.1f}"
                 rows.append([name, _times(ratio), spread, _calls(figure), _calls(one.base)])
     return as_table(header, rows)

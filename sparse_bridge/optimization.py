@@ -117,7 +117,7 @@ class _FirstCalls:
         if one_of_several():
             return contextlib.nullcontext()
         self.trained = True
-        from .core.warmup import group_race
+        from .tools import group_race
 
         return group_race.tuned()
 

@@ -1,5 +1,4 @@
-"""When the ways that save time are tried, and when they are given up: the numbers that decide it,
-and one value that counts attempts.
+"""Thresholds and back-off of every optional fast path, and one value that counts attempts.
 
 What is learnt of earlier calls may be wrong about the next one, and learning costs more than a
 call. So each way waits for some calls, is tried less and less often, and ends after failures.

@@ -33,11 +33,11 @@ from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.core.maps.views.derived import Derived
 from sparse_bridge.core.ops import batch_norm
 from sparse_bridge.tools.networks import minkowski, spconv, torchsparse
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud
 from tests.fake_gpu import HOPPER
 from tests.rules import layers_wait
-from tests.walk_doors import pretended_gpu
+from tests.walk_apis import pretended_gpu
 
 __all__ = ["layers", "pairs", "steps", "stream", "streamed", "sums", "times"]
 
@@ -56,7 +56,7 @@ def _layers(training: bool) -> Iterator[tuple[str, Run]]:
     coords, shape = cloud((16, 16, 16), 1)[:_ROWS].contiguous(), [16, 16, 16]
     features, n = torch.zeros(_ROWS, _CHANNELS, dtype=torch.float16), _CHANNELS
     features.requires_grad_(training)
-    with spconv_doors.standin() as module:
+    with spconv_apis.standin() as module:
         sp: Any = module
         one = sp.SubMConv3d(n, n, 3, indice_key="a").half().eval()
         x = one(sp.SparseConvTensor(features, coords, shape, 1)).replace_feature(features)
@@ -100,7 +100,7 @@ def sums() -> Iterator[tuple[str, Run]]:
     """The same of the end of a residual block."""
     coords, shape = cloud((16, 16, 16), 1)[:_ROWS].contiguous(), [16, 16, 16]
     features, n = torch.zeros(_ROWS, _CHANNELS, dtype=torch.float16), _CHANNELS
-    with spconv_doors.standin() as module:
+    with spconv_apis.standin() as module:
         sp: Any = module
         one = sp.SubMConv3d(n, n, 3, indice_key="a").half().eval()
         x = one(sp.SparseConvTensor(features, coords, shape, 1)).replace_feature(features)
@@ -146,7 +146,7 @@ def stream(voxels: int = 400, **sizes: Any) -> Iterator[tuple[str, nn.Module, Ca
     """(framework, a U-Net, what makes a scene); sizes: of the U-Net, where it is not the whole."""
     coords, shape = cloud((32, 32, 32), 1)[:voxels].contiguous(), [32, 32, 32]
     features = torch.zeros(len(coords), 4, dtype=torch.float16)
-    with spconv_doors.standin() as module:
+    with spconv_apis.standin() as module:
         sp: Any = module
         x = sp.SparseConvTensor(features, coords, shape, 1)
         yield "spconv", spconv.ResidualUNet(sp, **sizes), lambda: x.replace_feature(features)
@@ -213,16 +213,16 @@ def steps(rounds: int, **sizes: Any) -> dict[str, tuple[list[float], list[float]
 
     Few voxels: what torch computes on a CPU of norms and sums is not the host's time on a GPU.
     """
-    doors = [(name, net.half().train(), scene) for name, net, scene in stream(_ROWS, **sizes)]
+    streams = [(name, net.half().train(), scene) for name, net, scene in stream(_ROWS, **sizes)]
     before = {id(one) for one in gc.get_objects() if type(one) is Rulebook}
     with settings.override(dataflow="per_offset"):
-        kept = [(net(scene()), scene()) for _, net, scene in doors]  # with all maps
+        kept = [(net(scene()), scene()) for _, net, scene in streams]  # with all maps
     books = _books_since(before)
-    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, _, _ in doors}
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, _, _ in streams}
     # A GPU's answer is remembered.
     with pretended_gpu() as gpu, pairs():
         gpu.has(answers={batch_norm: HOPPER})
-        for number, (name, net, scene) in itertools.product(range(rounds + 4), doors):
+        for number, (name, net, scene) in itertools.product(range(rounds + 4), streams):
             for book in books:
                 book.cache = Derived()
             net.zero_grad(set_to_none=True)

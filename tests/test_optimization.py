@@ -14,12 +14,12 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge.core.conv import epilogue
 from sparse_bridge.refusals import Why
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.checks import assert_close
 from tests.rules import layers_wait
 
-DOORS = {
-    "spconv": doors.standin,  # another test may have imported the wheel
+APIS = {
+    "spconv": apis.standin,  # another test may have imported the wheel
     "torchsparse": functools.partial(sparse_bridge.enable, "torchsparse", mode="standin"),
     "minkowski": functools.partial(sparse_bridge.enable, "minkowski", mode="standin"),
 }
@@ -37,7 +37,7 @@ def case(request):
     torch.manual_seed(0)
     coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0).int()
     feats = torch.randn(len(coords), 4)
-    with DOORS[request.param]():
+    with APIS[request.param]():
         model = settle(MODELS[request.param]())
         yield model, INPUTS[request.param](coords, feats), ROWS[request.param]
 
@@ -261,7 +261,7 @@ def test_a_pickled_model_stays_optimised(passes):
 
 
 def test_whoever_reads_between_sees_the_same():
-    with doors.standin():
+    with apis.standin():
         torch.manual_seed(0)
         model = settle(spconv_model(peek=True))
         coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0)
@@ -274,7 +274,7 @@ def test_whoever_reads_between_sees_the_same():
 
 
 def test_hooks_see_what_they_would_see():
-    with doors.standin():
+    with apis.standin():
         torch.manual_seed(0)
         model, seen = settle(spconv_model()), []
         coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0)
@@ -290,7 +290,7 @@ def test_hooks_see_what_they_would_see():
 
 def test_containers_fuse_by_themselves(passes):
     """Their convolutions keep the shorter way; whatever lies outside is fused all the same."""
-    with doors.standin():
+    with apis.standin():
         import spconv.pytorch as sp
 
         torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """The walk of one call through the package: which files it enters, how often, in how many calls.
 
-python -m tests.walk_doors      # a steady and a cold layer of every framework, as a table
+python -m tests.walk_apis      # a steady and a cold layer of every framework, as a table
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def shell(size: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _door(arch: str, framework: str) -> Iterator[DryRun]:
+def _api(arch: str, framework: str) -> Iterator[DryRun]:
     with dry_run(arch) as found, sparse_bridge.enable(framework, mode="standin"):
         yield found
 
@@ -35,7 +35,7 @@ def _door(arch: str, framework: str) -> Iterator[DryRun]:
 def flex_gemm(arch: str, channels: int, size: int, train: bool) -> DryRun:
     """`sparse_submanifold_conv3d` in fp16 on a shell: without gradients, then, if it is to `train`,
     a second call with gradients and its backward pass."""
-    with _door(arch, "flex_gemm") as found:
+    with _api(arch, "flex_gemm") as found:
         from flex_gemm.ops.spconv import sparse_submanifold_conv3d
 
         coords, shape = shell(size), torch.Size([1, channels, *[size] * 3])
@@ -57,7 +57,7 @@ def flex_gemm(arch: str, channels: int, size: int, train: bool) -> DryRun:
 def scenes(arch: str, network: str, sizes: Sequence[int], train: bool) -> DryRun:
     """A network of spconv's on street scans of these numbers of voxels, each of another shape: fp16
     inference, or training steps under autocast."""
-    with _door(arch, "spconv") as found:
+    with _api(arch, "spconv") as found:
         import spconv.pytorch as sp
 
         torch.manual_seed(0)

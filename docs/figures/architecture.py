@@ -60,7 +60,7 @@ def draw(path: Path) -> None:
 
 def _code_and_adapters(axes: Axes) -> None:
     places = {"spconv": 3.2, "torchsparse": 6.35, "MinkowskiEngine": 9.5, "FlexGEMM": 12.65}
-    doors = {
+    apis = {
         "spconv": "patches of its classes,\nor a stand-in for its modules",
         "torchsparse": "patches or a stand-in;\nrelease 1.4, 2.0 or 2.1",
         "MinkowskiEngine": "a stand-in for its modules",
@@ -70,7 +70,7 @@ def _code_and_adapters(axes: Axes) -> None:
     for (name, x), line in zip(places.items(), imports, strict=True):
         box(axes, x, 9.2, 2.95, 0.62, line)
         arrow(axes, (x, 8.86), (x, 8.0))
-        box(axes, x, 7.4, 2.95, 1.12, name, doors[name])
+        box(axes, x, 7.4, 2.95, 1.12, name, apis[name])
         arrow(axes, (x, 6.8), (x, 6.05))
     box(axes, 15.05, 9.2, 1.75, 0.62, "new code")
     arrow(axes, (15.05, 8.86), (15.05, 6.05))

@@ -22,9 +22,9 @@ from .. import folders, settings
 from ..core.tuning import tuner as tuners
 from ..core.tuning.groups import Groups
 from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, shipped
-from ..core.warmup import group_race
 from ..errors import DeviceError, SettingError
 from ..kernels.runtime import target as targets
+from ..tools import group_race
 from ..tools.harness.pool import Pool
 from ..tools.harness.progress import Progress
 from .warm_jobs import LayerJob, ModelJob, layer_jobs

@@ -1,7 +1,7 @@
 """Random little programs over the layers of a framework, as their users write them: hooks, reads,
 changes in place, sums, gradients in between.
 
-`Program(door, seed).run(x, call)` returns all that the program saw. Programs run with fused layers
+`Program(api, seed).run(x, call)` returns all that the program saw. Programs run with fused layers
 and without must see the same.
 """
 
@@ -130,13 +130,13 @@ class Minkowski(Torchsparse):
 
 
 class Program(nn.Module):
-    """door: one of the classes above.  The same seed makes the same program and parameters."""
+    """api: one of the classes above.  The same seed makes the same program and parameters."""
 
-    def __init__(self, door, seed, length=14):
+    def __init__(self, api, seed, length=14):
         super().__init__()
         torch.manual_seed(seed)
         chance = random.Random(seed)
-        self.door, self.steps, self.made = door, [], nn.ModuleList()
+        self.api, self.steps, self.made = api, [], nn.ModuleList()
         self.seen = []
         for _ in range(length):
             name = chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
@@ -161,32 +161,32 @@ class Program(nn.Module):
         for place, step in enumerate(self.steps):
             x = step(x)
             if place in looks:
-                self.see(self.door.rows(x))
-        self.see(self.door.rows(x))
+                self.see(self.api.rows(x))
+        self.see(self.api.rows(x))
         return self.seen
 
 
 def _conv(program, chance):
-    layer = program.held(program.door.conv(chance.random() < 0.5))
+    layer = program.held(program.api.conv(chance.random() < 0.5))
     return lambda x: layer(x)
 
 
 def _norm(program, chance):
-    layer = program.held(program.door.norm())
+    layer = program.held(program.api.norm())
     if chance.random() < 0.15:  # somebody listens
         inner = getattr(layer, "bn", layer) if chance.random() < 0.5 else layer
         inner.register_forward_hook(lambda module, given, out: program.see(_any(program, out)))
-    return lambda x: program.door.call(layer, x)
+    return lambda x: program.api.call(layer, x)
 
 
 def _any(program, value):
-    return value if isinstance(value, torch.Tensor) else program.door.rows(value)
+    return value if isinstance(value, torch.Tensor) else program.api.rows(value)
 
 
 def _act(program, chance):
     kind = chance.choice(["relu", "relu", "leaky", "sigmoid"])
-    layer = program.held(program.door.act(kind, chance.random() < 0.5))
-    return lambda x: program.door.call(layer, x)
+    layer = program.held(program.api.act(kind, chance.random() < 0.5))
+    return lambda x: program.api.call(layer, x)
 
 
 def _unit(program, chance):
@@ -213,18 +213,18 @@ def _block(program, chance):
         for part in last:
             y = part(y)
         x = x if skip is None else skip(x)
-        y = program.door.add_to(y, x) if into else program.door.plus(y, x)
+        y = program.api.add_to(y, x) if into else program.api.plus(y, x)
         return act(y)
 
     return run
 
 
 def _chain(program, chance):
-    door = program.door
-    layers = [door.conv(chance.random() < 0.5), door.norm()]
+    api = program.api
+    layers = [api.conv(chance.random() < 0.5), api.norm()]
     if chance.random() < 0.5:
-        layers.append(door.act("relu", chance.random() < 0.5))
-    return program.held(door.chain(*layers))
+        layers.append(api.act("relu", chance.random() < 0.5))
+    return program.held(api.chain(*layers))
 
 
 def _save(program, chance):
@@ -242,8 +242,8 @@ def _sum(program, chance):
     def run(x):
         other = x if itself else program.saved[int(which * len(program.saved))]
         if into and program.saved[0] is not x:
-            return program.door.add_to(x, other)
-        return program.door.plus(x, other)
+            return program.api.add_to(x, other)
+        return program.api.plus(x, other)
 
     return run
 
@@ -270,7 +270,7 @@ def _read(program, chance):
     earlier = chance.random() < 0.3
 
     def run(x):
-        program.see(look(program.door.rows(program.saved[-1] if earlier else x)))
+        program.see(look(program.api.rows(program.saved[-1] if earlier else x)))
         return x
 
     return run
@@ -282,7 +282,7 @@ def _change(program, chance):
 
     def run(x):
         target = ([x, *program.saved[1:]])[int(which * len(program.saved))]
-        rows = program.door.rows(target)
+        rows = program.api.rows(target)
         if rows.requires_grad:
             return x
         with torch.no_grad():
@@ -301,8 +301,8 @@ def _copied(program, chance):
     how = copy.copy if chance.random() < 0.5 else _through_pickle
 
     def run(x):
-        clone = how(x) if program.door.name == "torchsparse" else x
-        program.see(program.door.rows(clone))
+        clone = how(x) if program.api.name == "torchsparse" else x
+        program.see(program.api.rows(clone))
         return x
 
     return run
@@ -320,8 +320,8 @@ def _mode(program, chance):
     def run(x):
         with mode():
             y = inner(x)
-        if program.door.rows(y).is_inference():
-            program.see(program.door.rows(y))
+        if program.api.rows(y).is_inference():
+            program.see(program.api.rows(y))
             return x
         return y
 
@@ -336,7 +336,7 @@ def _error(program, chance):
 
     def run(x):
         try:
-            wrong(program.door.rows(x))
+            wrong(program.api.rows(x))
         except RuntimeError as error:
             program.see(t.tensor([len(str(error))]))
         return x
@@ -346,7 +346,7 @@ def _error(program, chance):
 
 def _weights(program, chance):
     """Parameters change between a layer and what follows it."""
-    layer, after = program.held(program.door.conv(True)), _norm(program, chance)
+    layer, after = program.held(program.api.conv(True)), _norm(program, chance)
     names = [name for name, _ in layer.named_parameters()]
     name = chance.choice(names)
 

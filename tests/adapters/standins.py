@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 
 import sparse_bridge
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 
 
 @contextlib.contextmanager
 def standin(name):
     """The stand-in of a framework: (module of its layers, module of its tensor)."""
     if name == "spconv":
-        with spconv_doors.standin() as module:
+        with spconv_apis.standin() as module:
             yield module
         return
     with sparse_bridge.enable(name, mode="standin"):

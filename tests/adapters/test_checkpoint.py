@@ -17,7 +17,7 @@ from sparse_bridge.core.maps import map_builder
 from sparse_bridge.errors import DataTypeError
 from tests.compile.programs import PROGRAMS, scene
 
-DOORS = ("spconv", "torchsparse", "minkowski")
+APIS = ("spconv", "torchsparse", "minkowski")
 
 
 class FlexBlock(nn.Module):
@@ -50,11 +50,11 @@ class Level(nn.Module):
 
 
 @contextlib.contextmanager
-def program_of(door):
+def program_of(api):
     """A program whose `network` or `block` is a level."""
     torch.manual_seed(0)
-    if door != "flex_gemm":
-        with PROGRAMS[door]() as programs:
+    if api != "flex_gemm":
+        with PROGRAMS[api]() as programs:
             yield programs["three"]().train()
         return
     with sparse_bridge.enable("flex_gemm", mode="standin"):
@@ -104,9 +104,9 @@ def assert_equal(ours, others):
 
 
 @pytest.mark.parametrize("passes", (1, 2))
-@pytest.mark.parametrize("door", (*DOORS, "flex_gemm"))
-def test_gradients_maps_and_statistics(door, passes, built, plain_settings):
-    with program_of(door) as program:
+@pytest.mark.parametrize("api", (*APIS, "flex_gemm"))
+def test_gradients_maps_and_statistics(api, passes, built, plain_settings):
+    with program_of(api) as program:
         clone = copy.deepcopy(program)
         assert sparse_bridge.checkpoint(level_of(program)) is level_of(program)
         wanted, gradients = step(clone, passes=passes)
@@ -124,9 +124,9 @@ def test_gradients_maps_and_statistics(door, passes, built, plain_settings):
         assert_equal(program.buffers(), before)
 
 
-@pytest.mark.parametrize("door", (*DOORS, "flex_gemm"))
-def test_maps_go_with_the_graph(door, built, plain_settings):
-    with program_of(door) as program:
+@pytest.mark.parametrize("api", (*APIS, "flex_gemm"))
+def test_maps_go_with_the_graph(api, built, plain_settings):
+    with program_of(api) as program:
         sparse_bridge.checkpoint(level_of(program))
         y, _ = step(program)
         del y

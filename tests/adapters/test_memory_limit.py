@@ -18,12 +18,12 @@ from sparse_bridge.core.conv.row_blocks import torch_job
 from sparse_bridge.core.device import memory_use
 from sparse_bridge.core.maps import request as requests
 from sparse_bridge.errors import LifecycleError, MemoryLimitError, SettingError
-from tests.adapters.spconv.doors import without_wheel
+from tests.adapters.spconv.apis import without_wheel
 from tests.clouds import cloud, features
 from tests.patience import PATIENCE
 
 GRID, CHANNELS = (24, 22, 20), 16
-DOORS = ("spconv", "torchsparse", "flex_gemm")
+APIS = ("spconv", "torchsparse", "flex_gemm")
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +33,12 @@ def no_wheel():
 
 
 @contextlib.contextmanager
-def network_of(door, dtype):
+def network_of(api, dtype):
     """run(features, coords) of a network with submanifold, strided and inverse layers, and one of
     kernel volume 1, through one framework's API."""
     torch.manual_seed(0)
-    with sparse_bridge.enable(door, mode="standin"):
-        made = {"spconv": spconv, "torchsparse": torchsparse, "flex_gemm": flex_gemm}[door]()
+    with sparse_bridge.enable(api, mode="standin"):
+        made = {"spconv": spconv, "torchsparse": torchsparse, "flex_gemm": flex_gemm}[api]()
         yield made(dtype)
 
 
@@ -141,11 +141,11 @@ def least_of(run):
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32), ids=str)
-@pytest.mark.parametrize("door", DOORS)
-def test_the_bits_of_networks(door, dtype, blocks, plain_settings):
+@pytest.mark.parametrize("api", APIS)
+def test_the_bits_of_networks(api, dtype, blocks, plain_settings):
     coords = cloud(GRID, 2, 0.3)
     x = features(len(coords), CHANNELS).to(dtype)
-    with network_of(door, dtype) as network, torch.no_grad():
+    with network_of(api, dtype) as network, torch.no_grad():
         for _ in range(3):  # trials of what follows layers are over, and plans are known
             want = network(x.clone(), coords.clone())
         blocks.clear()

@@ -18,7 +18,7 @@ from sparse_bridge.errors import UnsupportedError
 from .flex_gemm import installed
 from .flex_gemm.test_convolutions import voxels, weights
 from .minkowski.scenes import scene
-from .spconv import doors
+from .spconv import apis
 from .torchsparse import real
 
 WAYS = "subclass", "object", "class"
@@ -58,9 +58,9 @@ class Spy:
                 setattr(owner, self.name, original)
 
 
-@pytest.fixture(params=list(doors.DOORS))
+@pytest.fixture(params=list(apis.APIS))
 def sp(request):
-    with doors.DOORS[request.param]() as module:
+    with apis.APIS[request.param]() as module:
         yield module
 
 
@@ -94,8 +94,8 @@ def _layer(sp, name):
 
 def test_the_table_names_what_is_patched():
     """Every class whose method a patch replaces, and every step that its original method has."""
-    doors.wheel()
-    with doors.patched() as sp:
+    apis.wheel()
+    with apis.patched() as sp:
         classes = {getattr(sp, name, None) or getattr(sp.modules, name): steps for name, steps in STEPS.items()}
         for patch in patches():
             if not (isinstance(patch.owner, type) and issubclass(patch.owner, nn.Module)) or patch.name == "__init__":
@@ -119,7 +119,7 @@ def test_steps_of_spconv(sp, name, step, fused, way):
     spy = Spy(way, type(layer), step)
     tail = [nn.BatchNorm1d(4), nn.ReLU()] if fused else []
     model = sp.SparseSequential(*before, layer, *tail).train(not fused)
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     with torch.set_grad_enabled(not fused):
         for _ in range(2):
             want = model(x)
@@ -138,7 +138,7 @@ def test_a_check_that_lets_more_pass(sp):
         def _check_subm_reuse_valid(self, inp, spatial_shape, datas):
             pass
 
-    x = sp.SubMConv3d(4, 4, 3, indice_key="s")(doors.tensor(sp))
+    x = sp.SubMConv3d(4, 4, 3, indice_key="s")(apis.tensor(sp))
     x.spatial_shape = [n + 1 for n in x.spatial_shape]
     with pytest.raises(ValueError, match="grid"):
         sp.SubMConv3d(4, 4, 3, indice_key="s")(x)
@@ -371,8 +371,8 @@ def _standin(framework):
     """(the module with its layers, a function that gives a sparse tensor, its features' name)."""
     sparse_bridge.disable()
     if framework == "spconv":
-        with doors.standin() as sp:
-            yield sp, lambda: doors.tensor(sp), "features"
+        with apis.standin() as sp:
+            yield sp, lambda: apis.tensor(sp), "features"
         return
     with sparse_bridge.enable(framework, mode="standin"):
         yield _names_of(framework)

@@ -13,7 +13,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.ops import pointwise
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
 from tests.rules import layers_wait
 
@@ -24,7 +24,7 @@ SHAPE = (12, 10, 14)
 
 @contextlib.contextmanager
 def spconv():
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         first = sp.SubMConv3d(4, 16, 3, bias=False, indice_key="a")
         block = sp.SparseSequential(sp.SubMConv3d(16, 24, 1), nn.BatchNorm1d(24))
 
@@ -84,10 +84,10 @@ def kernels(rules, monkeypatch, kernel_lane):
     return device
 
 
-@pytest.mark.parametrize("door", [spconv, torchsparse, minkowski])
-def test_one_launch(door, kernels, norms):
+@pytest.mark.parametrize("api", [spconv, torchsparse, minkowski])
+def test_one_launch(api, kernels, norms):
     torch.manual_seed(0)
-    with door() as (net, run):
+    with api() as (net, run):
         for module in net.modules():
             if isinstance(module, nn.BatchNorm1d):
                 module.running_mean.normal_()

@@ -12,7 +12,7 @@ import sparse_bridge
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core import functional as sparse
 from sparse_bridge.core.geometry.sparse_data import SparseData
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.rules import layers_wait
 
 COORDS = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]], dtype=torch.int32)
@@ -25,10 +25,10 @@ def _plain(plain_settings):
 
 
 def test_spconv_prints_what_the_wheel_does():
-    with doors.standin() as sp:
-        mine = repr(doors.tensor(sp, rows=7))
+    with apis.standin() as sp:
+        mine = repr(apis.tensor(sp, rows=7))
     assert mine == "SparseConvTensor[shape=torch.Size([7, 4])]"
-    assert repr(doors.tensor(doors.wheel(), rows=7)) == mine
+    assert repr(apis.tensor(apis.wheel(), rows=7)) == mine
 
 
 def test_torchsparse():

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from sparse_bridge.core.conv import epilogue
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.checks import assert_close
 from tests.residual_blocks import minkowski_blocks, spconv_blocks, torchsparse_blocks
 from tests.rules import layers_wait
-from tests.test_optimization import DOORS, INPUTS, ROWS, settle
+from tests.test_optimization import APIS, INPUTS, ROWS, settle
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +55,14 @@ def scene():
 @contextlib.contextmanager
 def spconv(build):
     """(model, its input)"""
-    with doors.standin():
+    with apis.standin():
         x = INPUTS["spconv"](*scene())
         yield settle(build()), x
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_of_each_framework(name, fused):
-    with DOORS[name](), torch.no_grad():
+    with APIS[name](), torch.no_grad():
         x, rows = INPUTS[name](*scene()), ROWS[name]
         model = settle(BLOCKS[name]())
         clone = copy.deepcopy(model)
@@ -129,7 +129,7 @@ def test_ways_to_add(name, fused):
 
 def test_a_layer_on_the_way_around(fused):
     """Its convolution comes after the one that waits, and takes the same map."""
-    with doors.standin(), torch.no_grad():
+    with apis.standin(), torch.no_grad():
         import spconv.pytorch as sp
 
         class Skip(sp.SparseModule):
@@ -152,7 +152,7 @@ def test_a_layer_on_the_way_around(fused):
 
 def test_norms_before_the_layers(fused):
     """Blocks that end in a convolution: the sum follows it without a norm."""
-    with doors.standin(), torch.no_grad():
+    with apis.standin(), torch.no_grad():
         import spconv.pytorch as sp
 
         class Before(sp.SparseModule):
@@ -182,7 +182,7 @@ def test_norms_before_the_layers(fused):
 
 
 def test_layers_without_a_norm(fused):
-    with doors.standin(), torch.no_grad():
+    with apis.standin(), torch.no_grad():
         import spconv.pytorch as sp
 
         x = INPUTS["spconv"](*scene())

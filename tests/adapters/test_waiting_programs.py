@@ -12,22 +12,22 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from tests.adapters.programs import CHANNELS, Minkowski, Program, Spconv, Torchsparse
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud
 from tests.rules import layers_wait
 
-DOORS = {
-    "spconv": (spconv_doors.standin, Spconv()),
-    "spconv wheel": (spconv_doors.patched, Spconv()),
+APIS = {
+    "spconv": (spconv_apis.standin, Spconv()),
+    "spconv wheel": (spconv_apis.patched, Spconv()),
     "torchsparse": (functools.partial(sparse_bridge.enable, "torchsparse", mode="standin"), Torchsparse()),
     "minkowski": (functools.partial(sparse_bridge.enable, "minkowski", mode="standin"), Minkowski()),
 }
 
 
-def streams(door, seed, optimize, calls=5):
+def streams(api, seed, optimize, calls=5):
     """What a program saw in each of several calls; in some of them somebody reads more."""
     chance = random.Random(seed)
-    program = Program(door, seed)
+    program = Program(api, seed)
     seen = []
     with settings.override(optimize=optimize), torch.no_grad():
         for call in range(calls):
@@ -37,15 +37,15 @@ def streams(door, seed, optimize, calls=5):
             mode = torch.inference_mode if call == 3 and seed % 4 == 0 else contextlib.nullcontext
             with mode():
                 try:
-                    program(door.tensor(rows.clone(), coords), looks)
+                    program(api.tensor(rows.clone(), coords), looks)
                 except RuntimeError as error:  # as of inference tensors in a graph
                     program.see(torch.tensor([len(str(error))]))
                 seen.append(program.seen)
     return seen
 
 
-def check(door, seed):
-    want, found = streams(door, seed, "off"), streams(door, seed, "fuse")
+def check(api, seed):
+    want, found = streams(api, seed, "off"), streams(api, seed, "fuse")
     for call, (plain, fused) in enumerate(zip(want, found, strict=True)):
         assert len(plain) == len(fused), (seed, call)
         for place, (a, b) in enumerate(zip(plain, fused, strict=True)):
@@ -62,10 +62,10 @@ def small(rules):
     rules.hold(layers_wait())
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", APIS)
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs(name, part):
-    enter, door = DOORS[name]
+    enter, api = APIS[name]
     with enter():
         for seed in range(4 * part, 4 * part + 4):
-            check(door, seed)
+            check(api, seed)

@@ -84,7 +84,7 @@ def _flex_gemm_2():
         yield run
 
 
-DOORS = {
+APIS = {
     "spconv": _spconv,
     "torchsparse": _torchsparse,
     "minkowski": _minkowski,
@@ -94,9 +94,9 @@ DOORS = {
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
-@pytest.mark.parametrize("door", DOORS)
-def test_the_next_call_makes_its_own(door, inference):
-    made = DOORS[door]()
+@pytest.mark.parametrize("api", APIS)
+def test_the_next_call_makes_its_own(api, inference):
+    made = APIS[api]()
     run = next(made)
     with torch.inference_mode() if inference else torch.no_grad():
         coords = COORDS.clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.conftest import EMULATED, INTERPRETED
 
 pytest.importorskip("triton")
@@ -30,7 +30,7 @@ def test_no_launch_of_flex_gemm_stands(channels, size):
 
 def test_calls_of_a_dry_run_are_counted():
     """SECOND asks for what its layers say."""
-    with doors.standin():  # the wheel may be imported already
+    with apis.standin():  # the wheel may be imported already
         found = programs.scenes("sm_90", "second", [3000], train=False)
     assert [(one.name, one.constants) for one in found.late()] == []
     assert len(found.firsts()) > 25
@@ -51,7 +51,7 @@ def test_scenes_of_other_sizes_stand_for_nothing(monkeypatch):
         return programs.ResidualUNet(sp, encoder=(32, 64), decoder=(64, 32), blocks=(1, 1))
 
     monkeypatch.setitem(programs.NETWORKS, "small", small)
-    with doors.standin():
+    with apis.standin():
         found = programs.scenes("sm_90", "small", [5000, 12000, 2500, 20000], train=False)
     assert [(one.part, one.name, one.constants) for one in found.late()] == []
     products = [one for one in found.unused() if one.name in PRODUCTS]

@@ -12,7 +12,7 @@ import torch
 from benchmarks import memory, memory_levels
 from sparse_bridge import memory as limits
 from sparse_bridge.errors import MemoryLimitError
-from tests.adapters.spconv.doors import without_wheel
+from tests.adapters.spconv.apis import without_wheel
 
 
 @pytest.fixture(autouse=True)

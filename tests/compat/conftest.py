@@ -10,7 +10,7 @@ from compat import checks, matrix, runner, worker
 from compat.matrix import CHECKS
 from compat.results import CellResult, CheckResult, Results
 
-from ..adapters.spconv import doors
+from ..adapters.spconv import apis
 
 _TOY = """
 [[model]]
@@ -55,7 +55,7 @@ def run_toy(toys):
 @pytest.fixture
 def attempt(toys):
     """Run one check of a toy in this process; outcome and reason."""
-    with doors.standin():
+    with apis.standin():
         sys.modules.pop("tests.compat.toy", None)
 
         def run(check, options="", more="", passed=CHECKS[:3]):

@@ -11,7 +11,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from tests.adapters.spconv.doors import without_wheel
+from tests.adapters.spconv.apis import without_wheel
 
 
 @contextlib.contextmanager

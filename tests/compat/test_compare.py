@@ -8,7 +8,7 @@ import torch
 from compat.compare import Limits, assert_close, assert_finite, assert_gradients_close
 from compat.subject import flatten
 
-from ..adapters.spconv import doors
+from ..adapters.spconv import apis
 
 WANT = torch.linspace(-2, 2, 40).view(10, 4)
 
@@ -66,7 +66,7 @@ def test_a_model_may_widen_its_limits():
 
 def test_results_are_flattened_and_rows_of_sparse_tensors_sorted():
     coords = torch.tensor([[1, 0, 5], [0, 2, 2], [0, 2, 1]])
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         feats = torch.tensor([[1.0], [2.0], [3.0]])
         sparse = sp.SparseConvTensor(feats, coords.int(), [3, 6], 2)
         found = list(flatten({"b": (sparse, None), "a": [WANT, 3, "text"]}))

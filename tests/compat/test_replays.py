@@ -16,7 +16,7 @@ from compat.results import Results
 from compat.subject import Subject
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.errors import SettingError
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.clouds import cloud
 from tests.compat.loading import models
 
@@ -76,7 +76,7 @@ class Toy:
 
 @pytest.fixture(scope="module")
 def sp():
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
 
 

@@ -16,7 +16,7 @@ import sparse_bridge
 from sparse_bridge.tools.networks import minkowski as for_minkowski
 from sparse_bridge.tools.networks import spconv as for_spconv
 from sparse_bridge.tools.networks import torchsparse as for_torchsparse
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.clouds import cloud
 
 GRID = (32, 32, 32)
@@ -40,9 +40,9 @@ class Program(nn.Module):
 
 
 @contextlib.contextmanager
-def spconv_programs(door: str) -> Iterator[dict[str, Callable[[], Program]]]:
-    """Programs of spconv through one of its doors, by name."""
-    with doors.DOORS[door]() as sp:
+def spconv_programs(api: str) -> Iterator[dict[str, Callable[[], Program]]]:
+    """Programs of spconv through one of its APIs, by name."""
+    with apis.APIS[api]() as sp:
 
         def wrap(features, coords):
             return sp.SparseConvTensor(features, coords, list(GRID), 2)
@@ -276,10 +276,8 @@ PROGRAMS = {
     "minkowski": _seeded(minkowski_programs),
     "torchsparse 1.4": _seeded(torchsparse_programs, "1.4"),
 }
-DOORS = tuple(PROGRAMS)
-NETWORKS = [
-    (door, network) for door in DOORS for network in ("second", "unet") if network == "unet" or "spconv" in door
-]
+APIS = tuple(PROGRAMS)
+NETWORKS = [(api, network) for api in APIS for network in ("second", "unet") if network == "unet" or "spconv" in api]
 
 
 def scene(number: int) -> tuple[torch.Tensor, torch.Tensor]:

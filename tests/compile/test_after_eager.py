@@ -16,7 +16,7 @@ from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.device.torch_compat import WHOLE_GRAPHS as TRACED
 from sparse_bridge.core.device.torch_compat import eagerly
 from tests.checks import assert_close
-from tests.compile.programs import DOORS, PROGRAMS, scene
+from tests.compile.programs import APIS, PROGRAMS, scene
 from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 from tests.rules import layers_wait
@@ -89,9 +89,9 @@ class Check:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("door", quick(["spconv", "minkowski"], DOORS))
-def test_the_same_model_compiled(door, mode, quiet):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", quick(["spconv", "minkowski"], APIS))
+def test_the_same_model_compiled(api, mode, quiet):
+    with PROGRAMS[api]() as programs:
         check = Check(programs["three"](), mode)
         program = check.program
         network, read = program.network, program._read
@@ -106,9 +106,9 @@ def test_the_same_model_compiled(door, mode, quiet):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("door", quick(["torchsparse"], DOORS))
-def test_models_that_are_compiled_in_parts(door, mode, quiet):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", quick(["torchsparse"], APIS))
+def test_models_that_are_compiled_in_parts(api, mode, quiet):
+    with PROGRAMS[api]() as programs:
         check = Check(programs["three"](), mode)
         program = check.program
         layers = [layer for unit in program.network for layer in unit]
@@ -163,16 +163,16 @@ def test_results_of_65536_values(backend, rules, quiet):
 
 
 @WHOLE_GRAPHS
-@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
-def test_whole_graphs_say_what_to_do_about_features_that_wait(door):
-    with PROGRAMS[door]() as programs, torch.no_grad():
+@pytest.mark.parametrize("api", ("spconv", "torchsparse", "minkowski"))
+def test_whole_graphs_say_what_to_do_about_features_that_wait(api):
+    with PROGRAMS[api]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         first, *last = [layer for unit in program.network for layer in unit]
         tail = Layers(last[:2])
         for _ in range(3):
             want = (
                 program._read(tail(first(program._wrap(*scene(0)))))
-                if door != "spconv"
+                if api != "spconv"
                 else (tail(first(program._wrap(*scene(0)))).features)
             )
         whole = torch.compile(tail, backend="eager", fullgraph=True)
@@ -181,8 +181,8 @@ def test_whole_graphs_say_what_to_do_about_features_that_wait(door):
         if "reason" in torch.compiler.disable.__code__.co_varnames:
             assert "wait for the layer behind them; read" in str(refused.value)
         x = first(program._wrap(*scene(0)))
-        name = {"spconv": "features", "torchsparse": "feats", "minkowski": "F"}[door]
-        if door == "spconv":
+        name = {"spconv": "features", "torchsparse": "feats", "minkowski": "F"}[api]
+        if api == "spconv":
             x = x.replace_feature(x.features + 0)
         else:
             getattr(x, name)

@@ -69,9 +69,9 @@ COMMON = [("minkowski", "dense"), ("torchsparse", "plane")]
 @WHOLE_GRAPHS
 @pytest.mark.parametrize("case", quick(COMMON, CASES), ids="-".join)
 def test_a_layer_between_two_graphs(case, plain_settings):
-    door, name = case
-    with PROGRAMS[door]():
-        run = LAYERS[door]()[name]
+    api, name = case
+    with PROGRAMS[api]():
+        run = LAYERS[api]()[name]
         torch._dynamo.reset()
         counters.clear()
         graphs, counts = [], []

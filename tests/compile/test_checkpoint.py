@@ -57,9 +57,9 @@ def step(program, number, run):
 
 
 @pytest.mark.parametrize("reentrant", (False, True))
-@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
-def test_eager_checkpoints_build_no_map_twice(door, reentrant, built, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", ("spconv", "torchsparse", "minkowski"))
+def test_eager_checkpoints_build_no_map_twice(api, reentrant, built, plain_settings):
+    with PROGRAMS[api]() as programs:
         program = programs["three"]().train()
         twin = copy.deepcopy(program)
         tensor = program._wrap(*scene(0))

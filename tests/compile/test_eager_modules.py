@@ -11,14 +11,14 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import hooks
 from sparse_bridge.adapters.enabling import compiling
-from tests.adapters.spconv.doors import without_wheel
+from tests.adapters.spconv.apis import without_wheel
 from tests.compile.comparison import assert_same, gradients
 from tests.compile.programs import PROGRAMS, scene
 from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 
 pytestmark = WHOLE_GRAPHS
-DOORS = quick(["spconv", "minkowski"], PROGRAMS)
+APIS = quick(["spconv", "minkowski"], PROGRAMS)
 
 
 class Graphs:
@@ -80,9 +80,9 @@ def check(model, compiled, made, training, scenes=4):
 
 
 @pytest.mark.parametrize("training", (False, True))
-@pytest.mark.parametrize("door", DOORS)
-def test_a_network_is_one_call(door, training, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", APIS)
+def test_a_network_is_one_call(api, training, plain_settings):
+    with PROGRAMS[api]() as programs:
         program = programs["unet"]().train(training)
         program.network = watched = Watched(program.network)
         made = Graphs()
@@ -98,9 +98,9 @@ def test_a_network_is_one_call(door, training, plain_settings):
 
 
 @pytest.mark.parametrize("training", (False, True))
-@pytest.mark.parametrize("door", DOORS)
-def test_a_dense_head_is_compiled(door, training, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", APIS)
+def test_a_dense_head_is_compiled(api, training, plain_settings):
+    with PROGRAMS[api]() as programs:
         model, made = Detector(programs["unet"](), 5).train(training), Graphs()
         assert 2 <= check(model, torch.compile(model, backend=made), made, training) <= 4
         assert made.calls("linear") == 4 and not made.calls("sparse_bridge")  # for the first scene, and for all others

@@ -49,8 +49,8 @@ def load(folder, *more):
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def round_trip(door, network, folder, device):
-    with PROGRAMS[door]() as programs:
+def round_trip(api, network, folder, device):
+    with PROGRAMS[api]() as programs:
         program = programs[network]().eval().to(device)
         made = exported(program, device)
         torch.export.save(made, folder / "program.pt2")
@@ -66,9 +66,9 @@ def round_trip(door, network, folder, device):
 
 @WHOLE_GRAPHS
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("door", quick(["spconv"], ("spconv", "minkowski")))
-def test_a_program_is_saved_and_loaded(door, device, tmp_path, plain_settings):
-    made = round_trip(door, "three", tmp_path, device)
+@pytest.mark.parametrize("api", quick(["spconv"], ("spconv", "minkowski")))
+def test_a_program_is_saved_and_loaded(api, device, tmp_path, plain_settings):
+    made = round_trip(api, "three", tmp_path, device)
     needed = sparse_bridge.compile.needed(made)
     assert "sparse_bridge::new_map" in needed
     assert any(name.startswith("sparse_bridge::conv") for name in needed)
@@ -85,6 +85,6 @@ def test_a_process_without_the_operators_says_which_are_missing(tmp_path, plain_
 
 
 @pytest.mark.parametrize("device", WHERE)
-@pytest.mark.parametrize(("door", "network"), NETWORKS)
-def test_networks_are_saved_and_loaded(door, network, device, tmp_path, plain_settings):
-    round_trip(door, network, tmp_path, device)
+@pytest.mark.parametrize(("api", "network"), NETWORKS)
+def test_networks_are_saved_and_loaded(api, network, device, tmp_path, plain_settings):
+    round_trip(api, network, tmp_path, device)

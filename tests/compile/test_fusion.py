@@ -72,8 +72,8 @@ def fused(run, *given):
     ids=lambda case: "-".join(map(str, case)),
 )
 def test_networks(case, plain_settings):
-    door, network, count = case
-    with PROGRAMS[door]() as programs, torch.no_grad():
+    api, network, count = case
+    with PROGRAMS[api]() as programs, torch.no_grad():
         program = programs[network]().eval()
         names = fused(program, *scene(0))
         assert names["conv_fused"] == count and not names["conv"], names

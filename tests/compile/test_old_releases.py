@@ -47,9 +47,9 @@ with PROGRAMS[sys.argv[1]]() as programs:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", quick(["spconv"], ("spconv", "patched spconv", "torchsparse", "minkowski")))
-def test_layers_run_between_graphs(door):
+@pytest.mark.parametrize("api", quick(["spconv"], ("spconv", "patched spconv", "torchsparse", "minkowski")))
+def test_layers_run_between_graphs(api):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, door]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, api]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-    assert done.stdout == f"DONE {door}\n", done.stderr[-2000:]
+    assert done.stdout == f"DONE {api}\n", done.stderr[-2000:]

@@ -8,7 +8,7 @@ import torch
 
 import sparse_bridge
 from tests.compile.comparison import assert_same, compare
-from tests.compile.programs import DOORS, PROGRAMS, scene
+from tests.compile.programs import APIS, PROGRAMS, scene
 from tests.compile.test_fusion import fused
 from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
@@ -17,9 +17,9 @@ pytestmark = WHOLE_GRAPHS
 
 
 @pytest.mark.parametrize("state", ("new", "watched"))
-@pytest.mark.parametrize("door", quick(["spconv", "minkowski"], DOORS))
-def test_inference(door, state, plain_settings):
-    with PROGRAMS[door]() as programs, torch.no_grad():
+@pytest.mark.parametrize("api", quick(["spconv", "minkowski"], APIS))
+def test_inference(api, state, plain_settings):
+    with PROGRAMS[api]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         expected = program(*scene(0))
         example = scene(1) if state == "watched" else ()
@@ -30,9 +30,9 @@ def test_inference(door, state, plain_settings):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("door", quick(["torchsparse"], ("spconv", "torchsparse", "minkowski")))
-def test_training_and_any_rows(door, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", quick(["torchsparse"], ("spconv", "torchsparse", "minkowski")))
+def test_training_and_any_rows(api, plain_settings):
+    with PROGRAMS[api]() as programs:
         program = programs["three"]().eval()
         sparse_bridge.optimize(program, *scene(0))
         compare(program.train(), "eager", 3)

@@ -13,7 +13,7 @@ import sparse_bridge.compile
 from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.core.compile import norms
 from tests.compile.comparison import assert_near, assert_same, compare
-from tests.compile.programs import DEVICES, DOORS, GRID, NETWORKS, PROGRAMS, WHERE, scene
+from tests.compile.programs import APIS, DEVICES, GRID, NETWORKS, PROGRAMS, WHERE, scene
 from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 
@@ -22,9 +22,9 @@ pytestmark = WHOLE_GRAPHS
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("door", quick(["spconv", "torchsparse", "minkowski"], DOORS))
-def test_three_layers_in_one_graph(door, device, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", quick(["spconv", "torchsparse", "minkowski"], APIS))
+def test_three_layers_in_one_graph(api, device, plain_settings):
+    with PROGRAMS[api]() as programs:
         compare(programs["three"]().train(), "aot_eager", 3, device=device)
 
 
@@ -38,31 +38,31 @@ def test_three_layers_in_one_graph(door, device, plain_settings):
         for dtype in (torch.float16, torch.bfloat16)
     ],
 )
-@pytest.mark.parametrize("door", quick(["spconv", "torchsparse"], DOORS))
-def test_autocast(door, device, backend, dtype, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", quick(["spconv", "torchsparse"], APIS))
+def test_autocast(api, device, backend, dtype, plain_settings):
+    with PROGRAMS[api]() as programs:
         compare(programs["three"]().train(), backend, 3, device=device, autocast=dtype)
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("door", quick(["spconv"], ("spconv", "torchsparse", "minkowski")))
-def test_norms_as_operators(door, plain_settings, rules):
+@pytest.mark.parametrize("api", quick(["spconv"], ("spconv", "torchsparse", "minkowski")))
+def test_norms_as_operators(api, plain_settings, rules):
     """As they are on GPUs."""
     rules.set(norms, DEVICES=("cpu",))
-    with PROGRAMS[door]() as programs:
+    with PROGRAMS[api]() as programs:
         compare(programs["three"]().train(), "aot_eager", 2)
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("door", quick(["spconv", "torchsparse", "minkowski"], DOORS))
-def test_inference_of_three_layers_in_one_graph(door, plain_settings):
-    with PROGRAMS[door]() as programs, torch.no_grad():
+@pytest.mark.parametrize("api", quick(["spconv", "torchsparse", "minkowski"], APIS))
+def test_inference_of_three_layers_in_one_graph(api, plain_settings):
+    with PROGRAMS[api]() as programs, torch.no_grad():
         compare(programs["three"]().eval(), "eager", 3)
 
 
-@pytest.mark.parametrize("door", ("spconv",))
-def test_pools_and_inverse_layers_in_one_graph(door, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", ("spconv",))
+def test_pools_and_inverse_layers_in_one_graph(api, plain_settings):
+    with PROGRAMS[api]() as programs:
         compare(programs["pools"]().train(), "aot_eager", 3)
 
 
@@ -94,9 +94,9 @@ def test_what_a_layer_was_given_reaches_its_operator(plain_settings):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("door", ("torchsparse", "torchsparse 1.4"))
-def test_points_of_torchsparse_in_one_graph(door, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", ("torchsparse", "torchsparse 1.4"))
+def test_points_of_torchsparse_in_one_graph(api, plain_settings):
+    with PROGRAMS[api]() as programs:
         compare(programs["points"]().train(), "aot_eager", 3)
 
 
@@ -131,17 +131,17 @@ def test_layers_of_minkowski_in_one_graph(network, plain_settings):
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
 @pytest.mark.parametrize("training", (False, True), ids=("eval", "train"))
 @pytest.mark.parametrize("device", WHERE)
-@pytest.mark.parametrize(("door", "network"), NETWORKS)
-def test_networks_in_one_graph(door, network, device, training, backend, plain_settings):
-    with PROGRAMS[door]() as programs, torch.set_grad_enabled(training):
+@pytest.mark.parametrize(("api", "network"), NETWORKS)
+def test_networks_in_one_graph(api, network, device, training, backend, plain_settings):
+    with PROGRAMS[api]() as programs, torch.set_grad_enabled(training):
         compare(programs[network]().train(training), backend, 10, device=device)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("training", (False, True), ids=("eval", "train"))
-@pytest.mark.parametrize("door", DOORS)
-def test_three_layers_on_a_gpu(door, training, plain_settings):
-    with PROGRAMS[door]() as programs, torch.set_grad_enabled(training):
+@pytest.mark.parametrize("api", APIS)
+def test_three_layers_on_a_gpu(api, training, plain_settings):
+    with PROGRAMS[api]() as programs, torch.set_grad_enabled(training):
         compare(programs["three"]().train(training), "inductor", 3, device="cuda")
 
 
@@ -153,17 +153,17 @@ def test_layers_of_minkowski_on_a_gpu(network, plain_settings):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("door", ("torchsparse", "torchsparse 1.4"))
-def test_points_of_torchsparse_on_a_gpu(door, plain_settings):
-    with PROGRAMS[door]() as programs:
+@pytest.mark.parametrize("api", ("torchsparse", "torchsparse 1.4"))
+def test_points_of_torchsparse_on_a_gpu(api, plain_settings):
+    with PROGRAMS[api]() as programs:
         compare(programs["points"]().train(), "inductor", 3, device="cuda")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("door", DOORS)
-def test_networks_in_half_precision(door, plain_settings):
+@pytest.mark.parametrize("api", APIS)
+def test_networks_in_half_precision(api, plain_settings):
     """Their layers of kernel volume 1 take another kernel outside of graphs."""
-    with PROGRAMS[door]() as programs, torch.no_grad():
+    with PROGRAMS[api]() as programs, torch.no_grad():
         program = programs["unet"]().eval().cuda()
         compiled = torch.compile(program, fullgraph=True)
         exact = [program(*(one.cuda() for one in scene(number))) for number in range(3)]
@@ -175,9 +175,9 @@ def test_networks_in_half_precision(door, plain_settings):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("door", quick(["spconv", "minkowski"], DOORS))
-def test_sparse_tensors_made_before_the_graph(door, device, plain_settings):
-    with PROGRAMS[door]() as programs, torch.no_grad():
+@pytest.mark.parametrize("api", quick(["spconv", "minkowski"], APIS))
+def test_sparse_tensors_made_before_the_graph(api, device, plain_settings):
+    with PROGRAMS[api]() as programs, torch.no_grad():
         program = programs["three"]().eval().to(device)
         torch._dynamo.reset()
         compiled = torch.compile(program.network, fullgraph=True, backend="aot_eager")
@@ -209,10 +209,10 @@ def test_a_manager_from_before_the_graph_is_used_in_it(plain_settings, monkeypat
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
-def test_nothing_stays_of_a_scene_but_what_is_held(door, plain_settings):
+@pytest.mark.parametrize("api", ("spconv", "torchsparse", "minkowski"))
+def test_nothing_stays_of_a_scene_but_what_is_held(api, plain_settings):
     """No collector sees through the memory of handles, so that nothing may hold itself by them."""
-    with PROGRAMS[door]() as programs, torch.no_grad():
+    with PROGRAMS[api]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         torch._dynamo.reset()
         compiled = torch.compile(program.network, backend="eager", fullgraph=True)

@@ -219,7 +219,7 @@ def test_both_passes_are_compiled_together_at_first_use(fake_gpu, ahead):
 def test_norms_in_training_are_launched_by_address(monkeypatch):
     """Both ways, and without a second look at the layer's vectors."""
     pytest.importorskip("triton")
-    from tests.walk_doors import pretended_gpu
+    from tests.walk_apis import pretended_gpu
 
     norm, x = torch.nn.BatchNorm1d(32), torch.randn(24, 32).half().requires_grad_()
     looked = []
@@ -249,7 +249,7 @@ def first_of_its_kind():
     """What batch norm in training makes of features, on a GPU that is not there, whose kernels for
     them have still to be compiled."""
     pytest.importorskip("triton")
-    from tests.walk_doors import pretended_gpu
+    from tests.walk_apis import pretended_gpu
 
     with pretended_gpu() as gpu, settings.override(warmup=True):
         gpu.has(answers={batch_norms: HOPPER})

@@ -66,7 +66,7 @@ def test_disk_before_shipped_before_default(tmp_path):
     assert near.bucket() in one.bucket().neighbours()
     with tuning("cached", place):
         here(place).store("fwd", str(near.bucket()), winner(block_n=16))
-        assert Tuner(never).tile_for(one) == tile(block_n=16), "the bucket next door"
+        assert Tuner(never).tile_for(one) == tile(block_n=16), "the bucket next api"
         far = problem(n_rows=16 * one.n_rows)
         assert Tuner(never).tile_for(far) == far.default()
         text = encode(stamp, {"fwd": {str(one.bucket()): winner(block_n=32)}})

@@ -111,6 +111,6 @@ def test_no_other_test_needs_capture():
     assert [str(path.relative_to(TESTS)) for path in others if needs_capture(files[path])] == []
     late = "def test():\n    from sparse_bridge.core import capture\n"
     assert needs_capture(late) and needs_capture("import sparse_bridge.core.capture.graph_key")
-    assert needs_capture("from .capture.doors import scene")
+    assert needs_capture("from .capture.apis import scene")
     assert not needs_capture("from sparse_bridge.core import conv, captured")
     assert needs_capture(f"{late}{SKIPPED}") and not needs_capture(f"{SKIPPED}\n{late}")

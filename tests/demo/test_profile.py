@@ -16,7 +16,7 @@ from torch import nn
 from sparse_bridge.errors import GeometryError, SettingError
 from sparse_bridge.tools.demo import profile, report, training, voxels
 from sparse_bridge.tools.demo.points import PointCloud
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def profiled() -> Iterator[profile.NetworkProfile]:
     torch.manual_seed(0)
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         net = sp.SparseSequential(
             OrderedDict(
                 stem=sp.SubMConv3d(4, 8, 3, bias=False, indice_key="a"),
@@ -33,7 +33,7 @@ def profiled() -> Iterator[profile.NetworkProfile]:
                 proj=sp.SubMConv3d(16, 6, 1, bias=False),
             )
         )
-        one = doors.tensor(sp, shape=(8, 8, 8), rows=100)
+        one = apis.tensor(sp, shape=(8, 8, 8), rows=100)
 
         def forward() -> object:
             return net(sp.SparseConvTensor(one.features, one.indices, [8, 8, 8], 2))

@@ -32,6 +32,8 @@ RETIRED = {
     "extra_readbacks, call_stats",
     r"scene_memory|Scene(?:Memory|Traces)|rows_found|statistics_kept|asked_first": "input_memory, InputMemory, "
     "InputTraces, level_rows, preserved_statistics, worker_first",
+    r"(?:\w*_)?(?:[Dd]oors?|DOORS)(?:_\w*)?|tests[./](?:gate|proof|surface|verify)": "api, tests.offline_compile, "
+    "tests.acceptance, tests.api_coverage, tests.checkpoints",
     "known_store|known_sites|made_grid|binder_made|key_places": "find_store, sites_of_handle, register_grid, "
     "bind_to_device, key_bits",
 }

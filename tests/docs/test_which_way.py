@@ -16,7 +16,7 @@ import sparse_bridge
 from sparse_bridge import settings, state
 from sparse_bridge.adapters import call_stats
 from sparse_bridge.core.conv import choice
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.clouds import cloud
 
 from .pages import ROOT
@@ -62,7 +62,7 @@ class Net(nn.Module):
 @contextlib.contextmanager
 def called(change: Callable[[nn.Module], nn.Module] = lambda net: net) -> Iterator[nn.Module]:
     """A network in inference that has been called some times, after `change`."""
-    with doors.standin() as sp, torch.no_grad():
+    with apis.standin() as sp, torch.no_grad():
         net = Net(sp).eval()
         taken = change(net)
         for seed in range(4):
@@ -90,10 +90,10 @@ def helped() -> Iterator[object]:
     pytest.importorskip("triton")
     from tests.native.recording import Recorder, anew, helper, served
     from tests.native.world import World
-    from tests.walk_doors import pretended_gpu
+    from tests.walk_apis import pretended_gpu
 
     recorder = Recorder()
-    with anew(), recorder.recording(), doors.standin() as sp, torch.no_grad():
+    with anew(), recorder.recording(), apis.standin() as sp, torch.no_grad():
         helper()
         world = World(sp, recorder, bias=True)
         with pretended_gpu(), served() as by_helper:
@@ -118,7 +118,7 @@ def streamed() -> Iterator[object]:
     """Maps on a GPU that is not there."""
     pytest.importorskip("triton")
     map_time = pytest.importorskip("tests.core.capture.map_time")
-    with contextlib.closing(map_time.doors()) as networks:
+    with contextlib.closing(map_time.networks()) as networks:
         _, net, made = next(networks)
         map_time.streamed(net, made, 3)
         yield net
@@ -131,7 +131,7 @@ scene("prefetched")(streamed)
 def forced(name: str) -> Scene:
     @contextlib.contextmanager
     def run() -> Iterator[object]:
-        with doors.standin(), settings.override(dataflow=name):
+        with apis.standin(), settings.override(dataflow=name):
             yield
 
     return run
@@ -257,4 +257,4 @@ def test_compiled_graphs_hold_operators() -> None:
 def test_the_example_prints_what_the_page_says() -> None:
     text = re.search(r"```text\n(.*?)```", TEXT, flags=re.S)[1]
     code = re.search(r"```python\n(.*?)```", TEXT, flags=re.S)[1]
-    assert doors.python(code).strip() == text.strip()
+    assert apis.python(code).strip() == text.strip()

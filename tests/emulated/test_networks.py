@@ -13,7 +13,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.core.device import trace
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.adapters.torchsparse.conftest import speaking
 from tests.goldens import driver
 from tests.goldens.minkowski.run_golden import Minkowski
@@ -39,7 +39,7 @@ TORCHSPARSE_LAYERS = ("submanifold", "strided", "transposed", "unet", "pool", "p
 
 # The dialect of each, and how its stand-in is met under a profile.
 FRAMEWORKS = {
-    "spconv": (SpConv, lambda profile: doors.standin()),
+    "spconv": (SpConv, lambda profile: apis.standin()),
     "torchsparse": (TorchSparse, lambda profile: speaking(profile or "2.1")),
     "minkowski": (Minkowski, lambda profile: sparse_bridge.enable("minkowski")),
 }

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 
-@pytest.fixture(params=list(doors.DOORS))
+@pytest.fixture(params=list(apis.APIS))
 def sp(request, plain_settings):
-    with doors.DOORS[request.param]() as module:
+    with apis.APIS[request.param]() as module:
         yield module
 
 
 @pytest.fixture
 def standin(plain_settings):
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module

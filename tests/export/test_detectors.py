@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 onnx = pytest.importorskip("onnx")
 from sparse_bridge.export import evaluate, export_onnx, rulebook_inputs  # noqa: E402
@@ -36,12 +36,12 @@ FORMS = {
 def case(request):
     """A network, its results for the second scene, and two scenes: features, coordinates."""
     kind, grid, channels = NETWORKS[request.param]
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         torch.manual_seed(0)
         net = with_statistics(kind(sp, grid))
         scenes = []
         for seed, rows in enumerate((700, 400)):
-            x = doors.tensor(sp, grid, channels, rows=rows, batch_size=1, seed=seed)
+            x = apis.tensor(sp, grid, channels, rows=rows, batch_size=1, seed=seed)
             scenes.append((x.features, x.indices))
         with torch.no_grad():
             want = net(*scenes[1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 onnx = pytest.importorskip("onnx")
 from sparse_bridge.export import ExportError, evaluate, export_onnx  # noqa: E402
@@ -18,7 +18,7 @@ SHAPE = (9, 10, 11)
 
 
 def scene(sp, rows=200, seed=0):
-    return doors.tensor(sp, SHAPE, rows=rows, seed=seed)
+    return apis.tensor(sp, SHAPE, rows=rows, seed=seed)
 
 
 def kinds_of(proto):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparse_bridge.errors import DataTypeError, SettingError, ShapeError
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 onnx = pytest.importorskip("onnx")
 from sparse_bridge.export import ExportError, evaluate, export_onnx  # noqa: E402
@@ -68,7 +68,7 @@ def encoder(sp, seed=0):
 
 
 def scene(sp, rows=200, seed=0):
-    return doors.tensor(sp, SHAPE, rows=rows, seed=seed)
+    return apis.tensor(sp, SHAPE, rows=rows, seed=seed)
 
 
 def inputs(x):
@@ -87,7 +87,7 @@ def test_a_file_computes_the_network_on_other_scenes(sp, tmp_path):
         torch.testing.assert_close(view, want["view"], atol=1e-5, rtol=1e-4)
         got = want["sparse"].replace_feature(features)
         got.indices = sites
-        doors.assert_same(got, want["sparse"], 1e-4)
+        apis.assert_same(got, want["sparse"], 1e-4)
 
 
 def sparse_nodes(proto):
@@ -250,7 +250,7 @@ def test_other_refusals(standin):
     x = scene(standin)
     with pytest.raises(ExportError, match="training mode"):
         export_onnx(standin.SubMConv3d(4, 4, 3), x)
-    flat = doors.tensor(standin, (9, 10))
+    flat = apis.tensor(standin, (9, 10))
     with pytest.raises(ExportError, match="2 dimensions"):
         export_onnx(standin.SubMConv2d(4, 4, 3).eval(), flat)
 

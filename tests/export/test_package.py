@@ -28,9 +28,9 @@ pytestmark = [
 ]
 
 
-def packaged(folder, door, network, dtype=torch.float32, **more):
+def packaged(folder, api, network, dtype=torch.float32, **more):
     """The folder of a package."""
-    with PROGRAMS[door]() as programs:
+    with PROGRAMS[api]() as programs:
         program = programs[network]().eval().to(dtype)
         scenes = [(x.to(dtype), coords) for x, coords in (scene(0), scene(3), scene(1))]
         return export_package(program, scenes[0], folder, scenes=scenes[1:], **more)
@@ -164,9 +164,9 @@ def close(a, b):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ("second", "unet", "pools"))
-@pytest.mark.parametrize("door", ("spconv", "patched spconv"))
-def test_networks_run_without_python(door, network, tmp_path, plain_settings):
-    folder = packaged(tmp_path, door, network)
+@pytest.mark.parametrize("api", ("spconv", "patched spconv"))
+def test_networks_run_without_python(api, network, tmp_path, plain_settings):
+    folder = packaged(tmp_path, api, network)
     assert len(package_check.check(folder)) == 3
 
 

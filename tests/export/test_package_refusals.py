@@ -102,14 +102,14 @@ def test_sizes_that_a_model_fixes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("door", "network", "words"),
+    ("api", "network", "words"),
     [
         ("torchsparse", "three", "maps of torchsparse"),
         ("minkowski", "three", "sparse_bridge::minkowski_insert, which packages do not hold"),
     ],
 )
-def test_layers_of_other_frameworks(door, network, words, tmp_path):
-    with PROGRAMS[door]() as programs:
+def test_layers_of_other_frameworks(api, network, words, tmp_path):
+    with PROGRAMS[api]() as programs:
         assert words in refused(programs[network]().eval(), tmp_path)
 
 

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 onnx = pytest.importorskip("onnx")
 import torch  # noqa: E402
@@ -22,7 +22,7 @@ helper, types = onnx.helper, onnx.TensorProto
 @pytest.fixture(scope="module")
 def files():
     """A file of every kind of node, in both forms, and inputs for it."""
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         net, x = encoder(sp), scene(sp)
         return {
             "now": export_onnx(net, x),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparse_bridge
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.adapters.torchsparse.conftest import speaking
 from tests.goldens import driver
 from tests.goldens.compare import Mismatch
@@ -26,7 +26,7 @@ pytestmark = RECORDED
 DIALECTS = {
     "spconv": (
         SpConv,
-        doors.standin,
+        apis.standin,
         ("out_", "dense", "g:", "after:", "ret"),
         ("results", "returns", "raises", "raises_at", "expect_keys"),
     ),

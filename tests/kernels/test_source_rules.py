@@ -9,7 +9,7 @@ import re
 import pytest
 
 import sparse_bridge
-from tests.door.test_imports import FILES, imports_of, reaches
+from tests.api.test_imports import FILES, imports_of, reaches
 from tests.kernels.warp_rule import fixed_warp_sizes
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent

@@ -85,7 +85,7 @@ WHOLE = [
     "tests/core/capture/test_new_shapes.py",
     "tests/core/capture/test_waits.py",
     "tests/core/capture/test_padded.py",
-    "tests/core/capture/test_replay_doors.py",
+    "tests/core/capture/test_replay_apis.py",
     "tests/core/capture/test_programs.py",
     "tests/core/capture/test_trials.py",
     "tests/core/capture/test_wrappers.py",
@@ -116,7 +116,7 @@ WHOLE = [
     "tests/emulated/test_shapes.py",
     "tests/emulated/test_buffer_operations.py",
     "tests/kernels/test_far_tensors.py",
-    "tests/proof/test_proof.py::test_an_emulated_gpu_passes",
+    "tests/acceptance/test_acceptance.py::test_an_emulated_gpu_passes",
 ]
 
 # Recorded answers of the frameworks: nodes, and how many tests they hold at least.
@@ -196,7 +196,7 @@ QUICK = {
     "keys and sorted rows": (KERNELS[9:11] + KERNELS[15:], 200),
     "mask splits": (KERNELS[12:14], 30),
     "narrow inputs": (KERNELS[14:15], 14),
-    "launches": (["tests/gate/test_launches.py"], 5),
+    "launches": (["tests/offline_compile/test_launches.py"], 5),
 }
 
 
@@ -248,7 +248,7 @@ def test_every_node_is_there():
 
 def test_the_parts_of_the_quick_lane_are_the_whole_of_it():
     named = [node for nodes, _ in QUICK.values() for node in nodes]
-    assert sorted(named) == sorted([*KERNELS, *convolutions("interpreter"), "tests/gate/test_launches.py"])
+    assert sorted(named) == sorted([*KERNELS, *convolutions("interpreter"), "tests/offline_compile/test_launches.py"])
 
 
 @HERE

@@ -22,7 +22,7 @@ from sparse_bridge.core.conv.history import histories
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.native import calls as native_calls
-from tests import walk_doors
+from tests import walk_apis
 from tests.fake_driver import Driver, Launch, kinds_of_values
 
 Told = Callable[[str], tuple[list[Any], dict[str, int]]]
@@ -150,7 +150,7 @@ class Recorder:
 
             return made
 
-        native.module()  # it looks at what `Rulebook` sets before that is replaced
+        native.module()  # which looks in `__init__` for the names that it reads: before that is replaced
         built = Rulebook.__init__
 
         def init(book: Any, *args: Any, **named: Any) -> None:
@@ -163,7 +163,7 @@ class Recorder:
                 own = getattr(owner, name)
                 stack.enter_context(mock.patch.object(owner, name, kept(own)))
             stack.enter_context(mock.patch.object(Rulebook, "__init__", init))
-            for module in (walk_doors, *modules):
+            for module in (walk_apis, *modules):
                 stack.enter_context(mock.patch.object(module, "entry_of", self.entry))
             yield
 

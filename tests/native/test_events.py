@@ -11,17 +11,17 @@ pytest.importorskip("triton")
 
 from sparse_bridge.adapters.spconv import conv
 from sparse_bridge.native import calls as native_calls
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.native import events, layer_events  # noqa: F401 - their events
 from tests.native.recording import RANDOM, WAYS, Recorder, anew, check_alike, helper, served, way
 from tests.native.world import EVENTS, World
-from tests.walk_doors import pretended_gpu
+from tests.walk_apis import pretended_gpu
 
 
 def told(name, chosen, bias):
     """(what was recorded, what the helper did) of an event."""
     recorder = Recorder()
-    with anew(), way(chosen), recorder.recording(), spconv_doors.standin() as sp:
+    with anew(), way(chosen), recorder.recording(), spconv_apis.standin() as sp:
         with torch.no_grad():
             world = World(sp, recorder, bias)
             with pretended_gpu(), served() as by_helper:
@@ -54,7 +54,7 @@ def test_options_of_the_long_way_are_seen_when_they_are_set_later(monkeypatch, o
     """By the short way in Python as by the helper; nothing else would show that one was passed over."""
     real, checked, long_way = conv.check_input, [], []
     monkeypatch.setattr(conv, "check_input", lambda *operands: checked.append(1) or real(*operands))
-    with anew(), way(chosen), spconv_doors.standin() as sp, torch.no_grad():
+    with anew(), way(chosen), spconv_apis.standin() as sp, torch.no_grad():
         world = World(sp, Recorder(), bias=True)
         with pretended_gpu(), served() as by_helper:
             for value in (False, True, None, 1):

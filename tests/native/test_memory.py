@@ -15,11 +15,11 @@ import torch
 pytest.importorskip("triton")
 
 from sparse_bridge.core.conv.history import histories
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.fake_driver import NOWHERE
 from tests.native.recording import Recorder, anew, helper, served, way
 from tests.native.world import COORDS, World
-from tests.walk_doors import pretended_gpu
+from tests.walk_apis import pretended_gpu
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 @contextlib.contextmanager
 def world():
     """A network that has been called often enough to be known, whose launches go nowhere."""
-    with anew(), way("on"), spconv_doors.standin() as sp, torch.no_grad():
+    with anew(), way("on"), spconv_apis.standin() as sp, torch.no_grad():
         made = World(sp, Recorder(), True)
         with pretended_gpu():
             for _ in range(4):

@@ -14,14 +14,14 @@ pytest.importorskip("triton")
 from sparse_bridge import settings
 from sparse_bridge.core.conv.history import histories
 from sparse_bridge.native import calls as native_calls
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.fake_driver import NOWHERE
 from tests.host_time import pairs
 from tests.native import test_training as training
 from tests.native.recording import Recorder, anew, helper, served, way
 from tests.native.test_host_program import program
 from tests.native.test_memory import world
-from tests.walk_doors import _KERNELS, pretended_gpu
+from tests.walk_apis import _KERNELS, pretended_gpu
 
 
 def plan_of(it, layer):
@@ -163,7 +163,7 @@ class Asked:
 def test_gradients_that_fit_no_output_are_pythons(monkeypatch):
     """Kernels would read behind their ends."""
     own, seen = native_calls.gradients, []
-    with anew(), way("on"), spconv_doors.standin() as sp:
+    with anew(), way("on"), spconv_apis.standin() as sp:
         it = training.World(sp, Recorder(), True)
         with pretended_gpu(), pairs():
             for _ in range(4):
@@ -179,7 +179,7 @@ def test_gradients_that_fit_no_output_are_pythons(monkeypatch):
 
 def test_kernels_in_a_dictionary_and_values_that_fit_none():
     """Tests keep compiled kernels in something else, in which there is every variant."""
-    with anew(), way("on"), spconv_doors.standin() as sp:
+    with anew(), way("on"), spconv_apis.standin() as sp:
         it = training.World(sp, Recorder(), True)
         with pretended_gpu(), pairs(), served() as by_helper:
             asked = {kernel: Asked(kernel._compiled) for kernel in _KERNELS}

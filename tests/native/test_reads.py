@@ -23,7 +23,7 @@ from sparse_bridge import native
 from sparse_bridge.core.conv import history, layers  # noqa: F401 - which hands the helper what it reads
 from sparse_bridge.native import build, reads
 from sparse_bridge.refusals import Refusal, Why
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.native.recording import Recorder, anew, helper
 from tests.native.world import World
 
@@ -84,7 +84,7 @@ def test_python_has_all_of_it():
 def test_what_calls_bring_has_it_too():
     from triton import knobs
 
-    with anew(), spconv_doors.standin() as sp, torch.no_grad():
+    with anew(), spconv_apis.standin() as sp, torch.no_grad():
         world = World(sp, Recorder(), True)
         norm = nn.BatchNorm1d(4)
         examples = {

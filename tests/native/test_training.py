@@ -9,11 +9,11 @@ from sparse_bridge import settings
 from sparse_bridge.kernels.gemm import wgrad_gemm
 from sparse_bridge.kernels.ops.batch_norm import unread
 from sparse_bridge.native import calls as native_calls
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud
 from tests.host_time import pairs
 from tests.native.recording import RANDOM, WAYS, Recorder, anew, check_alike, helper, served, way
-from tests.walk_doors import pretended_gpu
+from tests.walk_apis import pretended_gpu
 
 COORDS, SHAPE = cloud((8, 9, 10)), [8, 9, 10]
 HELPED = [one for one in (*WAYS, *RANDOM) if one != "off"]
@@ -238,7 +238,7 @@ EVENTS = {
 def told(name, chosen, bias):
     """(what was recorded, what the helper did) of steps with an event between them."""
     recorder = Recorder()
-    with anew(), way(chosen), recorder.recording(), spconv_doors.standin() as sp:
+    with anew(), way(chosen), recorder.recording(), spconv_apis.standin() as sp:
         world = World(sp, recorder, bias)
         with pretended_gpu(), pairs(), served() as by_helper:
             for _ in range(4):

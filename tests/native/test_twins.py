@@ -23,12 +23,12 @@ from sparse_bridge.core.conv.waiting.tensors import features_of
 from sparse_bridge.kernels.ops.batch_norm import unread
 from sparse_bridge.native import build
 from sparse_bridge.native import calls as native_calls
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.host_time import pairs
 from tests.native import test_training as training
 from tests.native.recording import Recorder, anew, check_alike, helper, remembered, served, state_of, way
 from tests.native.world import COORDS, World
-from tests.walk_doors import pretended_gpu
+from tests.walk_apis import pretended_gpu
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 FUNCTION = r"static [^;{}=#]*?\b(\w+)\([^;{}]*\)\s*\{"
@@ -189,7 +189,7 @@ TWINS = {
 def told(kind, times, seed, chosen):
     """(what was recorded, what the helper did) of random calls."""
     recorder, draw = Recorder(), random.Random(seed)
-    with anew(), way(chosen), recorder.recording(), spconv_doors.standin() as sp, torch.no_grad():
+    with anew(), way(chosen), recorder.recording(), spconv_apis.standin() as sp, torch.no_grad():
         world = World(sp, recorder, True)
         with pretended_gpu(), pairs(), served() as by_helper:
             calls = kind(world, draw)

@@ -23,7 +23,7 @@ from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.runtime.parts import Part
 from tests.fake_driver import Launch
 from tests.native.recording import Recorder, anew, helper, served, values_of, way
-from tests.walk_doors import pretended_gpu
+from tests.walk_apis import pretended_gpu
 
 OPERANDS = 9  # x, w, six of the epilogue, y
 ROWS, WIDTH = 90, 16

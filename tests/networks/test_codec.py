@@ -10,7 +10,7 @@ from sparse_bridge.errors import SettingError
 from sparse_bridge.tools.checkpoints import stream
 from sparse_bridge.tools.networks.codec import OccupancyCodec, canonical, child_of, occupied_children
 from tests.adapters.torchsparse.conftest import DEVICES, speaking
-from tests.verify import arithmetic
+from tests.checkpoints import arithmetic
 
 
 def scan(n_points=4000, seed=0, low=0):

@@ -13,10 +13,10 @@ import sparse_bridge.tools.networks
 from sparse_bridge import settings
 from sparse_bridge.tools.networks import minkowski, spconv
 from sparse_bridge.tools.networks import torchsparse as for_torchsparse
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
+from tests.api.test_imports import imports_of
 from tests.checks import assert_close
 from tests.clouds import cloud
-from tests.door.test_imports import imports_of
 
 FOLDER = pathlib.Path(sparse_bridge.tools.networks.__file__).parent
 THIN = {"encoder": (4, 6, 8), "decoder": (8, 6, 4), "stem": 4}
@@ -43,7 +43,7 @@ def gradients(network, y):
 
 def test_second(points, plain_settings):
     coords, x = points
-    with doors.standin():
+    with apis.standin():
         import spconv.pytorch as sp
 
         network = copy.deepcopy(spconv.Second(sp, widths=(4, 4, 6, 8), out_channels=10))
@@ -58,7 +58,7 @@ def test_second(points, plain_settings):
 
 def test_the_unets_of_spconv_and_torchsparse_have_one_layout(points, plain_settings):
     coords, x = points
-    with doors.standin():
+    with apis.standin():
         import spconv.pytorch as sp
 
         one = copy.deepcopy(spconv.ResidualUNet(sp, classes=5, blocks=(1, 2, 1), **THIN))

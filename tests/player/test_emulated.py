@@ -9,7 +9,7 @@ import torch
 from sparse_bridge import tolerances
 from sparse_bridge.export.player import package_file
 from sparse_bridge.kernels.maps import mask_order
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.quick import quick
 
 from . import networks
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.emulated, pytest.mark.slow]  # in a process of their o
 
 @pytest.fixture
 def sp():
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
 
 

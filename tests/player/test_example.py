@@ -16,7 +16,7 @@ from sparse_bridge import __main__ as command_line
 from sparse_bridge.export import ExportError, export_gpu_package
 from sparse_bridge.export.player import package_file
 from sparse_bridge.export.player.library import SOURCES
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 from . import networks
 from .fake_gpu import built
@@ -49,7 +49,7 @@ def make():
 @pytest.fixture
 def folder(tmp_path):
     """A package for gfx942, with its scenes."""
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         model, grid = networks.encoder(sp)
         scenes = [networks.scene(grid, rows, seed=rows) for rows in (250, 90)]
         out = tmp_path / "package"
@@ -188,7 +188,7 @@ def test_what_the_command_refuses(here, capsys, words, said):
 
 
 def test_models_in_training_and_no_targets(tmp_path):
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         model, grid = networks.encoder(sp)
         scene = networks.scene(grid, 20)
         with pytest.raises(ExportError, match="training mode"):

@@ -13,7 +13,7 @@ from sparse_bridge import tolerances
 from sparse_bridge.core.device import selection
 from sparse_bridge.export import export_gpu_package, package_scenes
 from sparse_bridge.export.player.entry import flattened
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 from . import networks, zoo
 from .played import ARCH, ROWS, Example, Played, expected, packaged
@@ -78,7 +78,7 @@ def pooled(name):
     framework, _, pool = name.partition(" ")
     with contextlib.ExitStack() as stack:
         if framework == "spconv":
-            sp = stack.enter_context(doors.standin())
+            sp = stack.enter_context(apis.standin())
             layers = sp.SparseSequential(sp.SubMConv3d(4, 20, 3), nn.ReLU(), sp.SparseConv3d(20, 24, 3, 2, padding=1))
             pools = {"max": sp.SparseGlobalMaxPool, "avg": sp.SparseGlobalAvgPool}
             model = Pooled(layers, pools[pool](), lambda f, c: sp.SparseConvTensor(f, c, [16, 16, 32], 2))

@@ -22,7 +22,7 @@ from sparse_bridge.export.player.entry import entry_of
 from sparse_bridge.export.player.library import PlayerError
 from sparse_bridge.export.player.record import record, target_of
 from sparse_bridge.kernels.runtime import target as targets
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 from . import networks, zoo
 
@@ -32,7 +32,7 @@ TARGETS += [f"hip:{name}" for name in ("gfx90a", "gfx942", "gfx1100", "gfx1201")
 
 @pytest.fixture
 def sp():
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge.tools.networks import minkowski, torchsparse
 from sparse_bridge.tools.networks import spconv as published
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 from .networks import Model, ready
 
@@ -195,7 +195,7 @@ def network(name: str, wide: bool = False, grid: Any = None, n_items: int = 2) -
     grid: cells in z, y, x; BEVFusion has them in the order x, y, z, and so its `grid`."""
     with contextlib.ExitStack() as stack:
         if name in _SPCONV:
-            own = _of_spconv(name, stack.enter_context(doors.standin()), wide, grid, n_items)
+            own = _of_spconv(name, stack.enter_context(apis.standin()), wide, grid, n_items)
         else:
             framework = {"torchsparse U-Net": "torchsparse", "MinkUNet": "minkowski", "FlexGEMM": "flex_gemm"}[name]
             stack.enter_context(sparse_bridge.enable(framework, mode="standin"))

@@ -18,7 +18,7 @@ import sparse_bridge
 from sparse_bridge.adapters import call_stats
 from sparse_bridge.errors import DataTypeError, LifecycleError
 from sparse_bridge.tools.profiling.recorder import ModelProfile
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 EXTENT = 12
 
@@ -71,7 +71,7 @@ def standin_case():
 
 
 def patched_case():
-    sp = doors.wheel()
+    sp = apis.wheel()
     sparse_bridge.enable("spconv", mode="patch")
     return spconv_case(sp)
 
@@ -158,7 +158,7 @@ CASES = {
 def case(request, one_thread):
     torch.manual_seed(0)
     if request.param == "spconv-standin":
-        with doors.standin():
+        with apis.standin():
             yield standin_case()
     else:
         yield CASES[request.param]()
@@ -407,7 +407,7 @@ def test_a_report_knows_the_layers_of_a_model(case):
 
 
 def test_a_report_of_a_model_that_was_not_measured():
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         model = nn.Sequential(sp.SubMConv3d(4, 8, 3), nn.ReLU())
         (only,) = sparse_bridge.report(model).modules
     assert (only.name, only.framework, only.kind) == ("0", "spconv", "submanifold")
@@ -419,7 +419,7 @@ def test_a_report_of_a_model_that_was_not_measured():
 
 @pytest.mark.gpu
 def test_times_and_memory_of_a_gpu():
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         model = sp.SparseSequential(
             sp.SubMConv3d(4, 32, 3, indice_key="a"),
             nn.BatchNorm1d(32),

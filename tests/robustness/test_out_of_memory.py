@@ -14,7 +14,7 @@ from sparse_bridge import settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.maps import map_cache
 from tests import learnt
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
 from tests.quick import quick
 from tests.robustness.networks import FRAMEWORKS, Scene, features_of, network, tensor_of
@@ -197,7 +197,7 @@ def test_lazy_tables_of_a_record(full_scene):
         assert len(record.masks) == 1
         return [one[0] if isinstance(one, list) else one for one in found]
 
-    with doors.standin() as spconv:
+    with apis.standin() as spconv:
         from spconv.core import ConvAlgo
 
         layer = spconv.SubMConv3d(4, 4, 3, indice_key="k", algo=ConvAlgo.MaskImplicitGemm)
@@ -212,7 +212,7 @@ def test_lazy_tables_of_a_record(full_scene):
 def test_a_hash_table_takes_all_keys_or_none():
     keys = torch.randperm(50, generator=torch.Generator().manual_seed(0))
     old, new = keys[:10], keys[10:]
-    with doors.standin():
+    with apis.standin():
         from spconv.pytorch.hash import HashTable
 
         def filled():

@@ -4,7 +4,7 @@ A row order, packed tiles or pairs that one layer asks for serve all layers of t
 winner is the set of dataflows whose products, plus what they need built once per map, take least:
 `choose`. Winners are stored under the kind of map, its rows by octaves, the dtype, whether it is
 trained, and the channels of all layers. `conv.choice` looks them up when a layer meets a new
-map; where nothing was tuned that is one look at an empty table. Timing is `warmup.group_race`'s.
+map; where nothing was tuned that is one look at an empty table. Timing is `tools.group_race`'s.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A layer costs the same through every door: the products it launches are the same ones, kernel
-for kernel, with the same grids and sizes, as through spconv's door."""
+"""A layer costs the same through every API: the products it launches are the same ones, kernel
+for kernel, with the same grids and sizes, as through spconv's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.workloads import shell
 from sparse_bridge import enable, settings
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.conftest import EMULATED, INTERPRETED
 
 pytest.importorskip("triton")
@@ -46,7 +46,7 @@ def _launches(arch: str, step, x: torch.Tensor, dataflow: str) -> list[Any]:
 def test_a_shell(dataflow, arch, bias):
     scene, channels = shell(16), 48
     x = torch.randn(len(scene.coords), channels).half().requires_grad_()
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         layer = sp.SubMConv3d(channels, channels, 3, bias=bias, indice_key="a").half()
         tensor = sp.SparseConvTensor(x, scene.coords, list(scene.shape), 1)
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core import functional
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.adapters.torchsparse.conftest import speaking
 
 Tensors = dict[str, torch.Tensor]
@@ -386,8 +386,8 @@ def _graphs() -> Iterator[Any]:
 
 # How a program meets an API, and the programs.
 APIS: dict[str, tuple[Callable[[], Any], dict[str, tuple[Program, Tensors]]]] = {
-    "spconv": (doors.standin, SPCONV),
-    "spconv patched": (doors.patched, SPCONV),
+    "spconv": (apis.standin, SPCONV),
+    "spconv patched": (apis.patched, SPCONV),
     "torchsparse": (lambda: speaking("2.1"), TORCHSPARSE),
     "minkowski": (_minkowski, MINKOWSKI),
     "functional": (lambda: contextlib.nullcontext(functional), FUNCTIONAL),

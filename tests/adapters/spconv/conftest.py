@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from . import doors
+from . import apis
 
 
-@pytest.fixture(params=list(doors.DOORS))
+@pytest.fixture(params=list(apis.APIS))
 def sp(request):
-    """`spconv.pytorch` through each door."""
-    with doors.DOORS[request.param]() as module:
+    """`spconv.pytorch` through each API."""
+    with apis.APIS[request.param]() as module:
         yield module
 
 
 @pytest.fixture
 def standin():
     """`spconv.pytorch` of the stand-in."""
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
 
 

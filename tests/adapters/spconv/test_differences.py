@@ -13,7 +13,7 @@ from torch import nn
 from sparse_bridge.errors import GeometryError
 from tests.adapters.differences import Differences
 
-from . import doors
+from . import apis
 
 TABLE = Differences("spconv.md", "| Here | spconv 2.3.8 | Why |")
 STANDIN = "(stand-in)"
@@ -21,8 +21,8 @@ STANDIN = "(stand-in)"
 
 @pytest.mark.parametrize("row", TABLE.rows)
 def test_a_row(row):
-    for name in ["standin"] if row.endswith(STANDIN) else doors.DOORS:
-        with doors.DOORS[name]() as sp:
+    for name in ["standin"] if row.endswith(STANDIN) else apis.APIS:
+        with apis.APIS[name]() as sp:
             torch.manual_seed(0)
             TABLE.of(row)(sp)
 
@@ -52,7 +52,7 @@ def ones(layer):
 
 @TABLE.row("CPU layers take a bias in inference")
 def _(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     for layer in (sp.SubMConv3d(4, 6, 3), sp.SparseConv3d(4, 6, 2, 2)):
         y = layer.eval()(x.replace_feature(x.features.requires_grad_()))
         y.features.sum().backward()
@@ -63,16 +63,16 @@ def _(sp):
 @TABLE.row("`eval()` keeps the autograd graph")
 def _(sp):
     layer = sp.SubMConv3d(4, 6, 3, bias=False).eval()
-    assert layer(doors.tensor(sp)).features.requires_grad
+    assert layer(apis.tensor(sp)).features.requires_grad
     with torch.autocast("cpu", torch.bfloat16):
-        assert layer(doors.tensor(sp)).features.dtype == torch.bfloat16
+        assert layer(apis.tensor(sp)).features.dtype == torch.bfloat16
 
 
 @TABLE.row("autocast gives the dtype that was asked for")
 def _(sp):
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
-            assert sp.SparseConv3d(4, 6, 2, 2)(doors.tensor(sp)).features.dtype == dtype
+            assert sp.SparseConv3d(4, 6, 2, 2)(apis.tensor(sp)).features.dtype == dtype
 
 
 @TABLE.row("bf16 everywhere, fp64 on GPU")
@@ -80,7 +80,7 @@ def _(sp):
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for device in devices:
         for dtype in (torch.bfloat16, torch.float64):
-            x = doors.tensor(sp, dtype=dtype)
+            x = apis.tensor(sp, dtype=dtype)
             x.indices = x.indices.to(device)
             x = x.replace_feature(x.features.to(device))
             for layer in (sp.SubMConv3d(4, 6, 3), sp.SparseConvTranspose3d(4, 6, 2, 2)):
@@ -131,11 +131,11 @@ def _(sp):
 
 @TABLE.row("results are [equal to the bit]")
 def _(sp):
-    layer, x = sp.SparseConv3d(4, 16, 3, 2, 1), doors.tensor(sp)
+    layer, x = sp.SparseConv3d(4, 16, 3, 2, 1), apis.tensor(sp)
     results = []
     for _ in range(3):
         layer.zero_grad()
-        y = layer(doors.tensor(sp))
+        y = layer(apis.tensor(sp))
         y.features.square().sum().backward()
         results.append((y.features, y.indices, layer.weight.grad.clone()))
     for again in results[1:]:
@@ -196,7 +196,7 @@ def _(sp):
 
 @TABLE.row("`SparseGlobalAvgPool` returns")
 def _(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     want = torch.stack([x.features[x.indices[:, 0] == b].mean(0) for b in (0, 1)])
     torch.testing.assert_close(sp.SparseGlobalAvgPool()(x), want)
 
@@ -210,7 +210,7 @@ def _(sp):
 
 @TABLE.row("`add_input=` is added")
 def _(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     more = x.replace_feature(torch.ones(60, 6))
     for layer in (sp.SubMConv3d(4, 6, 1), sp.SparseConv3d(4, 6, 1)):
         torch.testing.assert_close(layer(x, more).features, layer(x).features + 1)
@@ -218,14 +218,14 @@ def _(sp):
 
 @TABLE.row("`x.features = f` assigns")
 def _(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     x.features = x.features * 2
-    torch.testing.assert_close(x.features, 2 * doors.tensor(sp).features)
+    torch.testing.assert_close(x.features, 2 * apis.tensor(sp).features)
 
 
 @TABLE.row("`x += y`, `select_by_index` work")
 def _(sp):
-    x = sp.SubMConv3d(4, 4, 3, indice_key="a")(doors.tensor(sp))
+    x = sp.SubMConv3d(4, 4, 3, indice_key="a")(apis.tensor(sp))
     copy, kept, before = x.shadow_copy(), x, x.features.clone()
     x += x.replace_feature(torch.ones_like(before))
     assert x is kept and torch.equal(x.features, before + 1) and torch.equal(copy.features, before)
@@ -239,11 +239,11 @@ def _(sp):
 
 @TABLE.row("`sparse_add` keeps kernel maps usable")
 def _(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     up = sp.SparseInverseConv3d(4, 4, 3, "d", bias=False)
     y = sp.SparseConv3d(4, 4, 3, 2, 1, indice_key="d", bias=False)(x)
-    want = doors.by_site(up(y.replace_feature(2 * y.features)))
-    got = doors.by_site(up(sp.functional.sparse_add(y, y)))
+    want = apis.by_site(up(y.replace_feature(2 * y.features)))
+    got = apis.by_site(up(sp.functional.sparse_add(y, y)))
     assert want.keys() == got.keys()
     for site, row in want.items():
         torch.testing.assert_close(got[site], row)
@@ -311,7 +311,7 @@ def _(sp):
 
 @TABLE.row("a pool and its inverse layer agree")
 def _(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     for size in (4, (3, 4, 5)):
         y = sp.SparseMaxPool3d(size, 2, indice_key="p")(x)
         back = sp.SparseInverseConv3d(4, 2, size, "p")(y)
@@ -328,7 +328,7 @@ def _(sp):
 
 @TABLE.row("`algo` is remembered and checked per key")
 def _(sp):
-    x = sp.SubMConv3d(4, 4, 3, indice_key="k", algo=sp.ConvAlgo.Native)(doors.tensor(sp))
+    x = sp.SubMConv3d(4, 4, 3, indice_key="k", algo=sp.ConvAlgo.Native)(apis.tensor(sp))
     other = sp.SubMConv3d(4, 4, 3, indice_key="k", algo=sp.ConvAlgo.Native)
     want = other(x).features
     other.algo = sp.ConvAlgo.MaskImplicitGemm

@@ -12,7 +12,7 @@ import torch
 
 from sparse_bridge import errors, log
 
-from . import doors
+from . import apis
 
 SHAPE = [7, 8, 9]
 
@@ -180,7 +180,7 @@ def test_batch_indices_outside_the_batch(sp):
     x = sp.SparseConvTensor(features, indices, SHAPE, 1)
     live = sp.SparseConvTensor(features[3:], indices[3:].contiguous(), SHAPE, 1)
     strided = sp.SparseConv3d(4, 5, 3, 2, 1)
-    doors.assert_same(strided(x), strided(live))
+    apis.assert_same(strided(x), strided(live))
     layer = sp.SubMConv3d(4, 5, 3)
     got = layer(x).features
     torch.testing.assert_close(got[3:], layer(live).features)
@@ -273,8 +273,8 @@ def test_environment_values(tmp_path):
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
-            cwd=doors.ROOT,
-            env={"PYTHONPATH": str(doors.ROOT), variable: value, "PATH": ""},
+            cwd=apis.ROOT,
+            env={"PYTHONPATH": str(apis.ROOT), variable: value, "PATH": ""},
         )
         assert done.returncode == 1 and kind in done.stderr and variable in done.stderr
 
@@ -312,7 +312,7 @@ def test_checkpoints_of_older_versions(sp, layout, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "sparse_bridge"):
         loaded.load_state_dict(dict(old))
     assert f"layout {layout} is converted to KRSC" in caplog.text
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     assert torch.equal(loaded(x).features, saved(x).features)
     refused(lambda: sp.SubMConv3d(4, 6, 3).load_state_dict({}, strict=False), AssertionError, "'weight'")
 
@@ -323,5 +323,5 @@ def test_voxel_counters_missing_from_a_checkpoint(sp):
     assert set(state) == {"weight", "bias", "max_num_voxels_during_training"}
     del state["max_num_voxels_during_training"]
     layer.load_state_dict(state)
-    y = layer(doors.tensor(sp))
+    y = layer(apis.tensor(sp))
     assert layer.get_max_num_voxels().tolist() == [len(y.indices)]

@@ -13,11 +13,11 @@ from sparse_bridge import errors
 from sparse_bridge.adapters.spconv import from_core, to_core
 from sparse_bridge.core.geometry.sparse_data import SparseData
 
-from . import doors
+from . import apis
 
 
 def test_benchmark_mode_writes_rows_and_seconds(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     x.benchmark = True
     net = sp.SparseSequential(
         sp.SubMConv3d(4, 6, 3, indice_key="s", name="first"),
@@ -65,7 +65,7 @@ def test_an_enabled_timer_is_asked_by_name(sp):
 
     net = sp.SparseSequential(sp.SubMConv3d(4, 4, 3), sp.SparseMaxPool3d(2, name="pool"))
     sp.assign_name_for_sparse_modules(net)
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     x._timer = Timer()
     net(x)
     assert Timer.seen == ["0", "1"] and net[0]._sparse_unique_name == "0"
@@ -95,13 +95,13 @@ def test_batch_norms_fold_into_layers(standin, arguments, bias):
     with pytest.raises(AssertionError, match="eval"):
         fuse_spconv_bn_eval(conv, norm)
     conv.eval(), norm.eval()
-    fused, x = fuse_spconv_bn_eval(conv, norm), doors.tensor(standin)
+    fused, x = fuse_spconv_bn_eval(conv, norm), apis.tensor(standin)
     torch.testing.assert_close(fused(x).features, norm(conv(x).features), rtol=1e-4, atol=1e-5)
     assert fused is not conv and conv.weight is not fused.weight
 
 
 def test_simple_modules(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     x.grid = torch.ones(3)
     assert sp.RemoveGrid()(x) is x and x.grid is None
     assert sp.Identity()(x) is x
@@ -115,21 +115,21 @@ def test_simple_modules(sp):
 
 
 def test_tables(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     branches = sp.ConcatTable().add(sp.SubMConv3d(4, 5, 3)).add(sp.SubMConv3d(4, 5, 1))
     left, right = branches(x)
     joined, added = sp.JoinTable()([left, right]), sp.AddTable()([left, right])
     assert torch.equal(joined.features, torch.cat([left.features, right.features], 1))
     assert torch.equal(added.features, left.features + right.features)
     assert joined.indices is left.indices and joined.indice_dict is left.indice_dict
-    other = doors.tensor(sp, channels=5, seed=4)
+    other = apis.tensor(sp, channels=5, seed=4)
     union = sp.tables.AddTableMisaligned()([left, other])
     sites = {tuple(site) for site in torch.cat([left.indices, other.indices]).tolist()}
     assert sorted(sites) == [tuple(site) for site in union.indices.tolist()]
 
 
 def test_sums_carry_maps_of_sorted_and_unsorted_operands(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     inner = sp.SubMConv3d(4, 4, 3, indice_key="s")
     down, up = sp.SparseConv3d(4, 4, 3, 2, 1, indice_key="d"), sp.SparseInverseConv3d(4, 4, 3, "d")
     y = inner(down(x))
@@ -137,16 +137,16 @@ def test_sums_carry_maps_of_sorted_and_unsorted_operands(sp):
     add = sp.functional.sparse_add
     total = add(y, zero)
     assert total.indice_dict is not y.indice_dict and not torch.equal(total.indices, y.indices)
-    doors.assert_same(up(inner(total)), up(inner(y)), 1e-5)
+    apis.assert_same(up(inner(total)), up(inner(y)), 1e-5)
     record = total.indice_dict["s"]
     assert torch.equal(record.indices, total.indices) and record.is_subm
     again = add(total, total)
     assert again.indice_dict is total.indice_dict
-    assert add(y, doors.tensor(sp, shape=(4, 4, 5), rows=80)).indice_dict == {}
+    assert add(y, apis.tensor(sp, shape=(4, 4, 5), rows=80)).indice_dict == {}
 
 
 def test_printing_modules(standin, capsys):
-    x = doors.tensor(standin)
+    x = apis.tensor(standin)
     assert standin.modules.PrintTensorMeta()(x) is x
     clock = standin.modules.PrintCurrentTime()
     assert clock(x, "now") is x and clock(x, reset=True) is x
@@ -167,9 +167,9 @@ def clocked(module, monkeypatch, capsys):
 
 def test_a_printed_time_is_that_since_the_first(fake_gpu, monkeypatch, capsys):
     fake_gpu.has(synchronize=lambda *_: None)  # the wheel asks for a GPU
-    want = clocked(doors.wheel(), monkeypatch, capsys)
+    want = clocked(apis.wheel(), monkeypatch, capsys)
     assert want[0].split() == ["now", "1.5", "now", "3.5", "now", "0.0", "now", "1.25"]
-    with doors.standin() as standin:
+    with apis.standin() as standin:
         assert clocked(standin, monkeypatch, capsys) == want
 
 
@@ -227,7 +227,7 @@ def test_tensorview_bridges(standin):
 
 
 def test_to_core_and_back(sp):
-    x = sp.SubMConv3d(4, 4, 3, indice_key="s")(doors.tensor(sp))
+    x = sp.SubMConv3d(4, 4, 3, indice_key="s")(apis.tensor(sp))
     data = to_core(x)
     assert data.feats is x.features and data.coords is x.indices
     assert (data.tensor_stride, data.spatial_shape, data.batch_size) == ((1, 1, 1), (7, 8, 9), 2)
@@ -235,7 +235,7 @@ def test_to_core_and_back(sp):
     assert type(same) is sp.SparseConvTensor and same.indice_dict is x.indice_dict
     fresh = from_core(data)
     assert fresh.spatial_shape == [7, 8, 9] and fresh.batch_size == 2 and fresh.indice_dict == {}
-    doors.assert_same(fresh, x)
+    apis.assert_same(fresh, x)
     bare = SparseData(x.features, x.indices, (1, 1, 1))
     smallest = from_core(bare)
     assert smallest.spatial_shape == (x.indices[:, 1:].amax(0) + 1).tolist()
@@ -246,7 +246,7 @@ def test_to_core_and_back(sp):
 
 
 def test_core_form_refusals(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     with pytest.raises(errors.DataTypeError, match="SparseConvTensor"):
         to_core(x.features)
     with pytest.raises(errors.ShapeError):
@@ -268,16 +268,16 @@ def test_subclasses_of_the_tensor(sp):
     class Mine(sp.SparseConvTensor, Mixin):
         pass
 
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     mine = Mine(x.features, x.indices, x.spatial_shape, 2)
     down, up = sp.SparseConv3d(4, 4, 2, 2, indice_key="d"), sp.SparseInverseConv3d(4, 4, 2, "d")
-    doors.assert_same(up(down(mine)), up(down(x)))
+    apis.assert_same(up(down(mine)), up(down(x)))
 
 
 def test_standin_models_outlive_the_standin():
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         net = sp.SparseSequential(sp.SparseConv3d(4, 4, 2, 2, indice_key="d"), sp.SparseInverseConv3d(4, 4, 2, "d"))
-        x = doors.tensor(sp)
+        x = apis.tensor(sp)
         want = net(x)
-    doors.wheel()  # another spconv under the same name
-    doors.assert_same(net(x), want)
+    apis.wheel()  # another spconv under the same name
+    apis.assert_same(net(x), want)

@@ -9,7 +9,7 @@ from sparse_bridge import state
 from sparse_bridge.core.conv.plan import known_plans
 from sparse_bridge.core.device.precision import product_precision
 from sparse_bridge.kernels.runtime import target as targets
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.checks import assert_close
 from tests.clouds import cloud, features
 
@@ -26,7 +26,7 @@ def test_what_a_layer_asks_for(accum, precision, monkeypatch):
         return asked[-1]
 
     monkeypatch.setattr(conv, "form_of", listening)
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         layer = sp.SubMConv3d(4, 8, 3, fp32_accum=accum)
         coords = cloud((4, 5, 4))
         x = features(len(coords), 4)
@@ -75,7 +75,7 @@ def torch_switch():
 
 def test_torchs_switch_counts_at_every_call(torch_switch):
     """Turned on and off between calls of the same layers; a layer that wants fp32 sums keeps them."""
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         layers = [sp.SubMConv3d(4, 8, 3, fp32_accum=accum).half() for accum in (None, True, False)]
         coords = cloud((4, 5, 4))
         x = features(len(coords), 4).half()
@@ -101,7 +101,7 @@ def test_torchs_switch_on_a_gpu(trains, torch_switch):
     """Results of a layer that has run change with the switch, and come back with it."""
     coords = cloud((9, 9, 9)).cuda()
     x = features(len(coords), 64).cuda().half()
-    with doors.standin() as sp, torch.set_grad_enabled(trains):
+    with apis.standin() as sp, torch.set_grad_enabled(trains):
         layer = sp.SubMConv3d(64, 64, 3).cuda().half()
 
         def rows():

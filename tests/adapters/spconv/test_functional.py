@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from . import doors
+from . import apis
 
 KINDS = {
     "submanifold": {"ksize": [3, 3, 3], "subm": True},
@@ -38,7 +38,7 @@ def gradients(function, *leaves):
 @pytest.mark.parametrize("kind", KINDS)
 def test_convolution_from_pair_lists_and_tables(standin, kind):
     sp, g = standin, geometry(kind)
-    x = doors.tensor(sp, dtype=torch.float64)
+    x = apis.tensor(sp, dtype=torch.float64)
     layer = layer_of(sp, kind).double()
     features, weight = x.features.requires_grad_(), layer.weight
     by_layer = layer(x)
@@ -75,7 +75,7 @@ def test_convolution_from_pair_lists_and_tables(standin, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_agree_with_pair_lists_and_masks(standin, kind):
     sp, g = standin, geometry(kind)
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     place = [x.indices, 2, [7, 8, 9], sp.ConvAlgo.MaskImplicitGemm]
     _, pairs, _ = sp.ops.get_indice_pairs(*place, **g)
     _, _, fwd, bwd, masks_fwd, _, order_fwd, _, _ = sp.ops.get_indice_pairs_implicit_gemm(*place, **g)
@@ -91,7 +91,7 @@ def test_tables_agree_with_pair_lists_and_masks(standin, kind):
 
 def test_inverse_from_pair_lists(standin):
     sp = standin
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     down = sp.SparseConv3d(4, 6, 3, 2, 1, indice_key="d", algo=sp.ConvAlgo.Native)
     up = sp.SparseInverseConv3d(6, 4, 3, "d", bias=False, algo=sp.ConvAlgo.Native)
     y = down(x)
@@ -108,7 +108,7 @@ def test_bias_and_activations(standin):
     from cumm import tensorview as tv
 
     sp, g = standin, geometry("submanifold")
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     layer = sp.SubMConv3d(4, 6, 3)
     want = layer(x).features
     _, pairs, counts = sp.ops.get_indice_pairs(x.indices, 2, [7, 8, 9], None, **g)
@@ -129,7 +129,7 @@ def test_bias_and_activations(standin):
 @pytest.mark.parametrize("mode", ["max", "average"])
 def test_pools(standin, mode):
     sp = standin
-    x = doors.tensor(sp, dtype=torch.float64)
+    x = apis.tensor(sp, dtype=torch.float64)
     features = x.features.requires_grad_()
     pool = (sp.SparseMaxPool3d if mode == "max" else sp.SparseAvgPool3d)(2, 2, indice_key="p")
     wanted, want = gradients(lambda f: pool(x.replace_feature(f)).features, features)
@@ -192,7 +192,7 @@ def test_upright_suppression_of_the_first_generation(standin):
 
 def test_one_pair_tensor_serves_many_calls_until_it_changes(standin):
     sp, g = standin, geometry("strided")
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     out, pairs, counts = sp.ops.get_indice_pairs(x.indices, 2, [7, 8, 9], None, **g)
     weight = torch.randn(6, *g["ksize"], 4)
     first = sp.ops.indice_conv(x.features, weight, pairs, counts, len(out))

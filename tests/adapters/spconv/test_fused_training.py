@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparse_bridge.adapters import fusion
 from tests.checks import assert_close
 
-from . import doors
+from . import apis
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 @pytest.fixture(params=["standin", "patch"])
 def sp(request, map_lane):
     if request.param == "patch" and map_lane.slow:
-        pytest.skip("one door is enough here")
-    with doors.DOORS[request.param]() as module:
+        pytest.skip("one api is enough here")
+    with apis.APIS[request.param]() as module:
         yield module
 
 
@@ -32,7 +32,7 @@ def plain_settings():
 
 
 def scene(sp, map_lane, channels=6, rows=60, seed=0):
-    x = doors.tensor(sp, channels=channels, rows=rows, seed=seed)
+    x = apis.tensor(sp, channels=channels, rows=rows, seed=seed)
     x.indices = x.indices.to(map_lane.device)
     return x.replace_feature((x.features + 20).to(map_lane.device))
 
@@ -237,6 +237,6 @@ def test_cpu_tensors_without_kernels_are_left_alone(monkeypatch, map_lane):
     if map_lane.kernels:
         pytest.skip("kernels are there")
     monkeypatch.setattr(fusion, "batch_norm_training", None)
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         net = stack(sp, map_lane)
         net(scene(sp, map_lane)).features.sum().backward()

@@ -14,11 +14,11 @@ from sparse_bridge.core.conv import layers
 from sparse_bridge.core.conv.fused_plan import FusedPlan
 from tests.checks import assert_close
 
-from . import doors
+from . import apis
 
 
 def scene(sp, device="cpu"):
-    x = doors.tensor(sp, channels=5)
+    x = apis.tensor(sp, channels=5)
     x.indices = x.indices.to(device)
     return x.replace_feature(x.features.to(device))
 

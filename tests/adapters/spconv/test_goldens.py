@@ -1,4 +1,4 @@
-"""Recorded answers of spconv 2.3.8, replayed by their own runner through both doors."""
+"""Recorded answers of spconv 2.3.8, replayed by their own runner through both APIs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.goldens import driver, half
 from tests.goldens.spconv.run_golden import SpConv
 from tests.recorded import RECORDED
 
-from . import doors
+from . import apis
 
 pytestmark = RECORDED
-FOLDER = doors.ROOT / "tests" / "goldens" / "spconv"
+FOLDER = apis.ROOT / "tests" / "goldens" / "spconv"
 RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -24,7 +24,7 @@ def replay(tmp_path, mode, *options, first="", **environment):
     # Some cases end in torch's own dense convolutions, which round to TF32 on a GPU by default.
     code = first + "import torch; torch.backends.cudnn.allow_tf32 = False; "
     code += f"import sparse_bridge; sparse_bridge.enable('spconv', mode={mode!r})"
-    doors.python(
+    apis.python(
         RUN,
         str(FOLDER / "run_golden.py"),
         "--cases",

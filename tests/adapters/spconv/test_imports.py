@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 
-from . import doors
+from . import apis
 
 LAYERS = [
     f"{kind}{n}d"
@@ -200,13 +200,13 @@ def test_other_signatures(standin):
 
 
 def test_signatures_equal_the_wheels():
-    wheel = doors.wheel()
+    wheel = apis.wheel()
     names = [*LAYERS, *POOLS, "SparseGlobalMaxPool", "SparseGlobalAvgPool", "SparseModule"]
     theirs = {name: parameters(getattr(wheel, name)) for name in names}
     functions = [name for name in NAMES["spconv.pytorch.ops"].split() if name.islower()]
     functions.remove("nms")  # of 1.x
     plain = {name: list(inspect.signature(getattr(wheel.ops, name)).parameters) for name in functions}
-    with doors.standin() as standin:
+    with apis.standin() as standin:
         assert {name: parameters(getattr(standin, name)) for name in names} == theirs
         assert plain == {name: list(inspect.signature(getattr(standin.ops, name)).parameters) for name in functions}
 
@@ -225,9 +225,9 @@ for n in (1, 2, 3, 4):
 with tv.nullcontext(4) as four, utils.nullcontext() as none:
     print(four, none, tv.tensorview_bind.__name__)
 """
-    ours = doors.python(f"import sparse_bridge; sparse_bridge.enable('spconv', mode='standin'){code}")
-    doors.wheel()
-    assert ours == doors.python(code) and "False" not in ours
+    ours = apis.python(f"import sparse_bridge; sparse_bridge.enable('spconv', mode='standin'){code}")
+    apis.wheel()
+    assert ours == apis.python(code) and "False" not in ours
 
 
 def test_first_generation_names_are_the_same_objects(standin):
@@ -295,12 +295,12 @@ def test_fx_traces_through_the_constructor(standin):
     assert type(standin.SparseConvTensor) is standin.core.SpConvTensorMeta is not type
     net = Net()
     graph = torch.fx.GraphModule(net, Tracer().trace(net))
-    x = doors.tensor(standin)
+    x = apis.tensor(standin)
     torch.testing.assert_close(graph(x.features, x.indices), layer(x).features)
 
 
 def test_nothing_is_imported_before_it_is_needed():
-    out = doors.python(
+    out = apis.python(
         "import sys, sparse_bridge; sparse_bridge.enable('spconv', mode='standin');"
         "print('torch' in sys.modules, 'triton' in sys.modules, 'spconv' in sys.modules);"
         "import spconv; print('spconv.pytorch' in sys.modules)"

@@ -10,7 +10,7 @@ from torch import nn
 
 from sparse_bridge.errors import ContractError
 
-from . import doors
+from . import apis
 from .test_quantization import converted, data, network, prepared, torchs_maps, trained_norms
 
 __all__ = ["torchs_maps"]
@@ -42,7 +42,7 @@ def test_layers_on_int8_values_take_the_place_of_reference_layers(standin, torch
     assert {"SparseConv", "SparseConvReLU"} <= names
     assert torch.equal(model(*data(1)), reference(*data(1)))
     (summed,) = (m for m in model.modules() if type(m) is intrinsic.SpconvAddReLUNd)
-    layer, x = with_sum.from_reference(summed, 0.05, 0), doors.tensor(standin, (9, 9), 8)
+    layer, x = with_sum.from_reference(summed, 0.05, 0), apis.tensor(standin, (9, 9), 8)
     for other in (x, standin.quantization.quantize_per_tensor(x, 0.1, 0, torch.qint8)):
         want = summed(x, other.dequantize() if other.is_quantized else other)
         want = torch.quantize_per_tensor(want.features, 0.05, 0, torch.qint8)
@@ -82,7 +82,7 @@ def test_eager_mode_makes_layers_on_int8_values(standin, kind, kernel):
     from torch.ao import quantization
 
     torch.manual_seed(0)
-    conv, x = standin.SubMConv3d(4, 6, kernel), doors.tensor(standin)
+    conv, x = standin.SubMConv3d(4, 6, kernel), apis.tensor(standin)
     layer = conv if kind == "SparseConv" else intrinsic.SpconvReLUNd(conv, nn.ReLU())
     if kind == "qat":
         norm = nn.BatchNorm1d(6)
@@ -141,7 +141,7 @@ def test_linear_layers_in_eager_mode(standin, fused):
 def test_layers_on_int8_values_can_be_filled_by_hand(standin):
     from spconv.pytorch.quantization import fake_q, quantized
 
-    conv, x = standin.SparseConv3d(4, 6, 3, 2, 1), doors.tensor(standin)
+    conv, x = standin.SparseConv3d(4, 6, 3, 2, 1), apis.tensor(standin)
     qconfig = fake_q.default_symmetric_spconv_ptq_qconfig
     output = qconfig.activation()
     want = output(conv(x)).features

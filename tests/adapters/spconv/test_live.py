@@ -1,4 +1,4 @@
-"""The installed wheel and the bridge, turn by turn in one process; and files between both doors."""
+"""The installed wheel and the bridge, turn by turn in one process; and files between both APIs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import nn
 import sparse_bridge
 from tests.quick import quick
 
-from . import doors, random_nets
+from . import apis, random_nets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
 def native():
-    return doors.wheel()
+    return apis.wheel()
 
 
 def both(sp, make, build):
@@ -49,7 +49,7 @@ def both(sp, make, build):
 def assert_alike(runs):
     (y, gradients), *others = runs
     for other, theirs in others:
-        doors.assert_same(other, y, 1e-4)
+        apis.assert_same(other, y, 1e-4)
         assert theirs.keys() == gradients.keys()
         for name, gradient in gradients.items():
             torch.testing.assert_close(theirs[name], gradient, rtol=1e-4, atol=1e-4)
@@ -84,7 +84,7 @@ def single(sp, name, ndim):
 @pytest.mark.parametrize("name", SINGLE)
 def test_every_layer_alternates(native, name, ndim):
     shape = {1: (60,), 2: (11, 12), 3: (7, 8, 9), 4: (4, 5, 4, 5)}[ndim]
-    runs, report = both(native, lambda: doors.tensor(native, shape=shape, rows=30), lambda: single(native, name, ndim))
+    runs, report = both(native, lambda: apis.tensor(native, shape=shape, rows=30), lambda: single(native, name, ndim))
     assert_alike(runs)
     counts = report.layers["spconv"]
     assert sum(count.bridged for count in counts.values()) >= 1
@@ -109,44 +109,44 @@ def network(sp):
 
 
 def test_networks_alternate(native):
-    runs, _ = both(native, lambda: doors.tensor(native), lambda: network(native))
+    runs, _ = both(native, lambda: apis.tensor(native), lambda: network(native))
     assert_alike(runs)
 
 
 def test_one_forward_through_both(native):
     """Maps made by either are read by the other."""
-    x = doors.tensor(native)
+    x = apis.tensor(native)
     net = network(native)
     first, down, inner, up = net[0], net[3], net[4], net[5]
     x = first(x)
     want = up(inner(inner(down(x))))
     with sparse_bridge.enable("spconv", mode="patch"):
         ours = inner(down(x))
-    doors.assert_same(up(inner(ours)), want, 1e-4)
+    apis.assert_same(up(inner(ours)), want, 1e-4)
     theirs = inner(down(x))
     with sparse_bridge.enable("spconv", mode="patch"):
-        doors.assert_same(up(inner(theirs)), want, 1e-4)
+        apis.assert_same(up(inner(theirs)), want, 1e-4)
 
 
 def test_copies_cross_the_border(native):
     net = network(native).requires_grad_(False).eval()
     net[0].bias = net[4][0].bias = net[5].bias = net[6].bias = None  # the wheel's eval takes none
-    x = doors.tensor(native)
+    x = apis.tensor(native)
     want = net(x)
     frozen = pickle.dumps((net, x, net[3](net[0](x))))
     with sparse_bridge.enable("spconv", mode="patch"):
         thawed, tensor, middle = pickle.loads(frozen)
         assert isinstance(thawed[0], native.SubMConv3d) and type(tensor) is native.SparseConvTensor
-        doors.assert_same(thawed(tensor), want, 1e-4)
-        doors.assert_same(net[5](middle), net[5](net[3](net[0](x))), 1e-4)
+        apis.assert_same(thawed(tensor), want, 1e-4)
+        apis.assert_same(net[5](middle), net[5](net[3](net[0](x))), 1e-4)
         back = pickle.dumps((thawed, net[3](net[0](x))))
         clone, bridged = copy.deepcopy(net), copy.deepcopy(net[3](net[0](x)))
     again, middle = pickle.loads(back)
-    doors.assert_same(again(x), want, 1e-4)
+    apis.assert_same(again(x), want, 1e-4)
     expected = net[5](net[3](net[0](x)))
-    doors.assert_same(net[5](middle), expected, 1e-4)
-    doors.assert_same(net[5](bridged), expected, 1e-4)
-    doors.assert_same(clone(x), want, 1e-4)
+    apis.assert_same(net[5](middle), expected, 1e-4)
+    apis.assert_same(net[5](bridged), expected, 1e-4)
+    apis.assert_same(clone(x), want, 1e-4)
     assert isinstance(middle.indice_dict["d1"], native.core.IndiceData)
 
 
@@ -167,11 +167,11 @@ def snapshot():
 
 def test_disabling_restores_every_attribute(native):
     importlib.import_module("spconv.pytorch.utils")  # as patching does
-    network(native)(doors.tensor(native))
+    network(native)(apis.tensor(native))
     before = snapshot()
     with sparse_bridge.enable("spconv", mode="patch"):
         changed = {key for key, value in snapshot().items() if before.get(key) is not value}
-        network(native)(doors.tensor(native)).dense()
+        network(native)(apis.tensor(native)).dense()
     after = snapshot()
     assert after.keys() == before.keys()
     assert [key for key in before if after[key] is not before[key]] == []
@@ -195,7 +195,7 @@ def test_disabling_restores_every_attribute(native):
 
 
 def test_live_objects_keep_their_classes(native):
-    net, x = network(native), doors.tensor(native)
+    net, x = network(native), apis.tensor(native)
     kinds = [type(layer) for layer in net]
     with sparse_bridge.enable("spconv", mode="patch"):
         assert [type(layer) for layer in net] == kinds
@@ -207,7 +207,7 @@ def test_live_objects_keep_their_classes(native):
 
 def test_sums_with_unsorted_rows_keep_their_maps(native):
     """The wheel attaches maps in another row order than the rows; here they follow."""
-    x = doors.tensor(native)
+    x = apis.tensor(native)
     down = native.SparseConv3d(4, 4, 3, 2, 1, indice_key="d")
     up = native.SparseInverseConv3d(4, 4, 3, "d")
     with sparse_bridge.enable("spconv", mode="patch"):
@@ -215,17 +215,17 @@ def test_sums_with_unsorted_rows_keep_their_maps(native):
         zero = y.replace_feature(torch.zeros_like(y.features))
         total = native.functional.sparse_add(y, zero)
         assert not torch.equal(total.indices, y.indices)
-        doors.assert_same(up(total), up(y), 1e-5)
+        apis.assert_same(up(total), up(y), 1e-5)
 
 
 SAVE = """
 import sys, torch, spconv.pytorch as sp
 sys.path.insert(0, "")
-from tests.adapters.spconv import doors, test_live
+from tests.adapters.spconv import apis, test_live
 torch.set_num_threads(1)
 torch.manual_seed(3)
 net = test_live.network(sp)
-x = doors.tensor(sp)
+x = apis.tensor(sp)
 y = net(x)
 torch.save({"state": net.state_dict(), "indices": y.indices, "features": y.features.detach()},
            sys.argv[1])
@@ -233,7 +233,7 @@ torch.save({"state": net.state_dict(), "indices": y.indices, "features": y.featu
 LOAD = """
 import sys, torch, spconv.pytorch as sp
 sys.path.insert(0, "")
-from tests.adapters.spconv import doors, test_live
+from tests.adapters.spconv import apis, test_live
 torch.set_num_threads(1)
 saved = torch.load(sys.argv[1])
 net = test_live.network(sp)
@@ -241,11 +241,11 @@ net.load_state_dict(saved["state"])
 for layer in net.modules():
     if isinstance(layer, torch.nn.BatchNorm1d):
         layer.reset_running_stats()
-x = doors.tensor(sp)
+x = apis.tensor(sp)
 want = x.replace_feature(saved["features"])
 y = net(x)
 want.indices, want.spatial_shape = saved["indices"], y.spatial_shape
-doors.assert_same(y, want, 1e-4)
+apis.assert_same(y, want, 1e-4)
 assert list(saved["state"]) == list(net.state_dict())
 """
 STANDIN = "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\n"
@@ -255,16 +255,16 @@ STANDIN = "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\
 @pytest.mark.slow
 def test_state_dicts_both_ways(native, tmp_path, first):
     file = str(tmp_path / "net.pt")
-    doors.python((STANDIN if first == "standin" else "") + SAVE, file)
-    doors.python((STANDIN if first == "native" else "") + LOAD, file)
+    apis.python((STANDIN if first == "standin" else "") + SAVE, file)
+    apis.python((STANDIN if first == "native" else "") + LOAD, file)
 
 
 MODELS = """
 import pickle, sys, torch, spconv.pytorch as sp
 sys.path.insert(0, "")
-from tests.adapters.spconv import doors, test_live
+from tests.adapters.spconv import apis, test_live
 torch.set_num_threads(1)
-x = doors.tensor(sp)
+x = apis.tensor(sp)
 if sys.argv[1] == "save":
     net = test_live.network(sp).requires_grad_(False)
     y = net[3](net[0](x))
@@ -272,8 +272,8 @@ if sys.argv[1] == "save":
 else:
     net, y, want = pickle.load(open(sys.argv[2], "rb"))
     assert type(net[0]) is sp.SubMConv3d and type(want) is sp.SparseConvTensor
-    doors.assert_same(net(x), want, 1e-4)
-    doors.assert_same(net[5](y), net[5](net[3](net[0](x))), 1e-4)
+    apis.assert_same(net(x), want, 1e-4)
+    apis.assert_same(net[5](y), net[5](net[3](net[0](x))), 1e-4)
 """
 
 
@@ -281,5 +281,5 @@ else:
 @pytest.mark.parametrize("first", quick(["standin"], ["native", "standin"]))
 def test_pickled_models_and_tensors_both_ways(native, tmp_path, first):
     file = str(tmp_path / "net.pkl")
-    doors.python((STANDIN if first == "standin" else "") + MODELS, "save", file)
-    doors.python((STANDIN if first == "native" else "") + MODELS, "load", file)
+    apis.python((STANDIN if first == "standin" else "") + MODELS, "save", file)
+    apis.python((STANDIN if first == "native" else "") + MODELS, "load", file)

@@ -13,7 +13,7 @@ import torch
 import sparse_bridge
 from sparse_bridge.errors import LifecycleError, SettingError
 
-from . import doors
+from . import apis
 
 BELOW = (
     "pytorch",
@@ -57,7 +57,7 @@ def test_a_missing_package_is_answered_with_the_same_modules(sp):
     from spconv_triton.pytorch.conv import SparseConvolution
 
     assert SubMConv3d is sp.SubMConv3d and issubclass(SubMConv3d, SparseConvolution)
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     again = pickle.loads(pickle.dumps(x))
     assert type(again) is sp.SparseConvTensor and torch.equal(again.features, x.features)
     with pytest.raises(ImportError):
@@ -65,23 +65,23 @@ def test_a_missing_package_is_answered_with_the_same_modules(sp):
 
 
 def test_nothing_is_left_when_spconv_is_disabled():
-    with doors.standin():
+    with apis.standin():
         importlib.import_module("spconv_triton.pytorch.ops")
     assert not [name for name in sys.modules if name.startswith("spconv_triton")]
     with pytest.raises(ModuleNotFoundError, match="spconv_triton"):
         importlib.import_module("spconv_triton")
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         assert importlib.import_module("spconv_triton.pytorch") is sp
 
 
 def test_an_installed_package_answers_for_itself(installed):
-    with doors.standin():
+    with apis.standin():
         assert importlib.import_module("spconv_triton.pytorch").mark == "real" and not note()
     assert sys.modules["spconv_triton"].mark == "real", "nobody takes it away"
 
 
 def test_unless_its_name_is_given(installed):
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         with sparse_bridge.enable("spconv_triton") as handle:
             assert list(handle.status()) == ["spconv"] and note()
             assert importlib.import_module("spconv_triton.pytorch") is sp
@@ -94,9 +94,9 @@ def test_unless_its_name_is_given(installed):
 
 
 def test_a_claim_ends_with_its_handle(installed):
-    with doors.standin(), sparse_bridge.enable("spconv_triton"):
+    with apis.standin(), sparse_bridge.enable("spconv_triton"):
         pass
-    with doors.standin():
+    with apis.standin():
         assert importlib.import_module("spconv_triton").mark == "real"
 
 
@@ -113,7 +113,7 @@ sparse_bridge.disable("spconv_triton")
 print(list(y.features.shape), sparse_bridge.status()["spconv"].enabled,
       [name for name in sys.modules if name.startswith("spconv")])
 """
-    assert doors.python(code).strip() == "[1, 3] False []"
+    assert apis.python(code).strip() == "[1, 3] False []"
 
 
 def test_unknown_names_are_refused_and_known_ones_listed():

@@ -10,7 +10,7 @@ from torch import nn
 
 from sparse_bridge.errors import ContractError, UnsupportedError
 
-from . import doors
+from . import apis
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -154,7 +154,7 @@ def test_layers_over_lists_and_norms_are_nodes(standin):
             y = self.norm(self.join([x, self.add([x, x])]))
             return self.mean(y)
 
-    net, x = Net(), doors.tensor(standin)
+    net, x = Net(), apis.tensor(standin)
     graph = torch.fx.symbolic_trace(net)
     found = [target for op, target in calls(graph) if op == "call_module"]
     assert found == ["add", "join", "norm", "mean"]
@@ -269,7 +269,7 @@ def test_a_norm_in_training_sees_the_convolution_as_it_is(standin, kernel):
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([1.0, -0.5, 2.0, 0.0, 0.3, 1.5]))
         norm.running_var.uniform_(0.5, 2)
-    x = doors.tensor(standin)
+    x = apis.tensor(standin)
     fused = intrinsic.SpconvBnReLUNd(copy.deepcopy(conv), copy.deepcopy(norm), nn.ReLU())
     fused.qconfig = spconvq.get_default_spconv_trt_qat_qconfig("fbgemm", 0)
     layer = intrinsic.qat.SparseConvBnReLU.from_float(fused.train())
@@ -311,7 +311,7 @@ def test_a_batch_without_rows_passes_observers(standin):
     for qconfig in (fake_q.default_symmetric_spconv_ptq_qconfig, fake_q.default_symmetric_spconv_qat_qconfig):
         observer = qconfig.activation()
         assert observer(empty).features.shape == (0, 4)
-        x = doors.tensor(standin)
+        x = apis.tensor(standin)
         assert observer(x).features.shape == x.features.shape
         assert observer(x.features).shape == x.features.shape
 
@@ -333,7 +333,7 @@ def test_sums_of_quantised_tensors(standin):
     from spconv.pytorch.quantization import quantize_per_tensor
     from spconv.pytorch.quantization.core import quantized_add
 
-    x = doors.tensor(standin)
+    x = apis.tensor(standin)
     q = quantize_per_tensor(x, 0.05, 0, torch.qint8)
     assert q.is_quantized and q.q_scale() == pytest.approx(0.05)
     assert (q.dequantize().features - x.features.clamp(-6.4, 6.35)).abs().max() <= 0.0251
@@ -347,7 +347,7 @@ def test_sums_of_quantised_tensors(standin):
 def test_activations_fold_into_convolutions(standin, act):
     from spconv.pytorch.quantization.utils import fuse_spconv_act_eval
 
-    conv, x = standin.SubMConv3d(4, 6, 3).eval(), doors.tensor(standin)
+    conv, x = standin.SubMConv3d(4, 6, 3).eval(), apis.tensor(standin)
     fused = fuse_spconv_act_eval(conv, act.eval())
     torch.testing.assert_close(fused(x).features, act(conv(x).features), atol=1e-6, rtol=1e-5)
     with pytest.raises(UnsupportedError, match="GELU"):

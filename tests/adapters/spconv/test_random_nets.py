@@ -10,7 +10,7 @@ import torch
 
 import sparse_bridge
 
-from . import doors, random_nets
+from . import apis, random_nets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,7 +20,7 @@ ILL_CONDITIONED = 228
 
 
 def compare(seed):
-    wheel = doors.wheel()
+    wheel = apis.wheel()
     dtype = torch.float64 if seed % 5 == 0 else torch.float32
     net = random_nets.make(wheel, seed, dtype)
     want = random_nets.run(wheel, net)
@@ -57,7 +57,7 @@ def test_bridged_equals_native_thoroughly():
 def test_standin_equals_native(seed):
     net, want, exact = compare(seed)
     dtype = net.features.dtype
-    with doors.standin() as standin:
+    with apis.standin() as standin:
         ours = random_nets.make(standin, seed, dtype)
         assert torch.equal(ours.features, net.features)
         ours.layers.load_state_dict(net.layers.state_dict())

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from . import doors
+from . import apis
 from .test_row_order import direct_table
 
-FOLDER = doors.ROOT / "tests" / "goldens" / "spconv" / "rows"
+FOLDER = apis.ROOT / "tests" / "goldens" / "spconv" / "rows"
 RECORD = json.loads((FOLDER / "answers.json").read_text())
 
 

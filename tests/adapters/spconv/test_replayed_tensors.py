@@ -12,14 +12,14 @@ from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.refusals import Refusal
 from tests.clouds import cloud, features
 
-from . import doors
+from . import apis
 
 SHAPE = [8, 8, 8]
 
 
 @pytest.fixture(scope="module")
 def sp():
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
 
 

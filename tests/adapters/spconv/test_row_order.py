@@ -15,7 +15,7 @@ import sparse_bridge
 from sparse_bridge import state
 from sparse_bridge.adapters.spconv.rules.row_order import row_order
 
-from . import doors
+from . import apis
 
 SHAPE = (9, 8, 10)
 
@@ -100,7 +100,7 @@ def test_every_layer_in_the_order_that_is_asked_for(standin, lane, name):
     layer = make(indice_key="k").to(lane.device)
     answers = {}
     for on in (True, False):
-        x = doors.tensor(standin, SHAPE, rows=90)
+        x = apis.tensor(standin, SHAPE, rows=90)
         x = standin.SparseConvTensor(x.features.to(lane.device), x.indices.to(lane.device), list(SHAPE), 2)
         for training in (True, False):
             with direct_table(on), torch.set_grad_enabled(training):
@@ -110,11 +110,11 @@ def test_every_layer_in_the_order_that_is_asked_for(standin, lane, name):
         answers[on] = y
         back = standin.SparseInverseConv3d(4, 3, layer.kernel_size, "k", algo=layer.algo)
         assert torch.equal(back.to(lane.device)(y).indices, x.indices)
-    doors.assert_same(answers[False], answers[True])
+    apis.assert_same(answers[False], answers[True])
 
 
 def test_rows_as_they_are_first_seen(standin):
-    x = doors.tensor(standin, SHAPE, rows=90)
+    x = apis.tensor(standin, SHAPE, rows=90)
     assert first_seen(x, standin.SparseConv3d(4, 4, 2, 2)(x))
 
 
@@ -123,16 +123,16 @@ def test_a_network_behind_the_switch(standin, lane):
     """Keys, inverse layers and submanifold layers follow; features do not change."""
     torch.manual_seed(0)
     net = unet(standin).to(lane.device).eval()
-    x = on(doors.tensor(standin, SHAPE, rows=120), lane)
+    x = on(apis.tensor(standin, SHAPE, rows=120), lane)
     with torch.no_grad():
         want = net(x)
         with direct_table(False):
-            got = net(on(doors.tensor(standin, SHAPE, rows=120), lane))
+            got = net(on(apis.tensor(standin, SHAPE, rows=120), lane))
     assert torch.equal(got["out"].indices, x.indices)
     torch.testing.assert_close(got["out"].features, want["out"].features, atol=1e-4, rtol=1e-4)
     for name in ("half", "quarter"):
         assert ascending(got[name]) and not ascending(want[name])
-        doors.assert_same(got[name], want[name], 1e-4)
+        apis.assert_same(got[name], want[name], 1e-4)
 
 
 def on(x, lane):
@@ -170,12 +170,12 @@ def test_scenes_whose_maps_are_prepared_together(standin, lane):
     state.reset()
     with direct_table(False), torch.no_grad():
         for seed in range(5):
-            x = on(doors.tensor(standin, SHAPE, rows=100 + 7 * seed, seed=seed), lane)
+            x = on(apis.tensor(standin, SHAPE, rows=100 + 7 * seed, seed=seed), lane)
             got = net(x)
             assert ascending(got["half"]) and ascending(got["quarter"])
             assert torch.equal(got["out"].indices, x.indices)
             with direct_table(True):
-                want = net(on(doors.tensor(standin, SHAPE, rows=100 + 7 * seed, seed=seed), lane))
+                want = net(on(apis.tensor(standin, SHAPE, rows=100 + 7 * seed, seed=seed), lane))
             torch.testing.assert_close(got["out"].features, want["out"].features, atol=1e-4, rtol=1e-4)
     state.reset()
 
@@ -195,7 +195,7 @@ def test_compiled_and_exported_networks(standin):
             y = self.net(standin.SparseConvTensor(features, indices, list(SHAPE), 2))["half"]
             return y.features, y.indices
 
-    x, flat = doors.tensor(standin, SHAPE, rows=90), Flat()
+    x, flat = apis.tensor(standin, SHAPE, rows=90), Flat()
     compiled = torch.compile(flat, fullgraph=True, backend="eager")
     with torch.no_grad():
         for table in (True, False, True):
@@ -215,16 +215,16 @@ def test_optimized_networks(standin):
     torch.manual_seed(0)
     net = unet(standin).eval()
     with direct_table(False), torch.no_grad():
-        want = net(doors.tensor(standin, SHAPE, rows=90))["half"]
+        want = net(apis.tensor(standin, SHAPE, rows=90))["half"]
         sparse_bridge.optimize(net)
         for _ in range(3):
-            got = net(doors.tensor(standin, SHAPE, rows=90))["half"]
+            got = net(apis.tensor(standin, SHAPE, rows=90))["half"]
             assert torch.equal(got.indices, want.indices)
             torch.testing.assert_close(got.features, want.features, atol=1e-4, rtol=1e-4)
 
 
 def test_functions_say_by_argument(standin):
-    x = doors.tensor(standin, SHAPE, rows=90)
+    x = apis.tensor(standin, SHAPE, rows=90)
     rule = [3] * 3, [2] * 3, [1] * 3, [1] * 3, [0] * 3
     place = x.indices, 2, list(SHAPE), standin.ConvAlgo.MaskImplicitGemm
     rows = standin.ops.get_indice_pairs(*place[:3], standin.ConvAlgo.Native, *rule)[0].tolist()
@@ -271,19 +271,19 @@ print(spconv.constants.SPCONV_USE_DIRECT_TABLE, y.indices[0].tolist())
 def test_when_the_switch_is_read(before, after, variable, want):
     environment = {"SPCONV_USE_DIRECT_TABLE": variable} if variable else {}
     code = BEFORE_THE_IMPORT.format(before=before, after=after)
-    assert doors.python(code, **environment).strip() == want
+    assert apis.python(code, **environment).strip() == want
 
 
 @pytest.mark.parametrize("table", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_patched_layers_order_rows_as_spconv_does_on_a_cpu(name, table):
-    sp = doors.wheel()
+    sp = apis.wheel()
     make, _ = makers(sp)[name]
     if name == "split" or "fast" in name:
         pytest.skip("the wheel for CPUs has one algorithm")
     torch.manual_seed(0)
     layer = make().train()
-    for x in (doors.tensor(sp, SHAPE, rows=90), repeated(sp)):
+    for x in (apis.tensor(sp, SHAPE, rows=90), repeated(sp)):
         with direct_table(table):
             if name != "average":  # no CPU has it
                 want = layer(x)
@@ -300,7 +300,7 @@ def test_patched_layers_order_rows_as_spconv_does_on_a_cpu(name, table):
 
 def repeated(sp):
     """With equal coordinates, and a row of no batch item."""
-    x = doors.tensor(sp, SHAPE, rows=40)
+    x = apis.tensor(sp, SHAPE, rows=40)
     dead = torch.tensor([[-1, 2, 2, 2]], dtype=torch.int32)
     indices = torch.cat([x.indices[:20], x.indices[5:9], dead, x.indices[20:]])
     return sp.SparseConvTensor(torch.rand(len(indices), 4), indices, list(SHAPE), 2)

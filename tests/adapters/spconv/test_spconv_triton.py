@@ -12,19 +12,19 @@ from torch import nn
 
 from sparse_bridge.errors import GeometryError
 
-from . import doors
+from . import apis
 
 
 @pytest.fixture
 def peer(sp):
-    """`spconv_triton.pytorch` through each door."""
+    """`spconv_triton.pytorch` through each API."""
     return importlib.import_module("spconv_triton.pytorch")
 
 
 def both(ask):
     """What the real spconv answers and what the stand-in does: `ask` takes `spconv.pytorch`."""
-    real = ask(doors.wheel())
-    with doors.standin() as sp:
+    real = ask(apis.wheel())
+    with apis.standin() as sp:
         return real, ask(sp)
 
 
@@ -41,7 +41,7 @@ def network(sp):
 
 
 def test_one_changed_import_runs_a_network_and_trains_it(peer):
-    x = doors.tensor(peer)
+    x = apis.tensor(peer)
     net = network(peer)
     y = net(x)
     assert torch.equal(y.indices, x.indices) and y.spatial_shape == [7, 8, 9]
@@ -57,14 +57,14 @@ def test_checkpoints_go_from_one_name_to_the_other(peer):
     for parameter in ours.parameters():
         nn.init.zeros_(parameter)
     ours.load_state_dict(theirs.state_dict(), strict=True)
-    x = doors.tensor(peer)
+    x = apis.tensor(peer)
     assert torch.equal(ours(x).features, theirs(x).features)
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
 def test_layers_care_for_no_order_of_axes(peer, order):
     """Sites, grid and weights of another order give the same rows."""
-    x = doors.tensor(peer)
+    x = apis.tensor(peer)
     columns = [0, *(1 + axis for axis in order)]
     turned = peer.SparseConvTensor(
         x.features, x.indices[:, columns].contiguous(), [x.spatial_shape[a] for a in order], 2
@@ -190,7 +190,7 @@ class Constructs(nn.Module):
         super().__init__()
         self.sp, self.how = sp, how
         self.layer = sp.SubMConv3d(4, 5, 3)
-        x = doors.tensor(sp)
+        x = apis.tensor(sp)
         self.register_buffer("features", x.features)
         self.register_buffer("indices", x.indices)
 
@@ -227,7 +227,7 @@ def test_the_class_of_the_class_is_torchs(sp):
     class Named(sp.SparseConvTensor, metaclass=torch.fx.ProxyableClassMeta):
         pass
 
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     y = Named(x.features, x.indices, x.spatial_shape, x.batch_size)
     assert isinstance(sp.SubMConv3d(4, 5, 3)(y), sp.SparseConvTensor)
 
@@ -298,7 +298,7 @@ def test_points_that_vanish_leave_no_rows(ndim):
 
 def test_a_grid_that_vanishes_is_an_error_of_either_kind(sp):
     """RuntimeError as in spconv, ValueError as in spconv-triton, and one of this project's."""
-    x = doors.tensor(sp, shape=(3, 3, 3), rows=5, batch_size=1)
+    x = apis.tensor(sp, shape=(3, 3, 3), rows=5, batch_size=1)
     for layer in (sp.SparseConv3d(4, 4, 5), sp.SparseMaxPool3d(5)):
         for kind in (RuntimeError, ValueError, GeometryError):
             with pytest.raises(kind, match=r"grid of \[3, 3, 3\]"):
@@ -318,7 +318,7 @@ RESIDUALS = {
 @pytest.mark.parametrize("layer", RESIDUALS)
 def test_float_layers_add_a_residual(sp, layer, training):
     """In inference, too, where spconv-triton refuses it unless `ConvAlgo.Native` is set."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     made = RESIDUALS[layer](sp).train(training)
     plain = made(x)
     more = plain.replace_feature(torch.randn_like(plain.features).requires_grad_())
@@ -334,10 +334,10 @@ def test_residuals_are_those_of_spconv(layer, training):
     def added(sp):
         torch.manual_seed(0)
         made = RESIDUALS[layer](sp, bias=False, algo=sp.ConvAlgo.Native).train(training)
-        x = doors.tensor(sp)
+        x = apis.tensor(sp)
         plain = made(x)
         number = torch.arange(plain.features.numel()).reshape(plain.features.shape)
-        return doors.by_site(plain), doors.by_site(made(x, plain.replace_feature(number.float())))
+        return apis.by_site(plain), apis.by_site(made(x, plain.replace_feature(number.float())))
 
     for plain, sums in both(added):
         changes = torch.stack([sums[site] - row for site, row in plain.items()])
@@ -348,12 +348,12 @@ def test_residuals_are_those_of_spconv(layer, training):
 @pytest.mark.parametrize("wrong", ["a tensor", "other channels", "other rows"])
 def test_residuals_that_do_not_fit_are_errors_as_in_spconv(wrong):
     def kind_of_error(sp):
-        x = doors.tensor(sp)
+        x = apis.tensor(sp)
         layer = sp.SubMConv3d(4, 6, 3, bias=False, algo=sp.ConvAlgo.Native)
         add = {
             "a tensor": torch.ones(60, 6),
             "other channels": x.replace_feature(torch.ones(60, 5)),
-            "other rows": doors.tensor(sp, channels=6, rows=50),
+            "other rows": apis.tensor(sp, channels=6, rows=50),
         }[wrong]
         with pytest.raises((AttributeError, RuntimeError)) as found:
             layer(x, add)

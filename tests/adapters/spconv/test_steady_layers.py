@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize, prune
 from sparse_bridge.adapters.spconv import conv, geometry, keys, tensors
 from sparse_bridge.core.device import trace
 from sparse_bridge.errors import SparseBridgeError
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 
 def twice(layer, x):
@@ -25,7 +25,7 @@ def twice(layer, x):
 
 def shared(sp, kind):
     """(layer, its input, its record): a layer that meets the record of another one."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     if kind == "submanifold":
         x = sp.SubMConv3d(4, 4, 3, indice_key="key")(x)
         layer = sp.SubMConv3d(4, 6, 3, indice_key="key")
@@ -108,7 +108,7 @@ def test_what_fits_passes_all_checks(sp, kind, name):
 
 
 def test_parameters_may_be_replaced(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     layer = sp.SubMConv3d(4, 6, 3, indice_key="key").eval()
     before = twice(layer, x).features
     with torch.no_grad():
@@ -132,7 +132,7 @@ class Doubled(nn.Module):
 
 def test_parameters_may_be_computed(sp):
     """torch's parametrisations, pruning, and a plain tensor in the parameter's place."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     plain = sp.SubMConv3d(4, 6, 3, bias=False)
     base = twice(plain, x).features.detach()
     layer = copy.deepcopy(plain)
@@ -159,7 +159,7 @@ def test_switches_are_read_at_every_call(sp, calls_of, monkeypatch):
     asked = calls_of(convolution, "convolve")
     import spconv
 
-    x, layer = doors.tensor(sp), sp.SubMConv3d(4, 6, 3, indice_key="key", name="one")
+    x, layer = apis.tensor(sp), sp.SubMConv3d(4, 6, 3, indice_key="key", name="one")
     y = twice(layer, x)
     for allow in (True, False):
         monkeypatch.setattr(spconv.constants, "SPCONV_ALLOW_TF32", allow)
@@ -175,7 +175,7 @@ def test_switches_are_read_at_every_call(sp, calls_of, monkeypatch):
 
 
 def test_counting_voxels_may_begin_later(standin):
-    x, layer = doors.tensor(standin), standin.SparseConv3d(4, 6, 3, 2, 1)
+    x, layer = apis.tensor(standin), standin.SparseConv3d(4, 6, 3, 2, 1)
     twice(layer, x)
     layer.register_buffer("max_num_voxels_during_training", torch.zeros(1, dtype=torch.int32))
     layer.record_voxel_count = True
@@ -201,7 +201,7 @@ def test_the_short_way_knows_every_option(standin):
 def test_a_fused_activation_may_be_assigned(standin):
     from cumm import tensorview as tv
 
-    x, layer = doors.tensor(standin), standin.SubMConv3d(4, 6, 3, indice_key="key").eval()
+    x, layer = apis.tensor(standin), standin.SubMConv3d(4, 6, 3, indice_key="key").eval()
     before = twice(layer, x).features
     layer.act_type = tv.gemm.Activation.LeakyReLU
     for alpha in (0.5, 0.1):
@@ -214,7 +214,7 @@ def test_a_fused_activation_may_be_assigned(standin):
 
 
 def test_shapes_are_numbers_whatever_holds_them(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     for shape in (
         [7, 8, 9],
         (7, 8, 9),

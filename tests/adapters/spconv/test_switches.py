@@ -15,7 +15,7 @@ import sparse_bridge
 from sparse_bridge.errors import ContractError, UnsupportedError
 from tests.docs import pages
 
-from . import doors
+from . import apis
 
 ROWS = pages.table(pages.ROOT / "docs/spconv.md", "| `spconv.constants` | Variable | Here |")
 LIST = """
@@ -44,7 +44,7 @@ def of(kind):
 
 
 def listed(enable=""):
-    names, _, variables = doors.python(LIST.format(enable=enable)).strip().partition(" | ")
+    names, _, variables = apis.python(LIST.format(enable=enable)).strip().partition(" | ")
     return set(names.split()), set(variables.split())
 
 
@@ -74,7 +74,7 @@ def test_every_switch_is_listed():
     assert {name for row in ROWS for name in quoted(row[0])} == names
     assert {name for row in ROWS for name in quoted(row[1])} == variables
     assert names == of("effect") | of("refused") | of("no meaning")
-    doors.wheel()
+    apis.wheel()
     theirs, read = listed()
     assert theirs == names and read == variables - {"SPCONV_USE_DIRECT_TABLE"}
 
@@ -85,7 +85,7 @@ def test_those_with_an_effect_are_all_tried():
 
 def rows_of_new_coordinates(sp):
     algo = getattr(sp.ConvAlgo, "MaskImplicitGemm" if hasattr(sp.SparseConvTensor, "_switches") else "Native")
-    return sp.SparseConv3d(4, 4, 2, 2, algo=algo)(doors.tensor(sp)).indices.tolist()
+    return sp.SparseConv3d(4, 4, 2, 2, algo=algo)(apis.tensor(sp)).indices.tolist()
 
 
 def weight_from_a_checkpoint(sp):
@@ -99,7 +99,7 @@ def weight_from_a_checkpoint(sp):
 
 
 def order_of_masks(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     y = sp.SubMConv3d(4, 4, 3, indice_key="k", algo=sp.ConvAlgo.MaskImplicitGemm)(x)
     return y.indice_dict["k"].mask_argsort_fwd_splits[0].tolist()
 
@@ -167,7 +167,7 @@ def test_what_switches_change_is_right(standin, own_constants):
     own_constants.SAVED_WEIGHT_LAYOUT = "KCRS"
     with pytest.raises(ContractError, match="'KCRS'; expected KRSC, RSKC, RSCK"):
         weight_from_a_checkpoint(standin)
-    x = doors.tensor(standin)
+    x = apis.tensor(standin)
     rule = [3] * 3, [1] * 3, [1] * 3, [1] * 3, [0] * 3
     place = x.indices, 2, [7, 8, 9], standin.ConvAlgo.MaskImplicitGemm
     for argument, switch in ((True, False), (False, True), (None, True), (None, False)):
@@ -197,11 +197,11 @@ except sparse_bridge.errors.UnsupportedError as error:
 
 @pytest.mark.slow
 def test_patch_mode_refuses_them_when_it_begins():
-    doors.wheel()
-    assert "ALL_WEIGHT_IS_KRSC is False" in doors.python(REFUSING)
+    apis.wheel()
+    assert "ALL_WEIGHT_IS_KRSC is False" in apis.python(REFUSING)
     code = "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin'); import spconv"
     with pytest.raises(AssertionError, match="SPCONV_FILTER_HWIO is deprecated"):
-        doors.python(code, SPCONV_FILTER_HWIO="1")
+        apis.python(code, SPCONV_FILTER_HWIO="1")
 
 
 @pytest.mark.parametrize("name", sorted(of("no meaning")))
@@ -213,7 +213,7 @@ def test_the_others_change_nothing(standin, own_constants, name):
         net = standin.SparseSequential(
             standin.SubMConv3d(4, 4, 3, indice_key="a"), standin.SparseConv3d(4, 4, 2, 2), standin.SparseMaxPool3d(2, 2)
         )
-        y = net(doors.tensor(standin))
+        y = net(apis.tensor(standin))
         return y.features, y.indices, order_of_masks(standin), precision(standin)
 
     before = state()

@@ -20,7 +20,7 @@ from sparse_bridge.core.conv.history import histories
 from tests.checks import assert_close
 from tests.clouds import cloud
 
-from . import doors
+from . import apis
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
@@ -49,8 +49,8 @@ class Block(nn.Module):
 @pytest.fixture(params=["standin", "patch"])
 def sp(request, kernel_lane):
     if request.param == "patch" and kernel_lane.slow:
-        pytest.skip("one door is enough here")
-    with doors.DOORS[request.param]() as module:
+        pytest.skip("one api is enough here")
+    with apis.APIS[request.param]() as module:
         yield module
     waiting.reset()
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import sparse_bridge
 
-from . import doors
+from . import apis
 
 ENABLE = "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\n"
 
@@ -35,7 +35,7 @@ def test_constants_are_assigned_before_or_after_the_layers_are_imported(late):
     lines = ["import spconv", "spconv.constants.SPCONV_USE_DIRECT_TABLE = False"]
     lines.insert(1 if late else 2, "import spconv.pytorch")
     code = ENABLE + "\n".join([*lines, "print(spconv.pytorch.ops.SPCONV_USE_DIRECT_TABLE)"])
-    assert doors.python(code).split() == ["True" if late else "False"]
+    assert apis.python(code).split() == ["True" if late else "False"]
 
 
 def test_find_spec_answers_before_and_after_the_import():
@@ -46,7 +46,7 @@ def test_find_spec_answers_before_and_after_the_import():
         "print(first.name, first.origin == spconv.__file__, find_spec('spconv') is spconv.__spec__,"
         " find_spec('spconv.pytorch').name)"
     )
-    assert doors.python(ENABLE + code).split() == ["spconv", "True", "True", "spconv.pytorch"]
+    assert apis.python(ENABLE + code).split() == ["spconv", "True", "True", "spconv.pytorch"]
 
 
 def test_voxel_generator_probes_end_at_the_new_one(standin):
@@ -81,18 +81,18 @@ def test_submodules_are_attributes(sp):
 
 
 def test_one_class_object_per_name_however_often_enabled():
-    with doors.standin() as first:
+    with apis.standin() as first:
         layer = first.SubMConv3d
         assert isinstance(layer, type)
         with sparse_bridge.enable("spconv"):
             import spconv.pytorch as again
 
             assert again.SubMConv3d is layer
-    with doors.standin() as second:
+    with apis.standin() as second:
         assert second.SubMConv3d is layer
-    wheel = doors.wheel()
+    wheel = apis.wheel()
     theirs = wheel.SubMConv3d
-    with doors.patched() as patched:
+    with apis.patched() as patched:
         assert patched.SubMConv3d is theirs
 
 
@@ -168,7 +168,7 @@ def test_forward_can_be_replaced_and_hooks_run(sp, monkeypatch):
         )
 
     net = sp.SparseSequential(sp.SubMConv3d(4, 4, 3), sp.SparseSequential(sp.SparseConv3d(4, 5, 2)))
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     want = net(x).features
     monkeypatch.setattr(sp.conv.SparseConvolution, "forward", forward)
     net[0].register_forward_hook(lambda module, args, out: seen.append("hook"))
@@ -201,4 +201,4 @@ def test_environment_switches_of_projects_are_accepted():
         "import spconv.pytorch as sp, spconv.constants as c\n"
         "print(c.SPCONV_DO_SORT, c.SAVED_WEIGHT_LAYOUT, c.SPCONV_DEBUG_SAVE_PATH)"
     )
-    assert doors.python(code, **environment).split() == ["False", "KRSC", "somewhere"]
+    assert apis.python(code, **environment).split() == ["False", "KRSC", "somewhere"]

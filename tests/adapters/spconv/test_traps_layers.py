@@ -10,7 +10,7 @@ from torch import nn
 from sparse_bridge import settings
 from sparse_bridge.errors import DataTypeError, TensorExpectedError
 
-from . import doors
+from . import apis
 
 # name of the layer, arguments after the channels, whether it is the 1x1 short cut
 UNIT_LAYERS = [
@@ -26,7 +26,7 @@ UNIT_LAYERS = [
 @pytest.mark.parametrize("channels", [(4, 4), (4, 6)])
 def test_unit_kernels_reshape_their_weight(sp, name, arguments, channels):
     layer = getattr(sp, name)(*channels, *arguments)
-    x = doors.tensor(sp, channels=channels[0])
+    x = apis.tensor(sp, channels=channels[0])
     y = layer(x)
     matrix = layer.weight.reshape(channels)
     torch.testing.assert_close(y.features, x.features @ matrix + layer.bias)
@@ -39,11 +39,11 @@ def test_unit_kernels_reshape_their_weight(sp, name, arguments, channels):
 
 def test_unit_kernel_with_stride_is_an_ordinary_layer(sp):
     layer = sp.SparseConv3d(4, 6, 1, stride=2, indice_key="down", bias=False)
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     y = layer(x)
-    rows = doors.by_site(x)
+    rows = apis.by_site(x)
     assert y.spatial_shape == [4, 4, 5] and "down" in y.indice_dict
-    for site, row in doors.by_site(y).items():
+    for site, row in apis.by_site(y).items():
         source = rows[(site[0], *(2 * c for c in site[1:]))]
         torch.testing.assert_close(row, layer.weight.reshape(6, 4) @ source)
     back = sp.SparseInverseConv3d(6, 4, 1, indice_key="down")(y)
@@ -52,7 +52,7 @@ def test_unit_kernel_with_stride_is_an_ordinary_layer(sp):
 
 def test_unit_kernels_share_a_key_with_others(sp):
     """Skip connections of TRELLIS and 2DPASS."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     wide = sp.SubMConv3d(4, 6, 3, indice_key="res")
     skip = sp.SubMConv3d(4, 6, 1, indice_key="res")
     y = wide(x)
@@ -62,12 +62,12 @@ def test_unit_kernels_share_a_key_with_others(sp):
 
 
 def reuse(sp, first, second, between=None):
-    x = first(doors.tensor(sp))
+    x = first(apis.tensor(sp))
     return second(x if between is None else between(x))
 
 
 def test_submanifold_layers_reuse_a_key(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     first, second = (sp.SubMConv3d(4, 4, 3, indice_key="a") for _ in range(2))
     y = first(x)
     z = second(y)
@@ -136,7 +136,7 @@ def test_pools_are_inverted_by_default(sp, pool, kernel):
     down = getattr(sp, pool)(kernel, 2, indice_key="p")
     torch.manual_seed(0)
     up = sp.SparseInverseConv3d(4, 5, kernel, indice_key="p")
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     pooled = down(x)
     leaf = pooled.features.detach().requires_grad_()
     y = up(pooled.replace_feature(leaf))
@@ -154,7 +154,7 @@ def test_pools_are_inverted_by_default(sp, pool, kernel):
 def test_a_key_belongs_to_its_tensor(sp):
     """LION reuses one key on unrelated tensors."""
     layer = sp.SubMConv3d(4, 4, 3, indice_key="subm")
-    one, two = doors.tensor(sp, seed=1), doors.tensor(sp, seed=2, rows=40)
+    one, two = apis.tensor(sp, seed=1), apis.tensor(sp, seed=2, rows=40)
     layer(one)
     alone = sp.SubMConv3d(4, 4, 3)
     alone.load_state_dict(layer.state_dict())
@@ -162,7 +162,7 @@ def test_a_key_belongs_to_its_tensor(sp):
 
 
 def test_siblings_do_not_see_each_others_keys(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     left = sp.SubMConv3d(4, 4, 3, indice_key="left")(x)
     right = sp.SubMConv3d(4, 4, (1, 3, 3), indice_key="right")(x)
     assert (list(x.indice_dict), list(left.indice_dict)) == ([], ["left"])
@@ -174,7 +174,7 @@ def test_siblings_do_not_see_each_others_keys(sp):
 
 def test_first_generation_key_sharing_on_request(sp):
     """Cylinder3D: a (3, 1, 3) kernel reads the map that a (1, 3, 3) one left under their key."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     first = sp.SubMConv3d(4, 4, (1, 3, 3), indice_key="bef", bias=False)
     second = sp.SubMConv3d(4, 4, (3, 1, 3), indice_key="bef", bias=False)
     y = first(x)
@@ -190,7 +190,7 @@ def test_first_generation_key_sharing_on_request(sp):
 
 def test_branches_share_first_generation_keys(sp):
     """In spconv 1.x tensors of one origin had one `indice_dict`: a branch reads its sibling's."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     one = sp.SubMConv3d(4, 4, (1, 3, 3), indice_key="bef", bias=False)
     other = sp.SubMConv3d(4, 4, (3, 1, 3), indice_key="bef", bias=False)
     with settings.override(shared_keys=True):
@@ -205,7 +205,7 @@ def test_branches_share_first_generation_keys(sp):
 
 def test_larger_kernels_read_a_shared_map_with_their_first_offsets(sp):
     """Cylinder3D's decoder: (3, 3, 3) under the key of a (1, 3, 3)."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     first = sp.SubMConv3d(4, 4, (1, 3, 3), indice_key="up", bias=False)
     large = sp.SubMConv3d(4, 4, 3, indice_key="up", bias=False)
     with settings.override(shared_keys=True):
@@ -224,7 +224,7 @@ def test_larger_kernels_read_a_shared_map_with_their_first_offsets(sp):
 
 def test_native_records_show_padded_pair_lists(sp):
     """SphereFormer averages positions along `indice_pairs`."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     down = sp.SparseConv3d(4, 4, 3, 2, 1, indice_key="down", algo=sp.ConvAlgo.Native)
     y = down(x)
     record = y.indice_dict["down"]
@@ -245,7 +245,7 @@ def test_native_records_show_padded_pair_lists(sp):
 
 
 def test_submanifold_pair_lists_count_half_of_the_offsets(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     y = sp.SubMConv3d(4, 4, 3, indice_key="s", algo=sp.ConvAlgo.Native)(x)
     record = y.indice_dict["s"]
     present = (record.indice_pairs[0] >= 0).sum(1)
@@ -278,7 +278,7 @@ def test_weights_are_plain_parameters_for_shape_driven_loaders(sp):
 
 
 def test_arguments_that_upstream_ignores_or_refuses(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     odd = sp.SubMConv3d(4, 4, 5, stride=2, padding=1)
     plain = sp.SubMConv3d(4, 4, 5)
     plain.load_state_dict(odd.state_dict())
@@ -295,7 +295,7 @@ def test_arguments_that_upstream_ignores_or_refuses(sp):
 
 
 def test_transposed_layers_make_new_sites(sp):
-    x = doors.tensor(sp, rows=5)
+    x = apis.tensor(sp, rows=5)
     y = sp.SparseConvTranspose3d(4, 4, 2, 2)(x)
     assert y.spatial_shape == [14, 16, 18] and len(y.indices) == 8 * 5
     parents = {(site[0], *(c // 2 for c in site[1:])) for site in y.indices.tolist()}
@@ -303,7 +303,7 @@ def test_transposed_layers_make_new_sites(sp):
 
 
 def test_inverse_layers_restore_rows_exactly(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     down = sp.SparseConv3d(4, 8, 3, 2, 1, indice_key="down")
     inner = sp.SubMConv3d(8, 8, 3, indice_key="inner")
     up = sp.SparseInverseConv3d(8, 4, 3, indice_key="down")
@@ -319,7 +319,7 @@ def test_use_hash_of_the_first_generation_is_accepted(standin, kind):
 
     for value in (True, False):
         layer = getattr(spconv, kind)(4, 5, 3, indice_key="a", use_hash=value)
-        assert layer(doors.tensor(standin)).features.shape[1] == 5
+        assert layer(apis.tensor(standin)).features.shape[1] == 5
     assert standin.SparseInverseConv3d(4, 5, 3, "a", use_hash=True).inverse
     base = standin.conv.SparseConvolution(3, 4, 5, use_hash=True)
     assert base.in_channels == 4
@@ -329,7 +329,7 @@ def test_use_hash_of_the_first_generation_is_accepted(standin, kind):
 
 @pytest.mark.parametrize("value", [None, [1.0], "features", np.zeros((60, 4), np.float32)])
 def test_features_are_assigned_tensors_only(sp, value):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     before = x.features
     with pytest.raises(TensorExpectedError, match=rf"expected for features, got .*{type(value).__name__};"):
         x.features = value

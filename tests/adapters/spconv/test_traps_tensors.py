@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from . import doors
+from . import apis
 
 
 def test_features_may_have_other_rows_than_sites(sp):
     """VoxelNeXt concatenates three sets of features, then assigns the sites."""
-    x = doors.tensor(sp, rows=30)
-    more = doors.tensor(sp, rows=45, seed=1)
+    x = apis.tensor(sp, rows=30)
+    more = apis.tensor(sp, rows=45, seed=1)
     wide = x.replace_feature(torch.cat([x.features, more.features]))
     assert wide.features.shape == (75, 4) and wide.indices is x.indices
     everything = torch.cat([x.indices, more.indices])
@@ -34,7 +34,7 @@ def test_features_may_have_other_rows_than_sites(sp):
 
 @pytest.mark.parametrize("kind", ["SubMConv3d", "SparseConv3d"])
 def test_sites_edited_in_place_are_seen(sp, kind):
-    x = doors.tensor(sp, shape=(14, 16, 18), rows=80)
+    x = apis.tensor(sp, shape=(14, 16, 18), rows=80)
     layer = getattr(sp, kind)(4, 4, 3)
     before = layer(x).features
     x.indices[:, 1:] //= 2
@@ -46,12 +46,12 @@ def test_sites_edited_in_place_are_seen(sp, kind):
     layer(x)
     x.indices[:, 1:] += 1
     fresh = sp.SparseConvTensor(x.features, x.indices.clone(), x.spatial_shape, 2)
-    doors.assert_same(layer(x), layer(fresh))
+    apis.assert_same(layer(x), layer(fresh))
     assert before.shape[1] == 4
 
 
 def test_sites_assigned_between_layers(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     conv = sp.SubMConv3d(4, 4, 3)
     conv(x)
     x.indices = x.indices.flip(0).contiguous()
@@ -60,12 +60,12 @@ def test_sites_assigned_between_layers(sp):
 
 
 def test_sites_that_are_not_contiguous(sp):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     layer = sp.SparseConv3d(4, 4, 3, 2, 1)
     want = layer(x)
     view = x.indices.t().contiguous().t()
     assert not view.is_contiguous()
-    doors.assert_same(layer(sp.SparseConvTensor(x.features, view, x.spatial_shape, 2)), want)
+    apis.assert_same(layer(sp.SparseConvTensor(x.features, view, x.spatial_shape, 2)), want)
 
 
 SHAPES = [
@@ -82,7 +82,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[type(shape).__name__ for shape in SHAPES])
 def test_grids_of_any_type_read_back_as_a_list_of_ints(sp, shape):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     y = sp.SparseConvTensor(x.features, x.indices, shape, 2)
     assert type(y.spatial_shape) is list
     z = sp.SparseConv3d(4, 4, 3, 2, 1)(y)
@@ -94,7 +94,7 @@ def test_grids_of_any_type_read_back_as_a_list_of_ints(sp, shape):
 
 @pytest.mark.parametrize("batch_size", [2, torch.tensor(2)])
 def test_batch_size_may_be_a_tensor(sp, batch_size):
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     y = sp.SparseConvTensor(x.features, x.indices, x.spatial_shape, batch_size)
     assert sp.SparseConv3d(4, 4, 2)(y).batch_size is y.batch_size
     assert y.dense().shape == (2, 4, 7, 8, 9)
@@ -115,12 +115,12 @@ def test_containers(sp):
     net.add(nn.Linear(6, 5))
     net.add(sp.SparseSequential(nn.Tanh(), sp.SubMConv3d(5, 3, 1)), name="head")
     assert list(dict(net.named_children())) == ["conv", "norm", "act", "3", "head"]
-    assert net(doors.tensor(sp)).features.shape == (60, 3)
+    assert net(apis.tensor(sp)).features.shape == (60, 3)
     assert set(sp.SparseSequential(layers[0]).state_dict()) == {"0.weight", "0.bias"}
 
 
 def test_containers_skip_ordinary_modules_without_points(sp):
-    x = doors.tensor(sp, rows=0)
+    x = apis.tensor(sp, rows=0)
     net = sp.SparseSequential(sp.SubMConv3d(4, 6, 3), nn.BatchNorm1d(6), nn.Linear(6, 5)).train()
     y = net(x)
     assert y.features.shape == (0, 6)  # the Linear did not run
@@ -128,7 +128,7 @@ def test_containers_skip_ordinary_modules_without_points(sp):
 
 def test_containers_pass_dense_tensors_on(sp):
     net = sp.SparseSequential(sp.SubMConv3d(4, 6, 3), sp.ToDense(), nn.Conv3d(6, 2, 3))
-    assert net(doors.tensor(sp)).shape == (2, 2, 5, 6, 7)
+    assert net(apis.tensor(sp)).shape == (2, 2, 5, 6, 7)
 
 
 def test_which_modules_take_the_sparse_tensor(sp):
@@ -156,7 +156,7 @@ def test_which_modules_take_the_sparse_tensor(sp):
 
 def test_private_attributes_that_wrappers_copy(sp):
     """TRELLIS builds a tensor positionally, overwrites `_features` and copies everything else."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     x.grid, x.voxel_num = torch.ones(2), torch.tensor([3])
     y = sp.SubMConv3d(4, 4, 3, indice_key="res")(x)
     new = sp.SparseConvTensor(
@@ -175,7 +175,7 @@ def test_private_attributes_that_wrappers_copy(sp):
 
 def test_features_are_assignable(sp):
     """spconv 1.x code: `x.features = f(x.features)` and `x.features += y.features`."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     before = x.features.clone()
     x.features = torch.relu(x.features)
     assert torch.equal(x.features, before.relu()) and x._features is x.features
@@ -214,7 +214,7 @@ def first_row_convolution(x, layer):
 
 def test_duplicate_and_outlying_sites_keep_their_rows(sp):
     """GaussianFormer feeds several Gaussians per voxel, and some on the upper border."""
-    x = doors.tensor(sp, rows=40)
+    x = apis.tensor(sp, rows=40)
     again = torch.randint(0, 40, (25,), generator=torch.Generator().manual_seed(0))
     indices = torch.cat([x.indices, x.indices[again], torch.tensor([[0, 7, 3, 3], [1, 2, 8, 9]])])
     features = torch.randn(len(indices), 4)
@@ -226,17 +226,17 @@ def test_duplicate_and_outlying_sites_keep_their_rows(sp):
 
 
 def test_strided_layers_sum_duplicates(sp):
-    x = doors.tensor(sp, rows=40)
+    x = apis.tensor(sp, rows=40)
     features = torch.cat([x.features, x.features * 3])
     twice = sp.SparseConvTensor(features, torch.cat([x.indices] * 2), [7, 8, 9], 2)
     layer = sp.SparseConv3d(4, 5, 3, 2, 1)
     want = layer(x.replace_feature(x.features * 4))
-    doors.assert_same(layer(twice), want, 1e-4)
+    apis.assert_same(layer(twice), want, 1e-4)
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 6), (3, 4, 5), (2, 3, 4, 5)])
 def test_dense_is_channels_first_and_differentiable(sp, shape):
-    x = doors.tensor(sp, shape=shape, rows=9)
+    x = apis.tensor(sp, shape=shape, rows=9)
     leaf = x.features.requires_grad_()
     y = x.replace_feature(leaf)
     dense = y.dense()
@@ -253,7 +253,7 @@ def test_copies_and_pickles(sp):
     net = sp.SparseSequential(
         sp.SubMConv3d(4, 6, 3, indice_key="a"), nn.ReLU(), sp.SparseConv3d(6, 5, 2, 2, indice_key="d")
     ).requires_grad_(False)  # torch copies no tensor with a history
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     y = net(x)
     for clone in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert type(clone[0]) is sp.SubMConv3d
@@ -271,7 +271,7 @@ def test_sync_batch_norm_conversion(sp):
     net = sp.SparseSequential(sp.SubMConv3d(4, 6, 3), nn.BatchNorm1d(6), sp.SparseBatchNorm(6))
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     assert isinstance(converted[1], nn.SyncBatchNorm) and converted is net
-    assert converted.eval()(doors.tensor(sp)).features.shape == (60, 6)
+    assert converted.eval()(apis.tensor(sp)).features.shape == (60, 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -279,8 +279,8 @@ def test_half_parameters_and_autocast(sp, dtype):
     layer = sp.SubMConv3d(4, 6, 3)
     for parameter in layer.parameters():
         parameter.data = parameter.data.to(dtype)
-    assert layer(doors.tensor(sp, dtype=dtype)).features.dtype == dtype
-    layer, x = sp.SubMConv3d(4, 6, 3), doors.tensor(sp)
+    assert layer(apis.tensor(sp, dtype=dtype)).features.dtype == dtype
+    layer, x = sp.SubMConv3d(4, 6, 3), apis.tensor(sp)
     with torch.autocast("cpu", dtype):
         y = layer(x).features
     assert y.dtype == dtype

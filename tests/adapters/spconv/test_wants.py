@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from sparse_bridge import errors, settings
 from tests import checks
 
-from . import doors
+from . import apis
 
 
 def dense_answer(x, layer, features, weight, bias):
@@ -46,14 +46,14 @@ def check_layer(layer, x, dtype=torch.float32):
 @pytest.mark.parametrize("kind", ["SubMConv3d", "SparseConv3d"])
 def test_bias_on_the_cpu_in_training_and_inference(sp, kind, training):
     layer = getattr(sp, kind)(3, 5, 3).train(training)
-    check_layer(layer, doors.tensor(sp, channels=3))
+    check_layer(layer, apis.tensor(sp, channels=3))
     with torch.no_grad():
-        assert layer(doors.tensor(sp, channels=3)).features.isfinite().all()
+        assert layer(apis.tensor(sp, channels=3)).features.isfinite().all()
 
 
 def test_evaluation_keeps_the_graph(sp):
     layer = sp.SubMConv3d(4, 4, 3).eval()
-    layer(doors.tensor(sp)).features.sum().backward()
+    layer(apis.tensor(sp)).features.sum().backward()
     assert layer.weight.grad.abs().sum() > 0 and layer.bias.grad.abs().sum() > 0
 
 
@@ -61,7 +61,7 @@ def test_evaluation_keeps_the_graph(sp):
 @pytest.mark.parametrize("kind", ["SubMConv3d", "SparseConv3d"])
 def test_every_float_type(sp, kind, dtype):
     layer = getattr(sp, kind)(16, 17, 3, 1, 1).to(dtype)
-    y = check_layer(layer, doors.tensor(sp, channels=16, rows=200, dtype=dtype), dtype)
+    y = check_layer(layer, apis.tensor(sp, channels=16, rows=200, dtype=dtype), dtype)
     assert y.features.dtype == dtype
 
 
@@ -71,7 +71,7 @@ def test_groups_on_request(standin, kind, c_in, c_out, groups):
     with settings.override(groups=True):
         layer = getattr(standin, kind)(c_in, c_out, 3, groups=groups)
         assert layer.weight.shape == (c_out, 3, 3, 3, c_in // groups)
-        check_layer(layer, doors.tensor(standin, channels=c_in))
+        check_layer(layer, apis.tensor(standin, channels=c_in))
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_groups_by_the_environment():
         "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\n"
         "import spconv.pytorch as sp; print(sp.SubMConv3d(4, 4, 3, groups=2).groups)"
     )
-    assert doors.python(code, SPARSE_BRIDGE_RULES="groups").split() == ["2"]
+    assert apis.python(code, SPARSE_BRIDGE_RULES="groups").split() == ["2"]
 
 
 def every_layer(sp):
@@ -98,9 +98,9 @@ def every_layer(sp):
 @pytest.mark.parametrize("training", [True, False])
 def test_no_rows(standin, name, training):
     layer = every_layer(standin)[name].train(training)
-    x = doors.tensor(standin, rows=0)
+    x = apis.tensor(standin, rows=0)
     leaf = x.features.requires_grad_()
-    full = layer(doors.tensor(standin))
+    full = layer(apis.tensor(standin))
     y = layer(x.replace_feature(leaf))
     assert y.features.shape == (0, full.features.shape[1]) and y.indices.shape == (0, 4)
     assert y.indices.dtype == torch.int32 and y.spatial_shape == full.spatial_shape
@@ -111,7 +111,7 @@ def test_no_rows(standin, name, training):
 
 
 def test_no_rows_through_a_u_net(sp):
-    x = doors.tensor(sp, rows=0)
+    x = apis.tensor(sp, rows=0)
     down = sp.SparseConv3d(4, 8, 2, 2, indice_key="d")
     up = sp.SparseInverseConv3d(8, 4, 2, indice_key="d")
     y = up(sp.SubMConv3d(8, 8, 3)(down(x)))
@@ -121,11 +121,11 @@ def test_no_rows_through_a_u_net(sp):
 
 @pytest.mark.parametrize("empty", [0, 1, 2])
 def test_batch_items_without_points(sp, empty):
-    x = doors.tensor(sp, batch_size=3, rows=90)
+    x = apis.tensor(sp, batch_size=3, rows=90)
     keep = x.indices[:, 0] != empty
     part = sp.SparseConvTensor(x.features[keep], x.indices[keep], x.spatial_shape, 3)
     net = sp.SparseSequential(sp.SubMConv3d(4, 4, 3), sp.SparseConv3d(4, 4, 3, 2, 1))
-    whole, y = doors.by_site(net(x)), doors.by_site(net(part))
+    whole, y = apis.by_site(net(x)), apis.by_site(net(part))
     assert y.keys() == {site for site in whole if site[0] != empty}
     for site, row in y.items():
         torch.testing.assert_close(row, whole[site], rtol=1e-5, atol=1e-6)
@@ -136,7 +136,7 @@ def test_batch_items_without_points(sp, empty):
 
 def test_grids_beyond_32_bits(sp):
     """The same scene in a corner of a grid of 3.4e14 cells."""
-    x = doors.tensor(sp)
+    x = apis.tensor(sp)
     huge = [70_000, 70_001, 70_002]
     moved = x.indices + torch.tensor([0, 69_990, 69_990, 69_990], dtype=torch.int32)
     far = sp.SparseConvTensor(x.features, moved, huge, 2)
@@ -162,7 +162,7 @@ def windows(y, x, kernel, stride):
 
 
 def test_average_pools_divide_by_active_sites(standin):
-    x = doors.tensor(standin, rows=200)
+    x = apis.tensor(standin, rows=200)
     leaf = x.features.double().requires_grad_()
     y = standin.SparseAvgPool3d(2)(x.replace_feature(leaf))
     want = torch.stack([leaf[rows].mean(0) for rows in windows(y, x, 2, 2)])
@@ -173,18 +173,18 @@ def test_average_pools_divide_by_active_sites(standin):
 
 
 def test_average_pool_with_a_key_can_be_inverted(standin):
-    x = doors.tensor(standin)
+    x = apis.tensor(standin)
     y = standin.SparseAvgPool3d(2, indice_key="p")(x)
     z = standin.SparseInverseConv3d(4, 4, 2, indice_key="p")(y)
     assert z.indices is x.indices and z.features.shape == (60, 4)
 
 
 def test_submanifold_pools(standin):
-    x = doors.tensor(standin, rows=200)
+    x = apis.tensor(standin, rows=200)
     y = standin.pool.SparseMaxPool(3, 3, subm=True)(x)
-    rows = doors.by_site(x)
+    rows = apis.by_site(x)
     assert y.spatial_shape == x.spatial_shape and torch.equal(y.indices, x.indices)
-    for site, row in doors.by_site(y).items():
+    for site, row in apis.by_site(y).items():
         near = [
             r
             for other, r in rows.items()
@@ -195,7 +195,7 @@ def test_submanifold_pools(standin):
 
 @pytest.mark.parametrize(("name", "reduce"), [("Max", "amax"), ("Avg", "mean")])
 def test_global_pools(sp, name, reduce):
-    x = doors.tensor(sp, dtype=torch.float64)
+    x = apis.tensor(sp, dtype=torch.float64)
     x.features = x.features - 5  # a true maximum, not one clamped at 0
     x.indices[:7, 0] = -1
     leaf = x.features.requires_grad_()
@@ -211,7 +211,7 @@ def test_global_pools(sp, name, reduce):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["submanifold", "strided", "transposed", "unit"])
 def test_autocast_gives_the_type_that_was_asked_for(sp, name, dtype):
-    layer, x = every_layer(sp)[name], doors.tensor(sp)
+    layer, x = every_layer(sp)[name], apis.tensor(sp)
     for training in (True, False):
         layer.train(training)
         with torch.autocast("cpu", dtype):
@@ -226,18 +226,18 @@ def test_autocast_gives_the_type_that_was_asked_for(sp, name, dtype):
 def test_autocast_leaves_float64_alone(sp):
     layer = sp.SubMConv3d(4, 5, 3).double()
     with torch.autocast("cpu", torch.bfloat16):
-        assert layer(doors.tensor(sp, dtype=torch.float64)).features.dtype == torch.float64
+        assert layer(apis.tensor(sp, dtype=torch.float64)).features.dtype == torch.float64
 
 
 def test_deterministic_to_the_bit(sp):
     net = sp.SparseSequential(sp.SubMConv3d(4, 8, 3), sp.SparseConv3d(8, 8, 3, 2, 1))
-    first, second = net(doors.tensor(sp)), net(doors.tensor(sp))
+    first, second = net(apis.tensor(sp)), net(apis.tensor(sp))
     assert torch.equal(first.indices, second.indices)
     assert torch.equal(first.features, second.features)
 
 
 def test_select_by_index_and_in_place_addition(standin):
-    x = standin.SubMConv3d(4, 4, 3, indice_key="s")(doors.tensor(standin))
+    x = standin.SubMConv3d(4, 4, 3, indice_key="s")(apis.tensor(standin))
     part = x.select_by_index(torch.arange(60) % 3 == 0)
     assert part.features.shape == (20, 4) and part.indices.shape == (20, 4)
     assert part.indice_dict == {} and list(x.indice_dict) == ["s"]
@@ -248,7 +248,7 @@ def test_select_by_index_and_in_place_addition(standin):
 
 
 def test_duplicates_can_be_removed(standin):
-    x = doors.tensor(standin, rows=5)
+    x = apis.tensor(standin, rows=5)
     twice = x.replace_feature(torch.cat([x.features, -x.features]))
     twice.indices = torch.cat([x.indices, x.indices])
     once = standin.spatial.RemoveDuplicate()(twice)

@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.compat.loading import imported_anew
 
 PATCHED = ("_version", "_load_from_state_dict", "_save_to_state_dict")
@@ -29,10 +29,10 @@ def put_back(owner, names):
 
 @pytest.fixture(scope="module")
 def loaded():
-    """(spconv as models import it, its door): the wheel where there is one, else the stand-in."""
+    """(spconv as models import it, its API): the wheel where there is one, else the stand-in."""
     installed = importlib.util.find_spec("spconv") is not None
     with contextlib.ExitStack() as stack:
-        sp = doors.wheel() if installed else stack.enter_context(doors.standin())
+        sp = apis.wheel() if installed else stack.enter_context(apis.standin())
         stack.enter_context(put_back(sp.SparseModule, PATCHED))
         stack.enter_context(imported_anew("spconv"))
         yield sp, "patch" if installed else "standin"
@@ -41,6 +41,6 @@ def loaded():
 @pytest.fixture
 def library(loaded):
     """`spconv.pytorch`, bridged."""
-    sp, door = loaded
-    with doors.patched() if door == "patch" else contextlib.nullcontext():
+    sp, api = loaded
+    with apis.patched() if api == "patch" else contextlib.nullcontext():
         yield sp

@@ -10,7 +10,7 @@ import torch
 from compat import matrix
 from compat.subject import flatten
 from sparse_bridge import settings
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 from .published import PUBLISHED, WHOLE
 from .small import blob, module_of, run
@@ -273,7 +273,7 @@ def test_bridged_equals_native(loaded, one_thread, name):
         pytest.skip("the spconv wheel is not installed")
     grid, features, options = COMPARED[name]
     scene = blob(grid, features)
-    with doors.patched():
+    with apis.patched():
         bridged, gradients = trained(name, scene, options)
     native, expected = trained(name, scene, options)
     for got, want in zip(bridged, native, strict=True):
@@ -325,5 +325,5 @@ assert not any(count.original for count in layers.values())
 
 def test_models_run_on_the_standin():
     """Both generations' imports, an older key rule, and two frameworks in one model."""
-    done = doors.python(STANDIN, SPARSE_BRIDGE_RULES="shared_keys")
+    done = apis.python(STANDIN, SPARSE_BRIDGE_RULES="shared_keys")
     assert done.split() == ["second", "pointgroup", "neuralbody", "cylinder3d", "oneformer3d", "lidar_export"]

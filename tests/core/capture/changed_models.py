@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .doors import Layers, Network
+from .apis import Layers, Network
 
 ALPHA = 1.0
 SEEN = []

@@ -5,14 +5,14 @@ import pytest
 from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import graph_regions, prefetch
 from sparse_bridge.core.maps import request
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 
 @pytest.fixture
 def untaught():
     """The stand-in of spconv, where no scene has been seen yet."""
     prefetch.forget()
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
     prefetch.forget()
 
@@ -20,7 +20,7 @@ def untaught():
 @pytest.fixture(scope="session")
 def _provider():
     """The package's own answers requests for maps from the first test on, whichever that is."""
-    with doors.standin():
+    with apis.standin():
         pass
 
 

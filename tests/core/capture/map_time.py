@@ -51,15 +51,15 @@ from sparse_bridge.kernels.maps.tile_list import TileList
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.tools.networks import minkowski, spconv, torchsparse
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud
 from tests.fake_driver import entry_of
 from tests.fake_gpu import HOPPER, Compiled, fake_gpu
 from tests.host_time import pairs
 from tests.rules import layers_wait, products_unmade, row_kernels_on
-from tests.walk_doors import pretended_gpu
+from tests.walk_apis import pretended_gpu
 
-__all__ = ["Counting", "doors", "streamed"]
+__all__ = ["Counting", "networks", "streamed"]
 
 _LEARNT = 4  # scenes until maps are prefetched, and some more
 _SHAPE = (33, 40, 40)
@@ -89,7 +89,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def doors(voxels: Callable[[int], int] = lambda i: 80) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
+def networks(voxels: Callable[[int], int] = lambda i: 80) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
     """(framework and network, the network, what makes a scene of number i).  voxels: of it."""
     every = cloud(_SHAPE, 1)
 
@@ -102,7 +102,7 @@ def doors(voxels: Callable[[int], int] = lambda i: 80) -> Iterator[tuple[str, nn
         features, coords = given(i)
         return features, coords + torch.tensor([0, 16 * i, 0, 0], dtype=torch.int32)
 
-    with spconv_doors.standin() as module:
+    with spconv_apis.standin() as module:
         sp: Any = module
 
         def grid(i: int) -> Any:
@@ -247,7 +247,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.scenes:
         return _scenes(given.rounds)
-    for name, net, scene in doors():
+    for name, net, scene in networks():
         counting = Counting()
         last = streamed(net, scene, 2, given.train, counting)[-1]
         taken = [one.seconds * 1e3 for one in streamed(net, scene, given.rounds, given.train)]
@@ -262,7 +262,7 @@ def main() -> None:
 
 
 def _scenes(rounds: int) -> None:
-    for name, net, scene in doors():
+    for name, net, scene in networks():
         with layers_wait(), row_kernels_on("cpu"), products_unmade():
             taken = [one.whole * 1e3 for one in streamed(net, scene, rounds + _LEARNT)][_LEARNT:]
         print(f"{name}: {min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True)

@@ -18,7 +18,7 @@ from sparse_bridge import native, state
 from sparse_bridge.native import calls as native_calls
 from tests.rules import layers_wait, products_unmade, row_kernels_on, ruled
 
-from .map_time import doors, streamed
+from .map_time import networks, streamed
 
 _SCENES, _COUNTED = 14, 16  # timed by `streamed`; the forward pass that is counted
 
@@ -79,7 +79,7 @@ def _helper(used: bool) -> Iterator[None]:
 def walks(helper: bool, train: bool = False) -> Iterator[tuple[str, Steps]]:
     """(framework and network, a scene's steps).  helper: the compiled one is used, where it is.  train: both passes."""
     state.reset()  # what other tests of this process have launched is known as theirs
-    for name, net, scene in doors():
+    for name, net, scene in networks():
         counter = _Counter()
         with (
             _helper(helper),

@@ -12,22 +12,22 @@ import sparse_bridge
 from sparse_bridge.core.capture import captured_maps, prefetch
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
 
 
-class Door:
-    """A replayed network of MinkowskiEngine's door, and the same one that is not."""
+class Api:
+    """A replayed network of MinkowskiEngine's API, and the same one that is not."""
 
     def __init__(self, module, lane):
         self.module, self.device = module, lane.device
-        self.plain = doors.network(module, "minkowski", lane.device).eval()
+        self.plain = apis.network(module, "minkowski", lane.device).eval()
         self.model = sparse_bridge.optimize(copy.deepcopy(self.plain), graphs=True)
 
     def scene(self, seed, share=0.3):
-        return doors.scene(self.module, "minkowski", seed, self.device, share)
+        return apis.scene(self.module, "minkowski", seed, self.device, share)
 
     def check(self, *given):
         """The replayed network computes of tensors, made one after another, what the other does of
@@ -50,7 +50,7 @@ def told():
 
 
 @pytest.fixture
-def door(kernel_lane, fake_gpu, rules, monkeypatch, told):
+def api(kernel_lane, fake_gpu, rules, monkeypatch, told):
     """told: of a graph's maps that are started, and of inputs that get maps of their own."""
     if kernel_lane.device == "cpu":
         replays_on_the_cpu(fake_gpu)
@@ -58,54 +58,54 @@ def door(kernel_lane, fake_gpu, rules, monkeypatch, told):
     own_start, own_maps = captured_maps.CapturedMaps.start, prefetch.announced
     monkeypatch.setattr(captured_maps.CapturedMaps, "start", lambda *given: told.append("maps") or own_start(*given))
     monkeypatch.setattr(prefetch, "announced", lambda *given: told.append("own") or own_maps(*given))
-    with doors.standin("minkowski") as module, torch.no_grad():
-        made = Door(module, kernel_lane)
+    with apis.standin("minkowski") as module, torch.no_grad():
+        made = Api(module, kernel_lane)
         for seed in range(6):
             made.check(made.scene(seed))
         assert made.hits
         yield made
 
 
-def test_they_are_there_when_the_model_is_called(door, told):
+def test_they_are_there_when_the_model_is_called(api, told):
     """Nothing else is asked to look for equal rows, and nothing is queued twice."""
     for seed in range(6, 9):
-        hits = door.hits
+        hits = api.hits
         told.clear()
-        x = door.scene(seed)
+        x = api.scene(seed)
         assert told == ["maps"]
-        assert "out" in door.model(x) and told == ["maps"] and door.hits == hits + 1
-    door.check(door.scene(9), door.scene(10))
+        assert "out" in api.model(x) and told == ["maps"] and api.hits == hits + 1
+    api.check(api.scene(9), api.scene(10))
 
 
-def test_tensors_that_are_made_ahead(door, told):
+def test_tensors_that_are_made_ahead(api, told):
     """Only the last one's maps are there; whoever makes several is not helped any longer."""
-    scenes = [door.scene(seed) for seed in range(6, 12)]
-    door.check(*scenes)
-    door.check(*[door.scene(seed) for seed in range(12, 18)][::-1])
+    scenes = [api.scene(seed) for seed in range(6, 12)]
+    api.check(*scenes)
+    api.check(*[api.scene(seed) for seed in range(12, 18)][::-1])
     told.clear()
-    door.scene(18)
+    api.scene(18)
     assert told[0] == "own"
 
 
-def test_equal_rows(door):
-    x = door.scene(6)
+def test_equal_rows(api):
+    x = api.scene(6)
     rows = torch.cat([x.C, x.C[:3]])
     values = torch.cat([x.F, x.F[:3] + 1])
-    merged = door.module.SparseTensor(values, rows)
+    merged = api.module.SparseTensor(values, rows)
     assert merged.F.shape == x.F.shape and torch.equal(merged.C, x.C)
-    door.check(door.scene(7), door.scene(8))
+    api.check(api.scene(7), api.scene(8))
 
 
-def test_other_inputs_between(door):
+def test_other_inputs_between(api):
     """Another model's input, and one for which no graph has room."""
-    x = door.scene(6)
-    large = door.scene(7, share=0.9)
-    door.plain(door.scene(8))
-    door.check(x, large)
+    x = api.scene(6)
+    large = api.scene(7, share=0.9)
+    api.plain(api.scene(8))
+    api.check(x, large)
 
 
-def test_a_model_that_is_gone(door, told):
-    del door.model
+def test_a_model_that_is_gone(api, told):
+    del api.model
     gc.collect()
     told.clear()
-    assert door.scene(6).F.shape[1] == 4 and told[0] == "own"
+    assert api.scene(6).F.shape[1] == 4 and told[0] == "own"

@@ -13,7 +13,7 @@ from sparse_bridge.core.capture.calls.call_kind import CallKind
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 
-from . import doors
+from . import apis
 from .pretended import graphs_on_the_cpu, replays_on_the_cpu
 
 
@@ -36,16 +36,16 @@ def test_training_over_twenty_shapes(kernel_lane, fake_gpu, uncompared):
         replays_on_the_cpu(fake_gpu)
     prefetch.forget()
     graph_regions.remove()
-    with doors.standin("spconv") as module:
-        plain = doors.network(module, "spconv", kernel_lane.device).train()
-        clone = doors.network(module, "spconv", kernel_lane.device).train()
+    with apis.standin("spconv") as module:
+        plain = apis.network(module, "spconv", kernel_lane.device).train()
+        clone = apis.network(module, "spconv", kernel_lane.device).train()
         clone.load_state_dict(plain.state_dict())
         model = sparse_bridge.optimize(clone, graphs=True)
         for seed in range(20):
             shape, found = (4 + seed % 5, 4 + seed // 5, 6), []
             for one in (model, plain):
                 one.zero_grad(set_to_none=True)
-                x = doors.scene(module, "spconv", seed, kernel_lane.device, 0.2, 1, shape)
+                x = apis.scene(module, "spconv", seed, kernel_lane.device, 0.2, 1, shape)
                 one(x)["out"].features.square().sum().backward()
                 found.append([p.grad for p in one.parameters() if p.grad is not None])
             for mine, theirs in zip(*found, strict=True):

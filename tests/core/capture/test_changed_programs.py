@@ -12,7 +12,7 @@ from sparse_bridge import settings
 from sparse_bridge.core.capture import graph_regions
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import changed_models, doors
+from . import apis, changed_models
 from .changed_models import CHANGES, Appends, Branches, Counts, Prints, Scaled
 from .pretended import replays_on_the_cpu
 
@@ -29,7 +29,7 @@ def stream(kernel_lane, fake_gpu, rules, monkeypatch):
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(512, watched=True))
-    with doors.standin("spconv") as module:
+    with apis.standin("spconv") as module:
 
         def run(cls, change, trains, optimize):
             monkeypatch.setattr(changed_models, "ALPHA", 1.0)
@@ -42,7 +42,7 @@ def stream(kernel_lane, fake_gpu, rules, monkeypatch):
                     if seed == _CHANGED and change is not None:
                         change(model, cell)
                     model.zero_grad(set_to_none=True)
-                    x = doors.scene(module, "spconv", seed, device, 0.3 + 0.002 * seed)
+                    x = apis.scene(module, "spconv", seed, device, 0.3 + 0.002 * seed)
                     with torch.set_grad_enabled(trains):
                         out = model(x)["out"].features
                     if trains:

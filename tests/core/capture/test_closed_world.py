@@ -13,10 +13,10 @@ from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture.closed_world import guards as guards_module
 from sparse_bridge.core.capture.closed_world.audit import Audit
 from sparse_bridge.refusals import Refusal, Verdict, Why
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.core.capture import closed_programs, closed_settings
+from tests.core.capture.apis import scene
 from tests.core.capture.closed_programs import CASES
-from tests.core.capture.doors import scene
 
 CLOSED = {name: changes for name, (_, changes) in CASES.items() if changes is not None}
 OPEN = [name for name, (_, changes) in CASES.items() if changes is None]
@@ -24,7 +24,7 @@ OPEN = [name for name, (_, changes) in CASES.items() if changes is None]
 
 @pytest.fixture(scope="module")
 def sp():
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
 
 

@@ -11,7 +11,7 @@ from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import graph_regions, prefetch
 from sparse_bridge.core.maps import request
 from tests.compile.comparison import assert_same
-from tests.compile.programs import DOORS, PROGRAMS, scene
+from tests.compile.programs import APIS, PROGRAMS, scene
 from tests.compile.test_fusion import fused
 from tests.fake_gpu import HOPPER
 from tests.releases import WHOLE_GRAPHS
@@ -20,9 +20,9 @@ pytestmark = WHOLE_GRAPHS
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("door", DOORS)
-def test_optimized_with_graphs(door):
-    with PROGRAMS[door]() as programs, torch.no_grad():
+@pytest.mark.parametrize("api", APIS)
+def test_optimized_with_graphs(api):
+    with PROGRAMS[api]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         expected = program(*scene(0))
         sparse_bridge.optimize(program, graphs=True)
@@ -33,14 +33,14 @@ def test_optimized_with_graphs(door):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("choice", ("off", "graphs"))
-@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
+@pytest.mark.parametrize("api", ("spconv", "torchsparse", "minkowski"))
 @pytest.mark.usefixtures("own_provider")
-def test_settings(door, choice, rules):
+def test_settings(api, choice, rules):
     """With `graphs` a part of a model that ran before has a forward that replays it."""
     rules.set(policy, LEAST_LAYERS=1)
     rules.set(graph_regions, kernel_target=lambda device: HOPPER)  # on a CPU nothing is captured
     request.register(graph_regions._provide, prefetch.announced)  # whatever ran before
-    with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
+    with settings.override(optimize=choice), PROGRAMS[api]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         expected = program(*scene(0))
         assert len(graph_regions.summary()) == (choice == "graphs")

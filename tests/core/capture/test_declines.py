@@ -16,7 +16,7 @@ from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.data_bounds import Root
 from sparse_bridge.refusals import Why
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 ON_A_GPU = types.SimpleNamespace(is_cuda=True)
 
@@ -86,8 +86,8 @@ def test_the_reason_is_said_once_and_kept(monkeypatch, caplog, capturable):
         monkeypatch.setattr(graph_key, "why_not_capturable", lambda features: None)
     one, hook = replayer(), lambda *_: None
     log.reset()
-    with doors.standin() as sp, caplog.at_level(logging.INFO, "sparse_bridge"), torch.no_grad():
-        x, handle = doors.tensor(sp), one.model.register_forward_hook(hook)
+    with apis.standin() as sp, caplog.at_level(logging.INFO, "sparse_bridge"), torch.no_grad():
+        x, handle = apis.tensor(sp), one.model.register_forward_hook(hook)
         for _ in range(3):
             one(x)
         first = one.why()

@@ -58,8 +58,8 @@ def traced(monkeypatch, rules):
     """Scenes of a network whose maps would be traced, but that raises."""
     monkeypatch.setattr(traced_maps, "_traced", broken)
     rules.set(policy, TRACE=policy.Schedule(after=1))
-    with contextlib.closing(map_time.doors(lambda i: 80)) as doors:
-        _, net, scene = next(itertools.islice(doors, 0, 1))
+    with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
+        _, net, scene = next(itertools.islice(networks, 0, 1))
         return map_time.streamed(net, scene, 8)
 
 

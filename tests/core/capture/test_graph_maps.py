@@ -19,7 +19,7 @@ from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu
 
 
@@ -66,8 +66,8 @@ def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, fake_gp
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(512))
-    with doors.standin("spconv") as module:
-        plain = doors.network(module, "spconv", device).train(trains)
+    with apis.standin("spconv") as module:
+        plain = apis.network(module, "spconv", device).train(trains)
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
         mode = TrainingReplayer if trains else Replayer
         own_start, own_possible = captured_maps.CapturedMaps.start, mode.possible
@@ -91,7 +91,7 @@ def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, fake_gp
             if seed == 6:
                 monkeypatch.setattr(mode, "allowed", own_allowed)
                 model.deep.register_forward_hook(lambda *_: told.append("hook"))
-            x = doors.scene(module, "spconv", seed, device, 0.3)
+            x = apis.scene(module, "spconv", seed, device, 0.3)
             with torch.set_grad_enabled(trains):
                 found, expected = model(x), plain(x)
             for key in ("out", "deep"):
@@ -126,15 +126,15 @@ class Counting(torch.nn.Module):
 @pytest.mark.usefixtures("nothing_learnt", "uncompared")
 def test_a_model_that_writes_to_its_buffers_is_run_once():
     """Where the guess is wrong, too: only its maps are queued early."""
-    with doors.standin("spconv") as module, torch.no_grad():
-        net = doors.network(module, "spconv", "cuda").eval()
+    with apis.standin("spconv") as module, torch.no_grad():
+        net = apis.network(module, "spconv", "cuda").eval()
         model = Counting(net).cuda().eval()
         sparse_bridge.optimize(model, graphs=True)
         for seed in range(8):
             if seed == 6:
                 assert model.forward.hits  # replays count as well
                 net.deep.register_forward_hook(lambda *_: None)
-            model(doors.scene(module, "spconv", seed, "cuda", 0.3))
+            model(apis.scene(module, "spconv", seed, "cuda", 0.3))
             assert model.calls.item() == seed + 1
 
 

@@ -20,7 +20,7 @@ LIMITS = {
 
 def test_operations_and_launches():
     found = {}
-    for name, net, scene in map_time.doors():
+    for name, net, scene in map_time.networks():
         counting = map_time.Counting()
         last = map_time.streamed(net, scene, 2, counting=counting)[-1]
         names = counting.names[-last.operations :]
@@ -33,8 +33,8 @@ def test_operations_and_launches():
 
 @pytest.mark.parametrize("train", [False, True])
 def test_scenes_are_prefetched(train):
-    with contextlib.closing(map_time.doors()) as doors:
-        name, net, scene = next(doors)
+    with contextlib.closing(map_time.networks()) as networks:
+        name, net, scene = next(networks)
         found = map_time.streamed(net, scene, 3, train)
     assert len(found) == 3 and name == "spconv, SECOND"
     assert all(one.whole > one.seconds > 0 for one in found)

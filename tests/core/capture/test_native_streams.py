@@ -17,14 +17,14 @@ from sparse_bridge.kernels.gemm import grouped_gemm, narrow_gemm  # noqa: F401  
 from tests.core.capture import map_time
 from tests.native.recording import RANDOM, Recorder, anew, helper, remembered, served, way
 
-DOORS = ["spconv, SECOND", "spconv, U-Net", "torchsparse, U-Net", "MinkowskiEngine, U-Net"]
+APIS = ["spconv, SECOND", "spconv, U-Net", "torchsparse, U-Net", "MinkowskiEngine, U-Net"]
 
 
 def _product(x, w, bias=None):
     return x.new_empty(x.shape[0], w.shape[1])  # of halves a CPU is slow
 
 
-def streamed(door, chosen, rounds):
+def streamed(api, chosen, rounds):
     """(launches, what is remembered, what the helper did) of a network over scenes."""
     recorder = Recorder()
     torch.manual_seed(1)
@@ -36,21 +36,21 @@ def streamed(door, chosen, rounds):
             (map_time, "_numbers", itertools.count()),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
-        for name, net, scene in map_time.doors(lambda i: 80 + 8 * (i % 3)):
-            if name == door:
+        for name, net, scene in map_time.networks(lambda i: 80 + 8 * (i % 3)):
+            if name == api:
                 recorder.name(net.half())
                 with served() as by_helper:
                     map_time.streamed(net, scene, rounds)
                 return recorder.lines, remembered(net), by_helper
-    raise AssertionError(door)
+    raise AssertionError(api)
 
 
-def alike(door, ways, rounds):
+def alike(api, ways, rounds):
     helper()
-    want, known, by_helper = streamed(door, "off", rounds)
+    want, known, by_helper = streamed(api, "off", rounds)
     assert len(want) > 40 and known and not any(by_helper.values())
     for name in ways:
-        lines, remembers, by_helper = streamed(door, name, rounds)
+        lines, remembers, by_helper = streamed(api, name, rounds)
         for place, (one, other) in enumerate(zip(lines, want, strict=False)):
             assert one == other, (name, place)
         assert len(lines) == len(want) and remembers == known, name
@@ -58,11 +58,11 @@ def alike(door, ways, rounds):
 
 
 def test_a_stream_of_scenes():
-    alike(DOORS[0], ["on", "refused 2.0%, 1"], 3)
+    alike(APIS[0], ["on", "refused 2.0%, 1"], 3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
-def test_longer_streams(door):
+@pytest.mark.parametrize("api", APIS)
+def test_longer_streams(api):
     """Of thousands of calls, so that one seed refuses everywhere."""
-    alike(door, ["on", *(name for name in RANDOM if name.endswith(", 1"))], 8)
+    alike(api, ["on", *(name for name in RANDOM if name.endswith(", 1"))], 8)

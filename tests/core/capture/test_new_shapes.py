@@ -16,7 +16,7 @@ from sparse_bridge.core.geometry.boxes import Box, laid_out
 from sparse_bridge.core.maps import map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
 
 pytestmark = pytest.mark.emulated
@@ -48,7 +48,7 @@ class Spconv:
     """A little network, down and up and with a layer that makes coordinates, by an API."""
 
     def __init__(self):
-        with doors.standin() as module:
+        with apis.standin() as module:
             self.sp = module
         layers = self.sp
         self.net = nn.ModuleList(
@@ -116,10 +116,10 @@ class Minkowski:
         return out.C, out.F
 
 
-@pytest.mark.parametrize("door", [Spconv, Torchsparse, Minkowski])
+@pytest.mark.parametrize("api", [Spconv, Torchsparse, Minkowski])
 @torch.no_grad()
-def test_a_stream_of_new_shapes(kernel_lane, built, door):
-    network = door()
+def test_a_stream_of_new_shapes(kernel_lane, built, api):
+    network = api()
     network.net.to(kernel_lane.device).eval()
     for turn in range(len(SHAPES)):
         scene = voxels(turn, kernel_lane.device)
@@ -164,10 +164,10 @@ def test_a_level_without_rows(kernel_lane, built, trains):
 
 @pytest.mark.parametrize("device", ["meta", "the lane's"])
 @pytest.mark.parametrize("trains", [False, True])
-@pytest.mark.parametrize("door", [Spconv, Torchsparse, Minkowski])
-def test_whatever_the_default_device(kernel_lane, built, door, trains, device):
+@pytest.mark.parametrize("api", [Spconv, Torchsparse, Minkowski])
+def test_whatever_the_default_device(kernel_lane, built, api, trains, device):
     """Programs may set it: what layers make has a device of its own, the host's memory too."""
-    network = door()
+    network = api()
     network.net.to(kernel_lane.device).train(trains)
     device = kernel_lane.device if device == "the lane's" else device
     for turn in range(4):

@@ -8,20 +8,20 @@ import torch
 from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.conv import choice
 from sparse_bridge.core.maps import request
-from tests.core.warmup.test_group_race import by_rule  # noqa: F401 - a fixture
+from tests.tools.test_group_race import by_rule  # noqa: F401 - a fixture
 
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, prefetching, voxels  # noqa: F401
 
 pytestmark = pytest.mark.emulated
 
 
-@pytest.mark.parametrize("door", [Spconv, Torchsparse, Minkowski])
+@pytest.mark.parametrize("api", [Spconv, Torchsparse, Minkowski])
 @torch.no_grad()
-def test_no_table_is_made_of_tiles(by_rule, built, monkeypatch, door):  # noqa: F811
+def test_no_table_is_made_of_tiles(by_rule, built, monkeypatch, api):  # noqa: F811
     """Whatever the rule would do for a scene by itself."""
     from sparse_bridge.kernels.maps.tile_list import TileList
 
-    network = door()
+    network = api()
     network.net.to(by_rule.device).eval()
     for turn in range(6):
         scene, orders = voxels(turn, by_rule.device), turn % 2 == 0

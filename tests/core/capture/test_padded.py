@@ -23,7 +23,7 @@ from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import rows
 from sparse_bridge.kernels.maps import mask_order
 from sparse_bridge.refusals import Refusal
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
 from tests.core.capture.graph_sizes import graphs_of
 
@@ -44,7 +44,7 @@ def fresh():
 
 @pytest.fixture
 def sp():
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
 
 

@@ -16,7 +16,7 @@ from tests.clouds import cloud, features
 from tests.compat.loading import imported_anew
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
@@ -30,7 +30,7 @@ def models(kernel_lane, fake_gpu, rules):
     rules.hold(graphs_of(512, compared=True, watched=True))
     if kernel_lane.device == "cpu":
         replays_on_the_cpu(fake_gpu)
-    with doors.standin("spconv"), settings.override(optimize="graphs"), imported_anew("spconv") as load:
+    with apis.standin("spconv"), settings.override(optimize="graphs"), imported_anew("spconv") as load:
         yield load
 
 

@@ -22,12 +22,12 @@ from sparse_bridge.core.capture import graph_regions, prefetch
 from tests.core.capture.graph_sizes import graphs_of
 from tests.rules import layers_wait
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu
 
 pytestmark = pytest.mark.emulated
 
-SHAPES = [doors.SHAPE, (9, 4, 6), (5, 11, 3)]
+SHAPES = [apis.SHAPE, (9, 4, 6), (5, 11, 3)]
 STREAMS = int(os.environ.get("SPARSE_BRIDGE_TEST_STREAMS", "0"))
 
 
@@ -92,13 +92,13 @@ def _break(*_):
 
 def made(module, name, scene, device):
     """The input; rows of the batch's first item are missing where that is empty."""
-    x = doors.scene(module, name, scene.seed, device, 0.25, scene.batch_size, SHAPES[scene.shape])
+    x = apis.scene(module, name, scene.seed, device, 0.25, scene.batch_size, SHAPES[scene.shape])
     if not scene.empty or scene.batch_size == 1:
         return x
     framework = protocol.of(x)
     coords, values = framework.coordinates_of(x), framework.features_of(x)
     kept = coords[:, 0] != 0
-    return doors.tensor(module, name, coords[kept], values[kept], SHAPES[scene.shape])
+    return apis.tensor(module, name, coords[kept], values[kept], SHAPES[scene.shape])
 
 
 def results(model, x):
@@ -179,7 +179,7 @@ def same_state(model, plain, exact):
 
 
 @pytest.mark.parametrize("optimize", ["off", "fuse", "graphs"])
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 def test_streams_are_what_their_scenes_are(map_lane, fake_gpu, untaught, built, name, optimize):
     device = map_lane.device
     if device == "cpu" and map_lane.kernels:
@@ -196,7 +196,7 @@ def test_streams_are_what_their_scenes_are(map_lane, fake_gpu, untaught, built, 
     )
     def check(start, rest):
         untaught()
-        plain = doors.network(module, name, device)
+        plain = apis.network(module, name, device)
         model, saved = copy.deepcopy(plain), copy.deepcopy(plain.state_dict())
         exact = optimize == "off"
         for turn, event in enumerate([*start, *rest]):
@@ -217,5 +217,5 @@ def test_streams_are_what_their_scenes_are(map_lane, fake_gpu, untaught, built, 
             if event.trains and not event.breaks:
                 same_state(model, plain, exact)
 
-    with doors.standin(name) as module:
+    with apis.standin(name) as module:
         check()

@@ -12,7 +12,7 @@ from sparse_bridge.core.capture import graph_regions, prefetch
 from tests.clouds import cloud
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu
 
 pytestmark = pytest.mark.emulated  # Triton's interpreter multiplies by numpy: bits follow tiles
@@ -35,12 +35,12 @@ def device(map_lane, fake_gpu, rules):
     graph_regions.remove()
 
 
-class Door:
+class Api:
     """A framework's network, and scenes for it."""
 
     def __init__(self, module, name, device, dtype, width=8):
         self.module, self.name, self.device, self.dtype = module, name, device, dtype
-        self.model = doors.Network(doors.Layers(module, name), width)
+        self.model = apis.Network(apis.Layers(module, name), width)
         for one in self.model.modules():
             if isinstance(one, torch.nn.BatchNorm1d):
                 torch.nn.init.normal_(one.running_mean, std=0.1)
@@ -53,7 +53,7 @@ class Door:
         phase = (coords[:, 1:].double() * torch.tensor([0.37, 1.1, 1.9])).sum(1, keepdim=True)
         values = (phase + torch.arange(4) * 2.3).sin().to(self.dtype).to(self.device)
         values.requires_grad_(grad)
-        made = doors.tensor(self.module, self.name, coords.to(self.device), values, SHAPE)
+        made = apis.tensor(self.module, self.name, coords.to(self.device), values, SHAPE)
         return made, values
 
     def rows(self, out):
@@ -107,42 +107,42 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 def test_the_bits_of_a_row(device, map_lane, name, dtype):
     """In inference, at every level, and its input's gradient."""
     wanted = scene(0)
-    with doors.standin(name) as module:
+    with apis.standin(name) as module:
         with settings.override(optimize="off"):
-            door = Door(module, name, device, dtype)
-            plain = door(wanted)
-            gradient = door.gradient(wanted)
+            api = Api(module, name, device, dtype)
+            plain = api(wanted)
+            gradient = api.gradient(wanted)
             mixed = shuffled(batch(scene(4), wanted, scene(1)))
-            assert_same(item(door.gradient(mixed), 1, 0), gradient)
+            assert_same(item(api.gradient(mixed), 1, 0), gradient)
         for level in LEVELS:
             with settings.override(optimize=level):
-                door = Door(module, name, device, dtype)
+                api = Api(module, name, device, dtype)
                 for _ in range(2):
-                    assert_same(door(wanted), plain)
-                assert_same(door(shuffled(wanted)), plain)
+                    assert_same(api(wanted), plain)
+                assert_same(api(shuffled(wanted)), plain)
                 for seed in range(3, 9):  # inputs from which graphs are learnt
-                    door(scene(seed))
+                    api(scene(seed))
                 for _ in range(2):
-                    assert_same(door(wanted), plain)
-                    assert_same(door(shuffled(wanted)), plain)
-                    assert_same(item(door(mixed), 1, 1), plain)
+                    assert_same(api(wanted), plain)
+                    assert_same(api(shuffled(wanted)), plain)
+                    assert_same(item(api(mixed), 1, 1), plain)
                 replays = [one.hits for one in graph_regions.summary() if one.name == "Network"]
                 if map_lane.kernels:
                     assert any(replays) == (level == "graphs"), graph_regions.summary()
                 graph_regions.remove()
 
 
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 def test_optimized_models(device, name):
     wanted = scene(0)
-    with doors.standin(name) as module, settings.override(optimize="off"):
-        door = Door(module, name, device, torch.float32)
-        plain = door(wanted)
-        sparse_bridge.optimize(door.model)
+    with apis.standin(name) as module, settings.override(optimize="off"):
+        api = Api(module, name, device, torch.float32)
+        plain = api(wanted)
+        sparse_bridge.optimize(api.model)
         for _ in range(2):
-            assert_same(door(wanted), plain)
-        assert_same(item(door(shuffled(batch(wanted, scene(5)))), 0, 1), plain)
+            assert_same(api(wanted), plain)
+        assert_same(item(api(shuffled(batch(wanted, scene(5)))), 0, 1), plain)

@@ -11,9 +11,9 @@ import sparse_bridge
 from sparse_bridge.core.capture import replay_training
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu
-from .test_replay_doors import same_gradients
+from .test_replay_apis import same_gradients
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
 
@@ -28,15 +28,15 @@ def pair(kernel_lane, fake_gpu, rules):
     rules.hold(graphs_of(512))
     replays = []
     backward = replay_training._Run.backward
-    with doors.standin("spconv") as module, pytest.MonkeyPatch.context() as patch:
+    with apis.standin("spconv") as module, pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             replay_training._Run, "backward", lambda self, *given: replays.append(self) or backward(self, *given)
         )
-        plain = doors.network(module, "spconv", device).train()
+        plain = apis.network(module, "spconv", device).train()
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
 
         def scene(seed):
-            return doors.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
+            return apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
 
         for one in (model, plain):
             for seed in range(5):

@@ -17,7 +17,7 @@ from sparse_bridge.core.maps.map_cache import MapStore
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu, watched
 from .pretended_streams import Race
 from .test_stream_order import results, same
@@ -56,11 +56,11 @@ def on_both(streams, work):
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 def test_a_network(streams, fake_gpu, name, trains):
-    with doors.standin(name) as module, watched(streams, fake_gpu):
-        models = iter([doors.network(module, name, "cpu").train(trains) for _ in range(2)])
-        x = doors.scene(module, name, 0, "cpu", 0.3)
+    with apis.standin(name) as module, watched(streams, fake_gpu):
+        models = iter([apis.network(module, name, "cpu").train(trains) for _ in range(2)])
+        x = apis.scene(module, name, 0, "cpu", 0.3)
         mine, theirs = on_both(streams, lambda: results(next(models), x, trains))
     same(mine, theirs)
 
@@ -79,14 +79,14 @@ _LAYERS = {
 @pytest.mark.parametrize("kind", _LAYERS)
 def test_layers_of_minkowski(streams, fake_gpu, kind):
     """They keep more with a manager than maps."""
-    with doors.standin("minkowski") as module, watched(streams, fake_gpu):
-        x = doors.scene(module, "minkowski", 0, "cpu", 0.3)
+    with apis.standin("minkowski") as module, watched(streams, fake_gpu):
+        x = apis.scene(module, "minkowski", 0, "cpu", 0.3)
         mine, theirs = on_both(streams, lambda: _LAYERS[kind](module, x).clone())
     assert torch.equal(mine, theirs)
 
 
 def test_points_of_minkowski(streams, fake_gpu):
-    with doors.standin("minkowski") as module, watched(streams, fake_gpu):
+    with apis.standin("minkowski") as module, watched(streams, fake_gpu):
         points = torch.rand(60, 4) * 5
         points[:, 0] = 0
         field = module.TensorField(torch.rand(60, 4), points)
@@ -96,8 +96,8 @@ def test_points_of_minkowski(streams, fake_gpu):
 
 
 def test_coordinates_that_a_replay_left(streams, fake_gpu):
-    with doors.standin("minkowski") as module, watched(streams, fake_gpu):
-        x = doors.scene(module, "minkowski", 0, "cpu", 0.3)
+    with apis.standin("minkowski") as module, watched(streams, fake_gpu):
+        x = apis.scene(module, "minkowski", 0, "cpu", 0.3)
         mine, key = x._manager._manager, x.coordinate_map_key.key
         one, other = pair_of(streams)
         with streams.on(one):
@@ -113,17 +113,17 @@ def test_coordinates_that_a_replay_left(streams, fake_gpu):
 @pytest.mark.emulated
 def test_a_model_that_is_replayed_and_one_that_is_not(kernel_lane, streams, fake_gpu):
     """What a replay leaves with the input, another model goes on with."""
-    with doors.standin("minkowski") as module, watched(streams, fake_gpu):
-        plain = doors.network(module, "minkowski", "cpu").eval()
+    with apis.standin("minkowski") as module, watched(streams, fake_gpu):
+        plain = apis.network(module, "minkowski", "cpu").eval()
         models = [copy.deepcopy(plain) for _ in range(2)]
         for seed in range(5):
-            x, rest = doors.scene(module, "minkowski", seed, "cpu", 0.3), iter(models)
+            x, rest = apis.scene(module, "minkowski", seed, "cpu", 0.3), iter(models)
             for stream in streams.known:
                 stream.synchronize()
             with settings.override(optimize="graphs"):
                 found = on_both(streams, lambda x=x, rest=rest: results(next(rest), x))
             with settings.override(optimize="off", capture="off"):
-                expected = results(plain, doors.scene(module, "minkowski", seed, "cpu", 0.3))
+                expected = results(plain, apis.scene(module, "minkowski", seed, "cpu", 0.3))
             for mine in found:
                 same(mine, expected)
         assert sum(one.hits for one in graph_regions.summary()) > 0, graph_regions.summary()
@@ -173,14 +173,14 @@ def test_a_matrix(ordered):
     reader_of(ordered, lambda: matrix.side(True), lambda: matrix.transposed().product(made))
 
 
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 def test_memory_that_another_stream_reads(streams, fake_gpu, monkeypatch, name):
     """A stream that waits for maps tells the allocator: an input may go before it is through."""
     used = []
     monkeypatch.setattr(stream_order, "note_use", lambda tensor, stream: used.append((tensor, stream.number)))
-    with doors.standin(name) as module, watched(streams, fake_gpu):
-        model = doors.network(module, name, "cpu").eval()
-        x = doors.scene(module, name, 0, "cpu", 0.3)
+    with apis.standin(name) as module, watched(streams, fake_gpu):
+        model = apis.network(module, name, "cpu").eval()
+        x = apis.scene(module, name, 0, "cpu", 0.3)
         one, other = pair_of(streams)
         with streams.on(one):
             results(model, x)

@@ -18,7 +18,7 @@ from sparse_bridge.core.ops import pointwise
 from tests.core.capture.graph_sizes import graphs_of
 from tests.rules import row_kernels_on
 
-from . import doors, pretended
+from . import apis, pretended
 from .pretended import replays_on_the_cpu
 
 # What queues nothing on a GPU, or is made of operations that are counted themselves.
@@ -38,7 +38,7 @@ class Residual(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(4, 4) if mixes else nn.Identity()
-        self.net = doors.Network(layers, width)
+        self.net = apis.Network(layers, width)
         self.conv, self.norm, self.relu = layers.conv(4, 4, "a"), nn.BatchNorm1d(4), nn.ReLU()
         self.second, self.norm2 = layers.module.SubMConv3d(4, 4, 3, indice_key="a"), nn.BatchNorm1d(4)
         self.shortcut = layers.module.SubMConv3d(4, 4, 1, bias=False)
@@ -136,11 +136,11 @@ _BESIDES = {"_sum_shares", "aten::arange", "aten::mul"}
 def test_a_step(kernel_lane, captures, how):
     """zeros: the model's own sums over rows want zeros behind the last, which are written then."""
     (operations, made), device = captures, kernel_lane.device
-    with doors.standin("spconv") as module:
-        plain = Residual(doors.Layers(module, "spconv"), mixes=how == "zeros").to(device).train()
+    with apis.standin("spconv") as module:
+        plain = Residual(apis.Layers(module, "spconv"), mixes=how == "zeros").to(device).train()
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
         for seed in range(5):
-            x = doors.scene(module, "spconv", seed, device, 0.3)
+            x = apis.scene(module, "spconv", seed, device, 0.3)
             results = []
             for one in (plain, model):
                 one.zero_grad()

@@ -20,7 +20,7 @@ from sparse_bridge.core.capture.graphed_module import GraphedModule
 from sparse_bridge.core.device import stream_order
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu, watched
 from .pretended_streams import Race, Streams, Watching
 
@@ -123,8 +123,8 @@ def two_streams(streams, fake_gpu, name, trains, mode="graphs"):
     """Scenes on two streams in turns, of one size and then of another."""
     shares = [0.3 + 0.002 * seed for seed in range(7)] + [0.55] * (0 if trains else 5)
     turns = itertools.cycle([streams.new(), streams.new()])
-    with doors.standin(name) as module, watched(streams, fake_gpu):
-        plain = doors.network(module, name, "cpu").train(trains)
+    with apis.standin(name) as module, watched(streams, fake_gpu):
+        plain = apis.network(module, name, "cpu").train(trains)
         model, found = copy.deepcopy(plain), []
         for one in (streams.known[1], streams.known[2]):  # weights are from before
             one.wait_stream(streams.known[0])
@@ -132,7 +132,7 @@ def two_streams(streams, fake_gpu, name, trains, mode="graphs"):
         streams.ignored |= {one.untyped_storage()._cdata for one in model.buffers()}
         for seed, share in enumerate(shares):
             with streams.on(next(turns)), settings.override(optimize=mode):
-                x = doors.scene(module, name, seed, "cpu", share)
+                x = apis.scene(module, name, seed, "cpu", share)
                 found.append(results(model, x, trains))
                 if trains:  # gradients are the program's own to order
                     streams.current().synchronize()
@@ -140,7 +140,7 @@ def two_streams(streams, fake_gpu, name, trains, mode="graphs"):
             stream.synchronize()
         with settings.override(optimize="off", capture="off"):
             for seed, (share, mine) in enumerate(zip(shares, found, strict=True)):
-                same(mine, results(plain, doors.scene(module, name, seed, "cpu", share), trains))
+                same(mine, results(plain, apis.scene(module, name, seed, "cpu", share), trains))
         return sum(one.hits for one in graph_regions.summary())
 
 
@@ -182,9 +182,9 @@ def test_maps_prefetched_on_two_streams(streams, fake_gpu):
 def test_one_input_on_two_streams(streams, fake_gpu, name):
     """The second stream finds the maps of the first, and waits for them."""
     one, other = streams.new(), streams.new()
-    with doors.standin(name) as module, watched(streams, fake_gpu):
-        model = doors.network(module, name, "cpu").eval()
-        x = doors.scene(module, name, 0, "cpu", 0.3)
+    with apis.standin(name) as module, watched(streams, fake_gpu):
+        model = apis.network(module, name, "cpu").eval()
+        x = apis.scene(module, name, 0, "cpu", 0.3)
         for stream in (one, other):
             stream.wait_stream(streams.known[0])
         with settings.override(optimize="off", capture="off"):
@@ -230,13 +230,13 @@ def test_captures_are_on_no_stream_of_the_program():
 @pytest.mark.gpu
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("mode", ["off", "fuse", "graphs"])
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 class TestOnAGpu:
     """Streams that wait for nobody, each with work in front of it that takes the GPU a while."""
 
     def expected(self, module, name, plain, trains, seeds):
         with settings.override(optimize="off", capture="off"):
-            found = [results(plain, doors.scene(module, name, seed, "cuda", 0.3), trains) for seed in seeds]
+            found = [results(plain, apis.scene(module, name, seed, "cuda", 0.3), trains) for seed in seeds]
         torch.cuda.synchronize()
         return found
 
@@ -252,8 +252,8 @@ class TestOnAGpu:
         busy = torch.randn(2048, 2048, device="cuda")
         streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         seeds = list(range(24))
-        with doors.standin(name) as module:
-            plain = doors.network(module, name, "cuda").train(trains)
+        with apis.standin(name) as module:
+            plain = apis.network(module, name, "cuda").train(trains)
             model = copy.deepcopy(plain)
             expected = self.expected(module, name, plain, trains, seeds)
 
@@ -261,7 +261,7 @@ class TestOnAGpu:
                 with torch.cuda.stream(streams[seed % 2]), settings.override(optimize=mode):
                     for _ in range(8):
                         busy @ busy
-                    x = doors.scene(module, name, seed, "cuda", 0.3)
+                    x = apis.scene(module, name, seed, "cuda", 0.3)
                     found = results(model, x, trains)
                     if trains:  # gradients are the program's own to order
                         streams[(seed + 1) % 2].wait_stream(streams[seed % 2])
@@ -280,12 +280,12 @@ class TestOnAGpu:
     def test_one_input_on_two_streams(self, name, mode, trains):
         busy = torch.randn(2048, 2048, device="cuda")
         streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-        with doors.standin(name) as module:
-            plain = doors.network(module, name, "cuda").train(trains)
+        with apis.standin(name) as module:
+            plain = apis.network(module, name, "cuda").train(trains)
             pair = [copy.deepcopy(plain) for _ in streams]
             for seed in range(8):
                 (expected,) = self.expected(module, name, plain, trains, [seed])
-                x, found = doors.scene(module, name, seed, "cuda", 0.3), []
+                x, found = apis.scene(module, name, seed, "cuda", 0.3), []
                 torch.cuda.synchronize()
                 for stream, model in zip(streams, pair, strict=True):
                     with torch.cuda.stream(stream), settings.override(optimize=mode):

@@ -145,13 +145,13 @@ def few(monkeypatch):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
-    ("door", "scenes", "train"),
+    ("api", "scenes", "train"),
     [(0, 30, False), (0, 20, True), (1, 20, False), (2, 14, False), (3, 14, False)],
     ids=["second", "second-training", "spconv", "torchsparse", "minkowski"],
 )
-def test_launches(door, scenes, train, few, rules, monkeypatch):
+def test_launches(api, scenes, train, few, rules, monkeypatch):
     """Of small and of large scenes, whose levels have any number of rows."""
-    chance, compared = random.Random(door), Compared(monkeypatch)
+    chance, compared = random.Random(api), Compared(monkeypatch)
     rules.set(policy, TRACE=policy.Schedule(after=1))
 
     known: Any = weakref.WeakKeyDictionary()
@@ -162,12 +162,12 @@ def test_launches(door, scenes, train, few, rules, monkeypatch):
         likely = max(1, min(most, int(share * builder.cmap.n_rows)))
         return its.setdefault(place, likely)
 
-    doors = map_time.doors(lambda i: chance.choice([80, 240]) + chance.randint(0, 9))
-    for number, (_, net, scene) in enumerate(doors):
-        if number == door:
+    networks = map_time.networks(lambda i: chance.choice([80, 240]) + chance.randint(0, 9))
+    for number, (_, net, scene) in enumerate(networks):
+        if number == api:
             map_time.streamed(net, scene, scenes, train, told=compared.told, rows=rows)
             break
-    doors.close()
+    networks.close()
     assert compared.traced >= 4
 
 
@@ -180,8 +180,8 @@ def test_scenes_that_a_trace_serves_in_part(few, monkeypatch):
         parts_of.append(own(traces, *given))
 
     monkeypatch.setattr(traced_maps.Traces, "_repeated", in_part)
-    with contextlib.closing(map_time.doors(lambda i: 80)) as doors:
-        _, net, scene = next(itertools.islice(doors, 2, 3))  # whose bounds are found on the way
+    with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
+        _, net, scene = next(itertools.islice(networks, 2, 3))  # whose bounds are found on the way
         assert len(map_time.streamed(net, scene, 8)) == 8
     assert any(parts_of)
 
@@ -198,8 +198,8 @@ def test_tensors_live_as_long_as_programs_that_hold_their_addresses(few, monkeyp
         return sum(one() is not None for one in held)
 
     monkeypatch.setattr(traced_maps, "_traced", traced)
-    with contextlib.closing(map_time.doors(lambda i: 80)) as doors:
-        _, net, scene = next(iter(doors))
+    with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
+        _, net, scene = next(iter(networks))
         map_time.streamed(net, scene, 4)
     assert alive()
     prefetch.forget()
@@ -218,8 +218,8 @@ def test_scenes_are_traced_once_the_helper_is_there(few, monkeypatch):
     met: list[int] = []
     monkeypatch.setattr(native, "module", lambda: own() if there[0] else None)
     monkeypatch.setattr(traced_maps.Traces, "_enter", enter)
-    with contextlib.closing(map_time.doors(lambda i: 80)) as doors:
-        _, net, scene = next(iter(doors))
+    with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
+        _, net, scene = next(iter(networks))
 
         def counted(number: int) -> Any:
             met.append(number)

@@ -25,7 +25,7 @@ from sparse_bridge.tools.networks.torchsparse import Backbone
 from tests.clouds import cloud, features
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu
 
 pytestmark = pytest.mark.usefixtures("nothing_learnt")
@@ -143,8 +143,8 @@ OUTCOMES = {
 
 
 def half(module, seed, device, scale=1.0):
-    x = doors.scene(module, "torchsparse", seed, device, 0.3 + 0.002 * seed)
-    return doors.tensor(module, "torchsparse", x.coords, x.feats.half() * scale)
+    x = apis.scene(module, "torchsparse", seed, device, 0.3 + 0.002 * seed)
+    return apis.tensor(module, "torchsparse", x.coords, x.feats.half() * scale)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def replayed(kernel_lane, fake_gpu, rules):
 
 
 def network(module, device, after):
-    model = Followed(doors.network(module, "torchsparse", device), after)
+    model = Followed(apis.network(module, "torchsparse", device), after)
     return model.to(device).half().eval()
 
 
@@ -167,7 +167,7 @@ def network(module, device, after):
 def test_why_a_model_is_not_replayed(replayed, case):
     """Or that it is: infinite values do not come from rows that do not exist."""
     after, words = OUTCOMES[case]
-    with doors.standin("torchsparse") as module:
+    with apis.standin("torchsparse") as module:
         model = network(module, replayed, after)
         for seed in range(5):
             model(half(module, seed, replayed))
@@ -182,7 +182,7 @@ def test_why_a_model_is_not_replayed(replayed, case):
 @pytest.mark.emulated
 def test_scenes_that_overflow_show_nothing(replayed):
     """A model is replayed as soon as one does not, and the report says what it waits for."""
-    with doors.standin("torchsparse") as module:
+    with apis.standin("torchsparse") as module:
         model = network(module, replayed, lambda y: y * 1000 + (y * -1000).relu())
         for seed in range(4):
             found = model(half(module, seed, replayed, 1e4))
@@ -202,7 +202,7 @@ def test_backbones_of_torchsparse(replayed, name):
     """In fp16, with the benchmarks' weights: levels end inside their boxes, and all sparse tensors
     that the backbone makes are compared."""
     interface, package, _ = PEERS["bridge_torchsparse"]
-    with doors.standin("torchsparse") as module:
+    with apis.standin("torchsparse") as module:
         peer = interface("bridge_torchsparse", package)
         importlib.import_module("torchsparse.backbones")
         model = Backbone(module, name, width=0.125)
@@ -212,7 +212,7 @@ def test_backbones_of_torchsparse(replayed, name):
             x = scattered(module, seed, replayed)
             found = model(x)
             with settings.override(optimize="off"):
-                expected = model(doors.tensor(module, "torchsparse", x.coords, x.feats))
+                expected = model(apis.tensor(module, "torchsparse", x.coords, x.feats))
             assert torch.equal(found.coords, expected.coords) and len(found.feats)
             compare("the last output", expected.feats, found.feats)
         assert graph_regions.summary() == [("Backbone", 1, 1, None)]
@@ -225,4 +225,4 @@ def scattered(module, seed, device, shape=(40, 37, 40)):
     coords = torch.cat([corners, coords]).unique(dim=0)
     coords = coords[torch.randperm(len(coords), generator=torch.Generator().manual_seed(seed))]
     values = features(len(coords), 4, seed=seed, dtype=torch.float16, device=device)
-    return doors.tensor(module, "torchsparse", coords, values)
+    return apis.tensor(module, "torchsparse", coords, values)

@@ -1,4 +1,4 @@
-"""Waits for the device: one a scene in every door once inputs are known, whatever their bounds, and
+"""Waits for the device: one a scene in every API once inputs are known, whatever their bounds, and
 nothing lost where they are not what was expected."""
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tests.clouds import features
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels
 from .waiting import check, fresh, ready, replayed, waits  # noqa: F401 - `fresh` is a fixture
 
-DOORS = [Spconv, Torchsparse, Minkowski]
+APIS = [Spconv, Torchsparse, Minkowski]
 THREE = functional.kernel_offsets((3, 3, 3))
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", APIS)
 @torch.no_grad()
-def test_one_wait_a_scene(kernel_lane, monkeypatch, door):
-    network = ready(door, kernel_lane)
+def test_one_wait_a_scene(kernel_lane, monkeypatch, api):
+    network = ready(api, kernel_lane)
     for turn in (2, 3, 4):
         scene = voxels(turn, kernel_lane.device)
         with waits(monkeypatch) as found:
@@ -76,11 +76,11 @@ def test_one_wait_where_the_grid_is_given(kernel_lane, monkeypatch):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("door", [Torchsparse, Minkowski])
+@pytest.mark.parametrize("api", [Torchsparse, Minkowski])
 @torch.no_grad()
-def test_bounds_that_grow(kernel_lane, door):
+def test_bounds_that_grow(kernel_lane, api):
     """To keys of 64 bits and back, beyond what launches are laid out for, and beyond any key."""
-    network = ready(door, kernel_lane)
+    network = ready(api, kernel_lane)
     wide, far, huge = (2000, 2000, 2000), (1 << 25, 0, 0), (1 << 30, 1 << 30, -(1 << 20))
     none, requeued = (0, 0, 0), []
     for turn, moved in enumerate((none, wide, wide, none, far, none, huge, none, none)):
@@ -96,18 +96,18 @@ def test_bounds_that_grow(kernel_lane, door):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("door", [Torchsparse, Minkowski])
+@pytest.mark.parametrize("api", [Torchsparse, Minkowski])
 @torch.no_grad()
-def test_scenes_that_are_like_no_other(kernel_lane, door):
+def test_scenes_that_are_like_no_other(kernel_lane, api):
     """Equal rows, no rows, one row, items without rows, far more rows a level than before."""
-    network = ready(door, kernel_lane)
+    network = ready(api, kernel_lane)
     x, coords, shape = voxels(2, kernel_lane.device)
     spread = coords[:200] * coords.new_tensor([1, 7, 7, 7])
     twice = torch.cat([coords, coords[:5]])
     scenes = [coords, spread, twice, coords[:0], coords[:1], coords[coords[:, 0] == 1], coords]
     for rows in scenes:
         values = features(len(rows), x.shape[1], seed=len(rows)).to(kernel_lane.device)
-        if door is Torchsparse and len(rows) == 0:
+        if api is Torchsparse and len(rows) == 0:
             continue  # its tensors have rows
         check(network, (values, rows.contiguous(), shape))
 
@@ -129,11 +129,11 @@ def test_a_strided_layer_first(kernel_lane, monkeypatch):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("door", [Torchsparse, Minkowski])
+@pytest.mark.parametrize("api", [Torchsparse, Minkowski])
 @torch.no_grad()
-def test_a_replayed_model(kernel_lane, fake_gpu, rules, door):
+def test_a_replayed_model(kernel_lane, fake_gpu, rules, api):
     """Its graph finds the bounds on the device, too."""
-    plain = ready(door, kernel_lane)
+    plain = ready(api, kernel_lane)
     network, hits = replayed(plain, kernel_lane, fake_gpu, rules, 768)
     for turn in range(2, 8):
         check(network, voxels(turn, kernel_lane.device), plain)
@@ -258,11 +258,11 @@ def _step(network, scene):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("door", DOORS)
-def test_backward_passes_do_not_wait(kernel_lane, monkeypatch, door):
+@pytest.mark.parametrize("api", APIS)
+def test_backward_passes_do_not_wait(kernel_lane, monkeypatch, api):
     """Pairs are counted as soon as there are tiles, where those of the last scene were asked for;
     how many there are is on the host by then."""
-    network = door()
+    network = api()
     network.net.to(kernel_lane.device).train()
     for turn in range(3):
         _step(network, voxels(turn, kernel_lane.device))

@@ -15,9 +15,9 @@ from sparse_bridge import hooks, settings
 from sparse_bridge.core.capture import graph_regions
 from tests.core.capture.graph_sizes import graphs_of
 
-from . import doors, wrapped
+from . import apis, wrapped
 from .pretended import replays_on_the_cpu
-from .test_replay_doors import same_gradients
+from .test_replay_apis import same_gradients
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
 
@@ -63,10 +63,10 @@ class Remembers(nn.Module):
         return x.replace(x.feats * 2 if x.registered("earlier") is None else x.feats)
 
 
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 def test_a_stack_of_blocks(device, name, trains):
-    with doors.standin(name) as module:
+    with apis.standin(name) as module:
         plain = wrapped.stack(module, name, device, Remembers()).train(trains)
         model = copy.deepcopy(plain)
         for seed in range(12):
@@ -118,14 +118,14 @@ class Decoder(nn.Module):
         return y, self.head(y.feats)
 
 
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", [Program, Decoder])
 def test_a_program_that_makes_them(device, name, trains, kind):
     """What looks into the layout stays outside."""
-    with doors.standin(name) as module:
+    with apis.standin(name) as module:
         plain = kind(
-            wrapped.stack(module, name, device), lambda coords, values: doors.tensor(module, name, coords, values)
+            wrapped.stack(module, name, device), lambda coords, values: apis.tensor(module, name, coords, values)
         )
         plain = plain.to(device).train(trains)
         model = copy.deepcopy(plain)
@@ -231,7 +231,7 @@ def test_what_is_refused(device, monkeypatch, case):
     """And computed as ever."""
     what, words = REFUSED[case]
     monkeypatch.setattr(wrapped.Grid, "last", 0, raising=False)
-    with doors.standin("spconv") as module:
+    with apis.standin("spconv") as module:
         place = 2 if what in (kept, measured) else 0
         plain = wrapped.stack(module, "spconv", device, Given(what), place).eval()
         model = copy.deepcopy(plain)
@@ -273,7 +273,7 @@ class Holds(wrapped.Grid):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [Slots, Guarded, Holds])
 def test_objects_that_cannot_be_copied(device, kind):
-    with doors.standin("spconv") as module:
+    with apis.standin("spconv") as module:
         model = wrapped.stack(module, "spconv", device).eval()
         for seed in range(6):
             x = kind(wrapped.grid(module, "spconv", seed, device).data)
@@ -300,7 +300,7 @@ class Passes(nn.Module):
 
 @torch.no_grad()
 def test_what_is_passed_on_is_the_call_s_own(device):
-    with doors.standin("spconv") as module:
+    with apis.standin("spconv") as module:
         model = Passes(wrapped.stack(module, "spconv", device)).eval()
         for seed in range(7):
             x = wrapped.grid(module, "spconv", seed, device)
@@ -325,11 +325,11 @@ class Timed(nn.Module):
 
 @torch.no_grad()
 def test_tensors_beside_a_dense_grid(device):
-    with doors.standin("spconv") as module:
-        model = Timed(doors.network(module, "spconv", device)).eval()
+    with apis.standin("spconv") as module:
+        model = Timed(apis.network(module, "spconv", device)).eval()
         for seed in range(9):
             times = torch.full((2, 3), float(seed), device=device)
-            x = doors.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
+            x = apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
             assert model(x, times)["times"] is times
         (part,) = graph_regions.summary()
         assert part.name == "Timed" and part.hits >= 1
@@ -346,7 +346,7 @@ class TwoOfThem(nn.Module):
 
 @torch.no_grad()
 def test_inner_parts_where_two_are_given(device):
-    with doors.standin("spconv") as module:
+    with apis.standin("spconv") as module:
         model = TwoOfThem(wrapped.stack(module, "spconv", device)).eval()
         for seed in range(11):
             x, other = (wrapped.grid(module, "spconv", seed, device) for _ in range(2))
@@ -374,11 +374,11 @@ class Measured(nn.Module):
 @torch.no_grad()
 def test_numbers_that_follow_from_one_axis(device):
     """The first other boxes have the same, so that they prove nothing of it."""
-    with doors.standin("spconv") as module:
+    with apis.standin("spconv") as module:
         model = Measured(wrapped.stack(module, "spconv", device)).eval()
         for seed in range(14):
             shape = (6 if seed < 9 else seed, 5, 7 if seed < 5 else 8 + seed % 2)
-            x = doors.scene(module, "spconv", seed, device, 0.3, shape=shape)
+            x = apis.scene(module, "spconv", seed, device, 0.3, shape=shape)
             assert model(wrapped.Grid(x)).height == shape[0]
         (part,) = graph_regions.summary()
         assert part.hits >= 2 and graph_regions._regions[model].replayer.by_box
@@ -394,8 +394,8 @@ class Optional(Decoder):
 
 @torch.no_grad()
 def test_whether_something_else_is_given(device):
-    with doors.standin("spconv") as module:
-        make = lambda coords, values: doors.tensor(module, "spconv", coords, values)  # noqa: E731
+    with apis.standin("spconv") as module:
+        make = lambda coords, values: apis.tensor(module, "spconv", coords, values)  # noqa: E731
         model = Optional(wrapped.stack(module, "spconv", device), make).to(device).eval()
         for seed in range(8):
             x = wrapped.grid(module, "spconv", seed, device)
@@ -415,8 +415,8 @@ class Counted(Decoder):
 
 @torch.no_grad()
 def test_numbers_of_rows(device):
-    with doors.standin("spconv") as module:
-        make = lambda coords, values: doors.tensor(module, "spconv", coords, values)  # noqa: E731
+    with apis.standin("spconv") as module:
+        make = lambda coords, values: apis.tensor(module, "spconv", coords, values)  # noqa: E731
         model = Counted(wrapped.stack(module, "spconv", device), make).to(device).eval()
         for seed in range(20):
             x = wrapped.grid(module, "spconv", seed, device, 0.2 + 0.02 * seed)

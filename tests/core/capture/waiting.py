@@ -65,7 +65,7 @@ def waits(monkeypatch):
 
 
 class Whole(nn.Module):
-    """The layers of a door's network as one model."""
+    """The layers of an API's network as one model."""
 
     def __init__(self, layers):
         super().__init__()
@@ -105,9 +105,9 @@ def check(network, scene, plain=None):
         assert torch.equal(mine, theirs)
 
 
-def ready(door, lane):
-    """A network of a door that has seen two scenes, which is a history."""
-    network = door()
+def ready(api, lane):
+    """A network of an API that has seen two scenes, which is a history."""
+    network = api()
     network.net.to(lane.device).eval()
     for turn in range(2):
         network(*voxels(turn, lane.device))

@@ -8,7 +8,7 @@ from torch import nn
 
 from sparse_bridge.adapters import protocol
 
-from . import doors
+from . import apis
 
 
 class Grid:
@@ -107,9 +107,9 @@ class Stack(nn.Sequential):
 
 def grid(module, name, seed, device, share=None):
     """Rows batch by batch, of which there is another number in every scene."""
-    x = doors.scene(module, name, seed, device, 0.3 + 0.002 * seed if share is None else share)
+    x = apis.scene(module, name, seed, device, 0.3 + 0.002 * seed if share is None else share)
     return Grid(x)
 
 
 def stack(module, name, device, *more):
-    return Stack(doors.Layers(module, name), *more).to(device)
+    return Stack(apis.Layers(module, name), *more).to(device)

@@ -69,9 +69,9 @@ def minkowski_unit():
 
 def check(name, unit, seen):
     """Both convolutions of a network end in the new activation, with its values."""
-    from tests.test_optimization import DOORS, INPUTS, ROWS, settle
+    from tests.test_optimization import APIS, INPUTS, ROWS, settle
 
-    with DOORS[name](), torch.no_grad():
+    with APIS[name](), torch.no_grad():
         torch.manual_seed(0)
         coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0).int()
         x, rows = INPUTS[name](coords, torch.randn(len(coords), 4)), ROWS[name]

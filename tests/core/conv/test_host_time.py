@@ -9,7 +9,7 @@ import torch
 
 from sparse_bridge.core.conv import convolution
 from tests.host_time import layers, pairs, steps, stream, streamed, sums, times
-from tests.walk_doors import pretended_gpu
+from tests.walk_apis import pretended_gpu
 
 pytest.importorskip("triton")
 

@@ -12,7 +12,7 @@ from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.maps.pair_lists import DevicePairs
 from tests.core.layers import layer
 from tests.walk import Walk, walk
-from tests.walk_doors import LAUNCHER, doors
+from tests.walk_apis import LAUNCHER, walks
 
 pytest.importorskip("triton")
 
@@ -127,7 +127,7 @@ def test_a_steady_training_step(kmap):
 
 def test_the_way_from_every_framework_to_the_launcher_is_short():
     seen = {}
-    for name, steady, cold in doors():
+    for name, steady, cold in walks():
         way = steady.until(*LAUNCHER)
         assert way.files[0].startswith(f"adapters/{name}/")
         assert len(way.files) <= 10 and way.twice == [], way.files

@@ -19,7 +19,7 @@ from sparse_bridge.kernels.runtime import launch, precompile
 from sparse_bridge.kernels.runtime.target import Target
 from sparse_bridge.tools.offline_compile import catalogue
 from tests import learnt
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 CPU = torch.device("cpu")
 HALF = torch.float16
@@ -69,7 +69,7 @@ def encoder():
 @pytest.fixture
 def spconv(monkeypatch):
     compilation.reset()
-    with doors.standin() as module:
+    with apis.standin() as module:
         yield module
     compilation.reset()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from .. import doors
+from .. import apis
 
 RULES = {
     "subm": {"ksize": [3] * 3, "stride": [1] * 3, "padding": [1] * 3, "subm": True},
@@ -51,10 +51,10 @@ def pair_lists(module, x, rule):
 
 @pytest.mark.parametrize("name", RULES)
 def test_pair_lists_equal_the_wheels(name):
-    sp = doors.wheel()
-    want = pair_lists(sp, doors.tensor(sp), RULES[name])
-    with doors.standin() as standin:
-        assert pair_lists(standin, doors.tensor(standin), RULES[name]) == want
+    sp = apis.wheel()
+    want = pair_lists(sp, apis.tensor(sp), RULES[name])
+    with apis.standin() as standin:
+        assert pair_lists(standin, apis.tensor(standin), RULES[name]) == want
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -67,7 +67,7 @@ def test_a_program_drives_implicit_gemm(standin, name, do_sort):
     from spconv.core_cc.csrc.sparse.convops.spops import ConvGemmOps
 
     rule, tv = RULES[name], standin.cppcore.torch_tensor_to_tv
-    x = doors.tensor(standin)
+    x = apis.tensor(standin)
     memory = standin.cppcore.TorchAllocator(torch.device("cpu"))
     masks, n = SpconvOps.get_indice_pairs_implicit_gemm(
         memory, tv(x.indices), 2, x.spatial_shape, 1, *arguments(rule), False, do_sort=do_sort
@@ -103,7 +103,7 @@ def test_a_program_drives_implicit_gemm(standin, name, do_sort):
         )
     sites = x.indices if rule["subm"] else held[AllocKeys.OutIndices]
     got = standin.SparseConvTensor(made.allocated["OutFeatures"], sites, want.spatial_shape, 2)
-    doors.assert_same(got, want)
+    apis.assert_same(got, want)
 
 
 def test_pair_list_products_and_gradients(standin):
@@ -112,7 +112,7 @@ def test_pair_list_products_and_gradients(standin):
     from spconv.core_cc.csrc.sparse.convops.spops import ConvGemmOps
 
     core, tv = standin.cppcore, standin.cppcore.torch_tensor_to_tv
-    x, rule = doors.tensor(standin, dtype=torch.float64), RULES["subm"]
+    x, rule = apis.tensor(standin, dtype=torch.float64), RULES["subm"]
     memory = core.TorchAllocator(torch.device("cpu"))
     SpconvOps.get_indice_pairs(memory, tv(x.indices), 2, x.spatial_shape, 0, *arguments(rule))
     lists = [tv(memory.allocated[name]) for name in ("PairFwd", "IndiceNumPerLoc")]
@@ -148,11 +148,11 @@ def rows_on_the_cpu(ops, tv):
 
 
 def test_loops_over_rows_equal_the_wheels():
-    doors.wheel()
+    apis.wheel()
     parts = "spconv.core_cc.csrc.sparse.all", "cumm.tensorview"
     ops, tv = map(importlib.import_module, parts)
     want = rows_on_the_cpu(ops.SpconvOps, tv)
-    with doors.standin():
+    with apis.standin():
         ops, tv = map(importlib.import_module, parts)
         got = rows_on_the_cpu(ops.SpconvOps, tv)
         for mine, theirs in zip(got, want, strict=True):
@@ -171,8 +171,8 @@ def test_pools_in_place_are_those_of_layers(standin, name):
     from spconv.core_cc.csrc.sparse.all import SpconvOps
 
     rule, tv, ops = RULES[name], standin.cppcore.torch_tensor_to_tv, standin.ops
-    x = doors.tensor(standin).features.mul(2).round().requires_grad_()  # with ties
-    place = doors.tensor(standin).indices, 2, [7, 8, 9], standin.ConvAlgo.Native
+    x = apis.tensor(standin).features.mul(2).round().requires_grad_()  # with ties
+    place = apis.tensor(standin).indices, 2, [7, 8, 9], standin.ConvAlgo.Native
     rows, lists, counts = ops.get_indice_pairs(*place, *arguments(rule))
     fwd, bwd = ops.get_indice_pairs_implicit_gemm(*place, *arguments(rule))[2:4]
     n = len(place[0]) if rule["subm"] else len(rows)
@@ -244,8 +244,8 @@ def allocations(module):
 
 
 def test_allocator_equals_the_wheels():
-    want = allocations(doors.wheel())
-    with doors.standin() as standin:
+    want = allocations(apis.wheel())
+    with apis.standin() as standin:
         assert allocations(standin) == want
 
 
@@ -258,7 +258,7 @@ def names_of(function):
 
 
 def test_parameters_equal_the_wheels():
-    doors.wheel()
+    apis.wheel()
     theirs = {}
     for module, classes in CLASSES.items():
         for name in classes:
@@ -267,7 +267,7 @@ def test_parameters_equal_the_wheels():
                 if not method.startswith("_") and inspect.getdoc(getattr(cls, method)):
                     theirs[module, name, method] = names_of(getattr(cls, method))
     compared = 0
-    with doors.standin():
+    with apis.standin():
         for (module, name, method), parameters in theirs.items():
             cls = getattr(importlib.import_module(f"spconv.core_cc.{module}"), name)
             ours = inspect.getattr_static(cls, method, None)

@@ -1,4 +1,4 @@
-"""The walk of a layer of every framework, steady and cold: `python -m tests.walk_doors`.
+"""The walk of a layer of every framework, steady and cold: `python -m tests.walk_apis`.
 
 Steady: inference of a submanifold layer whose map is known, on a GPU that is not there, whose
 compiled kernels do nothing. Cold: its first call, on CPU tensors.
@@ -22,14 +22,14 @@ from sparse_bridge.kernels.gemm.gather_kernels import gather_gemm_kernel, sum_pa
 from sparse_bridge.kernels.gemm.narrow_gemm import narrow_gemm_kernel
 from sparse_bridge.kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from sparse_bridge.kernels.ops import batch_norm, batch_norm_grad
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud
 from tests.fake_driver import entry_of
 from tests.fake_gpu import HOPPER, FakeGpu, fake_gpu
 from tests.rules import layers_wait
 from tests.walk import Walk, walk
 
-__all__ = ["LAUNCHER", "doors", "pretended_gpu"]
+__all__ = ["LAUNCHER", "pretended_gpu", "walks"]
 
 # Where Triton's launcher is called.
 LAUNCHER = "kernels/runtime/launch.py", "begin"
@@ -61,7 +61,7 @@ def _layers() -> Iterator[tuple[str, Any, Any]]:
     """(framework, layer, input)."""
     coords, shape = cloud((40, 40, 40)), [40, 40, 40]
     features = torch.randn(len(coords), 16)
-    with spconv_doors.standin() as sp:
+    with spconv_apis.standin() as sp:
         layer = sp.SubMConv3d(16, 32, 3, indice_key="a").eval()
         yield "spconv", layer, sp.SparseConvTensor(features, coords, shape, 2)
     with sparse_bridge.enable("torchsparse", mode="standin"):
@@ -87,7 +87,7 @@ def _rulebooks() -> list[Rulebook]:
     return [one for one in gc.get_objects() if type(one) is Rulebook]
 
 
-def doors() -> Iterator[tuple[str, Walk, Walk]]:
+def walks() -> Iterator[tuple[str, Walk, Walk]]:
     """(framework, steady, cold)."""
     for name, layer, x in _layers():
         with torch.no_grad():
@@ -109,7 +109,7 @@ def doors() -> Iterator[tuple[str, Walk, Walk]]:
 
 
 if __name__ == "__main__":
-    for name, steady, cold in doors():
+    for name, steady, cold in walks():
         way = steady.until(*LAUNCHER)
         print(f"{name}: steady {len(way.files)} files to the launcher, {way.called} calls,")
         print(f"  entered twice: {way.twice or 'none'}; over 6 arguments: {way.wide(6) or 'none'}")

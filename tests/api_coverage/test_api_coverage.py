@@ -16,8 +16,8 @@ from sparse_bridge.errors import SettingError
 from sparse_bridge.tools.api_coverage import check, table
 from sparse_bridge.tools.api_coverage.command import collect
 from sparse_bridge.tools.api_coverage.markdown import page
+from tests.api_coverage import gaps
 from tests.patience import PATIENCE
-from tests.surface import gaps
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Layers that inherit torch's show its signatures; those of older releases lack an argument.
@@ -39,8 +39,8 @@ ALL = """
 import json, sys
 from sparse_bridge.tools.api_coverage.command import collect, facts_of
 from sparse_bridge.tools.api_coverage.markdown import page
-from tests.surface import gaps
-from tests.surface import gaps
+from tests.api_coverage import gaps
+from tests.api_coverage import gaps
 found = collect([])
 json.dump([[facts_of(surface) for surface in found], page(found), gaps.text(found)], sys.stdout)
 """
@@ -64,7 +64,7 @@ def test_what_is_absent_without_a_reason_is_known(everything):
     found = everything[2].splitlines()
     assert [line for line in found if line not in known] == [], "new gaps"
     assert [line for line in known if line not in found] == [], (
-        "closed gaps: python -m tests.surface.gaps takes them off the list"
+        "closed gaps: python -m tests.api_coverage.gaps takes them off the list"
     )
     assert found == known
 

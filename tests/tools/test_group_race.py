@@ -18,7 +18,7 @@ from sparse_bridge.core.conv.choice import serving_flow
 from sparse_bridge.core.device import trace
 from sparse_bridge.core.tuning import tuner
 from sparse_bridge.core.tuning.tuner import Tuner
-from sparse_bridge.core.warmup import group_race
+from sparse_bridge.tools import group_race
 from tests.checks import assert_close
 from tests.core.conv.test_override import Conv
 from tests.core.layers import layer, tensors

@@ -1,6 +1,6 @@
 """What the audit finds absent or taken differently without a reason; `gaps.txt` is what is known.
 
-`python -m tests.surface.gaps` writes it anew.
+`python -m tests.api_coverage.gaps` writes it anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FILE = pathlib.Path(__file__).with_name("gaps.txt")
 
 def text(surfaces: list[Surface]) -> str:
     """One line per owner of absent names, and per name that is taken differently."""
-    lines = ["# Known gaps; `python -m tests.surface.gaps` writes them anew."]
+    lines = ["# Known gaps; `python -m tests.api_coverage.gaps` writes them anew."]
     for surface in surfaces:
         lines += ["", f"[{surface.framework} {surface.release}]"]
         owners: dict[str, list[str]] = {}

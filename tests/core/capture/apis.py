@@ -1,4 +1,4 @@
-"""One little network per framework, and scenes for it: what replays are tried with in all doors."""
+"""One little network per framework, and scenes for it: what replays are tried with in all APIs."""
 
 from __future__ import annotations
 

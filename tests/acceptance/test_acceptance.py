@@ -138,7 +138,7 @@ def test_a_check_that_raises_has_failed(monkeypatch):
 
 
 def test_a_process_that_crashes_or_hangs_is_replaced():
-    process = runner.SeparateProcess(CPU, "tests.proof.crashing")
+    process = runner.SeparateProcess(CPU, "tests.acceptance.crashing")
     try:
         (crashed,) = process.run("crash", 60.0)
         assert crashed.status == FAILED and "illegal memory access" in crashed.detail

@@ -19,7 +19,7 @@ from sparse_bridge.refusals import Refusal
 from tests.core.capture.graph_sizes import graphs_of
 from tests.rules import layers_wait
 
-from . import doors
+from . import apis
 from .pretended import replays_on_the_cpu
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
@@ -59,10 +59,10 @@ class Made(torch.nn.Module):
 
 
 def maker(module, name):
-    return lambda coords, values: doors.tensor(module, name, coords, values)
+    return lambda coords, values: apis.tensor(module, name, coords, values)
 
 
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", [Whole, Made])
 def test_a_program_that_is_not_changed(kernel_lane, fake_gpu, rules, name, trains, kind):
@@ -70,15 +70,15 @@ def test_a_program_that_is_not_changed(kernel_lane, fake_gpu, rules, name, train
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(512))  # one class of rows, and whole tiles behind them
-    with doors.standin(name) as module, settings.override(optimize="graphs"):
-        plain = kind(doors.network(module, name, device), maker(module, name))
+    with apis.standin(name) as module, settings.override(optimize="graphs"):
+        plain = kind(apis.network(module, name, device), maker(module, name))
         plain = plain.to(device).train(trains)
         model = copy.deepcopy(plain)
         for seed in range(11):
             found = []
             for one in (model, plain):
                 one.zero_grad(set_to_none=True)
-                x = doors.scene(module, name, seed, device, 0.3 + 0.002 * seed)
+                x = apis.scene(module, name, seed, device, 0.3 + 0.002 * seed)
                 framework = protocol.of(x)
                 given = framework.features_of(x), framework.coordinates_of(x)
                 if kind is Made:
@@ -127,13 +127,13 @@ def test_functions_among_the_arguments(kernel_lane, fake_gpu, rules, name):
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(512))
-    with doors.standin(name) as module, settings.override(optimize="graphs"), torch.no_grad():
-        model = Told(doors.network(module, name, device)).to(device).eval()
+    with apis.standin(name) as module, settings.override(optimize="graphs"), torch.no_grad():
+        model = Told(apis.network(module, name, device)).to(device).eval()
         plain = copy.deepcopy(model)
         for seed in range(14):
             act, found = torch.sigmoid if seed > 9 else torch.relu, []
             for one in (model, plain):
-                x = doors.scene(module, name, seed, device, 0.3 + 0.002 * seed)
+                x = apis.scene(module, name, seed, device, 0.3 + 0.002 * seed)
                 with settings.override(optimize="graphs" if one is model else "off"):
                     out = one(x, module.cat, act)
                 found.append((out, [protocol.features_of(out["out"]), out["deep"]]))
@@ -165,7 +165,7 @@ def test_which_functions_tell_calls_apart(value, told):
             constant(value)
 
 
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 @pytest.mark.parametrize("kind", ["inference", "fused", "training"])
 def test_a_replayed_model(kernel_lane, fake_gpu, rules, name, kind):
     """Where kernels are emulated a replay runs what was captured once more.  fused: layers of this
@@ -176,15 +176,15 @@ def test_a_replayed_model(kernel_lane, fake_gpu, rules, name, kind):
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(512))  # one class of rows, and whole tiles behind them
-    with doors.standin(name) as module:
-        plain = doors.network(module, name, device).train(trains)
+    with apis.standin(name) as module:
+        plain = apis.network(module, name, device).train(trains)
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
         for seed in range(7):
-            shape = doors.SHAPE if seed < 4 else (7, 5, 8 + seed)
+            shape = apis.SHAPE if seed < 4 else (7, 5, 8 + seed)
             found = []
             for one in (model, plain):
                 one.zero_grad(set_to_none=True)
-                x = doors.scene(module, name, seed, device, 0.25 + 0.002 * seed, shape=shape)
+                x = apis.scene(module, name, seed, device, 0.25 + 0.002 * seed, shape=shape)
                 with torch.set_grad_enabled(trains):
                     out = one(x)
                 values = [protocol.features_of(out[key]) for key in ("out", "deep")]
@@ -202,7 +202,7 @@ def test_a_replayed_model(kernel_lane, fake_gpu, rules, name, kind):
         assert replayer.hits == (3 if trains else 2)
 
 
-@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("name", apis.NAMES)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_layers_are_launched_once_in_a_graph(kernel_lane, fake_gpu, rules, monkeypatch, name, mode):
     """Whatever was seen to follow them before, and in trials, where nothing is seen."""
@@ -226,11 +226,11 @@ def test_layers_are_launched_once_in_a_graph(kernel_lane, fake_gpu, rules, monke
 
     monkeypatch.setattr(GatherProduct, "over", counted)
     monkeypatch.setattr(replay, "captured_from", one_capture)
-    with doors.standin(name) as module, settings.override(optimize="graphs"):
-        model = doors.network(module, name, device).eval()
+    with apis.standin(name) as module, settings.override(optimize="graphs"):
+        model = apis.network(module, name, device).eval()
         last = []
         for seed in range(10):  # the larger ones make another graph
-            x = doors.scene(module, name, seed, device, 0.3 if seed < 6 else 0.7)
+            x = apis.scene(module, name, seed, device, 0.3 if seed < 6 else 0.7)
             with mode():
                 model(x)
             if captured:
@@ -246,14 +246,14 @@ def test_a_parameter_that_is_frozen_later(kernel_lane, fake_gpu, rules):
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(512))
-    with doors.standin("spconv") as module:
-        plain = doors.network(module, "spconv", device).train()
+    with apis.standin("spconv") as module:
+        plain = apis.network(module, "spconv", device).train()
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
         for seed in range(9):
             for one in (model, plain):
                 next(one.parameters()).requires_grad_(seed not in (4, 5, 6, 7))
                 one.zero_grad(set_to_none=True)
-                out = one(doors.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed))
+                out = one(apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed))
                 out["out"].features.square().sum().backward()
             assert (next(model.parameters()).grad is None) == (seed in (4, 5, 6, 7))
             same_gradients(model, plain)
@@ -282,14 +282,14 @@ def test_a_dense_grid_inside(kernel_lane, fake_gpu, rules, trains):
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(512))
-    with doors.standin("spconv") as module:
-        plain = Flat(doors.network(module, "spconv", device)).to(device).train(trains)
+    with apis.standin("spconv") as module:
+        plain = Flat(apis.network(module, "spconv", device)).to(device).train(trains)
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
         for seed in range(10):
-            shape, found = doors.SHAPE if seed < 8 else (7, 5, 8), []
+            shape, found = apis.SHAPE if seed < 8 else (7, 5, 8), []
             for one in (model, plain):
                 one.zero_grad(set_to_none=True)
-                x = doors.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed, shape=shape)
+                x = apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed, shape=shape)
                 with torch.set_grad_enabled(trains):
                     out = one(x)
                 values = [protocol.features_of(out["out"]), out["grid"], out["scores"]]

@@ -10,7 +10,7 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters.flex_gemm.interchange import Voxels
 from sparse_bridge.errors import GeometryError
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 
 from . import installed
 from .test_convolutions import voxels, weights
@@ -61,7 +61,7 @@ def test_caches_of_the_installed_build_are_read(flex_gemm, monkeypatch):
 def test_conversion(flex_gemm):
     feats, coords, shape = voxels(30, 3, dtype=torch.float32)
     feats.requires_grad_()
-    with doors.standin():
+    with apis.standin():
         there = sparse_bridge.convert(Voxels(feats, coords, shape), to="spconv")
         assert there.spatial_shape == list(shape[2:]) and there.batch_size == shape[0]
         back = sparse_bridge.convert(there, to="flex_gemm")

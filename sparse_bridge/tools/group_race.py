@@ -19,23 +19,23 @@ from typing import Any
 
 import torch
 
-from ... import log, settings
-from ...kernels.gemm.product import EpilogueForm
-from ...kernels.runtime.target import Target
-from ..conv import registry
-from ..conv.choice import flow_of, layer_of, map_class_of
-from ..conv.dataflow import LayerProduct
-from ..conv.dataflows.masked import BY_RULE, kernels_of
-from ..conv.epilogue import Epilogue
-from ..conv.kernel_products import GatherProduct
-from ..conv.plan import ConvPlan
-from ..device import trace
-from ..maps.kernel_map import KernelMap
-from ..maps.rulebook import Rulebook
-from ..tuning import tuner as tuners
-from ..tuning.groups import GroupWinner, Layer, MapClass, View, choose
-from ..tuning.kernel_hash import code_hash
-from ..tuning.trial import device_timer, mismatch
+from .. import log, settings
+from ..core.conv import registry
+from ..core.conv.choice import flow_of, layer_of, map_class_of
+from ..core.conv.dataflow import LayerProduct
+from ..core.conv.dataflows.masked import BY_RULE, kernels_of
+from ..core.conv.epilogue import Epilogue
+from ..core.conv.kernel_products import GatherProduct
+from ..core.conv.plan import ConvPlan
+from ..core.device import trace
+from ..core.maps.kernel_map import KernelMap
+from ..core.maps.rulebook import Rulebook
+from ..core.tuning import tuner as tuners
+from ..core.tuning.groups import GroupWinner, Layer, MapClass, View, choose
+from ..core.tuning.kernel_hash import code_hash
+from ..core.tuning.trial import device_timer, mismatch
+from ..kernels.gemm.product import EpilogueForm
+from ..kernels.runtime.target import Target
 
 
 def _rivals() -> list[str]:

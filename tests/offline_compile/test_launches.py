@@ -25,7 +25,7 @@ from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
 from sparse_bridge.tools.offline_compile.catalogue import launchable
 from sparse_bridge.tools.offline_compile.forms import as_launched
-from tests.adapters.spconv import doors
+from tests.adapters.spconv import apis
 from tests.adapters.torchsparse.conftest import speaking
 from tests.clouds import cloud, features
 from tests.conftest import INTERPRETED
@@ -71,7 +71,7 @@ def recorder(fake_gpu, request):
 
 
 def spconv_network():
-    with doors.standin() as sp:
+    with apis.standin() as sp:
         net = sp.SparseSequential(
             sp.SubMConv3d(4, 16, 3, indice_key="s"),
             sp.SparseConv3d(16, 32, 3, 2, 1),

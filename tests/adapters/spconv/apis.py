@@ -56,7 +56,7 @@ def patched() -> Iterator[Any]:
         yield sp
 
 
-DOORS = {"standin": standin, "patch": patched}
+APIS = {"standin": standin, "patch": patched}
 
 
 def tensor(
