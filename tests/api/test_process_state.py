@@ -63,7 +63,6 @@ HELD_ELSEWHERE = """
     core.geometry.constants._constants core.ops.pointwise._captured
 """
 NUMBERS = """
-    export.player.stand_in._NUMBERS
     adapters.minkowski.geometry.Region._interned core.compile.handles._numbers
     core.conv.dataflow._keys core.geometry.offsets.Offsets._interned
     kernels.runtime.launch._next kernels.runtime.launch._numbers settings._counted
@@ -99,6 +98,8 @@ TOUCHED = {
         "core.capture.graph_regions._provide"
     ),
     "what is said once in a process is to be heard": "settings._told",
+    "a preload that takes long is imitated": "core.warmup.preload._thread",
+    "forwards that a failing trial gives back are looked at": "core.capture.replay_trial._counted_norms",
     "a helper that is compiled anew, or not at all, must not be known to other tests": (
         "native._listeners native._module native._reason native._thread"
     ),
