@@ -16,15 +16,15 @@ ENDLESS = 1 << 62
 class Schedule(NamedTuple):
     """On which occasions an attempt is due.
 
-    after: occasions that pass before the first attempt.  each: of those that follow, the first so
-    many are due; then those whose number, counted from there, is a power of two.  most: attempts
+    skip_first: occasions that pass before the first attempt.  always_until: of those that follow, the first
+    so many are due; then those whose number, counted from there, is a power of two.  max_tries: attempts
     in all.  failures: in a row, or in all where successes are not counted, that end the attempts.
     longest_wait: occasions; after failures in a row 2, 4, 8, ... of them pass, up to this.
     """
 
-    after: int = 0
-    each: int = ENDLESS
-    most: int = ENDLESS
+    skip_first: int = 0
+    always_until: int = ENDLESS
+    max_tries: int = ENDLESS
     failures: int = ENDLESS
     longest_wait: int = 0
 
@@ -50,11 +50,11 @@ class Attempts:
         if self.wait:
             self.wait -= 1
             return False
-        schedule, number = self.schedule, self.occasions - self.schedule.after
-        if number <= 0 or (number > schedule.each and number & (number - 1)):
+        schedule, number = self.schedule, self.occasions - self.schedule.skip_first
+        if number <= 0 or (number > schedule.always_until and number & (number - 1)):
             return False
         self.tries += 1
-        self.over = self.tries >= schedule.most
+        self.over = self.tries >= schedule.max_tries
         return True
 
     def failed(self) -> None:
@@ -67,7 +67,7 @@ class Attempts:
     def learn(self, success: bool) -> None:
         """Learn whether an attempt was of use."""
         if success:
-            self.failures, self.over = 0, self.tries >= self.schedule.most
+            self.failures, self.over = 0, self.tries >= self.schedule.max_tries
         else:
             self.failed()
 
@@ -85,34 +85,36 @@ BOXES = 64  # of inputs, by which a capture finds what was asked there
 PREFETCH = Schedule(longest_wait=1 << 10)  # inputs that are never alike cost one attempt in a thousand
 
 # Traces of maps' launches. One costs as much as the maps of several scenes.
-TRACE = Schedule(after=1, each=11)  # one scene says nothing of another; the more were traced, the less one more helps
+TRACE = Schedule(
+    skip_first=1, always_until=11
+)  # one scene says nothing of another; each trace helps less than the last
 
 # Graphs of models. A capture runs the model several times, and a graph holds memory.
 LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a graph
-CAPTURE = Schedule(after=6, longest_wait=1 << 10)  # calls of a kind: one is watched, the next captured
+CAPTURE = Schedule(skip_first=6, longest_wait=1 << 10)  # calls of a kind: one is watched, the next captured
 CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
 CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the next input often tells
 CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 GRAPHS = 3  # of a model, for as many kinds of calls; the one that has not served for longest goes
-COMPARISONS = Schedule(each=1, most=9)  # replays 1, 2, 4 ... 256 of a graph are compared with the layers
+COMPARISONS = Schedule(always_until=1, max_tries=9)  # replays 1, 2, 4 ... 256 of a graph are compared with the layers
 SMALL_CALLS = 256  # in a row that would fit a graph of
 MUCH_SMALLER = 4  # times fewer rows: then one is captured
 GUESSES = Schedule(failures=3)  # of the graph that will serve; a wrong one costs the GPU its maps
 ANNOUNCED_KINDS = 64  # of inputs, whose models are remembered; all are forgotten when there are more
 REPLAYS_SETTLED = 16  # in a row, after which eager calls are taken to be over
-MEMORY_RETURNS = Schedule(each=8)  # each costs the next eager call its allocations
+MEMORY_RETURNS = Schedule(always_until=8)  # each costs the next eager call its allocations
 
 # Convolutions that wait for what follows. A wrong guess costs a launch.
 CALLS_ALONE = 3  # in a row; a layer that nothing follows in one more does not wait again
 EARLY_LAUNCHES = Schedule(failures=3)  # with steps that did not come; then launches wait for the steps
-FUSED_PLANS = Schedule(most=8)  # of a layer; one that needs more changes in every call
-NORM_CALLS = Schedule(most=2)  # of a layer in training, whose features show which norm takes them
+FUSED_PLANS = Schedule(max_tries=8)  # of a layer; one that needs more changes in every call
+NORM_CALLS = Schedule(max_tries=2)  # of a layer in training, whose features show which norm takes them
 
 # Plans, which hold no memory of a device.
 PLANS = 1 << 16  # of convolutions under the same settings; far above any program's
 PLAN_SETTINGS = 8  # whose plans are kept, for programs that change settings and go back
 
 # Other things that are given up.
-OUTSIDE_LOOKS = Schedule(most=8)  # at scenes with dead rows; a network may pad every scene with such rows
+OUTSIDE_LOOKS = Schedule(max_tries=8)  # at scenes with dead rows; a network may pad every scene with such rows
 SERVER_STARTS = Schedule(failures=3)  # compile servers in a row that end before they serve
 FORMS_IN_VAIN = 3  # that workers compiled and the disk cache does not have, and most of all forms

@@ -20,12 +20,12 @@ def due(attempts: Attempts, occasions: int) -> list[int]:
     ("schedule", "occasions", "expected"),
     [
         (Schedule(), 5, [1, 2, 3, 4, 5]),
-        (Schedule(after=3), 6, [4, 5, 6]),
-        (Schedule(each=0), 70, [1, 2, 4, 8, 16, 32, 64]),
-        (Schedule(each=3), 33, [1, 2, 3, 4, 8, 16, 32]),
-        (Schedule(after=2, each=5), 35, [3, 4, 5, 6, 7, 10, 18, 34]),
-        (Schedule(most=4), 9, [1, 2, 3, 4]),
-        (Schedule(after=1, each=1, most=3), 99, [2, 3, 5]),
+        (Schedule(skip_first=3), 6, [4, 5, 6]),
+        (Schedule(always_until=0), 70, [1, 2, 4, 8, 16, 32, 64]),
+        (Schedule(always_until=3), 33, [1, 2, 3, 4, 8, 16, 32]),
+        (Schedule(skip_first=2, always_until=5), 35, [3, 4, 5, 6, 7, 10, 18, 34]),
+        (Schedule(max_tries=4), 9, [1, 2, 3, 4]),
+        (Schedule(skip_first=1, always_until=1, max_tries=3), 99, [2, 3, 5]),
         (policy.CAPTURE, 9, [7, 8, 9]),
         (policy.COMPARISONS, 999, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
         (policy.TRACE, 70, [*range(2, 13), 17, 33, 65]),
@@ -35,7 +35,7 @@ def test_due_occasions(schedule, occasions, expected):
     attempts = Attempts(schedule)
     assert due(attempts, occasions) == expected
     assert (attempts.occasions, attempts.tries) == (occasions, len(expected))
-    assert attempts.over == (len(expected) == schedule.most)
+    assert attempts.over == (len(expected) == schedule.max_tries)
 
 
 def test_more_and_more_occasions_pass_after_failures_in_a_row():
@@ -80,7 +80,7 @@ def test_failures_in_a_row_end_it():
 
 
 def test_a_success_brings_no_more_attempts_than_there_are():
-    attempts = Attempts(Schedule(most=2, failures=2))
+    attempts = Attempts(Schedule(max_tries=2, failures=2))
     assert due(attempts, 3) == [1, 2]
     attempts.failed()
     attempts.failed()

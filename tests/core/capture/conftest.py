@@ -27,7 +27,7 @@ def _provider():
 @pytest.fixture(autouse=True)
 def _plain_settings(plain_settings, _provider, rules):
     """For every test of this folder. The second call is watched, and the third captured: tests make few."""
-    rules.set(policy, CAPTURE=policy.CAPTURE._replace(after=1))
+    rules.set(policy, CAPTURE=policy.CAPTURE._replace(skip_first=1))
 
 
 @pytest.fixture

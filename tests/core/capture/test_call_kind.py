@@ -127,7 +127,7 @@ def test_one_call_is_watched_and_the_next_captured(graphs):
 
 
 def test_the_first_graph_is_for_the_largest_of_the_first_calls(graphs, rules):
-    rules.set(policy, CAPTURE=policy.CAPTURE._replace(after=6))  # as it is for users
+    rules.set(policy, CAPTURE=policy.CAPTURE._replace(skip_first=6))  # as it is for users
     rows = (900, 40_000, 10, 500, 3, 7, 2, 8)
     assert [graphs.call(number) for number in rows] == [MISSING] * 8
     assert graphs.events == [*rows[:7], "watch", rows[7], "capture"]

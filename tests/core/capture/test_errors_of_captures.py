@@ -57,7 +57,7 @@ def test_a_test_fails(capture):
 def traced(monkeypatch, rules):
     """Scenes of a network whose maps would be traced, but that raises."""
     monkeypatch.setattr(traced_maps, "_traced", broken)
-    rules.set(policy, TRACE=policy.Schedule(after=1))
+    rules.set(policy, TRACE=policy.Schedule(skip_first=1))
     with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
         _, net, scene = next(itertools.islice(networks, 0, 1))
         return map_time.streamed(net, scene, 8)

@@ -152,7 +152,7 @@ def few(monkeypatch):
 def test_launches(api, scenes, train, few, rules, monkeypatch):
     """Of small and of large scenes, whose levels have any number of rows."""
     chance, compared = random.Random(api), Compared(monkeypatch)
-    rules.set(policy, TRACE=policy.Schedule(after=1))
+    rules.set(policy, TRACE=policy.Schedule(skip_first=1))
 
     known: Any = weakref.WeakKeyDictionary()
 
