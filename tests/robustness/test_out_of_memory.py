@@ -18,7 +18,7 @@ from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
 from tests.quick import quick
 from tests.robustness.networks import FRAMEWORKS, Scene, features_of, network, tensor_of
-from tests.robustness.watch import RunsOut, live_tensors
+from tests.robustness.watch import RunsOut, collect, live_tensors
 
 SHAPE = (4, 5, 4)
 OFFSETS = functional.kernel_offsets((3, 3, 3))
@@ -273,7 +273,7 @@ def test_a_gpu_that_is_full(flow):
                 torch.cuda.set_per_process_memory_fraction(1.0)
             bitwise(work(store), want)
             del store
-            gc.collect()
+            collect()
             torch.cuda.synchronize()
             # Small caches of the process (bounds of boxes, libraries' workspaces) may be new.
             assert torch.cuda.memory_allocated() <= held + (1 << 20), f"kept after {extra} bytes: {kept_blocks()}"
@@ -305,7 +305,7 @@ def kept_blocks() -> str:
 def filled_holes(total: int) -> list[torch.Tensor]:
     """What takes the memory that the allocator holds and nobody uses: after other tests it may be
     enough for everything."""
-    gc.collect()
+    collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     found = []

@@ -16,12 +16,25 @@ from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.offsets import Offsets
 from sparse_bridge.core.maps import map_cache
 
-__all__ = ["RunsOut", "box_bounds", "cache_sizes", "live_tensors", "resident_bytes"]
+__all__ = ["RunsOut", "box_bounds", "cache_sizes", "collect", "live_tensors", "resident_bytes"]
+
+
+def collect(device: str | None = None) -> None:
+    """Collect garbage, once autograd has let go of what it returned.
+
+    Its thread of a GPU holds the results of `torch.autograd.grad` until it has had Python's lock, which a collection
+    of few objects does not give away. It turns to another pass when that is done. device: whose thread; None: the
+    current GPU's, if there is one in use.
+    """
+    if device is not None or torch.cuda.is_initialized():
+        leaf = torch.ones((), device=device or "cuda", requires_grad=True)
+        (leaf * 1).backward()  # not `grad`, whose result would be held in turn
+    gc.collect()
 
 
 def live_tensors() -> int:
     """Tensors that Python code can reach. Pieces that only a C++ graph holds are not among them."""
-    gc.collect()
+    collect()
     return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
 
 
