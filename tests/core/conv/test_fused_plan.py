@@ -341,4 +341,4 @@ def test_a_container_that_always_changes_makes_few_plans(monkeypatch):
     for _ in range(20):
         unit.norm = [torch.rand(10) + 0.5 for _ in range(4)]
         assert_close(unit(), unit.want())
-    assert len(made) == policy.FUSED_PLANS.most
+    assert len(made) == policy.FUSED_PLANS.max_tries
