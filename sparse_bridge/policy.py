@@ -85,9 +85,7 @@ BOXES = 64  # of inputs, by which a capture finds what was asked there
 PREFETCH = Schedule(longest_wait=1 << 10)  # inputs that are never alike cost one attempt in a thousand
 
 # Traces of maps' launches. One costs as much as the maps of several scenes.
-TRACE = Schedule(
-    skip_first=1, always_until=11
-)  # one scene says nothing of another; each helps less than the last
+TRACE = Schedule(skip_first=1, always_until=11)  # one scene says nothing of another; each helps less than the last
 
 # Graphs of models. A capture runs the model several times, and a graph holds memory.
 LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a graph
