@@ -224,7 +224,7 @@ class TestInputs:
             for one in pair:
                 step(one, sp, 30, share)
             same(*pair)
-            assert len(replays) == replayed
+            assert len(replays) == replayed, (share, trainer(pair[0]).why(), trainer(pair[0]).graphs)
         assert len(trainer(pair[0]).graphs) == 1
 
     def test_equal_rows_and_levels_that_outgrow(self, sp, pair, replays):
