@@ -28,7 +28,7 @@ class Owner(Protocol):
     def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """The values of the output by a graph; None where it cannot serve the call."""
 
-    def compare_gradients(self, kind: CallKind, call: Call, root: Root) -> None:
+    def compare_gradients(self, graph: Any, call: Call, root: Root) -> None:
         """Raise Refusal where gradients by the graph are not those of the layers."""
 
     def drop(self, reason: str) -> None:
@@ -41,10 +41,10 @@ class Owner(Protocol):
         """Begin anew with kinds of calls."""
 
 
-def compare(owner: Owner, kind: CallKind, call: Call, root: Root, out: Any) -> None:
-    """Replay a call for which the layers have returned `out`. Where both agree bit for bit (gradients: within
-    rounding), the graph is trusted in the columns of the box in which this input differs; else it is dropped."""
-    graph = kind.graph
+def compare(owner: Owner, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:
+    """Replay a call for which the layers have returned `out`, by a graph of its kind. Where both agree bit for bit
+    (gradients: within rounding), graphs of the kind are trusted in the columns of the box in which this input
+    differs; else they are dropped."""
     columns = graph.captured.differing_columns(root)
     with trial(), torch.no_grad(), preserved_statistics(owner.model):
         try:
@@ -52,7 +52,7 @@ def compare(owner: Owner, kind: CallKind, call: Call, root: Root, out: Any) -> N
             if values is None:
                 return
             graph.captured.compare(call, out, values)
-            owner.compare_gradients(kind, call, root)
+            owner.compare_gradients(graph, call, root)
             kind.verified |= columns
         except Refusal as error:
             _differs(owner, kind, columns, error)

@@ -19,6 +19,7 @@ import torch
 from ... import policy
 from ...kernels.runtime.uploads import uploaded, uploads_later
 from ...refusals import Refusal, Why
+from ..conv import pending
 from ..device.stream_order import capture_stream, waiting
 
 _local = threading.local()
@@ -200,6 +201,16 @@ class GraphMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
+
+    def captured(self, capture: Callable[[Any], Any]) -> Any:
+        """The graph that `capture` makes in the pool that it is given. Where the capture learnt what
+        follows layers, it is made again: a graph must not launch them twice."""
+        tries = pending.tries
+        graph = capture(self.pool)
+        if pending.tries > tries:
+            del graph  # before the next one wants memory
+            graph = capture(self.pool)
+        return graph
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:

@@ -18,6 +18,7 @@ from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from . import graph_key, prefetch
+from .calls.call_kind import CallKind
 from .captured_maps import CapturedMaps, pad_input
 from .graph_capture import GraphMemory
 from .graph_key import GraphKey
@@ -48,9 +49,9 @@ def maps_like(
 class GraphOwner(Protocol):
     """Who has the graphs of a model, see `graphed_module.GraphedModule`.
 
-    latest: the one that served last, if it is there still."""
+    latest: the kind of the call that one served last, if it has any still."""
 
-    latest: Any
+    latest: CallKind | None
     lock: RLock
 
     def allowed(self) -> bool:
@@ -135,8 +136,8 @@ class SpeculativeLaunch:
             finally:
                 self.started = self.launched = None
 
-    def predict(self, latest: Any, root: Root) -> Any:
-        """The graph that will probably serve an input, `latest`; None where it cannot."""
+    def predict(self, latest: CallKind | None, root: Root) -> Any:
+        """The graph that will probably serve an input, if its call is of the kind `latest`; None where none can."""
         graph = None if self._guesses.over else _fitting(latest, root.coords)
         if graph is None:
             return None
@@ -149,6 +150,6 @@ class SpeculativeLaunch:
             self._guesses.learn(graph is self.started)
 
 
-def _fitting(graph: Any, coords: torch.Tensor) -> Any:
-    """The graph, if it has memory for these rows."""
-    return graph if graph is not None and len(coords) <= graph.capacity else None
+def _fitting(latest: CallKind | None, coords: torch.Tensor) -> Any:
+    """The smallest graph that has memory for these rows."""
+    return None if latest is None else next(iter(latest.serving(len(coords))), None)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,6 @@ from torch import nn
 
 from ... import hooks, policy, settings
 from ...refusals import Refusal, Why
-from ..conv import pending
 from ..geometry.boxes import Box
 from .calls import announced_inputs
 from .calls.call import Call, call_of
@@ -34,6 +34,7 @@ from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch
 from .padded import PaddedInput
 from .reasons import Reasons
+from .traces.maps import untraced
 
 
 class ReplayResult(NamedTuple):
@@ -43,6 +44,18 @@ class ReplayResult(NamedTuple):
     output: Any
     computed: Callable[[Any], None] = lambda _: None
     watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def _comparison_due(graph: Any) -> bool:
+    """Whether the layers compute a call as well that this graph serves."""
+    every = settings.get().compare_every
+    return every > 0 and (graph.compared.due() or graph.compared.occasions % every == 0)
+
+
+@contextlib.contextmanager
+def _untraced_in(audit: Audit) -> Iterator[None]:
+    with untraced(), audit:
+        yield
 
 
 class GraphedModule(Reasons, abc.ABC):
@@ -62,7 +75,7 @@ class GraphedModule(Reasons, abc.ABC):
     def _forget(self) -> None:
         self.modules: list[nn.Module] = []  # of the model, once it is called
         self.kinds: dict[GraphKey, CallKind] = {}
-        self.latest: Any = None  # the graph that served last
+        self.latest: CallKind | None = None  # of the call that a graph served last
         self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
         # by_box: a graph for every box; where the model looks at bounds
         self.hits, self.trimmer, self.by_box = 0, CacheTrimmer(), False
@@ -108,7 +121,7 @@ class GraphedModule(Reasons, abc.ABC):
     @property
     def graphs(self) -> list[Any]:
         """Of all kinds."""
-        return [kind.graph for kind in list(self.kinds.values()) if kind.graph is not None]
+        return [graph for kind in list(self.kinds.values()) for graph in kind.graphs]
 
     def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
@@ -175,45 +188,48 @@ class GraphedModule(Reasons, abc.ABC):
         return self.serve(kind, key, call, root)
 
     def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
-        """A call of `kind`, by its graph, or eager."""
-        graph = self._graph_for(kind, root)
-        self.speculation.confirm(graph)
-        if graph is None:
-            return self._eager(kind, key, call, root)
-        if not graph.captured.differing_columns(root) <= kind.verified or self._comparison_due(kind):
-            self.trimmer.computed()
-            return ReplayResult(MISSING, lambda out: compare(self, kind, call, root, out))
-        output = self.replayed(graph, call, root)
-        if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
-            return self._eager(kind, key, call, root)
-        self.hits += 1
-        self.latest, graph.served = graph, self.hits
-        kind.replayed(len(root.coords))
-        announced_inputs.replayed(self, root.coords)
-        self.trimmer.replayed()
-        return ReplayResult(output)
+        """A call of `kind`, by one of its graphs, or eager."""
+        graphs = self._graphs_for(kind, root)
+        self.speculation.confirm(graphs[0] if graphs else None)
+        for graph in graphs:
+            if not graph.captured.differing_columns(root) <= kind.verified or _comparison_due(graph):
+                self.trimmer.computed()
+                return ReplayResult(MISSING, functools.partial(compare, self, kind, graph, call, root), untraced())
+            output = self.replayed(graph, call, root)
+            if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
+                continue
+            self.hits += 1
+            self.latest, kind.served = kind, self.hits
+            kind.replayed(graph, len(root.coords))
+            announced_inputs.replayed(self, root.coords)
+            self.trimmer.replayed()
+            return ReplayResult(output)
+        return self._eager(kind, key, call, root)
 
-    def _graph_for(self, kind: CallKind, root: Root) -> Any:
-        """The graph that serves the call; None where it has to be eager."""
-        graph = kind.graph
-        if graph is None:
-            return None
+    def _graphs_for(self, kind: CallKind, root: Root) -> list[Any]:
+        """The graphs that may serve the call, the smallest first; none where it has to be eager."""
+        if not kind.graphs:
+            return []
         if not kind.holds():
             assert kind.guards is not None
             self.decline(Why.GRAPH_CHANGED, kind.guards.changed())
             kind.forget_trial()
-            return None
-        fits = len(root.coords) <= graph.capacity and graph.maps.serves(root.box)
-        return graph if fits and not kind.too_large() else None
+            return []
+        n_rows = len(root.coords)
+        graphs = [] if kind.wants_smaller(n_rows) else kind.serving(n_rows)
+        return [graph for graph in graphs if graph.maps.serves(root.box)]
 
     def _eager(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call that no graph serves: watched, or captured, where an attempt is due."""
         self.trimmer.computed()
         kind.most_rows = max(kind.most_rows, len(root.coords))
-        if not kind.attempts.due() or self.given_up() is not None:
+        due = kind.attempts.due()
+        if self.given_up() is not None or (kind.attempts.failures and not due):
             return ReplayResult(MISSING)
+        if not due:
+            return ReplayResult(MISSING, watch=untraced())
         if kind.holds():
-            return ReplayResult(MISSING, lambda out: self.capture_when_due(kind, key, call, root, out))
+            return ReplayResult(MISSING, lambda out: self.capture_when_due(kind, key, call, root, out), untraced())
         audit = Audit(self.model, key.tensors)
 
         def watched(_: Any) -> None:
@@ -222,18 +238,13 @@ class GraphedModule(Reasons, abc.ABC):
             except Refusal as error:
                 self.failed(error)
 
-        return ReplayResult(MISSING, watched, audit)
-
-    def _comparison_due(self, kind: CallKind) -> bool:
-        """Whether the layers compute this call as well."""
-        every = settings.get().compare_every
-        return every > 0 and (kind.compared.due() or kind.compared.occasions % every == 0)
+        return ReplayResult(MISSING, watched, _untraced_in(audit))
 
     def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """The values of the output by a graph; None where it cannot serve the call."""
         raise NotImplementedError
 
-    def compare_gradients(self, kind: CallKind, call: Call, root: Root) -> None:
+    def compare_gradients(self, graph: Any, call: Call, root: Root) -> None:
         """Raise Refusal where gradients by the graph are not those of the layers."""
         return
 
@@ -282,23 +293,23 @@ class GraphedModule(Reasons, abc.ABC):
             with self.lock, torch.cuda.device(key.device), trial():
                 self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
                 self.speculation.discard()
-                kind.drop_graph()
+                capacity = kind.capacity_for(len(root.coords))
+                kind.make_room(capacity)
                 self.latest = self.holder = None
-                graphs = [other for other in self.kinds.values() if other.graph is not None]
-                if len(graphs) >= policy.GRAPHS:
-                    min(graphs, key=lambda other: other.graph.served).drop_graph()
+                others = [other for other in self.kinds.values() if other.graphs and other is not kind]
+                if len(others) >= policy.GRAPHS:
+                    min(others, key=lambda other: other.served).drop_graphs()
                 self.memory = self.memory if self.graphs else GraphMemory(key.device)  # it lasts as long as they do
                 empty_cache()
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 guards = len(self.reads), self.by_box
-                capacity = kind.capacity_for(len(root.coords))
                 graph = self.new_graph(kind, key, capacity, call, root, out)
                 empty_cache()  # what the trial took on a stream of its own
                 if graph is not None:
                     check_room(peak, reserved)
                     self.undecided = self.declined = None
                     kind.take(graph, capacity)
-                    self.latest = graph
+                    self.latest = kind
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
         except Refusal as error:
@@ -312,16 +323,6 @@ class GraphedModule(Reasons, abc.ABC):
         calls must be told apart by more before a graph is captured."""
         by_box, self.by_box = self.by_box, self.by_box or bool(padded_input.grids)
         return len(self.reads) > n_reads or self.by_box > by_box
-
-    def capture_in_pool(self, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
-        """The graph that `capture` makes in the pool of `memory`. Where the capture learnt what
-        follows layers, it is made again: a graph must not launch them twice."""
-        tries = pending.tries
-        graph = capture(memory.pool)
-        if pending.tries > tries:
-            del graph  # before the next one wants memory
-            graph = capture(memory.pool)
-        return graph
 
     def given_up(self) -> str | None:
         """Why nothing is captured any more, if so."""

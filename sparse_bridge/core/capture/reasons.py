@@ -31,6 +31,7 @@ class Reasons:
 
     def failed(self, refusal: Refusal) -> None:
         """A trial or a capture ended with it."""
+        refusal.__traceback__ = None  # what refused keeps it: its frames would keep the call's tensors
         if refusal.verdict is Verdict.UNDECIDED:
             self.inconclusive.failed()
             self.undecided = str(refusal)

@@ -175,6 +175,4 @@ class Replayer(GraphedModule):
                 padded_input.fill = None
                 kind.trial = reads.alters
             alters = kind.trial
-            return self.capture_in_pool(
-                memory, lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters)
-            )
+            return memory.captured(lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters))

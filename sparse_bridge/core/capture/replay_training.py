@@ -81,8 +81,8 @@ class TrainingReplayer(GraphedModule):
         run.open = False
         return values
 
-    def compare_gradients(self, kind: CallKind, call: Call, root: Root) -> None:
-        graph, memory = kind.graph, self.memory
+    def compare_gradients(self, graph: _Graph, call: Call, root: Root) -> None:
+        memory = self.memory
         assert memory is not None
         device, model = root.coords.device, self.model
         copy = PaddedModel(model, call, root.coords, graph.captured.context._replace(box=root.box))
@@ -146,7 +146,7 @@ class TrainingReplayer(GraphedModule):
                     del captured_model, values
                     kind.trial = copy.gradient_mask, copy.fill
                 copy.gradient_mask, maps.padded_input.fill = kind.trial
-                return self.capture_in_pool(memory, lambda pool: _Graph(copy, self.modules, maps, pool))
+                return memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
         finally:
             self.capturing = False
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -27,6 +30,38 @@ def test_ever_new_kinds_are_not_looked_at_any_more(fake_gpu):
     assert "ever new kinds" in trainer.given_up()
     trainer.modules = None  # nor are its modules
     assert not trainer.may_replay() and trainer.modules is None
+
+
+class Reads(nn.Module):
+    """A number of a tensor decides, which no replay would ask again."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        out = self.inner(x)["out"]
+        return out if float(out.features.sum()) < 1e30 else x
+
+
+@pytest.mark.emulated
+def test_a_call_that_is_watched_and_refused_is_not_kept(kernel_lane, fake_gpu, nothing_learnt):
+    """Nor are its tensors until garbage is collected."""
+    if kernel_lane.device == "cpu":
+        replays_on_the_cpu(fake_gpu)
+    with apis.standin("spconv") as module:
+        model = Reads(apis.network(module, "spconv", kernel_lane.device)).eval()
+        model = sparse_bridge.optimize(model, graphs=True)
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.no_grad():
+                for seed in range(4):
+                    kept = weakref.ref(model(apis.scene(module, "spconv", seed, kernel_lane.device)).features)
+                    assert kept() is None, seed
+        finally:
+            gc.enable()
+        assert "GRAPH_HOST_READ" in str(model.__dict__["forward"].why())
 
 
 @pytest.mark.emulated

@@ -161,22 +161,47 @@ def test_streams_of_any_sizes_need_few_captures(graphs):
     assert all(output is not MISSING for output in outputs[100:]) or outputs[20:].count(MISSING) <= 10
 
 
-def test_many_small_scenes_make_a_smaller_graph(graphs):
+def test_many_small_scenes_get_a_graph_of_their_own(graphs):
+    """The large scenes between them keep theirs."""
     warm(graphs, 100_000)
     for _ in range(policy.SMALL_CALLS):
-        assert graphs.call(3000) is not MISSING
-    assert graphs.call(2000) is MISSING and graphs.events[-1] == "capture again"
+        assert graphs.call(90_000) is not MISSING and graphs.call(30_000) is not MISSING
+    assert graphs.call(90_000) is not MISSING
+    assert graphs.call(20_000) is MISSING and graphs.events[-1] == "capture again"
+    sizes = [graph.capacity for graph in graphs.graphs]
+    assert sizes == [padded.capacity_of(30_000), padded.capacity_of(100_000)]
+    served = []
+    graphs.replayed = lambda graph, call, root: served.append(graph.capacity) or call
+    for rows in (30_000, 40_000, 5, 90_000):
+        assert graphs.call(rows) is not MISSING
+    assert served == [sizes[0], sizes[1], sizes[0], sizes[1]]
+    for _ in range(2 * policy.SMALL_CALLS):
+        assert graphs.call(40_000) is not MISSING  # no third graph
+    assert len(graphs.graphs) == 2
+
+
+def test_where_the_small_graph_has_too_little_room_the_large_one_serves(graphs):
+    warm(graphs, 100_000)
+    for _ in range(policy.SMALL_CALLS + 1):
+        graphs.call(30_000)
+    small, large = graphs.graphs
+    graphs.replayed = lambda graph, call, root: MISSING if graph is small else call
+    assert graphs.call(30_000) is not MISSING and graphs.graphs == [small, large]
+
+
+def test_a_large_graph_that_is_not_needed_goes(graphs):
+    warm(graphs, 100_000)
+    for _ in range(policy.SMALL_CALLS + 1 + policy.IDLE_CALLS - 1):
+        graphs.call(3000)
+    graphs.call(90_000)
+    for _ in range(policy.IDLE_CALLS - 1):
+        graphs.call(3000)
+    assert len(graphs.graphs) == 2
+    graphs.call(3000)
     (graph,) = graphs.graphs
     assert graph.capacity == padded.capacity_of(3000)
-
-
-def test_a_scene_between_of_the_old_size_keeps_the_graph(graphs):
-    warm(graphs, 100_000)
-    for _ in range(3):
-        for _ in range(policy.SMALL_CALLS - 1):
-            graphs.call(3000)
-        graphs.call(90_000)
-    assert set(kinds_of_calls(graphs.events)) == {"replay"}
+    assert graphs.call(90_000) is MISSING and graphs.events[-1] == "capture again"
+    assert [graph.capacity for graph in graphs.graphs] == [padded.capacity_of(90_000)]
 
 
 def test_what_changes_once_costs_a_capture(graphs):
@@ -213,6 +238,8 @@ def test_which_replays_are_compared(graphs):
     warm(graphs)
     compared = [number for number in range(1, 1100) if graphs.call(1000) is MISSING]
     assert compared == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]
+    assert graphs.call(5000) is MISSING and graphs.call(5000) is MISSING  # captured, and compared at its first replay
+    assert graphs.events[-4:] == [5000, "capture again", 5000, "compare"]
 
 
 @pytest.mark.parametrize("graphs", ["compared"], indirect=True)
@@ -241,7 +268,7 @@ def test_several_kinds_of_calls_have_a_graph_each_up_to_a_number(graphs):
             graphs.call(1000, key)
         graphs.call(1000, key)
     assert len(graphs.graphs) == policy.GRAPHS
-    assert graphs.kinds[0].graph is None and graphs.call(1000, policy.GRAPHS) is not MISSING
+    assert not graphs.kinds[0].graphs and graphs.call(1000, policy.GRAPHS) is not MISSING
 
 
 def test_a_graph_that_leaves_no_room_is_not_kept(graphs, monkeypatch):

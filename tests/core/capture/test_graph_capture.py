@@ -68,7 +68,7 @@ def replayer_of(graph):
     model = nn.Linear(1, 1)
     found = Replayer(TrainingReplayer(model, model.forward, lambda x: None))
     found.kinds["kind"] = kind = CallKind()
-    kind.graph = graph
+    kind.graphs = [graph]
     return found
 
 

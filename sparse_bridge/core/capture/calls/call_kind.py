@@ -1,4 +1,4 @@
-"""The calls of a model that one graph can serve, whatever their number of rows."""
+"""The calls of a model that graphs of the same launches can serve, whatever their number of rows."""
 
 from __future__ import annotations
 
@@ -10,54 +10,74 @@ from ..closed_world.guards import Guards
 
 
 class CallKind:
-    """graph: of the largest class of rows so far, or None.  attempts: to watch a call, then to
+    """graphs: with memory for so many rows (`capacity`), the largest last; a smaller one is there where
+    many calls are small, as kernels over few rows want other tiles.  attempts: to watch a call, then to
     capture.  guards: of what a watched call read; None: none has been watched.  trial: what the
     trial over a padded input found out, if there was one.  verified: columns of the box in which inputs may differ
-    from the captured one.  replays: by this graph.
+    from the captured one.  replays: by these graphs.  small_calls: of them, since the last capture.  idle:
+    calls in a row that the largest graph was not needed for.  served: the number of the model's replay that was the
+    last one here.
     """
 
     def __init__(self) -> None:
         self.attempts = policy.Attempts(policy.CAPTURE)
-        self.graph: Any = None
-        self.replays = self.small_calls = 0
+        self.graphs: list[Any] = []
+        self.replays = self.small_calls = self.idle = self.served = 0
         self.guards: Guards | None = None
-        self.most_rows = 0  # of the calls since the last capture, or of those that a smaller graph would fit
+        self.most_rows = 0  # of the calls since the last capture, or of the small ones among them
         self.forget_trial()
 
     def forget_trial(self) -> None:
         """What was captured or shown is true no more."""
-        self.drop_graph()
+        self.drop_graphs()
         self.trial: Any = None
         self.verified: set[int] = set()
-        self.compared = policy.Attempts(policy.COMPARISONS)
 
-    def drop_graph(self) -> None:
-        """Let go of the graph, so that another takes its place."""
-        if self.graph is not None:  # one that served few calls was not worth it
+    def drop_graphs(self) -> None:
+        """Let go of the graphs."""
+        if self.graphs:  # those that served few calls were not worth it
             self.attempts.learn(self.replays >= policy.REPLAYS_SETTLED)
-        self.graph, self.replays, self.small_calls = None, 0, 0
+        self.graphs, self.replays, self.small_calls, self.idle = [], 0, 0, 0
+
+    def make_room(self, capacity: int) -> None:
+        """Let go of the graphs whose place one of so many rows takes: a much larger one stays."""
+        large = self.graphs[-1:]
+        if large and large[0].capacity >= policy.MUCH_SMALLER * capacity:
+            self.graphs = large
+        else:
+            self.drop_graphs()
 
     def take(self, graph: Any, capacity: int) -> None:
         """The graph of so many rows is captured."""
-        graph.verified, graph.capacity, graph.served = self.verified, capacity, 0
-        self.graph, self.most_rows = graph, 0
+        graph.verified, graph.capacity, graph.compared = self.verified, capacity, policy.Attempts(policy.COMPARISONS)
+        self.graphs.insert(0, graph)
+        self.most_rows = self.small_calls = self.idle = 0
 
     def holds(self) -> bool:
         """Whether a call was watched, and what it read is the same still."""
         return self.guards is not None and self.guards.hold()
 
-    def too_large(self) -> bool:
-        """Whether so many calls in a row would fit a much smaller graph that one is worth its capture."""
-        return self.small_calls >= policy.SMALL_CALLS
+    def serving(self, n_rows: int) -> list[Any]:
+        """The graphs that have memory for so many rows, the smallest first."""
+        return [graph for graph in self.graphs if n_rows <= graph.capacity]
 
-    def replayed(self, n_rows: int) -> None:
+    def wants_smaller(self, n_rows: int) -> bool:
+        """Whether a smaller graph, of which there is none, is worth its capture at a call of so many rows."""
+        return self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows)
+
+    def _is_small(self, n_rows: int) -> bool:
+        alone = len(self.graphs) == 1
+        return alone and policy.MUCH_SMALLER * padded.capacity_of(n_rows) <= self.graphs[0].capacity
+
+    def replayed(self, graph: Any, n_rows: int) -> None:
         """The graph has served a call."""
         self.replays += 1
-        if policy.MUCH_SMALLER * padded.capacity_of(n_rows) > self.graph.capacity:
-            self.small_calls = self.most_rows = 0
-        else:
+        if self._is_small(n_rows):
             self.small_calls += 1
             self.most_rows = max(self.most_rows, n_rows)
+        self.idle = 0 if graph is self.graphs[-1] else self.idle + 1
+        if self.idle >= policy.IDLE_CALLS:
+            self.graphs, self.idle = [graph], 0
 
     def capacity_for(self, n_rows: int) -> int:
         """Rows of the graph to be captured at a call of `n_rows`."""

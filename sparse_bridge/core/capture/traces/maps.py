@@ -9,8 +9,10 @@ hold; other inputs are queued step by step, and may be traced, too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,19 @@ _FAR = 1 << 24  # coordinates of inputs that traces serve
 # The number of a set of views that products asked the maps for; by level, whether keys have 64 bits,
 # and whether they can be sorted.
 _Key = tuple[int, tuple[tuple[bool, bool], ...]]
+
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """In this block no input of this thread is traced: a captured graph will soon queue the maps of inputs like it."""
+    outer, _local.untraced = getattr(_local, "untraced", False), True
+    try:
+        yield
+    finally:
+        _local.untraced = outer
 
 
 class NoOperations(TorchDispatchMode):
@@ -132,6 +147,8 @@ class Traces:
         often, as each time costs as much as the maps of several."""
         key = self._key(builder)
         if key is None or self._failed or not _undisturbed(builder, queued=True):
+            return
+        if getattr(_local, "untraced", False):
             return
         if native.module() is None:  # it may come: its compiler may be slow, or it is turned off
             return
