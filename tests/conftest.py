@@ -176,7 +176,7 @@ def calls_of():
 
 @pytest.fixture
 def rules():
-    """Rules of size for one test: `rules.hold(layers_wait())`, `rules.set(module, NAME=value)`."""
+    """Rules of size for one test: `rules.hold(layers_deferred())`, `rules.set(module, NAME=value)`."""
     from tests.rules import Rules
 
     held = Rules()

@@ -51,12 +51,14 @@ OWNERS = {
     "LayerCall": _handed(
         f"{_CONV}.history:LayerCall", "between changes device dtype fused history launched operands shape stream target"
     ),
-    "PendingConv": _handed(f"{_CONV}.pending:PendingConv", "_count _used _version call epilogue fallback result steps"),
+    "DeferredConv": _handed(
+        f"{_CONV}.deferred.conv:DeferredConv", "_count _used _version call epilogue fallback result steps"
+    ),
     "FusedPlan": _handed(f"{_CONV}.fused_plan:FusedPlan", "native"),
-    "Waiting": _handed(f"{_CONV}.waiting.tensors:Waiting", names="pending"),
+    "UnlaunchedFeatures": _handed(f"{_CONV}.deferred.features:UnlaunchedFeatures", names="conv"),
     "Epilogue": _asked(f"{_CONV}.epilogue:Epilogue", "_make _replace bias", "bias activation alpha norm residual"),
     "Norm": _asked(f"{_CONV}.epilogue:Norm", fields="mean var weight bias eps"),
-    "features_of": _handed(f"{_CONV}.waiting.tensors:features_of"),
+    "features_of": _handed(f"{_CONV}.deferred.features:features_of"),
     "histories": _handed(f"{_CONV}.history:histories"),
     "convolution": _handed(f"{_CONV}.convolution", names="MIN_DEFERRED_ELEMENTS"),
     "override": _handed(f"{_CONV}.override", names="inside"),

@@ -15,11 +15,11 @@ import torch
 
 from ...core.conv import convolution as core
 from ...core.conv import epilogue as ends
+from ...core.conv.deferred import features_of
 from ...core.conv.epilogue import Epilogue, activated
 from ...core.conv.history import histories
 from ...core.conv.layers import convolve_layer, known_call
 from ...core.conv.plan import ConvForm
-from ...core.conv.waiting import features_of
 from ...core.device import trace
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.rows import rows_of

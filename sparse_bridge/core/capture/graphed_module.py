@@ -19,7 +19,7 @@ from torch import nn
 
 from ... import hooks, policy, settings
 from ...refusals import Refusal, Why
-from ..conv import pending
+from ..conv.deferred import conv as deferred_conv
 from ..geometry.boxes import Box
 from .calls import announced_inputs
 from .calls.call import Call, call_of
@@ -316,9 +316,9 @@ class GraphedModule(Reasons, abc.ABC):
     def capture_in_pool(self, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
         """The graph that `capture` makes in the pool of `memory`. Where the capture learnt what
         follows layers, it is made again: a graph must not launch them twice."""
-        tries = pending.tries
+        tries = deferred_conv.tries
         graph = capture(memory.pool)
-        if pending.tries > tries:
+        if deferred_conv.tries > tries:
             del graph  # before the next one wants memory
             graph = capture(memory.pool)
         return graph

@@ -16,7 +16,7 @@ from ...core.capture.level_layouts import LevelLayouts
 from ...core.capture.padded import GRID, PaddedInput
 from ...core.capture.recording import Step as MapStep
 from ...core.capture.recording import boxes_of
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from ...core.device import selection
 from ...core.device.device_support import kernel_target
 from ...core.geometry.boxes import Box

@@ -56,7 +56,7 @@ from tests.clouds import cloud
 from tests.fake_driver import entry_of
 from tests.fake_gpu import HOPPER, Compiled, fake_gpu
 from tests.host_time import pairs
-from tests.rules import layers_wait, products_unmade, row_kernels_on
+from tests.rules import layers_deferred, products_unmade, row_kernels_on
 from tests.walk_apis import pretended_gpu
 
 __all__ = ["Counting", "networks", "streamed"]
@@ -263,7 +263,7 @@ def main() -> None:
 
 def _scenes(rounds: int) -> None:
     for name, net, scene in networks():
-        with layers_wait(), row_kernels_on("cpu"), products_unmade():
+        with layers_deferred(), row_kernels_on("cpu"), products_unmade():
             taken = [one.whole * 1e3 for one in streamed(net, scene, rounds + _LEARNT)][_LEARNT:]
         print(f"{name}: {min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True)
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 from sparse_bridge import native, state
 from sparse_bridge.native import calls as native_calls
-from tests.rules import layers_wait, products_unmade, row_kernels_on, ruled
+from tests.rules import layers_deferred, products_unmade, row_kernels_on, ruled
 
 from .map_time import networks, streamed
 
@@ -84,7 +84,7 @@ def walks(helper: bool, train: bool = False) -> Iterator[tuple[str, Steps]]:
         with (
             _helper(helper),
             mock.patch.object(type(net), "forward", _counting(type(net).forward, counter, train)),
-            layers_wait(),
+            layers_deferred(),
             row_kernels_on("cpu"),
             products_unmade(),
         ):

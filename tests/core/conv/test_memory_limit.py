@@ -15,8 +15,8 @@ import sparse_bridge
 from sparse_bridge import memory, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import layers
+from sparse_bridge.core.conv.deferred.conv import DeferredConv
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
-from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.core.conv.row_blocks import job, kernel_job, product, torch_job
 from sparse_bridge.core.device import memory_use
@@ -372,7 +372,7 @@ def test_nothing_is_deferred():
     weight = features(27 * 64, 64, 5).view(27, 64, 64)
     with torch.no_grad():
         waits = layers.convolve_layer(weight, x, weight, kmap, bias, form)
-        assert isinstance(waits, PendingConv)
+        assert isinstance(waits, DeferredConv)
         with sparse_bridge.memory_limit("1GiB"):
             y = layers.convolve_layer(weight, x, weight, kmap, bias, form)
             assert type(y) is torch.Tensor
