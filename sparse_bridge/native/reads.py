@@ -91,7 +91,7 @@ OWNERS = {
         ".core.maps.rulebook:Rulebook",
         "_observer _tables _tiles backward cache device n_offsets n_rows order regular rows symmetric trained",
     ),
-    "Rows": _asked(".core.maps.rows:Rows", fields="host device capacity fill likely"),
+    "Rows": _asked(".core.maps.rows:Rows", fields="host device capacity padding_value estimate"),
     "Derived": _handed(".core.maps.views.derived:Derived", "_entries"),
     "Observer": _asked(".core.maps.views.derived:Observer", "on_view"),
     "Views": _asked(".core.capture.recording:Views", fields="tiled requested"),

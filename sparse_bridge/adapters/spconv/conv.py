@@ -309,7 +309,7 @@ _PARTS = form_of, note, vars(keys), sys.modules, torch.float16, _trained, check_
 def record_voxels(layer: Any, y: torch.Tensor) -> None:
     """Remember the most rows that a layer made, where it was built to."""
     if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
-        n_rows = rows_of(y).number("Recording the number of voxels")
+        n_rows = rows_of(y).require_host_count("Recording the number of voxels")
         layer.max_num_voxels_during_training.clamp_(min=n_rows)
 
 

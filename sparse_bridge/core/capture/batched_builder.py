@@ -206,8 +206,8 @@ class BatchedBuilder:
                 return None
             cells = (out_box if layout is None else layout.limits).volume
             most = min(below * len(step.request.offsets), max(1, cells))
-            likely = int(self.slack * growth * self.cmap.n_rows)
-            capacities[index] = min(most, room_for(likely + 256))
+            estimate = int(self.slack * growth * self.cmap.n_rows)
+            capacities[index] = min(most, room_for(estimate + 256))
         return capacities
 
     @property

@@ -41,7 +41,7 @@ def maps_like(
     rows = maps.rows(n_rows)
     if rows is None:
         return None
-    padded_input.likely = rows
+    padded_input.estimates = rows
     return maps, rows
 
 

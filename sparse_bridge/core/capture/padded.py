@@ -43,21 +43,21 @@ _LEAST = 2048
 @dataclasses.dataclass(eq=False)
 class PaddedInput:
     """coords: int32 [capacity, 1 + D], zeros behind the last row.  count: int32 [1], one less than
-    the rows there are.  recording: the requests over inputs of this grid.  fill: what layers leave behind
-    the last row of a result; None: anything.
+    the rows there are.  recording: the requests over inputs of this grid.  padding_value: what layers
+    leave behind the last row of a result; None: anything.
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
     level like `count`; counters and flags, to be read and `validated`.  prepared: the maps: sides
     of every step and coordinates by level; pairs: the pair lists that are among them, by step.
     grids: batch sizes of the dense grids that were made.
-    likely: rows of every level, about, once an input has been looked at.
+    estimates: of the rows of every level, once an input has been looked at.
     items: batch items, where every input has so many.
     """
 
     coords: torch.Tensor
     count: torch.Tensor
     recording: Recording
-    fill: float | None = None
+    padding_value: float | None = None
     capacities: dict[int, int] = dataclasses.field(default_factory=dict)
     counts: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     counters: torch.Tensor | None = None
@@ -66,13 +66,13 @@ class PaddedInput:
     prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
     pairs: dict[int, DevicePairs] = dataclasses.field(default_factory=dict)
     grids: set[int] = dataclasses.field(default_factory=set)
-    likely: dict[int, int] = dataclasses.field(default_factory=dict)
+    estimates: dict[int, int] = dataclasses.field(default_factory=dict)
     items: int | None = None
 
     def rows(self, level: int) -> Rows:
         """The rows of a level, once the maps are built."""
-        likely = self.likely.get(level, 0)
-        return Rows(None, self.counts[level], self.capacities[level], self.fill, likely)
+        estimate = self.estimates.get(level, 0)
+        return Rows(None, self.counts[level], self.capacities[level], self.padding_value, estimate)
 
     def tensors(self) -> list[torch.Tensor]:
         """What the maps consist of, once they are built, and numbers that kernels read."""

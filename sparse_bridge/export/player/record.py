@@ -76,7 +76,7 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Pro
             wide = torch.zeros((rows, entry.features.shape[1]), dtype=entry.features.dtype)
             for tensor in (wide, given, padded_input.coords, padded_input.count):
                 it.index_of(tensor, written=True)
-            padded_input.likely = rows_of_levels(recording, rows)
+            padded_input.estimates = rows_of_levels(recording, rows)
             assert recording.box is not None
             padded_input.items = recording.box.lo[0] + recording.box.size[0]
             try:

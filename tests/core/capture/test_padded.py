@@ -100,7 +100,7 @@ def prepared(coords, record, capacity, **how):
 
 def over_padded(sp, network, coords, record, capacity):
     """(output, padded input, rows of its levels)."""
-    scene, rows = prepared(coords, record, capacity, fill=float("nan"))
+    scene, rows = prepared(coords, record, capacity, padding_value=float("nan"))
     x = torch.full((capacity, 4), float("nan"), device=coords.device)
     x[: len(coords)] = features(len(coords), 4, seed=len(coords), device=coords.device)
     with padded.using(scene):
