@@ -164,7 +164,7 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     kmap = getattr(record, "_map", None)
     if type(kmap) is not KernelMap or x.indices.device != features.device or not keys.fits(layer, x, record, features):
         return None
-    indices, shape, kmap = _ends(layer, record, kmap)
+    indices, shape, kmap = _out_side(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _sums(layer, features))
     result = known_call(layer, features, weight, kmap, epilogue, form)
     if result is None:
@@ -212,7 +212,7 @@ def _product(
     else:
         built_map = getattr(record, "_map", None)  # the framework's own records have none
         kmap = built_map if type(built_map) is KernelMap else kernel_map_of(record)
-        indices, shape, kmap = _ends(layer, record, kmap)
+        indices, shape, kmap = _out_side(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _sums(layer, features))
     if torch.is_grad_enabled():
         y = _trained(layer, features, weight, kmap, epilogue, form)
@@ -230,7 +230,7 @@ def _trained(
     return profiled(layer, _convolve(features, weight, epilogue, kmap, form))
 
 
-def _ends(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, KernelMap]:
+def _out_side(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, KernelMap]:
     """(indices and grid of the output, the map as the layer reads it) of a map that is there."""
     if layer.inverse:
         return record.indices, record.spatial_shape, kmap.transposed()

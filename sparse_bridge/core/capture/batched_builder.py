@@ -75,8 +75,8 @@ class BatchedBuilder:
         self.levels: dict[int, Level] = {}
         self.room: dict[int, int] = {}  # rows that levels had memory for when they were expanded
         self.expansions: dict[int, Expansion] = {}
-        self.ends: list[torch.Tensor] = []  # of `levels_with_unknown_bounds`, see `DataBounds`
-        self.exact_boxes: dict[int, Box] = {}  # their bounds, once they are known
+        self.level_bounds: list[torch.Tensor] = []  # of `levels_with_unknown_bounds`, see `DataBounds`
+        self.exact_boxes: dict[int, Box] = {}  # the same, once they are known
         self.boxes = boxes_of(cmap.box, steps) if boxes is None else boxes
 
     def answers(self) -> Answers | None:
@@ -105,7 +105,7 @@ class BatchedBuilder:
 
     def extra_readbacks(self) -> list[torch.Tensor]:
         """What else the host reads: bounds."""
-        return [ends.flatten() for ends in self.ends]
+        return [bounds.flatten() for bounds in self.level_bounds]
 
     def lay_out(self, padded_input: PaddedInput) -> bool:
         """Queue the coordinates of all levels of a padded input, which learns where its counters
@@ -171,8 +171,8 @@ class BatchedBuilder:
             self._expand(index, self.steps[index], capacities[index], table, slab)
             if index + 1 in self.unknown_levels:
                 assert self.where is not None
-                self.ends.append(self.levels[index + 1].ends(self.target))
-                self.where.derive(self.ends[-1], self.steps, self.target, index + 1)
+                self.level_bounds.append(self.levels[index + 1].bounds(self.target))
+                self.where.derive(self.level_bounds[-1], self.steps, self.target, index + 1)
         if not tables:
             return root.flags[:0], root
         memory = next(iter(tables.values())).total.memory  # where these come first
@@ -267,7 +267,7 @@ class BatchedBuilder:
     def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
         """Rows of every level, from what the host has read, of the new tables so many counters;
         None where this input is not like the last."""
-        counters, root, *ends = read
+        counters, root, *bounds = read
         cmap = self.cmap
         if not cmap.checked:
             cmap.validate(*hash_table.live_flags(root))
@@ -276,7 +276,7 @@ class BatchedBuilder:
         levels = {index + 1: capacity for index, capacity in capacities.items()}
         rows = level_rows(counters, lengths, levels)
         if rows is not None:
-            self.learn(ends, rows)
+            self.learn(bounds, rows)
         return None if rows is None else {0: cmap.n_rows, **rows}
 
     def cut(self, rows: dict[int, int]) -> None:
@@ -286,9 +286,9 @@ class BatchedBuilder:
                 coords = level.coords.narrow(0, 0, rows[number])
                 self.levels[number] = Level(coords, level.layout, level.table, None)
 
-    def learn(self, ends: Sequence[list[int]], rows: dict[int, int]) -> None:
-        """Learn where levels end, of which there are so many rows, and with that all bounds."""
-        levels = zip(self.unknown_levels, ends, strict=True)
+    def learn(self, bounds: Sequence[list[int]], rows: dict[int, int]) -> None:
+        """Learn the bounds of `levels_with_unknown_bounds`, of which there are so many rows, and with that all."""
+        levels = zip(self.unknown_levels, bounds, strict=True)
         self.exact_boxes = {level: box_of(values) for level, values in levels if rows[level]}
         if self.exact_boxes or self.boxes.get(0) is not self.cmap.box:
             self.boxes = boxes_of(self.cmap.box, self.steps, self.exact_boxes)
@@ -306,11 +306,11 @@ class BatchedBuilder:
         """
         answers: Answers = {}
         maps, paired = {0: self.cmap}, list[Rulebook]()
-        ends = {
+        row_counts = {
             level: Rows.of(count) if padded_input is None else padded_input.rows(level) for level, count in rows.items()
         }
         for index, (step, pair) in enumerate(zip(self.steps, sides, strict=True)):
-            kmap, new = self._answer(index, step, pair, ends, coords, padded_input)
+            kmap, new = self._answer(index, step, pair, row_counts, coords, padded_input)
             if new is not None:
                 maps[index + 1] = new
             out_coords = None if step.out is None else maps[step.out]
@@ -331,7 +331,7 @@ class BatchedBuilder:
         coords: dict[int, torch.Tensor],
         padded_input: PaddedInput | None,
     ) -> tuple[KernelMap, CoordinateMap | None]:
-        out = step.ends(index)
+        out = step.out_level(index)
         x, y = rows[step.level], rows[out]
         offsets, same = step.request.offsets, out == step.level
         symmetric, center = same and offsets.symmetric, offsets.center if same else -1

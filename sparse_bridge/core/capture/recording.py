@@ -40,7 +40,7 @@ class Step(NamedTuple):
         """Whether it makes coordinates."""
         return self.request.map_type in ("strided", "generative")
 
-    def ends(self, index: int) -> int:
+    def out_level(self, index: int) -> int:
         """The level of its outputs, if it has this index."""
         return index + 1 if self.makes else self.level if self.out is None else self.out
 
@@ -73,7 +73,7 @@ def boxes_of(box: Box, steps: Sequence[Step], exact: Mapping[int, Box] | None = 
 
 @functools.lru_cache(maxsize=256)
 def levels_with_unknown_bounds(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Levels that may end inside their boxes, where the bounds of others start from their ends."""
+    """Levels whose bounds may lie inside their boxes, where those of others start from them."""
     sources = {s.level for s in steps if s.makes and isinstance(s.request.output, BoxReach)}
     return tuple(
         index + 1 for index, step in enumerate(steps) if step.makes and index + 1 in sources and step.request.loose

@@ -24,7 +24,7 @@ from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.rows import Rows
 from ...core.warmup import preload
 from ...kernels.maps.hash_table import FLAGS
-from ...kernels.maps.row_ends import row_ends
+from ...kernels.maps.row_bounds import row_bounds
 from ...kernels.runtime.target import Target, described
 from ...refusals import Refusal
 from ..package_scenes import tensors_of
@@ -128,8 +128,8 @@ def _bounds_of_data(padded_input: PaddedInput, box: Box, steps: tuple[MapStep, .
     boxes, dimension = boxes_of(box, steps), box.dimension
     where = LevelLayouts(boxes, tuple(boxes), padded_input.coords.device)
     far = 1 << (KEY_BITS - ITEM_BITS) // dimension - 1
-    ends = row_ends(padded_input.coords, padded_input.count, target, 1 << ITEM_BITS, far)
-    where.derive(ends, steps, target)
+    bounds = row_bounds(padded_input.coords, padded_input.count, target, 1 << ITEM_BITS, far)
+    where.derive(bounds, steps, target)
     return where
 
 

@@ -42,7 +42,7 @@ from sparse_bridge.kernels.maps import (  # noqa: F401
     neighbor_lookup,
     new_rows,
     pair_batch,
-    row_ends,
+    row_bounds,
     row_ranks,
     tile_batch,
 )

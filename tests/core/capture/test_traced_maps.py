@@ -78,12 +78,12 @@ class Compared:
 
         def answers(builder: Any) -> Any:
             copied = copy.copy(builder)
-            copied.levels, copied.room, copied.expansions, copied.ends, copied.exact_boxes = {}, {}, {}, [], {}
+            copied.levels, copied.room, copied.expansions, copied.level_bounds, copied.exact_boxes = {}, {}, {}, [], {}
             copied.layouts, copied.traces = dict(builder.layouts), None
             for box in builder.boxes.values():
                 box.layout(builder.device)  # which is sent once, as what is found below
             if builder.cmap.data_bounds is not None:
-                _ = builder.cmap.data_bounds.ends
+                _ = builder.cmap.data_bounds.bounds
             before = self.traced
             found, one = self._noted(own, builder)
             if self.traced > before:

@@ -91,7 +91,7 @@ class Traces:
         where no trace serves it, and it is to be queued step by step."""
         answers = self._repeated(builder, capacities)
         if answers is None:
-            builder.ends = []
+            builder.level_bounds = []
         return answers
 
     def _repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
@@ -108,8 +108,8 @@ class Traces:
                 break
         else:
             return None
-        (counters, flags, lengths, ends), state = first
-        builder.ends = list(ends)
+        (counters, flags, lengths, level_bounds), state = first
+        builder.level_bounds = list(level_bounds)
         read = Fetched.now([counters, flags.view(), *builder.extra_readbacks()])
         if not _distinct(read[1], cmap.n_rows):
             return None
@@ -232,7 +232,7 @@ def _traced(builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int,
         copy.where = LevelLayouts.at(_Address(trace.number(next(numbers))), layouts)
     with NoOperations():
         counters, table = copy.expanded(room)
-        outputs = counters, table.own[2], tuple(copy.counter_lengths()), tuple(copy.ends)
+        outputs = counters, table.own[2], tuple(copy.counter_lengths()), tuple(copy.level_bounds)
         exact: list[Any] = trace.waits(outputs, [rows[index + 1] for index in capacities])
         level_rows: dict[int, Any] = dict(zip([index + 1 for index in capacities], exact, strict=True))
         level_rows[0] = n_rows
