@@ -94,7 +94,7 @@ OWNERS = {
     "Rows": _asked(".core.maps.rows:Rows", fields="host device capacity padding_value estimate"),
     "Derived": _handed(".core.maps.views.derived:Derived", "_entries"),
     "Observer": _asked(".core.maps.views.derived:Observer", "on_view"),
-    "Views": _asked(".core.capture.recording:Views", fields="tiled requested"),
+    "Views": _asked(".core.prefetch.recording:Views", fields="tiled requested"),
     "NeighborTable": _asked(".kernels.maps.neighbor_table:NeighborTable", "n_offsets n_rows own"),
     "TileList": _asked(".kernels.maps.tile_list:TileList", "memory n_offsets n_pairs splits"),
     "Part": _handed(f"{_RUNTIME}.parts:Part", names="at"),

@@ -81,9 +81,9 @@ WHOLE = [
     "tests/compile/test_pointwise.py",
     "tests/core/test_maps.py",
     "tests/core/test_sorted_order.py",
-    "tests/core/capture/test_prefetch.py",
-    "tests/core/capture/test_new_shapes.py",
-    "tests/core/capture/test_waits.py",
+    "tests/core/prefetch/test_prefetch.py",
+    "tests/core/prefetch/test_new_shapes.py",
+    "tests/core/prefetch/test_waits.py",
     "tests/core/capture/test_padded.py",
     "tests/core/capture/test_replay_apis.py",
     "tests/core/capture/test_programs.py",
@@ -96,8 +96,8 @@ WHOLE = [
     "tests/core/capture/test_graph_maps.py",
     "tests/core/capture/test_bounded_captures.py",
     "tests/core/capture/test_announced_inputs.py",
-    "tests/core/capture/test_field_waits.py",
-    "tests/core/capture/test_ordered_rows.py",
+    "tests/core/prefetch/test_field_waits.py",
+    "tests/core/prefetch/test_ordered_rows.py",
     "tests/core/capture/test_unknown_bounds.py",
     "tests/core/test_impulse.py",
     "tests/core/test_pool.py",
@@ -153,7 +153,7 @@ def networks(lane, *names):
 REPLAYS = [
     "tests/core/capture/test_graph_maps.py::test_a_graph_is_queued_before_the_modules_are_looked_at",
     # Minutes in the interpreter, seconds here.
-    "tests/core/capture/test_prefetch.py::test_the_third_scene_is_prefetched",
+    "tests/core/prefetch/test_prefetch.py::test_the_third_scene_is_prefetched",
     "tests/core/test_batch_norm.py::test_three_steps",
     "tests/adapters/spconv/test_trained_norms.py::test_steps",
 ]

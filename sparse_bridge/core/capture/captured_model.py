@@ -17,8 +17,8 @@ from ..geometry.boxes import Box
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
+from ..prefetch.recording import boxes_of
 from . import padded
-from .batched_builder import boxes_of
 from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .calls.output_spec import MISSING, Lookup, OutputSpec, StructureCheck, has_numbers, map_structure

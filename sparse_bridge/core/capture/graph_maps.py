@@ -17,7 +17,8 @@ from ... import policy
 from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
-from . import graph_key, prefetch
+from ..prefetch import prefetch
+from . import graph_key
 from .captured_maps import CapturedMaps, pad_input
 from .graph_capture import GraphMemory
 from .graph_key import GraphKey

@@ -12,16 +12,16 @@ from torch import nn
 from ... import settings
 from ...core.capture import padded
 from ...core.capture.captured_maps import builder_over, pad_input
-from ...core.capture.level_layouts import LevelLayouts
 from ...core.capture.padded import GRID, PaddedInput
-from ...core.capture.recording import Step as MapStep
-from ...core.capture.recording import boxes_of
 from ...core.conv.deferred import materialize
 from ...core.device import selection
 from ...core.device.device_support import kernel_target
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.rows import Rows
+from ...core.prefetch.level_layouts import LevelLayouts
+from ...core.prefetch.recording import Step as MapStep
+from ...core.prefetch.recording import boxes_of
 from ...core.warmup import preload
 from ...kernels.maps.hash_table import FLAGS
 from ...kernels.maps.row_bounds import row_bounds
@@ -105,7 +105,7 @@ def _run(
         steps = tuple(padded_input.recording.steps)
         where = _bounds_of_data(padded_input, box, steps, target) if unbounded else None
         builder = builder_over(padded_input, box, target, steps, where)
-        if not builder.lay_out(padded_input):
+        if not builder.lay_out():
             raise ExportError("how large the levels of the network get cannot be told from the example.")
         padded_input.prepared = builder.queued(), builder.coords()
         it.rows = {capacity: level for level, capacity in padded_input.capacities.items()}

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import graph_regions, prefetch
+from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.prefetch import prefetch
 from tests.core.capture.graph_sizes import graphs_of
 from tests.rules import layers_deferred
 

@@ -1,5 +1,5 @@
 """Host time of the maps of new scenes:
-`python -m tests.core.capture.map_time [--rounds N] [--train] [--scenes]`.
+`python -m tests.core.prefetch.map_time [--rounds N] [--train] [--scenes]`.
 
 Networks of every framework run over scenes of ever new bounds on a GPU that is not there: Python
 and torch's own operations on a few rows, and everything up to Triton's launcher, which does
@@ -29,12 +29,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_bridge
-from sparse_bridge.core.capture import batched_builder, prefetch
-from sparse_bridge.core.capture.batched_builder import BatchedBuilder
-from sparse_bridge.core.capture.recording import boxes_of, levels_with_unknown_bounds
-from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
+from sparse_bridge.core.prefetch import batched_builder, prefetch, traces
+from sparse_bridge.core.prefetch.batched_builder import BatchedBuilder
+from sparse_bridge.core.prefetch.recording import boxes_of, levels_with_unknown_bounds
 from sparse_bridge.kernels.maps import (  # noqa: F401
     hash_table,
     level_bounds,
@@ -156,7 +155,7 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
         gpu.has(raw=mock.ANY, answers={batched_builder: HOPPER, coordinate_map: None})
         gpu.replaces(targets, device_index=lambda device: -1, is_current=lambda device: True)
         gpu.replaces(BatchedBuilder, sizes=sizes)
-        gpu.replaces(traced_maps, _distinct=lambda flags, n_rows: True)
+        gpu.replaces(traces, _distinct=lambda flags, n_rows: True)
         gpu.replaces(prefetch, _target=lambda cmap: HOPPER)
         yield
 

@@ -11,7 +11,7 @@ from ..maps.coordinate_map import CoordinateMap
 from .batched_builder import BatchedBuilder
 from .level_layouts import LevelLayouts
 from .recording import Recording, Step, boxes_of
-from .traces.maps import Traces
+from .traces import Traces
 
 
 class UnboundedBuilder(BatchedBuilder):

@@ -1,4 +1,4 @@
-"""The host's walk of a scene of a new shape: `python -m tests.core.capture.scene_walk`.
+"""The host's walk of a scene of a new shape: `python -m tests.core.prefetch.scene_walk`.
 
 Networks of `map_time` run over a stream of scenes on a GPU that is not there. Of a late scene is
 counted: Python frames of this package; those of torch and Python's own library; calls of functions
