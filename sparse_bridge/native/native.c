@@ -56,7 +56,7 @@
 #include "reads.h"
 
 static PyObject *constants_of_spconv, *spconv;
-static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* as `history.STEPS` */
+static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* as `epilogue.STEPS` */
 static PyObject *no_slope;                                          /* 0.0 */
 static int configured;
 static uint64_t refusing; /* of 2^32 questions, so many are refused at random: for tests */

@@ -99,6 +99,7 @@ WHOLE = [
     "tests/core/prefetch/test_field_waits.py",
     "tests/core/prefetch/test_ordered_rows.py",
     "tests/core/capture/test_unknown_bounds.py",
+    "tests/core/prefetch/test_unknown_bounds.py",
     "tests/core/test_impulse.py",
     "tests/core/test_pool.py",
     "tests/core/test_voxel.py",
