@@ -17,6 +17,7 @@ from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, deferred, history, layers, plan
 from sparse_bridge.core.conv.deferred import conv as deferred_conv
 from sparse_bridge.core.conv.deferred.conv import DeferredConv
+from sparse_bridge.core.conv.deferred.features import ObservedFeatures, UnlaunchedFeatures
 from sparse_bridge.core.conv.epilogue import ACTIVATIONS, Epilogue
 from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.core.device import trace
@@ -85,7 +86,7 @@ def test_a_layer_is_deferred_once_it_is_known_what_follows(conv):
 
 def test_layers_that_nothing_follows_are_left_alone(conv):
     kinds = [type(conv()) for _ in range(6)]
-    assert kinds == [deferred.ObservedFeatures] * 4 + [torch.Tensor] * 2
+    assert kinds == [ObservedFeatures] * 4 + [torch.Tensor] * 2
 
 
 def test_small_layers_are_not_deferred(conv, monkeypatch):
@@ -119,7 +120,7 @@ def test_whoever_reads_sees_the_convolution(conv, name, known):
     for _ in range(2 * known):
         conv.unit()
     y = conv()
-    assert type(y) is (deferred.UnlaunchedFeatures if known else deferred.ObservedFeatures)
+    assert type(y) is (UnlaunchedFeatures if known else ObservedFeatures)
     assert tuple(y.shape) == tuple(conv.want().shape) and y.dtype == conv.x.dtype
     found = READS[name](y)
     assert type(found) is torch.Tensor
@@ -158,7 +159,7 @@ def test_a_norm_in_training_between_the_norm_and_who_reads_it(conv):
     want = F.batch_norm(conv.want(), *(v.double() for v in conv.norm))
     y = conv.normed(conv())
     F.batch_norm(torch.randn(20, 10), *conv.norm, training=True)
-    assert type(y) is deferred.ObservedFeatures
+    assert type(y) is ObservedFeatures
     assert_close(y.clone(), want)
 
 
@@ -246,7 +247,7 @@ def test_calls_of_which_nothing_is_learnt(conv, mode):
                 y = layers.convolve_layer(conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm())
             assert type(y) is torch.Tensor
         kind = type(conv())
-        assert kind is (deferred.UnlaunchedFeatures if known else deferred.ObservedFeatures)
+        assert kind is (UnlaunchedFeatures if known else ObservedFeatures)
         conv.unit()
         conv.unit()
 

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from sparse_bridge import hooks
 from sparse_bridge.core.conv import convolution, deferred, layers
+from sparse_bridge.core.conv.deferred.features import DeferredFeatures, UnlaunchedFeatures
 from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.conv.plan import ConvForm
 from tests.checks import assert_close
@@ -76,13 +77,13 @@ def everything_deferred(monkeypatch):
 
 def detours(monkeypatch):
     """Functions of torch that come to deferred features from now on."""
-    seen, original = [], deferred.DeferredFeatures.__torch_function__.__func__
+    seen, original = [], DeferredFeatures.__torch_function__.__func__
 
     def told(cls, func, types, args=(), kwargs=None):
         seen.append(func)
         return original(cls, func, types, args, kwargs)
 
-    monkeypatch.setattr(deferred.DeferredFeatures, "__torch_function__", classmethod(told))
+    monkeypatch.setattr(DeferredFeatures, "__torch_function__", classmethod(told))
     return seen
 
 
@@ -242,7 +243,7 @@ def test_a_sum_on_either_side(left):
     with torch.no_grad():
         y = unit.net.norm(unit.features())
         y = unit.other + y if left else y + unit.other
-        assert type(y) is deferred.UnlaunchedFeatures
+        assert type(y) is UnlaunchedFeatures
         assert_close(unit.net.relu(y), unit.want())
         y = unit.net.norm(unit.features())
         want = unit.want()  # of numbers, and of others than tensors

@@ -16,18 +16,10 @@ import torch.nn.functional as F
 from ..activations import ACTIVATIONS, Activation
 from ..epilogue import Norm
 from .conv import DeferredConv, MaybeDeferred
-from .features import FOLLOWING, KINDS, DeferredFeatures, ObservedFeatures, UnlaunchedFeatures, features_of, materialize
+from .features import FOLLOWING, KINDS, features_of, materialize
 from .shortcuts import ProfiledFeatures, install_fast_forward, reset
 
-__all__ = [
-    "DeferredFeatures",
-    "ObservedFeatures",
-    "ProfiledFeatures",
-    "UnlaunchedFeatures",
-    "features_of",
-    "materialize",
-    "reset",
-]
+__all__ = ["ProfiledFeatures", "features_of", "materialize", "reset"]
 
 
 def _then(x: Any, inplace: bool, follow: Callable[[DeferredConv], MaybeDeferred]) -> torch.Tensor:
