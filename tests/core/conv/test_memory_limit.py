@@ -371,12 +371,12 @@ def test_nothing_is_deferred():
     x = x.repeat(1, 4)
     weight = features(27 * 64, 64, 5).view(27, 64, 64)
     with torch.no_grad():
-        waits = layers.convolve_layer(weight, x, weight, kmap, bias, form)
-        assert isinstance(waits, DeferredConv)
+        deferred = layers.convolve_layer(weight, x, weight, kmap, bias, form)
+        assert isinstance(deferred, DeferredConv)
         with sparse_bridge.memory_limit("1GiB"):
             y = layers.convolve_layer(weight, x, weight, kmap, bias, form)
             assert type(y) is torch.Tensor
-        assert torch.equal(waits.materialize(), y)
+        assert torch.equal(deferred.materialize(), y)
 
 
 def test_threads():
