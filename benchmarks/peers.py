@@ -72,7 +72,7 @@ class Peer(abc.ABC):
 
     def forget(self) -> None:
         """Drop what was learnt from earlier calls, so that the next case begins like the first."""
-        bridge = sys.modules.get("sparse_bridge.core.capture.prefetch")
+        bridge = sys.modules.get("sparse_bridge.core.prefetch.prefetch")
         if bridge is not None:
             bridge.forget()
 

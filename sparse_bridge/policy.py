@@ -103,9 +103,9 @@ ANNOUNCED_KINDS = 64  # of inputs, whose models are remembered; all are forgotte
 REPLAYS_SETTLED = 16  # in a row, after which eager calls are taken to be over
 MEMORY_RETURNS = Schedule(always_until=8)  # each costs the next eager call its allocations
 
-# Convolutions that wait for what follows. A wrong guess costs a launch.
-CALLS_ALONE = 3  # in a row; a layer that nothing follows in one more does not wait again
-EARLY_LAUNCHES = Schedule(failures=3)  # with steps that did not come; then launches wait for the steps
+# Deferred convolutions. A wrong guess costs a launch.
+CALLS_ALONE = 3  # in a row; a layer that nothing follows in one more is not deferred again
+EARLY_LAUNCHES = Schedule(failures=3)  # with steps that did not come; then launches are deferred to the steps
 FUSED_PLANS = Schedule(max_tries=8)  # of a layer; one that needs more changes in every call
 NORM_CALLS = Schedule(max_tries=2)  # of a layer in training, whose features show which norm takes them
 

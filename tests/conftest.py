@@ -176,7 +176,7 @@ def calls_of():
 
 @pytest.fixture
 def rules():
-    """Rules of size for one test: `rules.hold(layers_wait())`, `rules.set(module, NAME=value)`."""
+    """Rules of size for one test: `rules.hold(layers_deferred())`, `rules.set(module, NAME=value)`."""
     from tests.rules import Rules
 
     held = Rules()
@@ -278,25 +278,34 @@ def own_errors_raise(request, monkeypatch):
     test would pass over eager calls."""
     if "errors_survived" in request.fixturenames:
         return
-    package = "sparse_bridge.core.capture"
-    if importlib.util.find_spec(package) is None:  # the engine goes without
-        return
-    GraphedModule = importlib.import_module(f"{package}.graphed_module").GraphedModule
-    Traces = importlib.import_module(f"{package}.traces.maps").Traces
-    failed, given_up = GraphedModule.failed, Traces._give_up
+    checked = {
+        ("capture.graphed_module", "GraphedModule", "failed"): _unless_an_error,
+        ("prefetch.traces", "Traces", "_give_up"): _unless_refused,
+    }
+    for (module, cls, name), check in checked.items():
+        folder = f"sparse_bridge.core.{module.partition('.')[0]}"
+        if importlib.util.find_spec(folder) is None:  # the engine goes without
+            continue
+        found = getattr(importlib.import_module(f"sparse_bridge.core.{module}"), cls)
+        monkeypatch.setattr(found, name, check(getattr(found, name)))
 
-    def unless_an_error(self, refusal):
+
+def _unless_an_error(failed):
+    def call(self, refusal):
         if refusal.why is Why.GRAPH_ERROR:
             raise AssertionError(f"a capture failed: {refusal}")
         failed(self, refusal)
 
-    def unless_refused(self, error):
+    return call
+
+
+def _unless_refused(give_up):
+    def call(self, error):
         if isinstance(error, Refusal):
-            return given_up(self, error)
+            return give_up(self, error)
         raise AssertionError(f"tracing maps failed: {error!r}") from error
 
-    monkeypatch.setattr(GraphedModule, "failed", unless_an_error)
-    monkeypatch.setattr(Traces, "_give_up", unless_refused)
+    return call
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,10 @@
 
 Convolution, norm and activation of every framework on a GPU that is not there: Python, torch's own
 operations on a few rows, and everything up to Triton's launcher, which does nothing. Apart: as a
-small scene goes. Waiting: the norm and the activation become part of the convolution's launch.
+small scene goes. Deferred: the norm and the activation become part of the convolution's launch.
 Sums: with features added before the activation. Training: forward, and forward and backward.
 Stream: scenes through a U-Net of 55 to 63 convolutions instead; every scene brings new maps, whose
-building is left out, and the layers wait in every other one. Steps: training steps of these U-Nets
+building is left out, and the layers are deferred in every other one. Steps: training steps of these U-Nets
 over such scenes, of few voxels, the frameworks in turns.
 """
 
@@ -36,13 +36,13 @@ from sparse_bridge.tools.networks import minkowski, spconv, torchsparse
 from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud
 from tests.fake_gpu import HOPPER
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 from tests.walk_apis import pretended_gpu
 
 __all__ = ["layers", "pairs", "steps", "stream", "streamed", "sums", "times"]
 
 _ROWS, _CHANNELS = 24, 32
-_HOW = {"apart": 1 << 62, "waiting": 0}
+_HOW = {"apart": 1 << 62, "deferred": 0}
 Run = Callable[[], Any]
 
 
@@ -177,7 +177,7 @@ def _of_minkowski(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def streamed(net: nn.Module, scene: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of this thread for every scene, by whether the layers wait; in turns."""
+    """Milliseconds of this thread for every scene, by whether the layers are deferred; in turns."""
     nets = {how: copy.deepcopy(net).half().eval() for how in _HOW}
     net = net.half().eval()
     before = {id(one) for one in gc.get_objects() if type(one) is Rulebook}
@@ -192,7 +192,7 @@ def streamed(net: nn.Module, scene: Callable[[], Any], rounds: int) -> dict[str,
                     for book in books:
                         book.cache = Derived()
                     x = scene()
-                    with layers_wait(worth):
+                    with layers_deferred(worth):
                         start = time.thread_time()
                         nets[how](x)
                         found[how].append((time.thread_time() - start) * 1e3)
@@ -265,7 +265,7 @@ def main() -> None:
 
 def _single(rounds: int) -> None:
     for how, worth in _HOW.items():
-        with torch.no_grad(), pretended_gpu(), layers_wait(worth):
+        with torch.no_grad(), pretended_gpu(), layers_deferred(worth):
             for name, run in itertools.chain(layers(), sums()):
                 print(f"{name}, {how}: {_said(times(run, rounds))}")
     with pretended_gpu(), pairs():

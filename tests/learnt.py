@@ -11,6 +11,6 @@ __all__ = ["forget"]
 
 
 def forget() -> None:
-    """Drop it, if this installation has `core.capture`."""
+    """Drop it, if this installation has `core.prefetch`."""
     with contextlib.suppress(UnsupportedError):
-        base.capture("prefetch").forget()
+        base.prefetch().forget()

@@ -19,8 +19,8 @@ def ruled(owner: Any, **values: Any) -> Iterator[None]:
         yield
 
 
-def layers_wait(elements: int = 0) -> contextlib.AbstractContextManager[None]:
-    """Layers of so many elements or more wait for what follows them, on every device."""
+def layers_deferred(elements: int = 0) -> contextlib.AbstractContextManager[None]:
+    """Layers of so many elements or more are deferred, on every device."""
     from sparse_bridge.core.conv import convolution
 
     return ruled(convolution, MIN_DEFERRED_ELEMENTS=[elements] * 2)

@@ -16,7 +16,7 @@ from sparse_bridge.core.conv import epilogue
 from sparse_bridge.refusals import Why
 from tests.adapters.spconv import apis
 from tests.checks import assert_close
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 
 APIS = {
     "spconv": apis.standin,  # another test may have imported the wheel
@@ -28,7 +28,7 @@ APIS = {
 @pytest.fixture(autouse=True)
 def every_size(rules):
     """Results of any size wait for what follows."""
-    rules.hold(layers_wait())
+    rules.hold(layers_deferred())
 
 
 @pytest.fixture(params=["spconv", "torchsparse", "minkowski"])

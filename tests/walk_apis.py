@@ -28,7 +28,7 @@ from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud
 from tests.fake_driver import entry_of
 from tests.fake_gpu import HOPPER, FakeGpu, fake_gpu
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 from tests.walk import Walk, walk
 
 __all__ = ["LAUNCHER", "pretended_gpu", "walks"]
@@ -54,7 +54,7 @@ def pretended_gpu() -> Iterator[FakeGpu]:
     """CPU tensors take the host's way of a GPU up to Triton's launcher, which does nothing."""
     facts = {"raw": None, "target": HOPPER, "launches": lambda kernel, *args: None}
     facts["compiled"] = {kernel: entry_of(kernel) for kernel in _KERNELS}
-    as_on_a_gpu = layers_wait(convolution.MIN_DEFERRED_ELEMENTS[1])
+    as_on_a_gpu = layers_deferred(convolution.MIN_DEFERRED_ELEMENTS[1])
     with as_on_a_gpu, fake_gpu(**facts) as gpu, settings.override(dataflow="masked"):
         yield gpu
 

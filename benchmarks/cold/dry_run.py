@@ -86,7 +86,7 @@ def _target(arch: str) -> Target:
 def forget() -> None:
     """What the package remembers of a process's first calls."""
     from sparse_bridge.adapters.flex_gemm import warmup
-    from sparse_bridge.core.capture import prefetch
+    from sparse_bridge.core.prefetch import prefetch
 
     plan.reset()  # whose products are those of this GPU, and told once
     compilation.reset()

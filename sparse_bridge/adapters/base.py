@@ -274,21 +274,27 @@ def frameworks() -> Iterator[Framework]:
 
 
 def capture(name: str) -> types.ModuleType:
-    """Module `name` of `core.capture`, which prefetches maps and captures models as graphs.
+    """Module `name` of `core.capture`, which captures models as graphs.
 
     Nothing else in the package knows that folder, and all but `optimize(graphs=True)` works without
     it.  Raises UnsupportedError where this installation lacks it.
     """
-    folder = "sparse_bridge.core.capture"
+    return _optional(f"sparse_bridge.core.capture.{name}", "models run without captured graphs (graphs=False)")
+
+
+def prefetch() -> types.ModuleType:
+    """Module `core.prefetch.prefetch`. Of the engine only `core.capture` knows that folder. Raises UnsupportedError
+    where this installation lacks it."""
+    return _optional("sparse_bridge.core.prefetch.prefetch", "kernel maps are built when layers ask for them")
+
+
+def _optional(name: str, instead: str) -> types.ModuleType:
     try:
-        return importlib.import_module(f"{folder}.{name}")
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{folder}.{name}".startswith(error.name):
+        if error.name is None or not name.startswith(error.name):
             raise
-        raise UnsupportedError(
-            f"{folder}.{name} is not part of this installation of sparse_bridge; models run "
-            "without captured graphs (graphs=False)."
-        ) from None
+        raise UnsupportedError(f"{name} is not part of this installation of sparse_bridge; {instead}.") from None
 
 
 def _import_adapter(name: str, target: str) -> Framework:

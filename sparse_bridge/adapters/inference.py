@@ -1,5 +1,5 @@
 """Norms, activations and sums of sparse tensors in inference: part of the convolution before them
-where that waits (`core.conv.pending`), else torch's own operations.
+where that is deferred (`core.conv.deferred.conv`), else torch's own operations.
 
 For stand-ins, whose tensors are `LazyFeatures`. What these functions return becomes the features of
 a new tensor with `lazy_features.keep`.
@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.conv.pending import PendingConv
+from ..core.conv.deferred.conv import DeferredConv
 from ..core.device.torch_compat import eagerly
 from . import fusion, protocol
-from .lazy_features import LazyFeatures, pending_of, replace
+from .lazy_features import LazyFeatures, deferred_of, replace
 
-Features = torch.Tensor | PendingConv
+Features = torch.Tensor | DeferredConv
 
 
 @eagerly
 def normed(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Features:
     """What a BatchNorm1d in eval mode makes of x's features; `run` as of `is_training_norm`."""
-    conv = pending_of(x)
+    conv = deferred_of(x)
     if conv is None:
         return fusion.batch_norm_inference(norm, run, _rows(x))
     values = fusion.foldable_values(norm, run)
@@ -34,7 +34,7 @@ def normed(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Fe
 
 
 @eagerly
-def activated(conv: PendingConv, form: tuple[str, float], inplace: bool, alone: Any, x: Any) -> Any:
+def activated(conv: DeferredConv, form: tuple[str, float], inplace: bool, alone: Any, x: Any) -> Any:
     """Behind an activation that kernels apply, of x whose features `conv` makes.
 
     form: name and slope.  alone(features) computes it; inplace: in x's own features, too.
@@ -51,9 +51,9 @@ def plus(a: Any, b: Any, inplace: bool = False) -> Features:
 
     inplace: in a's own features, too.
     """
-    conv, other = pending_of(a), b
-    if conv is None and not inplace and pending_of(b) is not None:
-        conv, other = pending_of(b), a
+    conv, other = deferred_of(a), b
+    if conv is None and not inplace and deferred_of(b) is not None:
+        conv, other = deferred_of(b), a
     if conv is None:
         if inplace:
             return _rows(a).add_(_rows(b))
@@ -68,7 +68,7 @@ def plus(a: Any, b: Any, inplace: bool = False) -> Features:
 @eagerly
 def shape_of(x: Any) -> Any:
     """Of the features, which need not be there."""
-    conv = pending_of(x)
+    conv = deferred_of(x)
     return _rows(x).shape if conv is None else conv.shape
 
 

@@ -5,7 +5,7 @@ How a framework's class uses it:
     class SparseTensor(LazyFeatures):       # features_attribute = where it keeps them
 
 and where it makes one of given features, `keep(made, features)` stores them, whether they are a
-tensor or a convolution that waits.
+tensor or a deferred convolution.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..core.conv.pending import PendingConv
+from ..core.conv.deferred.conv import DeferredConv
 from ..core.device.torch_compat import apart, eagerly
 from ..core.geometry.sparse_data import brief
 
@@ -60,7 +60,7 @@ class LazyFeatures:
 
 
 def _read(x: LazyFeatures) -> torch.Tensor:
-    """x's features, which are there from now on and wait for nothing."""
+    """x's features, which are there from now on and are not deferred."""
     features: torch.Tensor = getattr(x, x.features_attribute)
     _forget(x)
     return features
@@ -72,9 +72,9 @@ def _forget(x: LazyFeatures) -> None:
 
 
 @eagerly
-def keep(x: Any, features: torch.Tensor | PendingConv) -> None:
+def keep(x: Any, features: torch.Tensor | DeferredConv) -> None:
     """Make `features` those of `x`, which has none."""
-    if type(features) is not PendingConv:
+    if type(features) is not DeferredConv:
         setattr(x, x.features_attribute, features)
         return
     if features.result is not None:
@@ -84,7 +84,7 @@ def keep(x: Any, features: torch.Tensor | PendingConv) -> None:
 
 
 @eagerly
-def replace(x: Any, features: torch.Tensor | PendingConv) -> None:
+def replace(x: Any, features: torch.Tensor | DeferredConv) -> None:
     """The same for a tensor that has features already."""
     if type(features) is torch.Tensor:
         setattr(x, x.features_attribute, features)
@@ -114,10 +114,10 @@ def has_features(x: LazyFeatures) -> bool:
 
 
 @eagerly
-def pending_of(x: Any) -> PendingConv | None:
-    """The convolution whose result x's features are, if it waits or is watched."""
+def deferred_of(x: Any) -> DeferredConv | None:
+    """The convolution whose result x's features are, if it is deferred, or computed to learn what follows."""
     late = getattr(x, "_late", None)
-    if type(late) is not PendingConv:
+    if type(late) is not DeferredConv:
         return None
     if torch.compiler.is_compiling():
         if late.result is None:
@@ -137,7 +137,7 @@ def pending_of(x: Any) -> PendingConv | None:
 
 def brief_features(x: LazyFeatures) -> str:
     """Shape, dtype and device of x's features; computes nothing."""
-    conv = pending_of(x)
+    conv = deferred_of(x)
     if conv is None and not has_features(x):
         return "not computed yet"
     return brief(getattr(x, x.features_attribute) if conv is None else conv)

@@ -45,9 +45,9 @@ def leave(name: str) -> None:
     regions = sys.modules.get("sparse_bridge.core.capture.graph_regions")
     if regions is not None:
         regions.remove()
-    waiting = sys.modules.get("sparse_bridge.core.conv.waiting")
-    if waiting is not None:
-        waiting.reset()
+    deferred = sys.modules.get("sparse_bridge.core.conv.deferred")
+    if deferred is not None:
+        deferred.reset()
     value = _chosen.pop(name, None)
     if value is None or _chosen:
         return

@@ -40,7 +40,7 @@ class MapCount:
 
 def prefetched() -> MapCount:
     """Since the process began, or what was learnt was forgotten."""
-    prefetch = _loaded("core.capture.prefetch")
+    prefetch = _loaded("core.prefetch.prefetch")
     return MapCount() if prefetch is None else MapCount(**prefetch.counts())
 
 

@@ -29,12 +29,13 @@ static void places(long long n_offsets, long long n_pairs, int block_m, long lon
   at[3] = start + 3 * quads * n_offsets + (block_m <= TILE ? 0 : 2 * quads);
 }
 
-/* The rows of one end of a map, Rows(host, device, capacity, fill, likely), where the host knows
- * them all. */
+/* The rows of one end of a map, Rows(host, device, capacity, padding_value, estimate), where the
+ * host knows them all. */
 static long long rows_of_end(Scope *s, PyObject *ends, int side) {
   PyObject *rows = PyTuple_GET_ITEM(ends, side);
   refuse_unless(s, PyTuple_GET_SIZE(rows) == 5 && FIELD(rows, Rows, device) == Py_None &&
-                       FIELD(rows, Rows, fill) == Py_None && !truth(s, FIELD(rows, Rows, likely)));
+                       FIELD(rows, Rows, padding_value) == Py_None &&
+                       !truth(s, FIELD(rows, Rows, estimate)));
   return number(s, FIELD(rows, Rows, capacity));
 }
 

@@ -56,7 +56,7 @@
 #include "reads.h"
 
 static PyObject *constants_of_spconv, *spconv;
-static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* as `history.STEPS` */
+static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* as `epilogue.STEPS` */
 static PyObject *no_slope;                                          /* 0.0 */
 static int configured;
 static uint64_t refusing; /* of 2^32 questions, so many are refused at random: for tests */
@@ -748,23 +748,23 @@ static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, 
   return s->state == GOES_ON ? by_python(s, plan, rulebook, side, held, &o, stream) : NULL;
 }
 
-/* ---- convolutions that wait for what follows ------------------------------------------------- */
+/* ---- deferred convolutions ------------------------------------------------------------------- */
 
 static PyObject *empty_of(Scope *s, PyObject *type) {
   return s->state == GOES_ON ? hold(s, ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0))
                              : NULL;
 }
 
-/* PendingConv(call, epilogue, steps, count) */
-static PyObject *pending(Scope *s, PyObject *layer_call, PyObject *epilogue, PyObject *steps,
-                         long long count) {
-  PyObject *made = empty_of(s, g_PendingConv), *counted = hold(s, PyLong_FromLongLong(count));
+/* DeferredConv(call, epilogue, steps, count) */
+static PyObject *deferred(Scope *s, PyObject *layer_call, PyObject *epilogue, PyObject *steps,
+                          long long count) {
+  PyObject *made = empty_of(s, g_DeferredConv), *counted = hold(s, PyLong_FromLongLong(count));
   if (s->state != GOES_ON) return NULL;
-  PUT(made, PendingConv, call, layer_call), PUT(made, PendingConv, epilogue, epilogue);
-  PUT(made, PendingConv, steps, steps), PUT(made, PendingConv, _used, zero),
-      PUT(made, PendingConv, _count, counted);
-  PUT(made, PendingConv, result, Py_None), PUT(made, PendingConv, fallback, Py_None),
-      PUT(made, PendingConv, _version, zero);
+  PUT(made, DeferredConv, call, layer_call), PUT(made, DeferredConv, epilogue, epilogue);
+  PUT(made, DeferredConv, steps, steps), PUT(made, DeferredConv, _used, zero),
+      PUT(made, DeferredConv, _count, counted);
+  PUT(made, DeferredConv, result, Py_None), PUT(made, DeferredConv, fallback, Py_None),
+      PUT(made, DeferredConv, _version, zero);
   return s->state == GOES_ON ? made : NULL;
 }
 
@@ -908,26 +908,28 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   PUT(layer_call, LayerCall, changes, changed);
   PUT(history, History, seen, done), PUT(history, History, alone, zero);
   if (norm != Py_None) counted += moved;
-  return ended(s, pending(s, layer_call, epilogue, done, counted));
+  return ended(s, deferred(s, layer_call, epilogue, done, counted));
 }
 
-/* `tensors.features_of` of a pending convolution whose steps are known. */
+/* `features.features_of` of a deferred convolution whose steps are known. */
 static PyObject *features(Scope *s, PyObject *conv) {
-  PyObject *layer_call = SLOT(conv, PendingConv, call), *shape = SLOT(layer_call, LayerCall, shape);
+  PyObject *layer_call = SLOT(conv, DeferredConv, call),
+           *shape = SLOT(layer_call, LayerCall, shape);
   PyObject *dtype = SLOT(layer_call, LayerCall, dtype),
            *device = SLOT(layer_call, LayerCall, device);
   PyObject *target = SLOT(layer_call, LayerCall, target);
   refuse_unless(s, target && PyUnicode_Check(target) && PyUnicode_GET_LENGTH(target) > 0 &&
-                       SLOT(conv, PendingConv, result) == Py_None);
+                       SLOT(conv, DeferredConv, result) == Py_None);
   if (s->state != GOES_ON) return NULL;
-  PyObject *args[] = {g_Waiting, shape, Py_None, Py_None, Py_None, dtype, g_strided, device};
+  PyObject *args[] = {
+      g_UnlaunchedFeatures, shape, Py_None, Py_None, Py_None, dtype, g_strided, device};
   PyObject *made = hold(s, PyObject_Vectorcall(g_make_wrapper, args, 8, NULL));
   if (made) hold(s, PyObject_CallOneArg(g_no_memory, made));
-  set(s, made, s_Waiting_pending, conv);
+  set(s, made, s_UnlaunchedFeatures_conv, conv);
   return s->state == GOES_ON ? made : NULL;
 }
 
-/* `tensors.features_of`, by Python where it is not repeated here. */
+/* `features.features_of`, by Python where it is not repeated here. */
 static PyObject *features_alone(Scope *s, PyObject *conv) {
   PyObject *made = features(s, conv);
   if (s->state != REFUSES) return made;
@@ -935,14 +937,14 @@ static PyObject *features_alone(Scope *s, PyObject *conv) {
   return hold(s, PyObject_CallOneArg(g_features_of, conv));
 }
 
-/* `tensors.features_of` of a pending convolution. */
+/* `features.features_of` of a deferred convolution. */
 static PyObject *features_of(PyObject *module, PyObject *conv) {
   SCOPE(s);
-  if (!Py_IS_TYPE(conv, (PyTypeObject *)g_PendingConv) || declined()) Py_RETURN_NOTIMPLEMENTED;
+  if (!Py_IS_TYPE(conv, (PyTypeObject *)g_DeferredConv) || declined()) Py_RETURN_NOTIMPLEMENTED;
   return ended(s, features(s, conv));
 }
 
-/* A pending convolution, or the one whose features a tensor is, which nobody has read or followed,
+/* A deferred convolution, or the one whose features a tensor is, which nobody has read or followed,
  * and the call of its layer, launched by a plan. */
 typedef struct {
   PyObject *conv, *call, *history, *target, *steps;
@@ -951,25 +953,25 @@ typedef struct {
   int as_tensor;
 } Following;
 
-/* `PendingConv._is_expected`, `LayerCall.undisturbed`: refuses where they say no. */
+/* `DeferredConv._is_expected`, `LayerCall.undisturbed`: refuses where they say no. */
 static Following following(Scope *s, PyObject *input) {
   Following f = {0};
-  if (Py_IS_TYPE(input, (PyTypeObject *)g_PendingConv)) {
+  if (Py_IS_TYPE(input, (PyTypeObject *)g_DeferredConv)) {
     f.conv = input;
   } else {
-    refuse_unless(s, Py_IS_TYPE(input, (PyTypeObject *)g_Waiting));
-    f.conv = GET(input, Waiting, pending), f.as_tensor = 1;
+    refuse_unless(s, Py_IS_TYPE(input, (PyTypeObject *)g_UnlaunchedFeatures));
+    f.conv = GET(input, UnlaunchedFeatures, conv), f.as_tensor = 1;
   }
-  refuse_unless(s, f.conv && Py_IS_TYPE(f.conv, (PyTypeObject *)g_PendingConv));
-  f.call = SLOT(f.conv, PendingConv, call);
+  refuse_unless(s, f.conv && Py_IS_TYPE(f.conv, (PyTypeObject *)g_DeferredConv));
+  f.call = SLOT(f.conv, DeferredConv, call);
   PyObject *fused = SLOT(f.call, LayerCall, fused);
   refuse_unless(s, fused && fused != Py_None);
   PyObject *held = SLOT(fused, FusedPlan, native);
   refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
   f.plan = (Known *)held, f.history = SLOT(f.call, LayerCall, history);
-  f.target = SLOT(f.call, LayerCall, target), f.steps = SLOT(f.conv, PendingConv, steps);
-  refuse_unless(s, equal(s, SLOT(f.conv, PendingConv, _used), zero) &&
-                       SLOT(f.conv, PendingConv, result) == Py_None);
+  f.target = SLOT(f.call, LayerCall, target), f.steps = SLOT(f.conv, DeferredConv, steps);
+  refuse_unless(s, equal(s, SLOT(f.conv, DeferredConv, _used), zero) &&
+                       SLOT(f.conv, DeferredConv, result) == Py_None);
   refuse_unless(s, unset(s, s_torch_c_is_grad_enabled) &&
                        unset(s, s_torch_c_is_inference_mode_enabled) &&
                        unset(s, s_torch_c__len_torch_function_stack) &&
@@ -993,7 +995,7 @@ static PyObject *taken(Scope *s, Following *f, PyObject *steps) {
   PyObject *y = SLOT(f->call, LayerCall, launched);
   refuse_unless(s, y && y != Py_None);
   PUT(f->call, LayerCall, launched, Py_None);
-  PUT(f->history, History, seen, steps), PUT(f->conv, PendingConv, _used, two);
+  PUT(f->history, History, seen, steps), PUT(f->conv, DeferredConv, _used, two);
   return s->state == GOES_ON ? y : NULL;
 }
 
@@ -1017,7 +1019,7 @@ static int is_norm(Scope *s, PyObject *module, PyObject *norm) {
   return eps && equal(s, eps, FIELD(norm, Norm, eps));
 }
 
-/* `PendingConv.as_launched` behind a norm(BatchNorm1d or Norm, convolution or its features): what
+/* `DeferredConv.as_launched` behind a norm(BatchNorm1d or Norm, convolution or its features): what
  * follows, in kind. */
 static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
@@ -1036,14 +1038,14 @@ static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t co
   refuse_unless(s, moved == number(s, SLOT(f.call, LayerCall, changes)));
   if (s->state != GOES_ON) return ended(s, NULL);
   if (PyUnicode_GET_LENGTH(f.target) == 1) return ended(s, taken(s, &f, letters[0]));
-  long long counted = number(s, SLOT(f.conv, PendingConv, _count));
-  PyObject *made = pending(s, f.call, between, letters[0], counted + moved);
+  long long counted = number(s, SLOT(f.conv, DeferredConv, _count));
+  PyObject *made = deferred(s, f.call, between, letters[0], counted + moved);
   if (f.as_tensor) made = features(s, made);
-  PUT(f.history, History, seen, letters[0]), PUT(f.conv, PendingConv, _used, two);
+  PUT(f.history, History, seen, letters[0]), PUT(f.conv, DeferredConv, _used, two);
   return ended(s, made);
 }
 
-/* `PendingConv.end_launched` behind an activation(convolution or its features, name, slope): the
+/* `DeferredConv.end_launched` behind an activation(convolution or its features, name, slope): the
  * result. */
 static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
@@ -1057,7 +1059,7 @@ static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t cou
   return ended(s, s->state == GOES_ON ? taken(s, &f, f.target) : NULL);
 }
 
-/* `PendingConv.plus`(convolution or its features, a plain tensor): what follows, in kind, or the
+/* `DeferredConv.plus`(convolution or its features, a plain tensor): what follows, in kind, or the
  * result. */
 static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   SCOPE(s);
@@ -1073,7 +1075,7 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
                        truth(s, CALL(other, Tensor, is_contiguous)));
   PyObject *operands = SLOT(f.call, LayerCall, operands);
   PyObject *between = SLOT(f.call, LayerCall, between);
-  PyObject *epilogue = SLOT(f.conv, PendingConv, epilogue);
+  PyObject *epilogue = SLOT(f.conv, DeferredConv, epilogue);
   refuse_unless(s, operands && between && epilogue);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *x = PyTuple_GET_ITEM(operands, 0), *weight = PyTuple_GET_ITEM(operands, 1);
@@ -1084,7 +1086,7 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   counted += changes(s, FIELD(epilogue, Epilogue, bias));
   for (int i = 0; i < 4 && norm != Py_None && s->state == GOES_ON; i++)
     counted += changes(s, PyTuple_GET_ITEM(norm, i));
-  refuse_unless(s, counted == number(s, SLOT(f.conv, PendingConv, _count)));
+  refuse_unless(s, counted == number(s, SLOT(f.conv, DeferredConv, _count)));
   PyObject *rulebook = GET(kmap, KernelMap, rulebook);
   int side = truth(s, GET(kmap, KernelMap, flipped));
   if (s->state != GOES_ON) return ended(s, NULL);
@@ -1101,11 +1103,11 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
                                                              s_Epilogue__make, rest))
                          : NULL;
     counted += changes(s, other);
-    launched = y, y = s->state == GOES_ON ? pending(s, f.call, end, steps, counted) : NULL;
+    launched = y, y = s->state == GOES_ON ? deferred(s, f.call, end, steps, counted) : NULL;
     if (y && f.as_tensor) y = features_alone(s, y);
   }
   PUT(f.call, LayerCall, launched, launched);
-  PUT(f.history, History, seen, steps), PUT(f.conv, PendingConv, _used, two);
+  PUT(f.history, History, seen, steps), PUT(f.conv, DeferredConv, _used, two);
   return ended(s, y);
 }
 
@@ -1266,7 +1268,7 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
       learns ? trained_layer(s, layer, operands, parts) : hold(s, known_call(self, operands, 6));
   if (made == Py_NotImplemented) s->state = REFUSES;
   /* The layer was launched: nothing is refused from here on. */
-  if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_PendingConv))
+  if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_DeferredConv))
     made = features_alone(s, made);
   PyObject *named =
       s->state == GOES_ON ? GET((PyObject *)Py_TYPE(args[0]), Object, __name__) : NULL;
@@ -1326,11 +1328,11 @@ static PyMethodDef methods[] = {
     {"known_call", (PyCFunction)(void (*)(void))known_call, METH_FASTCALL, "layers.known_call"},
     {"features_of", features_of, METH_O, "tensors.features_of"},
     {"normalised", (PyCFunction)(void (*)(void))normalised, METH_FASTCALL,
-     "PendingConv.as_launched behind a norm"},
+     "DeferredConv.as_launched behind a norm"},
     {"activated", (PyCFunction)(void (*)(void))activated, METH_FASTCALL,
-     "PendingConv.end_launched"},
+     "DeferredConv.end_launched"},
     {"spconv_known", (PyCFunction)(void (*)(void))spconv_known, METH_FASTCALL, "conv._known"},
-    {"plus", (PyCFunction)(void (*)(void))plus, METH_FASTCALL, "PendingConv.plus"},
+    {"plus", (PyCFunction)(void (*)(void))plus, METH_FASTCALL, "DeferredConv.plus"},
     {"run_plain", (PyCFunction)(void (*)(void))run_plain, METH_FASTCALL, "plan.run"},
     {"gradients", (PyCFunction)(void (*)(void))gradients, METH_FASTCALL, "plan.backward"},
     {"norm_forward", (PyCFunction)(void (*)(void))norm_forward, METH_FASTCALL,

@@ -51,12 +51,14 @@ OWNERS = {
     "LayerCall": _handed(
         f"{_CONV}.history:LayerCall", "between changes device dtype fused history launched operands shape stream target"
     ),
-    "PendingConv": _handed(f"{_CONV}.pending:PendingConv", "_count _used _version call epilogue fallback result steps"),
+    "DeferredConv": _handed(
+        f"{_CONV}.deferred.conv:DeferredConv", "_count _used _version call epilogue fallback result steps"
+    ),
     "FusedPlan": _handed(f"{_CONV}.fused_plan:FusedPlan", "native"),
-    "Waiting": _handed(f"{_CONV}.waiting.tensors:Waiting", names="pending"),
+    "UnlaunchedFeatures": _handed(f"{_CONV}.deferred.features:UnlaunchedFeatures", names="conv"),
     "Epilogue": _asked(f"{_CONV}.epilogue:Epilogue", "_make _replace bias", "bias activation alpha norm residual"),
     "Norm": _asked(f"{_CONV}.epilogue:Norm", fields="mean var weight bias eps"),
-    "features_of": _handed(f"{_CONV}.waiting.tensors:features_of"),
+    "features_of": _handed(f"{_CONV}.deferred.features:features_of"),
     "histories": _handed(f"{_CONV}.history:histories"),
     "convolution": _handed(f"{_CONV}.convolution", names="MIN_DEFERRED_ELEMENTS"),
     "override": _handed(f"{_CONV}.override", names="inside"),
@@ -89,10 +91,10 @@ OWNERS = {
         ".core.maps.rulebook:Rulebook",
         "_observer _tables _tiles backward cache device n_offsets n_rows order regular rows symmetric trained",
     ),
-    "Rows": _asked(".core.maps.rows:Rows", fields="host device capacity fill likely"),
+    "Rows": _asked(".core.maps.rows:Rows", fields="host device capacity padding_value estimate"),
     "Derived": _handed(".core.maps.views.derived:Derived", "_entries"),
     "Observer": _asked(".core.maps.views.derived:Observer", "on_view"),
-    "Views": _asked(".core.capture.recording:Views", fields="tiled requested"),
+    "Views": _asked(".core.prefetch.recording:Views", fields="tiled requested"),
     "NeighborTable": _asked(".kernels.maps.neighbor_table:NeighborTable", "n_offsets n_rows own"),
     "TileList": _asked(".kernels.maps.tile_list:TileList", "memory n_offsets n_pairs splits"),
     "Part": _handed(f"{_RUNTIME}.parts:Part", names="at"),

@@ -15,7 +15,7 @@ from sparse_bridge import settings
 from sparse_bridge.core.ops import pointwise
 from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 
 pytestmark = pytest.mark.emulated
 
@@ -80,7 +80,7 @@ def kernels(rules, monkeypatch, kernel_lane):
     device = torch.device(kernel_lane.device)
     rules.set(pointwise, DEVICES=(device.type,))
     monkeypatch.setattr(pointwise, "launched", lambda device, kind: kind == torch.float16)
-    rules.hold(layers_wait())
+    rules.hold(layers_deferred())
     return device
 
 

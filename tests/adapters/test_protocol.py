@@ -39,7 +39,8 @@ ATTRIBUTES = {
 }
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 EVERYWHERE = [where for where in FILES if not where.startswith((*OWN, *USERS))]
-READERS = [where for where in EVERYWHERE if where.startswith(("adapters/", "core/capture/", "optimization"))]
+READING = "adapters/", "core/capture/", "core/prefetch/", "optimization"
+READERS = [where for where in EVERYWHERE if where.startswith(READING)]
 ALLOWED = {"adapters/base.py": set(base.ADAPTERS)}
 
 

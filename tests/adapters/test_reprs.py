@@ -13,7 +13,7 @@ from sparse_bridge.adapters import protocol
 from sparse_bridge.core import functional as sparse
 from sparse_bridge.core.geometry.sparse_data import SparseData
 from tests.adapters.spconv import apis
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 
 COORDS = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]], dtype=torch.int32)
 
@@ -46,7 +46,7 @@ def test_torchsparse():
 
 
 def test_a_tensor_that_waits_is_printed_without_being_computed(rules):
-    rules.hold(layers_wait())
+    rules.hold(layers_deferred())
     sparse_bridge.enable("torchsparse")
     layers, torchsparse = (importlib.import_module(n) for n in ("torchsparse.nn", "torchsparse"))
     conv, norm = layers.Conv3d(3, 5, 3).eval(), layers.BatchNorm(5).eval()

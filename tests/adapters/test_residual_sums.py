@@ -13,14 +13,14 @@ from sparse_bridge.core.conv import epilogue
 from tests.adapters.spconv import apis
 from tests.checks import assert_close
 from tests.residual_blocks import minkowski_blocks, spconv_blocks, torchsparse_blocks
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 from tests.test_optimization import APIS, INPUTS, ROWS, settle
 
 
 @pytest.fixture(autouse=True)
 def every_size(rules):
     """Results of any size wait."""
-    rules.hold(layers_wait())
+    rules.hold(layers_deferred())
 
 
 def learn(model, x):

@@ -42,6 +42,7 @@ FLOORS = (
     ("core.traced",),
     ("core.ops",),
     ("core.compile",),
+    ("core.prefetch",),
     ("core.capture",),
     ("core.warmup",),
     ("core.functional",),

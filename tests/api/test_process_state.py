@@ -70,7 +70,7 @@ NUMBERS = """
 """
 FACTS = """
     adapters.flex_gemm.v2.steps._known export.player.library.library
-    core.capture.traces.maps._listeners
+    core.prefetch.traces._listeners
     adapters.spconv.keys._generation adapters.spconv.keys._shared core.compile.inductor._version
     core.conv.kernel_products._gather_gemm
     core.conv.kernel_products._narrow_gemm core.ops.batch_norm.passes
@@ -93,8 +93,8 @@ TOUCHED = {
     "a fork while another thread holds them is what is tested": ("adapters.call_stats._lock adapters.lifecycle._lock"),
     "whether anybody still listens is to be seen nowhere else": "adapters.call_stats._listeners",
     "without a GPU its graphs, random numbers and flags are imitated": (
-        "core.capture.captured_maps._own_random_numbers core.capture.prefetch._target "
-        "core.capture.replay_training._Run core.capture.traces.maps._distinct core.capture.traces.maps._traced "
+        "core.capture.captured_maps._own_random_numbers core.prefetch.prefetch._target "
+        "core.capture.replay_training._Run core.prefetch.traces._distinct core.prefetch.traces._traced "
         "core.capture.graph_regions._provide"
     ),
     "what is said once in a process is to be heard": "settings._told",
@@ -104,7 +104,7 @@ TOUCHED = {
         "native._listeners native._module native._reason native._thread"
     ),
     "graphs that were captured are counted and looked into": (
-        "core.capture.prefetch._newest core.capture.graph_regions._regions"
+        "core.prefetch.prefetch._newest core.capture.graph_regions._regions"
     ),
     "what is compiled ahead is compared with what is launched": (
         "core.conv.kernel_products._listeners core.warmup.compilation._described "

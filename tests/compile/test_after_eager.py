@@ -19,7 +19,7 @@ from tests.checks import assert_close
 from tests.compile.programs import APIS, PROGRAMS, scene
 from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 
 MODES = ("eval", "train", pytest.param("gradients", marks=pytest.mark.slow))
 
@@ -27,7 +27,7 @@ MODES = ("eval", "train", pytest.param("gradients", marks=pytest.mark.slow))
 @pytest.fixture(autouse=True)
 def all_wait(rules, plain_settings):
     """Layers of any size wait for what follows them."""
-    rules.hold(layers_wait())
+    rules.hold(layers_deferred())
 
 
 @pytest.fixture

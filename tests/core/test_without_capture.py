@@ -1,5 +1,5 @@
-"""The engine and its adapters work with `core/capture` deleted: maps are built when asked for. All
-tests but those of that folder run then."""
+"""The engine and its adapters work with `core/capture` deleted, and with `core/prefetch` deleted as well: maps are
+built when asked for. All tests but those of these folders run then."""
 
 from __future__ import annotations
 
@@ -15,17 +15,25 @@ import pytest
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = TESTS.parent / "sparse_bridge"
 
-# What stands before the imports of tests elsewhere that are about `core/capture`, too: they are skipped then.
-SKIPPED = 'pytest.importorskip("sparse_bridge.core.capture")'
+# The folders that may be deleted, each with those before it.
+OPTIONAL = ["capture", "prefetch"]
+
+
+def skipped(folder: str) -> str:
+    """What stands before the imports of tests elsewhere that are about `folder`, too: they are skipped without it."""
+    return f'pytest.importorskip("sparse_bridge.core.{folder}")'
+
 
 PROGRAM = """
 import importlib.util
+import sys
 import torch
 import sparse_bridge
 from sparse_bridge.core import functional
 from sparse_bridge.core.maps import request
 
-assert importlib.util.find_spec("sparse_bridge.core.capture") is None
+gone = sys.argv[1:]
+assert all(importlib.util.find_spec(f"sparse_bridge.core.{folder}") is None for folder in gone)
 torch.manual_seed(0)
 cells = torch.randperm(8 * 8 * 8)[:90]
 coords = torch.stack([cells * 0, cells // 64, cells // 8 % 8, cells % 8], 1).int().contiguous()
@@ -61,21 +69,22 @@ with sparse_bridge.enable("minkowski"):
     up = ME.MinkowskiConvolutionTranspose(8, 4, 2, 2, dimension=3)
     assert up(down(ME.SparseTensor(x, coords))).F.shape == (90, 4)
 
-assert request._provider is request._build
+assert (request._provider is request._build) == ("prefetch" in gone)
 print("whole")
 """
 
 
 @pytest.mark.slow
-def test_the_engine_without_capture(tmp_path):
+@pytest.mark.parametrize("gone", [OPTIONAL[:1], OPTIONAL], ids="-".join)
+def test_the_engine_without(tmp_path, gone):
     shutil.copytree(
         PACKAGE,
         tmp_path / "sparse_bridge",
-        ignore=lambda folder, names: {"__pycache__"} | ({"capture"} if pathlib.Path(folder).name == "core" else set()),
+        ignore=lambda folder, names: {"__pycache__"} | (set(gone) if pathlib.Path(folder).name == "core" else set()),
     )
     assert not (tmp_path / "sparse_bridge" / "core" / "capture").exists()
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, *gone],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -86,11 +95,12 @@ def test_the_engine_without_capture(tmp_path):
     assert done.stdout.split() == ["whole"]
 
 
-def needs_capture(source: str) -> bool:
+def needs(folder: str, source: str) -> bool:
     """Whether a file imports that folder or its tests, in functions too, where it is not skipped."""
+    skips = [skipped(one) for one in OPTIONAL[: OPTIONAL.index(folder) + 1]]
     found = set()
     for statement in ast.parse(source).body:
-        if ast.unparse(statement) == ast.unparse(ast.parse(SKIPPED)):
+        if ast.unparse(statement).replace("'", '"') in skips:
             break
         for node in ast.walk(statement):
             if isinstance(node, ast.Import):
@@ -98,19 +108,28 @@ def needs_capture(source: str) -> bool:
             if isinstance(node, ast.ImportFrom):
                 start = ("core." if node.level else "") + (node.module or "")
                 found |= {f"{start}.{alias.name}" for alias in node.names}
-    return any("core.capture." in f"{name}." for name in found)
+    return any(f"core.{folder}." in f"{name}." for name in found)
 
 
-def test_no_other_test_needs_capture():
-    """With the folder and its tests deleted, whatever is left of the tests can be run as it is."""
+@pytest.mark.parametrize("folder", OPTIONAL)
+def test_no_other_test_needs(folder):
+    """With the folders and their tests deleted, whatever is left of the tests can be run as it is."""
+    gone = OPTIONAL[: OPTIONAL.index(folder) + 1]
     files = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py"))}
-    own = [path for path in files if path.is_relative_to(TESTS / "core" / "capture")]
+    own = [path for path in files if path.is_relative_to(TESTS / "core") and path.relative_to(TESTS).parts[1] in gone]
     others = [path for path in files if path not in own]
     assert len(others) > 300
-    assert not own or sum(needs_capture(files[path]) for path in own) > 15
-    assert [str(path.relative_to(TESTS)) for path in others if needs_capture(files[path])] == []
+    assert not own or sum(needs(folder, files[path]) for path in own) > 10
+    assert [str(path.relative_to(TESTS)) for path in others if needs(folder, files[path])] == []
+
+
+def test_what_needs_a_folder():
     late = "def test():\n    from sparse_bridge.core import capture\n"
-    assert needs_capture(late) and needs_capture("import sparse_bridge.core.capture.graph_key")
-    assert needs_capture("from .capture.apis import scene")
-    assert not needs_capture("from sparse_bridge.core import conv, captured")
-    assert needs_capture(f"{late}{SKIPPED}") and not needs_capture(f"{SKIPPED}\n{late}")
+    assert needs("capture", late) and needs("capture", "import sparse_bridge.core.capture.graph_key")
+    assert needs("capture", "from .capture.apis import scene") and not needs("prefetch", late)
+    assert not needs("capture", "from sparse_bridge.core import conv, captured")
+    early = skipped("capture")
+    assert needs("capture", f"{late}{early}") and not needs("capture", f"{early}\n{late}")
+    later = late.replace("capture", "prefetch")
+    assert needs("prefetch", later) and not needs("prefetch", f"{early}\n{later}")
+    assert needs("capture", f"{skipped('prefetch')}\n{late}")

@@ -117,7 +117,7 @@ def plain() -> Iterator[object]:
 def streamed() -> Iterator[object]:
     """Maps on a GPU that is not there."""
     pytest.importorskip("triton")
-    map_time = pytest.importorskip("tests.core.capture.map_time")
+    map_time = pytest.importorskip("tests.core.prefetch.map_time")
     with contextlib.closing(map_time.networks()) as networks:
         _, net, made = next(networks)
         map_time.streamed(net, made, 3)

@@ -9,7 +9,7 @@ import torch
 
 from sparse_bridge.errors import KernelError
 from sparse_bridge.kernels.maps.radix_order import radix_order
-from sparse_bridge.kernels.maps.row_ends import row_ends
+from sparse_bridge.kernels.maps.row_bounds import row_bounds
 from sparse_bridge.kernels.ops import item_pool as item_pools
 from sparse_bridge.kernels.ops.dense_rows import dense_rows
 from sparse_bridge.kernels.ops.elementwise import elementwise, merged
@@ -139,7 +139,7 @@ def test_where_rows_in_use_end(kernel_lane, target, rows):
         coords[1, 2], coords[2, 1], coords[3, 0], coords[4, 0] = 64, -65, 4, -1
     own = coords.to(kernel_lane.device)
     last = torch.tensor([rows - 1], dtype=torch.int32, device=own.device)
-    low, high = row_ends(own, last, target, items=4, far=64).cpu()
+    low, high = row_bounds(own, last, target, items=4, far=64).cpu()
     near = coords[:rows]
     near = near[((near[:, 1:] >= -64) & (near[:, 1:] < 64)).all(1) & (near[:, 0] >= 0) & (near[:, 0] < 4)]
     if len(near):
@@ -147,7 +147,7 @@ def test_where_rows_in_use_end(kernel_lane, target, rows):
     else:
         assert (high < low).all()
     if rows:
-        low, high = row_ends(own, last, target).cpu()
+        low, high = row_bounds(own, last, target).cpu()
         assert torch.equal(low[1:], coords[:rows, 1:].amin(0)) and torch.equal(high[1:], coords[:rows, 1:].amax(0))
 
 

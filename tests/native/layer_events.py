@@ -206,7 +206,7 @@ def other_streams(world: World) -> None:
 
 @event
 def tensors_are_of_a_gpu(world: World) -> None:
-    """What waits belongs to the stream that was the current one at the call."""
+    """A deferred layer belongs to the stream that was the current one at the call."""
     current = [3]
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", True, create=True))

@@ -18,8 +18,8 @@ from sparse_bridge.core.conv import (
     convolution,
     layers,  # noqa: F401 - which hands the helper what it reads
 )
+from sparse_bridge.core.conv.deferred.conv import DeferredConv
 from sparse_bridge.core.conv.history import histories
-from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.native import calls as native_calls
 from tests import walk_apis
@@ -239,15 +239,15 @@ def remembered(net: torch.nn.Module) -> list[Any]:
     return found
 
 
-def state_of(pending: PendingConv) -> list[Any]:
-    """What a pending convolution and the call of its layer have come to."""
-    call = pending.call
-    there = [one is not None for one in (pending.result, pending.fallback, call.launched)]
+def state_of(conv: DeferredConv) -> list[Any]:
+    """What a deferred convolution and the call of its layer have come to."""
+    call = conv.call
+    there = [one is not None for one in (conv.result, conv.fallback, call.launched)]
     between = getattr(call, "between", None)
     return [
-        pending.steps,
-        pending._used,
-        pending._version,
+        conv.steps,
+        conv._used,
+        conv._version,
         *there,
         call.target,
         call.shape,
@@ -255,14 +255,14 @@ def state_of(pending: PendingConv) -> list[Any]:
         call.stream,
         call.fused is not None,
         None if between is None else between[1:3],
-        pending.epilogue[1:3],
-        [one is None for one in pending.epilogue],
+        conv.epilogue[1:3],
+        [one is None for one in conv.epilogue],
     ]
 
 
 @contextlib.contextmanager
 def anew() -> Iterator[None]:
-    """A process that knows nothing, on a GPU that is not there, where every layer waits."""
+    """A process that knows nothing, on a GPU that is not there, where every layer is deferred."""
     state.reset()
     with settings.override(), mock.patch.object(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0]):
         yield

@@ -310,7 +310,7 @@ def test_many_threads_ask_at_once(anew, library):
     assert len(found) == 8 and found[0] is not None and len(set(map(id, found))) == 1
 
 
-MODULES = ["fused_plan", "layers", "waiting", "pending", "kernel_products"]
+MODULES = ["fused_plan", "layers", "deferred", "deferred.conv", "kernel_products"]
 
 
 @pytest.mark.slow

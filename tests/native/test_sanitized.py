@@ -18,11 +18,11 @@ SUITES = {
     "launcher": ["test_launcher.py"],
     "events": ["test_events.py"],
     "memory": ["test_memory.py"],
-    "streams": ["../core/capture/test_native_streams.py"],
+    "streams": ["../core/prefetch/test_native_streams.py"],
     "maps": ["test_unordered.py"],
     "training": ["test_training.py"],
     "twins": ["test_twins.py", "test_rare_paths.py"],
-    "programs": ["test_host_program.py", "../core/capture/test_launch_trace.py"],
+    "programs": ["test_host_program.py", "../core/prefetch/test_launch_trace.py"],
 }
 
 

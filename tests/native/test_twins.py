@@ -16,10 +16,10 @@ pytest.importorskip("triton")
 
 import sparse_bridge
 from sparse_bridge.core.conv.convolution import convolve_layer
+from sparse_bridge.core.conv.deferred.conv import DeferredConv
+from sparse_bridge.core.conv.deferred.features import features_of
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
-from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.conv.plan import ConvForm
-from sparse_bridge.core.conv.waiting.tensors import features_of
 from sparse_bridge.kernels.ops.batch_norm import unread
 from sparse_bridge.native import build
 from sparse_bridge.native import calls as native_calls
@@ -107,7 +107,7 @@ class Calls:
         for step in "" if whole else steps:
             if draw.random() < 0.03:
                 draw.choice([self.weights[at], norm.mean, x]).add_(0)
-            if type(y) is not PendingConv:
+            if type(y) is not DeferredConv:
                 break
             if draw.random() < 0.3:
                 self.recorder.tell(lambda y=y: features_of(y))

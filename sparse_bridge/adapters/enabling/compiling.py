@@ -25,7 +25,7 @@ from ..base import Patch
 from ..patching import PatchSet
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_EAGER = tuple(f"{_ROOT / part}" for part in ("adapters/", "core/capture/", "core/conv/override.py"))
+_EAGER = tuple(f"{_ROOT / part}" for part in ("adapters/", "core/capture/", "core/prefetch/", "core/conv/override.py"))
 _TRACED = f"{_ROOT / 'adapters/torchsparse/sequence.py'}"  # stands in every nn.Sequential
 _CALLS = ("CALL", "BINARY", "INPLACE", "STORE")  # instructions at which graphs can break
 _WHY = "sparse layers run between graphs; compile with fullgraph=True to trace them (docs/compile.md)"

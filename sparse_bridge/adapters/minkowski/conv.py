@@ -36,7 +36,7 @@ def convolve(
 ) -> Any:
     """y[u] = sum of x[u + o * tensor stride] @ kernel[o] over a kernel map.
 
-    owner: the layer, where what it returns may wait (`core.conv.pending`).
+    owner: the layer, where what it returns may be deferred (`core.conv.deferred.conv`).
     features: [N, C_in].  kernel: [V, C_in, C_out] or [C_in, C_out].  bias: [1, C_out] or None.
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.conv.pending import PendingConv
+from ...core.conv.deferred.conv import DeferredConv
 from ...core.ops.spread import spread
 from ...core.traced import between_graphs
 from .. import fusion, inference
@@ -18,7 +18,7 @@ from .pool import pool_items
 def batch_norm(norm: nn.BatchNorm1d, x: Any) -> inference.Features:
     """What `norm` in eval mode makes of the features of x. No rows leave its statistics as they are
     in training, too."""
-    if type(x._late) is PendingConv:
+    if type(x._late) is DeferredConv:
         return inference.normed(norm, norm, x)
     rows: torch.Tensor = x._F
     if rows.shape[0] == 0:  # torch refuses to train on fewer than two rows

@@ -15,11 +15,11 @@ import torch
 
 from ...core.conv import convolution as core
 from ...core.conv import epilogue as ends
+from ...core.conv.deferred import features_of
 from ...core.conv.epilogue import Epilogue, activated
 from ...core.conv.history import histories
 from ...core.conv.layers import convolve_layer, known_call
 from ...core.conv.plan import ConvForm
-from ...core.conv.waiting import features_of
 from ...core.device import trace
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.rows import rows_of
@@ -164,7 +164,7 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     kmap = getattr(record, "_map", None)
     if type(kmap) is not KernelMap or x.indices.device != features.device or not keys.fits(layer, x, record, features):
         return None
-    indices, shape, kmap = _ends(layer, record, kmap)
+    indices, shape, kmap = _out_side(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _sums(layer, features))
     result = known_call(layer, features, weight, kmap, epilogue, form)
     if result is None:
@@ -212,7 +212,7 @@ def _product(
     else:
         built_map = getattr(record, "_map", None)  # the framework's own records have none
         kmap = built_map if type(built_map) is KernelMap else kernel_map_of(record)
-        indices, shape, kmap = _ends(layer, record, kmap)
+        indices, shape, kmap = _out_side(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _sums(layer, features))
     if torch.is_grad_enabled():
         y = _trained(layer, features, weight, kmap, epilogue, form)
@@ -230,7 +230,7 @@ def _trained(
     return profiled(layer, _convolve(features, weight, epilogue, kmap, form))
 
 
-def _ends(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, KernelMap]:
+def _out_side(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, KernelMap]:
     """(indices and grid of the output, the map as the layer reads it) of a map that is there."""
     if layer.inverse:
         return record.indices, record.spatial_shape, kmap.transposed()
@@ -309,7 +309,7 @@ _PARTS = form_of, note, vars(keys), sys.modules, torch.float16, _trained, check_
 def record_voxels(layer: Any, y: torch.Tensor) -> None:
     """Remember the most rows that a layer made, where it was built to."""
     if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
-        n_rows = rows_of(y).number("Recording the number of voxels")
+        n_rows = rows_of(y).require_host_count("Recording the number of voxels")
         layer.max_num_voxels_during_training.clamp_(min=n_rows)
 
 

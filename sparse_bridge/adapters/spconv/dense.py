@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
 from ...core.maps.rows import rows_of

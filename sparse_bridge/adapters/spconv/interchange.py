@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from ...core.geometry.sparse_data import SparseData
 from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
 from .tensors import shape_of

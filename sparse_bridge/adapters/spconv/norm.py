@@ -10,8 +10,8 @@ from torch import nn
 from torch.fx import Proxy
 
 from ... import hooks
+from ...core.conv.deferred import ProfiledFeatures
 from ...core.conv.epilogue import Epilogue
-from ...core.conv.waiting import ProfiledFeatures
 from .. import fusion
 from ..steps import Steps
 from ..training_norms import left_out

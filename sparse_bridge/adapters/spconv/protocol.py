@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import settings
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...refusals import Refusal, Why

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from ...core.ops.union import union_rows
 from ...core.traced import between_graphs
 from ...errors import ContractError

@@ -8,7 +8,7 @@ import torch
 
 from ...core.arguments import expect_tensors, refuse_arrays
 from ...core.conv.convolution import autocast_dtype
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
 from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError, tensor_expected
 

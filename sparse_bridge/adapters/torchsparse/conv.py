@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ...core.conv.convolution import autocast_dtype
+from ...core.conv.deferred.conv import DeferredConv
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.layers import convolve_layer
-from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.device.selection import as_on_gpu
@@ -87,7 +87,7 @@ def convolve(
     level = spec.levels.get(x.stride) if type(x.stride) is tuple else None
     stride, key = spec.level(x.stride) if level is None else level
     end = Epilogue(bias) if layers is None else layers.epilogue(bias)
-    y: torch.Tensor | PendingConv
+    y: torch.Tensor | DeferredConv
     if spec.pointwise:
         layer_type, y, out_range = "Conv3d 1x1x1", _pointwise(feats, weight, bias, spec), range_of(x)
     elif spec.generative:
@@ -144,7 +144,7 @@ def _traced(
 
 def _pointwise(
     feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec
-) -> torch.Tensor | PendingConv:
+) -> torch.Tensor | DeferredConv:
     """One matrix product over all rows; no map."""
     owner = weight
     feats, weight = _same_dtype(feats, weight, spec.release)
@@ -191,7 +191,7 @@ def _checked(feats: torch.Tensor, weight: torch.Tensor, release: Profile) -> tup
 
 def _multiply(
     feats: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap, release: Profile
-) -> torch.Tensor | PendingConv:
+) -> torch.Tensor | DeferredConv:
     owner = weight
     feats, weight = _checked(feats, weight, release)
     tf32 = allow_tf32(release, feats.device)

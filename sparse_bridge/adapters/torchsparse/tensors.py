@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ...core.arguments import expect_tensors
-from ...core.conv.pending import PendingConv
-from ...core.conv.waiting import features_of, materialize
+from ...core.conv.deferred import features_of, materialize
+from ...core.conv.deferred.conv import DeferredConv
 from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError
 from .profile import Profile
 from .spec import Triple
@@ -47,7 +47,7 @@ def caches_of(x: Any) -> Any:
 
 def make_like(
     x: Any,
-    feats: torch.Tensor | PendingConv,
+    feats: torch.Tensor | DeferredConv,
     coords: torch.Tensor,
     stride: Triple,
     spatial_range: tuple[int, ...] | None = None,
@@ -57,7 +57,7 @@ def make_like(
     if own is not None:  # the stand-in's: nothing to convert
         return own._of_parts(feats, coords, stride, spatial_range, x._caches)
     tensor_class = _tensor_class(x.__class__)
-    if type(feats) is PendingConv:
+    if type(feats) is DeferredConv:
         feats = features_of(feats)
     out = tensor_class(feats, coords, stride)
     if hasattr(out, "spatial_range"):
@@ -79,7 +79,7 @@ def alone(x: Any, feats: torch.Tensor, coords: torch.Tensor) -> Any:
     return out
 
 
-def with_feats(x: Any, feats: torch.Tensor | PendingConv) -> Any:
+def with_feats(x: Any, feats: torch.Tensor | DeferredConv) -> Any:
     """A tensor with other features [N, C]; everything else is x's."""
     own = getattr(x.__class__, "_own", None)
     if own is not None:  # the stand-in's
@@ -97,7 +97,7 @@ def fapply(input: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
 def output_of(
     x: Any,
     profile: Profile,
-    feats: torch.Tensor | PendingConv,
+    feats: torch.Tensor | DeferredConv,
     coords: torch.Tensor,
     stride: Triple,
     spatial_range: tuple[int, ...] | None,

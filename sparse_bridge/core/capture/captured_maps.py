@@ -18,13 +18,11 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.pair_groups import list_pairs
 from ..maps.pair_lists import DevicePairs
 from ..maps.rows import Rows
-from .batched_builder import BatchedBuilder
+from ..prefetch.level_layouts import LevelLayouts
+from ..prefetch.recording import PAIRS, Recording, Step, boxes_of
 from .graph_capture import GraphMemory, KeepAlive, captured
-from .level_layouts import LevelLayouts
 from .padded import PaddedInput
-from .recording import PAIRS, Recording, Step, boxes_of
-
-_SLACK = 1.25  # capacity of the levels over the estimate
+from .padded_builder import PaddedBuilder
 
 
 class Streams:
@@ -126,10 +124,10 @@ class CapturedMaps:
         self.event, self._stream = torch.cuda.Event(), Streams(device)
         self._keep_alive = KeepAlive(self.host, self.inputs.host, self.event)
 
-    def _laid_out(self) -> BatchedBuilder:
+    def _laid_out(self) -> PaddedBuilder:
         """A builder that has queued the coordinates of all levels. Raises Refusal."""
         builder = builder_over(self.padded_input, self.box, self.target, self.steps, self.inputs)
-        if not builder.lay_out(self.padded_input):
+        if not builder.lay_out():
             raise Refusal(Why.GRAPH_NO_SIZES)
         return builder
 
@@ -148,9 +146,9 @@ class CapturedMaps:
     def _maps(self) -> tuple[list[Any], dict[int, DevicePairs]]:
         builder, padded_input = self._builder, self.padded_input
         sides, views = builder.queued(), builder.last.views
-        answers = builder.assembled(sides, padded_input.capacities, builder.coords(), padded_input)
+        built = builder.assembled(sides, padded_input.capacities, builder.coords())
         requesting = [index for index in range(len(self.steps)) if PAIRS in views[index].requested]
-        rulebooks = {index: answers[self.steps[index]].kmap.rulebook for index in requesting}
+        rulebooks = {index: built[self.steps[index]].kmap.rulebook for index in requesting}
         return sides, list_pairs(rulebooks, self.target)
 
     def serves(self, box: Box) -> bool:
@@ -207,11 +205,11 @@ def builder_over(
     target: targets.Target,
     steps: tuple[Step, ...],
     where: LevelLayouts | None = None,
-) -> BatchedBuilder:
+) -> PaddedBuilder:
     """The builder of a padded input."""
     root = CoordinateMap(padded_input.coords, box, Rows(None, padded_input.count, padded_input.coords.shape[0]))
     root.adopt()
-    return BatchedBuilder(root, target, steps, padded_input.recording, _SLACK, where)
+    return PaddedBuilder(padded_input, root, target, steps, where)
 
 
 def pad_input(coords: torch.Tensor, capacity: int, recording: Recording) -> PaddedInput:

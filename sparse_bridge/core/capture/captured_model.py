@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from ...refusals import Refusal, Why
-from ..conv.waiting import materialize
+from ..conv.deferred import materialize
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
+from ..prefetch.recording import boxes_of
 from . import padded
-from .batched_builder import boxes_of
 from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .calls.output_spec import MISSING, Lookup, OutputSpec, StructureCheck, has_numbers, map_structure
@@ -141,7 +141,7 @@ class Captured:
         return columns
 
     def _launched(self, spec: OutputSpec) -> OutputSpec:
-        """The same without convolutions that wait to be launched, and with coordinates computed: a
+        """The same without deferred convolutions, and with coordinates computed: a
         framework may compute them when they are first read, which no graph would repeat."""
 
         def inside(y: Any) -> Any:

@@ -19,7 +19,7 @@ import torch
 from ... import policy
 from ...kernels.runtime.uploads import uploaded, uploads_later
 from ...refusals import Refusal, Why
-from ..conv import pending
+from ..conv.deferred import conv as deferred_conv
 from ..device.stream_order import capture_stream, waiting
 
 _local = threading.local()
@@ -205,9 +205,9 @@ class GraphMemory:
     def captured(self, capture: Callable[[Any], Any]) -> Any:
         """The graph that `capture` makes in the pool that it is given. Where the capture learnt what
         follows layers, it is made again: a graph must not launch them twice."""
-        tries = pending.tries
+        tries = deferred_conv.tries
         graph = capture(self.pool)
-        if pending.tries > tries:
+        if deferred_conv.tries > tries:
             del graph  # before the next one wants memory
             graph = capture(self.pool)
         return graph

@@ -17,7 +17,8 @@ from ... import policy
 from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
-from . import graph_key, prefetch
+from ..prefetch import prefetch
+from . import graph_key
 from .calls.call_kind import CallKind
 from .captured_maps import CapturedMaps, pad_input
 from .graph_capture import GraphMemory
@@ -42,7 +43,7 @@ def maps_like(
     rows = maps.rows(n_rows)
     if rows is None:
         return None
-    padded_input.likely = rows
+    padded_input.estimates = rows
     return maps, rows
 
 

@@ -31,7 +31,8 @@ from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
-from . import padded, prefetch
+from ..prefetch import prefetch
+from . import padded
 from .calls import announced_inputs
 from .calls.call import Call, call_of, other_inputs, read_constants
 from .calls.frames import constants_alive

@@ -21,6 +21,7 @@ from torch import nn
 from ... import hooks, policy, settings
 from ...refusals import Refusal, Why
 from ..geometry.boxes import Box
+from ..prefetch.traces import untraced
 from .calls import announced_inputs
 from .calls.call import Call, call_of
 from .calls.call_kind import CallKind
@@ -34,7 +35,6 @@ from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch
 from .padded import PaddedInput
 from .reasons import Reasons
-from .traces.maps import untraced
 
 
 class ReplayResult(NamedTuple):

@@ -1,7 +1,7 @@
 """Padded inputs: how many rows there are stands on the device alone.
 
 A captured graph of launches repeats addresses and sizes, but inputs differ in rows. So an input
-lies in memory for more rows than it has, all its maps are built by a `BatchedBuilder` that leaves
+lies in memory for more rows than it has, all its maps are built by a `PaddedBuilder`, which leaves
 them that large, and kernels read the number of rows of every level from the device. What lies
 behind the last row is never gathered by a convolution; NaN there shows whatever else mixes rows.
 Training asks for more: sums over rows are right where what lies behind is finite in features and
@@ -22,12 +22,13 @@ from ...kernels.runtime.parts import octave_step
 from ...refusals import Refusal, Why
 from ..maps import rows as row_scopes
 from ..maps.rows import Rows
+from ..prefetch.batched_builder import level_rows
 
 if TYPE_CHECKING:
     from ..maps.pair_lists import DevicePairs
-    from .recording import Recording
+    from ..prefetch.recording import Recording
 
-__all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "level_rows", "named", "using"]
+__all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "named", "using"]
 
 
 def named(value: Any) -> str:
@@ -43,21 +44,21 @@ _LEAST = 2048
 @dataclasses.dataclass(eq=False)
 class PaddedInput:
     """coords: int32 [capacity, 1 + D], zeros behind the last row.  count: int32 [1], one less than
-    the rows there are.  recording: the requests over inputs of this grid.  fill: what layers leave behind
-    the last row of a result; None: anything.
+    the rows there are.  recording: the requests over inputs of this grid.  padding_value: what layers
+    leave behind the last row of a result; None: anything.
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
     level like `count`; counters and flags, to be read and `validated`.  prepared: the maps: sides
     of every step and coordinates by level; pairs: the pair lists that are among them, by step.
     grids: batch sizes of the dense grids that were made.
-    likely: rows of every level, about, once an input has been looked at.
+    estimates: of the rows of every level, once an input has been looked at.
     items: batch items, where every input has so many.
     """
 
     coords: torch.Tensor
     count: torch.Tensor
     recording: Recording
-    fill: float | None = None
+    padding_value: float | None = None
     capacities: dict[int, int] = dataclasses.field(default_factory=dict)
     counts: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     counters: torch.Tensor | None = None
@@ -66,13 +67,13 @@ class PaddedInput:
     prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
     pairs: dict[int, DevicePairs] = dataclasses.field(default_factory=dict)
     grids: set[int] = dataclasses.field(default_factory=set)
-    likely: dict[int, int] = dataclasses.field(default_factory=dict)
+    estimates: dict[int, int] = dataclasses.field(default_factory=dict)
     items: int | None = None
 
     def rows(self, level: int) -> Rows:
         """The rows of a level, once the maps are built."""
-        likely = self.likely.get(level, 0)
-        return Rows(None, self.counts[level], self.capacities[level], self.fill, likely)
+        estimate = self.estimates.get(level, 0)
+        return Rows(None, self.counts[level], self.capacities[level], self.padding_value, estimate)
 
     def tensors(self) -> list[torch.Tensor]:
         """What the maps consist of, once they are built, and numbers that kernels read."""
@@ -109,24 +110,6 @@ class PaddedInput:
         deeper = {level: capacity for level, capacity in self.capacities.items() if level}
         rows = level_rows(counters, self.lengths, deeper)
         return None if rows is None else {0: n_rows, **rows}
-
-
-def level_rows(counters: Sequence[int], lengths: Sequence[int], capacities: dict[int, int]) -> dict[int, int] | None:
-    """Rows of new levels, by level, from the flags and counters of their tables, which lie one
-    after another; None where one has more than there is capacity for.
-
-    lengths: of the flags and counters of each.
-    """
-    from ...kernels.maps.hash_table import FLAGS
-
-    rows, at = {}, 0
-    for (level, capacity), length in zip(capacities.items(), lengths, strict=True):
-        _, _, overflow, last = counters[at : at + FLAGS]
-        at += length
-        if overflow > 0 or last + 1 > capacity:
-            return None
-        rows[level] = last + 1
-    return rows
 
 
 _local = threading.local()

@@ -164,7 +164,7 @@ class Replayer(GraphedModule):
 
             weights = [*self.model.parameters(), *self.model.buffers()]
             if kind.trial is None:
-                padded_input.fill = float("nan")
+                padded_input.padding_value = float("nan")
                 reads = ForeignReads([features, *padded_input.tensors(), *weights])
                 captured_model = work([reads])
                 if self.needs_more_guards(padded_input, n_reads):
@@ -172,7 +172,7 @@ class Replayer(GraphedModule):
                 values = [captured_model.of(call, rows, root)(value) for value in captured_model.spec.values()]
                 captured_model.compare(call, out, values)
                 del captured_model, values
-                padded_input.fill = None
+                padded_input.padding_value = None
                 kind.trial = reads.alters
             alters = kind.trial
             return memory.captured(lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters))

@@ -145,7 +145,7 @@ class TrainingReplayer(GraphedModule):
                     captured_model.assert_same_structure(call, out, values)
                     del captured_model, values
                     kind.trial = copy.gradient_mask, copy.fill
-                copy.gradient_mask, maps.padded_input.fill = kind.trial
+                copy.gradient_mask, maps.padded_input.padding_value = kind.trial
                 return memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
         finally:
             self.capturing = False

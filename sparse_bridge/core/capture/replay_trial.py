@@ -123,7 +123,7 @@ class PaddedModel:
         own = self.buffers
         try:
             self._begin(own)
-            padded_input.fill = _TRIAL_FILL
+            padded_input.padding_value = _TRIAL_FILL
             self.check_reads(padded_input)
             self.buffers = own
             reference = self.reference()
@@ -141,7 +141,7 @@ class PaddedModel:
     ) -> Captured:
         """The model over the padded input with `fill` behind the rows of its layers' results. Raises Refusal unless
         it computes the same."""
-        own, padded_input.fill = self.buffers, fill
+        own, padded_input.padding_value = self.buffers, fill
         self._begin(own)
         try:
             features = self.padded_features(padded_input)

@@ -1,6 +1,6 @@
 """Inference in Inductor's graphs: norm, sum and activation behind a convolution become part of it.
 
-Eager layers do that at run time (`core.conv.pending`). In a graph it is known beforehand what
+Eager layers do that at run time (`core.conv.deferred.conv`). In a graph it is known beforehand what
 follows, and that nobody else reads what lies between. Inductor calls `fuse` with the graph of what
 a program called, before it takes norms apart.
 """

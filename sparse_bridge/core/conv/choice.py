@@ -45,7 +45,7 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
     with large kernels, whatever else is made of the map.
     Twin in C: `flow_over`.
     """
-    n_rows = rulebook.rows[side].about
+    n_rows = rulebook.rows[side].estimate_or_capacity
     if rulebook.trained:
         return "masked"
     if not is_stem(product) and (rulebook.symmetric or rulebook.tiled(side)):

@@ -28,7 +28,7 @@ _modes = torch._C._len_torch_dispatch_stack
 Operator = Callable[[torch.Tensor, torch.Tensor, KernelMap, Epilogue, ConvForm], torch.Tensor]
 as_operator: Operator | None = None  # once `sparse_bridge.compile` has registered operators
 # What serves a layer of which it may be known what follows, once `layers` is imported.
-waiting: Callable[..., Any] | None = None
+convolve_deferred: Callable[..., Any] | None = None
 # Values of a layer's result, on a CPU and on a GPU, from which on it pays to defer it. On a GPU it
 # always does: a U-Net over 15k to 88k voxels takes an H200 3.3 ms instead of 3.8, and its host 0
 # to 10 % less.
@@ -189,15 +189,15 @@ def transformed() -> bool:
 def convolve_layer(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> Any:
-    """`convolve`, or a `pending.PendingConv`, for callers whose results can wait; to be had from `layers`, which
-    knows what followed.
+    """`convolve`, or a `deferred.conv.DeferredConv`, for callers whose convolutions can be deferred; to be had from
+    `layers`, which knows what followed.
 
     owner: the layer, or its weight, whose earlier results tell what follows.
     Returns a tensor [N_out, C_out] in the dtype of `convolve`, or what stands for it.
     Raises: what `conv` does, at the call or when the result is read.
     """
     if (
-        waiting is None
+        convolve_deferred is None
         or torch.is_grad_enabled()
         or torch.is_inference_mode_enabled()  # where nobody counts changes
         or (
@@ -208,7 +208,7 @@ def convolve_layer(
         )
     ):
         return convolve(x, weight, kmap, epilogue, form)
-    return waiting(owner, x, weight, kmap, epilogue, form)
+    return convolve_deferred(owner, x, weight, kmap, epilogue, form)
 
 
 def _convolve(

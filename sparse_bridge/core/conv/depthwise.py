@@ -29,7 +29,7 @@ def _gather(kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, target: Targ
         table, reverse = kmap.rulebook.table(kmap.side)
         y = x.new_empty((n_out, x.shape[1]))
         channelwise_gather(x.contiguous(), weight, table.nbr, y, reverse, target)
-        return kmap.rulebook.rows[kmap.side].marked(y)
+        return kmap.rulebook.rows[kmap.side].fill_padding(y)
     work = _accumulator(x)
     y, wide, weights = x.new_zeros((n_out, x.shape[1]), dtype=work), x.to(work), weight.to(work)
     for v in range(kmap.n_offsets):

@@ -100,7 +100,7 @@ class FusedPlan:
 def fused_plan(
     plan: ConvPlan, operands: tuple[torch.Tensor, torch.Tensor], form: ConvForm, epilogue: Epilogue, steps: str
 ) -> FusedPlan | None:
-    """For the next call of a layer; None where it is to wait for all that follows. operands: (x [N_in, C_in],
+    """For the next call of a layer; None where it is to be deferred to all that follows. operands: (x [N_in, C_in],
     weight) of one float dtype, as they are multiplied."""
     if TENSOR_GUARDS is None or not plan.lasts:
         return None

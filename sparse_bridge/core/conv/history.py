@@ -46,7 +46,7 @@ class History:
         self.norm_calls = policy.Attempts(policy.NORM_CALLS)
 
     def begin(self, included: str) -> str:
-        """The steps that the next result waits for; "" where the call is to find out which follow.
+        """The steps that the next call is deferred to; "" where the call is to find out which follow.
 
         included: the steps that the call itself computes."""
         expected, self.seen = self.seen[: self.most], included
@@ -67,7 +67,7 @@ class History:
         self.plan = None if self.launches.over else plan
 
 
-DISABLED = History()  # of layers that are not to wait
+DISABLED = History()  # of layers that are not deferred
 DISABLED.disabled = True
 
 histories: dict[int, tuple[weakref.ref[Any], History]] = {}
@@ -99,8 +99,8 @@ def reset() -> None:
 class LayerCall:
     """The data that all steps behind one call of a layer share.
 
-    target: letters of the steps that the launch waits for.  fused: the plan by which it is launched before the last
-    step has come; None otherwise.  With a plan, between: bias and norm; changes: version counters of the norm's
+    target: letters of the steps that the launch is deferred to.  fused: the plan by which it is launched before the
+    last step has come; None otherwise.  With a plan, between: bias and norm; changes: version counters of the norm's
     vectors at the call; launched: the result behind all steps.
     """
 
@@ -235,9 +235,9 @@ def watched() -> bool:
     )
 
 
-def may_wait(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue) -> bool:
+def may_defer(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue) -> bool:
     """Whether a later launch computes the same, as far as this can be told now. x: [N_in, C_in]; x and the weight
-    are of any dtype. Subclasses of tensors and inference tensors may not wait."""
+    are of any dtype. Those of subclasses of tensors and of inference tensors may not be deferred."""
     return not (
         type(x) is not torch.Tensor
         or type(weight) not in PLAIN
@@ -246,6 +246,6 @@ def may_wait(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: E
         or (epilogue[0] is not None and epilogue[0].is_inference())
         or kmap.x_fold is not None
         or kmap.y_fold is not None
-        or override.wait_for_nothing()
+        or override.launches_at_once()
         or watched()
     )

@@ -267,7 +267,7 @@ class GatherProduct:
         else:
             y = rows.empty(self._columns, x)
         result: torch.Tensor = launch(x, weight, vectors, y)
-        return result if rows.fill is None else rows.marked(result)
+        return result if rows.padding_value is None else rows.fill_padding(result)
 
     def _bind(self, rulebook: Rulebook, side: int, inputs: Inputs) -> Launch:
         """Twin in C: `spec_key`, `bound_over`."""
@@ -276,9 +276,9 @@ class GatherProduct:
         flow = self.flow.serving(rulebook, side, self.product)
         table, reverse = flow.view(rulebook, side, self.product.target)
         # Most of a captured map's capacity may be empty, in deep levels.
-        likely = rulebook.rows[1 - side].about
-        work = flow.work(table, rulebook.rows[side].about)
-        key = (flow.name, reverse, octaves(self.product.target, work, likely))
+        n_read = rulebook.rows[1 - side].estimate_or_capacity
+        work = flow.work(table, rulebook.rows[side].estimate_or_capacity)
+        key = (flow.name, reverse, octaves(self.product.target, work, n_read))
         spec = self._specs.get(key)
         if spec is None:
             if not self._specs and self.fused:
@@ -291,7 +291,7 @@ class GatherProduct:
                 lambda: inputs[0].new_empty((n_rows, self._columns)),
                 table,
             )
-            tile = flow.tile(product, work, likely, trial)
+            tile = flow.tile(product, work, n_read, trial)
             tile_key = (flow.name, reverse, tile)  # sizes that take the same tile share it
             spec = self._specs.get(tile_key)
             if spec is None:
@@ -301,7 +301,7 @@ class GatherProduct:
         if self.native is None:
             self.native = native_calls.known_product(self, self._columns)
         launch = flow.launch(spec, table, n_rows, n_in)
-        launch.blank = rulebook.rows[side].fill is not None
+        launch.blank = rulebook.rows[side].padding_value is not None
         if (count := rulebook.rows[side].device) is not None:
             launch.count_rows(count)
         return launch

@@ -1,8 +1,8 @@
 """Convolutions of layers, which know what followed their earlier results.
 
 A layer is launched at its call with all that followed it last time, if its operands are such that
-nothing has to be decided again (`fused_plan`); else its result waits for what follows (`pending`),
-or is computed at once.
+nothing has to be decided again (`fused_plan`); else it is deferred (`deferred`), or is computed
+at once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..device.torch_compat import allows_fp16_sums, eagerly
 from ..maps.kernel_map import KernelMap
 from . import convolution, override
 from .convolution import convolve_layer
+from .deferred.conv import DeferredConv
 from .epilogue import STEP_NORM, Epilogue
 from .fused_plan import fused_plan, same
-from .history import DISABLED, LayerCall, changes_of, histories, history_of, may_wait
-from .pending import PendingConv
+from .history import DISABLED, LayerCall, changes_of, histories, history_of, may_defer
 from .plan import ConvForm, find, run
 
 __all__ = ["convolve_layer", "known_call"]
@@ -52,7 +52,7 @@ def reset() -> None:
 @eagerly
 def _convolve(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
-) -> torch.Tensor | PendingConv:
+) -> torch.Tensor | DeferredConv:
     """`convolve_layer` without gradients and outside of inference mode."""
     y = known_call(owner, x, weight, kmap, epilogue, form)
     if y is not None:
@@ -71,7 +71,7 @@ def _convolve(
 @eagerly
 def known_call(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
-) -> torch.Tensor | PendingConv | None:
+) -> torch.Tensor | DeferredConv | None:
     """A call without gradients and outside of inference mode, where the layer's last calls tell all that is to be
     decided; None where they do not. Result: [N_out, C_out], fp16 / bf16 / fp32 / fp64 as of `convolve`, or what
     stands for it.
@@ -140,7 +140,7 @@ def known_call(
     count = x._version + weight._version
     if bias is not None:
         count += bias._version
-    return PendingConv(call, epilogue, included, count if norm is None else count + changes)
+    return DeferredConv(call, epilogue, included, count if norm is None else count + changes)
 
 
 def _with_full_epilogue(
@@ -152,7 +152,7 @@ def _with_full_epilogue(
     if (
         not _on
         or epilogue[4] is not None
-        or not may_wait(x, weight, kmap, epilogue)
+        or not may_defer(x, weight, kmap, epilogue)
         or (history := history_of(owner)).plans.over
     ):
         return convolution.convolve(x, weight, kmap, epilogue, form)
@@ -165,7 +165,7 @@ def _with_full_epilogue(
 
 def _begin_deferred(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
-) -> torch.Tensor | PendingConv:
+) -> torch.Tensor | DeferredConv:
     """A call without an activation whose result is large enough to be deferred."""
     if _generation != settings.generation:
         _renew()
@@ -173,18 +173,18 @@ def _begin_deferred(
     included, residual = "" if epilogue[3] is None else STEP_NORM, epilogue[4]
     if history.disabled or residual is not None:
         return convolution.convolve(x, weight, kmap, epilogue, form)
-    if not may_wait(x, weight, kmap, epilogue):  # what is known of earlier calls stays known
+    if not may_defer(x, weight, kmap, epilogue):  # what is known of earlier calls stays known
         return convolution.convolve(x, weight, kmap, epilogue, form)
     target = history.begin(included)
     x, weight = convolution.autocast_operands(x, weight)
     plan = find(x, weight, kmap, epilogue, form)  # whose errors belong here
     shape = kmap.rulebook.n_rows[kmap.flipped], plan.columns_out
     call = LayerCall((x, weight, kmap, form), shape, history, target)
-    pending = PendingConv(call, epilogue, included, changes_of(x, weight, epilogue))
+    deferred = DeferredConv(call, epilogue, included, changes_of(x, weight, epilogue))
     if not target:
-        pending.keep_result(convolution.convolve(x, weight, kmap, epilogue, form))
-    return pending
+        deferred.keep_result(convolution.convolve(x, weight, kmap, epilogue, form))
+    return deferred
 
 
-convolution.waiting = _convolve
+convolution.convolve_deferred = _convolve
 native.when_ready(native_calls.use)  # at the end of the file that imports most of what the helper reads

@@ -84,7 +84,7 @@ def entered(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """In this block convolutions of this thread wait for nothing that may follow."""
+    """In this block no convolution of this thread is deferred."""
     previous = getattr(_local, "at_once", False)
     _local.at_once = True
     _count(1)
@@ -95,7 +95,7 @@ def at_once() -> Iterator[None]:
         _local.at_once = previous
 
 
-def wait_for_nothing() -> bool:
+def launches_at_once() -> bool:
     """Whether this thread is in such a block."""
     return inside > 0 and getattr(_local, "at_once", False)
 

@@ -83,4 +83,4 @@ class Finished:
             first, then = Epilogue(epilogue.bias), epilogue._replace(bias=None)
         y = then.finish(self._launched(rulebook, side, x, weight, first), x.dtype)
         rows = rulebook.rows[side]
-        return y if rows.fill is None else rows.marked(y)
+        return y if rows.padding_value is None else rows.fill_padding(y)

@@ -1,4 +1,4 @@
-"""Work on convolutions that wait, apart from a program that is traced. Imported while one is traced
+"""Work on deferred convolutions, apart from a program that is traced. Imported while one is traced
 only, for it imports compilers."""
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ import torch
 from .boxes import Box
 
 
-def box_of(ends: Sequence[int]) -> Box:
+def box_of(bounds: Sequence[int]) -> Box:
     """The box between the lowest values of all columns and the highest, one after another."""
-    columns = len(ends) // 2
-    low, high = ends[:columns], ends[columns:]
+    columns = len(bounds) // 2
+    low, high = bounds[:columns], bounds[columns:]
     return Box.spanning(tuple(low), tuple(h - lo + 1 for lo, h in zip(low, high, strict=True)))
 
 
@@ -32,26 +32,26 @@ class DataBounds:
         return self.coords.shape[1] - 1
 
     @functools.cached_property
-    def ends(self) -> torch.Tensor:
+    def bounds(self) -> torch.Tensor:
         """int32 [2, 1 + D] on the device: the lowest and the highest of every column."""
-        ends = self.coords.new_empty((2, self.coords.shape[1]))
-        self.find(ends)
-        return ends
+        bounds = self.coords.new_empty((2, self.coords.shape[1]))
+        self.find(bounds)
+        return bounds
 
-    def find(self, ends: torch.Tensor) -> None:
+    def find(self, bounds: torch.Tensor) -> None:
         """Write the lowest and the highest of every column there: int32 [2, 1 + D] on the coordinates' device."""
-        torch.aminmax(self.coords, dim=0, out=(ends[0], ends[1]))
+        torch.aminmax(self.coords, dim=0, out=(bounds[0], bounds[1]))
 
-    def learn(self, ends: Sequence[int]) -> Box:
-        """The box, from the values of `ends`, one row after another."""
+    def learn(self, bounds: Sequence[int]) -> Box:
+        """The box, from the values of `bounds`, one row after another."""
         if self.cached_box is None:
-            self.cached_box = box_of(ends)
+            self.cached_box = box_of(bounds)
         return self.cached_box
 
     @property
     def box(self) -> Box:
         """The box that they span; waits for the device the first time."""
-        return self.learn(self.ends.flatten().tolist()) if self.cached_box is None else self.cached_box
+        return self.learn(self.bounds.flatten().tolist()) if self.cached_box is None else self.cached_box
 
 
 class Root(NamedTuple):

@@ -2,7 +2,7 @@
 by a provider, who builds it.
 
 Whoever registers a provider sees every map that is not there yet, and may answer with one that was
-built before: see `core.capture.prefetch`. An answer is never changed afterwards. A listener hears
+built before: see `core.prefetch.prefetch`. An answer is never changed afterwards. A listener hears
 of coordinates before the first request over them.
 """
 

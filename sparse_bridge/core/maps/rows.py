@@ -19,17 +19,17 @@ from ...refusals import Refusal, Why
 
 class Rows(NamedTuple):
     """host: rows in use, None where only the device knows.  device: int32 [1], one less than the
-    rows in use; None where the host knows.  capacity: rows of the memory.  fill: what layers leave
-    behind the last row of a result, and in the backward pass zeros, or NaN where it is NaN; None:
-    anything, both ways.  likely: rows in use where only the device knows, about; 0 where nobody has
-    an idea.
+    rows in use; None where the host knows.  capacity: rows of the memory.  padding_value: what
+    layers leave behind the last row of a result, and in the backward pass zeros, or NaN where it is
+    NaN; None: anything, both ways.  estimate: of the rows in use where only the device knows; 0
+    where there is none.
     """
 
     host: int | None
     device: torch.Tensor | None
     capacity: int
-    fill: float | None = None
-    likely: int = 0
+    padding_value: float | None = None
+    estimate: int = 0
 
     @staticmethod
     def of(n_rows: int) -> Rows:
@@ -37,11 +37,11 @@ class Rows(NamedTuple):
         return Rows(n_rows, None, n_rows)
 
     @property
-    def about(self) -> int:
+    def estimate_or_capacity(self) -> int:
         """The rows in use, as far as the choice of a kernel goes."""
-        return self.likely or self.capacity
+        return self.estimate or self.capacity
 
-    def number(self, reader: str) -> int:
+    def require_host_count(self, reader: str) -> int:
         """The rows in use. Raises Refusal, which names their `reader`, where only the device
         knows."""
         if self.host is None:
@@ -51,18 +51,18 @@ class Rows(NamedTuple):
     def empty(self, columns: int, like: torch.Tensor) -> torch.Tensor:
         """Memory [capacity, columns] in the dtype of `like` (any shape) and on its device, for a layer's result;
         outside of the `scope`, in the backward pass, for a gradient. Its values are undefined, or what is to lie
-        behind the last row: see `fill`."""
+        behind the last row: see `padding_value`."""
         y = like.new_empty(self.capacity, columns)
-        if self.device is None or self.fill is None:
+        if self.device is None or self.padding_value is None:
             return y
-        return y.fill_(self.fill if in_scope() else 0.0 * self.fill)
+        return y.fill_(self.padding_value if in_scope() else 0.0 * self.padding_value)
 
-    def marked(self, y: torch.Tensor) -> torch.Tensor:
-        """A layer's result y [capacity, ...], float, with `fill` behind the last row in use; written in place and
-        returned. Kernels may have written something there. Not with zeros: any finite value serves then."""
-        if self.fill and self.device is not None and in_scope():
+    def fill_padding(self, y: torch.Tensor) -> torch.Tensor:
+        """A layer's result y [capacity, ...], float, with `padding_value` behind the last row in use; written in place
+        and returned. Kernels may have written something there. Not with zeros: any finite value serves then."""
+        if self.padding_value and self.device is not None and in_scope():
             behind = torch.arange(len(y), dtype=torch.int32, device=y.device) > self.device
-            y.masked_fill_(behind.view(-1, *[1] * (y.ndim - 1)), self.fill)
+            y.masked_fill_(behind.view(-1, *[1] * (y.ndim - 1)), self.padding_value)
         return y
 
 

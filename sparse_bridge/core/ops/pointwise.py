@@ -22,9 +22,9 @@ from ... import memory, settings, state
 from ..conv import host_products, override
 from ..conv.convolution import autocast_dtype, convolve, transformed
 from ..conv.dataflow import Case
+from ..conv.deferred.conv import DeferredConv
 from ..conv.epilogue import Epilogue
 from ..conv.layers import convolve_layer
-from ..conv.pending import PendingConv
 from ..conv.plan import ConvForm
 from ..conv.registry import row_kernels
 from ..device import memory_use, rocm
@@ -87,8 +87,8 @@ def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
 
 def linear_layer(
     owner: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor | PendingConv:
-    """`linear` of a layer, [N, C_out] in the same dtype, whose result can wait for the norm behind it: see
+) -> torch.Tensor | DeferredConv:
+    """`linear` of a layer, [N, C_out] in the same dtype, which can be deferred to the norm behind it: see
     `convolve_layer`.
 
     owner: the layer, or its weight.
@@ -103,7 +103,7 @@ def linear_layer(
     ):
         return linear(x, w, bias)
     epilogue = Epilogue(None if bias is None else bias.flatten())
-    y: torch.Tensor | PendingConv = convolve_layer(owner, x, w[None], kmap, epilogue, form_of(x))
+    y: torch.Tensor | DeferredConv = convolve_layer(owner, x, w[None], kmap, epilogue, form_of(x))
     return y
 
 

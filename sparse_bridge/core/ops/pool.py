@@ -105,7 +105,7 @@ class _Pool(torch.autograd.Function):
                 count = _counts(kmap)
                 y /= count.clamp(min=1).unsqueeze(1)
             y = y.to(x.dtype)
-        y = kmap.rulebook.rows[kmap.side].marked(y)
+        y = kmap.rulebook.rows[kmap.side].fill_padding(y)
         trace.emit("pool", dataflow, kmap, x.shape[1], x.shape[1])
         ctx.save_for_backward(x if mode == "max" else x.new_empty((x.shape[0], 0)), y, count)
         ctx.problem = (kmap, mode, target)

@@ -2,7 +2,7 @@
 `batch_norm`: two launches each way instead of five and more.
 
 `norm(x.features)` is a call of torch's own module on a plain tensor. So features of a layer's first
-calls tell which module that is (`waiting.ProfiledFeatures`), and the module gets a method of its
+calls tell which module that is (`deferred.ProfiledFeatures`), and the module gets a method of its
 own as forward, as in inference. Whatever is unusual goes to torch's. So does what a checkpoint
 computes twice: it counts what is saved for the backward pass, which has to be the same both times.
 """
@@ -17,9 +17,9 @@ from torch.autograd import forward_ad
 
 from ... import hooks, settings
 from ...native import calls as native_calls
-from ..conv import waiting
+from ..conv import deferred
+from ..conv.deferred import shortcuts
 from ..conv.history import histories, history_of
-from ..conv.waiting import shortcuts
 from ..device.torch_compat import SAVED_TENSORS_HOOKS
 from .batch_norm import batch_norm_training, serves
 
@@ -38,7 +38,7 @@ def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
     if not (y.requires_grad and _usual(y)):
         return y
     calls.due()
-    features = y.as_subclass(waiting.ProfiledFeatures)
+    features = y.as_subclass(deferred.ProfiledFeatures)
     features.plain = y
     return features
 

@@ -26,7 +26,7 @@ def outside(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
 @torch.compiler.disable
 def between_graphs(dataflow: str, function: Callable[..., Any], args: tuple[Any, ...], more: dict[str, Any]) -> Any:
     """`function(*args, **more)`, outside of graphs. dataflow: of the traced program, "" for none; layers inside take
-    it, and wait for nothing."""
+    it, and are not deferred."""
     for value in args:
         if isinstance(value, LeavesGraph):
             value.leave_graph()

@@ -13,8 +13,8 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _TRACED = {
     "hooks.py",
     "adapters/torchsparse/sequence.py",
-    "core/conv/waiting/shortcuts.py",
-    "core/conv/waiting/tensors.py",
+    "core/conv/deferred/shortcuts.py",
+    "core/conv/deferred/features.py",
 }
 
 

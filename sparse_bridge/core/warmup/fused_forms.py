@@ -62,7 +62,7 @@ def compile_others(product: GatherProduct, rulebook: Rulebook, side: int, inputs
     )
     launched = set()
     for times in (1.0, *_TIMES):
-        n_rows, n_in = (int(met[i].about * times) or 1 for i in (side, 1 - side))
+        n_rows, n_in = (int(met[i].estimate_or_capacity * times) or 1 for i in (side, 1 - side))
         if max(n_rows, n_in) > _MOST_ROWS:
             continue
         sizes = Sizes(n_rows, n_in) if side else Sizes(n_in, n_rows)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ...adapters import protocol
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
 from ...core.geometry.data_bounds import DataBounds
 from ...core.maps.coordinate_map import CoordinateMap

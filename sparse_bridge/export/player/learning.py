@@ -10,12 +10,12 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ...core.capture.recording import Recording
 from ...core.device import selection
 from ...core.maps import request as requests
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.map_cache import MapStore
 from ...core.maps.request import BuiltMap, MapRequest
+from ...core.prefetch.recording import Recording
 from ...kernels.runtime import precompile
 from ..plugin_checks import ExportError
 from .entry import Entry
@@ -47,7 +47,7 @@ class _Learner:
             self.unbounded = cmap.data_bounds is not None
         n_steps = len(recording.steps)
         with selection.maps_by_host(), _disable_current_modes():
-            built: BuiltMap = recording.ask(cmap, req)
+            built: BuiltMap = recording.request(cmap, req)
         if len(recording.steps) == n_steps:
             raise LayerError("asks for a map of coordinates that no layer before it made of the input.")
         rulebook = built.kmap.rulebook

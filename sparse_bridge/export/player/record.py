@@ -12,19 +12,19 @@ from torch import nn
 from ... import settings
 from ...core.capture import padded
 from ...core.capture.captured_maps import builder_over, pad_input
-from ...core.capture.level_layouts import LevelLayouts
 from ...core.capture.padded import GRID, PaddedInput
-from ...core.capture.recording import Step as MapStep
-from ...core.capture.recording import boxes_of
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from ...core.device import selection
 from ...core.device.device_support import kernel_target
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.rows import Rows
+from ...core.prefetch.level_layouts import LevelLayouts
+from ...core.prefetch.recording import Step as MapStep
+from ...core.prefetch.recording import boxes_of
 from ...core.warmup import preload
 from ...kernels.maps.hash_table import FLAGS
-from ...kernels.maps.row_ends import row_ends
+from ...kernels.maps.row_bounds import row_bounds
 from ...kernels.runtime.target import Target, described
 from ...refusals import Refusal
 from ..package_scenes import tensors_of
@@ -76,7 +76,7 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Pro
             wide = torch.zeros((rows, entry.features.shape[1]), dtype=entry.features.dtype)
             for tensor in (wide, given, padded_input.coords, padded_input.count):
                 it.index_of(tensor, written=True)
-            padded_input.likely = rows_of_levels(recording, rows)
+            padded_input.estimates = rows_of_levels(recording, rows)
             assert recording.box is not None
             padded_input.items = recording.box.lo[0] + recording.box.size[0]
             try:
@@ -105,7 +105,7 @@ def _run(
         steps = tuple(padded_input.recording.steps)
         where = _bounds_of_data(padded_input, box, steps, target) if unbounded else None
         builder = builder_over(padded_input, box, target, steps, where)
-        if not builder.lay_out(padded_input):
+        if not builder.lay_out():
             raise ExportError("how large the levels of the network get cannot be told from the example.")
         padded_input.prepared = builder.queued(), builder.coords()
         it.rows = {capacity: level for level, capacity in padded_input.capacities.items()}
@@ -128,8 +128,8 @@ def _bounds_of_data(padded_input: PaddedInput, box: Box, steps: tuple[MapStep, .
     boxes, dimension = boxes_of(box, steps), box.dimension
     where = LevelLayouts(boxes, tuple(boxes), padded_input.coords.device)
     far = 1 << (KEY_BITS - ITEM_BITS) // dimension - 1
-    ends = row_ends(padded_input.coords, padded_input.count, target, 1 << ITEM_BITS, far)
-    where.derive(ends, steps, target)
+    bounds = row_bounds(padded_input.coords, padded_input.count, target, 1 << ITEM_BITS, far)
+    where.derive(bounds, steps, target)
     return where
 
 

@@ -27,7 +27,7 @@ def _floored(number, divisor):
 
 
 @triton.jit(do_not_specialize=["width"])
-def _level_bounds(ends_ptr, levels_ptr, record_ptr, width, D: tl.constexpr, RULE: tl.constexpr):
+def _level_bounds(bounds_ptr, levels_ptr, record_ptr, width, D: tl.constexpr, RULE: tl.constexpr):
     """The record of one level: steps, then (lowest, extent) of every column, each padded to an even
     number of columns."""
     even: tl.constexpr = D + 1 + (D + 1) % 2
@@ -36,8 +36,8 @@ def _level_bounds(ends_ptr, levels_ptr, record_ptr, width, D: tl.constexpr, RULE
     n_rules = tl.load(chain + 1)
     step = tl.full((), 1, tl.int64)
     for axis in tl.static_range(D):
-        low = tl.load(ends_ptr + 1 + axis).to(tl.int64)
-        high = tl.load(ends_ptr + D + 2 + axis).to(tl.int64)
+        low = tl.load(bounds_ptr + 1 + axis).to(tl.int64)
+        high = tl.load(bounds_ptr + D + 2 + axis).to(tl.int64)
         for k in range(n_rules):
             rule = chain + 2 + (k * D + axis) * RULE
             multiplier = tl.load(rule).to(tl.int64)
@@ -52,8 +52,8 @@ def _level_bounds(ends_ptr, levels_ptr, record_ptr, width, D: tl.constexpr, RULE
         tl.store(record + 1 + axis, step)
         tl.store(record + even + 1 + axis, (low & 0xFFFFFFFF) | (extent << 32))
         step = step * tl.maximum(extent, 1)
-    low = tl.load(ends_ptr).to(tl.int64)
-    extent = tl.load(ends_ptr + D + 1).to(tl.int64) - low + 1
+    low = tl.load(bounds_ptr).to(tl.int64)
+    extent = tl.load(bounds_ptr + D + 1).to(tl.int64) - low + 1
     tl.store(record, step)
     tl.store(record + even, (low & 0xFFFFFFFF) | (extent << 32))
 
@@ -61,20 +61,20 @@ def _level_bounds(ends_ptr, levels_ptr, record_ptr, width, D: tl.constexpr, RULE
 level_bounds_kernel = register(_level_bounds)
 
 
-def level_bounds(ends: torch.Tensor, levels: torch.Tensor, record: torch.Tensor, target: Target) -> None:
+def level_bounds(bounds: torch.Tensor, levels: torch.Tensor, record: torch.Tensor, target: Target) -> None:
     """Write the records of these levels in `record`, int64 [n * 2 * even(1 + D)], see
     `core.geometry.boxes.record_of`.
 
-    ends: int32 [2, 1 + D], lowest and highest coordinate of every column.  levels: see above.
+    bounds: int32 [2, 1 + D], lowest and highest coordinate of every column.  levels: see above.
     Bounds must stay within 32 bits.
     """
-    dimension, (n_levels, width) = ends.shape[1] - 1, levels.shape
+    dimension, (n_levels, width) = bounds.shape[1] - 1, levels.shape
     level_bounds_kernel.launch(
-        ends.device,
+        bounds.device,
         target,
         (n_levels, 1, 1),
-        (ends, levels, record, width),
+        (bounds, levels, record, width),
         (dimension, RULE),
         {"num_warps": 1},
-        (dimension, ends.data_ptr() % 16, levels.data_ptr() % 16, record.data_ptr() % 16),
+        (dimension, bounds.data_ptr() % 16, levels.data_ptr() % 16, record.data_ptr() % 16),
     )

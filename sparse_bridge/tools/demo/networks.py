@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.conv.waiting import materialize
+from ...core.conv.deferred import materialize
 from .voxels import VoxelGrid
 
 CLASSES = 20

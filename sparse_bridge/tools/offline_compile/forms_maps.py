@@ -18,7 +18,7 @@ from ...kernels.maps import (
     new_row_kernels,
     new_rows,
     pair_batch,
-    row_ends,
+    row_bounds,
     row_ranks,
     tile_batch,
     tile_list,
@@ -111,10 +111,10 @@ def _bounds(dimension: int, align: str) -> Form:
     return make(kernel, constants, options, align=align, record="i64")
 
 
-def _ends(dimension: int, align: str) -> Form:
+def _row_bounds(dimension: int, align: str) -> Form:
     columns = dimension + 1
-    constants = (columns, power_of_2(columns), row_ends._ROWS)
-    return make(row_ends.row_ends_kernel, constants, row_ends.OPTIONS, align=align)
+    constants = (columns, power_of_2(columns), row_bounds._ROWS)
+    return make(row_bounds.row_bounds_kernel, constants, row_bounds.OPTIONS, align=align)
 
 
 def _fixed(kernel: Kernel, *constants: int, num_warps: int = 4, **types: str) -> tuple[Kernel, list[Space]]:
@@ -177,7 +177,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield new_row_kernels.count_kernel, [Space({**programs, **aligns}, _count, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, **aligns}
     yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
-    yield row_ends.row_ends_kernel, [Space(factors, _ends, silent=_SILENT)]
+    yield row_bounds.row_bounds_kernel, [Space(factors, _row_bounds, silent=_SILENT)]
     yield row_ranks.move_kernel, [Space(factors, _move, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, "key64": (True, False), **aligns}
     yield row_ranks.keys_kernel, [Space(factors, _sort_keys, silent=_SILENT)]

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.conv import waiting
+from sparse_bridge.core.conv import deferred
 from sparse_bridge.core.conv.history import histories
 from tests.checks import assert_close
 from tests.clouds import cloud
@@ -52,7 +52,7 @@ def sp(request, kernel_lane):
         pytest.skip("one api is enough here")
     with apis.APIS[request.param]() as module:
         yield module
-    waiting.reset()
+    deferred.reset()
 
 
 @pytest.fixture
@@ -111,10 +111,10 @@ def with_fast_forward(net):
 def test_features_are_plain_from_the_third_call_on(sp, kernel_lane):
     layer = block(sp, kernel_lane).first
     kinds = [type(layer(scene(sp, kernel_lane)).features) for _ in range(3)]
-    assert kinds == [waiting.ProfiledFeatures, waiting.ProfiledFeatures, torch.Tensor]
+    assert kinds == [deferred.ProfiledFeatures, deferred.ProfiledFeatures, torch.Tensor]
     with torch.no_grad():
         fresh = block(sp, kernel_lane).first
-        assert type(fresh(scene(sp, kernel_lane)).features) is not waiting.ProfiledFeatures
+        assert type(fresh(scene(sp, kernel_lane)).features) is not deferred.ProfiledFeatures
 
 
 def test_gradients_asked_for_in_inference_mode(sp, kernel_lane):
@@ -150,7 +150,7 @@ def test_whoever_reads_sees_the_features(sp, kernel_lane):
     layer = block(sp, kernel_lane).first
     y = layer(scene(sp, kernel_lane)).features
     plain = y.plain
-    assert type(y) is waiting.ProfiledFeatures and isinstance(y, torch.Tensor)
+    assert type(y) is deferred.ProfiledFeatures and isinstance(y, torch.Tensor)
     assert type(y + 1) is type(torch.cat([y, y])) is type(y.detach()) is torch.Tensor
     assert torch.equal(y, plain) and torch.equal(torch.stack([y, y])[1], plain)
     assert y.shape == plain.shape and y.grad_fn is plain.grad_fn and y.requires_grad

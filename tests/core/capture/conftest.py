@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from sparse_bridge import policy, settings
-from sparse_bridge.core.capture import graph_regions, prefetch
+from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.maps import request
+from sparse_bridge.core.prefetch import prefetch
 from tests.adapters.spconv import apis
+from tests.core.prefetch.conftest import _provider  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -17,15 +19,8 @@ def untaught():
     prefetch.forget()
 
 
-@pytest.fixture(scope="session")
-def _provider():
-    """The package's own answers requests for maps from the first test on, whichever that is."""
-    with apis.standin():
-        pass
-
-
 @pytest.fixture(autouse=True)
-def _plain_settings(plain_settings, _provider, rules):
+def _plain_settings(plain_settings, _provider, rules):  # noqa: F811
     """For every test of this folder. The second call is watched, and the third captured: tests make few."""
     rules.set(policy, CAPTURE=policy.CAPTURE._replace(skip_first=1))
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.core.capture import captured_maps, prefetch
+from sparse_bridge.core.capture import captured_maps
+from sparse_bridge.core.prefetch import prefetch
 from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis

@@ -11,10 +11,11 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import policy
-from sparse_bridge.core.capture import graph_regions, prefetch
+from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.capture.calls.call_kind import CallKind
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
+from sparse_bridge.core.prefetch import prefetch
 
 from . import apis
 from .pretended import graphs_on_the_cpu, replays_on_the_cpu

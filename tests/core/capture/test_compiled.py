@@ -8,8 +8,9 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import policy, settings
-from sparse_bridge.core.capture import graph_regions, prefetch
+from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.maps import request
+from sparse_bridge.core.prefetch import prefetch
 from tests.compile.comparison import assert_same
 from tests.compile.programs import APIS, PROGRAMS, scene
 from tests.compile.test_fusion import fused

@@ -14,9 +14,9 @@ from torch import nn
 from sparse_bridge import policy
 from sparse_bridge.core.capture.calls.call_kind import CallKind
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
-from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.core.geometry.data_bounds import Root
-from tests.core.capture import map_time
+from sparse_bridge.core.prefetch import traces
+from tests.core.prefetch import map_time
 
 from .pretended import graphs_on_the_cpu
 
@@ -56,7 +56,7 @@ def test_a_test_fails(capture):
 
 def traced(monkeypatch, rules):
     """Scenes of a network whose maps would be traced, but that raises."""
-    monkeypatch.setattr(traced_maps, "_traced", broken)
+    monkeypatch.setattr(traces, "_traced", broken)
     rules.set(policy, TRACE=policy.Schedule(skip_first=1))
     with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
         _, net, scene = next(itertools.islice(networks, 0, 1))

@@ -12,6 +12,7 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import captured_maps
+from sparse_bridge.core.capture.calls.call_kind import CallKind
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
 from sparse_bridge.core.capture.graph_maps import SpeculativeLaunch
 from sparse_bridge.core.capture.replay import Replayer
@@ -29,31 +30,45 @@ class Graph:
         self.maps = SimpleNamespace(serves=lambda box: serves, exact=False)
 
 
+def kind_of(*graphs):
+    """The kind of calls that these graphs serve."""
+    kind = CallKind()
+    kind.graphs = list(graphs)
+    return kind
+
+
 def test_wrong_guesses_come_to_an_end():
     root = Root(torch.zeros(500, 4), None)
     speculation, graph = SpeculativeLaunch(), Graph()
+    kind = kind_of(graph)
     for right in (False, False, True, False, False, False):
-        assert speculation.predict(graph, root) is graph
+        assert speculation.predict(kind, root) is graph
         speculation.started = graph
         speculation.confirm(graph if right else None)
         speculation.started = None
-    assert speculation.predict(graph, root) is None
+    assert speculation.predict(kind, root) is None
     speculation.confirm(graph)  # nothing was guessed
-    assert speculation.predict(graph, root) is None
+    assert speculation.predict(kind, root) is None
+
+
+SMALL, LARGE = Graph(capacity=500), Graph(capacity=5000)
 
 
 @pytest.mark.parametrize(
-    ("graph", "guessed"),
+    ("latest", "guessed"),
     [
-        pytest.param(None, False, id="no graph"),
-        pytest.param(Graph(serves=False), False, id="other bounds"),
-        pytest.param(Graph(capacity=499), False, id="a row too many"),
-        pytest.param(Graph(capacity=500), True, id="just enough"),
+        pytest.param(None, None, id="no replay yet"),
+        pytest.param(kind_of(), None, id="no graph"),
+        pytest.param(kind_of(Graph(serves=False)), None, id="other bounds"),
+        pytest.param(kind_of(Graph(capacity=499)), None, id="a row too many"),
+        pytest.param(kind_of(SMALL), SMALL, id="just enough"),
+        pytest.param(kind_of(SMALL, LARGE), SMALL, id="the smaller one"),
+        pytest.param(kind_of(Graph(capacity=499), LARGE), LARGE, id="the larger one"),
     ],
 )
-def test_which_graph_is_guessed(graph, guessed):
+def test_which_graph_is_guessed(latest, guessed):
     root = Root(torch.zeros(500, 4), None)
-    assert SpeculativeLaunch().predict(graph, root) is (graph if guessed else None)
+    assert SpeculativeLaunch().predict(latest, root) is guessed
 
 
 @pytest.mark.emulated

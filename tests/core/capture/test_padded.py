@@ -12,7 +12,7 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.adapters.spconv.protocol import PROTOCOL
-from sparse_bridge.core.capture import padded, prefetch
+from sparse_bridge.core.capture import padded
 from sparse_bridge.core.capture.calls.call import call_of
 from sparse_bridge.core.capture.captured_maps import builder_over
 from sparse_bridge.core.capture.captured_model import CaptureContext
@@ -21,6 +21,7 @@ from sparse_bridge.core.capture.replay_trial import PaddedModel
 from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import rows
+from sparse_bridge.core.prefetch import prefetch
 from sparse_bridge.kernels.maps import mask_order
 from sparse_bridge.refusals import Refusal
 from tests.adapters.spconv import apis
@@ -93,14 +94,14 @@ def prepared(coords, record, capacity, **how):
     scene = PaddedInput(*spread(coords, capacity), record, **how)
     target = kernel_target(coords.device)
     builder = builder_over(scene, BOX, target, tuple(record.steps))
-    assert builder.lay_out(scene)
+    assert builder.lay_out()
     scene.prepared = builder.queued(), builder.coords()
     return scene, scene.validated(scene.counters.tolist(), scene.flags.tolist(), len(coords))
 
 
 def over_padded(sp, network, coords, record, capacity):
     """(output, padded input, rows of its levels)."""
-    scene, rows = prepared(coords, record, capacity, fill=float("nan"))
+    scene, rows = prepared(coords, record, capacity, padding_value=float("nan"))
     x = torch.full((capacity, 4), float("nan"), device=coords.device)
     x[: len(coords)] = features(len(coords), 4, seed=len(coords), device=coords.device)
     with padded.using(scene):

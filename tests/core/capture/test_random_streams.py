@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import graph_regions, prefetch
+from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.prefetch import prefetch
 from tests.core.capture.graph_sizes import graphs_of
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 
 from . import apis
 from .pretended import replays_on_the_cpu
@@ -72,7 +73,7 @@ events = st.lists(st.one_of(scenes, scenes, scenes, scenes, changes), min_size=4
 @pytest.fixture
 def untaught(rules):
     """Nothing learnt yet, and everything tried at the second or third scene of a kind."""
-    rules.hold(graphs_of(160), layers_wait())
+    rules.hold(graphs_of(160), layers_deferred())
 
     def forget():
         prefetch.forget()

@@ -17,7 +17,7 @@ from sparse_bridge.core.capture.calls.call import constant
 from sparse_bridge.core.conv.kernel_products import GatherProduct
 from sparse_bridge.refusals import Refusal
 from tests.core.capture.graph_sizes import graphs_of
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 
 from . import apis
 from .pretended import replays_on_the_cpu
@@ -172,7 +172,7 @@ def test_a_replayed_model(kernel_lane, fake_gpu, rules, name, kind):
     size wait for what follows them, too."""
     device, trains = kernel_lane.device, kind == "training"
     if kind == "fused":
-        rules.hold(layers_wait())
+        rules.hold(layers_deferred())
     if device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(512))  # one class of rows, and whole tiles behind them
@@ -207,7 +207,7 @@ def test_a_replayed_model(kernel_lane, fake_gpu, rules, name, kind):
 def test_layers_are_launched_once_in_a_graph(kernel_lane, fake_gpu, rules, monkeypatch, name, mode):
     """Whatever was seen to follow them before, and in trials, where nothing is seen."""
     device, launches, captured = kernel_lane.device, [], []
-    rules.hold(layers_wait(), graphs_of(64))
+    rules.hold(layers_deferred(), graphs_of(64))
     if device == "cpu":
         if mode is torch.inference_mode:
             pytest.skip("pretended replays compute with gradients")

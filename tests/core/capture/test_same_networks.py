@@ -8,7 +8,8 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.capture import graph_regions, prefetch
+from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.prefetch import prefetch
 from tests.clouds import cloud
 from tests.core.capture.graph_sizes import graphs_of
 

@@ -10,11 +10,12 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters.minkowski import manager
-from sparse_bridge.core.capture import graph_regions, prefetch
+from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.device import stream_order, workspace
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.map_cache import MapStore
 from sparse_bridge.core.ops.row_matrix import RowMatrix
+from sparse_bridge.core.prefetch import prefetch
 from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis

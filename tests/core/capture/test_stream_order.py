@@ -14,10 +14,11 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import captured_maps, captured_model, graph_regions, prefetch
+from sparse_bridge.core.capture import captured_maps, captured_model, graph_regions
 from sparse_bridge.core.capture.graph_capture import GraphMemory
 from sparse_bridge.core.capture.graphed_module import GraphedModule
 from sparse_bridge.core.device import stream_order
+from sparse_bridge.core.prefetch import prefetch
 from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis

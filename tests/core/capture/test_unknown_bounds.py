@@ -1,54 +1,67 @@
-"""Levels that end inside their boxes, where the bounds of those below start: torchsparse's strided
-layers leave out the last plane of an odd extent. Found on the device, queued with the rest."""
+"""Replayed models over scenes whose bounds the data alone has: the graph finds them on the device."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 from torch import nn
 
-from sparse_bridge.core.capture import prefetch
+import sparse_bridge
+from tests.core.prefetch.test_new_shapes import Minkowski, Torchsparse, voxels
+from tests.core.prefetch.test_unknown_bounds import UNet, scattered
+from tests.core.prefetch.waiting import check, fresh, ready  # noqa: F401 - `fresh` is a fixture
 
-from .test_new_shapes import Torchsparse, voxels
-from .waiting import check, fresh, replayed, waits  # noqa: F401 - `fresh` is a fixture
+from .graph_sizes import graphs_of
+from .pretended import replays_on_the_cpu
 
 pytestmark = pytest.mark.emulated
 
 
-class UNet(Torchsparse):
-    """Three levels down by 2 x 2 x 2 and up again."""
+class Whole(nn.Module):
+    """The layers of an API's network as one model."""
 
-    def __init__(self, device):
+    def __init__(self, layers):
         super().__init__()
-        conv = type(self.net[0])
-        down = [layer for _ in range(3) for layer in (conv(8, 8, 2, 2), conv(8, 8, 3))]
-        up = [conv(8, 8, 2, 2, transposed=True) for _ in range(3)]
-        self.net = nn.ModuleList([conv(4, 8, 3), *down, *up]).to(device).eval()
+        self.layers = layers
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
-def scattered(turn, device, rows=24):
-    """(features, coordinates, shape) of rows far from each other in an odd box of its own."""
-    random = torch.Generator().manual_seed(turn)
-    shape = torch.randint(15, 60, (3,), generator=random) * 2 + 1
-    places = [torch.randint(int(n), (rows,), generator=random) for n in shape]
-    items = torch.arange(rows) * 2 // rows
-    coords = torch.unique(torch.stack([items, *places], 1), dim=0).int().to(device)
-    x = torch.rand(len(coords), 4, generator=random).to(device)
-    return x, coords, tuple(shape.tolist())
+def replayed(network, lane, fake_gpu, rules, rows):
+    """The network with its layers replayed as one model, from graphs for so many rows; how many
+    calls were."""
+    if lane.device == "cpu":
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(rows))
+    model = sparse_bridge.optimize(Whole(copy.deepcopy(network.net)).eval(), graphs=True)
+    clone = copy.copy(network)
+    clone.net = [model]
+    return clone, lambda: model.__dict__["forward"].hits
 
 
+@pytest.mark.parametrize("api", [Torchsparse, Minkowski])
 @torch.no_grad()
-def test_sparse_scenes(kernel_lane, monkeypatch):
-    """Every scene of another shape, whose levels end anywhere: one wait."""
-    network, counts = UNet(kernel_lane.device), []
-    for turn in range(6):
-        scene = scattered(turn, kernel_lane.device)
-        with waits(monkeypatch) as found:
-            network(*scene)
-        counts.append(len(found))
-        check(network, scene)
-    assert counts[0] > 4 and counts[2:] == [1] * 4, counts
-    assert prefetch.counts()["requeued"] == 0
+def test_a_replayed_model(kernel_lane, fake_gpu, rules, api):
+    """Its graph finds the bounds on the device, too."""
+    plain = ready(api, kernel_lane)
+    network, hits = replayed(plain, kernel_lane, fake_gpu, rules, 768)
+    for turn in range(2, 8):
+        check(network, voxels(turn, kernel_lane.device), plain)
+    known, (x, coords, shape) = hits(), voxels(8, kernel_lane.device)
+    assert known
+    check(network, (x, coords, shape), plain)
+    assert hits() == known + 1
+    # Keys of these take more bits than the graph's: they run eagerly, and may make a graph that serves both.
+    check(network, (x, coords * coords.new_tensor([1, 1 << 21, 1, 1]), shape), plain)
+    assert hits() == known + 1
+    for _ in range(6):  # a young graph that does not fit goes, and the next one waits for some calls
+        check(network, (x, coords, shape), plain)
+    assert hits() >= known + 2
 
 
 @torch.no_grad()
@@ -59,34 +72,3 @@ def test_sparse_scenes_of_a_replayed_model(kernel_lane, fake_gpu, rules):
     for turn in range(8):
         check(network, scattered(turn, kernel_lane.device), plain)
     assert hits() >= 2
-
-
-@torch.no_grad()
-def test_levels_without_rows(kernel_lane):
-    """Where the last plane was all there was: nothing follows, and nothing is lost."""
-    network = UNet(kernel_lane.device)
-    for turn in range(6):
-        x, coords, shape = scattered(turn, kernel_lane.device)
-        if turn in (3, 4):
-            x, coords = x[:1], coords[:1] * 0
-        check(network, (x, coords.contiguous(), shape))
-
-
-@torch.no_grad()
-def test_levels_that_end_where_their_rows_do(kernel_lane, monkeypatch):
-    """A kernel of 2 leaves out the last plane of an odd extent: where the rows behind it end, the
-    next level asks."""
-    network = Torchsparse()
-    conv = type(network.net[0])
-    network.net = nn.ModuleList([conv(4, 8, 3), *(conv(8, 8, 2, 2) for _ in range(3))])
-    network.net.to(kernel_lane.device).eval()
-    counts = []
-    for turn in range(7):
-        x, coords, shape = voxels(turn, kernel_lane.device)
-        if turn == 6:  # a row far from the others
-            coords[-1, 1:] += 60
-        with waits(monkeypatch) as found:
-            network(x, coords, shape)
-        counts.append(len(found))
-        check(network, (x, coords, shape))
-    assert counts[0] > 4 and counts[1:6] == [1] * 5, counts

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import policy
-from sparse_bridge.core.conv import convolution, fused_plan, layers, waiting
+from sparse_bridge.core.conv import convolution, deferred, fused_plan, layers
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.conv.plan import ConvForm
 from tests.checks import assert_close
@@ -32,7 +32,7 @@ class Unit:
     def conv(self):
         epilogue = Epilogue(None if self.bias is None else self.bias.view(-1), norm=self.given)
         y = layers.convolve_layer(self, self.x, self.weight, self.made.kmap, epilogue, ConvForm())
-        return waiting.features_of(y)
+        return deferred.features_of(y)
 
     def normed(self, y):
         return F.batch_norm(y, *self.norm) if "n" in self.steps else y
@@ -109,7 +109,7 @@ def test_it_is_launched_at_the_call():
     unit = Unit().known()
     with torch.no_grad(), launches() as seen:
         y = unit.conv()
-        call = y.pending.call
+        call = y.conv.call
         assert seen == ["na"] and call.launched is not None
         z = F.relu(unit.normed(y))
     assert seen == ["na"] and call.launched is None

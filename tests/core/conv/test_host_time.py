@@ -69,7 +69,7 @@ def test_scenes_of_a_stream_wait_in_turns(monkeypatch):
             assert [len(one) for one in taken.values()] == [rounds, rounds]
         alone[name] = [more - fewer for fewer, more in zip(*counts, strict=True)]
     # Norms of a scene that run by themselves: behind 1x1 layers, and all where a network calls
-    # them one by one and nothing waits.
+    # them one by one and nothing is deferred.
     assert alone == {"spconv": [50, 4], "torchsparse": [4, 4], "MinkowskiEngine": [30, 5]}
 
 

@@ -15,8 +15,8 @@ import sparse_bridge
 from sparse_bridge import memory, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import layers
+from sparse_bridge.core.conv.deferred.conv import DeferredConv
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
-from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.core.conv.row_blocks import job, kernel_job, product, torch_job
 from sparse_bridge.core.device import memory_use
@@ -371,12 +371,12 @@ def test_nothing_is_deferred():
     x = x.repeat(1, 4)
     weight = features(27 * 64, 64, 5).view(27, 64, 64)
     with torch.no_grad():
-        waits = layers.convolve_layer(weight, x, weight, kmap, bias, form)
-        assert isinstance(waits, PendingConv)
+        deferred = layers.convolve_layer(weight, x, weight, kmap, bias, form)
+        assert isinstance(deferred, DeferredConv)
         with sparse_bridge.memory_limit("1GiB"):
             y = layers.convolve_layer(weight, x, weight, kmap, bias, form)
             assert type(y) is torch.Tensor
-        assert torch.equal(waits.materialize(), y)
+        assert torch.equal(deferred.materialize(), y)
 
 
 def test_threads():

@@ -1,4 +1,4 @@
-"""Norms and activations behind waiting layers: their short way is torch's for everybody else."""
+"""Norms and activations behind deferred layers: their short way is torch's for everybody else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sparse_bridge import hooks
-from sparse_bridge.core.conv import convolution, layers, waiting
+from sparse_bridge.core.conv import convolution, deferred, layers
+from sparse_bridge.core.conv.deferred.features import DeferredFeatures, UnlaunchedFeatures
 from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.conv.plan import ConvForm
 from tests.checks import assert_close
@@ -43,7 +44,7 @@ class Unit:
 
     def features(self):
         y = layers.convolve_layer(self, self.x, self.weight, self.made.kmap, Epilogue(), ConvForm())
-        return waiting.features_of(y)
+        return deferred.features_of(y)
 
     def __call__(self):
         with torch.no_grad():
@@ -68,21 +69,21 @@ def with_fast_forward(net):
 
 
 @pytest.fixture(autouse=True)
-def everything_waits(monkeypatch):
+def everything_deferred(monkeypatch):
     monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [0, 0])
     yield
-    waiting.reset()
+    deferred.reset()
 
 
 def detours(monkeypatch):
-    """Functions of torch that come to features that wait from now on."""
-    seen, original = [], waiting.Features.__torch_function__.__func__
+    """Functions of torch that come to deferred features from now on."""
+    seen, original = [], DeferredFeatures.__torch_function__.__func__
 
     def told(cls, func, types, args=(), kwargs=None):
         seen.append(func)
         return original(cls, func, types, args, kwargs)
 
-    monkeypatch.setattr(waiting.Features, "__torch_function__", classmethod(told))
+    monkeypatch.setattr(DeferredFeatures, "__torch_function__", classmethod(told))
     return seen
 
 
@@ -209,7 +210,7 @@ def test_what_is_made_of_the_modules(made):
     with torch.no_grad():
         want = Net.forward(copy.deepcopy(net), x)
         other = made(net, x)
-        waiting.reset()
+        deferred.reset()
         assert torch.equal(net(x), want) and torch.equal(other(x), want)
 
 
@@ -232,7 +233,7 @@ def test_they_are_given_back():
     assert hooks.unseen(net.norm) and not hooks.replaced(net.relu)
     net.relu.forward = mine = lambda x: x
     assert hooks.replaced(net.relu)
-    waiting.reset()
+    deferred.reset()
     assert with_fast_forward(net) == ["relu"] and net.relu.forward is mine
 
 
@@ -242,7 +243,7 @@ def test_a_sum_on_either_side(left):
     with torch.no_grad():
         y = unit.net.norm(unit.features())
         y = unit.other + y if left else y + unit.other
-        assert type(y) is waiting.Waiting
+        assert type(y) is UnlaunchedFeatures
         assert_close(unit.net.relu(y), unit.want())
         y = unit.net.norm(unit.features())
         want = unit.want()  # of numbers, and of others than tensors

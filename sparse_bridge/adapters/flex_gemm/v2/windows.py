@@ -31,15 +31,16 @@ class Window(NamedTuple):
 
     def down(self, extents: Sequence[int]) -> Ints:
         """Extents of the coarse side: floor((S - low - high - 1) / s) + 1, at least 0."""
-        pairs = zip(extents, self.stride, *self._ends(), strict=True)
+        pairs = zip(extents, self.stride, *self._bounds(), strict=True)
         return tuple(max(0, (s - low - high - 1) // step + 1) for s, step, low, high in pairs)
 
     def up(self, extents: Sequence[int]) -> Ints:
         """Extents of the fine side: (S - 1) * s + low + high + 1, at least 0."""
-        pairs = zip(extents, self.stride, *self._ends(), strict=True)
+        pairs = zip(extents, self.stride, *self._bounds(), strict=True)
         return tuple(max(0, (s - 1) * step + low + high + 1) for s, step, low, high in pairs)
 
-    def _ends(self) -> tuple[Ints, Ints]:
+    def _bounds(self) -> tuple[Ints, Ints]:
+        """The lowest and the highest offset of every axis."""
         columns = list(zip(*self.offsets, strict=True))
         return tuple(map(min, columns)), tuple(map(max, columns))
 

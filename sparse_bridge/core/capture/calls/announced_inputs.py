@@ -17,7 +17,8 @@ import torch
 from .... import hooks, policy, state
 from ...maps.coordinate_map import CoordinateMap
 from ...maps.map_cache import MapStore
-from .. import padded, prefetch
+from ...prefetch import prefetch
+from .. import padded
 from ..graph_maps import GraphOwner, SpeculativeLaunch
 
 _Category = tuple[torch.device, int, Hashable]

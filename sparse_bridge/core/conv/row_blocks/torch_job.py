@@ -74,14 +74,14 @@ class TorchJob(Job):
         return pairs._replace(x_rows=on_host(pairs.x_rows), y_rows=on_host(pairs.y_rows))
 
     @functools.cached_property
-    def _ends(self) -> Any:
-        """Pairs up to each row."""
+    def _pairs_up_to(self) -> Any:
+        """Pairs up to each row, int [N_out]."""
         return np.bincount(self._pairs.y_rows, minlength=self.call.n_rows).cumsum()
 
     def block(self, height: int) -> int:
         n_rows, n_in = self.call.n_rows, self.call.x.shape[0]
-        ends = self._ends[[*range(height - 1, n_rows - 1, height), n_rows - 1]]
-        n_pairs = int(np.diff(ends, prepend=0).max())
+        counts = self._pairs_up_to[[*range(height - 1, n_rows - 1, height), n_rows - 1]]
+        n_pairs = int(np.diff(counts, prepend=0).max())
         dense = min(height, n_rows) if self._pairs.dense >= 0 else 0
         others, size = min(n_pairs, n_in), self._work.itemsize
         rows = (dense + others) * size + (others * self.size if size != self.size else 0)

@@ -7,7 +7,7 @@ from torch import nn
 
 from sparse_bridge.adapters import fusion, inference, training_norms
 from sparse_bridge.adapters.call_stats import note
-from sparse_bridge.adapters.lazy_features import pending_of
+from sparse_bridge.adapters.lazy_features import deferred_of
 from sparse_bridge.adapters.minkowski import profile
 
 _NAMES = (
@@ -58,7 +58,7 @@ class MinkowskiNonlinearityBase(_ModuleBase):
         if torch.is_grad_enabled() and isinstance(activation, nn.ReLU):
             output = training_norms.rectify(activation, activation, input)
         else:
-            conv = None if input._late is None else pending_of(input)
+            conv = None if input._late is None else deferred_of(input)
             fused = None if conv is None else fusion.own_activation(activation)
             if fused is None:
                 output = input._with(activation(input._F))

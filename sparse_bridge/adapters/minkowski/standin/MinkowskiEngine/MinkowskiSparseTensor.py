@@ -32,7 +32,7 @@ from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey, fill
 from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_points
 from sparse_bridge.core.arguments import expect_tensors, refuse_arrays
-from sparse_bridge.core.conv.pending import PendingConv
+from sparse_bridge.core.conv.deferred.conv import DeferredConv
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -173,7 +173,7 @@ class SparseTensor(OldSparseTensor, Tensor):
     def _with(self, features):
         tensor = object.__new__(SparseTensor)
         tensor._late = None
-        if type(features) is PendingConv:
+        if type(features) is DeferredConv:
             keep(tensor, features)
         else:
             if not isinstance(features, torch.Tensor) or features.ndim != 2:

@@ -7,7 +7,7 @@ from MinkowskiEngine.MinkowskiCoordinateManager import CoordinateManager
 from MinkowskiEngine.old_members import OldTensor
 
 from sparse_bridge.adapters import inference
-from sparse_bridge.adapters.lazy_features import LazyFeatures, pending_of
+from sparse_bridge.adapters.lazy_features import LazyFeatures, deferred_of
 from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.errors import AbsentError
 from sparse_bridge.adapters.minkowski.upstream.enums import SparseTensorOperationMode, SparseTensorQuantizationMode
@@ -274,7 +274,7 @@ class Tensor(OldTensor, LazyFeatures):
         self._check_manager(other)
         if not self._same_map(other):
             raise ContractError(f"{COORDINATE_KEY_DIFFERENT_ERROR} {self._map_key} != {other._map_key}")
-        if function is operator.iadd and pending_of(self) is not None:
+        if function is operator.iadd and deferred_of(self) is not None:
             inference.plus(self, other, inplace=True)
         else:
             self._F = function(self._F, other._F)

@@ -5,7 +5,7 @@ from torch import nn
 
 from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.inference import activated
-from sparse_bridge.adapters.lazy_features import pending_of
+from sparse_bridge.adapters.lazy_features import deferred_of
 from sparse_bridge.adapters.torchsparse.tensors import with_feats
 from sparse_bridge.core.conv.epilogue import row_of
 
@@ -19,7 +19,7 @@ class ReLU(nn.ReLU):
         if torch.is_grad_enabled():  # perhaps behind a norm in training
             return training_norms.rectify(self, super().forward, input)
         alone = torch.relu_ if self.inplace else torch.relu
-        conv = pending_of(input)
+        conv = deferred_of(input)
         if conv is None:
             return with_feats(input, alone(input.feats))
         return with_feats(input, activated(conv, ("relu", 0.0), self.inplace, alone, input))
@@ -27,7 +27,7 @@ class ReLU(nn.ReLU):
 
 class _Activation:
     def forward(self, input):
-        conv, row, alone = pending_of(input), row_of(self), super().forward
+        conv, row, alone = deferred_of(input), row_of(self), super().forward
         if conv is None or row is None:
             return with_feats(input, alone(input.feats))
         return with_feats(input, activated(conv, (row.name, row.slope_of(self)), self.inplace, alone, input))

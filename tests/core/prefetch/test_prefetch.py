@@ -9,11 +9,11 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import input_memory, prefetch
 from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import map_builder, map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from sparse_bridge.core.prefetch import input_memory, prefetch
 from sparse_bridge.kernels.maps import tile_batch
 from sparse_bridge.kernels.runtime import launch
 from tests.clouds import cloud, features
@@ -214,7 +214,7 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
     (last,) = prefetch._newest.values()
     last.rows, last.n_rows, last.largest = dict.fromkeys(last.rows, 1), 1 << 20, {}
     assert outgrown.network() == 5
-    attempts = last.alike.attempts
+    attempts = last.next_expectation.attempts
     assert attempts.failures == 1 and attempts.wait == 2
 
 
@@ -287,7 +287,7 @@ def test_memory_for_all_levels_at_once_is_not_there(kernel_lane, monkeypatch):
     def full(self):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(prefetch.BatchedBuilder, "answers", full)
+    monkeypatch.setattr(prefetch.BatchedBuilder, "build", full)
     assert scene(kernel_lane, 3).network() == 5
 
 

@@ -1,10 +1,11 @@
-"""Convolutions that wait, in inference, for the norm, the sum and the activation behind them.
+"""Deferred convolutions: those of layers in inference that are launched with the norm, the sum and the activation
+behind them.
 
 In the convolution's own store those cost next to nothing. A layer whose last results went on to such steps is not
 launched at its call. It is launched when the last step has come, or when other code reads a result in between.
 It reads its operands then; an operand that was changed in place meanwhile is an error that names the change.
-So a layer waits only after a call that such steps followed without a change of its operands. Once a layer has
-waited, its next call is launched at once with those steps (`fused_plan`). It waits again only where they do not fit.
+So a layer is deferred only after a call that such steps followed without a change of its operands. Once it was,
+its next call is launched at once with those steps (`fused_plan`). It is deferred again only where they do not fit.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ... import state
-from ...native import calls as native_calls
-from ..device.torch_compat import eagerly
-from .epilogue import STEP_ACTIVATION, STEP_NORM, STEP_SUM, STEPS, Epilogue, Norm
-from .fused_plan import fused_plan, same
-from .history import PLAIN, LayerCall, changes, changes_of
-from .plan import run
+from .... import state
+from ....native import calls as native_calls
+from ...device.torch_compat import eagerly
+from ..epilogue import STEP_ACTIVATION, STEP_NORM, STEP_SUM, STEPS, Epilogue, Norm
+from ..fused_plan import fused_plan, same
+from ..history import PLAIN, LayerCall, changes, changes_of
+from ..plan import run
 
 Launch = Callable[[torch.Tensor], torch.Tensor]
 tries = 0  # steps that were learnt by computing a layer twice: alone, and with the step
@@ -34,7 +35,7 @@ def reset() -> None:
     tries = 0
 
 
-class PendingConv:
+class DeferredConv:
     """A convolution of features that was not launched yet, or was launched to learn which steps follow it.
 
     epilogue: the steps so far.  steps: their letters.  shape, dtype, device: of the result.  result: None until it is
@@ -110,10 +111,10 @@ class PendingConv:
             )
         return self.fallback
 
-    # each step returns the result, or a pending convolution with one step more
+    # each step returns the result, or a deferred convolution with one step more
 
     @eagerly
-    def normed(self, norm: Norm, otherwise: Launch) -> MaybePending:
+    def normed(self, norm: Norm, otherwise: Launch) -> MaybeDeferred:
         """Behind a norm with fixed statistics; otherwise(result) computes the norm alone."""
         call = self.call
         if call.fused is not None:
@@ -128,7 +129,7 @@ class PendingConv:
         return self._unexpected(STEP_NORM, epilogue, tensors, otherwise)
 
     @eagerly
-    def as_launched(self, norm: Norm) -> MaybePending | None:
+    def as_launched(self, norm: Norm) -> MaybeDeferred | None:
         """Behind the norm of its plan; None where norm or mode have changed. Twin in C: `normalised`."""
         if (native := native_calls.normalised) is not None:
             result = native(norm, self)
@@ -140,10 +141,10 @@ class PendingConv:
         call.history.seen, self._used = STEP_NORM, _TAKEN
         if call.target == STEP_NORM:
             return call.take_launched()
-        return PendingConv(call, call.between, STEP_NORM, self._count + call.changes)
+        return DeferredConv(call, call.between, STEP_NORM, self._count + call.changes)
 
     @eagerly
-    def plus(self, other: Any, otherwise: Launch) -> MaybePending:
+    def plus(self, other: Any, otherwise: Launch) -> MaybeDeferred:
         """The sum with features of the same shape. Twin in C: `plus`."""
         if (native := native_calls.plus) is not None:
             result = native(self, other)
@@ -169,7 +170,7 @@ class PendingConv:
         if steps == call.target:
             return y
         call.launched = y
-        return PendingConv(call, epilogue, steps, self._count + other._version)
+        return DeferredConv(call, epilogue, steps, self._count + other._version)
 
     @eagerly
     def end_launched(self, name: str, alpha: float) -> torch.Tensor | None:
@@ -193,7 +194,7 @@ class PendingConv:
         return call.take_launched()
 
     @eagerly
-    def activated(self, name: str, alpha: float, otherwise: Launch) -> MaybePending:
+    def activated(self, name: str, alpha: float, otherwise: Launch) -> MaybeDeferred:
         """Behind an activation of `ACTIVATIONS`."""
         result = self.end_launched(name, alpha)
         if result is not None:
@@ -205,11 +206,11 @@ class PendingConv:
         return self._unexpected(STEP_ACTIVATION, epilogue, [], otherwise)
 
     def _is_expected(self, step: str) -> bool:
-        """Whether this is the step that the layer waits for. Twin in C: `following`."""
+        """Whether this is the step that the layer is deferred to. Twin in C: `following`."""
         call, at = self.call, len(self.steps)
         return self._used == 0 and call.target[at : at + 1] == step and self.result is None and self.call.undisturbed()
 
-    def _next(self, step: str, epilogue: Epilogue, operands: Any) -> MaybePending:
+    def _next(self, step: str, epilogue: Epilogue, operands: Any) -> MaybeDeferred:
         call, steps = self.call, self.steps + step
         self._used, call.history.seen = _TAKEN, steps
         if steps == call.target:  # the last one
@@ -219,10 +220,12 @@ class PendingConv:
             y, plan = run(x, weight, kmap, epilogue, form)
             call.history.keep(fused_plan(plan, (x, weight), form, epilogue, steps))
             return y
-        return PendingConv(call, epilogue, steps, self._count + sum([operand._version for operand in operands]))
+        return DeferredConv(call, epilogue, steps, self._count + sum([operand._version for operand in operands]))
 
-    def _unexpected(self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch) -> MaybePending:
-        """A step that the launch does not wait for."""
+    def _unexpected(
+        self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch
+    ) -> MaybeDeferred:
+        """A step that the launch is not deferred to."""
         call, steps = self.call, self.steps + step
         if self._used & _TAKEN or (self._used and steps in _NAMES):
             call.history.read(self.steps)
@@ -236,8 +239,8 @@ class PendingConv:
     def _overwritten(self) -> bool:
         return self.result is not None and self.result._version != self._version
 
-    def _try_step(self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch) -> MaybePending:
-        """Compute a step alone and with the convolution, so that the next call may wait for it."""
+    def _try_step(self, step: str, epilogue: Epilogue, operands: list[Any], otherwise: Launch) -> MaybeDeferred:
+        """Compute a step alone and with the convolution, so that the next call may be deferred to it."""
         global tries
         tries += 1
         alone = self.result if self.fallback is None else self.fallback
@@ -247,19 +250,19 @@ class PendingConv:
             epilogue = epilogue._replace(norm=norm)
             operands = [vector for vector in norm[:4] if vector is not None]
         count = self._count + sum([vector._version for vector in operands])
-        pending = PendingConv(self.call, epilogue, self.steps + step, count)
-        pending.fallback = otherwise(alone)
-        self._used, self.call.history.seen = _TAKEN, pending.steps
+        deferred = DeferredConv(self.call, epilogue, self.steps + step, count)
+        deferred.fallback = otherwise(alone)
+        self._used, self.call.history.seen = _TAKEN, deferred.steps
         if step == STEP_ACTIVATION:
-            return pending._launched()
-        return pending
+            return deferred._launched()
+        return deferred
 
     def __reduce_ex__(self, version: Any) -> Any:
-        """A copy has no pending steps."""
+        """A copy is nothing: None."""
         return _nothing, ()
 
 
-MaybePending = torch.Tensor | PendingConv
+MaybeDeferred = torch.Tensor | DeferredConv
 
 
 def _nothing() -> None:

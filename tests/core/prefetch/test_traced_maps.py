@@ -15,15 +15,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import native, policy
-from sparse_bridge.core.capture import input_memory, prefetch
-from sparse_bridge.core.capture.batched_builder import BatchedBuilder
-from sparse_bridge.core.capture.traces import maps as traced_maps
+from sparse_bridge.core.prefetch import input_memory, prefetch, traces
+from sparse_bridge.core.prefetch.batched_builder import BatchedBuilder
 from sparse_bridge.kernels.maps import mask_order, row_ranks
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TileList
 from sparse_bridge.kernels.runtime import parts
 from sparse_bridge.kernels.runtime.parts import Part
-from tests.core.capture import map_time
+from tests.core.prefetch import map_time
 
 
 class Memory(TorchDispatchMode):
@@ -73,17 +72,17 @@ class Compared:
         self.launches: list[Any] = []
         self.made: list[Any] = []
         self.traced = 0
-        own, assembled, repeated = (BatchedBuilder.answers, BatchedBuilder.assembled, traced_maps.Traces.repeated)
+        own, assembled, repeated = (BatchedBuilder.build, BatchedBuilder.assembled, traces.Traces.repeated)
         tensor = torch.tensor
 
-        def answers(builder: Any) -> Any:
+        def build(builder: Any) -> Any:
             copied = copy.copy(builder)
-            copied.levels, copied.room, copied.expansions, copied.ends, copied.exact_boxes = {}, {}, {}, [], {}
+            copied.levels, copied.room, copied.expansions, copied.level_bounds, copied.exact_boxes = {}, {}, {}, [], {}
             copied.layouts, copied.traces = dict(builder.layouts), None
             for box in builder.boxes.values():
                 box.layout(builder.device)  # which is sent once, as what is found below
             if builder.cmap.data_bounds is not None:
-                _ = builder.cmap.data_bounds.ends
+                _ = builder.cmap.data_bounds.bounds
             before = self.traced
             found, one = self._noted(own, builder)
             if self.traced > before:
@@ -112,19 +111,19 @@ class Compared:
 
         self.memory = Memory()
         for owner, name, value in (
-            (BatchedBuilder, "answers", answers),
+            (BatchedBuilder, "build", build),
             (BatchedBuilder, "assembled", noted),
-            (traced_maps.Traces, "repeated", counted),
+            (traces.Traces, "repeated", counted),
             (torch, "tensor", sent),
         ):
             monkeypatch.setattr(owner, name, value)
 
     def _noted(self, own: Any, builder: Any) -> tuple[Any, Any]:
-        """(answers, all that was launched and made for them)."""
+        """(maps, all that was launched and made for them)."""
         self.launches, self.memory = [], Memory()
         with self.memory:
-            answers = own(builder)
-        return answers, (self.memory.shown(self.launches), self.memory.shown(self.made))
+            built = own(builder)
+        return built, (self.memory.shown(self.launches), self.memory.shown(self.made))
 
     def told(self, name: str, key: Any, *args: Any) -> None:
         self.launches.append((name, key, args))
@@ -173,13 +172,13 @@ def test_launches(api, scenes, train, few, rules, monkeypatch):
 
 def test_scenes_that_a_trace_serves_in_part(few, monkeypatch):
     """Their coordinates are queued from it, and then all of the scene as ever."""
-    own = traced_maps.Traces._repeated
+    own = traces.Traces._repeated
     parts_of = []
 
     def in_part(traces: Any, *given: Any) -> None:
         parts_of.append(own(traces, *given))
 
-    monkeypatch.setattr(traced_maps.Traces, "_repeated", in_part)
+    monkeypatch.setattr(traces.Traces, "_repeated", in_part)
     with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
         _, net, scene = next(itertools.islice(networks, 2, 3))  # whose bounds are found on the way
         assert len(map_time.streamed(net, scene, 8)) == 8
@@ -187,7 +186,7 @@ def test_scenes_that_a_trace_serves_in_part(few, monkeypatch):
 
 
 def test_tensors_live_as_long_as_programs_that_hold_their_addresses(few, monkeypatch):
-    own, held = traced_maps._traced, list[Any]()
+    own, held = traces._traced, list[Any]()
 
     def traced(*given: Any) -> Any:
         made, tensor = own(*given), torch.zeros(1)
@@ -197,7 +196,7 @@ def test_tensors_live_as_long_as_programs_that_hold_their_addresses(few, monkeyp
     def alive() -> int:
         return sum(one() is not None for one in held)
 
-    monkeypatch.setattr(traced_maps, "_traced", traced)
+    monkeypatch.setattr(traces, "_traced", traced)
     with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
         _, net, scene = next(iter(networks))
         map_time.streamed(net, scene, 4)
@@ -209,7 +208,7 @@ def test_tensors_live_as_long_as_programs_that_hold_their_addresses(few, monkeyp
 
 def test_scenes_are_traced_once_the_helper_is_there(few, monkeypatch):
     """A compiler may take longer than anybody waits for it."""
-    own, entered, traced, there = native.module, traced_maps.Traces._enter, list[int](), [True]
+    own, entered, traced, there = native.module, traces.Traces._enter, list[int](), [True]
 
     def enter(*given: Any) -> None:
         traced.append(len(met))
@@ -217,7 +216,7 @@ def test_scenes_are_traced_once_the_helper_is_there(few, monkeypatch):
 
     met: list[int] = []
     monkeypatch.setattr(native, "module", lambda: own() if there[0] else None)
-    monkeypatch.setattr(traced_maps.Traces, "_enter", enter)
+    monkeypatch.setattr(traces.Traces, "_enter", enter)
     with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
         _, net, scene = next(iter(networks))
 

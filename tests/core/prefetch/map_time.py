@@ -1,5 +1,5 @@
 """Host time of the maps of new scenes:
-`python -m tests.core.capture.map_time [--rounds N] [--train] [--scenes]`.
+`python -m tests.core.prefetch.map_time [--rounds N] [--train] [--scenes]`.
 
 Networks of every framework run over scenes of ever new bounds on a GPU that is not there: Python
 and torch's own operations on a few rows, and everything up to Triton's launcher, which does
@@ -29,12 +29,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_bridge
-from sparse_bridge.core.capture import batched_builder, prefetch
-from sparse_bridge.core.capture.batched_builder import BatchedBuilder
-from sparse_bridge.core.capture.recording import boxes_of, levels_with_unknown_bounds
-from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
+from sparse_bridge.core.prefetch import batched_builder, prefetch, traces
+from sparse_bridge.core.prefetch.batched_builder import BatchedBuilder
+from sparse_bridge.core.prefetch.recording import boxes_of, levels_with_unknown_bounds
 from sparse_bridge.kernels.maps import (  # noqa: F401
     hash_table,
     level_bounds,
@@ -42,7 +41,7 @@ from sparse_bridge.kernels.maps import (  # noqa: F401
     neighbor_lookup,
     new_rows,
     pair_batch,
-    row_ends,
+    row_bounds,
     row_ranks,
     tile_batch,
 )
@@ -56,7 +55,7 @@ from tests.clouds import cloud
 from tests.fake_driver import entry_of
 from tests.fake_gpu import HOPPER, Compiled, fake_gpu
 from tests.host_time import pairs
-from tests.rules import layers_wait, products_unmade, row_kernels_on
+from tests.rules import layers_deferred, products_unmade, row_kernels_on
 from tests.walk_apis import pretended_gpu
 
 __all__ = ["Counting", "networks", "streamed"]
@@ -156,7 +155,7 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
         gpu.has(raw=mock.ANY, answers={batched_builder: HOPPER, coordinate_map: None})
         gpu.replaces(targets, device_index=lambda device: -1, is_current=lambda device: True)
         gpu.replaces(BatchedBuilder, sizes=sizes)
-        gpu.replaces(traced_maps, _distinct=lambda flags, n_rows: True)
+        gpu.replaces(traces, _distinct=lambda flags, n_rows: True)
         gpu.replaces(prefetch, _target=lambda cmap: HOPPER)
         yield
 
@@ -263,7 +262,7 @@ def main() -> None:
 
 def _scenes(rounds: int) -> None:
     for name, net, scene in networks():
-        with layers_wait(), row_kernels_on("cpu"), products_unmade():
+        with layers_deferred(), row_kernels_on("cpu"), products_unmade():
             taken = [one.whole * 1e3 for one in streamed(net, scene, rounds + _LEARNT)][_LEARNT:]
         print(f"{name}: {min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True)
 

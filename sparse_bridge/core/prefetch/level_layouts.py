@@ -41,12 +41,12 @@ class Level:
         """What maps over these coordinates start from."""
         return Source(self.coords, self.layout, None, self.count)
 
-    def ends(self, target: Target) -> torch.Tensor:
-        """Queue finding where rows in use end, see `DataBounds`."""
-        from ...kernels.maps.row_ends import row_ends
+    def bounds(self, target: Target) -> torch.Tensor:
+        """Queue finding the bounds of the rows in use, int32 [2, 1 + D], see `DataBounds`."""
+        from ...kernels.maps.row_bounds import row_bounds
 
         assert self.count is not None
-        return row_ends(self.coords, self.count, target)
+        return row_bounds(self.coords, self.count, target)
 
 
 class LevelLayouts:
@@ -83,8 +83,8 @@ class LevelLayouts:
                 return False
             if layout.steps is not None and not box.steps:
                 return False
-            ends = (*box.lo, *map(sum, zip(box.lo, box.size, strict=True)))
-            if max(map(abs, ends)) > _FAR:
+            limits = (*box.lo, *map(sum, zip(box.lo, box.size, strict=True)))
+            if max(map(abs, limits)) > _FAR:
                 return False
         return True
 
@@ -93,16 +93,16 @@ class LevelLayouts:
         values = [number for box in boxes.values() for number in record_of(box)]
         self.records.copy_(uploaded(values, self.records.device))
 
-    def derive(self, ends: torch.Tensor, steps: Sequence[Step], target: Target, level: int = 0) -> None:
+    def derive(self, bounds: torch.Tensor, steps: Sequence[Step], target: Target, level: int = 0) -> None:
         """Queue writing the bounds of all levels that follow from those of `level`, the input or a
         loose one, see `DataBounds`."""
         from ...kernels.maps.level_bounds import level_bounds
 
         chains = chains_of(tuple(steps))[level]
-        width = 2 + max(map(len, chains.values())) * (ends.shape[1] - 1) * 5
+        width = 2 + max(map(len, chains.values())) * (bounds.shape[1] - 1) * 5
         indices = {number: index for index, number in enumerate(self.layouts)}
         rules = tuple((indices[number], chain) for number, chain in chains.items())
-        level_bounds(ends, _table(rules, width, ends.device), self.records, target)
+        level_bounds(bounds, _table(rules, width, bounds.device), self.records, target)
 
 
 Chain = tuple[BoxReach, ...]
@@ -110,7 +110,7 @@ Chain = tuple[BoxReach, ...]
 
 @functools.lru_cache(maxsize=256)
 def chains_of(steps: tuple[Step, ...]) -> dict[int, dict[int, Chain]]:
-    """By levels whose ends are measured, the input's own and `levels_with_unknown_bounds`: the levels
+    """By levels whose bounds are measured, the input's own and `levels_with_unknown_bounds`: the levels
     whose bounds follow from them, and the rules that lead there, as far as kernels know their
     arithmetic."""
     measured = {0, *levels_with_unknown_bounds(steps)}

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from tests.core.capture import map_time
+from tests.core.prefetch import map_time
 
 # Network: operations of torch, launches.
 LIMITS = {

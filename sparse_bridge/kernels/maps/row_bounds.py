@@ -1,4 +1,4 @@
-"""Where coordinates end: the lowest and the highest of every column over the rows in use, however many these are."""
+"""Bounds of coordinates: the lowest and the highest of every column over the rows in use, however many these are."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OPTIONS = {"num_warps": 8}
 
 
 @triton.jit(do_not_specialize=["last_ptr", "n_rows", "items", "far"])
-def _row_ends(
-    coords_ptr, last_ptr, ends_ptr, n_rows, items, far, COLUMNS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
+def _row_bounds(
+    coords_ptr, last_ptr, bounds_ptr, n_rows, items, far, COLUMNS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
 ):
-    """One program. coords: int32 [n_rows, COLUMNS]; last: int32 [1], of the rows in use; ends: int32 [2, COLUMNS],
+    """One program. coords: int32 [n_rows, COLUMNS]; last: int32 [1], of the rows in use; bounds: int32 [2, COLUMNS],
     lowest and highest. Rows outside of 0 <= batch < items, -far <= axis < far, do not count."""
     rows = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, LANES)[None, :]
@@ -36,14 +36,14 @@ def _row_ends(
         low = tl.minimum(low, tl.min(tl.where(counts, value, 2147483647), 0))
         high = tl.maximum(high, tl.max(tl.where(counts, value, -2147483648), 0))
     lane = tl.arange(0, LANES)
-    tl.store(ends_ptr + lane, low, mask=lane < COLUMNS)
-    tl.store(ends_ptr + COLUMNS + lane, high, mask=lane < COLUMNS)
+    tl.store(bounds_ptr + lane, low, mask=lane < COLUMNS)
+    tl.store(bounds_ptr + COLUMNS + lane, high, mask=lane < COLUMNS)
 
 
-row_ends_kernel = register(_row_ends)
+row_bounds_kernel = register(_row_bounds)
 
 
-def row_ends(coords: torch.Tensor, last: Operand, target: Target, items: int = FAR, far: int = FAR) -> torch.Tensor:
+def row_bounds(coords: torch.Tensor, last: Operand, target: Target, items: int = FAR, far: int = FAR) -> torch.Tensor:
     """int32 [2, 1 + D]: the lowest and the highest value of every column; the highest is below the lowest where no
     row counts.
 
@@ -53,15 +53,15 @@ def row_ends(coords: torch.Tensor, last: Operand, target: Target, items: int = F
     n_rows, columns = coords.shape
     memory = (2, columns), torch.int32, coords.device
     trace = trace_of(coords)
-    ends = allocated(*memory) if trace is None else trace.call(allocated, memory, memory[0], torch.int32)
+    bounds = allocated(*memory) if trace is None else trace.call(allocated, memory, memory[0], torch.int32)
     constants = columns, power_of_2(columns), _ROWS
-    row_ends_kernel.launch(
+    row_bounds_kernel.launch(
         coords.device,
         target,
         (1, 1, 1),
-        (coords, last, ends, n_rows, items, far),
+        (coords, last, bounds, n_rows, items, far),
         constants,
         OPTIONS,
-        (constants, coords.data_ptr() % 16, ends.data_ptr() % 16),
+        (constants, coords.data_ptr() % 16, bounds.data_ptr() % 16),
     )
-    return ends
+    return bounds

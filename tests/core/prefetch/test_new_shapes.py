@@ -10,12 +10,12 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import policy
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import prefetch
-from sparse_bridge.core.capture.recording import Recording, Step
 from sparse_bridge.core.geometry.boxes import Box, laid_out
 from sparse_bridge.core.maps import map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest
+from sparse_bridge.core.prefetch import prefetch
+from sparse_bridge.core.prefetch.recording import Recording, Step
 from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
 
@@ -273,7 +273,7 @@ def test_a_network_that_is_asked_something_else_every_time():
     last = None
     for turn in range(300):
         new = Recording(10)
-        assert new.follow(last) is None
+        assert new.link_previous(last) is None
         new.steps += [Step(0, MapRequest(f"{turn}", THREE))]
         last = new
         assert len(last.lists) <= policy.REQUEST_LISTS
@@ -283,7 +283,7 @@ def test_growth_is_the_largest_of_late():
     last, step = None, Step(0, MapRequest("strided", THREE, (2, 2, 2)))
     for rows in (50, 90, 10, 10):
         new = Recording(100)
-        new.follow(last)
+        new.link_previous(last)
         new.steps.append(step)
         new.rows[0] = rows
         last = new

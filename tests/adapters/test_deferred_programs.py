@@ -1,4 +1,4 @@
-"""Programs see the same whether layers wait for what follows them or not."""
+"""Programs see the same whether layers are deferred or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparse_bridge import settings
 from tests.adapters.programs import CHANNELS, Minkowski, Program, Spconv, Torchsparse
 from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud
-from tests.rules import layers_wait
+from tests.rules import layers_deferred
 
 APIS = {
     "spconv": (spconv_apis.standin, Spconv()),
@@ -58,8 +58,8 @@ def check(api, seed):
 
 @pytest.fixture(autouse=True)
 def small(rules):
-    """Layers of any size wait."""
-    rules.hold(layers_wait())
+    """Layers of any size are deferred."""
+    rules.hold(layers_deferred())
 
 
 @pytest.mark.parametrize("name", APIS)

@@ -1,6 +1,6 @@
 """Norms and activations behind layers that are launched with them.
 
-Those modules get a method of their own as forward, which does for features that wait what torch's
+Those modules get a method of their own as forward, which does for deferred features what torch's
 would come to, in a third of the time, and else calls torch's.
 """
 
@@ -21,7 +21,7 @@ from .... import hooks, state
 from ....native import calls as native_calls
 from ...device.torch_compat import eagerly
 from ..epilogue import Norm
-from .tensors import LazyTensor, Waiting, features_of
+from .features import LazyTensor, UnlaunchedFeatures, features_of
 
 
 class ProfiledFeatures(LazyTensor, torch.Tensor):
@@ -55,12 +55,12 @@ def _normalise(self: Any, input: Any) -> Any:
         trained = in_training(_called(self), input)
         if trained is not None:
             return trained
-    elif type(input) is Waiting:
+    elif type(input) is UnlaunchedFeatures:
         if (native := native_calls.normalised) is not None:
             result = native(self, input)
             if result is not NotImplemented:
                 return result
-        conv = input.pending
+        conv = input.conv
         call = conv.call
         norm = None if call.fused is None else call.between[3]
         if norm is not None and _is_norm(self, norm):
@@ -73,11 +73,11 @@ def _normalise(self: Any, input: Any) -> Any:
 def _rectify(self: Any, input: Any) -> Any:
     """`ReLU.forward`."""
     own = F.relu is _relu_of_torch and nn.ReLU.forward is _relu_forward
-    if type(input) is Waiting and own and not torch.compiler.is_compiling():
-        result = input.pending.end_launched("relu", 0.0)
+    if type(input) is UnlaunchedFeatures and own and not torch.compiler.is_compiling():
+        result = input.conv.end_launched("relu", 0.0)
         if result is not None:
             if self.inplace:
-                input.pending.replace_result(result)
+                input.conv.replace_result(result)
             return result
     return _own_forward(self, input)
 
@@ -137,8 +137,8 @@ def _own_forward(module: Any, input: Any) -> Any:
 
 
 def install_fast_forward(input: Any) -> None:
-    """Give the module that is called with features that wait, if it is one, the short way."""
-    call = input.pending.call
+    """Give the module that is called with deferred features, if it is one, the short way."""
+    call = input.conv.call
     if call.fused is None or call.fused.lookups >= 2 * len(call.target):
         return
     call.fused.lookups += 1

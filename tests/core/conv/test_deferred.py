@@ -1,4 +1,4 @@
-"""Convolutions that wait for what follows: what they wait for, and who else may look."""
+"""Deferred convolutions: to what they are deferred, and who else may look."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import settings
-from sparse_bridge.core.conv import convolution, history, layers, pending, plan, waiting
+from sparse_bridge.core.conv import convolution, deferred, history, layers, plan
+from sparse_bridge.core.conv.deferred import conv as deferred_conv
+from sparse_bridge.core.conv.deferred.conv import DeferredConv
+from sparse_bridge.core.conv.deferred.features import ObservedFeatures, UnlaunchedFeatures
 from sparse_bridge.core.conv.epilogue import ACTIVATIONS, Epilogue
-from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.core.device import trace
 from tests.checks import assert_close
@@ -35,7 +37,7 @@ class Layer:
         """Features as whoever takes them out of a sparse tensor has them."""
         with torch.no_grad():
             y = layers.convolve_layer(self.weight, self.x, self.weight, self.made.kmap, Epilogue(), ConvForm())
-        return waiting.features_of(y)
+        return deferred.features_of(y)
 
     def normed(self, y):
         with torch.no_grad():
@@ -64,15 +66,15 @@ def launches(run):
         seen.append("".join(n for n, part in zip("nsa", parts, strict=True) if part is not None))
         return original(x, weight, kmap, epilogue, form)
 
-    pending.run = history.run = spy
+    deferred_conv.run = history.run = spy
     try:
         run()
     finally:
-        pending.run = history.run = original
+        deferred_conv.run = history.run = original
     return seen
 
 
-def test_a_layer_waits_once_it_is_known_what_follows(conv):
+def test_a_layer_is_deferred_once_it_is_known_what_follows(conv):
     first = conv.unit()
     assert type(first) is torch.Tensor
     assert launches(conv.unit) == ["na"]
@@ -84,10 +86,10 @@ def test_a_layer_waits_once_it_is_known_what_follows(conv):
 
 def test_layers_that_nothing_follows_are_left_alone(conv):
     kinds = [type(conv()) for _ in range(6)]
-    assert kinds == [waiting.Watched] * 4 + [torch.Tensor] * 2
+    assert kinds == [ObservedFeatures] * 4 + [torch.Tensor] * 2
 
 
-def test_small_layers_do_not_wait(conv, monkeypatch):
+def test_small_layers_are_not_deferred(conv, monkeypatch):
     monkeypatch.setattr(convolution, "MIN_DEFERRED_ELEMENTS", [conv.want().numel() + 1, 0])
     assert type(conv()) is torch.Tensor
 
@@ -118,7 +120,7 @@ def test_whoever_reads_sees_the_convolution(conv, name, known):
     for _ in range(2 * known):
         conv.unit()
     y = conv()
-    assert type(y) is (waiting.Waiting if known else waiting.Watched)
+    assert type(y) is (UnlaunchedFeatures if known else ObservedFeatures)
     assert tuple(y.shape) == tuple(conv.want().shape) and y.dtype == conv.x.dtype
     found = READS[name](y)
     assert type(found) is torch.Tensor
@@ -157,7 +159,7 @@ def test_a_norm_in_training_between_the_norm_and_who_reads_it(conv):
     want = F.batch_norm(conv.want(), *(v.double() for v in conv.norm))
     y = conv.normed(conv())
     F.batch_norm(torch.randn(20, 10), *conv.norm, training=True)
-    assert type(y) is waiting.Watched
+    assert type(y) is ObservedFeatures
     assert_close(y.clone(), want)
 
 
@@ -245,7 +247,7 @@ def test_calls_of_which_nothing_is_learnt(conv, mode):
                 y = layers.convolve_layer(conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm())
             assert type(y) is torch.Tensor
         kind = type(conv())
-        assert kind is (waiting.Waiting if known else waiting.Watched)
+        assert kind is (UnlaunchedFeatures if known else ObservedFeatures)
         conv.unit()
         conv.unit()
 
@@ -258,7 +260,7 @@ def test_recorded_operations_are_counted_once(conv):
     assert [event.kind for event in events] == ["conv"]
 
 
-def test_copies_of_what_waits_know_nothing(conv):
+def test_copies_of_deferred_features_know_nothing(conv):
     y = conv()
-    assert type(y.pending) is PendingConv
-    assert copy.copy(y.pending) is None and pickle.loads(pickle.dumps(y.pending)) is None
+    assert type(y.conv) is DeferredConv
+    assert copy.copy(y.conv) is None and pickle.loads(pickle.dumps(y.conv)) is None

@@ -99,7 +99,7 @@ class InputMemory:
             n_offsets = len(step.request.offsets)
             if not step.makes:
                 if self.tiled(index, 0):
-                    looked_up += neighbor_table.table_elements(rows[step.ends(index)], n_offsets)
+                    looked_up += neighbor_table.table_elements(rows[step.out_level(index)], n_offsets)
                 continue
             if self.tiled(index, 0):
                 blank += Slab.rounded(n_offsets * rows[index + 1])
@@ -110,20 +110,19 @@ class InputMemory:
 
     def batches(self, rows: Mapping[int, int]) -> list[range]:
         """Steps whose tables become tiles side by side, in order.  rows: see `scratch`."""
-        ends, total = list[int](), 0
+        begins, total = [0], 0
         for index in range(len(self._steps)):
             size = self._table_elements(index, rows)
             if total and total + size > BATCH:
-                ends.append(index)
+                begins.append(index)
                 total = 0
             total += size
-        bounds = [0, *ends, len(self._steps)]
-        return [range(*pair) for pair in itertools.pairwise(bounds)]
+        return [range(*pair) for pair in itertools.pairwise([*begins, len(self._steps)])]
 
     def _table_elements(self, index: int, rows: Mapping[int, int]) -> int:
         """Elements of the tables of a step that become tiles."""
         step = self._steps[index]
-        first = rows[step.ends(index)] if self.tiled(index, 0) else 0
+        first = rows[step.out_level(index)] if self.tiled(index, 0) else 0
         other = rows[step.level] if step.makes and self.tiled(index, 1) and self.both(index) else 0
         return len(step.request.offsets) * (first + other)
 

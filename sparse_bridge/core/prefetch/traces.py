@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .... import log, native, policy, settings
-from ....errors import KernelError
-from ....kernels.runtime import target as targets
-from ....kernels.runtime.fetched import Fetched
-from ....kernels.runtime.host_program import Steps
-from ....kernels.runtime.launch_trace import Trace, Traced, TracedTarget
-from ....kernels.runtime.symbolic import Sym
-from ....refusals import Refusal, Why
-from ...device.kernels import hash_table
-from ...geometry.boxes import Box, KeyLayout
-from ...maps.coordinate_map import table_of
-from ..level_layouts import LevelLayouts
-from ..recording import Answers, Views
+from ... import log, native, policy, settings
+from ...errors import KernelError
+from ...kernels.runtime import target as targets
+from ...kernels.runtime.fetched import Fetched
+from ...kernels.runtime.host_program import Steps
+from ...kernels.runtime.launch_trace import Trace, Traced, TracedTarget
+from ...kernels.runtime.symbolic import Sym
+from ...refusals import Refusal, Why
+from ..device.kernels import hash_table
+from ..geometry.boxes import Box, KeyLayout
+from ..maps.coordinate_map import table_of
+from .level_layouts import LevelLayouts
+from .recording import BuiltSteps, Views
 
 if TYPE_CHECKING:
-    from ..batched_builder import BatchedBuilder
+    from .batched_builder import BatchedBuilder
 
 _FAR = 1 << 24  # coordinates of inputs that traces serve
 
@@ -101,15 +101,15 @@ class Traces:
         self._number, self._lock = 0, threading.Lock()
         self._failed = False
 
-    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
-        """The answers of an input, queued from a trace, or (None,) where it is not like the last; None
+    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[BuiltSteps | None] | None:
+        """The maps of an input, queued from a trace, or (None,) where it is not like the last; None
         where no trace serves it, and it is to be queued step by step."""
-        answers = self._repeated(builder, capacities)
-        if answers is None:
-            builder.ends = []
-        return answers
+        built = self._repeated(builder, capacities)
+        if built is None:
+            builder.level_bounds = []
+        return built
 
-    def _repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
+    def _repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[BuiltSteps | None] | None:
         key = self._key(builder)
         traces = None if key is None else self._traces.get(key)
         if not traces or not _undisturbed(builder):
@@ -123,8 +123,8 @@ class Traces:
                 break
         else:
             return None
-        (counters, flags, lengths, ends), state = first
-        builder.ends = list(ends)
+        (counters, flags, lengths, level_bounds), state = first
+        builder.level_bounds = list(level_bounds)
         read = Fetched.now([counters, flags.view(), *builder.extra_readbacks()])
         if not _distinct(read[1], cmap.n_rows):
             return None
@@ -199,8 +199,8 @@ def _distinct(flags: list[int], n_rows: int) -> bool:
 @functools.cache
 def _listeners() -> tuple[Any, Any]:
     """Who may want to hear of launches."""
-    from ....kernels.runtime import precompile
-    from ....kernels.runtime.triton_compat import HOOKS
+    from ...kernels.runtime import precompile
+    from ...kernels.runtime.triton_compat import HOOKS
 
     return HOOKS, precompile
 
@@ -249,7 +249,7 @@ def _traced(builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int,
         copy.where = LevelLayouts.at(_Address(trace.number(next(numbers))), layouts)
     with NoOperations():
         counters, table = copy.expanded(room)
-        outputs = counters, table.own[2], tuple(copy.counter_lengths()), tuple(copy.ends)
+        outputs = counters, table.own[2], tuple(copy.counter_lengths()), tuple(copy.level_bounds)
         exact: list[Any] = trace.waits(outputs, [rows[index + 1] for index in capacities])
         level_rows: dict[int, Any] = dict(zip([index + 1 for index in capacities], exact, strict=True))
         level_rows[0] = n_rows

@@ -1,4 +1,4 @@
-"""The host's walk of a scene of a new shape: `python -m tests.core.capture.scene_walk`.
+"""The host's walk of a scene of a new shape: `python -m tests.core.prefetch.scene_walk`.
 
 Networks of `map_time` run over a stream of scenes on a GPU that is not there. Of a late scene is
 counted: Python frames of this package; those of torch and Python's own library; calls of functions
@@ -16,7 +16,7 @@ from unittest import mock
 
 from sparse_bridge import native, state
 from sparse_bridge.native import calls as native_calls
-from tests.rules import layers_wait, products_unmade, row_kernels_on, ruled
+from tests.rules import layers_deferred, products_unmade, row_kernels_on, ruled
 
 from .map_time import networks, streamed
 
@@ -84,7 +84,7 @@ def walks(helper: bool, train: bool = False) -> Iterator[tuple[str, Steps]]:
         with (
             _helper(helper),
             mock.patch.object(type(net), "forward", _counting(type(net).forward, counter, train)),
-            layers_wait(),
+            layers_deferred(),
             row_kernels_on("cpu"),
             products_unmade(),
         ):

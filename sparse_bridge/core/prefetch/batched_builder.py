@@ -2,8 +2,8 @@
 many rows each will have.
 
 Kernels read these numbers and the bounds of all levels from the device. The host waits once, for
-the counters of all levels, and then queues maps that are as large as they have to be; in captures,
-whose inputs differ, as large as the estimate. See `prefetch` for when this is done.
+the counters of all levels, and then queues maps that are as large as they have to be. See
+`prefetch` for when this is done; `core.capture.padded_builder` leaves them as large as the estimate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.runtime.fetched import Fetched
-from ...kernels.runtime.parts import Slab, viewed
+from ...kernels.runtime.parts import Slab
 from ...kernels.runtime.target import Target
 from ..device.device_support import kernel_target
 from ..device.kernels import hash_table, new_rows, tile_batch
@@ -28,10 +28,7 @@ from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
 from .input_memory import InputMemory, Slabs, room_for, rule_of
 from .level_layouts import Level, LevelLayouts
-from .padded import PaddedInput, level_rows
-from .recording import PAIRS, Answer, Answers, Recording, Step, boxes_of, levels_with_unknown_bounds
-
-__all__ = ["Answer", "Answers", "BatchedBuilder", "Sides"]
+from .recording import PAIRS, BuiltStep, BuiltSteps, Recording, Step, boxes_of, levels_with_unknown_bounds
 
 _ROOM = 1.25  # memory of a level over the estimate
 
@@ -40,10 +37,10 @@ Sides = tuple[Any, ...]  # tiles, table or None for side 0 and for side 1 of a s
 
 
 class InputTraces(Protocol):
-    """What repeats the launches of inputs, see `traces.maps.Traces`."""
+    """What repeats the launches of inputs, see `traces.Traces`."""
 
-    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[Answers | None] | None:
-        """The answers of an input, queued from a trace, or (None,) where it is not like the last;
+    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[BuiltSteps | None] | None:
+        """The maps of an input, queued from a trace, or (None,) where it is not like the last;
         None where no trace serves it. capacities: rows that there is memory for, by level."""
 
     def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
@@ -75,13 +72,13 @@ class BatchedBuilder:
         self.levels: dict[int, Level] = {}
         self.room: dict[int, int] = {}  # rows that levels had memory for when they were expanded
         self.expansions: dict[int, Expansion] = {}
-        self.ends: list[torch.Tensor] = []  # of `levels_with_unknown_bounds`, see `DataBounds`
-        self.exact_boxes: dict[int, Box] = {}  # their bounds, once they are known
+        self.level_bounds: list[torch.Tensor] = []  # of `levels_with_unknown_bounds`, see `DataBounds`
+        self.exact_boxes: dict[int, Box] = {}  # the same, once they are known
         self.boxes = boxes_of(cmap.box, steps) if boxes is None else boxes
 
-    def answers(self) -> Answers | None:
-        """The answer of every step; None where this input is not like the last."""
-        if (capacities := self._capacities()) is None:
+    def build(self) -> BuiltSteps | None:
+        """The map of every step, queued; None where this input is not like the last."""
+        if (capacities := self.reserved_capacities()) is None:
             return None
         self.memory.sharing = True  # of a capture, the memory would be kept
         self.lay_levels_out()
@@ -94,10 +91,10 @@ class BatchedBuilder:
         if rows is None:
             return None
         self.cut(rows)
-        answers = self.assembled(self.queued(), rows, self.coords())
+        built = self.assembled(self.queued(), rows, self.coords())
         if self.traces is not None:
             self.traces.learn(self, capacities, rows)
-        return answers
+        return built
 
     def copy_over(self, cmap: Any, target: Target) -> BatchedBuilder:
         """A builder of the same maps over other coordinates."""
@@ -105,27 +102,7 @@ class BatchedBuilder:
 
     def extra_readbacks(self) -> list[torch.Tensor]:
         """What else the host reads: bounds."""
-        return [ends.flatten() for ends in self.ends]
-
-    def lay_out(self, padded_input: PaddedInput) -> bool:
-        """Queue the coordinates of all levels of a padded input, which learns where its counters
-        are; False where the last input does not tell how large they get. Capacities tell the level.
-        """
-        if (capacities := self._capacities()) is None:
-            return False
-        taken = {self.cmap.n_rows}
-        for index in capacities:
-            while capacities[index] in taken:
-                capacities[index] += 8
-            taken.add(capacities[index])
-        self.lay_levels_out()
-        padded_input.counters, root = self.expanded(capacities)
-        padded_input.lengths, padded_input.flags = tuple(self.counter_lengths()), root.flags
-        rooms = {index + 1: capacity for index, capacity in capacities.items()}
-        padded_input.capacities = {0: self.cmap.n_rows, **rooms}
-        counts = {number: level.count for number, level in self.levels.items()}
-        padded_input.counts = {at: padded_input.count if n is None else viewed(n) for at, n in counts.items()}
-        return True
+        return [bounds.flatten() for bounds in self.level_bounds]
 
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
@@ -171,14 +148,14 @@ class BatchedBuilder:
             self._expand(index, self.steps[index], capacities[index], table, slab)
             if index + 1 in self.unknown_levels:
                 assert self.where is not None
-                self.ends.append(self.levels[index + 1].ends(self.target))
-                self.where.derive(self.ends[-1], self.steps, self.target, index + 1)
+                self.level_bounds.append(self.levels[index + 1].bounds(self.target))
+                self.where.derive(self.level_bounds[-1], self.steps, self.target, index + 1)
         if not tables:
             return root.flags[:0], root
         memory = next(iter(tables.values())).total.memory  # where these come first
         return memory[: sum(self.counter_lengths())], root
 
-    def _capacities(self) -> dict[int, int] | None:
+    def reserved_capacities(self) -> dict[int, int] | None:
         """Rows to reserve at every new level, by the index of its step; None where that is not
         known."""
         capacities: dict[int, int] = {}
@@ -206,8 +183,8 @@ class BatchedBuilder:
                 return None
             cells = (out_box if layout is None else layout.limits).volume
             most = min(below * len(step.request.offsets), max(1, cells))
-            likely = int(self.slack * growth * self.cmap.n_rows)
-            capacities[index] = min(most, room_for(likely + 256))
+            estimate = int(self.slack * growth * self.cmap.n_rows)
+            capacities[index] = min(most, room_for(estimate + 256))
         return capacities
 
     @property
@@ -267,7 +244,7 @@ class BatchedBuilder:
     def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
         """Rows of every level, from what the host has read, of the new tables so many counters;
         None where this input is not like the last."""
-        counters, root, *ends = read
+        counters, root, *bounds = read
         cmap = self.cmap
         if not cmap.checked:
             cmap.validate(*hash_table.live_flags(root))
@@ -276,7 +253,7 @@ class BatchedBuilder:
         levels = {index + 1: capacity for index, capacity in capacities.items()}
         rows = level_rows(counters, lengths, levels)
         if rows is not None:
-            self.learn(ends, rows)
+            self.learn(bounds, rows)
         return None if rows is None else {0: cmap.n_rows, **rows}
 
     def cut(self, rows: dict[int, int]) -> None:
@@ -286,62 +263,69 @@ class BatchedBuilder:
                 coords = level.coords.narrow(0, 0, rows[number])
                 self.levels[number] = Level(coords, level.layout, level.table, None)
 
-    def learn(self, ends: Sequence[list[int]], rows: dict[int, int]) -> None:
-        """Learn where levels end, of which there are so many rows, and with that all bounds."""
-        levels = zip(self.unknown_levels, ends, strict=True)
+    def learn(self, bounds: Sequence[list[int]], rows: dict[int, int]) -> None:
+        """Learn the bounds of `levels_with_unknown_bounds`, of which there are so many rows, and with that all."""
+        levels = zip(self.unknown_levels, bounds, strict=True)
         self.exact_boxes = {level: box_of(values) for level, values in levels if rows[level]}
         if self.exact_boxes or self.boxes.get(0) is not self.cmap.box:
             self.boxes = boxes_of(self.cmap.box, self.steps, self.exact_boxes)
 
-    def assembled(
-        self,
-        sides: list[Sides],
-        rows: dict[int, int],
-        coords: dict[int, torch.Tensor],
-        padded_input: PaddedInput | None = None,
-    ) -> Answers:
-        """The answers made of these sides and the new levels' coordinates, cut to `rows`.
-
-        padded_input: the one that they belong to, if they are cut to its capacities.
-        """
-        answers: Answers = {}
-        maps, paired = {0: self.cmap}, list[Rulebook]()
-        ends = {
-            level: Rows.of(count) if padded_input is None else padded_input.rows(level) for level, count in rows.items()
-        }
+    def assembled(self, sides: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor]) -> BuiltSteps:
+        """The steps as maps, made of these sides and the new levels' coordinates, cut to `rows` of every level."""
+        built: BuiltSteps = {}
+        maps, rulebooks = {0: self.cmap}, list[Rulebook]()
+        row_counts = self.row_counts(rows)
         for index, (step, pair) in enumerate(zip(self.steps, sides, strict=True)):
-            kmap, new = self._answer(index, step, pair, ends, coords, padded_input)
-            if new is not None:
-                maps[index + 1] = new
+            kmap = self._kernel_map(index, step, pair, row_counts)
+            new = None
+            if step.makes:
+                new = maps[index + 1] = self.new_coordinates(index + 1, coords[index + 1], row_counts[index + 1])
+                new.loose = step.request.loose
             out_coords = None if step.out is None else maps[step.out]
-            answers[step] = Answer(maps[step.level], out_coords, kmap, new)
-            if padded_input is not None and index in padded_input.pairs:
-                kmap.rulebook.pairs_are(padded_input.pairs[index])
-            elif padded_input is None and PAIRS in self.last.views[index].requested:
-                paired.append(kmap.rulebook)
-        count_pairs(paired, self.target)
-        return answers
+            built[step] = BuiltStep(maps[step.level], out_coords, kmap, new)
+            rulebooks.append(kmap.rulebook)
+        self.give_pairs(rulebooks)
+        return built
 
-    def _answer(
-        self,
-        index: int,
-        step: Step,
-        sides: Sides,
-        rows: dict[int, Rows],
-        coords: dict[int, torch.Tensor],
-        padded_input: PaddedInput | None,
-    ) -> tuple[KernelMap, CoordinateMap | None]:
-        out = step.ends(index)
-        x, y = rows[step.level], rows[out]
+    def row_counts(self, rows: dict[int, int]) -> dict[int, Rows]:
+        """The rows of every level, by level."""
+        return {level: Rows.of(count) for level, count in rows.items()}
+
+    def give_pairs(self, rulebooks: list[Rulebook]) -> None:
+        """Count the pairs of the maps, one for every step, of which the last input's were requested."""
+        views = self.last.views
+        requested = [book for index, book in enumerate(rulebooks) if PAIRS in views[index].requested]
+        count_pairs(requested, self.target)
+
+    def new_coordinates(self, level: int, coords: torch.Tensor, rows: Rows) -> CoordinateMap:
+        """The coordinates of a new level. coords: int32 [rows or more, 1 + D]."""
+        own_coords = coords if len(coords) == rows.capacity else coords[: rows.capacity]
+        new = CoordinateMap(own_coords, self.boxes[level], rows, own=True)
+        new.adopt()
+        new.tight = self.exact_boxes.get(level)
+        return new
+
+    def _kernel_map(self, index: int, step: Step, sides: Sides, rows: dict[int, Rows]) -> KernelMap:
+        out = step.out_level(index)
         offsets, same = step.request.offsets, out == step.level
         symmetric, center = same and offsets.symmetric, offsets.center if same else -1
-        kmap = KernelMap(Rulebook(x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides))
-        if not step.makes:
-            return kmap, None
-        cut = padded_input is None and len(coords[out]) == y.capacity
-        own_coords = coords[out] if cut else coords[out][: y.capacity]
-        new = CoordinateMap(own_coords, self.boxes[out], y, own=True)
-        new.adopt()
-        new.loose = step.request.loose
-        new.tight = self.exact_boxes.get(out) if padded_input is None else new.box
-        return kmap, new
+        x, y = rows[step.level], rows[out]
+        return KernelMap(Rulebook(x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides))
+
+
+def level_rows(counters: Sequence[int], lengths: Sequence[int], capacities: dict[int, int]) -> dict[int, int] | None:
+    """Rows of new levels, by level, from the flags and counters of their tables, which lie one
+    after another; None where one has more than there is capacity for.
+
+    lengths: of the flags and counters of each.
+    """
+    from ...kernels.maps.hash_table import FLAGS
+
+    rows, at = {}, 0
+    for (level, capacity), length in zip(capacities.items(), lengths, strict=True):
+        _, _, overflow, last = counters[at : at + FLAGS]
+        at += length
+        if overflow > 0 or last + 1 > capacity:
+            return None
+        rows[level] = last + 1
+    return rows

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparse_bridge.core.capture.traces.maps import NoOperations
+from sparse_bridge.core.prefetch.traces import NoOperations
 from sparse_bridge.kernels.runtime.launch import cdiv, power_of_2
 from sparse_bridge.kernels.runtime.launch_trace import Trace
 from sparse_bridge.kernels.runtime.parts import Part, memory_for, octave_step

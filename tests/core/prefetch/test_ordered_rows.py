@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.conv import choice
 from sparse_bridge.core.maps import request
+from sparse_bridge.core.prefetch import prefetch
 from tests.tools.test_group_race import by_rule  # noqa: F401 - a fixture
 
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, prefetching, voxels  # noqa: F401

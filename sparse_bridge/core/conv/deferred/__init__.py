@@ -1,7 +1,7 @@
-"""Features of convolutions that wait, as tensors: for code that takes features out of a sparse
+"""Features of deferred convolutions, as tensors: for code that takes features out of a sparse
 tensor, normalises, adds or activates them, and puts them back.
 
-Those operations go to the pending convolution. Everything else that is done with the tensor sees
+Those operations go to the convolution. Everything else that is done with the tensor sees
 what the convolution computes.
 """
 
@@ -15,22 +15,22 @@ import torch.nn.functional as F
 
 from ..activations import ACTIVATIONS, Activation
 from ..epilogue import Norm
-from ..pending import MaybePending, PendingConv
+from .conv import DeferredConv, MaybeDeferred
+from .features import FOLLOWING, KINDS, features_of, materialize
 from .shortcuts import ProfiledFeatures, install_fast_forward, reset
-from .tensors import FOLLOWING, KINDS, Features, Waiting, Watched, features_of, materialize
 
-__all__ = ["Features", "ProfiledFeatures", "Waiting", "Watched", "features_of", "materialize", "reset"]
+__all__ = ["ProfiledFeatures", "features_of", "materialize", "reset"]
 
 
-def _then(x: Any, inplace: bool, follow: Callable[[PendingConv], MaybePending]) -> torch.Tensor:
+def _then(x: Any, inplace: bool, follow: Callable[[DeferredConv], MaybeDeferred]) -> torch.Tensor:
     """Features behind one step more; in place, all who hold `x` see them."""
-    result = follow(x.pending)
+    result = follow(x.conv)
     if not inplace:
         return features_of(result)
-    if type(result) is PendingConv:
-        x.pending = result
+    if type(result) is DeferredConv:
+        x.conv = result
         return x  # type: ignore[no-any-return]
-    x.pending.replace_result(result)
+    x.conv.replace_result(result)
     return result  # type: ignore[return-value]
 
 
@@ -48,7 +48,7 @@ def _batch_norm(
         return None
     install_fast_forward(input)
     return features_of(
-        input.pending.normed(
+        input.conv.normed(
             Norm(running_mean, running_var, weight, bias, eps),
             lambda y: F.batch_norm(y, running_mean, running_var, weight, bias, False, momentum, eps),
         )
@@ -63,7 +63,7 @@ def _activation(activation: Activation, always_in_place: bool) -> Callable[..., 
         alpha, inplace = arguments(*options, **named_options)
         if inplace or always_in_place:
             return _then(input, True, lambda conv: conv.activated(name, alpha, lambda y: apply_(y, alpha)))
-        return features_of(input.pending.activated(name, alpha, lambda y: apply(y, alpha)))
+        return features_of(input.conv.activated(name, alpha, lambda y: apply(y, alpha)))
 
     return follow
 
@@ -76,7 +76,7 @@ def _add(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
     if other is input or not isinstance(other, torch.Tensor):
         return None
     rows = materialize(other) if type(other) in KINDS else other
-    return features_of(input.pending.plus(rows, lambda y: y + rows))
+    return features_of(input.conv.plus(rows, lambda y: y + rows))
 
 
 def _add_(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:

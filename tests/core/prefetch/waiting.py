@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 
 import pytest
 import torch
-from torch import nn
 
-import sparse_bridge
-from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.maps import request
+from sparse_bridge.core.prefetch import prefetch
 from sparse_bridge.kernels.runtime.fetched import Fetched
-from tests.core.capture.graph_sizes import graphs_of
 
-from .pretended import replays_on_the_cpu
 from .test_new_shapes import voxels
 
 
@@ -62,31 +57,6 @@ def waits(monkeypatch):
         listened(Fetched, "read")
         listened(Fetched, "now")
         yield found
-
-
-class Whole(nn.Module):
-    """The layers of an API's network as one model."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def replayed(network, lane, fake_gpu, rules, rows):
-    """The network with its layers replayed as one model, from graphs for so many rows; how many
-    calls were."""
-    if lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(rows))
-    model = sparse_bridge.optimize(Whole(copy.deepcopy(network.net)).eval(), graphs=True)
-    clone = copy.copy(network)
-    clone.net = [model]
-    return clone, lambda: model.__dict__["forward"].hits
 
 
 def alone(network, scene):

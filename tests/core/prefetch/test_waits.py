@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 import sparse_bridge
 from sparse_bridge.adapters.torchsparse.geometry import Sites, box_bounds, core_box, output_rule, reach_bounds
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import prefetch
-from sparse_bridge.core.capture.level_layouts import LevelLayouts, chains_of
-from sparse_bridge.core.capture.recording import Step, boxes_of, levels_with_unknown_bounds
 from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box, record_of
 from sparse_bridge.core.geometry.data_bounds import DataBounds
@@ -21,12 +18,15 @@ from sparse_bridge.core.geometry.reach import AxisReach, BoxReach
 from sparse_bridge.core.maps import request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest
+from sparse_bridge.core.prefetch import prefetch
+from sparse_bridge.core.prefetch.level_layouts import LevelLayouts, chains_of
+from sparse_bridge.core.prefetch.recording import Step, boxes_of, levels_with_unknown_bounds
 from sparse_bridge.errors import CoordinateError
 from sparse_bridge.kernels.maps import pair_batch
 from tests.clouds import features
 
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels
-from .waiting import check, fresh, ready, replayed, waits  # noqa: F401 - `fresh` is a fixture
+from .waiting import check, fresh, ready, waits  # noqa: F401 - `fresh` is a fixture
 
 APIS = [Spconv, Torchsparse, Minkowski]
 THREE = functional.kernel_offsets((3, 3, 3))
@@ -41,7 +41,7 @@ def test_one_wait_a_scene(kernel_lane, monkeypatch, api):
         scene = voxels(turn, kernel_lane.device)
         with waits(monkeypatch) as found:
             network(*scene)
-        assert len(found) == 1 and found[0].startswith("core/capture"), found
+        assert len(found) == 1 and found[0].startswith("core/prefetch"), found
         check(network, scene)
 
 
@@ -126,27 +126,6 @@ def test_a_strided_layer_first(kernel_lane, monkeypatch):
             network(*scene)
         assert turn < 2 or len(found) == 1, found
         check(network, scene)
-
-
-@pytest.mark.emulated
-@pytest.mark.parametrize("api", [Torchsparse, Minkowski])
-@torch.no_grad()
-def test_a_replayed_model(kernel_lane, fake_gpu, rules, api):
-    """Its graph finds the bounds on the device, too."""
-    plain = ready(api, kernel_lane)
-    network, hits = replayed(plain, kernel_lane, fake_gpu, rules, 768)
-    for turn in range(2, 8):
-        check(network, voxels(turn, kernel_lane.device), plain)
-    known, (x, coords, shape) = hits(), voxels(8, kernel_lane.device)
-    assert known
-    check(network, (x, coords, shape), plain)
-    assert hits() == known + 1
-    # Keys of these take more bits than the graph's: they run eagerly, and may make a graph that serves both.
-    check(network, (x, coords * coords.new_tensor([1, 1 << 21, 1, 1]), shape), plain)
-    assert hits() == known + 1
-    for _ in range(6):  # a young graph that does not fit goes, and the next one waits for some calls
-        check(network, (x, coords, shape), plain)
-    assert hits() >= known + 2
 
 
 @pytest.mark.emulated
@@ -271,7 +250,7 @@ def test_backward_passes_do_not_wait(kernel_lane, monkeypatch, api):
         with waits(monkeypatch) as found:
             got = _step(network, scene)
         counted = [one for one in found if one.startswith("kernels/maps/pair_batch.py")]
-        assert len(counted) == 1 and len(found) == 2 and found[0].startswith("core/capture"), found
+        assert len(counted) == 1 and len(found) == 2 and found[0].startswith("core/prefetch"), found
         request.register(None)
         want = _step(network, (scene[0], scene[1].clone(), scene[2]))
         prefetch.install()

@@ -40,7 +40,7 @@ class Step(NamedTuple):
         """Whether it makes coordinates."""
         return self.request.map_type in ("strided", "generative")
 
-    def ends(self, index: int) -> int:
+    def out_level(self, index: int) -> int:
         """The level of its outputs, if it has this index."""
         return index + 1 if self.makes else self.level if self.out is None else self.out
 
@@ -73,14 +73,14 @@ def boxes_of(box: Box, steps: Sequence[Step], exact: Mapping[int, Box] | None = 
 
 @functools.lru_cache(maxsize=256)
 def levels_with_unknown_bounds(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Levels that may end inside their boxes, where the bounds of others start from their ends."""
+    """Levels whose bounds may lie inside their boxes, where those of others start from them."""
     sources = {s.level for s in steps if s.makes and isinstance(s.request.output, BoxReach)}
     return tuple(
         index + 1 for index, step in enumerate(steps) if step.makes and index + 1 in sources and step.request.loose
     )
 
 
-class Answer(NamedTuple):
+class BuiltStep(NamedTuple):
     """kmap: the map of a step from `in_coords` to `out_coords`, where the request has those, or to the
     `new_coords` that the step made."""
 
@@ -90,7 +90,7 @@ class Answer(NamedTuple):
     new_coords: CoordinateMap | None
 
 
-Answers = dict[Step, Answer]
+BuiltSteps = dict[Step, BuiltStep]
 
 
 class Views(NamedTuple):
@@ -139,9 +139,9 @@ class Recording:
 
     levels: of its coordinates.  steps: the requests.  By their indices, views: of their maps; rows:
     of the levels that they made; largest: such rows per row of the input, of earlier inputs.
-    answers: to steps that are expected, for `stream`.  expected: the prediction for this input, from
-    inputs like the previous one.  alike: the prediction for the next one, from inputs like this one,
-    once the next one has come.  lists: all predictions from inputs with the same first request, by
+    prepared: steps that are expected, built for `stream`.  expected: the prediction for this input,
+    from inputs like the previous one.  next_expectation: that for the next one, from inputs like this
+    one, once the next one has come.  lists: all predictions from inputs with the same first request, by
     their steps.
     """
 
@@ -152,14 +152,14 @@ class Recording:
     rows: dict[int, int] = dataclasses.field(default_factory=dict)
     largest: dict[int, float] = dataclasses.field(default_factory=dict)
     box: Box | None = None
-    answers: Answers = dataclasses.field(default_factory=dict)
+    prepared: BuiltSteps = dataclasses.field(default_factory=dict)
     stream: int = 0
     expected: Expectation | None = None
-    alike: Expectation | None = None
+    next_expectation: Expectation | None = None
     lists: dict[tuple[Step, ...], Expectation] = dataclasses.field(default_factory=dict)
 
     def shared(self) -> Recording:
-        """The same for inputs to come, without the answers, which go with the input."""
+        """The same for inputs to come, without the prepared steps, which go with the input."""
         return Recording(self.n_rows, self.levels, self.steps, self.views, self.rows)
 
     # while requests over the input arrive
@@ -174,22 +174,22 @@ class Recording:
         out = self.levels.get(req.output)
         return None if out is None else Step(level, req._replace(output=None, box=None), out)
 
-    def ask(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
-        """The map of `req` over coordinates of this input: a prepared answer, or built now."""
+    def request(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
+        """The map of `req` over coordinates of this input: prepared, or built now."""
         step = self.step_of(cmap, req)
         if step is None or len(self.steps) >= policy.REQUESTS:
             return requests.build(cmap, req)
-        answer = self.answers.get(step)
+        prepared = self.prepared.get(step)
         # Levels are counted, and requests that nobody expected shift the count: what tells levels
         # apart are their coordinates. Another stream may run before the work that was queued here.
         if (
-            answer is not None
-            and answer.in_coords is cmap
-            and (step.out is None or answer.out_coords is req.output)
+            prepared is not None
+            and prepared.in_coords is cmap
+            and (step.out is None or prepared.out_coords is req.output)
             and self.stream == targets.current_stream(cmap.device)
         ):
-            del self.answers[step]
-            return self._observe(self._append(step), BuiltMap.of(answer.kmap, answer.new_coords))
+            del self.prepared[step]
+            return self._observe(self._append(step), BuiltMap.of(prepared.kmap, prepared.new_coords))
         index = self._append(step)
         built = requests.build(cmap, req)  # raises for a padded input
         rulebook = built.kmap.rulebook
@@ -212,7 +212,7 @@ class Recording:
             self.levels.setdefault(built.coords, index + 1)
         return built
 
-    # once all its requests are answered
+    # once all its requests have come
 
     def growth(self, index: int) -> float | None:
         """Rows that a step made, per row of the input: the most that this and earlier inputs
@@ -222,35 +222,36 @@ class Recording:
             return None
         return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(index, 0.0))
 
-    def follow(self, previous: Recording | None) -> Recording | None:
+    def link_previous(self, previous: Recording | None) -> Recording | None:
         """Learn that this input came after `previous`, the last one with the same first request. The
         recording of the input that it is expected to be like; None unless several had the same
         requests, and where attempts are suspended for now."""
         if previous is None or len(previous.lists) >= policy.REQUEST_LISTS:  # always something else: no network
             return None
         self.lists = previous.lists
-        expected = self.expected = previous.alike = self.lists.setdefault(tuple(previous.steps), Expectation())
+        expected = self.lists.setdefault(tuple(previous.steps), Expectation())
+        self.expected = previous.next_expectation = expected
         expected.seen += 1
         last, trusted = expected.following, expected.attempts.due()
         expected.following = self
-        if last is None or last.alike is None:
+        if last is None or last.next_expectation is None:
             return None
         grown = {index: last.growth(index) or last.largest.get(index) for index in {**last.largest, **last.rows}}
         self.largest = {index: rate for index, rate in grown.items() if rate is not None}
-        return last if trusted and last.alike.seen >= policy.INPUTS_ALIKE else None
+        return last if trusted and last.next_expectation.seen >= policy.INPUTS_ALIKE else None
 
     def is_stable(self) -> bool:
         """Whether the next input will probably have the same requests as this one."""
         expected = self.expected
         if expected is not None and (expected.attempts.wait or expected.attempts.failures):
             return False
-        alike = self.lists.get(tuple(self.steps))
-        seen = (0 if alike is None else alike.seen) + (self.alike is None)
+        same = self.lists.get(tuple(self.steps))
+        seen = (0 if same is None else same.seen) + (self.next_expectation is None)
         return 0 < len(self.steps) < policy.REQUESTS and seen >= policy.INPUTS_ALIKE
 
-    def both_ways(self) -> Recording:
-        """The same with the pairs of every map requested of which there are tiles, and both sides of
-        every map that makes coordinates, as tiles where one side is."""
+    def with_backward_views(self) -> Recording:
+        """The same with the views that a backward pass requests: the pairs of every map of which there are
+        tiles, and both sides of every map that makes coordinates, as tiles where one side is."""
         views = list(self.views)
         for index, step in enumerate(self.steps):
             tiled, requested = views[index]

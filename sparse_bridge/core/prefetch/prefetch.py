@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -31,11 +32,9 @@ from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
-from . import padded
 from .batched_builder import BatchedBuilder
-from .padded import PaddedInput
-from .recording import Answers, Recording, Step
-from .traces.maps import Traces
+from .recording import BuiltSteps, Recording, Step
+from .traces import Traces
 from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "forget", "install", "provide", "recording_of"]
@@ -47,6 +46,26 @@ _newest: dict[tuple[torch.device, int, Hashable], Recording] = {}
 _by_box: dict[tuple[torch.device, Box], Recording] = {}  # of the last inputs in a box
 _counts = dict.fromkeys(("prefetched", "traced", "requeued", "dropped"), 0)  # inputs
 _lock = threading.Lock()
+
+
+class PreparedMaps(Protocol):
+    """Maps that were built before anybody asks for them, which are taken in place of queued ones, see
+    `core.capture.padded_builder`."""
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """All requests over the input that they are of."""
+
+    def built_steps(self, cmap: CoordinateMap) -> BuiltSteps:
+        """The maps over `cmap`; none where it is not the coordinates of that input."""
+
+
+# Those of this thread, once there are any: folders above set it.
+prepared_maps: Callable[[], PreparedMaps | None] | None = None
+
+
+def _prepared_maps() -> PreparedMaps | None:
+    return None if prepared_maps is None else prepared_maps()
 
 
 def counts() -> dict[str, int]:
@@ -75,8 +94,8 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     if req.map_type not in _PREFETCHED:
         return requests.build(cmap, req)
     recording: Recording | None = store.recording
-    if recording is None or not (recording.answers or recording.steps):
-        if _target(cmap) is None and padded.current() is None:
+    if recording is None or not (recording.prepared or recording.steps):
+        if _target(cmap) is None and _prepared_maps() is None:
             return requests.build(cmap, req)  # nothing is ever queued on the host
         if recording is None:
             recording = Recording(cmap.n_rows)
@@ -85,7 +104,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         if first is None:
             return requests.build(cmap, req)
         store.recording = _begin(cmap, first, recording)
-    built = recording.ask(cmap, req)
+    built = recording.request(cmap, req)
     if built.store is not None:
         built.store.recording = recording
     return built
@@ -93,23 +112,23 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 
 def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
     """Prepare the maps that inputs announced under this name need, before the first request."""
-    if padded.current() is None:
+    if _prepared_maps() is None:
         recording = _begin(cmap, name, Recording(cmap.n_rows))
-        if recording.answers or store.recording is None:
+        if recording.prepared or store.recording is None:
             store.recording = recording
 
 
 def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Recording:
-    """The recording of an input, `recording`, with answers prepared where inputs with the same first
+    """The recording of an input, `recording`, with steps prepared where inputs with the same first
     request have had the same requests."""
     recording.levels[cmap], recording.stream = 0, targets.current_stream(cmap.device)
-    if (padded_input := padded.current()) is not None:
-        recording.answers = _padded(cmap, cmap.kernel_target(), padded_input)
+    if (maps := _prepared_maps()) is not None:
+        recording.prepared = maps.built_steps(cmap)
         # Layers in front of the module may have asked first: levels are those of all requests over the input.
-        for index, step in enumerate(padded_input.recording.steps):
-            answer = recording.answers.get(step)
-            if answer is not None and answer.new_coords is not None:
-                recording.levels[answer.new_coords] = index + 1
+        for index, step in enumerate(maps.steps):
+            built = recording.prepared.get(step)
+            if built is not None and built.new_coords is not None:
+                recording.levels[built.new_coords] = index + 1
         return recording
     target, now = _target(cmap), settings.get()
     allowed = now.capture != "off" and memory.limit is None  # all maps of an input are queued together
@@ -118,7 +137,7 @@ def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Record
     shared = recording.shared()
     last = _learn(cmap, shared, first)
     if last is not None:
-        recording.answers = _expected_answers(shared, last, cmap, target) or {}
+        recording.prepared = _expected_steps(shared, last, cmap, target) or {}
     shared.box = cmap.box  # known or needed now
     with _lock:
         _by_box.pop((cmap.device, cmap.box), None)
@@ -134,21 +153,21 @@ def _target(cmap: CoordinateMap) -> targets.Target | None:
 
 
 def _learn(cmap: CoordinateMap, shared: Recording, first: Hashable) -> Recording | None:
-    """The recording that a new input is expected to follow, see `Recording.follow`."""
+    """The recording that a new input is expected to follow, see `Recording.link_previous`."""
     with _lock:
         key = cmap.device, cmap.coords.shape[1], first
         previous = _newest.get(key)
         if previous is None and len(_newest) >= policy.FIRST_REQUESTS:
             _newest.clear()
         _newest[key] = shared
-        return shared.follow(previous)
+        return shared.link_previous(previous)
 
 
-def _expected_answers(
+def _expected_steps(
     shared: Recording, last: Recording, cmap: CoordinateMap, target: targets.Target
-) -> Answers | None:
-    """The answers to the requests of the last input; None where there are none."""
-    assert shared.expected is not None and last.alike is not None
+) -> BuiltSteps | None:
+    """The steps of the last input, built for this one; None where it is not like the last."""
+    assert shared.expected is not None and last.next_expectation is not None
     steps = tuple(last.steps)
     if len(steps) >= policy.REQUESTS:
         return None
@@ -159,23 +178,23 @@ def _expected_answers(
         steps = tuple(itertools.takewhile(lambda step: step.relative, steps))
     if not (_several(steps) or (unbounded and steps)):
         return None
-    key64 = last.alike.key64.setdefault(len(steps), set())
-    traces = last.alike.traces.setdefault(len(steps), Traces())
-    answers = _answers(cmap, target, steps, last, key64, traces)
+    key64 = last.next_expectation.key64.setdefault(len(steps), set())
+    traces = last.next_expectation.traces.setdefault(len(steps), Traces())
+    built = _built(cmap, target, steps, last, key64, traces)
     with _lock:
-        shared.expected.attempts.learn(answers is not None)
-        _counts["dropped" if answers is None else "prefetched"] += 1
-    return answers
+        shared.expected.attempts.learn(built is not None)
+        _counts["dropped" if built is None else "prefetched"] += 1
+    return built
 
 
-def _answers(
+def _built(
     cmap: CoordinateMap,
     target: targets.Target,
     steps: tuple[Step, ...],
     last: Recording,
     key64: set[int],
     traces: Traces,
-) -> Answers | None:
+) -> BuiltSteps | None:
     """The maps of an input, queued; None where this input is not like the last."""
     try:
         return _queued(cmap, target, steps, last, key64, traces)
@@ -196,12 +215,12 @@ def _queued(
     last: Recording,
     key64: set[int],
     traces: Traces,
-) -> Answers | None:
+) -> BuiltSteps | None:
     """The maps of an input, queued; again where its bounds are not those expected."""
     builder: BatchedBuilder | None = None
     if cmap.unbounded and last.box is not None:
         builder = unbounded = UnboundedBuilder(cmap, target, steps, last, key64, traces)
-        answers = unbounded.answers()
+        built = unbounded.build()
         if unbounded.outgrown:
             with _lock:
                 _counts["requeued"] += 1
@@ -210,11 +229,11 @@ def _queued(
             builder = None
     if builder is None:
         builder = BatchedBuilder(cmap, target, steps, last, traces=traces)
-        answers = builder.answers()
+        built = builder.build()
     if builder.traced:
         with _lock:
             _counts["traced"] += 1
-    return answers
+    return built
 
 
 def recording_of(device: torch.device, box: Box, training: bool = False) -> Recording | None:
@@ -226,18 +245,7 @@ def recording_of(device: torch.device, box: Box, training: bool = False) -> Reco
         recording = _by_box.get((device, box))
         if recording is None or not recording.is_stable():
             return None
-        return recording.both_ways() if training else recording
-
-
-def _padded(cmap: CoordinateMap, target: targets.Target | None, padded_input: PaddedInput) -> Answers:
-    """The maps of a padded input, of which `cmap` must be the coordinates."""
-    elsewhere = cmap.coords.data_ptr() != padded_input.coords.data_ptr()
-    if target is None or elsewhere or padded_input.prepared is None:
-        return {}
-    cmap.adopt()
-    builder = BatchedBuilder(cmap, target, tuple(padded_input.recording.steps), padded_input.recording)
-    sides, coords = padded_input.prepared
-    return builder.assembled(sides, padded_input.capacities, coords, padded_input)
+        return recording.with_backward_views() if training else recording
 
 
 def _several(steps: tuple[Step, ...]) -> bool:

@@ -1,6 +1,6 @@
-"""Features of convolutions that wait, as tensors.
+"""Features of deferred convolutions, as tensors.
 
-Operations of `FOLLOWING` go to the pending convolution. Everything else that is done with such a
+Operations of `FOLLOWING` go to the convolution. Everything else that is done with such a
 tensor sees what the convolution computes.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from ....native import calls as native_calls
 from ...device.torch_compat import apart, eagerly
-from ..pending import MaybePending, PendingConv
+from .conv import DeferredConv, MaybeDeferred
 
 # What may follow: None where it does not this time.
 FOLLOWING: dict[Any, Callable[..., torch.Tensor | None]] = {}
@@ -34,14 +34,14 @@ class LazyTensor:
         return func(*materialize(args), **{name: materialize(value) for name, value in (kwargs or {}).items()})
 
 
-class Features(LazyTensor):
-    """What both kinds of tensor share."""
+class DeferredFeatures(LazyTensor):
+    """Features [N_out, C_out] of a deferred convolution: what both kinds of tensor share."""
 
-    pending: PendingConv
+    conv: DeferredConv
     ndim = 2  # asked for all the time; as attributes they take no detour
-    shape = property(lambda self: torch.Size(self.pending.shape))
-    dtype = property(lambda self: self.pending.dtype)
-    device = property(lambda self: self.pending.device)
+    shape = property(lambda self: torch.Size(self.conv.shape))
+    dtype = property(lambda self: self.conv.dtype)
+    device = property(lambda self: self.conv.device)
 
     def dim(self) -> int:
         """Rows and channels: 2."""
@@ -76,24 +76,24 @@ class Features(LazyTensor):
 
     @eagerly
     def materialize(self) -> torch.Tensor:
-        pending = self.pending
+        conv = self.conv
         if not torch.compiler.is_compiling():
-            return pending.materialize()
-        result = pending.fallback if pending.result is None else pending.result
-        return apart(pending.materialize) if result is None else result  # type: ignore[no-any-return]
+            return conv.materialize()
+        result = conv.fallback if conv.result is None else conv.result
+        return apart(conv.materialize) if result is None else result  # type: ignore[no-any-return]
 
 
-class Waiting(Features, torch.Tensor):
+class UnlaunchedFeatures(DeferredFeatures, torch.Tensor):
     """Features without memory: their convolution has not been launched."""
 
     __torch_dispatch__ = LazyTensor.on_plain  # type: ignore[assignment]
 
 
-class Watched(Features, torch.Tensor):
+class ObservedFeatures(DeferredFeatures, torch.Tensor):
     """Features with memory, of a layer of which it is found out what follows."""
 
 
-KINDS = (Waiting, Watched)
+KINDS = (UnlaunchedFeatures, ObservedFeatures)
 _left_sum: Any = torch.Tensor.__add__
 _right_sum: Any = torch.Tensor.__radd__
 _functions = torch._C._len_torch_function_stack
@@ -122,28 +122,28 @@ _ABOUT = {
 
 
 @eagerly
-def features_of(pending: MaybePending) -> torch.Tensor:
-    """The features [N_out, C_out] of a pending convolution as a tensor in its dtype; of a result, itself. The tensor
+def features_of(conv: MaybeDeferred) -> torch.Tensor:
+    """The features [N_out, C_out] of a deferred convolution as a tensor in its dtype; of a result, itself. The tensor
     may have no memory until somebody looks at it. Twin in C: `features`, `features_alone`, `features_of`."""
-    if type(pending) is not PendingConv:
-        return pending  # type: ignore[return-value]
+    if type(conv) is not DeferredConv:
+        return conv  # type: ignore[return-value]
     features: Any
     if (native := native_calls.features_of) is not None:
-        features = native(pending)
+        features = native(conv)
         if features is not NotImplemented:
             return features  # type: ignore[no-any-return]
-    call = pending.call
-    if call.target and pending.result is None:
+    call = conv.call
+    if call.target and conv.result is None:
         # Names of arguments would take it a quarter longer.
-        features = _make(Waiting, call.shape, None, None, None, call.dtype, _strided, call.device)
+        features = _make(UnlaunchedFeatures, call.shape, None, None, None, call.dtype, _strided, call.device)
         # Extensions that ask for the memory, of which there is none, get an exception.
         _no_memory(features)
-    elif pending.follows:
-        result = pending.result if pending.fallback is None else pending.fallback
-        features = result.as_subclass(Watched)  # type: ignore[union-attr]
+    elif conv.follows:
+        result = conv.result if conv.fallback is None else conv.fallback
+        features = result.as_subclass(ObservedFeatures)  # type: ignore[union-attr]
     else:
-        return pending.materialize()
-    features.pending = pending
+        return conv.materialize()
+    features.conv = conv
     return features  # type: ignore[no-any-return]
 
 

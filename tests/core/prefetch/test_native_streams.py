@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from sparse_bridge.core.device import rocm
 from sparse_bridge.core.ops import pointwise
 from sparse_bridge.kernels.gemm import grouped_gemm, narrow_gemm  # noqa: F401  (kernels)
-from tests.core.capture import map_time
+from tests.core.prefetch import map_time
 from tests.native.recording import RANDOM, Recorder, anew, helper, remembered, served, way
 
 APIS = ["spconv, SECOND", "spconv, U-Net", "torchsparse, U-Net", "MinkowskiEngine, U-Net"]
