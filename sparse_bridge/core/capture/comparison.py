@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ... import policy, tolerances
+from ... import policy, settings, tolerances
 from ...refusals import Refusal, Verdict, Why
 from .calls.call import Call
 from .calls.call_kind import CallKind
@@ -39,6 +39,12 @@ class Owner(Protocol):
 
     def forget_graphs(self) -> None:
         """Begin anew with kinds of calls."""
+
+
+def comparison_due(graph: Any) -> bool:
+    """Whether the layers compute a call as well that this graph serves."""
+    every = settings.get().compare_every
+    return every > 0 and (graph.compared.due() or graph.compared.occasions % every == 0)
 
 
 def compare(owner: Owner, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:

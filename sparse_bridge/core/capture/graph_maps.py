@@ -17,23 +17,21 @@ from ... import policy
 from ..device.device_support import kernel_target
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
-from ..prefetch import prefetch
+from ..prefetch.recording import Recording
 from . import graph_key
 from .calls.call_kind import CallKind
 from .captured_maps import CapturedMaps, pad_input
 from .graph_capture import GraphMemory
-from .graph_key import GraphKey
 
 
 def maps_like(
-    root: Root, key: GraphKey, capacity: int, memory: GraphMemory, training: bool = False
+    root: Root, recording: Recording, capacity: int, memory: GraphMemory
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `root`, with memory for `capacity` rows; the rows of its levels); None
-    where inputs in its box do not all have the same requests, or this one is not like the others."""
+    where this input is not like the recorded one."""
     coords, box = root.coords, root.box
-    recording = prefetch.recording_of(key.device, box, training)
-    target = kernel_target(key.device)
-    if recording is None or target is None:
+    target = kernel_target(coords.device)
+    if target is None:
         return None
     padded_input = pad_input(coords, capacity, recording)
     steps, n_rows = tuple(recording.steps), coords.shape[0]

@@ -13,43 +13,30 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from ... import hooks, policy, settings
+from ... import hooks, policy
 from ...refusals import Refusal, Why
 from ..geometry.boxes import Box
+from ..prefetch import prefetch
+from ..prefetch.recording import Recording
 from ..prefetch.traces import untraced
 from .calls import announced_inputs
-from .calls.call import Call, call_of
+from .calls.call import Call, ReplayResult, call_of
 from .calls.call_kind import CallKind
 from .calls.observers import observer
 from .calls.output_spec import MISSING
 from .captured_model import CaptureContext, Tensors
 from .closed_world.audit import Audit
-from .comparison import compare
+from .comparison import compare, comparison_due
 from .graph_capture import CacheTrimmer, GraphMemory, check_room, empty_cache, in_trial, trial
 from .graph_key import GraphKey, Root, addresses, key_of, root_of
 from .graph_maps import SpeculativeLaunch
 from .padded import PaddedInput
 from .reasons import Reasons
-
-
-class ReplayResult(NamedTuple):
-    """output: of a replay, or MISSING: then run the layers inside of `watch`, and call `computed` with
-    their output."""
-
-    output: Any
-    computed: Callable[[Any], None] = lambda _: None
-    watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-
-
-def _comparison_due(graph: Any) -> bool:
-    """Whether the layers compute a call as well that this graph serves."""
-    every = settings.get().compare_every
-    return every > 0 and (graph.compared.due() or graph.compared.occasions % every == 0)
 
 
 @contextlib.contextmanager
@@ -65,6 +52,7 @@ class GraphedModule(Reasons, abc.ABC):
     """
 
     in_place_of = None
+    trains = False  # whether calls compute gradients
 
     def __init__(
         self, model: nn.Module, forward: Callable[..., Any], tensors_of: Callable[[Any], Tensors | None]
@@ -163,7 +151,10 @@ class GraphedModule(Reasons, abc.ABC):
         assert features is not None  # `root_of` has seen them
         with self.speculation.launch(self, root, features):
             if self.possible():
-                return self._try_graph(tensors, call, root)
+                key = self.complete_key(key_of(tensors, call, root))
+                if self.by_box:
+                    key = key._replace(label=(key.label, root.box))
+                return self.serve(self.kinds.get(key) or self.kinds.setdefault(key, CallKind()), key, call, root)
             self.speculation.confirm(None)
             self.decline(Why.GRAPH_HOOKS)
             return None
@@ -180,19 +171,12 @@ class GraphedModule(Reasons, abc.ABC):
         """Queue what a graph does with features behind its maps, where nobody else can notice."""
         return False
 
-    def _try_graph(self, tensors: Tensors, call: Call, root: Root) -> ReplayResult | None:
-        key = self.complete_key(key_of(tensors, call, root))
-        if self.by_box:
-            key = key._replace(label=(key.label, root.box))
-        kind = self.kinds.get(key) or self.kinds.setdefault(key, CallKind())
-        return self.serve(kind, key, call, root)
-
     def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call of `kind`, by one of its graphs, or eager."""
         graphs = self._graphs_for(kind, root)
         self.speculation.confirm(graphs[0] if graphs else None)
         for graph in graphs:
-            if not graph.captured.differing_columns(root) <= kind.verified or _comparison_due(graph):
+            if not graph.captured.differing_columns(root) <= kind.verified or comparison_due(graph):
                 self.trimmer.computed()
                 return ReplayResult(MISSING, functools.partial(compare, self, kind, graph, call, root), untraced())
             output = self.replayed(graph, call, root)
@@ -216,7 +200,7 @@ class GraphedModule(Reasons, abc.ABC):
             kind.forget_trial()
             return []
         n_rows = len(root.coords)
-        graphs = [] if kind.wants_smaller(n_rows) else kind.serving(n_rows)
+        graphs = [] if kind.smaller_due(n_rows) else kind.serving(n_rows)
         return [graph for graph in graphs if graph.maps.serves(root.box)]
 
     def _eager(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
@@ -265,9 +249,15 @@ class GraphedModule(Reasons, abc.ABC):
         """The model's output, or MISSING where the graph cannot serve the call."""
 
     @abc.abstractmethod
-    def new_graph(self, kind: CallKind, key: GraphKey, capacity: int, call: Call, root: Root, out: Any) -> Any:
+    def new_graph(
+        self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any
+    ) -> Any:
         """A new graph for calls like this one, which returned `out`; None: not of this input. Without
-        a trial where `kind` has had one. Raises Refusal."""
+        a trial where `kind` has had one. recording: of inputs like it.  Raises Refusal."""
+
+    def recording(self, key: GraphKey, root: Root) -> Recording | None:
+        """Of the last input in its box; None where inputs do not all have the same requests for now."""
+        return prefetch.recording_of(key.device, root.box, self.trains)
 
     def parameters_moved(self, graph: Any) -> bool:
         """Whether what a graph reads has moved, so that none is of use. Slow: ask when launches are queued."""
@@ -287,7 +277,10 @@ class GraphedModule(Reasons, abc.ABC):
 
     def capture_when_due(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""
-        if not kind.holds():
+        recording = self.recording(key, root)
+        if recording is None:  # which may be over soon: the graphs stay
+            self.inconclusive.failed()
+        if recording is None or not kind.holds():
             return
         try:
             with self.lock, torch.cuda.device(key.device), trial():
@@ -303,11 +296,12 @@ class GraphedModule(Reasons, abc.ABC):
                 empty_cache()
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 guards = len(self.reads), self.by_box
-                graph = self.new_graph(kind, key, capacity, call, root, out)
+                graph = self.new_graph(kind, key, recording, capacity, call, root, out)
                 empty_cache()  # what the trial took on a stream of its own
                 if graph is not None:
                     check_room(peak, reserved)
                     self.undecided = self.declined = None
+                    self.inconclusive.learn(True)
                     kind.take(graph, capacity)
                     self.latest = kind
                 elif (len(self.reads), self.by_box) == guards:

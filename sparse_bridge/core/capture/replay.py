@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from ... import hooks
-from .calls.call import Call
+from ..prefetch.recording import Recording
+from .calls.call import Call, ReplayResult
 from .calls.call_kind import CallKind
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
@@ -26,7 +27,7 @@ from .captured_model import ROWS, Captured, assert_no_mutation
 from .graph_capture import captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
-from .graphed_module import MISSING, GraphedModule, ReplayResult
+from .graphed_module import MISSING, GraphedModule
 from .replay_training import TrainingReplayer
 
 
@@ -142,14 +143,14 @@ class Replayer(GraphedModule):
             return None if convert is None else list(map(convert, graph.captured.spec.values()))
 
     def new_graph(
-        self, kind: CallKind, key: GraphKey, capacity: int, call: Call, root: Root, out: Any
+        self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any
     ) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
         unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
         assert memory is not None
         aside = on_own_stream(key.device, memory.stream)
         with torch.inference_mode(False), torch.no_grad(), aside, unchanged:
-            captured_maps = maps_like(root, key, capacity, memory)
+            captured_maps = maps_like(root, recording, capacity, memory)
             if captured_maps is None:
                 return None
             maps, rows = captured_maps

@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ... import hooks
+from ..prefetch.recording import Recording
 from .calls.call import Call
 from .calls.call_kind import CallKind
 from .captured_maps import CapturedMaps, on_own_stream
@@ -36,6 +37,8 @@ class TrainingReplayer(GraphedModule):
     Between a replayed forward and its first backward pass, other inputs run without a graph: all graphs
     of a model share their memory.
     """
+
+    trains = True
 
     def _forget(self) -> None:
         super()._forget()
@@ -121,7 +124,7 @@ class TrainingReplayer(GraphedModule):
         return run
 
     def new_graph(
-        self, kind: CallKind, key: GraphKey, capacity: int, call: Call, root: Root, out: Any
+        self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any
     ) -> _Graph | None:
         self.capturing = True
         try:
@@ -130,7 +133,7 @@ class TrainingReplayer(GraphedModule):
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
             with on_one_thread, on_own_stream(key.device, memory.stream), unchanged:
-                captured_maps = maps_like(root, key, capacity, memory, training=True)
+                captured_maps = maps_like(root, recording, capacity, memory)
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps

@@ -22,7 +22,7 @@ class Rows(NamedTuple):
     rows in use; None where the host knows.  capacity: rows of the memory.  padding_value: what
     layers leave behind the last row of a result, and in the backward pass zeros, or NaN where it is
     NaN; None: anything, both ways.  estimate: of the rows in use where only the device knows; 0
-    where there is none.
+    where there is none. Beside a padding value that is not zero it is exact: a trial's input is known.
     """
 
     host: int | None
@@ -58,11 +58,11 @@ class Rows(NamedTuple):
         return y.fill_(self.padding_value if in_scope() else 0.0 * self.padding_value)
 
     def fill_padding(self, y: torch.Tensor) -> torch.Tensor:
-        """A layer's result y [capacity, ...], float, with `padding_value` behind the last row in use; written in place
-        and returned. Kernels may have written something there. Not with zeros: any finite value serves then."""
+        """A layer's result y [capacity, ...], float, with `padding_value` behind the last row in use, which is the
+        estimate where there is such a value; written in place and returned. Kernels may have written something
+        there. Not with zeros: any finite value serves then."""
         if self.padding_value and self.device is not None and in_scope():
-            behind = torch.arange(len(y), dtype=torch.int32, device=y.device) > self.device
-            y.masked_fill_(behind.view(-1, *[1] * (y.ndim - 1)), self.padding_value)
+            y[self.estimate :].fill_(self.padding_value)
         return y
 
 

@@ -30,6 +30,7 @@ def capture(fake_gpu, monkeypatch):
     """(a replayer, what captures once more: it raises)."""
     graphs_on_the_cpu(fake_gpu)
     monkeypatch.setattr(TrainingReplayer, "new_graph", broken)
+    monkeypatch.setattr(TrainingReplayer, "recording", lambda *_: "recording")
     model = nn.Linear(2, 2)
     replayer = TrainingReplayer(model, model.forward, lambda _: None)
     kind, key = CallKind(), SimpleNamespace(device=torch.device("cpu"))

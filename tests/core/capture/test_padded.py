@@ -96,7 +96,8 @@ def prepared(coords, record, capacity, **how):
     builder = builder_over(scene, BOX, target, tuple(record.steps))
     assert builder.lay_out()
     scene.prepared = builder.queued(), builder.coords()
-    return scene, scene.validated(scene.counters.tolist(), scene.flags.tolist(), len(coords))
+    scene.estimates = scene.validated(scene.counters.tolist(), scene.flags.tolist(), len(coords))
+    return scene, scene.estimates
 
 
 def over_padded(sp, network, coords, record, capacity):

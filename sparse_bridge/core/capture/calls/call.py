@@ -8,6 +8,7 @@ count. Entries that a model writes into a dictionary among its inputs are its ou
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
@@ -18,6 +19,15 @@ from ....refusals import Refusal, Why
 from ..padded import named
 from .input_proxies import PLAIN, InputProxies, is_plain, role_of, with_proxies
 from .wrappers import attributes, sparse_in, wraps
+
+
+class ReplayResult(NamedTuple):
+    """output: of a replay, or MISSING: then run the layers inside of `watch`, and call `computed` with
+    their output."""
+
+    output: Any
+    computed: Callable[[Any], None] = lambda _: None
+    watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class Call(NamedTuple):

@@ -61,9 +61,12 @@ class CallKind:
         """The graphs that have memory for so many rows, the smallest first."""
         return [graph for graph in self.graphs if n_rows <= graph.capacity]
 
-    def wants_smaller(self, n_rows: int) -> bool:
-        """Whether a smaller graph, of which there is none, is worth its capture at a call of so many rows."""
-        return self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows)
+    def smaller_due(self, n_rows: int) -> bool:
+        """Whether to try at a call of so many rows to capture a smaller graph, of which there is none."""
+        due = self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows)
+        if due:  # where it fails, the large one serves as many again
+            self.small_calls = 0
+        return due
 
     def _is_small(self, n_rows: int) -> bool:
         alone = len(self.graphs) == 1
