@@ -25,7 +25,7 @@ class Owner(Protocol):
     attempts: policy.Attempts
     by_box: bool
 
-    def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
+    def executed_values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """The values of the output by a graph; None where it cannot serve the call."""
 
     def compare_gradients(self, graph: Any, call: Call, root: Root) -> None:
@@ -54,7 +54,7 @@ def compare(owner: Owner, kind: CallKind, graph: Any, call: Call, root: Root, ou
     columns = graph.captured.differing_columns(root)
     with trial(), torch.no_grad(), preserved_statistics(owner.model):
         try:
-            values = owner.values(graph, call, root)
+            values = owner.executed_values(graph, call, root)
             if values is None:
                 return
             graph.captured.compare(call, out, values)

@@ -1,9 +1,10 @@
 """A model and its graphs: which calls may be replayed, and when a graph is captured.
 
-One graph serves all calls of a kind, whatever their rows: it is captured over memory for more rows
-than any call so far had. The first calls of a kind run eagerly; one of them is watched, which tells
-whether a replay can be noticed, and the next is captured. Now and then a call that could be replayed
-runs eagerly as well, and both results are compared.
+A kind of calls goes through the states that torch's CUDA graph trees name. Warm-up: the first calls run
+eagerly, and one of them is watched, which tells whether a replay can be noticed. Recording: the next call is
+captured, over memory for more rows than any call so far had; a second graph, for fewer rows, follows where many
+calls are small. Execution: one graph or the other serves all calls, whatever their rows. Now and then a call
+that could be replayed runs eagerly as well, and both results are compared.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class GraphedModule(Reasons, abc.ABC):
             if not graph.captured.differing_columns(root) <= kind.verified or comparison_due(graph):
                 self.trimmer.computed()
                 return ReplayResult(MISSING, functools.partial(compare, self, kind, graph, call, root), untraced())
-            output = self.replayed(graph, call, root)
+            output = self.execute(graph, call, root)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
                 continue
             self.hits += 1
@@ -188,7 +189,7 @@ class GraphedModule(Reasons, abc.ABC):
             announced_inputs.replayed(self, root.coords)
             self.trimmer.replayed()
             return ReplayResult(output)
-        return self._eager(kind, key, call, root)
+        return self._warm_up(kind, key, call, root)
 
     def _graphs_for(self, kind: CallKind, root: Root) -> list[Any]:
         """The graphs that may serve the call, the smallest first; none where it has to be eager."""
@@ -203,8 +204,8 @@ class GraphedModule(Reasons, abc.ABC):
         graphs = [] if kind.smaller_due(n_rows) else kind.serving(n_rows)
         return [graph for graph in graphs if graph.maps.serves(root.box)]
 
-    def _eager(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
-        """A call that no graph serves: watched, or captured, where an attempt is due."""
+    def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
+        """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""
         self.trimmer.computed()
         kind.most_rows = max(kind.most_rows, len(root.coords))
         due = kind.attempts.due()
@@ -213,7 +214,7 @@ class GraphedModule(Reasons, abc.ABC):
         if not due:
             return ReplayResult(MISSING, watch=untraced())
         if kind.holds():
-            return ReplayResult(MISSING, lambda out: self.capture_when_due(kind, key, call, root, out), untraced())
+            return ReplayResult(MISSING, lambda out: self.record(kind, key, call, root, out), untraced())
         audit = Audit(self.model, key.tensors)
 
         def watched(_: Any) -> None:
@@ -224,7 +225,7 @@ class GraphedModule(Reasons, abc.ABC):
 
         return ReplayResult(MISSING, watched, _untraced_in(audit))
 
-    def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
+    def executed_values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """The values of the output by a graph; None where it cannot serve the call."""
         raise NotImplementedError
 
@@ -245,11 +246,11 @@ class GraphedModule(Reasons, abc.ABC):
         return key
 
     @abc.abstractmethod
-    def replayed(self, graph: Any, call: Call, root: Root) -> Any:
+    def execute(self, graph: Any, call: Call, root: Root) -> Any:
         """The model's output, or MISSING where the graph cannot serve the call."""
 
     @abc.abstractmethod
-    def new_graph(
+    def record_graph(
         self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any
     ) -> Any:
         """A new graph for calls like this one, which returned `out`; None: not of this input. Without
@@ -275,7 +276,7 @@ class GraphedModule(Reasons, abc.ABC):
             stream.wait_stream(self.stream)
         self.stream = stream
 
-    def capture_when_due(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
+    def record(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""
         recording = self.recording(key, root)
         if recording is None:  # which may be over soon: the graphs stay
@@ -296,7 +297,7 @@ class GraphedModule(Reasons, abc.ABC):
                 empty_cache()
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 guards = len(self.reads), self.by_box
-                graph = self.new_graph(kind, key, recording, capacity, call, root, out)
+                graph = self.record_graph(kind, key, recording, capacity, call, root, out)
                 empty_cache()  # what the trial took on a stream of its own
                 if graph is not None:
                     check_room(peak, reserved)

@@ -134,15 +134,15 @@ class Replayer(GraphedModule):
         graph.run(features)
         return True
 
-    def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
+    def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self._run(graph, call, root) as convert:
             return MISSING if convert is None else graph.captured.spec.write_back(call, convert)
 
-    def values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
+    def executed_values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
         with self._run(graph, call, root) as convert:
             return None if convert is None else list(map(convert, graph.captured.spec.values()))
 
-    def new_graph(
+    def record_graph(
         self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any
     ) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.

@@ -60,7 +60,7 @@ class TrainingReplayer(GraphedModule):
         requires_grad = tuple([p.requires_grad for p in parameters if p is not None])
         return key._replace(switches=(*key.switches, modes, requires_grad))
 
-    def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
+    def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self.lock, torch.cuda.device(root.coords.device):
             run = self._begin(graph, root)
             if run is None:
@@ -71,7 +71,7 @@ class TrainingReplayer(GraphedModule):
                 leaves = run.forward(features.detach())
         return graph.output_of(run, features, leaves, call, root)
 
-    def values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
+    def executed_values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
         with self.lock, torch.cuda.device(root.coords.device):
             run = self._begin(graph, root)
         if run is None:
@@ -123,7 +123,7 @@ class TrainingReplayer(GraphedModule):
         self.pending = weakref.ref(run)
         return run
 
-    def new_graph(
+    def record_graph(
         self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any
     ) -> _Graph | None:
         self.capturing = True

@@ -45,28 +45,28 @@ class Graphs(GraphedModule):
 
     def __init__(self):
         super().__init__(Program(), lambda rows: rows, lambda _: None)
-        self.events, self.right, self.record = [], True, "recording"
+        self.events, self.right, self.last_recording = [], True, "recording"
 
     def allowed(self):
         return True
 
     possible = allowed
 
-    def replayed(self, graph, call, root):
+    def execute(self, graph, call, root):
         self.events.append("replay")
         return call
 
     def recording(self, key, root):
-        return self.record
+        return self.last_recording
 
-    def new_graph(self, kind, key, recording, capacity, call, root, out):
+    def record_graph(self, kind, key, recording, capacity, call, root, out):
         self.events.append("capture" if kind.trial is None else "capture again")
         kind.trial = True
         captured = SimpleNamespace(differing_columns=lambda root: set(), compare=self._compare)
         maps = SimpleNamespace(serves=lambda box: True)
         return SimpleNamespace(captured=captured, maps=maps)
 
-    def values(self, graph, call, root):
+    def executed_values(self, graph, call, root):
         self.events.append("compare")
         return [call]
 
@@ -157,11 +157,11 @@ def test_a_larger_scene_runs_eagerly_once_and_captures_without_another_trial(gra
 def test_a_graph_stays_where_no_larger_one_can_be_captured_for_now(graphs):
     """As inputs have not all had the same requests of late."""
     warm(graphs, 5000)
-    graphs.record = None
+    graphs.last_recording = None
     for _ in range(policy.CAPTURE_INCONCLUSIVE.failures + 1):
         assert graphs.call(100_000) is MISSING and graphs.call(5000) is not MISSING
     assert "capture again" not in graphs.events and graphs.given_up() is None
-    graphs.record = "recording"
+    graphs.last_recording = "recording"
     assert graphs.call(100_000) is MISSING and graphs.call(100_000) is not MISSING
     assert not graphs.inconclusive.over
 
@@ -186,7 +186,7 @@ def test_many_small_scenes_get_a_graph_of_their_own(graphs):
     sizes = [graph.capacity for graph in graphs.graphs]
     assert sizes == [padded.capacity_of(30_000), padded.capacity_of(100_000)]
     served = []
-    graphs.replayed = lambda graph, call, root: served.append(graph.capacity) or call
+    graphs.execute = lambda graph, call, root: served.append(graph.capacity) or call
     for rows in (30_000, 40_000, 5, 90_000):
         assert graphs.call(rows) is not MISSING
     assert served == [sizes[0], sizes[1], sizes[0], sizes[1]]
@@ -197,7 +197,7 @@ def test_many_small_scenes_get_a_graph_of_their_own(graphs):
 
 def test_where_no_smaller_graph_can_be_captured_the_large_one_serves(graphs):
     warm(graphs, 100_000)
-    graphs.record = None
+    graphs.last_recording = None
     outputs = [graphs.call(3000) for _ in range(4 * policy.SMALL_CALLS)]
     assert outputs.count(MISSING) == 3 and len(graphs.graphs) == 1
 
@@ -207,7 +207,7 @@ def test_where_the_small_graph_has_too_little_room_the_large_one_serves(graphs):
     for _ in range(policy.SMALL_CALLS + 1):
         graphs.call(30_000)
     small, large = graphs.graphs
-    graphs.replayed = lambda graph, call, root: MISSING if graph is small else call
+    graphs.execute = lambda graph, call, root: MISSING if graph is small else call
     assert graphs.call(30_000) is not MISSING and graphs.graphs == [small, large]
 
 

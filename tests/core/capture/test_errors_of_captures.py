@@ -29,14 +29,14 @@ def broken(*_: Any) -> Any:
 def capture(fake_gpu, monkeypatch):
     """(a replayer, what captures once more: it raises)."""
     graphs_on_the_cpu(fake_gpu)
-    monkeypatch.setattr(TrainingReplayer, "new_graph", broken)
+    monkeypatch.setattr(TrainingReplayer, "record_graph", broken)
     monkeypatch.setattr(TrainingReplayer, "recording", lambda *_: "recording")
     model = nn.Linear(2, 2)
     replayer = TrainingReplayer(model, model.forward, lambda _: None)
     kind, key = CallKind(), SimpleNamespace(device=torch.device("cpu"))
     kind.guards = SimpleNamespace(hold=lambda: True)
     root = Root(torch.zeros(9, 4, dtype=torch.int32), None)
-    return replayer, lambda: replayer.capture_when_due(kind, key, None, root, None)
+    return replayer, lambda: replayer.record(kind, key, None, root, None)
 
 
 @pytest.mark.usefixtures("errors_survived")
