@@ -193,6 +193,18 @@ def test_inputs_that_cannot_be_served(gpu, path):
     package.close()
 
 
+def test_the_memory_that_a_package_states(gpu, path):
+    """Of the program that is played, the same number as the command prints."""
+    large = tiny("cuda:87")
+    kernels = (large.kernels[0], large.kernels[1]._replace(code=CODE + bytes(3 << 20)), large.kernels[1])
+    programs = [tiny("cuda:80"), dataclasses.replace(large, kernels=kernels, block=3 << 20), tiny("hip:gfx942")]
+    package_file.write(path, programs)
+    assert targets_of(path) == {program.target: program.memory for program in programs}
+    package = load_package(path)
+    assert package.memory == programs[1].memory == 10 << 20 != programs[0].memory  # 4 and 4, and 2 beside
+    package.close()
+
+
 def test_calls_with_nothing(gpu, path):
     package, info = load_package(path), ProgramInfo()
     player = library()
@@ -209,6 +221,8 @@ def test_calls_with_nothing(gpu, path):
         ("create", (package._model, 1, None, 0, ctypes.byref(out))),
         ("create", (package._model, -1, None, 0, ctypes.byref(out))),
         ("capture", (None,)),
+        ("playing", (None, ctypes.byref(info))),
+        ("playing", (package._instance, None)),
         ("run", (None, 0, None, None, 0)),
         ("run", (package._instance, 0, None, None, 1)),
         ("run", (package._instance, 2, None, None, 0)),
@@ -252,7 +266,7 @@ def test_files_that_are_none(path, tmp_path):
 
 
 def test_the_program_is_that_of_the_gpu(gpu, drivers, path):
-    assert targets_of(path) == ["cuda:80", "cuda:87", "hip:gfx942"]
+    assert list(targets_of(path)) == ["cuda:80", "cuda:87", "hip:gfx942"]
     gpu.device(capability=90)
     drivers["hip"].device(arch="gfx90a")
     with pytest.raises(PlayerError, match="only for cuda:80, cuda:87, hip:gfx942") as refused:
@@ -347,7 +361,7 @@ def test_numbers_that_lie_are_found(path):
     step, kernel = program.steps[1], program.kernels[0]
     wrong_arg = step._replace(args=(package_file.Arg(1, 8, 4096), *step.args[1:]))
     lies = {
-        "memory": {"memory": 0},
+        "memory": {"block": 0},
         "rows": {"rows": 0},
         "more rows": {"rows": 17},
         "count": {"count_at": 4094},
@@ -384,4 +398,4 @@ def test_numbers_that_lie_are_found(path):
             targets_of(path)
         assert refused.value.code == FORMAT, name
     package_file.write(path, [program])
-    assert targets_of(path) == ["cuda:87"] and CODE in path.read_bytes()
+    assert list(targets_of(path)) == ["cuda:87"] and CODE in path.read_bytes()

@@ -58,3 +58,12 @@ def test_what_lives_at_the_same_time_does_not_overlap(seed):
 def test_a_chain_takes_the_memory_of_two():
     lives = [memory_plan.Life(1024, step, step + 1) for step in range(10)]
     assert memory_plan.plan(lives).size == 2048
+
+
+@pytest.mark.parametrize("block", [1, 2 << 20, 234 << 20])
+def test_memory_has_room_for_kernels(block):
+    """On an H200 six networks took up to 3 MiB beside the block, kernels of up to 3 MiB in files included."""
+    sizes = [159_400, 21_000, 900]
+    memory = memory_plan.needed(block, sizes)
+    assert block + sum(sizes) + (3 << 20) <= memory <= block + sum(sizes) + (6 << 20)
+    assert memory_plan.needed(block, sizes * 30) - memory == 4 << 20  # 5.3 MB of code, by pages

@@ -261,7 +261,7 @@ def test_memory_is_shared_by_what_is_not_needed_together(sp):
     networks.ready(model)
     few, many = (record(model, networks.scene(grid, 200, seed=1), rows, "hip:gfx1100") for rows in (2000, 4000))
     weights = sum(len(constant.data) for constant in few.constants)
-    assert 1.5 < (many.memory - weights) / (few.memory - weights) < 2.5
+    assert 1.5 < (many.block - weights) / (few.block - weights) < 2.5
     levels = [(level.capacity, other.capacity) for level, other in zip(few.levels, many.levels, strict=True)]
     assert all(one <= other for one, other in levels)
 

@@ -1,4 +1,5 @@
-"""Where tensors lie in one block of memory: those that are not needed at the same time share a place."""
+"""Where tensors lie in one block of memory: those that are not needed at the same time share a place. And what a
+program takes of a GPU with that."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 ALIGNED = 256  # bytes, as allocators of GPUs align
+CODE_PAGE = 4096  # a kernel's code begins at a multiple of so many bytes, or sooner
+GPU_PAGE = 2 << 20  # drivers take memory by these
+ALLOWANCE = 2 << 20  # for a stream, constants of kernels, and a graph
 
 
 class Life(NamedTuple):
@@ -40,3 +44,14 @@ def plan(lives: Sequence[Life]) -> Plan:
         placed.append((at, at + size, life.begin, life.end))
         placed.sort()
     return Plan(tuple(offsets), total)
+
+
+def needed(block: int, codes: Sequence[int]) -> int:
+    """Bytes that a program takes on a GPU at most, beside what the driver takes for any: those of the block, and of
+    the kernels, whose code has so many bytes each. `needed` of sparse_bridge_rt.c is its twin."""
+    code = sum(_rounded_up(size, CODE_PAGE) for size in codes)
+    return _rounded_up(block, GPU_PAGE) + _rounded_up(code, GPU_PAGE) + ALLOWANCE
+
+
+def _rounded_up(size: int, to: int) -> int:
+    return -(-size // to) * to
