@@ -84,7 +84,7 @@ def test_a_run_is_the_steps_of_its_program(gpu, path, request):
         ("second", (1, 1, 1), 64, 1 << 16, base + 2048),
     ]
     kinds = [(kind, to - base, size) for kind, to, _, size, _ in copies if 0 <= to - base < 4096]
-    sent = [(0, 256, 4), (0, 512, 80), (0, 768, 80)]
+    sent = [(3, 256, 4), (0, 512, 80), (0, 768, 80)]
     assert kinds == [*sent, (3, 0, 64), (2, 1024, 100)]
     package.close()
 
@@ -165,6 +165,30 @@ def test_tensors_on_the_device_are_copied_there(gpu, path):
     with pytest.raises(PlayerError):
         call("run", package._instance, 1, coords.data_ptr(), features.data_ptr(), 5)
     assert copies.count((2,)) == 3  # both inputs, and the step
+    package.close()
+
+
+def test_counters_come_in_two_copies(gpu, path):
+    """Those of the input, and those of all levels, in whatever order they lie."""
+    levels = (package_file.Level(2, 40, 96), package_file.Level(3, 40, 16))
+    package_file.write(path, [dataclasses.replace(tiny(), levels=levels)])
+    package, copies = load_package(path), []
+    for new, rows in (((30, 7), 30), ((40, 41), None)):
+        place, own = answering(gpu, 5, new=new[1]), gpu.listening
+
+        def launched(it, own=own, new=new, place=place):
+            own(it)
+            if it.name == "second":
+                ctypes.memmove(place["at"] + 96, struct.pack("<4i", -1, -1, -1, new[0] - 1), 16)
+
+        gpu.listen(launched, lambda *it: copies.append((it[0], it[3])))
+        if rows:
+            assert package(*inputs())[1].shape == (rows, 3)
+            # To the host: counters, then both outputs.
+            assert [size for kind, size in copies if kind == 1] == [16, 96, 24, 12 * rows]
+        else:
+            with pytest.raises(PlayerError, match=r"Level 3 .* has more rows \(41\)"):
+                package(*inputs())
     package.close()
 
 
@@ -381,6 +405,7 @@ def test_numbers_that_lie_are_found(path):
         "leads": {"relocations": ((0, 4096),)},
         "level": {"levels": (package_file.Level(2, 0, 32),)},
         "counters": {"levels": (package_file.Level(2, 40, 4090),)},
+        "apart": {"block": 4 << 20, "levels": (*program.levels, package_file.Level(3, 9, 2 << 20))},
         "no level": {"levels": ()},
         "threads": {"kernels": (kernel._replace(threads=4096), program.kernels[1])},
         "shared": {"kernels": (kernel._replace(shared=1 << 30), program.kernels[1])},

@@ -13,6 +13,7 @@
 #define NAME_BYTES 128
 #define CODE_PAGE ((uint64_t)4096)    /* a kernel's code begins at a multiple, or sooner */
 #define GPU_PAGE ((uint64_t)2 << 20)  /* drivers take memory by these */
+#define COUNTERS_MOST ((uint64_t)1 << 20) /* bytes from a level's counters to another one's */
 #define ALLOWANCE ((uint64_t)2 << 20) /* for a stream, constants of kernels, and a graph */
 
 enum { STRINGS, PROGRAMS, KERNELS, CODE, STEPS, ARGS, CONSTANTS, RELOCATIONS, TENSORS, LEVELS, DATA, N_SECTIONS };
@@ -285,8 +286,23 @@ static int check_steps(const sbrt_model *model, const program_record *program, s
     return SBRT_OK;
 }
 
+/* Where the counters of all levels lie in the block: from *begin on so many bytes, which one copy brings. */
+static uint64_t level_counters(const sbrt_model *model, const program_record *program, uint64_t *begin)
+{
+    uint64_t end = 0;
+    uint32_t i;
+    *begin = program->block;
+    for (i = 0; i < program->levels[1]; i++) {
+        uint64_t at = LEVEL(model, program->levels[0] + i)->counters_at;
+        *begin = at < *begin ? at : *begin;
+        end = at + 16 > end ? at + 16 : end;
+    }
+    return program->levels[1] > 0 ? end - *begin : 0;
+}
+
 static int check_memory(const sbrt_model *model, const program_record *program, sbrt_error *error)
 {
+    uint64_t begin;
     uint32_t i;
     for (i = 0; i < program->constants[1]; i++) {
         const constant_record *constant = CONSTANT(model, program->constants[0] + i);
@@ -310,6 +326,7 @@ static int check_memory(const sbrt_model *model, const program_record *program, 
             "the number of rows lies outside of the memory");
     REQUIRE(program->flags_at % 4 == 0 && within(program->flags_at, 16, program->block),
             "counters lie outside of the memory");
+    REQUIRE(level_counters(model, program, &begin) <= COUNTERS_MOST, "counters of levels lie apart");
     return SBRT_OK;
 }
 
@@ -647,7 +664,8 @@ struct sbrt_instance {
     void **parameters;     /* of all launches: addresses of values */
     uint64_t *values;
     void *graph; /* all steps; NULL: they are launched one by one */
-    int32_t *host; /* pinned: the number of rows; counters of the input and of each level, four each */
+    unsigned char *host; /* pinned: counters of the last run, four of the input, then those of levels as in the block */
+    uint64_t counters, counters_size; /* of levels, in the block */
     int64_t limit; /* of rows */
     int64_t rows;  /* of the last run; -1: there is none that succeeded */
 };
@@ -803,7 +821,7 @@ static int fill_memory(sbrt_instance *it, sbrt_error *error)
 static int take_memory(sbrt_instance *it, sbrt_error *error)
 {
     void *memory = NULL, *host = NULL;
-    size_t numbers = 4 * ((size_t)it->program->levels[1] + 2);
+    it->counters_size = level_counters(it->model, it->program, &it->counters);
     if (it->stream == NULL) {
         DRIVE(it->driver.make_stream(&it->stream, 1), "make a stream"); /* 1: beside the default stream */
         it->own_stream = 1;
@@ -814,7 +832,7 @@ static int take_memory(sbrt_instance *it, sbrt_error *error)
                     "fewer --rows.",
                     (unsigned long long)it->program->block);
     it->memory = memory;
-    DRIVE(it->driver.take_host(&host, numbers * sizeof *it->host, 0), "take pinned memory");
+    DRIVE(it->driver.take_host(&host, (size_t)it->counters_size + 16, 0), "take pinned memory");
     it->host = host;
     return SBRT_OK;
 }
@@ -950,8 +968,9 @@ static int send_inputs(sbrt_instance *it, int where, const void *coords, const v
     int i;
     given[0] = coords;
     given[1] = features;
-    it->host[0] = (int32_t)(n_rows - 1); /* kernels read the last row's number */
-    DRIVE(it->driver.to_device(it->memory + it->program->count_at, it->host, 4, it->stream), "copy the number of rows");
+    /* Kernels read the last row's number. A fill carries it along; a copy would wait for another engine. */
+    DRIVE(it->driver.fill(it->memory + it->program->count_at, (unsigned)(int32_t)(n_rows - 1), 1, it->stream),
+          "send the number of rows");
     for (i = 0; i < 2 && n_rows > 0; i++) {
         const tensor_record *input = TENSOR(it->model, it->program->inputs[0] + (uint32_t)i);
         size_t size = (size_t)(tensor_bytes(input, 0) * (uint64_t)n_rows);
@@ -1022,10 +1041,16 @@ int sbrt_capture(sbrt_instance *it, sbrt_error *error)
     return code ? code : fine(error);
 }
 
-/* Counters start at -1: rows that were inserted, rows that live, whether probes ran out, new rows. */
+/* Counters start at -1: rows that were inserted, rows that live, whether probes ran out, new rows. Those of a level, of
+ * the last run. */
+static const int32_t *counters_of(const sbrt_instance *it, const level_record *level)
+{
+    return (const int32_t *)(const void *)(it->host + 16 + (level->counters_at - it->counters));
+}
+
 static int check_counters(sbrt_instance *it, int64_t n_rows, sbrt_error *error)
 {
-    const int32_t *input = it->host + 4;
+    const int32_t *input = (const int32_t *)(const void *)it->host;
     uint32_t i;
     if (input[2] > 0)
         return fail(error, SBRT_COORDINATES, "The coordinates cannot be searched; please report them.");
@@ -1037,7 +1062,7 @@ static int check_counters(sbrt_instance *it, int64_t n_rows, sbrt_error *error)
                     (long long)(n_rows - input[0] - 1), (long long)n_rows);
     for (i = 0; i < it->program->levels[1]; i++) {
         const level_record *level = LEVEL(it->model, it->program->levels[0] + i);
-        const int32_t *own = it->host + 4 * (i + 2);
+        const int32_t *own = counters_of(it, level);
         if (own[2] > 0 || own[3] < -1 || (uint64_t)((int64_t)own[3] + 1) > level->capacity)
             return fail(error, SBRT_OVERFLOW,
                         "Level %d of the network has more rows (%lld) than the memory that was planned for it (%llu). "
@@ -1050,7 +1075,6 @@ static int check_counters(sbrt_instance *it, int64_t n_rows, sbrt_error *error)
 static int play(sbrt_instance *it, int where, const void *coords, const void *features, int64_t n_rows,
                 sbrt_error *error)
 {
-    uint32_t i;
     int code = send_inputs(it, where, coords, features, n_rows, error), end;
     if (!code && it->graph == NULL)
         code = queue_steps(it, error);
@@ -1060,11 +1084,9 @@ static int play(sbrt_instance *it, int where, const void *coords, const void *fe
         it->driver.wait(it->stream); /* what is queued reads the caller's memory */
         return code;
     }
-    DRIVE(it->driver.to_host(it->host + 4, it->memory + it->program->flags_at, 16, it->stream), "read counters");
-    for (i = 0; i < it->program->levels[1]; i++)
-        DRIVE(it->driver.to_host(it->host + 4 * (i + 2),
-                                 it->memory + LEVEL(it->model, it->program->levels[0] + i)->counters_at, 16,
-                                 it->stream),
+    DRIVE(it->driver.to_host(it->host, it->memory + it->program->flags_at, 16, it->stream), "read counters");
+    if (it->counters_size > 0)
+        DRIVE(it->driver.to_host(it->host + 16, it->memory + it->counters, (size_t)it->counters_size, it->stream),
               "read counters");
     DRIVE(it->driver.wait(it->stream), "finish the run");
     return check_counters(it, n_rows, error);
@@ -1109,9 +1131,11 @@ static int describe(const sbrt_instance *it, const uint32_t part[2], int index, 
         tensor->dims[i] = (int64_t)own->dims[i];
     tensor->data = it->memory + own->at;
     tensor->rows = own->level < 0 ? tensor->dims[0] : it->rows;
-    for (i = 0; own->level > 0 && it->rows >= 0 && i < it->program->levels[1]; i++)
-        if (LEVEL(it->model, it->program->levels[0] + i)->level == own->level)
-            tensor->rows = (int64_t)it->host[4 * (i + 2) + 3] + 1;
+    for (i = 0; own->level > 0 && it->rows >= 0 && i < it->program->levels[1]; i++) {
+        const level_record *level = LEVEL(it->model, it->program->levels[0] + i);
+        if (level->level == own->level)
+            tensor->rows = (int64_t)counters_of(it, level)[3] + 1;
+    }
     return fine(error);
 }
 
