@@ -27,23 +27,51 @@ class Plan(NamedTuple):
     size: int
 
 
-def plan(lives: Sequence[Life]) -> Plan:
+class _Placed(NamedTuple):
+    """Bytes from `start` to `stop`, in use from step `begin` to step `end`."""
+
+    start: int
+    stop: int
+    begin: int
+    end: int
+
+
+def plan(lives: Sequence[Life], groups: Sequence[Sequence[int]] = ()) -> Plan:
     """Places such that no two overlap that live at the same time; the largest are placed first, each as
-    low as it fits."""
+    low as it fits.
+
+    groups: indices of lives that lie one behind another, in this order.
+    """
     offsets = [0] * len(lives)
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, begin and end of the life
-    total = 0
-    for index in sorted(range(len(lives)), key=lambda i: (-lives[i].size, lives[i].begin, i)):
-        life = lives[index]
-        size = -(-max(life.size, 1) // ALIGNED) * ALIGNED
-        at = 0
-        for start, stop, begin, end in placed:
-            if begin <= life.end and life.begin <= end and start < at + size and at < stop:
-                at = stop
-        offsets[index], total = at, max(total, at + size)
-        placed.append((at, at + size, life.begin, life.end))
+    placed: list[_Placed] = []
+    grouped = {index for group in groups for index in group}
+    units = [*map(list, groups), *([index] for index in range(len(lives)) if index not in grouped)]
+    units.sort(key=lambda unit: (-sum(lives[i].size for i in unit), min(lives[i].begin for i in unit), unit[0]))
+    for unit in units:
+        own, above = [], 0
+        for index in unit:
+            size = _rounded_up(max(lives[index].size, 1), ALIGNED)
+            own.append(_Placed(above, above + size, lives[index].begin, lives[index].end))
+            above += size
+        at = _lowest(own, placed)
+        for index, (start, stop, begin, end) in zip(unit, own, strict=True):
+            offsets[index] = at + start
+            placed.append(_Placed(at + start, at + stop, begin, end))
         placed.sort()
-    return Plan(tuple(offsets), total)
+    return Plan(tuple(offsets), max((stop for _, stop, _, _ in placed), default=0))
+
+
+def _lowest(unit: Sequence[_Placed], placed: Sequence[_Placed]) -> int:
+    """The lowest offset for all of a unit, whose own offsets begin at 0. placed: in order."""
+    at, moved = 0, True
+    while moved:
+        moved = False
+        for start, stop, begin, end in unit:
+            for other in placed:
+                together = other.begin <= end and begin <= other.end
+                if together and other.start < at + stop and at + start < other.stop:
+                    at, moved = other.stop - start, len(unit) > 1
+    return at
 
 
 def needed(block: int, codes: Sequence[int]) -> int:
