@@ -221,6 +221,29 @@ def test_sums_products_and_joined_channels_are_recorded(sp):
     assert "_elementwise" in {kernel.name for kernel in program.kernels}
 
 
+NORMS = {
+    "in place": (lambda x, norm: torch.relu_(norm(x)), 1),
+    "apart": (lambda x, norm: norm(x).relu(), 1),
+    "used besides": (lambda x, norm: [y := norm(x), y.relu()], 2),
+    "used before": (lambda x, norm: [(y := norm(x)) + 1, y.relu()], 3),
+    "changed before": (lambda x, norm: [y := norm(x), x.add_(1), y.relu_()], 3),
+    "a part of it": (lambda x, norm: norm(x)[:, :8].relu(), 2),
+    "another norm": (lambda x, norm: [y := norm(x), z := norm(y), y.relu_(), z], 3),
+}
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_a_norm_and_its_relu_are_one_step(sp, case):
+    """Unless something else needs the norm first; kernels that nobody launches are not in the package."""
+    behind, n_steps = NORMS[case]
+    norm = networks.ready(torch.nn.BatchNorm1d(16, affine=False))
+    program = recorded(sp, lambda x: behind(x.features * 2, norm))
+    steps = [step for step in program.steps if step.kind == package_file.LAUNCH]
+    names = [program.kernels[step.kernel].name for step in steps]
+    assert names.count("_elementwise") == 1 + n_steps, names
+    assert {step.kernel for step in steps} == set(range(len(program.kernels)))
+
+
 def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
     """Launches, in order, with their grids and arguments; a block of memory that all of them lie in."""
     model, grid = networks.encoder(sp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from .entry import Entry, entry_of
 from .learning import LayerError, learn, rows_of_levels
 from .memory_plan import Life, plan
 from .merged_fills import merged_fills
-from .package_file import ADDRESS, DTYPES, MOST_DIMS, Arg, Constant, Level, Program, Step, Tensor
+from .package_file import ADDRESS, DTYPES, LAUNCH, MOST_DIMS, Arg, Constant, Kernel, Level, Program, Step, Tensor
 from .recorder import Recorder, Storage
 from .stand_in import driving
 
@@ -202,14 +202,22 @@ def _program(
         len(padded_input.coords),
         at(padded_input.count),
         at(padded_input.flags),
-        tuple(kernel for _, kernel in it.kernels.values()),
-        tuple(places.steps(it.steps)),
+        *_used([kernel for _, kernel in it.kernels.values()], places.steps(it.steps)),
         constants,
         relocations,
         tuple(_tensor(label, tensor, 0, at(tensor)) for label, tensor in inputs),
         tuple(_output(i, tensor, padded_input, at(tensor)) for i, tensor in enumerate(outputs)),
         tuple(levels),
     )
+
+
+def _used(kernels: Sequence[Kernel], steps: Iterable[Step]) -> tuple[tuple[Kernel, ...], tuple[Step, ...]]:
+    """The kernels that steps launch, and the steps with their numbers among those."""
+    own = list(steps)
+    numbers = sorted({step.kernel for step in own if step.kind == LAUNCH})
+    places = {number: place for place, number in enumerate(numbers)}
+    moved = [step._replace(kernel=places[step.kernel]) if step.kind == LAUNCH else step for step in own]
+    return tuple(kernels[number] for number in numbers), tuple(moved)
 
 
 def _constants(it: Recorder, places: _Places) -> tuple[tuple[Constant, ...], tuple[tuple[int, int], ...]]:
