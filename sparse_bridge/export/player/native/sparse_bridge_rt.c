@@ -663,6 +663,7 @@ struct sbrt_instance {
     launch *launches;      /* by step */
     void **parameters;     /* of all launches: addresses of values */
     uint64_t *values;
+    uint64_t *addresses; /* of relocations, as they were sent */
     void *graph; /* all steps; NULL: they are launched one by one */
     unsigned char *host; /* pinned: counters of the last run, four of the input, then those of levels as in the block */
     uint64_t counters, counters_size; /* of levels, in the block */
@@ -794,6 +795,9 @@ static int fill_memory(sbrt_instance *it, sbrt_error *error)
 {
     const program_record *program = it->program;
     uint32_t i;
+    it->addresses = calloc((size_t)program->relocations[1] + 1, sizeof *it->addresses);
+    if (it->addresses == NULL)
+        return fail(error, SBRT_MEMORY, "The host has no memory left.");
     for (i = 0; i < program->inputs[1]; i++) {
         const tensor_record *input = TENSOR(it->model, program->inputs[0] + i);
         DRIVE(it->driver.fill(it->memory + input->at, 0, (size_t)((tensor_bytes(input, 1) + 3) / 4),
@@ -809,10 +813,9 @@ static int fill_memory(sbrt_instance *it, sbrt_error *error)
     }
     for (i = 0; i < program->relocations[1]; i++) {
         const relocation_record *relocation = RELOCATION(it->model, program->relocations[0] + i);
-        uint64_t address = (uint64_t)(uintptr_t)it->memory + relocation->to;
-        DRIVE(it->driver.to_device(it->memory + relocation->at, &address, sizeof address, it->stream),
+        it->addresses[i] = (uint64_t)(uintptr_t)it->memory + relocation->to;
+        DRIVE(it->driver.to_device(it->memory + relocation->at, &it->addresses[i], sizeof *it->addresses, it->stream),
               "copy addresses");
-        DRIVE(it->driver.wait(it->stream), "copy addresses"); /* the number goes with this turn */
     }
     DRIVE(it->driver.wait(it->stream), "copy weights");
     return SBRT_OK;
@@ -956,6 +959,7 @@ void sbrt_destroy(sbrt_instance *it)
     free(it->launches);
     free(it->parameters);
     free(it->values);
+    free(it->addresses);
     free(it);
 }
 
