@@ -291,8 +291,9 @@ def _sort(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) 
         return NotImplemented
     order, nothing = it.new(keys.shape, torch.int64), it.new(keys.shape, keys.dtype)
     it.storages[it.index_of(nothing)].usable = False  # nobody needs them
+    bits = min(_SORTED_BITS[keys.dtype], getattr(keys, "bits", 63))
     with it:
-        radix_order(keys.contiguous(), order, _SORTED_BITS[keys.dtype], it.target)
+        radix_order(keys.contiguous(), order, bits, it.target)
     return nothing, order
 
 
