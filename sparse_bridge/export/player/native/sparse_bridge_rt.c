@@ -1012,13 +1012,29 @@ static int queue_steps(sbrt_instance *it, sbrt_error *error)
     return SBRT_OK;
 }
 
-/* The graph of all steps. */
+static int queue_counters(sbrt_instance *it, sbrt_error *error)
+{
+    DRIVE(it->driver.to_host(it->host, it->memory + it->program->flags_at, 16, it->stream), "read counters");
+    if (it->counters_size > 0)
+        DRIVE(it->driver.to_host(it->host + 16, it->memory + it->counters, (size_t)it->counters_size, it->stream),
+              "read counters");
+    return SBRT_OK;
+}
+
+/* All that a run does behind the copies of its input: steps, and what they counted. */
+static int queue_all(sbrt_instance *it, sbrt_error *error)
+{
+    int code = queue_steps(it, error);
+    return code ? code : queue_counters(it, error);
+}
+
+/* The graph of all that. */
 static int capture(sbrt_instance *it, sbrt_error *error)
 {
     void *captured = NULL;
     int code, end;
     DRIVE(it->driver.begin_capture(it->stream, 1), "begin a graph"); /* 1: other threads may do what they like */
-    code = queue_steps(it, error);
+    code = queue_all(it, error);
     end = it->driver.end_capture(it->stream, &captured);
     if (!code && end)
         code = refused(it, end, "end a graph", error);
@@ -1081,17 +1097,13 @@ static int play(sbrt_instance *it, int where, const void *coords, const void *fe
 {
     int code = send_inputs(it, where, coords, features, n_rows, error), end;
     if (!code && it->graph == NULL)
-        code = queue_steps(it, error);
+        code = queue_all(it, error);
     else if (!code && (end = it->driver.launch_graph(it->graph, it->stream)) != 0)
         code = refused(it, end, "launch the graph", error);
     if (code) {
         it->driver.wait(it->stream); /* what is queued reads the caller's memory */
         return code;
     }
-    DRIVE(it->driver.to_host(it->host, it->memory + it->program->flags_at, 16, it->stream), "read counters");
-    if (it->counters_size > 0)
-        DRIVE(it->driver.to_host(it->host + 16, it->memory + it->counters, (size_t)it->counters_size, it->stream),
-              "read counters");
     DRIVE(it->driver.wait(it->stream), "finish the run");
     return check_counters(it, n_rows, error);
 }
