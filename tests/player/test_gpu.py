@@ -113,7 +113,7 @@ def by_python(own, model, scenes):
     outputs = []
 
     def run(features, coords):
-        return model(*own.inputs(features, coords))
+        return model(*own.inputs(features, coords.clone()))  # a scene that nobody has seen: its maps are built
 
     on_gpu = [tuple(tensor.cuda() for tensor in scene) for scene in scenes]
     for scene in [*on_gpu[:3], *on_gpu]:  # layers have to learn what follows them
