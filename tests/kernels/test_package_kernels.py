@@ -83,6 +83,14 @@ def test_a_norm_by_known_statistics(kernel_lane, target, dtype):
         elementwise("norm", [own, *vectors], y, target)
         assert y.stride() == own.stride()
         assert (y.double() - wanted).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+        # With a ReLU, the bits of one after the other: of -0, too, as values too small for the dtype round to.
+        tiny = [one * 1e-12 for one in (own.float(), vectors[0], vectors[2])]
+        for a, b, d in ((own, vectors[0], vectors[2]), (tiny[0].to(dtype), *tiny[1:])):
+            operands = [a, b, vectors[1], d]
+            one_by_one = elementwise("relu", [elementwise("norm", operands, torch.empty_like(y), target)], y, target)
+            at_once = elementwise("norm_relu", operands, torch.full_like(own, float("nan")), target)
+            bits = torch.int32 if dtype == torch.float32 else torch.int16
+            assert torch.equal(at_once.view(bits), one_by_one.view(bits))
 
 
 @pytest.mark.parametrize("dtype", HALVES)

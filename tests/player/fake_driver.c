@@ -267,7 +267,8 @@ static int copy(int kind, void *to, const void *from, size_t size)
         it->to = to;
         it->from = from;
         it->size = size;
-        return kind != 2; /* no copy of the host's is a step */
+        it->value = (unsigned)kind;
+        return kind == 0; /* what the host sends is of one run */
     }
     memmove(to, from, size);
     if (copies != NULL)
@@ -375,7 +376,7 @@ int NAME(cuGraphLaunch, hipGraphLaunch)(void *made, void *stream)
         else if (e->kind == 1)
             code = NAME(cuMemsetD32Async, hipMemsetD32Async)(e->to, e->value, e->size, stream);
         else
-            code = copy(2, e->to, e->from, e->size);
+            code = copy((int)e->value, e->to, e->from, e->size);
     }
     return code;
 }

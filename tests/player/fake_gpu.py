@@ -116,5 +116,5 @@ class Emulator:
             if arg.kind == ADDRESS:
                 blocks.add(value - arg.value)
         (block,) = blocks
-        self._built[step.kernel].launch(it.grid, values, [(block, block + self._program.memory)])
+        self._built[step.kernel].launch(it.grid, values, [(block, block + self._program.block)])
         self.launches += 1

@@ -61,7 +61,7 @@ class Played:
         coords = self.program.inputs[0]
         keep.append((coords.at, 16 * self.program.rows))
         at = 0
-        for start, size in sorted([*keep, (self.program.memory, 0)]):
+        for start, size in sorted([*keep, (self.program.block, 0)]):
             if start > at:
                 ctypes.memset(self.block() + at, 0xFF, start - at)
             at = max(at, start + size)

@@ -84,7 +84,7 @@ def test_a_run_is_the_steps_of_its_program(gpu, path, request):
         ("second", (1, 1, 1), 64, 1 << 16, base + 2048),
     ]
     kinds = [(kind, to - base, size) for kind, to, _, size, _ in copies if 0 <= to - base < 4096]
-    sent = [(0, 256, 4), (0, 512, 80), (0, 768, 80)]
+    sent = [(3, 256, 4), (0, 512, 80), (0, 768, 80)]
     assert kinds == [*sent, (3, 0, 64), (2, 1024, 100)]
     package.close()
 
@@ -168,6 +168,30 @@ def test_tensors_on_the_device_are_copied_there(gpu, path):
     package.close()
 
 
+def test_counters_come_in_two_copies(gpu, path):
+    """Those of the input, and those of all levels, in whatever order they lie."""
+    levels = (package_file.Level(2, 40, 96), package_file.Level(3, 40, 16))
+    package_file.write(path, [dataclasses.replace(tiny(), levels=levels)])
+    package, copies = load_package(path), []
+    for new, rows in (((30, 7), 30), ((40, 41), None)):
+        place, own = answering(gpu, 5, new=new[1]), gpu.listening
+
+        def launched(it, own=own, new=new, place=place):
+            own(it)
+            if it.name == "second":
+                ctypes.memmove(place["at"] + 96, struct.pack("<4i", -1, -1, -1, new[0] - 1), 16)
+
+        gpu.listen(launched, lambda *it: copies.append((it[0], it[3])))
+        if rows:
+            assert package(*inputs())[1].shape == (rows, 3)
+            # To the host: counters, then both outputs.
+            assert [size for kind, size in copies if kind == 1] == [16, 96, 24, 12 * rows]
+        else:
+            with pytest.raises(PlayerError, match=r"Level 3 .* has more rows \(41\)"):
+                package(*inputs())
+    package.close()
+
+
 def test_inputs_that_cannot_be_served(gpu, path):
     package = load_package(path)
     coords, features = inputs()
@@ -193,6 +217,18 @@ def test_inputs_that_cannot_be_served(gpu, path):
     package.close()
 
 
+def test_the_memory_that_a_package_states(gpu, path):
+    """Of the program that is played, the same number as the command prints."""
+    large = tiny("cuda:87")
+    kernels = (large.kernels[0], large.kernels[1]._replace(code=CODE + bytes(3 << 20)), large.kernels[1])
+    programs = [tiny("cuda:80"), dataclasses.replace(large, kernels=kernels, block=3 << 20), tiny("hip:gfx942")]
+    package_file.write(path, programs)
+    assert targets_of(path) == {program.target: program.memory for program in programs}
+    package = load_package(path)
+    assert package.memory == programs[1].memory == 10 << 20 != programs[0].memory  # 4 and 4, and 2 beside
+    package.close()
+
+
 def test_calls_with_nothing(gpu, path):
     package, info = load_package(path), ProgramInfo()
     player = library()
@@ -209,6 +245,8 @@ def test_calls_with_nothing(gpu, path):
         ("create", (package._model, 1, None, 0, ctypes.byref(out))),
         ("create", (package._model, -1, None, 0, ctypes.byref(out))),
         ("capture", (None,)),
+        ("playing", (None, ctypes.byref(info))),
+        ("playing", (package._instance, None)),
         ("run", (None, 0, None, None, 0)),
         ("run", (package._instance, 0, None, None, 1)),
         ("run", (package._instance, 2, None, None, 0)),
@@ -252,7 +290,7 @@ def test_files_that_are_none(path, tmp_path):
 
 
 def test_the_program_is_that_of_the_gpu(gpu, drivers, path):
-    assert targets_of(path) == ["cuda:80", "cuda:87", "hip:gfx942"]
+    assert list(targets_of(path)) == ["cuda:80", "cuda:87", "hip:gfx942"]
     gpu.device(capability=90)
     drivers["hip"].device(arch="gfx90a")
     with pytest.raises(PlayerError, match="only for cuda:80, cuda:87, hip:gfx942") as refused:
@@ -347,7 +385,7 @@ def test_numbers_that_lie_are_found(path):
     step, kernel = program.steps[1], program.kernels[0]
     wrong_arg = step._replace(args=(package_file.Arg(1, 8, 4096), *step.args[1:]))
     lies = {
-        "memory": {"memory": 0},
+        "memory": {"block": 0},
         "rows": {"rows": 0},
         "more rows": {"rows": 17},
         "count": {"count_at": 4094},
@@ -367,6 +405,7 @@ def test_numbers_that_lie_are_found(path):
         "leads": {"relocations": ((0, 4096),)},
         "level": {"levels": (package_file.Level(2, 0, 32),)},
         "counters": {"levels": (package_file.Level(2, 40, 4090),)},
+        "apart": {"block": 4 << 20, "levels": (*program.levels, package_file.Level(3, 9, 2 << 20))},
         "no level": {"levels": ()},
         "threads": {"kernels": (kernel._replace(threads=4096), program.kernels[1])},
         "shared": {"kernels": (kernel._replace(shared=1 << 30), program.kernels[1])},
@@ -384,4 +423,4 @@ def test_numbers_that_lie_are_found(path):
             targets_of(path)
         assert refused.value.code == FORMAT, name
     package_file.write(path, [program])
-    assert targets_of(path) == ["cuda:87"] and CODE in path.read_bytes()
+    assert list(targets_of(path)) == ["cuda:87"] and CODE in path.read_bytes()

@@ -16,6 +16,7 @@ from sparse_bridge import __main__ as command_line
 from sparse_bridge.export import ExportError, export_gpu_package
 from sparse_bridge.export.player import package_file
 from sparse_bridge.export.player.library import SOURCES
+from sparse_bridge.native.build import compiler
 from tests.adapters.spconv import apis
 
 from . import networks
@@ -84,6 +85,32 @@ def test_the_example_plays_the_recorded_scenes(gpu, folder, tmp_path, capfd):
     words = [b"run_package", os.fsencode(folder)]
     assert example.library.played(2, (ctypes.c_char_p * 2)(*words)) == 2
     assert "no package" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "function"), [(torch.float16, "half"), (torch.bfloat16, "brain")], ids=str)
+def test_the_example_reads_every_number_of_16_bits(tmp_path, dtype, function):
+    source, library = tmp_path / "numbers.c", tmp_path / "numbers.so"
+    source.write_text(f'#define main played\n#include "example.c"\ndouble of(int x) {{ return {function}(x); }}\n')
+    words = [*(compiler() or ["cc"]), "-std=c99", "-O2", "-shared", "-fPIC", f"-I{SOURCES}", str(source)]
+    subprocess.run([*words, str(SOURCES / "sparse_bridge_rt.c"), "-ldl", "-lm", "-o", str(library)], check=True)
+    of = ctypes.CDLL(str(library)).of
+    of.restype = ctypes.c_double
+    read = torch.tensor([of(bits) for bits in range(1 << 16)], dtype=torch.float64)
+    wanted = torch.arange(1 << 16).to(torch.uint16).view(dtype).double()
+    assert torch.equal(read.nan_to_num(12345), wanted.nan_to_num(12345)) and read.isnan().sum() == wanted.isnan().sum()
+
+
+@pytest.mark.emulated
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_the_example_plays_scenes_in_bfloat16(gpu, tmp_path, capfd):
+    pytest.importorskip("amd_emulator")
+    with apis.standin() as sp:
+        model, grid = networks.encoder(sp)
+        networks.ready(model).bfloat16()
+        scene = networks.scene(grid, 250, seed=1, dtype=torch.bfloat16)
+        export_gpu_package(model, scene, tmp_path / "package", targets=["hip:gfx942"], rows=300)
+    assert Example(gpu, tmp_path / "package", tmp_path)() == 0, capfd.readouterr()
 
 
 def test_cmake_builds_it_and_it_asks_for_a_driver(folder, tmp_path):

@@ -182,3 +182,42 @@ def test_layers_over_a_sparse_tensor(gpu, tmp_path, name):
             limit = tolerances.of("network", "tf32" if framework == "torchsparse" else "fp32")
             assert (mine.double() - its).norm() <= limit.rms * its.double().norm()
         played.close()
+
+
+class Levels(nn.Module):
+    """FlexGEMM's strided convolutions, with submanifold ones between them; what came before is added further down."""
+
+    def __init__(self, grid, n_items):
+        super().__init__()
+        self.grid, self.n_items = grid, n_items
+        shapes = [(8, 3, 4), (16, 2, 8), (16, 3, 16), (16, 3, 16), (8, 3, 16)]
+        self.weights = nn.ParameterList([nn.Parameter(torch.empty(o, k, k, k, i)) for o, k, i in shapes])
+
+    def forward(self, features, coords):
+        from flex_gemm.ops.spconv import sparse_conv3d, sparse_submanifold_conv3d
+
+        a, b, c, d, e = self.weights
+        shape = torch.Size([self.n_items, 4, *self.grid])
+        x, _ = sparse_submanifold_conv3d(features, coords, shape, a)
+        x, coords, _ = sparse_conv3d(x.relu(), coords, shape, b, stride=2)
+        shape = torch.Size([self.n_items, 16, *(size // 2 for size in self.grid)])
+        y, cache = sparse_submanifold_conv3d(x, coords, shape, c)
+        y, _ = sparse_submanifold_conv3d(y.relu(), coords, shape, d, neighbor_cache=cache)
+        y, last, _ = sparse_conv3d(x + y, coords, shape, e, stride=(2, 2, 1), padding=1)
+        return y, last, coords
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_flex_gemms_strided_layers(gpu, tmp_path):
+    """Rows ascend, as its default says."""
+    grid, path = (16, 16, 32), tmp_path / "model.sbp"
+    with sparse_bridge.enable("flex_gemm", mode="standin"):
+        model = networks.ready(Levels(grid, 2))
+        played = Played(gpu, path, packaged(path, model, networks.scene(grid, 250, 1)))
+        for seed, rows in enumerate((250, 37, ROWS)):
+            features, coords = networks.scene(grid, rows, seed)
+            wanted = expected(model, features, coords)
+            played.poison()
+            for mine, theirs in zip(played(features, coords), wanted, strict=True):
+                assert mine.shape == theirs.shape and torch.equal(mine, theirs)
+        played.close()

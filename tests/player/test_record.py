@@ -124,10 +124,11 @@ def test_what_has_to_know_the_rows_has_its_line():
             record(model.eval(), [ME.SparseTensor(features, coords)], 64, "cuda:87")
 
 
-def test_flex_gemms_strided_layers_are_refused():
-    """Their rows are sorted by codes that only the host computes."""
+@pytest.mark.parametrize("case", ["curve", "given"])
+def test_rows_of_flex_gemm_in_an_order_of_the_hosts_are_refused(monkeypatch, case):
+    """Along a curve, whose codes the host alone computes, or as the caller hands them over."""
     with sparse_bridge.enable("flex_gemm", mode="standin"):
-        from flex_gemm.ops.spconv import sparse_conv3d
+        from flex_gemm.ops import spconv as flex_gemm
 
         class Down(torch.nn.Module):
             def __init__(self):
@@ -135,10 +136,42 @@ def test_flex_gemms_strided_layers_are_refused():
                 self.weight = torch.nn.Parameter(torch.randn(8, 2, 2, 2, 4))
 
             def forward(self, features, coords):
-                return sparse_conv3d(features, coords, torch.Size([2, 4, 8, 8, 8]), self.weight, stride=2)[0]
+                out = coords // 2 if case == "given" else None
+                shape = torch.Size([2, 4, 8, 8, 8])
+                return flex_gemm.sparse_conv3d(features, coords, shape, self.weight, out_coords=out, stride=2)[0]
 
-        with pytest.raises(ExportError, match=r"the model \(Down\), \S+test_record\.py:\d+, "):
+        if case == "curve":
+            monkeypatch.setattr(flex_gemm, "SERIALIZATION_MODE", 1, raising=False)
+        with pytest.raises(ExportError, match=r"the model \(Down\), \S+test_record\.py:(\d+), ") as refused:
             record(Down().eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+        first = Down.forward.__code__.co_firstlineno
+        line = int(re.search(r"test_record\.py:(\d+), ", str(refused.value))[1])
+        assert first < line <= first + 3, refused.value
+
+
+def test_rows_of_several_levels_joined_are_refused_with_their_line(sp):
+    """As VoxelNeXt's backbone joins them: how many there are of each level is known on the GPU alone."""
+
+    class Joined(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = sp.SubMConv3d(4, 16, 3)
+            self.down = sp.SparseConv3d(16, 16, 3, 2, padding=1)
+
+        def forward(self, features, coords):
+            x = self.first(sp.SparseConvTensor(features, coords, [8, 8, 8], 2))
+            y = self.down(x)
+            places = torch.cat([x.indices, y.indices * torch.tensor([1, 2, 2, 2], dtype=torch.int32)])
+            rows = torch.cat([x.features, y.features])
+            cells, inverse = torch.unique(places[:, [0, 2, 3]], dim=0, return_inverse=True)
+            joined = rows.new_zeros(len(cells), rows.shape[1]).index_add_(0, inverse, rows)
+            return joined, cells
+
+    with pytest.raises(ExportError, match=r"the model \(Joined\), \S+test_record\.py:(\d+), ") as refused:
+        record(Joined().eval(), networks.scene((8, 8, 8), 50), 64, "cuda:87")
+    first = Joined.forward.__code__.co_firstlineno
+    line = int(re.search(r"test_record\.py:(\d+), ", str(refused.value))[1])
+    assert first + 3 <= line <= first + 6, refused.value
 
 
 def test_sparse_tensors_that_are_no_input():
@@ -221,6 +254,29 @@ def test_sums_products_and_joined_channels_are_recorded(sp):
     assert "_elementwise" in {kernel.name for kernel in program.kernels}
 
 
+NORMS = {
+    "in place": (lambda x, norm: torch.relu_(norm(x)), 1),
+    "apart": (lambda x, norm: norm(x).relu(), 1),
+    "used besides": (lambda x, norm: [y := norm(x), y.relu()], 2),
+    "used before": (lambda x, norm: [(y := norm(x)) + 1, y.relu()], 3),
+    "changed before": (lambda x, norm: [y := norm(x), x.add_(1), y.relu_()], 3),
+    "a part of it": (lambda x, norm: norm(x)[:, :8].relu(), 2),
+    "another norm": (lambda x, norm: [y := norm(x), z := norm(y), y.relu_(), z], 3),
+}
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_a_norm_and_its_relu_are_one_step(sp, case):
+    """Unless something else needs the norm first; kernels that nobody launches are not in the package."""
+    behind, n_steps = NORMS[case]
+    norm = networks.ready(torch.nn.BatchNorm1d(16, affine=False))
+    program = recorded(sp, lambda x: behind(x.features * 2, norm))
+    steps = [step for step in program.steps if step.kind == package_file.LAUNCH]
+    names = [program.kernels[step.kernel].name for step in steps]
+    assert names.count("_elementwise") == 1 + n_steps, names
+    assert {step.kernel for step in steps} == set(range(len(program.kernels)))
+
+
 def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
     """Launches, in order, with their grids and arguments; a block of memory that all of them lie in."""
     model, grid = networks.encoder(sp)
@@ -261,7 +317,7 @@ def test_memory_is_shared_by_what_is_not_needed_together(sp):
     networks.ready(model)
     few, many = (record(model, networks.scene(grid, 200, seed=1), rows, "hip:gfx1100") for rows in (2000, 4000))
     weights = sum(len(constant.data) for constant in few.constants)
-    assert 1.5 < (many.memory - weights) / (few.memory - weights) < 2.5
+    assert 1.5 < (many.block - weights) / (few.block - weights) < 2.5
     levels = [(level.capacity, other.capacity) for level, other in zip(few.levels, many.levels, strict=True)]
     assert all(one <= other for one, other in levels)
 

@@ -13,6 +13,7 @@ from ...core.conv.convolution import convolve
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ...core.device.no_double_backward import no_double_backward
+from ...core.maps import map_cache
 from ...core.traced import between_graphs
 from ..call_stats import note
 from .arguments import check_operands, kernel_of
@@ -245,14 +246,15 @@ def _strided(
 ) -> tuple[torch.Tensor, Any]:
     """(output coordinates, cache)."""
     check_rows(feats, coords, "sparse_conv3d")
-    # Another tensor object on the same memory, as upstream.
+    held = map_cache.store_of(coords)  # or its maps would go before the second one is asked for
     coords_out = SparseConv3dFunction._get_output_coords(coords, shape, *layer) if out_coords is None else out_coords
     first = cache is None
     if first:
         cache = SparseConv3dFunction._compute_neighbor_cache(coords, coords_out, shape, *layer)
     if first or (torch.is_grad_enabled() and (feats.requires_grad or weights[0].requires_grad)):
         tell(feats, *weights, coords_out.numel() // 4)
-    return coords_out.detach(), cache
+    del held
+    return (coords_out if out_coords is None else coords_out.detach()), cache  # another tensor object, as upstream
 
 
 _PARTS = [

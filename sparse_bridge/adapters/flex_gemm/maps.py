@@ -8,7 +8,7 @@ import torch
 
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
-from ...core.maps.request import MapRequest, request
+from ...core.maps.request import BuiltMap, MapRequest, request
 from ...errors import DeviceError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .caches import SparseConv3dNeighborCache, SubMConv3dNeighborCache
@@ -47,29 +47,36 @@ def output_coordinates(
     Ascending by (batch, x, y, z), or along the curve that `order` names, see `options.row_order`
     (None: that of the module).
     """
-    out_map, extents = _output_map(coords, shape, layer)
+    outputs, extents = _outputs(coords, shape, layer)
     mode = row_order() if order is None else order
+    assert outputs.coords is not None and outputs.store is not None
     if mode == 0:
-        return out_map.coords
-    return ordered_by_code(out_map.coords, (grid_shape(shape)[0], 1, *extents), mode)
+        return outputs.store.alias(outputs.coords.coords)
+    return ordered_by_code(outputs.coords.coords, (grid_shape(shape)[0], 1, *extents), mode)
 
 
-def _output_map(coords: torch.Tensor, shape: Sequence[int], layer: Strided) -> tuple[CoordinateMap, Triple]:
-    """(the output coordinates in row-major order, the extents of the input grid)."""
+def _outputs(coords: torch.Tensor, shape: Sequence[int], layer: Strided) -> tuple[BuiltMap, Triple]:
+    """(the map to the output coordinates in row-major order, with those; the extents of the input grid)."""
     check_coords(coords, "sparse_conv3d")
     batch, _, extents = grid_shape(shape)
     store = map_cache.store_of(coords)
     box, out_box = box_of(batch, extents), box_of(batch, layer.extents(extents))
 
-    def build() -> CoordinateMap:
-        map_request = MapRequest("strided", layer.offsets, layer.stride, layer, "first_seen", box)
-        new = request(store, lambda: store.coordinates(coords, box), map_request).coords
-        assert new is not None
-        out_map = CoordinateMap(row_major(new.coords, out_box), out_box)
+    def build() -> BuiltMap:
+        order = "first_seen" if out_box.oversized else "ascending"
+        map_request = MapRequest("strided", layer.offsets, layer.stride, layer, order, box)
+        built = request(store, lambda: store.coordinates(coords, box), map_request)
+        if order == "ascending":
+            return built
+        assert built.coords is not None
+        out_map = CoordinateMap(row_major(built.coords.coords, out_box), out_box)
         out_map.adopt()
-        return out_map
+        return BuiltMap.of(built.kmap, out_map)
 
-    return store.get(("outputs", box, layer), build, lambda out_map: out_map.coords), extents
+    def shown(built: BuiltMap) -> torch.Tensor | None:
+        return None if built.coords is None else built.coords.coords
+
+    return store.get(("outputs", box, layer), build, shown), extents
 
 
 def strided_cache(
@@ -90,9 +97,10 @@ def strided_cache(
     batch, _, extents = grid_shape(shape)
     store, box = map_cache.store_of(coords), box_of(batch, extents)
 
-    y_map = store.peek(("outputs", box, layer))
-    if y_map is None or y_map.coords is not out_coords:
-        out_store = map_cache.store_of(out_coords)
+    outputs, out_store = store.peek(("outputs", box, layer)), map_cache.store_of(out_coords)
+    if outputs is not None and outputs.store is out_store:
+        y_map = outputs.coords
+    else:
         y_map = out_store.coordinates(out_coords, out_store.get("bounds", lambda: bounds_of(out_coords)))
     map_request = MapRequest("between", layer.offsets, layer.stride, y_map, box=box)
     kmap = request(store, lambda: store.coordinates(coords, box), map_request).kmap

@@ -10,7 +10,6 @@ import pathlib
 import platform
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,6 +64,7 @@ class ProgramInfo(ctypes.Structure):
         ("target", ctypes.c_char_p),
         ("rows", ctypes.c_int64),
         ("memory", ctypes.c_int64),
+        ("block", ctypes.c_int64),
         *[(name, ctypes.c_int) for name in ("n_steps", "n_kernels", "n_inputs", "n_outputs")],
     ]
 
@@ -111,6 +111,7 @@ def _typed(loaded: Any) -> Any:
         "load_memory": (ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(pointer), error),
         "info": (pointer, number, ctypes.POINTER(ProgramInfo), error),
         "create": (pointer, number, pointer, ctypes.c_int64, ctypes.POINTER(pointer), error),
+        "playing": (pointer, ctypes.POINTER(ProgramInfo), error),
         "capture": (pointer, error),
         "run": (pointer, number, pointer, pointer, ctypes.c_int64, error),
         "input": (pointer, number, ctypes.POINTER(TensorInfo), error),
@@ -138,6 +139,8 @@ class Package:
 
     package = load_package("model.sbp")
     outputs = package(coords, features)
+
+    memory: bytes that it takes on the GPU at most, beside what the driver takes for any program.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, device: int = 0, rows: int = 0, graph: bool = False) -> None:
@@ -152,8 +155,8 @@ class Package:
         if graph:
             call("capture", self._instance)
         program = ProgramInfo()
-        call("info", self._model, 0, ctypes.byref(program))
-        self._n_outputs = program.n_outputs
+        call("playing", self._instance, ctypes.byref(program))
+        self._n_outputs, self.memory = program.n_outputs, int(program.memory)
         coords, features = self._inputs()
         self._coords, self._features = coords.shape()[1:], (features.type, features.shape()[1:])
 
@@ -205,15 +208,16 @@ class Package:
             self.close()
 
 
-def targets_of(path: str | os.PathLike[str]) -> Sequence[str]:
-    """The targets of a package, which is checked. Raises: PlayerError."""
+def targets_of(path: str | os.PathLike[str]) -> dict[str, int]:
+    """The targets of a package, which is checked, and the bytes that each takes on the GPU at most. Raises:
+    PlayerError."""
     model, program = ctypes.c_void_p(), ProgramInfo()
     call("load_file", os.fsencode(path), ctypes.byref(model))
     try:
-        targets = []
+        targets = {}
         for index in range(library().sbrt_count(model)):
             call("info", model, index, ctypes.byref(program))
-            targets.append(program.target.decode())
+            targets[program.target.decode()] = int(program.memory)
         return targets
     finally:
         library().sbrt_unload(model)

@@ -61,6 +61,8 @@ def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     name = packet.__name__
     changes_constant = func._schema.is_mutable and not it.is_written(tensors[0])
     handler = None if changes_constant else _HANDLERS.get(name)
+    if name in _RECTIFIED and (y := _norm_relu(it, name, tensors[0])) is not None:
+        return y
     if func._schema.is_mutable:
         it.settle_before(tensors[0])
     whole = not any(tensor.is_floating_point() for tensor in tensors)
@@ -75,6 +77,7 @@ def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return result
 
 
+_RECTIFIED = frozenset({"relu", "relu_"})
 _PUT_OFF = frozenset({"index_select", "flip", "cat", "add", "sub", "mul", "clone", "_to_copy"})  # of coordinates
 
 
@@ -184,13 +187,28 @@ def _product(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any
 def _norm(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Batch norm by statistics that are known: (y, mean, invstd), of which the last two are not."""
     x, weight, bias, mean, var, training, _, eps = args
-    if training or mean is None or x.ndim < 2 or x.dtype not in _COMPUTED or any(map(it.is_written, args[1:5])):
+    constant = not any(it.is_written(one) for one in args[1:5] if one is not None)
+    if training or mean is None or x.ndim < 2 or x.dtype not in _COMPUTED or not constant:
         return NotImplemented
     scale = torch.rsqrt(var.float() + eps) * (1.0 if weight is None else weight.float())
     vectors = mean.float(), scale, torch.zeros_like(scale) if bias is None else bias.float()
     shape = (-1, *[1] * (x.ndim - 2))
-    y = _run(it, "norm", [x, *[one.view(shape) for one in vectors]], _new_like(it, x, x.shape, x.dtype))
+    operands, y = [x, *[one.view(shape) for one in vectors]], _new_like(it, x, x.shape, x.dtype)
+    with it.waiting():
+        _run(it, "norm", operands, y)
+    it.norm_waits(y, operands)
     return y, mean.new_empty(0), mean.new_empty(0)
+
+
+def _norm_relu(it: Recorder, name: str, x: torch.Tensor) -> torch.Tensor | None:
+    """A ReLU of what a norm before it has not computed yet, in one launch; None where there is no such norm."""
+    inplace = name == "relu_"
+    operands = it.waiting_norm(x, inplace)
+    if operands is None:
+        return None
+    y = x if inplace else _new_like(it, x, x.shape, x.dtype)
+    with it:
+        return elementwise("norm_relu", operands, y, it.target)
 
 
 def _row_norm(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -273,8 +291,9 @@ def _sort(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) 
         return NotImplemented
     order, nothing = it.new(keys.shape, torch.int64), it.new(keys.shape, keys.dtype)
     it.storages[it.index_of(nothing)].usable = False  # nobody needs them
+    bits = min(_SORTED_BITS[keys.dtype], getattr(keys, "bits", 63))
     with it:
-        radix_order(keys.contiguous(), order, _SORTED_BITS[keys.dtype], it.target)
+        radix_order(keys.contiguous(), order, bits, it.target)
     return nothing, order
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..plugin_checks import ExportError
+from .memory_plan import needed
 
 MAGIC, VERSION = b"\x89SBP\r\n\x1a\n", 1
 BACKENDS = {"cuda": 1, "hip": 2}
@@ -97,12 +98,12 @@ class Level(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What runs on one target.  memory: bytes.  rows: of an input at most.  count_at: of the number of
-    its last row, int32; flags_at: of the counters of its table, int32 [4].  relocations: (offset of an
-    address, offset that it is of)."""
+    """What runs on one target.  block: bytes of the memory that all offsets are of.  rows: of an input at
+    most.  count_at: of the number of its last row, int32; flags_at: of the counters of its table, int32 [4].
+    relocations: (offset of an address, offset that it is of)."""
 
     target: str
-    memory: int
+    block: int
     rows: int
     count_at: int
     flags_at: int
@@ -113,6 +114,11 @@ class Program:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     levels: tuple[Level, ...]
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes on the GPU at most, the kernels' code included."""
+        return needed(self.block, [len(kernel.code) for kernel in self.kernels])
 
 
 class _Bytes:
@@ -166,7 +172,7 @@ class _Writer:
             self._add("levels", [(level.counters_at, level.capacity, level.level, 0) for level in it.levels]),
         ]
         backend = BACKENDS[it.target.partition(":")[0]]
-        numbers = (self._name(it.target), backend, it.memory, it.rows, it.count_at, it.flags_at)
+        numbers = (self._name(it.target), backend, it.block, it.rows, it.count_at, it.flags_at)
         self._add("programs", [(*numbers, *[number for part in parts for number in part], 0, 0)])
 
     def _tensor(self, it: Tensor) -> tuple[int, ...]:
@@ -229,14 +235,14 @@ class _Reader:
         return [self._program(record) for record in self._records("programs")]
 
     def _program(self, record: tuple[int, ...]) -> Program:
-        target, _, memory, rows, count_at, flags_at = record[:6]
+        target, _, block, rows, count_at, flags_at = record[:6]
         kernels, steps, constants, relocations, inputs, outputs, levels = [
             self._records(name, *record[6 + 2 * i : 8 + 2 * i])
             for i, name in enumerate(("kernels", "steps", "constants", "relocations", "tensors", "tensors", "levels"))
         ]
         return Program(
             self._name(target),
-            memory,
+            block,
             rows,
             count_at,
             flags_at,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,8 @@ from . import operations
 from .entry import Entry, entry_of
 from .learning import LayerError, learn, rows_of_levels
 from .memory_plan import Life, plan
-from .package_file import ADDRESS, DTYPES, MOST_DIMS, Arg, Constant, Level, Program, Step, Tensor
+from .merged_fills import merged_fills
+from .package_file import ADDRESS, DTYPES, LAUNCH, MOST_DIMS, Arg, Constant, Kernel, Level, Program, Step, Tensor
 from .recorder import Recorder, Storage
 from .stand_in import driving
 
@@ -139,24 +140,36 @@ class _Places:
     def __init__(self, it: Recorder, kept: set[int]) -> None:
         """kept: storages that are the caller's before or after a run."""
         last = len(it.steps)
-        lives, self._indices = [], list[int]()
+        lives: dict[int, Life] = {}
         for index, storage in enumerate(it.storages):
             if storage.begin < 0 and index not in kept:
                 continue
             always = index in kept or not storage.written
-            self._indices.append(index)
-            lives.append(Life(storage.size, 0 if always else storage.begin, last if always else storage.end))
-        planned = plan(lives)
-        self.at, self.size = dict(zip(self._indices, planned.offsets, strict=True)), planned.size
+            lives[index] = Life(storage.size, 0 if always else storage.begin, last if always else storage.end)
+        begins = {index: it.storages[index].begin for index in lives}
+        self._fills = merged_fills(it.steps, lives, begins)
+        numbers = {index: number for number, index in enumerate(lives)}
+        groups = [[numbers[index] for index in group] for group in self._fills.groups]
+        planned = plan(list(self._fills.lives.values()), groups)
+        self.at, self.size = dict(zip(lives, planned.offsets, strict=True)), planned.size
 
     def of(self, address: int) -> int:
         """The offset in the block of what a recorder calls so."""
         return self.at[address >> 48] + (address & _OFFSET)
 
-    def step(self, step: Step) -> Step:
-        """A step with its places."""
-        args = tuple(Arg(*arg[:2], self.of(arg.value)) if arg.kind == ADDRESS else arg for arg in step.args)
-        return step._replace(args=args, to=self.of(step.to) if step.size else 0)
+    def steps(self, steps: Sequence[Step]) -> Iterator[Step]:
+        """The steps with their places."""
+        for number, step in enumerate(steps):
+            args = tuple(Arg(*arg[:2], self.of(arg.value)) if arg.kind == ADDRESS else arg for arg in step.args)
+            own = step._replace(args=args, to=self.of(step.to) if step.size else 0)
+            group = self._fills.steps.get(number, -1)
+            if group is None:
+                continue
+            if group >= 0:
+                *_, last = self._fills.groups[group]
+                size = self.at[last] + self._fills.lives[last].size - own.to
+                own = own._replace(size=-(-size // 4) * 4)
+            yield own
 
 
 def _program(
@@ -189,14 +202,22 @@ def _program(
         len(padded_input.coords),
         at(padded_input.count),
         at(padded_input.flags),
-        tuple(kernel for _, kernel in it.kernels.values()),
-        tuple(map(places.step, it.steps)),
+        *_used([kernel for _, kernel in it.kernels.values()], places.steps(it.steps)),
         constants,
         relocations,
         tuple(_tensor(label, tensor, 0, at(tensor)) for label, tensor in inputs),
         tuple(_output(i, tensor, padded_input, at(tensor)) for i, tensor in enumerate(outputs)),
         tuple(levels),
     )
+
+
+def _used(kernels: Sequence[Kernel], steps: Iterable[Step]) -> tuple[tuple[Kernel, ...], tuple[Step, ...]]:
+    """The kernels that steps launch, and the steps with their numbers among those."""
+    own = list(steps)
+    numbers = sorted({step.kernel for step in own if step.kind == LAUNCH})
+    places = {number: place for place, number in enumerate(numbers)}
+    moved = [step._replace(kernel=places[step.kernel]) if step.kind == LAUNCH else step for step in own]
+    return tuple(kernels[number] for number in numbers), tuple(moved)
 
 
 def _constants(it: Recorder, places: _Places) -> tuple[tuple[Constant, ...], tuple[tuple[int, int], ...]]:

@@ -87,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self.storages: list[Storage] = []
         self.tables: dict[Any, Any] = {}  # of dense grids, by their geometry
         self._later: dict[int, list[Step]] = {}  # by the storage that they write, which nobody has needed yet
+        self._norms: dict[int, tuple[torch.Tensor, Sequence[torch.Tensor]]] = {}
         self._waits = False
         self._by_base: dict[int, int] = {}
         self._bases: list[int] = []
@@ -156,6 +157,25 @@ class Recorder(TorchDispatchMode):
             (index,) = written
             self._later[index] = steps
             self.storages[index].begin = self.storages[index].end = -1
+
+    def norm_waits(self, y: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
+        """A norm of these operands into y has been written down, and waits."""
+        self._norms[self.index_of(y)] = y, operands
+
+    def waiting_norm(self, y: torch.Tensor, replaced: bool) -> Sequence[torch.Tensor] | None:
+        """The operands of a norm into y that nobody has needed yet; None where there is none. replaced: y is about to
+        be written instead of it."""
+        index = self.index_of(y)
+        own, operands = self._norms.get(index, (y, ()))
+        alike = own.data_ptr() == y.data_ptr() and own.shape == y.shape and own.stride() == y.stride()
+        if index not in self._later or not operands or not alike:
+            return None
+        if replaced:
+            waiting = [step for other, steps in self._later.items() if other != index for step in steps]
+            if any(arg.kind == ADDRESS and arg.value >> 48 == index for step in waiting for arg in step.args):
+                return None
+            del self._later[index]
+        return operands
 
     def settle(self, *tensors: torch.Tensor) -> None:
         """Write down what these tensors wait for."""

@@ -221,12 +221,14 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     return tiles
 
 
-def _sort_into(orders: Part, keys: Part) -> None:
-    """Write the places of the keys in ascending order; equal ones keep theirs."""
+def _sort_into(orders: Part, keys: Part, bits: int) -> None:
+    """Write the places of the keys, all below 2^bits, in ascending order; equal ones keep theirs."""
     if (trace := trace_of(keys.memory)) is not None:
-        trace.run(_sort_into, orders, keys)
+        trace.run(_sort_into, orders, keys, bits)
         return
-    orders.view().copy_(sorted_order(keys.view()))
+    own = keys.view()
+    own.bits = bits  # type: ignore[attr-defined]  # a sort by digits, in programs without torch, needs no more of them
+    orders.view().copy_(sorted_order(own))
 
 
 def _bits(tables: Sequence[NeighborTable]) -> int:
@@ -273,7 +275,7 @@ def _launch(
         )
         first += len(rows)
     if shift:
-        _sort_into(orders, key_part)
+        _sort_into(orders, key_part, shift + (count - 1).bit_length())
     else:
         orders_kernel.launch(
             device, target, (cdiv(most, part), count, 1), (records,), (FIELDS, last, part, part), OPTIONS, ()

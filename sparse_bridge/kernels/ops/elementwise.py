@@ -17,7 +17,8 @@ from ..runtime.target import Target
 # Names of the operations, by their numbers.
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "leaky")
 UNARY = ("sigmoid", "silu", "gelu", "tanh", "exp", "elu")
-OPERATIONS = ("copy", "relu", *BINARY, *UNARY, "norm")
+NORMS = ("norm", "norm_relu")
+OPERATIONS = ("copy", "relu", *BINARY, *UNARY, *NORMS)
 AXES = 4
 _BLOCK = 1024
 OPTIONS = {"num_warps": 4}
@@ -57,7 +58,7 @@ def _elementwise(
     FLOAT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """grid: (blocks of the n elements,). y = OPERATION of a and b; c and d, of which only "norm" reads, have the
+    """grid: (blocks of the n elements,). y = OPERATION of a and b; c and d, which only norms read, have the
     strides of b. Strides on four axes, whose sizes but the first one are size_1 .. size_3. FLOAT: computed in fp32."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = index < n
@@ -101,9 +102,12 @@ def _elementwise(
         elif OPERATION == "leaky":
             value = tl.where(value < 0, value * other, value)
         else:
-            tl.static_assert(OPERATION == "norm")
+            tl.static_assert((OPERATION == "norm") | (OPERATION == "norm_relu"))
             scale = tl.load(c_ptr + at, mask=ok, other=0).to(tl.float32)
             value = (value - other) * scale + tl.load(d_ptr + at, mask=ok, other=0).to(tl.float32)
+            if OPERATION == "norm_relu":
+                value = value.to(y_ptr.dtype.element_ty)  # the bits of one after the other, those of -0 among them
+                value = tl.where(value < 0, 0, value)
     place = _place(i_0, i_1, i_2, i_3, y_0, y_1, y_2, y_3)
     tl.store(y_ptr + place, value.to(y_ptr.dtype.element_ty), mask=ok)
 
@@ -112,8 +116,8 @@ elementwise_kernel = register(_elementwise)
 
 
 def elementwise(operation: str, operands: Sequence[torch.Tensor], y: torch.Tensor, target: Target) -> torch.Tensor:
-    """Write y = operand, OPERATION of operands, or for "norm" (a - b) * c + d, with the shape of y, to which
-    operands are broadcast; b, c and d have one shape and contiguous or equal strides.
+    """Write y = operand, OPERATION of operands, or for norms (a - b) * c + d, perhaps with a ReLU behind it, with the
+    shape of y, to which operands are broadcast; b, c and d have one shape and contiguous or equal strides.
 
     Dtypes: fp16, bf16 and fp32, computed in fp32 and rounded once; sums, differences, products and copies also of
     int32 and int64, computed in the dtype of the first operand. Raises KernelError above four axes that do not

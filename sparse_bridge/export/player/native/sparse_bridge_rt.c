@@ -11,6 +11,10 @@
 #define HEADER (24 + 16 * N_SECTIONS)
 #define MOST_BYTES ((uint64_t)1 << 46)
 #define NAME_BYTES 128
+#define CODE_PAGE ((uint64_t)4096)    /* a kernel's code begins at a multiple, or sooner */
+#define GPU_PAGE ((uint64_t)2 << 20)  /* drivers take memory by these */
+#define COUNTERS_MOST ((uint64_t)1 << 20) /* bytes from a level's counters to another one's */
+#define ALLOWANCE ((uint64_t)2 << 20) /* for a stream, constants of kernels, and a graph */
 
 enum { STRINGS, PROGRAMS, KERNELS, CODE, STEPS, ARGS, CONSTANTS, RELOCATIONS, TENSORS, LEVELS, DATA, N_SECTIONS };
 enum { CUDA = 1, HIP = 2 };
@@ -20,7 +24,7 @@ enum { VALUE = 0, ADDRESS = 1 };
 /* Records, as they lie in the file. */
 typedef struct {
     uint32_t target, backend;
-    uint64_t memory, rows, count_at, flags_at;
+    uint64_t block, rows, count_at, flags_at;
     uint32_t kernels[2], steps[2], constants[2], relocations[2], inputs[2], outputs[2], levels[2], unused[2];
 } program_record; /* pairs: the first one, and how many */
 
@@ -226,6 +230,7 @@ static uint64_t tensor_bytes(const tensor_record *tensor, int whole)
 
 static int check_kernels(const sbrt_model *model, const program_record *program, sbrt_error *error)
 {
+    uint64_t code = 0;
     uint32_t i;
     for (i = 0; i < program->kernels[1]; i++) {
         const kernel_record *kernel = KERNEL(model, program->kernels[0] + i);
@@ -233,6 +238,7 @@ static int check_kernels(const sbrt_model *model, const program_record *program,
         REQUIRE(kernel->code_size > 0 && within(kernel->code_at, kernel->code_size, model->count[CODE]),
                 "a kernel's code lies outside of the file");
         REQUIRE(kernel->code_at % 8 == 0, "a kernel's code is not aligned");
+        REQUIRE((code += kernel->code_size) <= MOST_BYTES, "the kernels have absurd sizes");
         REQUIRE(kernel->threads >= 1 && kernel->threads <= 1024, "a kernel has an absurd number of threads");
         REQUIRE(kernel->shared <= 1u << 20, "a kernel has an absurd size of shared memory");
     }
@@ -254,7 +260,7 @@ static int check_launch(const sbrt_model *model, const program_record *program, 
         const arg_record *arg = ARG(model, step->args[0] + i);
         REQUIRE(arg->kind <= ADDRESS, "an argument is of no known kind");
         REQUIRE(arg->size == 1 || arg->size == 2 || arg->size == 4 || arg->size == 8, "an argument has an absurd size");
-        REQUIRE(arg->kind != ADDRESS || (arg->size == 8 && arg->value < program->memory),
+        REQUIRE(arg->kind != ADDRESS || (arg->size == 8 && arg->value < program->block),
                 "an argument points outside of the memory");
     }
     return SBRT_OK;
@@ -272,39 +278,55 @@ static int check_steps(const sbrt_model *model, const program_record *program, s
                 return code;
             continue;
         }
-        REQUIRE(step->size > 0 && within(step->to, step->size, program->memory), "a step writes outside of the memory");
+        REQUIRE(step->size > 0 && within(step->to, step->size, program->block), "a step writes outside of the memory");
         REQUIRE(step->kind != FILL || (step->to % 4 == 0 && step->size % 4 == 0), "a fill is not aligned");
-        REQUIRE(step->kind != COPY || within(step->from, step->size, program->memory),
+        REQUIRE(step->kind != COPY || within(step->from, step->size, program->block),
                 "a step reads outside of the memory");
     }
     return SBRT_OK;
 }
 
+/* Where the counters of all levels lie in the block: from *begin on so many bytes, which one copy brings. */
+static uint64_t level_counters(const sbrt_model *model, const program_record *program, uint64_t *begin)
+{
+    uint64_t end = 0;
+    uint32_t i;
+    *begin = program->block;
+    for (i = 0; i < program->levels[1]; i++) {
+        uint64_t at = LEVEL(model, program->levels[0] + i)->counters_at;
+        *begin = at < *begin ? at : *begin;
+        end = at + 16 > end ? at + 16 : end;
+    }
+    return program->levels[1] > 0 ? end - *begin : 0;
+}
+
 static int check_memory(const sbrt_model *model, const program_record *program, sbrt_error *error)
 {
+    uint64_t begin;
     uint32_t i;
     for (i = 0; i < program->constants[1]; i++) {
         const constant_record *constant = CONSTANT(model, program->constants[0] + i);
-        REQUIRE(within(constant->at, constant->size, program->memory), "weights lie outside of the memory");
+        REQUIRE(within(constant->at, constant->size, program->block), "weights lie outside of the memory");
         REQUIRE(within(constant->data_at, constant->size, model->count[DATA]), "weights lie outside of the file");
     }
     for (i = 0; i < program->relocations[1]; i++) {
         const relocation_record *relocation = RELOCATION(model, program->relocations[0] + i);
-        REQUIRE(relocation->at % 8 == 0 && within(relocation->at, 8, program->memory),
+        REQUIRE(relocation->at % 8 == 0 && within(relocation->at, 8, program->block),
                 "an address lies outside of the memory");
-        REQUIRE(relocation->to < program->memory, "an address leads outside of the memory");
+        REQUIRE(relocation->to < program->block, "an address leads outside of the memory");
     }
     for (i = 0; i < program->levels[1]; i++) {
         const level_record *level = LEVEL(model, program->levels[0] + i);
-        REQUIRE(level->counters_at % 4 == 0 && within(level->counters_at, 16, program->memory),
+        REQUIRE(level->counters_at % 4 == 0 && within(level->counters_at, 16, program->block),
                 "counters lie outside of the memory");
         REQUIRE(level->level >= 1 && level->capacity >= 1 && level->capacity < (uint64_t)1 << 31,
                 "a level has an absurd number of rows");
     }
-    REQUIRE(program->count_at % 4 == 0 && within(program->count_at, 4, program->memory),
+    REQUIRE(program->count_at % 4 == 0 && within(program->count_at, 4, program->block),
             "the number of rows lies outside of the memory");
-    REQUIRE(program->flags_at % 4 == 0 && within(program->flags_at, 16, program->memory),
+    REQUIRE(program->flags_at % 4 == 0 && within(program->flags_at, 16, program->block),
             "counters lie outside of the memory");
+    REQUIRE(level_counters(model, program, &begin) <= COUNTERS_MOST, "counters of levels lie apart");
     return SBRT_OK;
 }
 
@@ -329,7 +351,7 @@ static int check_tensors(const sbrt_model *model, const program_record *program,
         uint64_t size = tensor_bytes(tensor, 1);
         REQUIRE(text(model, tensor->name) != NULL, "a tensor has no name");
         REQUIRE(size > 0, "a tensor has an absurd shape or dtype");
-        REQUIRE(within(tensor->at, size, program->memory), "a tensor lies outside of the memory");
+        REQUIRE(within(tensor->at, size, program->block), "a tensor lies outside of the memory");
         REQUIRE(tensor->level >= -1, "a tensor belongs to no level");
         REQUIRE(tensor->level < 0 || tensor->dims[0] == level_rows(model, program, tensor->level),
                 "a tensor has other rows than its level");
@@ -343,7 +365,7 @@ static int check_program(const sbrt_model *model, const program_record *program,
     int code;
     REQUIRE(text(model, program->target) != NULL, "a program has no target");
     REQUIRE(program->backend == CUDA || program->backend == HIP, "a program is for no known driver");
-    REQUIRE(program->memory >= 1 && program->memory <= MOST_BYTES, "a program has an absurd size of memory");
+    REQUIRE(program->block >= 1 && program->block <= MOST_BYTES, "a program has an absurd size of memory");
     REQUIRE(program->rows >= 1 && program->rows < (uint64_t)1 << 31, "a program has an absurd number of rows");
     REQUIRE(lies_in(model, program->kernels, KERNELS) && lies_in(model, program->steps, STEPS) &&
                 lies_in(model, program->constants, CONSTANTS) && lies_in(model, program->relocations, RELOCATIONS) &&
@@ -360,7 +382,7 @@ static int check_program(const sbrt_model *model, const program_record *program,
     REQUIRE(coords->level == 0 && coords->dtype == SBRT_INT32 && coords->n_dims == 2, "the coordinates are none");
     REQUIRE(features->level == 0 && features->n_dims == 2, "the features are none");
     REQUIRE(coords->at % 4 == 0 && features->at % 4 == 0 &&
-                within(features->at, (tensor_bytes(features, 1) + 3) / 4 * 4, program->memory),
+                within(features->at, (tensor_bytes(features, 1) + 3) / 4 * 4, program->block),
             "an input is not aligned");
     return SBRT_OK;
 }
@@ -475,21 +497,40 @@ int sbrt_count(const sbrt_model *model)
     return model == NULL ? 0 : (int)model->count[PROGRAMS];
 }
 
-int sbrt_info(const sbrt_model *model, int index, sbrt_program *program, sbrt_error *error)
+static uint64_t rounded_up(uint64_t size, uint64_t to)
 {
-    const program_record *own;
-    if (model == NULL || program == NULL)
-        return fail(error, SBRT_ARGUMENT, "sbrt_info got a null pointer.");
-    if (index < 0 || index >= sbrt_count(model))
-        return fail(error, SBRT_ARGUMENT, "program %d; the package holds %d, from 0 on.", index, sbrt_count(model));
-    own = PROGRAM(model, index);
+    return (size + to - 1) / to * to;
+}
+
+/* Bytes that a program takes on the GPU, at most; `needed` of memory_plan.py is its twin. */
+static uint64_t needed(const sbrt_model *model, const program_record *program)
+{
+    uint64_t code = 0;
+    uint32_t i;
+    for (i = 0; i < program->kernels[1]; i++)
+        code += rounded_up(KERNEL(model, program->kernels[0] + i)->code_size, CODE_PAGE);
+    return rounded_up(program->block, GPU_PAGE) + rounded_up(code, GPU_PAGE) + ALLOWANCE;
+}
+
+static void describe_program(const sbrt_model *model, const program_record *own, sbrt_program *program)
+{
     program->target = text(model, own->target);
     program->rows = (int64_t)own->rows;
-    program->memory = (int64_t)own->memory;
+    program->memory = (int64_t)needed(model, own);
+    program->block = (int64_t)own->block;
     program->n_steps = (int)own->steps[1];
     program->n_kernels = (int)own->kernels[1];
     program->n_inputs = (int)own->inputs[1];
     program->n_outputs = (int)own->outputs[1];
+}
+
+int sbrt_info(const sbrt_model *model, int index, sbrt_program *program, sbrt_error *error)
+{
+    if (model == NULL || program == NULL)
+        return fail(error, SBRT_ARGUMENT, "sbrt_info got a null pointer.");
+    if (index < 0 || index >= sbrt_count(model))
+        return fail(error, SBRT_ARGUMENT, "program %d; the package holds %d, from 0 on.", index, sbrt_count(model));
+    describe_program(model, PROGRAM(model, index), program);
     return fine(error);
 }
 
@@ -622,8 +663,10 @@ struct sbrt_instance {
     launch *launches;      /* by step */
     void **parameters;     /* of all launches: addresses of values */
     uint64_t *values;
+    uint64_t *addresses; /* of relocations, as they were sent */
     void *graph; /* all steps; NULL: they are launched one by one */
-    int32_t *host; /* pinned: the number of rows; counters of the input and of each level, four each */
+    unsigned char *host; /* pinned: counters of the last run, four of the input, then those of levels as in the block */
+    uint64_t counters, counters_size; /* of levels, in the block */
     int64_t limit; /* of rows */
     int64_t rows;  /* of the last run; -1: there is none that succeeded */
 };
@@ -752,6 +795,9 @@ static int fill_memory(sbrt_instance *it, sbrt_error *error)
 {
     const program_record *program = it->program;
     uint32_t i;
+    it->addresses = calloc((size_t)program->relocations[1] + 1, sizeof *it->addresses);
+    if (it->addresses == NULL)
+        return fail(error, SBRT_MEMORY, "The host has no memory left.");
     for (i = 0; i < program->inputs[1]; i++) {
         const tensor_record *input = TENSOR(it->model, program->inputs[0] + i);
         DRIVE(it->driver.fill(it->memory + input->at, 0, (size_t)((tensor_bytes(input, 1) + 3) / 4),
@@ -767,10 +813,9 @@ static int fill_memory(sbrt_instance *it, sbrt_error *error)
     }
     for (i = 0; i < program->relocations[1]; i++) {
         const relocation_record *relocation = RELOCATION(it->model, program->relocations[0] + i);
-        uint64_t address = (uint64_t)(uintptr_t)it->memory + relocation->to;
-        DRIVE(it->driver.to_device(it->memory + relocation->at, &address, sizeof address, it->stream),
+        it->addresses[i] = (uint64_t)(uintptr_t)it->memory + relocation->to;
+        DRIVE(it->driver.to_device(it->memory + relocation->at, &it->addresses[i], sizeof *it->addresses, it->stream),
               "copy addresses");
-        DRIVE(it->driver.wait(it->stream), "copy addresses"); /* the number goes with this turn */
     }
     DRIVE(it->driver.wait(it->stream), "copy weights");
     return SBRT_OK;
@@ -779,18 +824,18 @@ static int fill_memory(sbrt_instance *it, sbrt_error *error)
 static int take_memory(sbrt_instance *it, sbrt_error *error)
 {
     void *memory = NULL, *host = NULL;
-    size_t numbers = 4 * ((size_t)it->program->levels[1] + 2);
+    it->counters_size = level_counters(it->model, it->program, &it->counters);
     if (it->stream == NULL) {
         DRIVE(it->driver.make_stream(&it->stream, 1), "make a stream"); /* 1: beside the default stream */
         it->own_stream = 1;
     }
-    if (it->driver.take(&memory, (size_t)it->program->memory))
+    if (it->driver.take(&memory, (size_t)it->program->block))
         return fail(error, SBRT_MEMORY,
                     "The GPU has no %llu bytes left, which this package takes in one block. Package the network with "
                     "fewer --rows.",
-                    (unsigned long long)it->program->memory);
+                    (unsigned long long)it->program->block);
     it->memory = memory;
-    DRIVE(it->driver.take_host(&host, numbers * sizeof *it->host, 0), "take pinned memory");
+    DRIVE(it->driver.take_host(&host, (size_t)it->counters_size + 16, 0), "take pinned memory");
     it->host = host;
     return SBRT_OK;
 }
@@ -914,6 +959,7 @@ void sbrt_destroy(sbrt_instance *it)
     free(it->launches);
     free(it->parameters);
     free(it->values);
+    free(it->addresses);
     free(it);
 }
 
@@ -926,8 +972,9 @@ static int send_inputs(sbrt_instance *it, int where, const void *coords, const v
     int i;
     given[0] = coords;
     given[1] = features;
-    it->host[0] = (int32_t)(n_rows - 1); /* kernels read the last row's number */
-    DRIVE(it->driver.to_device(it->memory + it->program->count_at, it->host, 4, it->stream), "copy the number of rows");
+    /* Kernels read the last row's number. A fill carries it along; a copy would wait for another engine. */
+    DRIVE(it->driver.fill(it->memory + it->program->count_at, (unsigned)(int32_t)(n_rows - 1), 1, it->stream),
+          "send the number of rows");
     for (i = 0; i < 2 && n_rows > 0; i++) {
         const tensor_record *input = TENSOR(it->model, it->program->inputs[0] + (uint32_t)i);
         size_t size = (size_t)(tensor_bytes(input, 0) * (uint64_t)n_rows);
@@ -965,13 +1012,29 @@ static int queue_steps(sbrt_instance *it, sbrt_error *error)
     return SBRT_OK;
 }
 
-/* The graph of all steps. */
+static int queue_counters(sbrt_instance *it, sbrt_error *error)
+{
+    DRIVE(it->driver.to_host(it->host, it->memory + it->program->flags_at, 16, it->stream), "read counters");
+    if (it->counters_size > 0)
+        DRIVE(it->driver.to_host(it->host + 16, it->memory + it->counters, (size_t)it->counters_size, it->stream),
+              "read counters");
+    return SBRT_OK;
+}
+
+/* All that a run does behind the copies of its input: steps, and what they counted. */
+static int queue_all(sbrt_instance *it, sbrt_error *error)
+{
+    int code = queue_steps(it, error);
+    return code ? code : queue_counters(it, error);
+}
+
+/* The graph of all that. */
 static int capture(sbrt_instance *it, sbrt_error *error)
 {
     void *captured = NULL;
     int code, end;
     DRIVE(it->driver.begin_capture(it->stream, 1), "begin a graph"); /* 1: other threads may do what they like */
-    code = queue_steps(it, error);
+    code = queue_all(it, error);
     end = it->driver.end_capture(it->stream, &captured);
     if (!code && end)
         code = refused(it, end, "end a graph", error);
@@ -998,10 +1061,16 @@ int sbrt_capture(sbrt_instance *it, sbrt_error *error)
     return code ? code : fine(error);
 }
 
-/* Counters start at -1: rows that were inserted, rows that live, whether probes ran out, new rows. */
+/* Counters start at -1: rows that were inserted, rows that live, whether probes ran out, new rows. Those of a level, of
+ * the last run. */
+static const int32_t *counters_of(const sbrt_instance *it, const level_record *level)
+{
+    return (const int32_t *)(const void *)(it->host + 16 + (level->counters_at - it->counters));
+}
+
 static int check_counters(sbrt_instance *it, int64_t n_rows, sbrt_error *error)
 {
-    const int32_t *input = it->host + 4;
+    const int32_t *input = (const int32_t *)(const void *)it->host;
     uint32_t i;
     if (input[2] > 0)
         return fail(error, SBRT_COORDINATES, "The coordinates cannot be searched; please report them.");
@@ -1013,7 +1082,7 @@ static int check_counters(sbrt_instance *it, int64_t n_rows, sbrt_error *error)
                     (long long)(n_rows - input[0] - 1), (long long)n_rows);
     for (i = 0; i < it->program->levels[1]; i++) {
         const level_record *level = LEVEL(it->model, it->program->levels[0] + i);
-        const int32_t *own = it->host + 4 * (i + 2);
+        const int32_t *own = counters_of(it, level);
         if (own[2] > 0 || own[3] < -1 || (uint64_t)((int64_t)own[3] + 1) > level->capacity)
             return fail(error, SBRT_OVERFLOW,
                         "Level %d of the network has more rows (%lld) than the memory that was planned for it (%llu). "
@@ -1026,22 +1095,15 @@ static int check_counters(sbrt_instance *it, int64_t n_rows, sbrt_error *error)
 static int play(sbrt_instance *it, int where, const void *coords, const void *features, int64_t n_rows,
                 sbrt_error *error)
 {
-    uint32_t i;
     int code = send_inputs(it, where, coords, features, n_rows, error), end;
     if (!code && it->graph == NULL)
-        code = queue_steps(it, error);
+        code = queue_all(it, error);
     else if (!code && (end = it->driver.launch_graph(it->graph, it->stream)) != 0)
         code = refused(it, end, "launch the graph", error);
     if (code) {
         it->driver.wait(it->stream); /* what is queued reads the caller's memory */
         return code;
     }
-    DRIVE(it->driver.to_host(it->host + 4, it->memory + it->program->flags_at, 16, it->stream), "read counters");
-    for (i = 0; i < it->program->levels[1]; i++)
-        DRIVE(it->driver.to_host(it->host + 4 * (i + 2),
-                                 it->memory + LEVEL(it->model, it->program->levels[0] + i)->counters_at, 16,
-                                 it->stream),
-              "read counters");
     DRIVE(it->driver.wait(it->stream), "finish the run");
     return check_counters(it, n_rows, error);
 }
@@ -1085,9 +1147,19 @@ static int describe(const sbrt_instance *it, const uint32_t part[2], int index, 
         tensor->dims[i] = (int64_t)own->dims[i];
     tensor->data = it->memory + own->at;
     tensor->rows = own->level < 0 ? tensor->dims[0] : it->rows;
-    for (i = 0; own->level > 0 && it->rows >= 0 && i < it->program->levels[1]; i++)
-        if (LEVEL(it->model, it->program->levels[0] + i)->level == own->level)
-            tensor->rows = (int64_t)it->host[4 * (i + 2) + 3] + 1;
+    for (i = 0; own->level > 0 && it->rows >= 0 && i < it->program->levels[1]; i++) {
+        const level_record *level = LEVEL(it->model, it->program->levels[0] + i);
+        if (level->level == own->level)
+            tensor->rows = (int64_t)counters_of(it, level)[3] + 1;
+    }
+    return fine(error);
+}
+
+int sbrt_playing(const sbrt_instance *it, sbrt_program *program, sbrt_error *error)
+{
+    if (it == NULL || program == NULL)
+        return fail(error, SBRT_ARGUMENT, "sbrt_playing got a null pointer.");
+    describe_program(it->model, it->program, program);
     return fine(error);
 }
 

@@ -69,7 +69,8 @@ typedef struct {
 typedef struct {
     const char *target; /* "cuda:87", "hip:gfx942" */
     int64_t rows;       /* most rows of an input */
-    int64_t memory;     /* bytes on the GPU, all in one block */
+    int64_t memory;     /* bytes on the GPU at most, beside what the driver takes for any program */
+    int64_t block;      /* those for tensors and weights, in one piece; the rest is for kernels */
     int n_steps, n_kernels, n_inputs, n_outputs;
 } sbrt_program;
 
@@ -87,6 +88,8 @@ int sbrt_count(const sbrt_model *model);
  * rows: most rows of an input, 0 for what the package was made for. Takes all memory. */
 int sbrt_create(const sbrt_model *model, int device, void *stream, int64_t rows, sbrt_instance **instance,
                 sbrt_error *error);
+/* The program of the package that an instance plays. */
+int sbrt_playing(const sbrt_instance *instance, sbrt_program *program, sbrt_error *error);
 /* NULL is allowed. */
 void sbrt_destroy(sbrt_instance *instance);
 
