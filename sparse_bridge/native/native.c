@@ -876,21 +876,21 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   if (s->state != GOES_ON) return ended(s, NULL);
   refuse_unless(s, number(s, FIELD(rows, Rows, capacity)) * number(s, plan->columns) >=
                        number(s, PyList_GET_ITEM(least, cuda == Py_True)));
+  PyObject *device = GET(x, Tensor, device), *stream = NULL;
+  if (cuda == Py_True)
+    stream = stream_on(s, device);
+  else if (s->state == GOES_ON)
+    stream = hold(s, PyLong_FromLong(-1));
   /* What follows changes the history: nothing is refused from here on. */
   PyObject *y = Py_None;
   if (s->state == GOES_ON && plan->at_the_call)
     y = computed(s, plan, x, weight, rulebook, side, bias, NULL);
   if (!y) return ended(s, NULL);
-  PyObject *layer_call = empty_of(s, g_LayerCall), *stream = NULL;
-  PyObject *n_rows = GET(rulebook, Rulebook, n_rows), *device = GET(x, Tensor, device);
+  PyObject *layer_call = empty_of(s, g_LayerCall);
+  PyObject *n_rows = GET(rulebook, Rulebook, n_rows);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *shape = hold(s, PyTuple_Pack(2, PyTuple_GET_ITEM(n_rows, side), plan->columns));
   PyObject *operands = hold(s, PyTuple_Pack(4, x, weight, kmap, form));
-  if (cuda == Py_True) {
-    stream = stream_on(s, device);
-  } else {
-    stream = hold(s, PyLong_FromLong(-1));
-  }
   if (s->state == GOES_ON && bias && bias != usual) { /* a view of it, made anew at every call */
     between = with_bias(s, between, bias);
   }
