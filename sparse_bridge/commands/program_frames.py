@@ -5,13 +5,7 @@ from __future__ import annotations
 import sys
 from types import CodeType, TracebackType
 
-_WAYS = (
-    "runpy",
-    "importlib",
-    "importlib._bootstrap",
-    "importlib._bootstrap_external",
-    "sparse_bridge.core.device.frame_stack",
-)
+_WAYS = "runpy", "importlib", "importlib._bootstrap", "importlib._bootstrap_external"
 
 
 def frames_of_program(trace: TracebackType | None, entry: CodeType) -> TracebackType | None:

@@ -164,19 +164,16 @@ def _log_to_stderr(level: int) -> None:
 
 
 def execute(target: str, arguments: list[str], is_module: bool) -> None:
-    """As `python target arguments` or `python -m target arguments`, in this process, with all
-    frames of the program in one chunk of memory."""
-    from ..core.device.frame_stack import PROGRAM, with_room
-
+    """As `python target arguments` or `python -m target arguments`, in this process."""
     sys.argv[:] = [target, *arguments]
     first = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
     if not getattr(sys.flags, "safe_path", False):  # under -P python adds no folder either
         sys.path[0] = first
     try:
         if is_module:
-            with_room(runpy.run_module, PROGRAM)(target, run_name="__main__", alter_sys=True)
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            with_room(runpy.run_path, PROGRAM)(target, run_name="__main__")
+            runpy.run_path(target, run_name="__main__")
     except BaseException:
         show_program_alone(execute.__code__)
         raise

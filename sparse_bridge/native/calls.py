@@ -17,20 +17,14 @@ features_of: Any = None
 normalised: Any = None
 activated: Any = None
 plus: Any = None
-spconv_known: Any = None
 run_plain: Any = None
 gradients: Any = None
-norm_forward: Any = None
-norm_backward: Any = None
-trained_norm: Any = None
-# What `trained_norm` reads: forms of norms, the autograd function, and functions of torch; set by `batch_norm`.
-norm_parts: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 
 # Of layers in inference, and in training.
-INFERENCE = "known_call", "features_of", "normalised", "activated", "plus", "spconv_known"
-TRAINING = "run_plain", "gradients", "norm_forward", "norm_backward", "trained_norm"
+INFERENCE = "known_call", "features_of", "normalised", "activated", "plus"
+TRAINING = "run_plain", "gradients"
 FUNCTIONS = INFERENCE + TRAINING
 
 

@@ -55,7 +55,6 @@
  *   changes an object or launches stands behind the last `refuse_unless`. */
 #include "reads.h"
 
-static PyObject *constants_of_spconv, *spconv;
 static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* as `epilogue.STEPS` */
 static PyObject *no_slope;                                          /* 0.0 */
 static int configured;
@@ -876,21 +875,21 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   if (s->state != GOES_ON) return ended(s, NULL);
   refuse_unless(s, number(s, FIELD(rows, Rows, capacity)) * number(s, plan->columns) >=
                        number(s, PyList_GET_ITEM(least, cuda == Py_True)));
+  PyObject *device = GET(x, Tensor, device), *stream = NULL;
+  if (cuda == Py_True)
+    stream = stream_on(s, device);
+  else if (s->state == GOES_ON)
+    stream = hold(s, PyLong_FromLong(-1));
   /* What follows changes the history: nothing is refused from here on. */
   PyObject *y = Py_None;
   if (s->state == GOES_ON && plan->at_the_call)
     y = computed(s, plan, x, weight, rulebook, side, bias, NULL);
   if (!y) return ended(s, NULL);
-  PyObject *layer_call = empty_of(s, g_LayerCall), *stream = NULL;
-  PyObject *n_rows = GET(rulebook, Rulebook, n_rows), *device = GET(x, Tensor, device);
+  PyObject *layer_call = empty_of(s, g_LayerCall);
+  PyObject *n_rows = GET(rulebook, Rulebook, n_rows);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *shape = hold(s, PyTuple_Pack(2, PyTuple_GET_ITEM(n_rows, side), plan->columns));
   PyObject *operands = hold(s, PyTuple_Pack(4, x, weight, kmap, form));
-  if (cuda == Py_True) {
-    stream = stream_on(s, device);
-  } else {
-    stream = hold(s, PyLong_FromLong(-1));
-  }
   if (s->state == GOES_ON && bias && bias != usual) { /* a view of it, made anew at every call */
     between = with_bias(s, between, bias);
   }
@@ -1113,169 +1112,6 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
 
 #include "host_program.c"
 #include "training.c"
-#include "norms.c"
-
-/* ---- layers of spconv ------------------------------------------------------------------------ */
-
-/* The first size of a shape; NULL where it has none. */
-static PyObject *length(PyObject *shape) {
-  return PyTuple_GET_SIZE(shape) ? PyTuple_GET_ITEM(shape, 0) : NULL;
-}
-
-static int is_list(PyObject *object) { return object && PyList_CheckExact(object); }
-
-/* `keys.fits` */
-static int fits(Scope *s, PyObject *layer, PyObject *x, PyObject *record, PyObject *features,
-                int inverse) {
-  if (s->state != GOES_ON) return 0;
-  PyObject *shape = item(s, x, s_SparseTensor_spatial_shape),
-           *kernel = item(s, layer, s_Layer_kernel_size);
-  PyObject *grid = item(s, record, inverse ? s_Record_out_spatial_shape : s_Record_spatial_shape);
-  PyObject *rows = item(s, record, inverse ? s_Record_out_indices : s_Record_indices),
-           *ksize = item(s, record, s_Record_ksize);
-  PyObject *spread = inverse ? kernel : item(s, record, s_Record_dilation);
-  PyObject *mine = inverse ? kernel : item(s, layer, s_Layer_dilation),
-           *ndim = item(s, layer, s_Layer_ndim);
-  PyObject *subm = item(s, record, s_Record_is_subm), *algo = item(s, layer, s_Layer_algo),
-           *same = item(s, record, s_Record_algo);
-  PyObject *indices = item(s, x, s_SparseTensor_indices), *asked = item(s, layer, s_Layer_subm);
-  if (!is_list(shape) || !is_list(kernel) || !is_list(grid) || !is_list(ksize) ||
-      !is_list(spread) || !is_list(mine) || !rows || !indices || !subm || !asked || !ndim ||
-      algo != same)
-    return 0;
-  if (inverse ? truth(s, subm) : !(truth(s, asked) && truth(s, subm))) return 0;
-  PyObject *size = GET(indices, Tensor, shape), *count = GET(rows, Tensor, shape);
-  PyObject *have = GET(features, Tensor, shape);
-  if (s->state != GOES_ON || PyTuple_GET_SIZE(size) != 2) return 0;
-  long long axes = number(s, ndim);
-  PyObject *n = PyTuple_GET_ITEM(size, 0);
-  return axes == PyList_GET_SIZE(shape) && axes == number(s, PyTuple_GET_ITEM(size, 1)) - 1 &&
-         equal(s, n, length(count)) && equal(s, n, length(have)) && equal(s, ksize, kernel) &&
-         equal(s, spread, mine) && equal(s, grid, shape);
-}
-
-/* `conv._output`: a tensor like x with what a convolution made of it. */
-static PyObject *output(Scope *s, PyObject *x, PyObject *dict, PyObject *made, PyObject *indices,
-                        PyObject *shape, PyObject *entries) {
-  PyObject *copy = hold(s, PyDict_Copy(dict));
-  PyObject *sizes = copy ? hold(s, PyList_GetSlice(shape, 0, PyList_GET_SIZE(shape))) : NULL;
-  if (!sizes || PyDict_SetItem(copy, s_SparseTensor__features, made) < 0 ||
-      PyDict_SetItem(copy, s_SparseTensor_indices, indices) < 0 ||
-      PyDict_SetItem(copy, s_SparseTensor_spatial_shape, sizes) < 0 ||
-      PyDict_SetItem(copy, s_SparseTensor_indice_dict, entries) < 0)
-    return s->state = RAISES, NULL;
-  PyTypeObject *type = Py_TYPE(x);
-  PyObject *y = hold(s, type->tp_alloc(type, 0));
-  if (y && PyObject_GenericSetDict(y, copy, NULL) < 0) s->state = RAISES;
-  return s->state == GOES_ON ? y : NULL;
-}
-
-/* Whether the class of a tensor is one whose `replace_feature` is repeated here: the stand-in's,
- * with the attributes that it gives. */
-static int repeated(Scope *s, PyObject *x, PyObject *dict) {
-  PyObject *said = GET((PyObject *)Py_TYPE(x), SparseTensor, _repeated);
-  if (s->state == RAISES) PyErr_Clear(), s->state = REFUSES; /* a class of the real framework */
-  return said && PyTuple_CheckExact(said) && PyTuple_GET_ITEM(said, 0) == (PyObject *)Py_TYPE(x) &&
-         PyDict_GET_SIZE(dict) == PyLong_AsSsize_t(PyTuple_GET_ITEM(said, 1)) &&
-         GET((PyObject *)Py_TYPE(x), SparseTensor, replace_feature) == PyTuple_GET_ITEM(said, 2);
-}
-
-/* The ConvForm of a layer: `conv.form_of`. */
-static PyObject *form_of(Scope *s, PyObject *layer, PyObject *features, PyObject *parts) {
-  PyObject *switches = item(s, PyTuple_GET_ITEM(parts, 3), constants_of_spconv);
-  PyObject *groups = item(s, layer, s_Layer_groups), *wide = item(s, layer, s_Layer_fp32_accum);
-  PyObject *tf32 = Py_False;
-  refuse_unless(s, groups && switches && wide);
-  if (wide != Py_None) /* sums of fp16 products as the layer says */
-    refuse_unless(s, GET(features, Tensor, dtype) != PyTuple_GET_ITEM(parts, 4));
-  if (s->state == GOES_ON) {
-    PyObject *allowed = item(s, GET(switches, Object, __dict__), s_Constants_SPCONV_ALLOW_TF32);
-    refuse_unless(s, allowed != NULL);
-    tf32 = truth(s, allowed) ? Py_True : Py_False;
-  }
-  if (s->state != GOES_ON) return NULL;
-  return hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 0), groups, tf32, NULL));
-}
-
-/* `conv._trained` of a layer's operands, after the checks that `convolved` makes. */
-static PyObject *trained_layer(Scope *s, PyObject *layer, PyObject *const *operands,
-                               PyObject *parts) {
-  PyObject *features = operands[1], *weight = operands[2];
-  long long rows, columns;
-  refuse_unless(s, plain_rows(s, features, &rows, &columns) && is_plain(weight) &&
-                       columns == number(s, item(s, layer, s_Layer_in_channels)) &&
-                       equal(s, GET(features, Tensor, device), GET(weight, Tensor, device)));
-  if (s->state != GOES_ON) return NULL;
-  if (GET(features, Tensor, dtype) != GET(weight, Tensor, dtype)) {
-    PyObject *name = GET((PyObject *)Py_TYPE(operands[0]), Object, __name__);
-    if (name)
-      hold(s,
-           PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 6), features, weight, name, NULL));
-  }
-  if (s->state != GOES_ON) return NULL;
-  return hold(s, PyObject_Vectorcall(PyTuple_GET_ITEM(parts, 5), operands, 6, NULL));
-}
-
-/* `conv._known` of the stand-in's tensors(layer, x, weight, epilogue, parts).  parts: form_of,
- * note, the dictionary of `keys`, sys.modules, torch.float16, _trained, check_parameters,
- * LONG_WAY_OPTIONS. */
-static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  SCOPE(s);
-  if (count != 5 || declined()) Py_RETURN_NOTIMPLEMENTED;
-  PyObject *layer = GET(args[0], Object, __dict__), *x = GET(args[1], Object, __dict__);
-  PyObject *parts = args[4], *keys = PyTuple_GET_ITEM(parts, 2);
-  refuse_unless(s,
-                x && PyDict_CheckExact(layer) && PyDict_CheckExact(x) && repeated(s, args[1], x));
-  /* `keys.entries_of`: every output has a dictionary of its own. */
-  refuse_unless(s, item(s, keys, s_keys__shared) == Py_False);
-  refuse_unless(
-      s, equal(s, item(s, keys, s_keys__generation), item(s, g_settings, s_settings_generation)));
-  if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *features = item(s, x, s_SparseTensor__features),
-           *timer = item(s, x, s_SparseTensor__timer);
-  PyObject *key = item(s, layer, s_Layer_indice_key), *inverted = item(s, layer, s_Layer_inverse);
-  refuse_unless(s, features && Py_IS_TYPE(features, (PyTypeObject *)g_Tensor) && key && inverted &&
-                       key != Py_None && item(s, x, s_SparseTensor_benchmark) == Py_False);
-  PyObject *options = PyTuple_GET_ITEM(parts, 7);
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(options); i++) {
-    PyObject *option = item(s, layer, PyTuple_GET_ITEM(options, i));
-    refuse_unless(s, option && !truth(s, option));
-  }
-  int learns = truth(s, asked(s, s_torch_c_is_grad_enabled));
-  refuse_unless(s, unset(s, s_torch_c_is_inference_mode_enabled));
-  if (s->state == GOES_ON && timer && timer != Py_None)
-    refuse_unless(s, !truth(s, GET(timer, Timer, enable)));
-  PyObject *shared = item(s, x, s_SparseTensor_indice_dict);
-  refuse_unless(s, shared && PyDict_CheckExact(shared));
-  PyObject *found = item(s, shared, key);
-  PyObject *record = found ? GET(found, Object, __dict__) : NULL;
-  refuse_unless(s, record && PyDict_CheckExact(record));
-  PyObject *kmap = item(s, record, s_Record__map);
-  refuse_unless(s, kmap && Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap));
-  int inverse = truth(s, inverted);
-  refuse_unless(s, fits(s, layer, x, record, features, inverse));
-  refuse_unless(s, equal(s, GET(item(s, x, s_SparseTensor_indices), Tensor, device),
-                         GET(features, Tensor, device)));
-  PyObject *indices = item(s, record, inverse ? s_Record_indices : s_Record_out_indices);
-  PyObject *shape = item(s, record, inverse ? s_Record_spatial_shape : s_Record_out_spatial_shape);
-  refuse_unless(s, indices && is_list(shape));
-  if (s->state == GOES_ON && inverse) kmap = CALL(kmap, KernelMap, transposed);
-  if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *form = form_of(s, layer, features, parts);
-  if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *operands[] = {args[0], features, args[2], kmap, args[3], form};
-  PyObject *made =
-      learns ? trained_layer(s, layer, operands, parts) : hold(s, known_call(self, operands, 6));
-  if (made == Py_NotImplemented) s->state = REFUSES;
-  /* The layer was launched: nothing is refused from here on. */
-  if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_DeferredConv))
-    made = features_alone(s, made);
-  PyObject *named =
-      s->state == GOES_ON ? GET((PyObject *)Py_TYPE(args[0]), Object, __name__) : NULL;
-  if (named) hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 1), spconv, named, NULL));
-  PyObject *entries = made && s->state == GOES_ON ? hold(s, PyDict_Copy(shared)) : NULL;
-  return ended(s, entries ? output(s, args[1], x, made, indices, shape, entries) : NULL);
-}
 
 /* ---- the module ------------------------------------------------------------------------------ */
 
@@ -1331,15 +1167,9 @@ static PyMethodDef methods[] = {
      "DeferredConv.as_launched behind a norm"},
     {"activated", (PyCFunction)(void (*)(void))activated, METH_FASTCALL,
      "DeferredConv.end_launched"},
-    {"spconv_known", (PyCFunction)(void (*)(void))spconv_known, METH_FASTCALL, "conv._known"},
     {"plus", (PyCFunction)(void (*)(void))plus, METH_FASTCALL, "DeferredConv.plus"},
     {"run_plain", (PyCFunction)(void (*)(void))run_plain, METH_FASTCALL, "plan.run"},
     {"gradients", (PyCFunction)(void (*)(void))gradients, METH_FASTCALL, "plan.backward"},
-    {"norm_forward", (PyCFunction)(void (*)(void))norm_forward, METH_FASTCALL,
-     "batch_norm_forward"},
-    {"trained_norm", (PyCFunction)(void (*)(void))trained_norm, METH_FASTCALL, "a BatchNorm1d"},
-    {"norm_backward", (PyCFunction)(void (*)(void))norm_backward, METH_FASTCALL,
-     "batch_norm_backward"},
     {0}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "sparse_bridge_native", NULL, -1,
@@ -1356,11 +1186,7 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
   unmasked = PyUnicode_InternFromString("unmasked");
   char steps[] = {STEP_NORM, STEP_SUM, STEP_ACTIVATION};
   for (int i = 0; i < 3; i++) letters[i] = PyUnicode_InternFromString((char[]){steps[i], 0});
-  constants_of_spconv = PyUnicode_InternFromString("spconv.constants");
-  spconv = PyUnicode_InternFromString("spconv");
-  if (!constants_of_spconv || !spconv || !zero || !one || !two || !no_slope || !masked ||
-      !unmasked || !letters[2])
-    return NULL;
+  if (!zero || !one || !two || !no_slope || !masked || !unmasked || !letters[2]) return NULL;
   PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType, &HostProgramType, &HostStateType};
   for (int i = 0; i < 5; i++)
     if (PyType_Ready(types[i]) < 0) return NULL;

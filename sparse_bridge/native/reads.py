@@ -43,7 +43,7 @@ def _asked(where: str, names: str = "", fields: str = "") -> Owner:
     return Owner(where, False, "", names, fields)
 
 
-_CONV, _GEMM, _OPS, _RUNTIME = ".core.conv", ".kernels.gemm", ".kernels.ops", ".kernels.runtime"
+_CONV, _GEMM, _RUNTIME = ".core.conv", ".kernels.gemm", ".kernels.runtime"
 
 OWNERS = {
     # Layers in inference.
@@ -86,7 +86,7 @@ OWNERS = {
     "wgrad_kernel": _handed(f"{_GEMM}.wgrad_gemm:wgrad_kernel"),
     "sum_shares_kernel": _handed(f"{_GEMM}.wgrad_gemm:sum_shares_kernel"),
     # Maps.
-    "KernelMap": _handed(".core.maps.kernel_map:KernelMap", names="flipped rulebook transposed x_fold y_fold"),
+    "KernelMap": _handed(".core.maps.kernel_map:KernelMap", names="flipped rulebook x_fold y_fold"),
     "Rulebook": _asked(
         ".core.maps.rulebook:Rulebook",
         "_observer _tables _tiles backward cache device n_offsets n_rows order regular rows symmetric trained",
@@ -99,16 +99,6 @@ OWNERS = {
     "TileList": _asked(".kernels.maps.tile_list:TileList", "memory n_offsets n_pairs splits"),
     "Part": _handed(f"{_RUNTIME}.parts:Part", names="at"),
     "StreamOrder": _handed(".core.device.stream_order:StreamOrder", "number waited"),
-    # Norms in training.
-    "NormSpec": _handed(f"{_OPS}.norm_spec:NormSpec", "addressed device grads_key present rows_key units vectors_key"),
-    "NormForm": _asked(".core.ops.batch_norm:_Form", fields="spec same generation optimized"),
-    "Cut": _asked(f"{_OPS}.norm_spec:Cut", fields="parts programs blocks tile"),
-    "cut_of": _handed(f"{_OPS}.norm_spec:cut_of"),
-    "partials_kernel": _handed(f"{_OPS}.batch_norm:partials_kernel"),
-    "apply_kernel": _handed(f"{_OPS}.batch_norm:apply_kernel"),
-    "unread": _handed(f"{_OPS}.batch_norm:unread"),
-    "grad_partials_kernel": _handed(f"{_OPS}.batch_norm_grad:grad_partials_kernel"),
-    "dx_kernel": _handed(f"{_OPS}.batch_norm_grad:dx_kernel"),
     # Launches and settings.
     "Kernel": _asked(f"{_RUNTIME}.launch:Kernel", "_compiled"),
     "precompile": _handed(f"{_RUNTIME}.precompile", names="dry_runs"),
@@ -118,16 +108,7 @@ OWNERS = {
     "precision": _handed(".core.device.precision", names="fp16_sums"),
     "settings": _handed(".settings", names="generation get"),
     "Settings": _asked(".settings:Settings", "native"),
-    "calls": _handed(".native.calls", names="norm_parts observer"),
-    # Layers and tensors of spconv.
-    "Layer": _asked("", "algo dilation fp32_accum groups in_channels indice_key inverse kernel_size ndim subm"),
-    "SparseTensor": _asked(
-        "", "_features _repeated _timer benchmark indice_dict indices replace_feature spatial_shape"
-    ),
-    "Record": _asked("", "_map algo dilation indices is_subm ksize out_indices out_spatial_shape spatial_shape"),
-    "Timer": _asked("", "enable"),
-    "Constants": _asked("", "SPCONV_ALLOW_TF32"),
-    "keys": _asked(".adapters.spconv.keys", "_generation _shared"),
+    "calls": _handed(".native.calls", names="observer"),
     # torch, and Python.
     "Tensor": _handed(
         "torch:Tensor",
@@ -137,8 +118,8 @@ OWNERS = {
     "Parameter": _handed("torch.nn:Parameter"),
     "Storage": _asked("torch:UntypedStorage", "nbytes"),
     "Device": _asked("torch:device", "index"),
-    "BatchNorm1d": _asked("", "_buffers _parameters eps forward momentum track_running_stats training"),
-    "NormVectors": _asked("", "bias num_batches_tracked running_mean running_var weight"),
+    "BatchNorm1d": _asked("", "_buffers _parameters eps forward training"),
+    "NormVectors": _asked("", "bias running_mean running_var weight"),
     "norm_forward": _handed("torch.nn:BatchNorm1d.forward"),
     "make_wrapper": _handed("torch:Tensor._make_wrapper_subclass"),
     "no_memory": _handed("torch._C:_set_throw_on_mutable_data_ptr"),
@@ -149,12 +130,12 @@ OWNERS = {
     # Functions, asked for at every call, so that tests can replace them.
     "torch_c": _handed(
         "torch._C",
-        names="_cuda_getCurrentRawStream? _cuda_getDevice? _get_cublas_allow_fp16_accumulation? _get_tracing_state "
+        names="_cuda_getCurrentRawStream? _cuda_getDevice? _get_cublas_allow_fp16_accumulation? "
         "_is_any_autocast_enabled _len_torch_dispatch_stack _len_torch_function_stack is_grad_enabled "
         "is_inference_mode_enabled",
     ),
     "Dict": _asked("builtins:dict", "get"),
-    "Object": _asked("builtins:type", "__dict__ __name__"),
+    "Object": _asked("builtins:type", "__dict__"),
 }
 
 # Values that C has as constants: where Python has them.

@@ -1,7 +1,7 @@
-/* Convolutions with gradients and norms in training: a part of `native.c`.
+/* Convolutions with gradients: a part of `native.c`.
  *
- * The bodies of the autograd functions. What they save and return is Python's, see
- * `core/conv/convolution.py` and `core/ops/batch_norm.py`. */
+ * The bodies of an autograd function. What it saves and returns is Python's, see
+ * `core/conv/convolution.py`. */
 
 /* ---- kernels by their variants --------------------------------------------------------------- */
 
@@ -76,19 +76,19 @@ static int plain_rows(Scope *s, PyObject *x, long long *rows, long long *columns
   return truth(s, CALL(x, Tensor, is_contiguous));
 }
 
-/* tensor.new_empty(rows, columns, dtype=fp32), or of one axis where columns is NULL. */
+/* tensor.new_empty(rows, columns, dtype=fp32) */
 static PyObject *new_fp32(Scope *s, PyObject *tensor, PyObject *rows, PyObject *columns) {
-  if (s->state != GOES_ON || !rows) return NULL;
-  PyObject *args[] = {tensor, rows, columns ? columns : g_float32, g_float32};
+  if (s->state != GOES_ON || !rows || !columns) return NULL;
+  PyObject *args[] = {tensor, rows, columns, g_float32};
   PyObject *names = hold(s, PyTuple_Pack(1, s_Tensor_dtype));
   if (!names) return NULL;
-  return hold(s, PyObject_VectorcallMethod(s_Tensor_new_empty, args, columns ? 3 : 2, names));
+  return hold(s, PyObject_VectorcallMethod(s_Tensor_new_empty, args, 3, names));
 }
 
 static PyObject *empty_like(Scope *s, PyObject *tensor, PyObject *dtype) {
   if (s->state != GOES_ON) return NULL;
   PyObject *function = item(s, g_torch, s_torch_empty_like), *args[] = {tensor, dtype};
-  PyObject *names = dtype ? hold(s, PyTuple_Pack(1, s_Tensor_dtype)) : NULL;
+  PyObject *names = hold(s, PyTuple_Pack(1, s_Tensor_dtype));
   refuse_unless(s, function != NULL);
   return s->state == GOES_ON ? hold(s, PyObject_Vectorcall(function, args, 1, names)) : NULL;
 }
@@ -186,7 +186,7 @@ static int launched_wgrad(Scope *s, PyObject *launch, PyObject *x, PyObject *dy,
     if (s->state != GOES_ON) return 0;
     PyObject *height = hold(s, PyLong_FromLongLong(rows));
     PyObject *width = hold(s, PyLong_FromLongLong(columns));
-    out = width ? new_fp32(s, x, height, width) : NULL;
+    out = new_fp32(s, x, height, width);
   }
   uint64_t out_at = starts_at(s, out);
   add_cell(s, &product, x_at), add_cell(s, &product, dy_at), add_cell(s, &product, out_at);

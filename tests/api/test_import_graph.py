@@ -20,14 +20,11 @@ READ_BY_C = {
     "kernels.tiles": 1,
     "kernels.maps": 2,
     "kernels.gemm": 5,
-    "kernels.ops": 3,
     "core.geometry": 1,
     "core.device": 3,
     "core.maps": 4,
     "core.conv": 10,
-    "core.ops": 1,
     "core.prefetch": 1,
-    "adapters": 1,
 }
 
 

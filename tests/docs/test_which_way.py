@@ -98,7 +98,7 @@ def helped() -> Iterator[object]:
         world = World(sp, recorder, bias=True)
         with pretended_gpu(), served() as by_helper:
             world(4)
-            assert by_helper["spconv_known"], by_helper
+            assert by_helper["known_call"], by_helper
             yield world
 
 

@@ -243,4 +243,4 @@ def test_threads_share_a_network():
         finally:
             sys.setswitchinterval(interval)
         assert not failed and len(found) == 240 and set(found) == {want}
-        assert by_helper["spconv_known"] > 100
+        assert by_helper["known_call"] > 100

@@ -25,7 +25,7 @@ class Other:
 def asked():
     for name, count in COUNTS.items():
         assert getattr(made, name)(*[Other()] * count) is NotImplemented, name
-COUNTS = {"known_call": 6, "normalised": 2, "activated": 3, "plus": 2, "spconv_known": 5}
+COUNTS = {"known_call": 6, "normalised": 2, "activated": 3, "plus": 2}
 COUNTS["features_of"] = 1
 asked()
 for wrong in ({}, 5, None, {"features_of": 1}):

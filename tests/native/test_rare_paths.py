@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from sparse_bridge import settings
 from sparse_bridge.core.conv.history import histories
+from sparse_bridge.kernels.gemm import wgrad_gemm
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import apis as spconv_apis
 from tests.fake_driver import NOWHERE
@@ -34,7 +35,7 @@ def launched(it, times=1):
     with served() as by_helper:
         for _ in range(times):
             it.net(it.x)
-    return by_helper["spconv_known"]
+    return by_helper["known_call"]
 
 
 def test_settings_that_cannot_be_asked_are_pythons_matter(monkeypatch):
@@ -177,11 +178,15 @@ def test_gradients_that_fit_no_output_are_pythons(monkeypatch):
                 assert own(plan, kmap, wrong[:, : x.shape[1]], weight, dy, *rest) is NotImplemented
 
 
-def test_kernels_in_a_dictionary_and_values_that_fit_none():
+def test_kernels_in_a_dictionary_and_values_that_fit_none(monkeypatch):
     """Tests keep compiled kernels in something else, in which there is every variant."""
+    own, seen, by_python = native_calls.gradients, [], []
+    launch = wgrad_gemm.WgradGemm.__call__
+    monkeypatch.setattr(native_calls, "gradients", lambda *given: seen.append(given) or own(*given))
+    monkeypatch.setattr(wgrad_gemm.WgradGemm, "__call__", lambda *given: by_python.append(1) or launch(*given))
     with anew(), way("on"), spconv_apis.standin() as sp:
         it = training.World(sp, Recorder(), True)
-        with pretended_gpu(), pairs(), served() as by_helper:
+        with pretended_gpu(), pairs():
             asked = {kernel: Asked(kernel._compiled) for kernel in _KERNELS}
             for kernel, entries in asked.items():
                 kernel._compiled = entries
@@ -189,12 +194,13 @@ def test_kernels_in_a_dictionary_and_values_that_fit_none():
                 it.step()
             for kernel, entries in asked.items():
                 kernel._compiled = entries.seen
-            before = by_helper["norm_forward"]
+            seen.clear(), by_python.clear()
             it.step()
-            assert by_helper["norm_forward"] > before
-            spec = next(iter(native_calls.norm_parts[0].values())).spec
-            norm, x = it.net.norm, torch.randn(len(training.COORDS), 16)
-            vectors = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked
-            with pytest.raises(TypeError):
-                native_calls.norm_forward(spec, x, *vectors, "no momentum", 1e-3, False)
-            assert native_calls.norm_forward(spec, x, *vectors, 0.1, 1e-3, False) is not NotImplemented
+            assert seen and not by_python, "the helper launches what is in a dictionary"
+            _, kmap, *_, dtype = seen[-1]
+            assert dtype is not None and isinstance(own(*seen[-1]), tuple)
+            for one in kmap.rulebook.cache._entries.values():
+                if type(one) is wgrad_gemm.WgradGemm:
+                    one._pairs_at = ("no number", *one._pairs_at[1:])
+            with pytest.raises(AttributeError, match="data_ptr"):
+                own(*seen[-1])

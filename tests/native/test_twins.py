@@ -123,35 +123,6 @@ class Calls:
         return features_of(y)
 
 
-class Network:
-    """Random calls of parts of a network of spconv."""
-
-    def __init__(self, world, draw):
-        self.world, self.draw = world, draw
-
-    def one(self):
-        draw, net, x = self.draw, self.world.net, self.world.x
-        if draw.random() < 0.1:
-            x = self.world.over(draw.choice([self.world.features.double(), torch.randn(len(COORDS), 8)]))
-        if draw.random() < 0.05:
-            x.spatial_shape = draw.choice([[8, 9, 10], [8, 9, 11]])
-        conv, norm = draw.choice([(net.conv1, net.norm1), (net.conv2, net.norm2), (net.conv3, net.norm3)])
-        if draw.random() < 0.05:
-            conv.indice_key = draw.choice(["a", "b"])
-        try:
-            if draw.random() < 0.3:
-                return net(x)
-            y = conv(x)
-            if draw.random() < 0.05:
-                return y.features.sum()
-            y = norm(y.features)
-            if conv is net.conv3:
-                y = y + (self.world.features if draw.random() < 0.9 else torch.randn(1, 16))
-            return net.relu(y) if draw.random() < 0.9 else nn.functional.leaky_relu(y)
-        finally:
-            conv.indice_key = "a"
-
-
 class Training:
     """Random steps of training."""
 
@@ -181,7 +152,6 @@ TWINS = {
     "normalised": (Calls, 400),
     "activated": (Calls, 400),
     "plus": (Calls, 400),
-    "spconv_known": (Network, 60),
     **dict.fromkeys(native_calls.TRAINING, (Training, 12)),
 }
 

@@ -7,7 +7,6 @@ kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`,
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,7 @@ from ...core.conv import convolution as core
 from ...core.conv import epilogue as ends
 from ...core.conv.deferred import features_of
 from ...core.conv.epilogue import Epilogue, activated
-from ...core.conv.history import histories
-from ...core.conv.layers import convolve_layer, known_call
+from ...core.conv.layers import convolve_layer
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.maps.kernel_map import KernelMap
@@ -26,7 +24,6 @@ from ...core.maps.rows import rows_of
 from ...core.ops.pointwise import linear_layer
 from ...core.ops.trained_norms import profiled
 from ...errors import ContractError, UnsupportedError
-from ...native import calls as native_calls
 from ..call_stats import note
 from ..warmup_registry import Expected, new_coordinates, pointwise, trains
 from . import benchmark, keys
@@ -48,8 +45,6 @@ __all__ = [
 ]
 
 _PLAIN = Epilogue()
-# Options of a layer with which, once they are set, `_known` and the compiled helper leave it to the long way.
-LONG_WAY_OPTIONS = "conv1x1", "record_voxel_count"
 # By the name of the enumeration.
 ACTIVATIONS: dict[str, str | None] = {"None_": None}
 ACTIVATIONS |= {row.module.__name__: row.name for row in ends.ACTIVATIONS.values() if row.act_type}
@@ -114,9 +109,6 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, name
     """
     if torch.compiler.is_compiling():
         return _traced(layer, x, weight, epilogue, names)
-    output = _known(layer, x, weight, epilogue)
-    if output is not None:
-        return output
     layer_name = type(layer).__name__
     features = check_input(x, layer_name)
     if features.shape[1] != layer.in_channels:
@@ -134,43 +126,6 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, name
         record_voxels(layer, out.features)
     note("spconv", layer_name)
     return out
-
-
-def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
-    """`convolved` where the layer's last calls have passed all checks for such operands (see
-    `core.conv.layers`), and its map is there. None where that is not so. Twin in C: `spconv_known`."""
-    if not torch.is_grad_enabled():
-        history = histories.get(id(layer))
-        if history is None or (history[1].plan is None and history[1].full_plan is None):
-            return None
-    if (native := native_calls.spconv_known) is not None:
-        out = native(layer, x, weight, epilogue, _PARTS)
-        if out is not NotImplemented:
-            return out
-    for option in LONG_WAY_OPTIONS:
-        if getattr(layer, option):
-            return None
-    features, timer = getattr(x, "_features", None), getattr(x, "_timer", None)
-    if (
-        type(features) is not torch.Tensor
-        or torch.is_grad_enabled()
-        or torch.is_inference_mode_enabled()
-        or x.benchmark
-        or (timer is not None and timer.enable)
-    ):
-        return None
-    entries, key = keys.entries_of(x), layer.indice_key
-    record: Any = None if key is None else entries.get(key)
-    kmap = getattr(record, "_map", None)
-    if type(kmap) is not KernelMap or x.indices.device != features.device or not keys.fits(layer, x, record, features):
-        return None
-    indices, shape, kmap = _out_side(layer, record, kmap)
-    form = form_of(layer.groups, allow_tf32(), _sums(layer, features))
-    result = known_call(layer, features, weight, kmap, epilogue, form)
-    if result is None:
-        return None
-    note("spconv", type(layer).__name__)
-    return _output(x, features_of(result), indices, shape, entries)
 
 
 def _traced(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]) -> Any:
@@ -226,7 +181,6 @@ def _product(
 def _trained(
     layer: Any, features: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor:
-    """Twin in C: `trained_layer`."""
     return profiled(layer, _convolve(features, weight, epilogue, kmap, form))
 
 
@@ -238,7 +192,7 @@ def _out_side(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, A
 
 
 def _output(x: Any, features: torch.Tensor, indices: torch.Tensor, shape: Any, entries: dict[Any, Any]) -> Any:
-    """A tensor like `x` with what a convolution made of it.  entries: its maps. Twin in C: `output`."""
+    """A tensor like `x` with what a convolution made of it.  entries: its maps."""
     out = x.replace_feature(features)
     out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
     return out
@@ -267,7 +221,6 @@ def _convolve(
 
 @functools.cache
 def form_of(groups: int, tf32: bool, sums: str = "") -> ConvForm:
-    """Twin in C: `form_of`."""
     return ConvForm("ovi", groups, _precision(tf32, sums))
 
 
@@ -300,10 +253,6 @@ def _pointwise(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor,
     out = x.replace_feature(y)
     out.spatial_shape = LayerGeometry.of(layer).output_shape(shape_of(x), type(layer).__name__)
     return out
-
-
-# What the compiled helper reads.
-_PARTS = form_of, note, vars(keys), sys.modules, torch.float16, _trained, check_parameters, LONG_WAY_OPTIONS
 
 
 def record_voxels(layer: Any, y: torch.Tensor) -> None:

@@ -43,7 +43,7 @@ def find(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor) -> tu
 
 def fits(layer: Any, x: Any, record: Any, features: torch.Tensor) -> bool:
     """Whether plain comparisons show that `checked` has nothing to say and gives the whole
-    weight. False says nothing. Twin in C: `fits`."""
+    weight. False says nothing."""
     shape, kernel, size = x.spatial_shape, layer.kernel_size, x.indices.shape
     if layer.inverse:
         allowed, grid, rows = not record.is_subm, record.out_spatial_shape, record.out_indices
@@ -204,7 +204,6 @@ def entries_of(x: Any) -> dict[Any, Any]:
 
     In spconv 1.x all tensors that come of one input share one dictionary, and so do they while
     keys are shared: branches see each other's maps.
-    Twin in C: `spconv_known`.
     """
     global _shared, _generation
     if _generation != settings.generation:

@@ -15,7 +15,6 @@ import torch
 from ...errors import UnsupportedError
 from ..device.no_double_backward import NO_SECOND_ORDER
 from ..device.torch_compat import BATCHED
-from . import direct
 
 NAMESPACE = "sparse_bridge"
 ops: Any = torch.ops.sparse_bridge
@@ -31,7 +30,6 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
     _library.define(f"{name}{schema}", tags=_TAGS)
     opaque = torch.compiler.disable(run)  # graphs that break do not look into the engine
     operator_names.append(name)
-    direct.shorten(getattr(ops, name).default, run)
     _library.impl(name, opaque, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     if BATCHED:

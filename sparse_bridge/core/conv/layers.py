@@ -26,7 +26,7 @@ from .fused_plan import fused_plan, same
 from .history import DISABLED, LayerCall, changes_of, histories, history_of, may_defer
 from .plan import ConvForm, find, run
 
-__all__ = ["convolve_layer", "known_call"]
+__all__ = ["convolve_layer"]
 
 _functions = torch._C._len_torch_function_stack
 _any_autocast = torch._C._is_any_autocast_enabled

@@ -13,12 +13,11 @@ from torch import nn
 from ... import settings, state
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
-from ...native import calls as native_calls
 from ...refusals import Refusal, Why
 from ..device.device_support import kernel_target
 from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, wrapped
 from ..device.precision import KERNEL_DTYPES
-from ..device.torch_compat import SAVED_TENSORS_HOOKS, TENSOR_GUARDS, guards
+from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.rows import in_scope, rows_of
 
 if TYPE_CHECKING:
@@ -54,14 +53,7 @@ class _BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call
     ) -> torch.Tensor:
-        """Twin in C: `norm_forward`."""
         spec, moved, counter, momentum, eps, relu = call
-        if counter is None and (native := native_calls.norm_forward) is not None:
-            results = native(spec, x, weight, bias, *moved, momentum, eps, relu)
-            if results is not NotImplemented:
-                ctx.save_for_backward(x, weight, bias, results[1])
-                ctx.call = spec, counter, relu
-                return results[0]  # type: ignore[no-any-return]
         x = x.contiguous()
         y, vectors = torch.empty_like(x), (weight, bias, *moved)
         compile_together(spec, x, vectors)
@@ -73,13 +65,8 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     @no_double_backward
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Twin in C: `norm_backward`."""
         x, weight, bias, memory = ctx.saved_tensors
         spec, counter, relu = ctx.call
-        if counter is None and (native := native_calls.norm_backward) is not None:
-            results = native(spec, x, dy, weight, bias, memory, relu)
-            if results is not NotImplemented:
-                return *results, None
         grads = gradients_like(x, weight, bias)
         passes()[1](spec, x, dy.contiguous(), weight, bias, counter, memory, grads, relu)
         return *grads, None
@@ -98,24 +85,16 @@ class _Form(NamedTuple):
     """How norms over features of one kind are computed.
 
     same: whether their five vectors are of the kinds that were looked at.  generation: of the
-    settings then.  optimized: whether those let modules of torch run here.
+    settings then.
     """
 
     spec: NormSpec
     same: Callable[..., bool]
     generation: int
-    optimized: bool
 
 
 _forms: dict[Any, _Form] = {}  # by dtype, device and channels
 _compiled: set[NormSpec] = set()
-native_calls.norm_parts = (
-    _forms,
-    run_directly,
-    SAVED_TENSORS_HOOKS,
-    torch._C._functorch.peek_interpreter_stack,
-    torch.autograd.graph.increment_version,
-)
 
 
 @state.owns
@@ -171,7 +150,7 @@ def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
         return None
     from ...kernels.ops.norm_spec import spec_of
 
-    form = _Form(spec_of(x, vectors, target), _never, settings.generation, settings.get().optimize != "off")
+    form = _Form(spec_of(x, vectors, target), _never, settings.generation)
     present = [vector for vector in vectors if vector is not None]
     if TENSOR_GUARDS is not None and target.raw and len(present) == len(vectors):
         form = _forms[x.dtype, x.device, x.shape[1]] = form._replace(same=guards(*present))
@@ -277,12 +256,7 @@ def batch_norm(
 def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What a BatchNorm1d in training makes of x [N, C], fp16 / bf16 / fp32 / fp64, and with `relu` a ReLU of that:
     [N, C] in x's dtype. The norm's running statistics move, by torch's rule. Raises: what `batch_norm` does; Refusal in
-    a capture, where they are averages over all batches. Twin in C: `trained_norm`."""
-    counted = in_scope()
-    if not counted and (native := native_calls.trained_norm) is not None:
-        result: Any = native(norm, x, relu)
-        if result is not NotImplemented:
-            return result  # type: ignore[no-any-return]
+    a capture, where they are averages over all batches."""
     parameters: dict[str, Any] = norm._parameters
     buffers: dict[str, Any] = norm._buffers
     mean = var = batches = None
@@ -291,7 +265,7 @@ def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> to
         mean, var = buffers["running_mean"], buffers["running_var"]
         batches = buffers["num_batches_tracked"]
         if momentum is None and batches is not None:  # the average over all batches
-            if counted:
+            if in_scope():
                 raise Refusal(Why.GRAPH_MOMENTUM)
             batches.add_(1)
             momentum, batches = 1.0 / float(batches), None

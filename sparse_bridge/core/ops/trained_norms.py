@@ -16,7 +16,6 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from ... import hooks, settings
-from ...native import calls as native_calls
 from ..conv import deferred
 from ..conv.deferred import shortcuts
 from ..conv.history import histories, history_of
@@ -44,10 +43,7 @@ def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
 
 
 def _usual(x: torch.Tensor) -> bool:
-    """Whether kernels may normalise these features, and nobody watches or repeats what is done.
-
-    Twin in C: `nobody_watches`.
-    """
+    """Whether kernels may normalise these features, and nobody watches or repeats what is done."""
     return (
         type(x) is torch.Tensor
         and settings.get().optimize != "off"
@@ -66,10 +62,6 @@ def _normalised(norm: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     """What a BatchNorm1d in training makes of x; None where torch's own is to compute it."""
     if not (norm.training and type(norm) is nn.BatchNorm1d and nn.BatchNorm1d.forward is _OWN):
         return None
-    if (native := native_calls.trained_norm) is not None:
-        result: Any = native(norm, x, False)
-        if result is not NotImplemented:
-            return result  # type: ignore[no-any-return]
     if len(norm._parameters) != 2 or len(norm._buffers) != 3 or not _usual(x):
         return None
     return batch_norm_training(norm, x, False)

@@ -51,13 +51,12 @@ def cut_of(n_rows: int, n_channels: int, aligned: bool, compute_units: int) -> C
 class NormSpec:
     """Features and vectors of one kind.
 
-    addressed: whether its kernels run by address.  units: compute units of the target.  present: whether there are a
-    gain, a beta, running statistics and a number of batches, as numbers.  rows_key, vectors_key, grads_key: numbers for
-    all that a compiled kernel depends on here: one that reads rows alone, the forward and the
-    backward pass.
+    units: compute units of the target.  present: whether there are a gain, a beta, running statistics and a number of
+    batches, as numbers.  rows_key, vectors_key, grads_key: numbers for all that a compiled kernel depends on here: one
+    that reads rows alone, the forward and the backward pass.
     """
 
-    __slots__ = ("addressed", "device", "grads_key", "present", "rows_key", "target", "units", "vectors_key")
+    __slots__ = ("device", "grads_key", "present", "rows_key", "target", "units", "vectors_key")
 
     def __init__(
         self,
@@ -68,7 +67,6 @@ class NormSpec:
         dtypes: tuple[torch.dtype | None, ...],
     ) -> None:
         self.target, self.device, self.units = target, device, target.compute_units
-        self.addressed = target.takes_addresses
         gain, beta, mean, _, batches = dtypes
         self.present = tuple([0 if vector_dtype is None else 1 for vector_dtype in (gain, beta, mean, batches)])
         rows = "norm", dtype, specialise(n_channels)

@@ -4,7 +4,6 @@ a record never passes what the checks refuse."""
 from __future__ import annotations
 
 import copy
-import inspect
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from sparse_bridge.adapters.spconv import conv, geometry, keys, tensors
+from sparse_bridge.adapters.spconv import geometry, keys, tensors
 from sparse_bridge.core.device import trace
 from sparse_bridge.errors import SparseBridgeError
 from tests.adapters.spconv import apis
@@ -181,21 +180,6 @@ def test_counting_voxels_may_begin_later(standin):
     layer.record_voxel_count = True
     y = layer(x)
     assert int(layer.get_max_num_voxels()) == len(y.indices)
-
-
-# What the short way reads of a layer at every call, or what follows from the map that the layer meets.
-READ_AT_EVERY_CALL = {
-    *("ndim", "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "subm"),
-    *("output_padding", "transposed", "inverse", "indice_key", "algo", "fp32_accum", "act_type", "act_alpha"),
-    *("act_beta", "large_kernel_fast_algo"),  # no formula has the former, the latter chooses `algo`
-}
-
-
-def test_the_short_way_knows_every_option(standin):
-    """A new one is in the table that `_known` and the helper in C go by, or both read it. What the table does:
-    `tests/native/test_events.py`."""
-    options = inspect.signature(standin.conv.SparseConvolutionBase.__init__).parameters.keys() - {"self"}
-    assert options - READ_AT_EVERY_CALL == set(conv.LONG_WAY_OPTIONS) - {"conv1x1"}  # which follows from others
 
 
 def test_a_fused_activation_may_be_assigned(standin):

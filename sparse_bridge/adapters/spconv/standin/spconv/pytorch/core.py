@@ -295,11 +295,6 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         return add_in_place(self, other)
 
 
-# The class whose `replace_feature` the compiled helper repeats, how many attributes that gives, and
-# itself: a program may put another one there.
-SparseConvTensor._repeated = SparseConvTensor, 13, SparseConvTensor.replace_feature
-
-
 def _check(features, indices, spatial_shape, batch_size):
     expect_tensors("SparseConvTensor", features=features, indices=indices)
     if features.ndim != 2 or indices.ndim != 2:
