@@ -39,6 +39,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 COLUMNS = ("network", "dtype", "spconv", "layers", "package", "as one graph", "GPU busy", "of that")
 
 
+def alone():
+    """Whether no other tests take memory of the GPU, and time."""
+    return "PYTEST_XDIST_WORKER" not in os.environ
+
+
 def target_here():
     """(name of the GPU that is here, its multiprocessors, by which tiles are chosen)."""
     own = targets.of(torch.device("cuda"))
@@ -64,9 +69,19 @@ def asked_for(request):
     return [(item.callspec.params["name"], item.callspec.params["dtype"]) for item in items]
 
 
+class Programs(dict):
+    """By case, compiled when it is asked for."""
+
+    def __missing__(self, case):
+        program = self[case] = street.recorded(*case, *target_here())
+        return program
+
+
 @pytest.fixture(scope="session")
 def programs(asked_for):
     """By case, compiled side by side: a network of 40 kernels takes one core half a minute."""
+    if not alone():  # the other workers do the same meanwhile
+        return Programs()
     n_cores = os.cpu_count() or 1
     context, threads = multiprocessing.get_context("spawn"), max(1, n_cores // len(asked_for))
     work = [(*case, *target_here()) for case in asked_for]
@@ -230,7 +245,6 @@ def test_a_package_gives_the_results_of_pythons_layers(
     tmp_path, monkeypatch, capsys, programs, of_spconv, run_package, table, name, dtype
 ):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    alone = "PYTEST_XDIST_WORKER" not in os.environ  # else others take memory of the GPU, too, and time
     _, grid, n_items = street.middle()
     program, folder, begin = programs[name, dtype], pathlib.Path(tmp_path / "package"), time.perf_counter()
     with zoo.network(name, True, grid, n_items) as own, settings.override(tune="off"), torch.no_grad():
@@ -265,7 +279,7 @@ def test_a_package_gives_the_results_of_pythons_layers(
     for _, _, different, worst, taken in figures:
         assert worst <= tolerances.of("network", dtype).rms
         assert different == 0 or not own.exact, f"{different} of {len(scenes)} scenes differ, by {worst:.2g} of the RMS"
-        if alone:
+        if alone():
             assert taken <= program.memory
     assert status == 0 and sum(": ok" in line for line in lines) == n_recorded
     if "rms" in theirs:  # the same network, weights included
