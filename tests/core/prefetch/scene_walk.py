@@ -76,10 +76,13 @@ def _helper(used: bool) -> Iterator[None]:
         yield
 
 
-def walks(helper: bool, train: bool = False) -> Iterator[tuple[str, Steps]]:
-    """(framework and network, a scene's steps).  helper: the compiled one is used, where it is.  train: both passes."""
+def walks(helper: bool, train: bool = False, only: str | None = None) -> Iterator[tuple[str, Steps]]:
+    """(framework and network, a scene's steps).  helper: the compiled one is used, where it is.  train: both passes.
+    only: this network."""
     state.reset()  # what other tests of this process have launched is known as theirs
     for name, net, scene in networks():
+        if only not in (None, name):
+            continue
         counter = _Counter()
         with (
             _helper(helper),
