@@ -226,6 +226,18 @@ def test_a_large_graph_that_is_not_needed_goes(graphs):
     assert [graph.capacity for graph in graphs.graphs] == [padded.capacity_of(90_000)]
 
 
+def test_another_thread_lets_go_of_a_graph_that_has_just_served(graphs, rules):
+    """As it captures a larger one, or sees that the program changed. The call has its result, and the graph is gone."""
+    rules.set(policy, IDLE_CALLS=1)
+    warm(graphs, 100_000)
+    for _ in range(policy.SMALL_CALLS):
+        graphs.call(3000)
+    assert graphs.call(3000) is MISSING and len(graphs.graphs) == 2
+    (kind,) = graphs.kinds.values()
+    graphs.execute = lambda graph, call, root: kind.drop_graphs() or call
+    assert graphs.call(3000) is not MISSING and not graphs.graphs
+
+
 def test_what_changes_once_costs_a_capture(graphs):
     warm(graphs)
     for _ in range(policy.REPLAYS_SETTLED):

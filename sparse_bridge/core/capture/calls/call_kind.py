@@ -63,24 +63,28 @@ class CallKind:
 
     def smaller_due(self, n_rows: int) -> bool:
         """Whether to try at a call of so many rows to capture a smaller graph, of which there is none."""
-        due = self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows)
+        due = self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows, self.graphs)
         if due:  # where it fails, the large one serves as many again
             self.small_calls = 0
         return due
 
-    def _is_small(self, n_rows: int) -> bool:
-        alone = len(self.graphs) == 1
-        return alone and policy.MUCH_SMALLER * padded.capacity_of(n_rows) <= self.graphs[0].capacity
+    def _is_small(self, n_rows: int, graphs: list[Any]) -> bool:
+        least = policy.MUCH_SMALLER * padded.capacity_of(n_rows)
+        return [graph.capacity >= least for graph in graphs] == [True]
 
     def replayed(self, graph: Any, n_rows: int) -> None:
-        """The graph has served a call."""
+        """The graph has served a call. Another thread may have let go of it by now, and does not get it back."""
+        graphs = self.graphs
+        if graph not in graphs:
+            return
         self.replays += 1
-        if self._is_small(n_rows):
+        if self._is_small(n_rows, graphs):
             self.small_calls += 1
             self.most_rows = max(self.most_rows, n_rows)
-        self.idle = 0 if graph is self.graphs[-1] else self.idle + 1
+        self.idle = 0 if graph is graphs[-1] else self.idle + 1
         if self.idle >= policy.IDLE_CALLS:
-            self.graphs, self.idle = [graph], 0
+            del graphs[1:]
+            self.idle = 0
 
     def capacity_for(self, n_rows: int) -> int:
         """Rows of the graph to be captured at a call of `n_rows`."""
