@@ -279,7 +279,7 @@ class GraphedModule(Reasons, abc.ABC):
     def record(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""
         recording = self.recording(key, root)
-        if recording is None:  # which may be over soon: the graphs stay
+        if recording is None and not self.graphs:  # which may be over soon: graphs stay, and may be captured again
             self.inconclusive.failed()
         if recording is None or not kind.holds():
             return

@@ -166,6 +166,18 @@ def test_a_graph_stays_where_no_larger_one_can_be_captured_for_now(graphs):
     assert not graphs.inconclusive.over
 
 
+def test_calls_that_were_no_capture_while_a_graph_served_count_for_nothing(graphs):
+    """What changes later is captured as ever."""
+    warm(graphs, 5000)
+    graphs.last_recording = None
+    for _ in range(policy.CAPTURE_INCONCLUSIVE.failures + 1):
+        graphs.call(100_000)
+    for _ in range(policy.REPLAYS_SETTLED):
+        assert graphs.call(5000) is not MISSING
+    graphs.last_recording, graphs.model.value = "recording", 2
+    assert [graphs.call(5000) is MISSING for _ in range(4)] == [True, True, False, False]
+
+
 def test_streams_of_any_sizes_need_few_captures(graphs):
     """2,000 to 250,000 rows."""
     generator = torch.Generator().manual_seed(0)
@@ -193,6 +205,17 @@ def test_many_small_scenes_get_a_graph_of_their_own(graphs):
     for _ in range(2 * policy.SMALL_CALLS):
         assert graphs.call(40_000) is not MISSING  # no third graph
     assert len(graphs.graphs) == 2
+
+
+def test_a_smaller_graph_is_for_small_calls_alone(graphs):
+    """Not for a larger one that could not be captured."""
+    warm(graphs, 100_000)
+    graphs.last_recording = None
+    assert graphs.call(400_000) is MISSING
+    graphs.last_recording = "recording"
+    for _ in range(policy.SMALL_CALLS + 1):
+        graphs.call(3000)
+    assert [graph.capacity for graph in graphs.graphs] == [padded.capacity_of(3000), padded.capacity_of(100_000)]
 
 
 def test_where_no_smaller_graph_can_be_captured_the_large_one_serves(graphs):

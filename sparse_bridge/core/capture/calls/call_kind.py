@@ -24,7 +24,7 @@ class CallKind:
         self.graphs: list[Any] = []
         self.replays = self.small_calls = self.idle = self.served = 0
         self.guards: Guards | None = None
-        self.most_rows = 0  # of the calls since the last capture, or of the small ones among them
+        self.most_rows = self.most_small = 0  # of the calls since the last capture, and of the small ones among them
         self.forget_trial()
 
     def forget_trial(self) -> None:
@@ -51,7 +51,7 @@ class CallKind:
         """The graph of so many rows is captured."""
         graph.verified, graph.capacity, graph.compared = self.verified, capacity, policy.Attempts(policy.COMPARISONS)
         self.graphs.insert(0, graph)
-        self.most_rows = self.small_calls = self.idle = 0
+        self.most_rows = self.most_small = self.small_calls = self.idle = 0
 
     def holds(self) -> bool:
         """Whether a call was watched, and what it read is the same still."""
@@ -80,7 +80,7 @@ class CallKind:
         self.replays += 1
         if self._is_small(n_rows, graphs):
             self.small_calls += 1
-            self.most_rows = max(self.most_rows, n_rows)
+            self.most_small = max(self.most_small, n_rows)
         self.idle = 0 if graph is graphs[-1] else self.idle + 1
         if self.idle >= policy.IDLE_CALLS:
             del graphs[1:]
@@ -88,4 +88,5 @@ class CallKind:
 
     def capacity_for(self, n_rows: int) -> int:
         """Rows of the graph to be captured at a call of `n_rows`."""
-        return padded.capacity_of(max(n_rows, self.most_rows))
+        most = self.most_small if self._is_small(n_rows, self.graphs) else self.most_rows
+        return padded.capacity_of(max(n_rows, most))
