@@ -225,6 +225,18 @@ def test_where_no_smaller_graph_can_be_captured_the_large_one_serves(graphs):
     assert outputs.count(MISSING) == 3 and len(graphs.graphs) == 1
 
 
+@pytest.mark.parametrize("error", [Refusal(Why.GRAPH_NO_ROOM), torch.OutOfMemoryError()])
+def test_where_memory_is_too_small_for_two_graphs_the_large_one_serves(graphs, monkeypatch, error):
+    """It is tried once, and what changes later is captured as ever."""
+    warm(graphs, 100_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(graphed_module, "check_room", lambda *_: (_ for _ in ()).throw(error))
+        outputs = [graphs.call(3000) for _ in range(4 * policy.SMALL_CALLS)]
+    assert outputs.count(MISSING) == 1 and len(graphs.graphs) == 1 and graphs.given_up() is None
+    graphs.model.value = 2
+    assert [graphs.call(100_000) is MISSING for _ in range(4)] == [True, True, False, False]
+
+
 def test_where_the_small_graph_has_too_little_room_the_large_one_serves(graphs):
     warm(graphs, 100_000)
     for _ in range(policy.SMALL_CALLS + 1):

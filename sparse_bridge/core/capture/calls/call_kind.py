@@ -38,6 +38,7 @@ class CallKind:
         if self.graphs:  # those that served few calls were not worth it
             self.attempts.learn(self.replays >= policy.REPLAYS_SETTLED)
         self.graphs, self.replays, self.small_calls, self.idle = [], 0, 0, 0
+        self.room_for_two = True  # as far as is known: two graphs fit in the GPU's memory
 
     def make_room(self, capacity: int) -> None:
         """Let go of the graphs whose place one of so many rows takes: a much larger one stays."""
@@ -63,7 +64,7 @@ class CallKind:
 
     def smaller_due(self, n_rows: int) -> bool:
         """Whether to try at a call of so many rows to capture a smaller graph, of which there is none."""
-        due = self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows, self.graphs)
+        due = self.room_for_two and self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows, self.graphs)
         if due:  # where it fails, the large one serves as many again
             self.small_calls = 0
         return due
