@@ -279,7 +279,7 @@ class GraphedModule(Reasons, abc.ABC):
     def record(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""
         recording = self.recording(key, root)
-        if recording is None:  # which may be over soon: the graphs stay
+        if recording is None and not self.graphs:  # which may be over soon: graphs stay, and may be captured again
             self.inconclusive.failed()
         if recording is None or not kind.holds():
             return
@@ -307,11 +307,14 @@ class GraphedModule(Reasons, abc.ABC):
                     self.latest = kind
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
-        except Refusal as error:
-            self.failed(error)
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
-            self.failed(Refusal(Why.GRAPH_ERROR, type(error).__name__, error))
+            refusal = error if isinstance(error, Refusal) else Refusal(Why.GRAPH_ERROR, type(error).__name__, error)
+            if kind.graphs and (refusal.why is Why.GRAPH_NO_ROOM or isinstance(error, torch.OutOfMemoryError)):
+                kind.room_for_two = False  # the large one serves
+            else:
+                self.failed(refusal)
+            del refusal  # it may be the error, which keeps this frame
 
     def needs_more_guards(self, padded_input: PaddedInput, n_reads: int) -> bool:
         """Whether a trial has read more than `n_reads` entries of dictionaries, or depends on the box:

@@ -166,6 +166,18 @@ def test_a_graph_stays_where_no_larger_one_can_be_captured_for_now(graphs):
     assert not graphs.inconclusive.over
 
 
+def test_calls_that_were_no_capture_while_a_graph_served_count_for_nothing(graphs):
+    """What changes later is captured as ever."""
+    warm(graphs, 5000)
+    graphs.last_recording = None
+    for _ in range(policy.CAPTURE_INCONCLUSIVE.failures + 1):
+        graphs.call(100_000)
+    for _ in range(policy.REPLAYS_SETTLED):
+        assert graphs.call(5000) is not MISSING
+    graphs.last_recording, graphs.model.value = "recording", 2
+    assert [graphs.call(5000) is MISSING for _ in range(4)] == [True, True, False, False]
+
+
 def test_streams_of_any_sizes_need_few_captures(graphs):
     """2,000 to 250,000 rows."""
     generator = torch.Generator().manual_seed(0)
@@ -195,11 +207,34 @@ def test_many_small_scenes_get_a_graph_of_their_own(graphs):
     assert len(graphs.graphs) == 2
 
 
+def test_a_smaller_graph_is_for_small_calls_alone(graphs):
+    """Not for a larger one that could not be captured."""
+    warm(graphs, 100_000)
+    graphs.last_recording = None
+    assert graphs.call(400_000) is MISSING
+    graphs.last_recording = "recording"
+    for _ in range(policy.SMALL_CALLS + 1):
+        graphs.call(3000)
+    assert [graph.capacity for graph in graphs.graphs] == [padded.capacity_of(3000), padded.capacity_of(100_000)]
+
+
 def test_where_no_smaller_graph_can_be_captured_the_large_one_serves(graphs):
     warm(graphs, 100_000)
     graphs.last_recording = None
     outputs = [graphs.call(3000) for _ in range(4 * policy.SMALL_CALLS)]
     assert outputs.count(MISSING) == 3 and len(graphs.graphs) == 1
+
+
+@pytest.mark.parametrize("error", [Refusal(Why.GRAPH_NO_ROOM), torch.OutOfMemoryError()])
+def test_where_memory_is_too_small_for_two_graphs_the_large_one_serves(graphs, monkeypatch, error):
+    """It is tried once, and what changes later is captured as ever."""
+    warm(graphs, 100_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(graphed_module, "check_room", lambda *_: (_ for _ in ()).throw(error))
+        outputs = [graphs.call(3000) for _ in range(4 * policy.SMALL_CALLS)]
+    assert outputs.count(MISSING) == 1 and len(graphs.graphs) == 1 and graphs.given_up() is None
+    graphs.model.value = 2
+    assert [graphs.call(100_000) is MISSING for _ in range(4)] == [True, True, False, False]
 
 
 def test_where_the_small_graph_has_too_little_room_the_large_one_serves(graphs):
@@ -224,6 +259,18 @@ def test_a_large_graph_that_is_not_needed_goes(graphs):
     assert graph.capacity == padded.capacity_of(3000)
     assert graphs.call(90_000) is MISSING and graphs.events[-1] == "capture again"
     assert [graph.capacity for graph in graphs.graphs] == [padded.capacity_of(90_000)]
+
+
+def test_another_thread_lets_go_of_a_graph_that_has_just_served(graphs, rules):
+    """As it captures a larger one, or sees that the program changed. The call has its result, and the graph is gone."""
+    rules.set(policy, IDLE_CALLS=1)
+    warm(graphs, 100_000)
+    for _ in range(policy.SMALL_CALLS):
+        graphs.call(3000)
+    assert graphs.call(3000) is MISSING and len(graphs.graphs) == 2
+    (kind,) = graphs.kinds.values()
+    graphs.execute = lambda graph, call, root: kind.drop_graphs() or call
+    assert graphs.call(3000) is not MISSING and not graphs.graphs
 
 
 def test_what_changes_once_costs_a_capture(graphs):

@@ -24,7 +24,7 @@ class CallKind:
         self.graphs: list[Any] = []
         self.replays = self.small_calls = self.idle = self.served = 0
         self.guards: Guards | None = None
-        self.most_rows = 0  # of the calls since the last capture, or of the small ones among them
+        self.most_rows = self.most_small = 0  # of the calls since the last capture, and of the small ones among them
         self.forget_trial()
 
     def forget_trial(self) -> None:
@@ -38,6 +38,7 @@ class CallKind:
         if self.graphs:  # those that served few calls were not worth it
             self.attempts.learn(self.replays >= policy.REPLAYS_SETTLED)
         self.graphs, self.replays, self.small_calls, self.idle = [], 0, 0, 0
+        self.room_for_two = True  # as far as is known: two graphs fit in the GPU's memory
 
     def make_room(self, capacity: int) -> None:
         """Let go of the graphs whose place one of so many rows takes: a much larger one stays."""
@@ -51,7 +52,7 @@ class CallKind:
         """The graph of so many rows is captured."""
         graph.verified, graph.capacity, graph.compared = self.verified, capacity, policy.Attempts(policy.COMPARISONS)
         self.graphs.insert(0, graph)
-        self.most_rows = self.small_calls = self.idle = 0
+        self.most_rows = self.most_small = self.small_calls = self.idle = 0
 
     def holds(self) -> bool:
         """Whether a call was watched, and what it read is the same still."""
@@ -63,25 +64,30 @@ class CallKind:
 
     def smaller_due(self, n_rows: int) -> bool:
         """Whether to try at a call of so many rows to capture a smaller graph, of which there is none."""
-        due = self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows)
+        due = self.room_for_two and self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows, self.graphs)
         if due:  # where it fails, the large one serves as many again
             self.small_calls = 0
         return due
 
-    def _is_small(self, n_rows: int) -> bool:
-        alone = len(self.graphs) == 1
-        return alone and policy.MUCH_SMALLER * padded.capacity_of(n_rows) <= self.graphs[0].capacity
+    def _is_small(self, n_rows: int, graphs: list[Any]) -> bool:
+        least = policy.MUCH_SMALLER * padded.capacity_of(n_rows)
+        return [graph.capacity >= least for graph in graphs] == [True]
 
     def replayed(self, graph: Any, n_rows: int) -> None:
-        """The graph has served a call."""
+        """The graph has served a call. Another thread may have let go of it by now, and does not get it back."""
+        graphs = self.graphs
+        if graph not in graphs:
+            return
         self.replays += 1
-        if self._is_small(n_rows):
+        if self._is_small(n_rows, graphs):
             self.small_calls += 1
-            self.most_rows = max(self.most_rows, n_rows)
-        self.idle = 0 if graph is self.graphs[-1] else self.idle + 1
+            self.most_small = max(self.most_small, n_rows)
+        self.idle = 0 if graph is graphs[-1] else self.idle + 1
         if self.idle >= policy.IDLE_CALLS:
-            self.graphs, self.idle = [graph], 0
+            del graphs[1:]
+            self.idle = 0
 
     def capacity_for(self, n_rows: int) -> int:
         """Rows of the graph to be captured at a call of `n_rows`."""
-        return padded.capacity_of(max(n_rows, self.most_rows))
+        most = self.most_small if self._is_small(n_rows, self.graphs) else self.most_rows
+        return padded.capacity_of(max(n_rows, most))
