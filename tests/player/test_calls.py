@@ -7,7 +7,9 @@ import dataclasses
 import shutil
 import struct
 import subprocess
+import sys
 import threading
+from ctypes.util import find_library
 
 import pytest
 import torch
@@ -299,6 +301,33 @@ def test_the_program_is_that_of_the_gpu(gpu, drivers, path):
     drivers["hip"].device(arch="gfx942")
     load_package(path).close()  # an AMD GPU beside it
     assert drivers["hip"].alive == 0
+
+
+def test_a_driver_that_is_missing_is_not_the_reason(tmp_path):
+    """Where the GPU of the other driver has no code in the package, or that driver says what is wrong."""
+    if any(find_library(name) for name in ("cuda", "amdhip64")):
+        pytest.skip("there is a driver")
+    path = tmp_path / "model.sbp"
+    package_file.write(path, [tiny("cuda:87"), tiny("hip:gfx942")])
+    for backend in ("cuda", "hip"):
+        (tmp_path / backend).mkdir()
+        for setting, said, code in (
+            ("gpu.device(capability=90, arch='gfx90a')", "only for cuda:87, hip:gfx942", NO_TARGET),
+            ("gpu.device(count=0)", "GPU number 0; there are 0", ARGUMENT),
+        ):
+            text = (
+                "import pathlib, sys\n"
+                "from sparse_bridge.export import load_package\n"
+                "from tests.player.fake_gpu import FakeGpu\n"
+                f"gpu = FakeGpu({backend!r}, pathlib.Path({str(tmp_path / backend)!r}))\n"
+                f"{setting}\n"
+                "try:\n"
+                f"    load_package({str(path)!r})\n"
+                "except Exception as error:\n"
+                "    print(error.code, error)\n"
+            )
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+            assert done.stdout.startswith(f"{code} ") and said in done.stdout, done.stdout
 
 
 def test_an_instance_for_fewer_rows(gpu, path):
