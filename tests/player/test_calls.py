@@ -14,6 +14,8 @@ from ctypes.util import find_library
 import pytest
 import torch
 
+from sparse_bridge import folders
+from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, load_package
 from sparse_bridge.export.player import package_file
 from sparse_bridge.export.player.library import SOURCES, PlayerError, ProgramInfo, call, library, targets_of
@@ -328,6 +330,16 @@ def test_a_driver_that_is_missing_is_not_the_reason(tmp_path):
             )
             done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
             assert done.stdout.startswith(f"{code} ") and said in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("case", ["no folder", "no compiler"])
+def test_the_player_cannot_be_built(path, tmp_path, monkeypatch, case):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(folders, "cache", lambda: tmp_path / ("file" if case == "no folder" else "cache"))
+    if case == "no compiler":
+        monkeypatch.setattr("sparse_bridge.export.player.library.compiler", lambda: [str(tmp_path / "missing")])
+    with pytest.raises(UnsupportedError, match=r"cannot be built in .*: .*Set CC .* and SPARSE_BRIDGE_CACHE_DIR"):
+        library.__wrapped__()
 
 
 def test_an_instance_for_fewer_rows(gpu, path):
