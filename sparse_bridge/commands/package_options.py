@@ -29,7 +29,7 @@ framework."""
 
 _ROWS = (20000, 5000)
 _GPU_ROWS = 150000
-_DTYPES = ("float32", "float16")
+_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:

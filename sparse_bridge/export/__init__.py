@@ -35,14 +35,22 @@ __all__ = [
 ]
 
 
+def _triton_here(version: tuple[int, ...] | None) -> str:
+    """What is wrong with it, and what to do."""
+    if version is None:
+        return "none is installed here, as torch for CPUs brings none. On Linux: pip install triton"
+    if version < (3, 5):
+        return f"here is {'.'.join(map(str, version))}. Write the package with a newer torch, or: pip install -U triton"
+    return "here it interprets kernels. Unset TRITON_INTERPRET"
+
+
 def __getattr__(name: str) -> Any:
     """What needs Triton is imported when it is asked for."""
     if name == "export_gpu_package":
         version = targets.triton_version()
         if version is None or version < (3, 5) or targets.interpreted():
             raise UnsupportedError(
-                "packages for GPUs are compiled by Triton 3.5 or newer, which is not installed here, or interprets "
-                "kernels (TRITON_INTERPRET). Write the package on a Linux machine; no GPU is needed there."
+                f"packages for GPUs are compiled by Triton 3.5 or newer; {_triton_here(version)}. No GPU is needed."
             )
         from .player.folder import export_gpu_package
 

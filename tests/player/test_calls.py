@@ -7,11 +7,15 @@ import dataclasses
 import shutil
 import struct
 import subprocess
+import sys
 import threading
+from ctypes.util import find_library
 
 import pytest
 import torch
 
+from sparse_bridge import folders
+from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, load_package
 from sparse_bridge.export.player import package_file
 from sparse_bridge.export.player.library import SOURCES, PlayerError, ProgramInfo, call, library, targets_of
@@ -299,6 +303,43 @@ def test_the_program_is_that_of_the_gpu(gpu, drivers, path):
     drivers["hip"].device(arch="gfx942")
     load_package(path).close()  # an AMD GPU beside it
     assert drivers["hip"].alive == 0
+
+
+def test_a_driver_that_is_missing_is_not_the_reason(tmp_path):
+    """Where the GPU of the other driver has no code in the package, or that driver says what is wrong."""
+    if any(find_library(name) for name in ("cuda", "amdhip64")):
+        pytest.skip("there is a driver")
+    path = tmp_path / "model.sbp"
+    package_file.write(path, [tiny("cuda:87"), tiny("hip:gfx942")])
+    for backend in ("cuda", "hip"):
+        (tmp_path / backend).mkdir()
+        for setting, said, code in (
+            ("gpu.device(capability=90, arch='gfx90a')", "only for cuda:87, hip:gfx942", NO_TARGET),
+            ("gpu.device(count=0)", "GPU number 0; there are 0", ARGUMENT),
+        ):
+            text = (
+                "import pathlib, sys\n"
+                "from sparse_bridge.export import load_package\n"
+                "from tests.player.fake_gpu import FakeGpu\n"
+                f"gpu = FakeGpu({backend!r}, pathlib.Path({str(tmp_path / backend)!r}))\n"
+                f"{setting}\n"
+                "try:\n"
+                f"    load_package({str(path)!r})\n"
+                "except Exception as error:\n"
+                "    print(error.code, error)\n"
+            )
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+            assert done.stdout.startswith(f"{code} ") and said in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("case", ["no folder", "no compiler"])
+def test_the_player_cannot_be_built(path, tmp_path, monkeypatch, case):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(folders, "cache", lambda: tmp_path / ("file" if case == "no folder" else "cache"))
+    if case == "no compiler":
+        monkeypatch.setattr("sparse_bridge.export.player.library.compiler", lambda: [str(tmp_path / "missing")])
+    with pytest.raises(UnsupportedError, match=r"cannot be built in .*: .*Set CC .* and SPARSE_BRIDGE_CACHE_DIR"):
+        library.__wrapped__()
 
 
 def test_an_instance_for_fewer_rows(gpu, path):

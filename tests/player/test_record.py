@@ -196,15 +196,81 @@ def test_sparse_tensors_that_are_no_input():
             record(ME.MinkowskiConvolution(4, 8, 3, dimension=3).eval(), [coarse], 64, "cuda:87")
 
 
+@pytest.mark.parametrize("target", ["cuda:999", "hip:gfx000", "hip:gfx1030", "cuda:70"])  # LLVM ends at the first
+def test_targets_that_no_kernel_is_for(target):
+    with pytest.raises(ExportError, match=f"target '{target}': no kernel is for such a GPU; .* cuda:87, "):
+        target_of(target)
+
+
+def test_the_examples_features_and_rows(sp):
+    features, coords = networks.scene((8, 8, 8), 50)
+    model = Layers(sp, lambda x: x.features).eval()
+    with pytest.raises(ExportError, match=r"features are torch\.float64; expected torch\.float32"):
+        record(model.double(), (features.double(), coords), 64, "cuda:87")
+    with pytest.raises(ExportError, match="the example has no rows"):
+        record(model.float(), (features[:0], coords[:0]), 64, "cuda:87")
+
+
+@pytest.mark.parametrize("label", ["the example", "scene 1"])
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("many", r"rows is 64; expected at least the 65 rows of {}\."),
+        ("equal", "2 of 50 rows of {} repeat the coordinates"),
+        ("outside", r"3 of 50 rows of {} lie outside of the grid of the model, \[8, 8, 8\] with 2 batch items"),
+    ],
+)
+def test_scenes_that_no_player_takes(sp, tmp_path, label, case, words):
+    features, coords = networks.scene((8, 8, 8), 65 if case == "many" else 50)
+    if case == "equal":
+        coords[7] = coords[9] = coords[1]
+    if case == "outside":
+        coords[3, 1], coords[4, 0], coords[5, 3] = 8, 2, -1
+    good, scenes = networks.scene((8, 8, 8), 40, seed=1), []
+    example = (features, coords)
+    if label != "the example":
+        example, scenes = good, [example]
+    with pytest.raises(ExportError, match=words.format(label)):
+        export.export_gpu_package(
+            Layers(sp, lambda x: x.features).eval(), example, tmp_path, targets=["cuda:87"], rows=64, scenes=scenes
+        )
+
+
+@pytest.mark.parametrize("rows", [1 << 29, 1 << 31, 1 << 70])
+def test_rows_for_which_nothing_has_room(sp, tmp_path, rows):
+    model, example = Layers(sp, lambda x: x.features).eval(), networks.scene((8, 8, 8), 50)
+    with pytest.raises(ExportError, match=f"rows is {rows}; expected at most 357913941"):
+        export.export_gpu_package(model, example, tmp_path, targets=["cuda:87"], rows=rows)
+
+
+def test_a_host_without_memory(sp, tmp_path, monkeypatch):
+    def refuse(*args):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr("sparse_bridge.export.player.record.pad_input", refuse)
+    model, example = Layers(sp, lambda x: x.features).eval(), networks.scene((8, 8, 8), 50)
+    with pytest.raises(ExportError, match="no memory to record 64 rows; package with fewer"):
+        export.export_gpu_package(model, example, tmp_path, targets=["cuda:87"], rows=64)
+
+
+def test_what_a_model_raises_is_handed_on(sp):
+    def fails(x):
+        raise RuntimeError("an error of the model's.")
+
+    with pytest.raises(ExportError, match=r"test_record\.py:\d+, raised RuntimeError: an error of the model's\. While"):
+        recorded(sp, fails)
+
+
 def test_a_forced_dataflow_is_refused(sp):
     with settings.override(dataflow="per_offset"), pytest.raises(ExportError, match="per_offset is forced"):
         recorded(sp, lambda x: x.features)
 
 
 def test_without_triton_it_is_said_where_to_go(monkeypatch):
-    monkeypatch.setattr(targets, "triton_version", lambda: None)
-    with pytest.raises(UnsupportedError, match="which is not installed here"):
-        _ = export.export_gpu_package
+    for version, advice in ((None, "pip install triton"), ((3, 4, 0), r"here is 3\.4\.0.* pip install -U triton")):
+        monkeypatch.setattr(targets, "triton_version", lambda version=version: version)
+        with pytest.raises(UnsupportedError, match=advice):
+            _ = export.export_gpu_package
 
 
 def test_a_module_inside_is_named(sp):
@@ -405,7 +471,7 @@ def test_what_fails_while_it_is_learnt_is_named():
 
         first = ME.MinkowskiConvolution(4, 8, 2, 2, dimension=3)
         model = torch.nn.Sequential(first, ME.MinkowskiPoolingTranspose(2, 2, dimension=3)).eval()
-        with pytest.raises(ExportError, match=r"1 \(MinkowskiPoolingTranspose\), .* with values that only the GPU has"):
+        with pytest.raises(ExportError, match=r"1 \(MinkowskiPoolingTranspose\), .* values mean nothing on the host"):
             record(model, [ME.SparseTensor(*networks.scene((8, 8, 8), 100))], 200, "cuda:86")
 
 

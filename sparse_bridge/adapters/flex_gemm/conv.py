@@ -37,9 +37,8 @@ def multiply(
 ) -> torch.Tensor:
     """The product along a neighbour cache, with gradients, in the dtype of `feats`.  n_out: as of `map_of`.
 
-    Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the
-    weight (an error there) the weight follows them.
-    """
+    Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the weight (an error
+    there) the weight follows them."""
     n_offsets = math.prod(weight.shape[1:-1])
     kmap = map_of(cache, feats.shape[0], n_offsets, n_out)
     if torch._C._is_any_autocast_enabled():

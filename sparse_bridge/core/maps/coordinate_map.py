@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MIN_CAPACITY = 64
 _MAX_CAPACITY = 1 << 30
+MOST_KEYS = _MAX_CAPACITY // 3  # of a hash table
 _FETCH_ROWS = 1 << 17  # below, waiting for all queued work costs less than an event
 
 

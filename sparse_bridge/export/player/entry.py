@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from ...core.geometry.boxes import Box
 from ...core.geometry.data_bounds import DataBounds
 from ...core.maps.coordinate_map import CoordinateMap
 from ..plugin_checks import ExportError
+
+_FEATURES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,45 @@ class Entry:
             return CoordinateMap(own, self.box or DataBounds(own))
 
         return self.call(features, coords, root)
+
+
+def require_playable(scenes: Sequence[Entry], rows: int) -> None:
+    """Raises ExportError unless a player takes these scenes, the example first, with memory for `rows` rows."""
+    features = scenes[0].features
+    if features.dtype not in _FEATURES:
+        raise ExportError(
+            f"features are {features.dtype}; expected {', '.join(map(str, _FEATURES))}. Cast the model, too."
+        )
+    if not len(features):
+        raise ExportError("the example has no rows; expected a scene as they come: deeper levels get rows by it.")
+    for scene, label in zip(scenes, _labels(), strict=False):
+        n_rows, n_distinct = len(scene.coords), len(torch.unique(scene.coords, dim=0))
+        if n_rows > rows:
+            raise ExportError(f"rows is {rows}; expected at least the {n_rows} rows of {label}.")
+        if n_distinct < n_rows:
+            raise ExportError(
+                f"{n_rows - n_distinct} of {n_rows} rows of {label} repeat the coordinates of an earlier row; a GPU "
+                "package takes distinct ones. Merge such rows before."
+            )
+
+
+def require_inside(scenes: Sequence[Entry], box: Box) -> None:
+    """Raises ExportError for scenes, the example first, with rows outside of the grid."""
+    first, end = torch.tensor(box.lo), torch.tensor([low + size for low, size in zip(box.lo, box.size, strict=True)])
+    for scene, label in zip(scenes, _labels(), strict=False):
+        own = scene.coords[:, list(scene.order)]
+        n_outside = int(((own < first) | (own >= end)).any(1).sum())
+        if n_outside:
+            raise ExportError(
+                f"{n_outside} of {len(own)} rows of {label} lie outside of the grid of the model, {list(box.size[1:])} "
+                f"with {box.size[0]} batch items. Leave them out, or enlarge the grid."
+            )
+
+
+def _labels() -> Iterator[str]:
+    yield "the example"
+    for number in itertools.count(1):
+        yield f"scene {number}"
 
 
 def entry_of(model: nn.Module, inputs: Sequence[Any]) -> Entry:

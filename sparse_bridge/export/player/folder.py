@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from ...core.device import selection
+from ...core.maps.coordinate_map import MOST_KEYS
 from .. import package_scenes
 from ..plugin_checks import ExportError
 from . import package_file
 from .entry import entry_of
 from .library import SOURCES
 from .package_file import Program
-from .record import record
+from .record import record, target_of
 
 MODEL = "model.sbp"
 
@@ -49,17 +51,30 @@ def export_gpu_package(
         raise ExportError("the model is in training mode; packages are for inference: model.eval().")
     if not targets:
         raise ExportError("no target was named; expected names like cuda:87 or hip:gfx942.")
-    entry = entry_of(model, inputs)
-    n_rows = len(entry.coords)
-    if not n_rows <= rows < 1 << 31:
-        raise ExportError(f"rows is {rows}; expected at least the {n_rows} rows of the example.")
-    programs = [record(model, inputs, rows, target) for target in dict.fromkeys(targets)]
+    targets = list(dict.fromkeys(targets))
+    for target in targets:
+        target_of(target)
+    entry, more = entry_of(model, inputs), [entry_of(model, scene) for scene in scenes]
+    if rows > MOST_KEYS:
+        raise ExportError(f"rows is {rows}; expected at most {MOST_KEYS}, for which a hash table has room.")
+    with _memory_for(rows):
+        programs = [record(model, inputs, rows, target, more) for target in targets]
     folder = pathlib.Path(folder)
     shutil.copytree(SOURCES, folder, copy_function=shutil.copy, dirs_exist_ok=True)
-    given = [entry, *(entry_of(model, scene) for scene in scenes)]
-    recorded: list[package_scenes.Scene] = [(own.features, own.coords) for own in given]
+    recorded: list[package_scenes.Scene] = [(own.features, own.coords) for own in (entry, *more)]
     recorded += [] if scenes else [package_scenes.half_of(recorded[0])]
     with selection.standing_in("torch"):
         package_scenes.record(entry.over, recorded, folder, entry.tf32)
     package_file.write(folder / MODEL, programs)
     return programs
+
+
+@contextlib.contextmanager
+def _memory_for(rows: int) -> Iterator[None]:
+    """Raises ExportError where the host has no memory for tensors of so many rows."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        raise ExportError(f"this machine has no memory to record {rows} rows; package with fewer --rows.") from error

@@ -98,7 +98,11 @@ def learn(entry: Entry) -> tuple[Recording, bool]:
                 except ExportError:
                     raise
                 except (IndexError, RuntimeError) as error:
-                    raise LayerError(f"computes on the host with values that only the GPU has: {error}") from error
+                    what = f"{type(error).__name__}: {str(error).rstrip('.')}"
+                    raise LayerError(
+                        f"raised {what}. While a package is recorded values mean nothing on the host; leave what reads "
+                        "them to the program that plays the package."
+                    ) from error
             numbers.append(seen.seen)
             steps.append([] if learner.recording is None else learner.recording.steps)
     finally:

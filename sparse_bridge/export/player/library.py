@@ -79,14 +79,20 @@ class PlayerError(ExportError):
 
 @functools.cache
 def library() -> Any:
-    """The compiled player. Raises: UnsupportedError without a C compiler, or where it fails."""
+    """The compiled player. Raises: UnsupportedError without a C compiler or a place for it, or where it fails."""
     source, header = SOURCES / "sparse_bridge_rt.c", SOURCES / "sparse_bridge_rt.h"
     content = source.read_bytes() + header.read_bytes() + " ".join((*FLAGS, platform.machine())).encode()
     folder = folders.cache() / "player"
     path = folder / f"sparse_bridge_rt-{hashlib.sha256(content).hexdigest()[:24]}.so"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _compile(source, path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _compile(source, path)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UnsupportedError(
+                f"the player cannot be built in {folder}: {error}. Set CC to a C compiler and SPARSE_BRIDGE_CACHE_DIR "
+                "to a folder that may be written."
+            ) from error
     return _typed(ctypes.CDLL(str(path)))
 
 

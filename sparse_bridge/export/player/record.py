@@ -25,12 +25,13 @@ from ...core.prefetch.recording import boxes_of
 from ...core.warmup import preload
 from ...kernels.maps.hash_table import FLAGS
 from ...kernels.maps.row_bounds import row_bounds
+from ...kernels.runtime.architectures import MADE, compiled, generation_of
 from ...kernels.runtime.target import Target, described
 from ...refusals import Refusal
 from ..package_scenes import tensors_of
 from ..plugin_checks import ExportError
 from . import operations
-from .entry import Entry, entry_of
+from .entry import Entry, entry_of, require_inside, require_playable
 from .learning import LayerError, learn, rows_of_levels
 from .memory_plan import Life, plan
 from .merged_fills import merged_fills
@@ -45,21 +46,26 @@ _one_at_a_time = threading.Lock()  # Triton's driver and the plans of layers are
 
 
 def target_of(name: str) -> Target:
-    """The target of a name like "cuda:87" or "hip:gfx942". Raises ExportError."""
+    """The target of a name like "cuda:87" or "hip:gfx942". Raises: ExportError, also where no kernel is for it."""
     backend, _, arch = name.partition(":")
     if backend not in ("cuda", "hip") or not arch or (backend == "cuda") != arch.isdigit():
         raise ExportError(f"target {name!r}; expected cuda: with a compute capability (cuda:87), or hip:gfx942.")
-    return described(f"sm_{arch}" if backend == "cuda" else arch)
+    own = f"sm_{arch}" if backend == "cuda" else arch
+    if own not in MADE or generation_of(backend, own).family == "generic":  # LLVM may end the process
+        like = ", ".join(f"cuda:{it[3:]}" if it.startswith("sm_") else f"hip:{it}" for it in compiled())
+        raise ExportError(f"target {name!r}: no kernel is for such a GPU; expected one like {like}.")
+    return described(own)
 
 
-def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Program:
+def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str, scenes: Sequence[Entry] = ()) -> Program:
     """The program of a model for the target `name`, with memory for inputs of `rows` rows.
 
     model: in eval mode, from `inputs`, see `entry_of`, to tensors.  inputs: of an example, by which levels
-        are taken to grow.
+        are taken to grow.  scenes: others that will be played.
     Raises: ExportError for what the model computes that no kernel does, with its line.
     """
     own, entry = target_of(name), entry_of(model, inputs)
+    require_playable((entry, *scenes), rows)
     preload.finish()  # or a driver of this machine's GPU that is being made would take the stand-in's place
     with _one_at_a_time, torch.no_grad(), selection.standing_in(name):
         it = Recorder(own, model, operations.lower)
@@ -72,13 +78,15 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str) -> Pro
                 recording, unbounded = learn(entry)
             except LayerError as error:
                 raise ExportError(f"{it.where(error.__cause__ or error)} {error}") from error
+            assert recording.box is not None
+            if not unbounded:
+                require_inside((entry, *scenes), recording.box)
             padded_input = pad_input(entry.coords[:0], rows, recording)
             given = torch.zeros_like(padded_input.coords) if entry.reordered else padded_input.coords
             wide = torch.zeros((rows, entry.features.shape[1]), dtype=entry.features.dtype)
             for tensor in (wide, given, padded_input.coords, padded_input.count):
                 it.index_of(tensor, written=True)
             padded_input.estimates = rows_of_levels(recording, rows)
-            assert recording.box is not None
             padded_input.items = recording.box.lo[0] + recording.box.size[0]
             try:
                 outputs = _run(it, entry, padded_input, given, wide, target, unbounded)

@@ -162,7 +162,7 @@ def test_another_norm_than_last_time(change):
 @pytest.mark.parametrize("name", ["batch_norm", "relu"])
 def test_functions_that_were_replaced(monkeypatch, name):
     unit, calls, original = Unit().known(), [], getattr(F, name)
-    monkeypatch.setattr(F, name, lambda *args, **kw: calls.append(name) or original(*args, **kw))
+    monkeypatch.setattr(F, name, lambda *args, **kw: calls.append(name) or original(*args, **kw) + 11)
     found = unit()
     assert set(calls) == {name}
     assert_close(found, unit.want())

@@ -6,10 +6,12 @@ tensor sees what the convolution computes.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ....native import calls as native_calls
 from ...device.torch_compat import apart, eagerly
@@ -17,6 +19,20 @@ from .conv import DeferredConv, MaybeDeferred
 
 # What may follow: None where it does not this time.
 FOLLOWING: dict[Any, Callable[..., torch.Tensor | None]] = {}
+
+
+_TORCHS = {name: func for name, func in vars(F).items() if isinstance(func, types.FunctionType)}
+_OF_TORCH = frozenset(_TORCHS.values())
+
+
+def _of_torch(func: Any) -> Any:
+    """Torch's function where a program has put `func` in its place. Torch's body hands on what has its name by then,
+    which has called it and would come in twice."""
+    if type(func) is types.FunctionType and func not in _OF_TORCH:
+        for name, own in _TORCHS.items():
+            if getattr(F, name, None) is func:
+                return own
+    return func
 
 
 class LazyTensor:
@@ -31,6 +47,7 @@ class LazyTensor:
     @eagerly
     def on_plain(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """`func` of plain tensors."""
+        func = _of_torch(func)
         return func(*materialize(args), **{name: materialize(value) for name, value in (kwargs or {}).items()})
 
 

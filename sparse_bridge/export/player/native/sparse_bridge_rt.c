@@ -225,7 +225,7 @@ static uint64_t tensor_bytes(const tensor_record *tensor, int whole)
 #define REQUIRE(condition, what)                                                                                       \
     do {                                                                                                               \
         if (!(condition))                                                                                              \
-            return fail(error, SBRT_FORMAT, "The package is damaged: %s.", what);                                      \
+            return fail(error, SBRT_FORMAT, "The package is damaged: %s. Write it again.", what);                       \
     } while (0)
 
 static int check_kernels(const sbrt_model *model, const program_record *program, sbrt_error *error)
@@ -403,7 +403,8 @@ static int check_model(sbrt_model *model, sbrt_error *error)
         return fail(error, SBRT_FORMAT, "The package has %llu bytes; it was written with %llu. Copy it again.",
                     (unsigned long long)model->size, (unsigned long long)u64_at(bytes + 16));
     if (checksum(bytes + 16, model->size - 16) != u32_at(bytes + 12))
-        return fail(error, SBRT_FORMAT, "The package has changed since it was written: its checksum differs.");
+        return fail(error, SBRT_FORMAT,
+                    "The package has changed since it was written: its checksum differs. Copy it again.");
     for (section = 0; section < N_SECTIONS; section++) {
         uint64_t at = u64_at(bytes + 24 + 16 * section), count = u64_at(bytes + 32 + 16 * section);
         REQUIRE(at % 8 == 0 && at >= HEADER && at <= model->size && count <= (model->size - at) / RECORD[section],
@@ -852,7 +853,7 @@ static int build(sbrt_instance *it, sbrt_error *error)
 }
 
 /* The program for GPU `device` under one driver; NULL, with the reason, where there is none. */
-static int find_program(sbrt_instance *it, int backend, int *reached, sbrt_error *error)
+static int find_program(sbrt_instance *it, int backend, int *searched, sbrt_error *error)
 {
     uint64_t i;
     int code, present = 0;
@@ -864,9 +865,9 @@ static int find_program(sbrt_instance *it, int backend, int *reached, sbrt_error
     missing = open_driver(&it->driver, backend);
     if (missing != NULL)
         return fail(error, SBRT_NO_DRIVER, "%s is missing: install the GPU's driver.", missing);
-    *reached = 1;
     if ((code = begin_device(it, error)) || (code = enter(it, error)))
         return code;
+    *searched = 1;
     for (i = 0; i < it->model->count[PROGRAMS] && it->program == NULL; i++)
         if ((int)PROGRAM(it->model, i)->backend == backend && serves(it, PROGRAM(it->model, i)))
             it->program = PROGRAM(it->model, i);
@@ -877,22 +878,27 @@ static int find_program(sbrt_instance *it, int backend, int *reached, sbrt_error
 static int choose(sbrt_instance *it, sbrt_error *error)
 {
     char targets[160] = "";
+    sbrt_error own, said = {SBRT_OK, ""};
     uint64_t i;
     size_t used = 0;
-    int reached = 0, code = SBRT_OK, first = SBRT_OK, device = it->device;
+    int searched = 0, code, first = SBRT_OK, device = it->device;
     for (i = CUDA; i <= HIP && it->program == NULL; i++) {
         if (it->retained) {
             it->driver.release(it->device);
             it->retained = 0;
         }
         it->device = device;
-        code = find_program(it, (int)i, &reached, first ? NULL : error);
-        first = first ? first : code;
+        /* A driver that is there says more than one that is not. */
+        code = find_program(it, (int)i, &searched, &own);
+        if (code && (!first || (first == SBRT_NO_DRIVER && code != SBRT_NO_DRIVER))) {
+            first = code;
+            said = own;
+        }
     }
     if (it->program != NULL)
         return SBRT_OK;
-    if (first)
-        return first;
+    if (first && !searched)
+        return fail(error, first, "%s", said.text);
     for (i = 0; i < it->model->count[PROGRAMS] && used < sizeof targets; i++)
         used += (size_t)snprintf(targets + used, sizeof targets - used, "%s%s", i ? ", " : "",
                                  text(it->model, PROGRAM(it->model, i)->target));
