@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 import random
 import zlib
 
@@ -19,6 +20,21 @@ def test_what_is_written_is_read():
     programs = [tiny("cuda:87"), tiny("hip:gfx942")]
     content = package_file.content_of(programs)
     assert package_file.read(content) == programs
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "model.sbp"
+    package_file.write(path, [tiny()])
+    before = path.read_bytes()
+
+    def full(self, content):
+        self.open("wb").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        package_file.write(path, [tiny("hip:gfx942")])
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_code_and_weights_of_several_targets_are_kept_once():

@@ -153,8 +153,13 @@ class Package:
         """device: number of the GPU.  rows: of an input at most; 0: as many as the package was made for.  graph:
         launch all steps as one graph.
 
-        Raises: PlayerError where the file is damaged or holds nothing for the GPU, or memory is short.
+        Raises: PlayerError where the file is damaged or holds nothing for the GPU, or memory is short; ExportError for
+        a device or rows that are no whole numbers.
         """
+        for name, value in (("device", device), ("rows", rows)):
+            if type(value) is not int or not 0 <= value < 1 << 31:
+                wanted = "the number of a GPU, 0 for the first" if name == "device" else "a number of rows, 0 for all"
+                raise ExportError(f"load_package: {name} is {value!r}; pass {wanted}.")
         self._model, self._instance = ctypes.c_void_p(), ctypes.c_void_p()
         call("load_file", os.fsencode(path), ctypes.byref(self._model))
         call("create", self._model, device, None, rows, ctypes.byref(self._instance))

@@ -4,6 +4,7 @@ player in C reads is written and read here."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import struct
 import zlib
@@ -203,8 +204,13 @@ def content_of(programs: Sequence[Program]) -> bytes:
 
 
 def write(path: pathlib.Path, programs: Sequence[Program]) -> None:
-    """Write the file that holds these programs."""
-    path.write_bytes(content_of(programs))
+    """Write the file that holds these programs, whole or not at all."""
+    part = path.with_suffix(".part")
+    try:
+        part.write_bytes(content_of(programs))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class _Reader:
