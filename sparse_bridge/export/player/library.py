@@ -157,7 +157,7 @@ class Package:
         a device or rows that are no whole numbers.
         """
         for name, value in (("device", device), ("rows", rows)):
-            if type(value) is not int or not 0 <= value < 1 << 31:
+            if type(value) is not int or abs(value) >= 1 << 31:  # the player judges others
                 wanted = "the number of a GPU, 0 for the first" if name == "device" else "a number of rows, 0 for all"
                 raise ExportError(f"load_package: {name} is {value!r}; pass {wanted}.")
         self._model, self._instance = ctypes.c_void_p(), ctypes.c_void_p()
