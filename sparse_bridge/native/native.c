@@ -234,7 +234,11 @@ static PyObject *ended(Scope *s, PyObject *result) {
   PyObject *made = NULL;
   if (s->state == GOES_ON) made = Py_NewRef(result);
   if (s->state == REFUSES) made = Py_NewRef(Py_NotImplemented);
+  /* What goes may clear an exception: torch's record of the memory's history walks Python's frames. */
+  PyObject *type = NULL, *error = NULL, *trace = NULL;
+  if (s->state == RAISES) PyErr_Fetch(&type, &error, &trace);
   for (int i = 0; i < s->count; i++) Py_DECREF(s->held[i]);
+  if (s->state == RAISES) PyErr_Restore(type, error, trace);
   return made;
 }
 

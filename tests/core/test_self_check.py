@@ -7,6 +7,8 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import sparse_bridge
 from sparse_bridge import log, settings, state
@@ -38,6 +40,22 @@ def fresh(monkeypatch):
     self_check.reset()
 
 
+def _inside(mode):
+    def work(function):
+        with mode:
+            function(torch.ones(2))
+
+    return work
+
+
+MODES = {
+    "fake tensors": lambda function: _inside(FakeTensorMode(allow_non_fake_inputs=True))(function),
+    "traced": lambda function: make_fx(function, tracing_mode="fake", pre_dispatch=True)(torch.ones(2)),
+    "batched": lambda function: torch.func.vmap(function)(torch.ones(2)),
+    "default device": lambda function: _inside(torch.device("meta"))(function),
+}
+
+
 def chosen(device, dtype):
     case = Case(device, dtype)
     flow = registry.choose(case)
@@ -65,6 +83,19 @@ class TestOnKernels:
         verdicts = [self_check.run(device, target, part) for part in parts_of(target)]
         assert [v.problem for v in verdicts] == [None] * len(parts_of(target))
         assert self_check.failures() == () and devices.notes() == ()
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_first_call_inside_of_other_work_passes(self, kernel_lane, mode):
+        """As the first one of a process inside of `torch.export`."""
+        device, target = lane_target(kernel_lane)
+        problems = [NotImplemented]
+
+        def first(x):
+            problems[:] = [self_check.run(device, target, part).problem for part in ("int32 keys", "fp32")]
+            return x + 1
+
+        MODES[mode](first)
+        assert problems == [None, None]
 
     @pytest.mark.parametrize("part", ["fp16", "fp32"])
     def test_a_wrong_product_is_found(self, kernel_lane, monkeypatch, part):

@@ -467,9 +467,7 @@ def test_numbers_that_lie_are_found(path):
     assert list(targets_of(path)) == ["cuda:87"] and CODE in path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"device": "0"}, {"device": -1}, {"device": True}, {"rows": 1.5}, {"rows": -3}, {"rows": 1 << 40}]
-)
+@pytest.mark.parametrize("wrong", [{"device": "0"}, {"device": True}, {"rows": 1.5}, {"rows": 1 << 40}])
 def test_what_is_no_number_is_refused(tmp_path, wrong):
     with pytest.raises(ExportError, match=f"load_package: {next(iter(wrong))} is .*; pass"):
         load_package(tmp_path / "model.sbp", **wrong)

@@ -32,6 +32,7 @@ from .self_check_problems import (
     check_wgrad,
     precision_of,
 )
+from .torch_compat import without_modes
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 SPLIT = "tf32x3"
@@ -143,8 +144,7 @@ def find_problem(device: torch.device, target: Target, part: str) -> str | None:
     words, check = _CHECKS[_group_of(part)]
     if part == FAR and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _FREE_BYTES:
         return None  # the product that asks will say that memory is short
-    # Not the caller's modes: the answers are compared on the CPU, whatever its default device.
-    with torch.no_grad(), torch.device("cpu"):
+    with torch.no_grad(), without_modes():  # the first call of a GPU may come inside of `torch.export`
         try:
             wrong = check(device, target, part)
         except torch.cuda.OutOfMemoryError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 # Before torch 2.8 tracing fails on slots, enums and properties that layers read, or behind breaks.
@@ -68,3 +70,14 @@ def apart(function: Callable[..., Any], *args: Any) -> Any:
     from .apart import apart
 
     return apart(function, *args)
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """In this block operations run, on the CPU unless told otherwise, whatever traces, batches or replaces those
+    around it."""
+    # Imported where it is needed: it brings much of torch.
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), temporarily_clear_interpreter_stack():
+        yield
