@@ -121,7 +121,7 @@ class _Search:
             stack.enter_context(patch(graph_regions, "kernel_target", lambda device: device))
             stack.enter_context(patch(graph_key, "why_not_capturable", lambda features: None))
             stack.enter_context(patch(policy, "CAPTURE", policy.Schedule()))  # every call is watched
-            stack.enter_context(patch(GraphedModule, "capture_when_due", due))
+            stack.enter_context(patch(GraphedModule, "record", due))
             self._stack = stack.pop_all()
         return self
 

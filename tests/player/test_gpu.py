@@ -28,6 +28,7 @@ from sparse_bridge.export.player.entry import flattened
 from sparse_bridge.export.player.library import DEVICE, SOURCES, call
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.native.build import compiler
+from tests.patience import PATIENCE
 
 from . import street, upstream, zoo
 
@@ -106,7 +107,7 @@ def of_spconv(asked_for, tmp_path_factory):
     words = [sys.executable, "-m", "tests.player.upstream", str(path), *cases]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
     try:
-        subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
+        subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True)
         return json.loads(path.read_text())
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         words = str(error.stderr or error).strip().splitlines()
