@@ -176,6 +176,7 @@ def test_wrong_files_and_options(place, capsys, tmp_path):
     assert "--device is for reno" in refused(other, capsys)
 
 
+@pytest.mark.slow
 def test_its_own_program(program, capsys):
     assert command_line.main([*program(), "--json"]) == 0
     shown = capsys.readouterr()
@@ -185,12 +186,14 @@ def test_its_own_program(program, capsys):
     assert "--device is for the network here" in refused([*program(), "--device", "cpu"], capsys)
 
 
+@pytest.mark.slow
 def test_its_own_program_loses_points(program, capsys):
     assert command_line.main([*program(lost=500), "--json"]) == 1
     (one,) = json.loads(capsys.readouterr().out)["results"]
     assert not one["whole"] and 0 < one["came_back"] < one["voxels"]
 
 
+@pytest.mark.slow
 def test_its_own_program_fails(program, capsys, tmp_path):
     arguments = program()
     made_up.write(tmp_path / "RENO" / "decompress.py", "raise SystemExit('no GPU today')\n")

@@ -183,6 +183,7 @@ def test_commands_that_do_not_fit(words, said, tmp_path, capsys):
     ],
     ids=["syntax", "import", "needs", "call"],
 )
+@pytest.mark.slow
 def test_a_module_that_raises_is_shown_as_python_would_show_it(program, shown, tmp_path):
     """Without a frame of this package."""
     (tmp_path / "broken.py").write_text(program)

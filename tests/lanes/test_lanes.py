@@ -225,7 +225,17 @@ def run(tmp_path):
 interpreters = triton_since(3, 4, "the interpreter lacks types, and aborts in the hash table")
 
 # Fifteen seconds and more each; much of them runs on the emulator as well.
-LONG = ("launches", "pools", "norms", "hash table", "mask splits", "narrow inputs", "products")
+LONG = (
+    "keys and sorted rows",
+    "maps and convolutions",
+    "launches",
+    "pools",
+    "norms",
+    "hash table",
+    "mask splits",
+    "narrow inputs",
+    "products",
+)
 
 
 @HERE
@@ -272,7 +282,8 @@ needs_emulator = pytest.mark.skipif(
 @pytest.mark.emulated
 @needs_emulator
 @triton_since(3, 5, "no linker for AMD's code comes along")
-@pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
 def test_replays_on_an_emulated_gpu(run, arch):
     run(REPLAYS, 19, SPARSE_BRIDGE_TEST_ARCH=arch)
 

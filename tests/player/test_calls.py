@@ -305,6 +305,7 @@ def test_the_program_is_that_of_the_gpu(gpu, drivers, path):
     assert drivers["hip"].alive == 0
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_missing_is_not_the_reason(tmp_path):
     """Where the GPU of the other driver has no code in the package, or that driver says what is wrong."""
     if any(find_library(name) for name in ("cuda", "amdhip64")):

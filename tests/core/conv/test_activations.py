@@ -59,6 +59,7 @@ def test_operators_in_cpp_have_every_row():
     assert set(re.findall(r'name == "(\w+)"', source)) == set(ACTIVATIONS) == set(operator_calls.ACTIVATIONS)
 
 
+@pytest.mark.slow
 def test_a_row_is_enough_for_every_api_and_graph():
     """In a process of its own, since tables are made of the rows as files are imported."""
     words = [sys.executable, "-m", "tests.core.conv.new_activation"]

@@ -22,6 +22,7 @@ MOST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOST)
 def test_frames_of_a_scene(name):
     """At most so many, fewer with the helper, and about what the page says."""
