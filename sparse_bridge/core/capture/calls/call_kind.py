@@ -64,14 +64,10 @@ class CallKind:
 
     def smaller_due(self, n_rows: int) -> bool:
         """Whether to try at a call of so many rows to capture a smaller graph, of which there is none."""
-        due = self.room_for_two and self.small_calls >= policy.SMALL_CALLS and self._is_small(n_rows, self.graphs)
+        due = self.room_for_two and self.small_calls >= policy.SMALL_CALLS and _is_small(n_rows, self.graphs)
         if due:  # where it fails, the large one serves as many again
             self.small_calls = 0
         return due
-
-    def _is_small(self, n_rows: int, graphs: list[Any]) -> bool:
-        least = policy.MUCH_SMALLER * padded.capacity_of(n_rows)
-        return [graph.capacity >= least for graph in graphs] == [True]
 
     def replayed(self, graph: Any, n_rows: int) -> None:
         """The graph has served a call. Another thread may have let go of it by now, and does not get it back."""
@@ -79,7 +75,7 @@ class CallKind:
         if graph not in graphs:
             return
         self.replays += 1
-        if self._is_small(n_rows, graphs):
+        if _is_small(n_rows, graphs):
             self.small_calls += 1
             self.most_small = max(self.most_small, n_rows)
         self.idle = 0 if graph is graphs[-1] else self.idle + 1
@@ -89,5 +85,10 @@ class CallKind:
 
     def capacity_for(self, n_rows: int) -> int:
         """Rows of the graph to be captured at a call of `n_rows`."""
-        most = self.most_small if self._is_small(n_rows, self.graphs) else self.most_rows
+        most = self.most_small if _is_small(n_rows, self.graphs) else self.most_rows
         return padded.capacity_of(max(n_rows, most))
+
+
+def _is_small(n_rows: int, graphs: list[Any]) -> bool:
+    """Whether so many rows fit a much smaller graph than the only one that there is."""
+    return len(graphs) == 1 and policy.MUCH_SMALLER * padded.capacity_of(n_rows) <= graphs[0].capacity
