@@ -57,8 +57,10 @@ long fake_alive(void) { return __atomic_load_n(&alive, __ATOMIC_SEQ_CST); }
 static void lives(long by) { __atomic_add_fetch(&alive, by, __ATOMIC_SEQ_CST); }
 
 /* What is launched while a graph is captured, by one thread at a time. */
+#define MOST_BEFORE 256
 typedef struct {
     int kind; /* 0: a launch, 1: a fill, 2: a copy */
+    int before[MOST_BEFORE], n_before; /* what it waits for */
     function *f;
     unsigned grid[3], threads, shared, value;
     void **parameters;
@@ -73,11 +75,17 @@ typedef struct {
 } graph;
 
 static graph *capturing;
+static void *latest[MOST_BEFORE]; /* entries that the next one waits for */
+static int n_latest;
 
 static entry *captured(int kind)
 {
     entry *next = &capturing->entries[capturing->count++];
     next->kind = kind;
+    for (; next->n_before < n_latest; next->n_before++)
+        next->before[next->n_before] = (int)((entry *)latest[next->n_before] - capturing->entries);
+    latest[0] = next;
+    n_latest = 1;
     return next;
 }
 
@@ -339,9 +347,45 @@ int NAME(cuStreamBeginCapture_v2, hipStreamBeginCapture)(void *stream, int mode)
     if (capturing != NULL || mode != 1 || stream == NULL)
         return 1;
     capturing = calloc(1, sizeof *capturing);
+    n_latest = 0;
     lives(1);
     return 0;
 }
+
+#ifndef OLD_DRIVER
+int NAME(cuStreamGetCaptureInfo_v2, hipStreamGetCaptureInfo_v2)(void *stream, int *status, unsigned long long *id,
+                                                                void **graph, void *const **nodes, size_t *number)
+{
+    CALL("get_captured");
+    if (capturing == NULL || stream == NULL || graph != NULL)
+        return 1;
+    *status = 1;
+    *id = 1;
+    *nodes = latest;
+    *number = (size_t)n_latest;
+    return 0;
+}
+
+int NAME(cuStreamUpdateCaptureDependencies, hipStreamUpdateCaptureDependencies)(void *stream, void **nodes, size_t number,
+                                                                                unsigned flags)
+{
+    size_t i, k;
+    CALL("wait_for");
+    if (capturing == NULL || stream == NULL || flags != 1 || number > MOST_BEFORE)
+        return 1;
+    for (i = 0; i < number; i++) {
+        entry *it = nodes[i];
+        if (it < capturing->entries || it >= capturing->entries + capturing->count)
+            return 1;
+        for (k = 0; k < i; k++)
+            if (nodes[k] == it)
+                return 1;
+        latest[i] = it;
+    }
+    n_latest = (int)number;
+    return 0;
+}
+#endif
 
 int NAME(cuStreamEndCapture, hipStreamEndCapture)(void *stream, void **result)
 {
@@ -361,23 +405,37 @@ int NAME(cuGraphInstantiateWithFlags, hipGraphInstantiateWithFlags)(void **resul
     return flags != 0;
 }
 
+static int run_entry(const entry *e, void *stream)
+{
+    if (e->kind == 0)
+        return NAME(cuLaunchKernel, hipModuleLaunchKernel)(e->f, e->grid[0], e->grid[1], e->grid[2], e->threads, 1, 1,
+                                                           e->shared, stream, e->parameters, NULL);
+    if (e->kind == 1)
+        return NAME(cuMemsetD32Async, hipMemsetD32Async)(e->to, e->value, e->size, stream);
+    return copy((int)e->value, e->to, e->from, e->size);
+}
+
 int NAME(cuGraphLaunch, hipGraphLaunch)(void *made, void *stream)
 {
     graph *it = made;
-    int i, code = 0;
+    char *done;
+    int i, k, left, code = 0;
     CALL("launch_graph");
     if (!it->made || capturing != NULL)
         return 1;
-    for (i = 0; i < it->count && !code; i++) {
-        entry *e = &it->entries[i];
-        if (e->kind == 0)
-            code = NAME(cuLaunchKernel, hipModuleLaunchKernel)(e->f, e->grid[0], e->grid[1], e->grid[2], e->threads, 1, 1,
-                                                               e->shared, stream, e->parameters, NULL);
-        else if (e->kind == 1)
-            code = NAME(cuMemsetD32Async, hipMemsetD32Async)(e->to, e->value, e->size, stream);
-        else
-            code = copy((int)e->value, e->to, e->from, e->size);
+    /* Of what waits for nothing more, the last: whoever relies on another order computes something else. */
+    done = calloc(1, (size_t)it->count + 1);
+    for (left = it->count; left > 0 && !code; left--) {
+        for (i = it->count - 1; i >= 0; i--) {
+            for (k = 0; k < it->entries[i].n_before && done[it->entries[i].before[k]]; k++)
+                ;
+            if (!done[i] && k == it->entries[i].n_before)
+                break;
+        }
+        code = i < 0 ? 1 : run_entry(&it->entries[i], stream);
+        done[i < 0 ? 0 : i] = 1;
     }
+    free(done);
     return code;
 }
 

@@ -51,8 +51,8 @@ def built(backend: str, folder: pathlib.Path, *flags: str) -> pathlib.Path:
 class FakeGpu:
     """A driver that is loaded, so that the player finds it by its name."""
 
-    def __init__(self, backend: str, folder: pathlib.Path) -> None:
-        self.library = ctypes.CDLL(str(built(backend, folder)))
+    def __init__(self, backend: str, folder: pathlib.Path, *flags: str) -> None:
+        self.library = ctypes.CDLL(str(built(backend, folder, *flags)))
         self.library.fake_alive.restype = ctypes.c_long
         self._kept: Any = None
         self.error: BaseException | None = None
@@ -102,19 +102,26 @@ class Emulator:
         self.launches = 0
 
     def __call__(self, it: Launch) -> None:
-        step = self._steps[self.launches % len(self._steps)]
-        kernel = self._program.kernels[step.kernel]
         code = ctypes.string_at(it.image, _size_of(it.image))
-        assert (it.name, code) == (kernel.name, kernel.code)
+        step, values, block = self._step_of(it, code)
         if step.kernel not in self._built:
             wave = 64
             self._built[step.kernel] = self._make(code, it.name, self._arch, it.shared, it.threads // wave)
-        values, blocks = [], set()
-        for place, arg in enumerate(step.args):
-            value = int.from_bytes(ctypes.string_at(it.parameters[place], arg.size), "little")
-            values.append((f"u{8 * arg.size}", value))
-            if arg.kind == ADDRESS:
-                blocks.add(value - arg.value)
-        (block,) = blocks
         self._built[step.kernel].launch(it.grid, values, [(block, block + self._program.block)])
         self.launches += 1
+
+    def _step_of(self, it: Launch, code: bytes) -> tuple[Any, list[tuple[str, int]], int]:
+        """(the step that is launched, its arguments, the address of the block). Steps of a graph come in any order."""
+        for step in self._steps:
+            kernel = self._program.kernels[step.kernel]
+            if (it.name, it.grid, code) != (kernel.name, step.grid, kernel.code):
+                continue
+            values = [
+                int.from_bytes(ctypes.string_at(it.parameters[place], arg.size), "little")
+                for place, arg in enumerate(step.args)
+            ]
+            pairs = list(zip(values, step.args, strict=True))
+            blocks = {value - arg.value for value, arg in pairs if arg.kind == ADDRESS}
+            if len(blocks) == 1 and all(value == arg.value for value, arg in pairs if arg.kind != ADDRESS):
+                return step, [(f"u{8 * arg.size}", value) for value, arg in pairs], blocks.pop()
+        raise AssertionError(f"no step launches {it.name} so")

@@ -98,4 +98,5 @@ def tiny(target="cuda:87"):
         (package_file.Tensor("coords", i32, 0, (16, 4), 512), package_file.Tensor("features", f32, 0, (16, 4), 768)),
         (package_file.Tensor("grid", f32, -1, (1, 2, 3), 1024), package_file.Tensor("rows", f32, 2, (40, 3), 2048)),
         (package_file.Level(2, 40, 16),),
+        ((0, 1), (1, 2), (1, 3)),
     )

@@ -117,7 +117,51 @@ def test_a_graph_is_the_same_steps(gpu, path, request):
     assert [name for name, *_ in results[0][2]] == ["first", "second"]
 
 
-@pytest.mark.parametrize("name", ["begin_capture", "launch", "fill", "copy", "end_capture", "make_graph"])
+def order_of_a_graph(gpu, path):
+    """Launches by their names, and copies within the memory of a package, as a graph of it runs them."""
+    package, order = load_package(path, graph=True), []
+    answering(gpu, 5)
+    own = gpu.listening
+
+    def launched(it):
+        order.append(it.name)
+        own(it)
+
+    gpu.listen(launched, lambda kind, *_: order.append("copy") if kind == 2 else None)
+    package(*inputs())
+    package.close()
+    return order
+
+
+@pytest.mark.parametrize("gpu", ["cuda", "hip"], indirect=True)
+def test_steps_of_a_graph_wait_for_what_they_have_to(gpu, tmp_path, request):
+    """The pretended driver takes the last of all steps that need not wait any longer."""
+    program = tiny({"cuda": "cuda:87", "hip": "hip:gfx942"}[request.node.callspec.params["gpu"]])
+    path = tmp_path / "model.sbp"
+    package_file.write(path, [program])
+    assert order_of_a_graph(gpu, path) == ["first", "second", "copy"]
+    for edges in ((), ((0, 1), (1, 2), (2, 3))):
+        package_file.write(path, [dataclasses.replace(program, edges=edges)])
+        assert order_of_a_graph(gpu, path) == ["first", "copy", "second"]
+
+
+@pytest.mark.slow
+def test_drivers_that_cannot_order_a_graph(path, tmp_path):
+    """Those of before CUDA 11.3: steps run one behind another. In a process of its own, which has no other driver."""
+    code = (
+        "import pathlib\n"
+        "from tests.player.fake_gpu import FakeGpu\n"
+        "from tests.player.test_calls import order_of_a_graph\n"
+        f"gpu = FakeGpu('cuda', pathlib.Path({str(tmp_path)!r}), '-DOLD_DRIVER')\n"
+        f"print(order_of_a_graph(gpu, {str(path)!r}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "['first', 'copy', 'second']", done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["begin_capture", "launch", "fill", "copy", "wait_for", "get_captured", "end_capture", "make_graph"]
+)
 def test_a_graph_that_cannot_be_captured(gpu, path, name):
     package = load_package(path)
     gpu.fail(name, 0, 900)
@@ -279,7 +323,7 @@ def test_files_that_are_none(path, tmp_path):
         ("cut", content[:-5], FORMAT, "was written with"),
         ("longer", content + b"x", FORMAT, "was written with"),
         ("changed", content[:-1] + bytes([content[-1] ^ 1]), FORMAT, "checksum"),
-        ("version", content[:8] + b"\x02" + content[9:], VERSION, "version 2"),
+        ("version", content[:8] + b"\x03" + content[9:], VERSION, "version 3"),
         ("magic", b"\x89SBQ" + content[4:], FORMAT, "no package"),
     ]:
         other = tmp_path / name
@@ -449,6 +493,10 @@ def test_numbers_that_lie_are_found(path):
         "counters": {"levels": (package_file.Level(2, 40, 4090),)},
         "apart": {"block": 4 << 20, "levels": (*program.levels, package_file.Level(3, 9, 2 << 20))},
         "no level": {"levels": ()},
+        "later": {"edges": ((0, 1), (3, 2))},
+        "itself": {"edges": ((2, 2),)},
+        "no step": {"edges": ((0, 4),)},
+        "out of order": {"edges": ((0, 2), (0, 1))},
         "threads": {"kernels": (kernel._replace(threads=4096), program.kernels[1])},
         "shared": {"kernels": (kernel._replace(shared=1 << 30), program.kernels[1])},
         "no code": {"kernels": (kernel._replace(code=b""), program.kernels[1])},

@@ -28,11 +28,12 @@ def sp():
 @pytest.mark.parametrize("gpu", ["hip"], indirect=True)
 @pytest.mark.parametrize("name", quick(("second", "encoder"), ("second", "unet", "encoder")))
 def test_results_are_those_of_the_layers(gpu, sp, tmp_path, name):
-    """The same bits, for any number of rows, whatever memory held before."""
+    """The same bits, for any number of rows, whatever memory held before; in a graph in an order as far from that of
+    the steps as their edges allow."""
     model, grid = getattr(networks, name)(sp)
     networks.ready(model)
     program = packaged(tmp_path / "model.sbp", model, networks.scene(grid, 250, seed=1))
-    played = Played(gpu, tmp_path / "model.sbp", program, graph=name == "encoder")
+    played = Played(gpu, tmp_path / "model.sbp", program, graph=name != "encoder")
     for seed, rows in enumerate((250, 1, ROWS, 37)):
         features, coords = networks.scene(grid, rows, seed)
         wanted = expected(model, features, coords)
@@ -67,7 +68,7 @@ KINDS = {
 def test_layers_of_every_kind(gpu, sp, tmp_path, kind):
     grid, path = (16, 16, 32), tmp_path / "model.sbp"
     model = networks.ready(networks.Model(sp, sp.SparseSequential(*KINDS[kind](sp)), grid, False))
-    played = Played(gpu, path, packaged(path, model, networks.scene(grid, 200, seed=1)))
+    played = Played(gpu, path, packaged(path, model, networks.scene(grid, 200, seed=1)), graph=True)
     features, coords = networks.scene(grid, 222, seed=4)
     wanted = expected(model, features, coords)
     played.poison()
@@ -103,7 +104,7 @@ def test_modules_of_torch_behind_layers(gpu, sp, tmp_path, kind, dtype):
     layers = sp.SparseSequential(sp.SubMConv3d(4, 8, 3), *HEADS[kind]())
     model = networks.ready(networks.Model(sp, layers, grid, False)).to(dtype)
     example = networks.scene(grid, 200, seed=1, dtype=dtype)
-    played = Played(gpu, path, packaged(path, model, example))
+    played = Played(gpu, path, packaged(path, model, example), graph=True)
     features, coords = networks.scene(grid, 222, seed=4, dtype=dtype)
     played.poison()
     mine = played(features, coords)[0]
@@ -145,7 +146,7 @@ def test_half_precision(gpu, sp, tmp_path):
     model, grid = networks.unet(sp)
     networks.ready(model).half()
     example = networks.scene(grid, 200, seed=1, dtype=torch.float16)
-    played = Played(gpu, tmp_path / "model.sbp", packaged(tmp_path / "model.sbp", model, example))
+    played = Played(gpu, tmp_path / "model.sbp", packaged(tmp_path / "model.sbp", model, example), graph=True)
     features, coords = networks.scene(grid, 150, seed=5, dtype=torch.float16)
     mine, theirs = played(features, coords)[0], expected(model, features, coords)[0]
     assert mine.dtype == torch.float16 and torch.equal(mine, theirs)
@@ -164,7 +165,7 @@ def test_many_rows_are_sorted_by_kernels_of_ours(gpu, sp, tmp_path, rules):
     names = [program.kernels[step.kernel].name for step in program.steps if step.kind == package_file.LAUNCH]
     # 24 bits of a mask's rank and two or three of the table, in digits of four; int32 would take eight.
     assert names.count("_radix_count") == names.count("_radix_scan") == names.count("_radix_place") == 7
-    played = Played(gpu, tmp_path / "model.sbp", program)
+    played = Played(gpu, tmp_path / "model.sbp", program, graph=True)
     features, coords = networks.scene(grid, 300, seed=3)
     assert torch.equal(played(features, coords)[0], expected(model, features, coords)[0])
     played.close()

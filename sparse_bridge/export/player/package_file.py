@@ -16,7 +16,7 @@ import torch
 from ..plugin_checks import ExportError
 from .memory_plan import needed
 
-MAGIC, VERSION = b"\x89SBP\r\n\x1a\n", 1
+MAGIC, VERSION = b"\x89SBP\r\n\x1a\n", 2
 BACKENDS = {"cuda": 1, "hip": 2}
 DTYPES = {torch.float16: 1, torch.float32: 2, torch.int32: 3, torch.int64: 4, torch.uint8: 5, torch.bfloat16: 6}
 MOST_DIMS = 6
@@ -35,6 +35,7 @@ SECTIONS = {
     "relocations": "<2Q",
     "tensors": "<2IiI8Q",
     "levels": "<2Q2i",
+    "edges": "<2I",
     "data": "",
 }
 _HEAD = "<8s2IQ"
@@ -101,7 +102,8 @@ class Level(NamedTuple):
 class Program:
     """What runs on one target.  block: bytes of the memory that all offsets are of.  rows: of an input at
     most.  count_at: of the number of its last row, int32; flags_at: of the counters of its table, int32 [4].
-    relocations: (offset of an address, offset that it is of)."""
+    relocations: (offset of an address, offset that it is of).  edges: (earlier step, later step) that waits for it, in
+    the order of the later ones, for a graph; without any, every step waits for the one before."""
 
     target: str
     block: int
@@ -115,6 +117,7 @@ class Program:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     levels: tuple[Level, ...]
+    edges: tuple[tuple[int, int], ...] = ()
 
     @property
     def memory(self) -> int:
@@ -171,10 +174,11 @@ class _Writer:
             self._add("tensors", map(self._tensor, it.inputs)),
             self._add("tensors", map(self._tensor, it.outputs)),
             self._add("levels", [(level.counters_at, level.capacity, level.level, 0) for level in it.levels]),
+            self._add("edges", it.edges),
         ]
         backend = BACKENDS[it.target.partition(":")[0]]
         numbers = (self._name(it.target), backend, it.block, it.rows, it.count_at, it.flags_at)
-        self._add("programs", [(*numbers, *[number for part in parts for number in part], 0, 0)])
+        self._add("programs", [(*numbers, *[number for part in parts for number in part])])
 
     def _tensor(self, it: Tensor) -> tuple[int, ...]:
         dims = (*it.shape, *[0] * (MOST_DIMS - len(it.shape)))
@@ -242,9 +246,9 @@ class _Reader:
 
     def _program(self, record: tuple[int, ...]) -> Program:
         target, _, block, rows, count_at, flags_at = record[:6]
-        kernels, steps, constants, relocations, inputs, outputs, levels = [
-            self._records(name, *record[6 + 2 * i : 8 + 2 * i])
-            for i, name in enumerate(("kernels", "steps", "constants", "relocations", "tensors", "tensors", "levels"))
+        parts = ("kernels", "steps", "constants", "relocations", "tensors", "tensors", "levels", "edges")
+        kernels, steps, constants, relocations, inputs, outputs, levels, edges = [
+            self._records(name, *record[6 + 2 * i : 8 + 2 * i]) for i, name in enumerate(parts)
         ]
         return Program(
             self._name(target),
@@ -262,6 +266,7 @@ class _Reader:
             tuple(map(self._tensor, inputs)),
             tuple(map(self._tensor, outputs)),
             tuple(Level(level[2], level[1], level[0]) for level in levels),
+            tuple((earlier, later) for earlier, later in edges),
         )
 
     def _tensor(self, record: tuple[int, ...]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,9 +31,11 @@ from ...refusals import Refusal
 from ..package_scenes import tensors_of
 from ..plugin_checks import ExportError
 from . import operations
+from .dependencies import Access, edges
 from .entry import Entry, entry_of, require_inside, require_playable
+from .kernel_writes import BEHIND_TABLES
 from .learning import LayerError, learn, rows_of_levels
-from .memory_plan import Life, plan
+from .memory_plan import Life, Plan, plan
 from .merged_fills import merged_fills
 from .package_file import ADDRESS, DTYPES, LAUNCH, MOST_DIMS, Arg, Constant, Kernel, Level, Program, Step, Tensor
 from .recorder import Recorder, Storage
@@ -42,6 +44,7 @@ from .stand_in import driving
 _CPU = torch.device("cpu")
 _OFFSET = (1 << 48) - 1
 KEY_BITS, ITEM_BITS = 62, 8  # of coordinates together, and of batch items, where the data alone bound them
+_LONGER = 32  # steps
 _one_at_a_time = threading.Lock()  # Triton's driver and the plans of layers are the process's
 
 
@@ -142,6 +145,22 @@ def _bounds_of_data(padded_input: PaddedInput, box: Box, steps: tuple[MapStep, .
     return where
 
 
+def _spread(lives: Sequence[Life], groups: Sequence[Sequence[int]]) -> Plan:
+    """A plan in which small storages keep their memory, as far as the block does not grow by that: what comes next in
+    the same memory would wait for the last step that reads it, in a graph."""
+    best, sizes = plan(lives, groups), sorted({life.size for life in lives})
+    least, low, high = best.size, 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        longer = [life._replace(end=life.end + _LONGER * (life.size <= sizes[middle])) for life in lives]
+        planned = plan(longer, groups)
+        if planned.size <= least:
+            best, low = planned, middle + 1
+        else:
+            high = middle
+    return best
+
+
 class _Places:
     """Where storages lie in the block."""
 
@@ -158,16 +177,17 @@ class _Places:
         self._fills = merged_fills(it.steps, lives, begins)
         numbers = {index: number for number, index in enumerate(lives)}
         groups = [[numbers[index] for index in group] for group in self._fills.groups]
-        planned = plan(list(self._fills.lives.values()), groups)
+        planned = _spread(list(self._fills.lives.values()), groups)
         self.at, self.size = dict(zip(lives, planned.offsets, strict=True)), planned.size
+        self._it, self._index = it, {id(storage): index for index, storage in enumerate(it.storages)}
 
     def of(self, address: int) -> int:
         """The offset in the block of what a recorder calls so."""
         return self.at[address >> 48] + (address & _OFFSET)
 
-    def steps(self, steps: Sequence[Step]) -> Iterator[Step]:
-        """The steps with their places."""
-        for number, step in enumerate(steps):
+    def steps(self) -> Iterator[tuple[Step, list[Access]]]:
+        """The steps with their places, and what each of them accesses."""
+        for number, step in enumerate(self._it.steps):
             args = tuple(Arg(*arg[:2], self.of(arg.value)) if arg.kind == ADDRESS else arg for arg in step.args)
             own = step._replace(args=args, to=self.of(step.to) if step.size else 0)
             group = self._fills.steps.get(number, -1)
@@ -177,7 +197,22 @@ class _Places:
                 *_, last = self._fills.groups[group]
                 size = self.at[last] + self._fills.lives[last].size - own.to
                 own = own._replace(size=-(-size // 4) * 4)
-            yield own
+            filled = [Access(own.to, own.to + own.size, True)] if own.size else []
+            yield own, filled + list(self._launched(step))
+
+    def _launched(self, step: Step) -> Iterator[Access]:
+        """What a launch accesses of memory that steps write."""
+        storages, written = self._it.storages, self._it.writes[step.kernel] if step.kind == LAUNCH else ()
+        for number, arg in enumerate(step.args):
+            if arg.kind != ADDRESS:
+                continue
+            storage = storages[arg.value >> 48]
+            if storage.written:
+                start = self.of(arg.value)
+                yield Access(start, start + self._it.extents[arg.value], number in written)
+            for other in storage.reaches:
+                start = self.at[self._index[id(other)]]
+                yield Access(start, start + other.size, BEHIND_TABLES in written)
 
 
 def _program(
@@ -204,27 +239,28 @@ def _program(
         levels.append(Level(level, capacity, counters_at))
         counters_at += 4 * length
     assert FLAGS == 4
+    steps, accesses = zip(*places.steps(), strict=True)
     return Program(
         name,
         places.size,
         len(padded_input.coords),
         at(padded_input.count),
         at(padded_input.flags),
-        *_used([kernel for _, kernel in it.kernels.values()], places.steps(it.steps)),
+        *_used([kernel for _, kernel in it.kernels.values()], steps),
         constants,
         relocations,
         tuple(_tensor(label, tensor, 0, at(tensor)) for label, tensor in inputs),
         tuple(_output(i, tensor, padded_input, at(tensor)) for i, tensor in enumerate(outputs)),
         tuple(levels),
+        tuple(edges(accesses)),
     )
 
 
-def _used(kernels: Sequence[Kernel], steps: Iterable[Step]) -> tuple[tuple[Kernel, ...], tuple[Step, ...]]:
+def _used(kernels: Sequence[Kernel], steps: Sequence[Step]) -> tuple[tuple[Kernel, ...], tuple[Step, ...]]:
     """The kernels that steps launch, and the steps with their numbers among those."""
-    own = list(steps)
-    numbers = sorted({step.kernel for step in own if step.kind == LAUNCH})
+    numbers = sorted({step.kernel for step in steps if step.kind == LAUNCH})
     places = {number: place for place, number in enumerate(numbers)}
-    moved = [step._replace(kernel=places[step.kernel]) if step.kind == LAUNCH else step for step in own]
+    moved = [step._replace(kernel=places[step.kernel]) if step.kind == LAUNCH else step for step in steps]
     return tuple(kernels[number] for number in numbers), tuple(moved)
 
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...kernels.runtime.target import Target
 from ..plugin_checks import ExportError
+from .kernel_writes import code_of, written_arguments
 from .package_file import ADDRESS, FILL, LAUNCH, VALUE, Arg, Kernel, Step
 from .stand_in import Compiled
 
@@ -84,6 +85,8 @@ class Recorder(TorchDispatchMode):
         self.target, self.model, self._lower = target, model, lower
         self.steps: list[Step] = []
         self.kernels: dict[int, tuple[Compiled, Kernel]] = {}
+        self.writes: list[frozenset[int]] = []  # of each kernel, see `written_arguments`
+        self.extents: dict[int, int] = {}  # bytes behind an address that launches may reach
         self.storages: list[Storage] = []
         self.tables: dict[Any, Any] = {}  # of dense grids, by their geometry
         self._later: dict[int, list[Step]] = {}  # by the storage that they write, which nobody has needed yet
@@ -207,11 +210,11 @@ class Recorder(TorchDispatchMode):
         reached = [other for tensor in tensors for other in getattr(tensor, "reaches", ())]
         if self._later and (needed := [tensor for tensor in (*tensors, *reached) if tensor.numel()]):
             self.settle(*needed)
-        number = self._kernel(compiled, len(args))
+        number = self._kernel(compiled, [kind for kind, _ in args])
         packed = tuple(self._packed(kind, value) for kind, value in args)
         self.steps.append(Step(LAUNCH, number, grid, (*packed, *_SCRATCH)))
 
-    def _kernel(self, compiled: Compiled, n_args: int) -> int:
+    def _kernel(self, compiled: Compiled, types: Sequence[str]) -> int:
         known = self.kernels.get(id(compiled))
         if known is None:
             metadata = compiled.metadata
@@ -223,15 +226,21 @@ class Recorder(TorchDispatchMode):
             if special or getattr(metadata, "num_ctas", 1) != 1:
                 raise ExportError(f"the kernel {compiled.name} wants {', '.join(special) or 'clusters'} of a launch.")
             threads = metadata.num_warps * metadata.target.warp_size
-            n_args += len(_SCRATCH)
+            n_args = len(types) + len(_SCRATCH)
             known = compiled, Kernel(compiled.name, compiled.code, n_args, threads, metadata.shared)
             self.kernels[id(compiled)] = known
+            self.writes.append(written_arguments(code_of(metadata), types))
         return list(self.kernels).index(id(compiled))
 
     def _packed(self, kind: str, value: Any) -> Arg:
         if kind.startswith("*"):
             value = value if isinstance(value, torch.Tensor) else value.view()
-            return Arg(ADDRESS, 8, self.address(value)) if value.numel() else Arg(VALUE, 8, 0)
+            if not value.numel():
+                return Arg(VALUE, 8, 0)
+            place = self.address(value)
+            last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+            self.extents[place] = max(self.extents.get(place, 0), (last + 1) * value.itemsize)
+            return Arg(ADDRESS, 8, place)
         letter = _NUMBERS[kind]
         content = struct.pack("<" + letter, value)
         return Arg(VALUE, len(content), int.from_bytes(content, "little"))

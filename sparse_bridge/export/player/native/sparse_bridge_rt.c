@@ -16,7 +16,7 @@
 #define COUNTERS_MOST ((uint64_t)1 << 20) /* bytes from a level's counters to another one's */
 #define ALLOWANCE ((uint64_t)2 << 20) /* for a stream, constants of kernels, and a graph */
 
-enum { STRINGS, PROGRAMS, KERNELS, CODE, STEPS, ARGS, CONSTANTS, RELOCATIONS, TENSORS, LEVELS, DATA, N_SECTIONS };
+enum { STRINGS, PROGRAMS, KERNELS, CODE, STEPS, ARGS, CONSTANTS, RELOCATIONS, TENSORS, LEVELS, EDGES, DATA, N_SECTIONS };
 enum { CUDA = 1, HIP = 2 };
 enum { LAUNCH = 0, FILL = 1, COPY = 2 };
 enum { VALUE = 0, ADDRESS = 1 };
@@ -25,7 +25,7 @@ enum { VALUE = 0, ADDRESS = 1 };
 typedef struct {
     uint32_t target, backend;
     uint64_t block, rows, count_at, flags_at;
-    uint32_t kernels[2], steps[2], constants[2], relocations[2], inputs[2], outputs[2], levels[2], unused[2];
+    uint32_t kernels[2], steps[2], constants[2], relocations[2], inputs[2], outputs[2], levels[2], edges[2];
 } program_record; /* pairs: the first one, and how many */
 
 typedef struct {
@@ -63,6 +63,10 @@ typedef struct {
     int32_t level, unused;
 } level_record;
 
+typedef struct {
+    uint32_t from, to; /* steps: `to` waits for `from` in a graph */
+} edge_record;
+
 static const size_t RECORD[N_SECTIONS] = {
     1,
     sizeof(program_record),
@@ -74,6 +78,7 @@ static const size_t RECORD[N_SECTIONS] = {
     sizeof(relocation_record),
     sizeof(tensor_record),
     sizeof(level_record),
+    sizeof(edge_record),
     1,
 };
 
@@ -164,6 +169,7 @@ static const void *record(const sbrt_model *model, int section, uint64_t index)
 #define RELOCATION(model, i) ((const relocation_record *)record(model, RELOCATIONS, i))
 #define TENSOR(model, i) ((const tensor_record *)record(model, TENSORS, i))
 #define LEVEL(model, i) ((const level_record *)record(model, LEVELS, i))
+#define EDGE(model, i) ((const edge_record *)record(model, EDGES, i))
 
 /* Whether `size` bytes from `at` on lie within `whole` bytes. */
 static int within(uint64_t at, uint64_t size, uint64_t whole)
@@ -283,6 +289,11 @@ static int check_steps(const sbrt_model *model, const program_record *program, s
         REQUIRE(step->kind != COPY || within(step->from, step->size, program->block),
                 "a step reads outside of the memory");
     }
+    for (i = 0; i < program->edges[1]; i++) {
+        const edge_record *edge = EDGE(model, program->edges[0] + i);
+        REQUIRE(edge->from < edge->to && edge->to < program->steps[1], "a step waits for one that is not before it");
+        REQUIRE(i == 0 || edge[-1].to <= edge->to, "what steps wait for is out of order");
+    }
     return SBRT_OK;
 }
 
@@ -370,7 +381,7 @@ static int check_program(const sbrt_model *model, const program_record *program,
     REQUIRE(lies_in(model, program->kernels, KERNELS) && lies_in(model, program->steps, STEPS) &&
                 lies_in(model, program->constants, CONSTANTS) && lies_in(model, program->relocations, RELOCATIONS) &&
                 lies_in(model, program->inputs, TENSORS) && lies_in(model, program->outputs, TENSORS) &&
-                lies_in(model, program->levels, LEVELS),
+                lies_in(model, program->levels, LEVELS) && lies_in(model, program->edges, EDGES),
             "a program lies outside of the file");
     if ((code = check_kernels(model, program, error)) || (code = check_steps(model, program, error)) ||
         (code = check_memory(model, program, error)) || (code = check_tensors(model, program, program->inputs, error)) ||
@@ -567,6 +578,8 @@ typedef struct {
     int (*wait)(void *);
     int (*begin_capture)(void *, int);
     int (*end_capture)(void *, void **);
+    int (*get_captured)(void *, int *, unsigned long long *, void **, void *const **, size_t *); /* NULL: an old driver */
+    int (*wait_for)(void *, void **, size_t, unsigned);                                          /* the same */
     int (*make_graph)(void **, void *, unsigned long long);
     int (*launch_graph)(void *, void *);
     int (*drop_made)(void *);
@@ -609,6 +622,8 @@ static const symbol SYMBOLS[] = {
     {AT(wait), "cuStreamSynchronize", "hipStreamSynchronize"},
     {AT(begin_capture), "cuStreamBeginCapture_v2", "hipStreamBeginCapture"},
     {AT(end_capture), "cuStreamEndCapture", "hipStreamEndCapture"},
+    {AT(get_captured), "cuStreamGetCaptureInfo_v2", "hipStreamGetCaptureInfo_v2"},
+    {AT(wait_for), "cuStreamUpdateCaptureDependencies", "hipStreamUpdateCaptureDependencies"},
     {AT(make_graph), "cuGraphInstantiateWithFlags", "hipGraphInstantiateWithFlags"},
     {AT(launch_graph), "cuGraphLaunch", "hipGraphLaunch"},
     {AT(drop_made), "cuGraphExecDestroy", "hipGraphExecDestroy"},
@@ -637,7 +652,7 @@ static const char *open_driver(driver *result, int backend)
         if (name == NULL)
             continue;
         address = dlsym(library, name);
-        if (address == NULL)
+        if (address == NULL && SYMBOLS[i].at != AT(get_captured) && SYMBOLS[i].at != AT(wait_for))
             return name;
         memcpy((char *)result + SYMBOLS[i].at, &address, sizeof address);
     }
@@ -996,25 +1011,21 @@ static int send_inputs(sbrt_instance *it, int where, const void *coords, const v
     return SBRT_OK;
 }
 
-static int queue_steps(sbrt_instance *it, sbrt_error *error)
+static int queue_step(sbrt_instance *it, uint32_t number, sbrt_error *error)
 {
     const program_record *program = it->program;
-    uint32_t i;
-    for (i = 0; i < program->steps[1]; i++) {
-        const step_record *step = STEP(it->model, program->steps[0] + i);
-        if (step->kind == LAUNCH) {
-            const kernel_record *kernel = KERNEL(it->model, program->kernels[0] + step->kernel);
-            DRIVE(it->driver.launch(it->launches[i].function, step->grid[0], step->grid[1], step->grid[2],
-                                    kernel->threads, 1, 1, kernel->shared, it->stream, it->launches[i].parameters,
-                                    NULL),
-                  "launch a kernel");
-        } else if (step->kind == FILL)
-            DRIVE(it->driver.fill(it->memory + step->to, step->value, (size_t)(step->size / 4), it->stream),
-                  "fill memory");
-        else
-            DRIVE(it->driver.between(it->memory + step->to, it->memory + step->from, (size_t)step->size, it->stream),
-                  "copy memory");
-    }
+    const step_record *step = STEP(it->model, program->steps[0] + number);
+    if (step->kind == LAUNCH) {
+        const kernel_record *kernel = KERNEL(it->model, program->kernels[0] + step->kernel);
+        DRIVE(it->driver.launch(it->launches[number].function, step->grid[0], step->grid[1], step->grid[2],
+                                kernel->threads, 1, 1, kernel->shared, it->stream, it->launches[number].parameters,
+                                NULL),
+              "launch a kernel");
+    } else if (step->kind == FILL)
+        DRIVE(it->driver.fill(it->memory + step->to, step->value, (size_t)(step->size / 4), it->stream), "fill memory");
+    else
+        DRIVE(it->driver.between(it->memory + step->to, it->memory + step->from, (size_t)step->size, it->stream),
+              "copy memory");
     return SBRT_OK;
 }
 
@@ -1030,17 +1041,69 @@ static int queue_counters(sbrt_instance *it, sbrt_error *error)
 /* All that a run does behind the copies of its input: steps, and what they counted. */
 static int queue_all(sbrt_instance *it, sbrt_error *error)
 {
-    int code = queue_steps(it, error);
+    uint32_t i;
+    int code = SBRT_OK;
+    for (i = 0; i < it->program->steps[1] && !code; i++)
+        code = queue_step(it, i, error);
     return code ? code : queue_counters(it, error);
 }
 
-/* The graph of all that. */
+/* The same while a graph is captured, with steps that wait for no more than they have to. nodes, waited: of every step
+ * its node in the graph; of the one that is queued, those that it waits for. */
+static int queue_graph(sbrt_instance *it, void **nodes, void **waited, sbrt_error *error)
+{
+    const program_record *program = it->program;
+    uint32_t number, edge = 0;
+    size_t n_waited;
+    int code;
+    for (number = 0; number < program->steps[1]; number++) {
+        void *const *captured = NULL;
+        unsigned long long id;
+        int status = 0;
+        for (n_waited = 0; edge < program->edges[1] && EDGE(it->model, program->edges[0] + edge)->to == number; edge++)
+            waited[n_waited++] = nodes[EDGE(it->model, program->edges[0] + edge)->from];
+        DRIVE(it->driver.wait_for(it->stream, waited, n_waited, 1), "order a graph"); /* 1: for those alone */
+        if ((code = queue_step(it, number, error)))
+            return code;
+        DRIVE(it->driver.get_captured(it->stream, &status, &id, NULL, &captured, &n_waited), "order a graph");
+        if (n_waited != 1)
+            return fail(error, SBRT_DRIVER, "The driver captured %lu nodes for a step; expected 1.",
+                        (unsigned long)n_waited);
+        nodes[number] = captured[0];
+    }
+    /* The counters come last, so they wait for all that nothing else waits for. */
+    for (edge = 0; edge < program->edges[1]; edge++)
+        nodes[EDGE(it->model, program->edges[0] + edge)->from] = NULL;
+    for (number = 0, n_waited = 0; number < program->steps[1]; number++)
+        if (nodes[number] != NULL)
+            waited[n_waited++] = nodes[number];
+    DRIVE(it->driver.wait_for(it->stream, waited, n_waited, 1), "order a graph");
+    return queue_counters(it, error);
+}
+
+/* What a graph is captured from. Drivers of before CUDA 11.3 capture steps one behind another. */
+static int queue_captured(sbrt_instance *it, sbrt_error *error)
+{
+    size_t n_steps = it->program->steps[1], n_edges = it->program->edges[1];
+    void **nodes;
+    int code;
+    if (n_edges == 0 || it->driver.get_captured == NULL || it->driver.wait_for == NULL)
+        return queue_all(it, error);
+    nodes = calloc(2 * n_steps + n_edges, sizeof *nodes);
+    if (nodes == NULL)
+        return fail(error, SBRT_MEMORY, "The host has no memory left.");
+    code = queue_graph(it, nodes, nodes + n_steps, error);
+    free(nodes);
+    return code;
+}
+
+/* The graph of a run. */
 static int capture(sbrt_instance *it, sbrt_error *error)
 {
     void *captured = NULL;
     int code, end;
     DRIVE(it->driver.begin_capture(it->stream, 1), "begin a graph"); /* 1: other threads may do what they like */
-    code = queue_all(it, error);
+    code = queue_captured(it, error);
     end = it->driver.end_capture(it->stream, &captured);
     if (!code && end)
         code = refused(it, end, "end a graph", error);

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SBRT_VERSION 1 /* of the file */
+#define SBRT_VERSION 2 /* of the file */
 #define SBRT_MAX_DIMS 6
 
 enum {
