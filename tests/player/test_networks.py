@@ -32,7 +32,7 @@ def test_results_are_those_of_the_layers(gpu, tmp_path, name):
     """In every bit where no layer of torch takes part, for any number of rows, whatever memory held before."""
     path = tmp_path / "model.sbp"
     with zoo.network(name) as own:
-        played = Played(gpu, path, packaged(path, own.model, own.inputs(*inputs_of(own, 250, 1))))
+        played = Played(gpu, path, packaged(path, own.model, own.inputs(*inputs_of(own, 250, 1))), graph=True)
         for seed, rows in enumerate((250, 37, ROWS)):
             features, coords = inputs_of(own, rows, seed)
             if own.inputs(features, coords) != (features, coords) and seed:

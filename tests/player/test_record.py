@@ -364,7 +364,7 @@ def test_what_is_played_is_what_was_recorded(gpu, sp, tmp_path):
         launches.append((it.name, it.grid, it.threads, it.shared, values))
 
     steps = [step for step in program.steps if step.kind == package_file.LAUNCH]
-    package = load_package(path)
+    package = load_package(path, graph=False)
     gpu.listen(launched)
     features, coords = networks.scene(grid, 77)
     with pytest.raises(PlayerError):  # nothing counts the rows

@@ -164,10 +164,11 @@ def _plain(features: torch.Tensor, coords: torch.Tensor) -> tuple[torch.Tensor, 
 def _of_spconv(name: str, sp: Any, wide: bool, grid: Any, n_items: int) -> Network:
     widths = (16, 32, 64, 128) if wide else (8, 16, 16, 32)
     last, out = name == "BEVFusion", 128 if wide else 32
-    if name == "SECOND":
+    if name.startswith("SECOND"):
         grid, sizes = grid or (41, 32, 32), (16, 32, 64, 64) if wide else widths
         encoder: nn.Module = published.Second(sp, widths=sizes, out_channels=out)
-        return Network(Detector(sp, encoder, grid, n_items, {"class": 2, "box": 14}, wide), grid, _plain, False)
+        heads = {"class": 2, "box": 14} if name == "SECOND" else {}
+        return Network(Detector(sp, encoder, grid, n_items, heads, wide), grid, _plain, not heads)
     if name in ("CenterPoint", "BEVFusion"):
         if grid is None:
             grid = (32, 32, 41) if last else (41, 32, 32)
@@ -184,7 +185,7 @@ def _of_spconv(name: str, sp: Any, wide: bool, grid: Any, n_items: int) -> Netwo
 
 
 _SMALL: dict[str, Any] = {"encoder": (16, 32), "decoder": (32, 16), "blocks": (1, 1), "stem": 8}
-_SPCONV = ("SECOND", "CenterPoint", "VoxelNeXt", "BEVFusion", "SparseUNet")
+_SPCONV = ("SECOND", "SECOND without heads", "CenterPoint", "VoxelNeXt", "BEVFusion", "SparseUNet")
 NAMES = (*_SPCONV, "torchsparse U-Net", "MinkUNet", "FlexGEMM")
 
 

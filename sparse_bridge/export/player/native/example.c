@@ -245,8 +245,10 @@ int main(int count, char **words)
             folder = words[i];
     }
     snprintf(path, sizeof path, "%s/model.sbp", folder);
-    if (sbrt_load_file(path, &model, &error) || sbrt_create(model, 0, NULL, 0, &net, &error)) {
+    if (sbrt_load_file(path, &model, &error) || sbrt_create(model, 0, NULL, 0, &net, &error) ||
+        sbrt_capture(net, &error)) {
         fprintf(stderr, "%s\n", error.text);
+        sbrt_destroy(net);
         sbrt_unload(model);
         return 2;
     }
