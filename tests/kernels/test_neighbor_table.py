@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.offsets import Offsets, box_offsets
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.new_rows import count_owners, link_new_rows, number_new_rows
+from sparse_bridge.kernels.runtime.parts import Part
 from tests import oracle, reference
 from tests.clouds import cloud
 from tests.kernels.calls import find, geometry, insert, reach, target_of
@@ -170,3 +172,33 @@ def test_few_classes_only():
     assert geometry(one, "cpu", divisor=(2,)).class_offsets.tolist() == [[1, -1], [0, 2]]
     assert geometry(one, "cpu", divisor=(3,)).class_offsets.tolist() == [[1], [0], [2]]
     assert geometry(one, "cpu", divisor=(3,), sign=-1).class_offsets.tolist() == [[1], [2], [0]]
+
+
+class _Reads(TorchDispatchMode):
+    """Storages that torch reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.storages = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.storages |= {it.untyped_storage()._cdata for it in args if isinstance(it, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_parts_hold_what_tiles_are_packed_from(kernel_lane, splits):
+    """Masks in a memory of their own, which nobody has looked at."""
+    device, target = kernel_lane.device, target_of(kernel_lane)
+    offsets, coords = kernel(9), cloud(SHAPE, 2, 0.3)
+    hashed, _ = insert(kernel_lane, coords, BOX, 256)
+    found = find(kernel_lane, hashed, len(coords), coords, BOX, offsets)
+    memory = torch.zeros(4096, dtype=torch.int32, device=device)
+    memory[64 : 64 + found.mask.numel()] = found.mask.flatten()
+    table = NeighborTable(found.nbr, Part(memory, 64, tuple(found.mask.shape)))
+    table.masks(target, splits)
+    held = {part.untyped_storage()._cdata for part in table.parts}
+    with _Reads() as reads:
+        masks = table.masks(target, splits)
+    assert memory.untyped_storage()._cdata in held and reads.storages <= held
+    assert masks.untyped_storage()._cdata in held

@@ -63,9 +63,10 @@ class NeighborTable:
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """What holds the table: nbr int32 [V, N], and `count` int32 [1] if it has one. Masks can be made
-        again."""
-        return (self.nbr,) if self.count is None else (self.nbr, self.count)
+        """What holds the table: nbr int32 [V, N], `count` int32 [1] if it has one, and the memory of masks that were
+        made, which tiles are packed from later."""
+        masks = [memory_of(masks) for masks in (self.own[1], *self._parted.values()) if masks is not None]
+        return (self.nbr, *masks) if self.count is None else (self.nbr, self.count, *masks)
 
     @property
     def nbytes(self) -> int:
