@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -284,52 +283,6 @@ def _outputs(tensors: Tensors, values: list[Any], lookup: Lookup) -> list[tuple[
     for value in values:
         map_structure(tensors, value, on_tensor, on_sparse, lookup, memo)
     return outputs
-
-
-@contextlib.contextmanager
-def assert_no_mutation(model: nn.Module, tensors: Tensors) -> Iterator[None]:
-    """Raise Refusal where a model changes attributes of its modules, which are put back: a graph
-    could not repeat it. The frameworks' own layers may."""
-    saved = [
-        (module, dict(module.__dict__), _contents(module)) for module in model.modules() if not tensors.is_own(module)
-    ]
-    try:
-        yield
-    finally:
-        changed = [(m, name) for m, attributes, contents in saved for name in _changed(m, attributes, contents)]
-        for module, attributes, _ in saved:
-            for name in set(module.__dict__) | set(attributes):
-                if module.__dict__.get(name) is not attributes.get(name):
-                    module.__dict__[name] = attributes.get(name)
-    if changed:
-        module, name = changed[0]
-        raise Refusal(Why.GRAPH_KEEPS_VALUES, type(module).__name__, name)
-
-
-def _contents(module: nn.Module) -> dict[str, Any]:
-    """The contents of lists and dictionaries among the attributes of a module."""
-    return {
-        name: list(value.items()) if isinstance(value, dict) else list(value)
-        for name, value in module.__dict__.items()
-        if type(value) in (list, dict) and name not in _MODULE_DICTS
-    }
-
-
-def _changed(module: nn.Module, attributes: dict[str, Any], contents: dict[str, Any]) -> Iterator[str]:
-    now = module.__dict__
-    for name in set(now) | set(attributes):
-        if now.get(name) is not attributes.get(name):
-            yield name
-    for name, current in _contents(module).items():
-        initial = contents.get(name)
-        if initial is None or len(initial) != len(current) or not all(map(_same, initial, current)):
-            yield name
-
-
-def _same(value: Any, other: Any) -> bool:
-    if type(value) is tuple and type(other) is tuple:
-        return len(value) == len(other) and all(map(operator.is_, value, other))
-    return value is other
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ from .calls.call import Call, ReplayResult
 from .calls.call_kind import CallKind
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import ROWS, Captured, assert_no_mutation
+from .captured_model import ROWS, Captured
+from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like

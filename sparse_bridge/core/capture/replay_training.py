@@ -23,7 +23,8 @@ from ..prefetch.recording import Recording
 from .calls.call import Call
 from .calls.call_kind import CallKind
 from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import assert_no_mutation, preserved_statistics
+from .captured_model import preserved_statistics
+from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured, captured_from
 from .graph_key import GraphKey, Root, addresses
 from .graph_maps import maps_like
