@@ -11,8 +11,8 @@ from torch import nn
 
 from ... import policy, settings, tolerances
 from ...refusals import Refusal, Verdict, Why
-from .calls.call import Call
 from .calls.call_kind import CallKind
+from .calls.input_proxies import Call
 from .captured_model import ROWS, preserved_statistics
 from .graph_capture import trial
 from .graph_key import Root

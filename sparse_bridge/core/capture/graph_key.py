@@ -15,8 +15,7 @@ from ..device import rocm
 from ..device.torch_compat import allows_fp16_sums
 from ..geometry.data_bounds import Root
 from . import padded
-from .calls.call import Call
-from .captured_model import Tensors
+from .calls.structures import Tensors
 
 _data_ptr = torch.Tensor.data_ptr
 
@@ -73,9 +72,9 @@ def root_of(tensors: Tensors, x: Any) -> Root | Why:
     return root
 
 
-def key_of(tensors: Tensors, call: Call, root: Root) -> GraphKey:
-    """What would have to be captured for a call over these coordinates."""
-    features = tensors.features_of(call.x)
+def key_of(tensors: Tensors, x: Any, constants: Hashable) -> GraphKey:
+    """What would have to be captured for a call with a sparse tensor. constants: what else counts."""
+    features = tensors.features_of(x)
     assert features is not None  # `root_of` has seen them
     return GraphKey(
         tensors,
@@ -83,8 +82,8 @@ def key_of(tensors: Tensors, call: Call, root: Root) -> GraphKey:
         features.dtype,
         autocast_dtype(features.device),
         features.shape[1],
-        tensors.label(call.x),
-        call.constants,
+        tensors.label(x),
+        constants,
         (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32, allows_fp16_sums()),
     )
 

@@ -34,13 +34,11 @@ from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
 from . import padded
 from .calls import announced_inputs
-from .calls.call import Call, ReplayResult, call_of, other_inputs, read_constants
+from .calls.call import ReplayResult, call_of, other_inputs, read_constants
 from .calls.frames import constants_alive
-from .calls.input_proxies import RESUMED, InputProxies, with_proxies
-from .calls.wrappers import wraps
-from .captured_model import Tensors
+from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
+from .calls.structures import MISSING, Tensors, wraps
 from .graph_capture import in_trial
-from .graphed_module import MISSING
 from .replay import Replayer, Summary
 from .replay_training import TrainingReplayer
 

@@ -26,11 +26,12 @@ from ..prefetch import prefetch
 from ..prefetch.recording import Recording
 from ..prefetch.traces import untraced
 from .calls import announced_inputs
-from .calls.call import Call, ReplayResult, call_of
+from .calls.call import ReplayResult, call_of
 from .calls.call_kind import CallKind
+from .calls.input_proxies import Call
 from .calls.observers import observer
-from .calls.output_spec import MISSING
-from .captured_model import CaptureContext, Tensors
+from .calls.structures import MISSING, Tensors
+from .captured_model import CaptureContext
 from .closed_world.audit import Audit
 from .comparison import compare, comparison_due
 from .graph_capture import CacheTrimmer, GraphMemory, check_room, empty_cache, in_trial, trial
@@ -152,7 +153,7 @@ class GraphedModule(Reasons, abc.ABC):
         assert features is not None  # `root_of` has seen them
         with self.speculation.launch(self, root, features):
             if self.possible():
-                key = self.complete_key(key_of(tensors, call, root))
+                key = self.complete_key(key_of(tensors, call.x, call.constants))
                 if self.by_box:
                     key = key._replace(label=(key.label, root.box))
                 return self.serve(self.kinds.get(key) or self.kinds.setdefault(key, CallKind()), key, call, root)

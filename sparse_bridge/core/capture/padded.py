@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from ..maps.pair_lists import DevicePairs
     from ..prefetch.recording import Recording
 
-__all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "named", "using"]
-
-
-def named(value: Any) -> str:
-    """The class of an object in messages: programs have classes that are called like ours."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+__all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "using"]
 
 
 GRID = -1  # in the place of a level: all of a tensor counts

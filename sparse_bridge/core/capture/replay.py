@@ -19,9 +19,10 @@ from torch import nn
 
 from ... import hooks
 from ..prefetch.recording import Recording
-from .calls.call import Call, ReplayResult
+from .calls.call import ReplayResult
 from .calls.call_kind import CallKind
 from .calls.foreign import ForeignReads
+from .calls.input_proxies import Call
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import ROWS, Captured
 from .closed_world.kept import assert_no_mutation

@@ -20,8 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from ... import hooks
 from ..prefetch.recording import Recording
-from .calls.call import Call
 from .calls.call_kind import CallKind
+from .calls.input_proxies import Call
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import preserved_statistics
 from .closed_world.kept import assert_no_mutation

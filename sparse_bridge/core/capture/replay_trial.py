@@ -22,10 +22,10 @@ from ..conv.convolution import autocast_dtype
 from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm_training
-from .calls.call import Call
 from .calls.foreign import ForeignReads
-from .calls.output_spec import OutputSpec
-from .captured_model import CaptureContext, Captured, Tensors, for_each_output
+from .calls.input_proxies import Call
+from .calls.structures import Tensors
+from .captured_model import CaptureContext, Captured, OutputSpec, for_each_output
 from .comparison import compare_within_rounding
 from .padded import PaddedInput
 

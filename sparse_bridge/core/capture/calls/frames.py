@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ....refusals import Refusal, Why
-from ..padded import named
-from .input_proxies import PLAIN
+from .structures import PLAIN, named
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
