@@ -11,6 +11,7 @@ import torch
 
 from ...kernels.runtime import target as targets
 from ...refusals import Refusal, Why
+from ..device.device_support import kernel_target
 from ..device.stream_order import alone_on
 from ..geometry.boxes import Box, record_of
 from ..geometry.data_bounds import DataBounds, Root
@@ -21,8 +22,7 @@ from ..maps.rows import Rows
 from ..prefetch.level_layouts import LevelLayouts
 from ..prefetch.recording import PAIRS, Recording, Step, boxes_of
 from .graph_capture import GraphMemory, KeepAlive, captured
-from .padded import PaddedInput
-from .padded_builder import PaddedBuilder
+from .padded import PaddedBuilder, PaddedInput
 
 
 class Streams:
@@ -197,6 +197,27 @@ class CapturedMaps:
         """Learn the bounds of an input that exact maps were started over; whether it is served."""
         assert isinstance(root.bounds, DataBounds)
         return self.rows(len(root.coords), root.bounds) is not None
+
+
+def maps_like(
+    root: Root, recording: Recording, capacity: int, memory: GraphMemory
+) -> tuple[CapturedMaps, dict[int, int]] | None:
+    """(captured maps, built for `root`, with memory for `capacity` rows; the rows of its levels); None
+    where this input is not like the recorded one."""
+    coords, box = root.coords, root.box
+    target = kernel_target(coords.device)
+    if target is None:
+        return None
+    padded_input = pad_input(coords, capacity, recording)
+    steps, n_rows = tuple(recording.steps), coords.shape[0]
+    exact = root.bounds is not box and all(step.derivable for step in steps)
+    maps = CapturedMaps(padded_input, box, target, steps, memory, n_rows, exact)
+    maps.start(coords)
+    rows = maps.rows(n_rows)
+    if rows is None:
+        return None
+    padded_input.estimates = rows
+    return maps, rows
 
 
 def builder_over(

@@ -21,6 +21,7 @@ from . import padded
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import AMBIGUOUS, Call, InputProxies
 from .calls.structures import MISSING, Lookup, Tensors, has_numbers, map_structure, structure_check
+from .comparison import compare
 from .padded import PaddedInput
 
 ROWS = -1  # in the place of a column
@@ -250,9 +251,9 @@ class Captured:
         for number, (reference, result, padded_output) in enumerate(zip(expected, actual, padded_outputs, strict=True)):
             level = self.padded_input.level_of(padded_output[0])
             name = f"output {number} ({'a grid' if level == padded.GRID else f'level {level}'})"
-            padded.compare(name, reference[0], result[0])
+            compare(name, reference[0], result[0])
             if reference[1] is not None and result[1] is not None:
-                padded.compare(f"coordinates of {name}", reference[1], result[1])
+                compare(f"coordinates of {name}", reference[1], result[1])
 
     def assert_same_structure(self, call: Call, out: Any, values: list[Any]) -> None:
         """The same of all but the numbers in tensors."""

@@ -33,12 +33,12 @@ from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
 from . import padded
-from .calls import announced_inputs
 from .calls.call import ReplayResult, call_of, other_inputs, read_constants
 from .calls.frames import constants_alive
 from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
 from .calls.structures import MISSING, Tensors, wraps
 from .graph_capture import in_trial
+from .model_graphs import announced
 from .replay import Replayer, Summary
 from .replay_training import TrainingReplayer
 
@@ -67,7 +67,7 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
     """
     global _tensors_of, _layers_of
     _tensors_of, _layers_of = tensors_of, layers_of
-    requests.register(_provide, announced_inputs.announced)
+    requests.register(_provide, announced)
 
 
 def enabled() -> bool:

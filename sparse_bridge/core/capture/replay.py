@@ -23,14 +23,12 @@ from .calls.call import ReplayResult
 from .calls.call_kind import CallKind
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
-from .captured_maps import CapturedMaps, on_own_stream
+from .captured_maps import CapturedMaps, maps_like, on_own_stream
 from .captured_model import ROWS, Captured
 from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured_from
 from .graph_key import GraphKey, Root, addresses
-from .graph_maps import maps_like
 from .graphed_module import MISSING, GraphedModule
-from .replay_training import TrainingReplayer
 
 
 class _Graph:
@@ -90,11 +88,11 @@ def summary_of(*modes: GraphedModule) -> Summary:
 
 
 class Replayer(GraphedModule):
-    """The forward of a model in evaluation; training: takes the calls with gradients."""
+    """The forward of a model in evaluation; training: takes the calls with gradients, see `replay_training`."""
 
     _carried = ("training",)
 
-    def __init__(self, training: TrainingReplayer) -> None:
+    def __init__(self, training: GraphedModule) -> None:
         super().__init__(training.model, training.forward, training.tensors_of)
         self.training = training
 

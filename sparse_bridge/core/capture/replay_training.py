@@ -22,12 +22,11 @@ from ... import hooks
 from ..prefetch.recording import Recording
 from .calls.call_kind import CallKind
 from .calls.input_proxies import Call
-from .captured_maps import CapturedMaps, on_own_stream
+from .captured_maps import CapturedMaps, maps_like, on_own_stream
 from .captured_model import preserved_statistics
 from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured, captured_from
 from .graph_key import GraphKey, Root, addresses
-from .graph_maps import maps_like
 from .graphed_module import MISSING, GraphedModule
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 

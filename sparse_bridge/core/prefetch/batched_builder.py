@@ -3,7 +3,7 @@ many rows each will have.
 
 Kernels read these numbers and the bounds of all levels from the device. The host waits once, for
 the counters of all levels, and then queues maps that are as large as they have to be. See
-`prefetch` for when this is done; `core.capture.padded_builder` leaves them as large as the estimate.
+`prefetch` for when this is done; `core.capture.padded` leaves them as large as the estimate.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _lock = threading.Lock()
 
 class PreparedMaps(Protocol):
     """Maps that were built before anybody asks for them, which are taken in place of queued ones, see
-    `core.capture.padded_builder`."""
+    `core.capture.padded`."""
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -60,12 +60,11 @@ class PreparedMaps(Protocol):
         """The maps over `cmap`; none where it is not the coordinates of that input."""
 
 
-# Those of this thread, once there are any: folders above set it.
-prepared_maps: Callable[[], PreparedMaps | None] | None = None
+def _no_maps() -> PreparedMaps | None:
+    return None
 
 
-def _prepared_maps() -> PreparedMaps | None:
-    return None if prepared_maps is None else prepared_maps()
+prepared_maps: Callable[[], PreparedMaps | None] = _no_maps  # of this thread: folders above set it
 
 
 def counts() -> dict[str, int]:
@@ -95,7 +94,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         return requests.build(cmap, req)
     recording: Recording | None = store.recording
     if recording is None or not (recording.prepared or recording.steps):
-        if _target(cmap) is None and _prepared_maps() is None:
+        if _target(cmap) is None and prepared_maps() is None:
             return requests.build(cmap, req)  # nothing is ever queued on the host
         if recording is None:
             recording = Recording(cmap.n_rows)
@@ -112,7 +111,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 
 def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
     """Prepare the maps that inputs announced under this name need, before the first request."""
-    if _prepared_maps() is None:
+    if prepared_maps() is None:
         recording = _begin(cmap, name, Recording(cmap.n_rows))
         if recording.prepared or store.recording is None:
             store.recording = recording
@@ -122,7 +121,7 @@ def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Record
     """The recording of an input, `recording`, with steps prepared where inputs with the same first
     request have had the same requests."""
     recording.levels[cmap], recording.stream = 0, targets.current_stream(cmap.device)
-    if (maps := _prepared_maps()) is not None:
+    if (maps := prepared_maps()) is not None:
         recording.prepared = maps.built_steps(cmap)
         # Layers in front of the module may have asked first: levels are those of all requests over the input.
         for index, step in enumerate(maps.steps):
