@@ -109,25 +109,16 @@ class KeepAlive:
 
 
 class CapturedGraph(KeepAlive):
-    """A graph that was captured."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, *buffers: Any) -> None:
-        super().__init__(graph, *buffers)
-        self.replay = graph.replay
-
-
-class GraphCapture:
-    """What is launched on the current stream inside of it becomes a graph.
+    """A graph of what is launched on the current stream inside of it.
 
     torch's own context manager would collect garbage and empty the allocator's cache before.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, *buffers: Any) -> None:
+        """buffers: what its launches read."""
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
-
-    def graph(self, *buffers: Any) -> CapturedGraph:
-        """The graph, once it is captured.  buffers: what its launches read."""
-        return CapturedGraph(self._graph, *buffers)
+        super().__init__(self._graph, *buffers)
+        self.replay = self._graph.replay
 
     def __enter__(self) -> None:
         _captures.begin()
@@ -162,19 +153,18 @@ def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = Non
 
     room: for numbers that launches read, see `uploads_later`.
     """
-    capture = GraphCapture(pool)
-    with uploads_later(room) as writes, capture:
+    graph = CapturedGraph(pool, room)
+    with uploads_later(room) as writes, graph:
         result = work()
     for destination, values in writes:
         destination.copy_(uploaded(values, destination.device))
-    return capture.graph(room), result
+    return graph, result
 
 
 def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[CapturedGraph, Any]:
     """The same from where `work` enters the context that it is given."""
-    capture = GraphCapture(pool)
-    result = work([capture])
-    return capture.graph(), result
+    graph = CapturedGraph(pool)
+    return graph, work([graph])
 
 
 def check_room(peak: int, reserved: int) -> None:

@@ -32,7 +32,9 @@ from .graphed_module import MISSING, GraphedModule
 
 
 class _Graph:
-    """One captured inference, over maps that have graphs of their own."""
+    """One captured inference, over maps that have graphs of their own.  verified: see `CallKind`."""
+
+    verified: set[int]
 
     def __init__(
         self,
@@ -47,7 +49,6 @@ class _Graph:
         """work: the model over the padded input, `features` in it, inside of contexts.  weights:
         parameters and buffers.  alters: see `ForeignReads`."""
         self.maps, self.features, self.alters = maps, features, alters
-        self.verified: set[int] = set()  # columns in which boxes may differ
         self.graph, self.captured = captured_from(work, pool)
         self.parameters = addresses(modules)
         # Launches that are queued before anybody asks whether these moved read them here.

@@ -159,7 +159,6 @@ class _Graph:
 
     def __init__(self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any) -> None:
         self.maps, self.padded_input, self.model = maps, maps.padded_input, copy.model
-        self.verified: set[int] = set()  # columns in which boxes may differ
         self.tensors = copy.context.tensors
         self.features, self.gradient_mask = copy.padded_features(self.padded_input), copy.gradient_mask
         work = functools.partial(copy.over, self.padded_input, self.features)

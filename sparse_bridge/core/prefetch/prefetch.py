@@ -25,6 +25,7 @@ import torch
 from ... import log, memory, policy, settings, state
 from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
+from ...kernels.runtime.target import Target
 from ...refusals import Why
 from ..device.device_support import kernel_target
 from ..geometry.boxes import Box
@@ -33,9 +34,9 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from .batched_builder import BatchedBuilder
-from .recording import BuiltSteps, Recording, Step
+from .level_layouts import LevelLayouts
+from .recording import BuiltSteps, Recording, Step, boxes_of
 from .traces import Traces
-from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "forget", "install", "provide", "recording_of"]
 
@@ -46,6 +47,46 @@ _newest: dict[tuple[torch.device, int, Hashable], Recording] = {}
 _by_box: dict[tuple[torch.device, Box], Recording] = {}  # of the last inputs in a box
 _counts = dict.fromkeys(("prefetched", "traced", "requeued", "dropped"), 0)  # inputs
 _lock = threading.Lock()
+
+
+class UnboundedBuilder(BatchedBuilder):
+    """All maps of an input whose bounds the host has not seen: it learns them with the sizes of the
+    levels.
+
+    outgrown: the bounds turned out to be none that the launches could take.
+    """
+
+    def __init__(
+        self,
+        cmap: CoordinateMap,
+        target: Target,
+        steps: tuple[Step, ...],
+        last: Recording,
+        key64: set[int],
+        traces: Traces | None = None,
+    ) -> None:
+        """key64: levels that needed 64-bit keys so far; those of this input are added."""
+        assert cmap.data_bounds is not None and last.box is not None
+        guess = boxes_of(last.box, steps)
+        self.data_bounds, self.key64, self.outgrown = cmap.data_bounds, key64, False
+        self.guessed = LevelLayouts(guess, key64, cmap.device)
+        super().__init__(cmap, target, steps, last, where=self.guessed, boxes=guess, traces=traces)
+
+    def lay_levels_out(self) -> None:
+        self.guessed.derive(self.data_bounds.bounds, self.steps, self.target)
+
+    def extra_readbacks(self) -> list[torch.Tensor]:
+        return [*super().extra_readbacks(), self.data_bounds.bounds.flatten()]
+
+    def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
+        *read, bounds = read
+        boxes = boxes_of(self.data_bounds.learn(bounds), self.steps)
+        self.key64 |= {level for level, box in boxes.items() if box.key64}
+        self.outgrown = not self.guessed.serves(boxes)
+        if self.outgrown:
+            self.cmap.drop_table()
+            return None
+        return super().sizes(capacities, read, lengths)
 
 
 class PreparedMaps(Protocol):
@@ -146,7 +187,7 @@ def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Record
     return recording
 
 
-def _target(cmap: CoordinateMap) -> targets.Target | None:
+def _target(cmap: CoordinateMap) -> Target | None:
     """The target whose kernels search `cmap`, as far as can be told without its bounds."""
     return kernel_target(cmap.device) if cmap.unbounded else cmap.kernel_target()
 
@@ -162,9 +203,7 @@ def _learn(cmap: CoordinateMap, shared: Recording, first: Hashable) -> Recording
         return shared.link_previous(previous)
 
 
-def _expected_steps(
-    shared: Recording, last: Recording, cmap: CoordinateMap, target: targets.Target
-) -> BuiltSteps | None:
+def _expected_steps(shared: Recording, last: Recording, cmap: CoordinateMap, target: Target) -> BuiltSteps | None:
     """The steps of the last input, built for this one; None where it is not like the last."""
     assert shared.expected is not None and last.next_expectation is not None
     steps = tuple(last.steps)
@@ -187,12 +226,7 @@ def _expected_steps(
 
 
 def _built(
-    cmap: CoordinateMap,
-    target: targets.Target,
-    steps: tuple[Step, ...],
-    last: Recording,
-    key64: set[int],
-    traces: Traces,
+    cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int], traces: Traces
 ) -> BuiltSteps | None:
     """The maps of an input, queued; None where this input is not like the last."""
     try:
@@ -208,12 +242,7 @@ def _built(
 
 
 def _queued(
-    cmap: CoordinateMap,
-    target: targets.Target,
-    steps: tuple[Step, ...],
-    last: Recording,
-    key64: set[int],
-    traces: Traces,
+    cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int], traces: Traces
 ) -> BuiltSteps | None:
     """The maps of an input, queued; again where its bounds are not those expected."""
     builder: BatchedBuilder | None = None
