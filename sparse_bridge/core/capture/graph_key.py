@@ -51,10 +51,9 @@ def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     )
 
 
-def root_of(tensors: Tensors, x: Any) -> Root | Why:
-    """The coordinates of a sparse tensor as the core has them, in their box; or why calls with it may not be
-    captured."""
-    features = tensors.features_of(x)
+def root_of(tensors: Tensors, x: Any, features: torch.Tensor | None) -> Root | Why:
+    """The coordinates of a sparse tensor with these features as the core has them, in their box; or why calls with it
+    may not be captured."""
     if features is None or features.ndim != 2:
         return Why.GRAPH_FEATURES
     why = why_not_capturable(features)
@@ -72,10 +71,8 @@ def root_of(tensors: Tensors, x: Any) -> Root | Why:
     return root
 
 
-def key_of(tensors: Tensors, x: Any, constants: Hashable) -> GraphKey:
-    """What would have to be captured for a call with a sparse tensor. constants: what else counts."""
-    features = tensors.features_of(x)
-    assert features is not None  # `root_of` has seen them
+def key_of(tensors: Tensors, x: Any, features: torch.Tensor, constants: Hashable) -> GraphKey:
+    """What would have to be captured for a call with this sparse tensor. constants: what else counts."""
     return GraphKey(
         tensors,
         features.device,

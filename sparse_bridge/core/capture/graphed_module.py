@@ -101,16 +101,15 @@ class GraphedModule(ModelGraphs):
     def try_call(self, call: Call) -> ReplayResult | None:
         """The replay of a call, MISSING where no graph serves it; None where it may not be replayed."""
         tensors = self.tensors_of(call.x)
-        root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x)
+        features = None if tensors is None else tensors.features_of(call.x)
+        root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x, features)
         if isinstance(root, Why):
             self.decline(root)
             return None
-        assert tensors is not None
-        features = tensors.features_of(call.x)
-        assert features is not None  # `root_of` has seen them
+        assert tensors is not None and features is not None  # `root_of` has seen them
         with self.speculation.launch(self, root, features):
             if self.possible():
-                key = self.complete_key(key_of(tensors, call.x, call.constants))
+                key = self.complete_key(key_of(tensors, call.x, features, call.constants))
                 if self.by_box:
                     key = key._replace(label=(key.label, root.box))
                 return self.serve(self.kinds.get(key) or self.kinds.setdefault(key, CallKind()), key, call, root)
