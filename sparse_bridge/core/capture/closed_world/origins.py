@@ -116,10 +116,9 @@ def effect_of(function: Any) -> Why | None:
     if owner is None or isinstance(owner, type):
         module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or "builtins"
         return _of_module_function(module, name)
-    if isinstance(owner, _METHODS_OF) or type(owner).__module__ in ("collections", "_collections", "builtins"):
+    collection = isinstance(owner, _METHODS_OF) or type(owner).__module__ in ("collections", "_collections", "builtins")
+    if collection or name == "__setattr__":
         return Why.GRAPH_WRITES_STATE if name in MUTATING else None
-    if name == "__setattr__":
-        return Why.GRAPH_WRITES_STATE
     trusted = of_class(type(owner)) is Origin.TRUSTED and not isinstance(owner, torch.Generator)
     return None if trusted or type(owner).__module__.startswith("pybind11") else Why.GRAPH_SIDE_EFFECT
 
@@ -127,11 +126,10 @@ def effect_of(function: Any) -> Why | None:
 def _of_module_function(module: str, name: str) -> Why | None:
     if module == "builtins":
         return None if name in _BUILTINS else Why.GRAPH_SIDE_EFFECT
-    if name in _CHANGES:
-        return Why.GRAPH_SIDE_EFFECT
-    if module.partition(".")[0] == "torch":
+    changes = name in _CHANGES
+    if module.partition(".")[0] == "torch" and not changes:
         return _of_torch(name)
-    return None if of_module(module) is Origin.TRUSTED else Why.GRAPH_SIDE_EFFECT
+    return Why.GRAPH_SIDE_EFFECT if changes or of_module(module) is not Origin.TRUSTED else None
 
 
 def _of_torch(name: str) -> Why | None:
