@@ -97,16 +97,16 @@ class TrainingReplayer(GraphedModule):
             torch.cuda.device(device),
             on_own_stream(device, memory.stream),
         ):
-            reference = copy.reference()
+            own_features, cotangents, check = copy.reference()
             with preserved_statistics(model):
                 run = self._begin(graph, root)
                 if run is None:
                     return
-                leaves = run.forward(reference.features)
-                actual = run.backward(reference.features, reference.cotangents)
+                leaves = run.forward(own_features)
+                actual = run.backward(own_features, cotangents)
                 after = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
             copy.buffers = after
-            copy.check(reference, [*actual, *leaves])
+            check([*actual, *leaves])
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
