@@ -25,7 +25,6 @@ from .comparison import compare
 from .padded import PaddedInput
 
 ROWS = -1  # in the place of a column
-_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
 class OutputSpec(NamedTuple):

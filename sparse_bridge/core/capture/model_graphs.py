@@ -46,6 +46,7 @@ class ModelGraphs(abc.ABC):
     reason: str | None
     undecided: str | None
     declined: str | None
+    _carried: tuple[str, ...] = ()  # attributes that copies have, too
 
     def __init__(
         self, model: nn.Module, forward: Callable[..., Any], tensors_of: Callable[[Any], Tensors | None]
@@ -74,8 +75,6 @@ class ModelGraphs(abc.ABC):
         names = {"model", "forward", "tensors_of", *self._carried}
         return {name: value for name, value in self.__dict__.items() if name in names}
 
-    _carried: tuple[str, ...] = ()
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
@@ -87,11 +86,11 @@ class ModelGraphs(abc.ABC):
 
     @abc.abstractmethod
     def allowed(self) -> bool:
-        """Whether nothing stands against it but, perhaps, the modules."""
+        """Whether nothing stands against a replay but, perhaps, the modules."""
 
     @abc.abstractmethod
     def possible(self) -> bool:
-        """Whether the modules, which are known, do not stand against it."""
+        """Whether the modules, which are known, do not stand against a replay."""
 
     def start(self, graph: Any, root: Root) -> None:
         """Queue the maps over an input, unless they are: under the lock, on its device."""
