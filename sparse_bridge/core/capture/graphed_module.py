@@ -23,8 +23,8 @@ from ..geometry.boxes import Box
 from ..prefetch import prefetch
 from ..prefetch.recording import Recording
 from ..prefetch.traces import untraced
+from .call_kind import CallKind
 from .calls.call import ReplayResult, call_of
-from .calls.call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.observers import observer
 from .calls.structures import MISSING

@@ -26,7 +26,7 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..prefetch import prefetch
 from . import graph_key, padded
-from .calls.call_kind import CallKind
+from .call_kind import CallKind
 from .calls.structures import Tensors
 from .graph_capture import CacheTrimmer, GraphMemory
 from .graph_key import GraphKey, addresses

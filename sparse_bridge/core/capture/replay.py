@@ -19,8 +19,8 @@ from torch import nn
 
 from ... import hooks
 from ..prefetch.recording import Recording
+from .call_kind import CallKind
 from .calls.call import ReplayResult
-from .calls.call_kind import CallKind
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .captured_maps import CapturedMaps, maps_like, on_own_stream

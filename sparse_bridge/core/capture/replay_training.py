@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ... import hooks
 from ..prefetch.recording import Recording
-from .calls.call_kind import CallKind
+from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
 from .captured_model import preserved_statistics
@@ -61,28 +61,32 @@ class TrainingReplayer(GraphedModule):
         return key._replace(switches=(*key.switches, modes, requires_grad))
 
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
+        step = self._forward(graph, call, root)
+        return MISSING if step is None else graph.output_of(*step, call, root)
+
+    def executed_values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
+        step = self._forward(graph, call, root)
+        if step is None:
+            return None
+        run, _, leaves = step
+        with torch.no_grad():
+            values = list(map(graph.values(leaves, call, run, root), graph.captured.spec.values()))
+        run.open = False
+        return values
+
+    def _forward(
+        self, graph: _Graph, call: Call, root: Root
+    ) -> tuple[_Run, torch.Tensor, tuple[torch.Tensor, ...]] | None:
+        """A step whose forward pass is replayed, the features of the call, and the leaves of the output; None where
+        the graph cannot serve this input."""
         with self.lock, torch.cuda.device(root.coords.device):
             run = self._begin(graph, root)
             if run is None:
-                return MISSING
+                return None
             features = graph.captured.tensors.features_of(call.x)
             assert features is not None
             with torch.no_grad():  # before autograd's node is made, which takes as long as the maps
-                leaves = run.forward(features.detach())
-        return graph.output_of(run, features, leaves, call, root)
-
-    def executed_values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
-        with self.lock, torch.cuda.device(root.coords.device):
-            run = self._begin(graph, root)
-        if run is None:
-            return None
-        features = graph.captured.tensors.features_of(call.x)
-        assert features is not None
-        with torch.no_grad():
-            convert = graph.values(run.forward(features.detach()), call, run, root)
-            values = list(map(convert, graph.captured.spec.values()))
-        run.open = False
-        return values
+                return run, features, run.forward(features.detach())
 
     def compare_gradients(self, graph: _Graph, call: Call, root: Root) -> None:
         memory = self.memory
