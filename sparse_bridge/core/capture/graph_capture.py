@@ -12,7 +12,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from ..conv.deferred import conv as deferred_conv
 from ..device.stream_order import capture_stream, waiting
 
 _local = threading.local()
+_Result = TypeVar("_Result")
 
 
 def in_trial() -> bool:
@@ -148,7 +149,7 @@ class CapturedGraph(KeepAlive):
         _abandon(self._graph, self._pool)
 
 
-def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None) -> tuple[CapturedGraph, Any]:
+def captured(work: Callable[[], _Result], pool: Any, room: torch.Tensor | None = None) -> tuple[CapturedGraph, _Result]:
     """(the graph of what `work` launches on the current stream, what it returns).
 
     room: for numbers that launches read, see `uploads_later`.
@@ -161,7 +162,7 @@ def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = Non
     return graph, result
 
 
-def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[CapturedGraph, Any]:
+def captured_from(work: Callable[[Sequence[Any]], _Result], pool: Any) -> tuple[CapturedGraph, _Result]:
     """The same from where `work` enters the context that it is given."""
     graph = CapturedGraph(pool)
     return graph, work([graph])
@@ -192,7 +193,7 @@ class GraphMemory:
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
 
-    def captured(self, capture: Callable[[Any], Any]) -> Any:
+    def captured(self, capture: Callable[[Any], _Result]) -> _Result:
         """The graph that `capture` makes in the pool that it is given. Where the capture learnt what
         follows layers, it is made again: a graph must not launch them twice."""
         tries = deferred_conv.tries

@@ -20,6 +20,7 @@ import torch
 from ... import hooks, policy, settings
 from ...refusals import Refusal, Verdict, Why
 from ..geometry.boxes import Box
+from ..geometry.data_bounds import Root
 from ..prefetch import prefetch
 from ..prefetch.recording import Recording
 from ..prefetch.traces import untraced
@@ -31,7 +32,7 @@ from .calls.structures import MISSING
 from .captured_model import ROWS, CaptureContext, preserved_statistics
 from .closed_world.audit import Audit
 from .graph_capture import GraphMemory, check_room, empty_cache, in_trial, trial
-from .graph_key import GraphKey, Root, key_of, root_of
+from .graph_key import GraphKey, key_of, root_of
 from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
 

@@ -18,17 +18,19 @@ import torch
 from torch import nn
 
 from ... import hooks
+from ..geometry.data_bounds import Root
 from ..prefetch.recording import Recording
 from .call_kind import CallKind
 from .calls.call import ReplayResult
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
+from .calls.structures import MISSING
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
 from .captured_model import ROWS, Captured
 from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured_from
-from .graph_key import GraphKey, Root, addresses
-from .graphed_module import MISSING, GraphedModule
+from .graph_key import GraphKey, addresses
+from .graphed_module import GraphedModule
 
 
 class _Graph:
@@ -123,7 +125,9 @@ class Replayer(GraphedModule):
             self.start(graph, root)
             launched, gone = self.speculation.launched is graph, self.parameters_moved(graph)
             if not (launched or gone):
-                graph.run(graph.captured.tensors.features_of(call.x))
+                features = graph.captured.tensors.features_of(call.x)
+                assert features is not None
+                graph.run(features)
             yield None if gone else graph.values(call, root)
 
     def launch_speculatively(self, graph: _Graph, root: Root, features: torch.Tensor) -> bool:

@@ -123,7 +123,8 @@ class Expressions:
         """What is known of the value of an expression."""
         method = getattr(self, f"_of_{type(node).__name__}", None)
         if method is not None:
-            return method(node)
+            known: Tag = method(node)
+            return known
         return joined(self.of(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)) & ROWS
 
     def _of_Constant(self, node: ast.expr) -> Tag:
