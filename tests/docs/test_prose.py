@@ -24,10 +24,10 @@ RETIRED = {
     r"capture\.kinds|class Kind|\w*_BARREN|\w+\.(?:hurried|told_apart|roomy)": "graph_key, GraphKey, "
     "CAPTURE_INCONCLUSIVE, launch_speculatively, needs_more_guards, capture_in_pool",
     r"replay_parts|class Replays|class Early|calls\.followers": "graphed_module, GraphedModule, SpeculativeLaunch, "
-    "announced_inputs",
+    "model_graphs",
     r"calls\.(?:given|outcome)|class (?:Alike|Place)|rebuilt\(tensors|"
     r"capture[.\w]* import (?:untouched|units)|capture\.units|_Entrance": "graph_regions, input_proxies, "
-    "output_spec, CaptureContext, map_structure, assert_no_mutation",
+    "OutputSpec, CaptureContext, map_structure, assert_no_mutation",
     "Remains|EagerMemory|loose_levels|def besides|ledger": "KeepAlive, CacheTrimmer, levels_with_unknown_bounds, "
     "extra_readbacks, call_stats",
     r"scene_memory|Scene(?:Memory|Traces)|rows_found|statistics_kept|asked_first": "input_memory, InputMemory, "

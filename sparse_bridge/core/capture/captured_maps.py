@@ -11,7 +11,8 @@ import torch
 
 from ...kernels.runtime import target as targets
 from ...refusals import Refusal, Why
-from ..device.stream_order import alone_on
+from ..device.device_support import kernel_target
+from ..device.stream_order import Streams, alone_on
 from ..geometry.boxes import Box, record_of
 from ..geometry.data_bounds import DataBounds, Root
 from ..maps.coordinate_map import CoordinateMap
@@ -21,57 +22,7 @@ from ..maps.rows import Rows
 from ..prefetch.level_layouts import LevelLayouts
 from ..prefetch.recording import PAIRS, Recording, Step, boxes_of
 from .graph_capture import GraphMemory, KeepAlive, captured
-from .padded import PaddedInput
-from .padded_builder import PaddedBuilder
-
-
-class Streams:
-    """The current stream of a GPU, for whoever asks in every call: torch takes microseconds to make
-    the object, and none to tell its number."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.index = targets.device_index(device)
-        self._number: int | None = None
-        self._stream: torch.cuda.Stream | None = None
-
-    def current(self) -> torch.cuda.Stream:
-        """The current stream of this thread; made anew only where its number is another one."""
-        number = torch._C._cuda_getCurrentRawStream(self.index)
-        if self._stream is None or number != self._number:
-            self._stream = torch.cuda.current_stream(self.index)
-            self._number = number
-        return self._stream
-
-
-class _Inputs(LevelLayouts):
-    """What captured launches read of an input: the number of rows, and the bounds of all levels;
-    or those of its coordinates from `ends`, of which the others follow.
-
-    exact: the bounds are those of the coordinates, which nobody else knows.
-    """
-
-    def __init__(self, boxes: dict[int, Box], device: torch.device, exact: bool) -> None:
-        super().__init__(boxes, (), device)
-        self.ends: torch.Tensor | None = None
-        if exact:
-            columns = len(boxes[0].size)
-            self.ends = torch.zeros((2, columns), dtype=torch.int32, device=device)
-        size = 2 if exact else len(self.sent)
-        pinned = device.type == "cuda"
-        self.host = torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
-
-    def write(self, boxes: dict[int, Box], n_rows: int) -> None:
-        """Leave these numbers where `send` finds them."""
-        values = [n_rows - 1, 0]
-        if self.ends is None:
-            for box in boxes.values():
-                values += record_of(box)
-        self.host.copy_(torch.tensor(values, dtype=torch.int64, device="cpu"))
-
-    def send(self, steps: tuple[Step, ...], target: targets.Target) -> None:
-        self.sent.narrow(0, 0, len(self.host)).copy_(self.host, non_blocking=True)
-        if self.ends is not None:
-            self.derive(self.ends, steps, target)
+from .padded import PaddedBuilder, PaddedInput
 
 
 class CapturedMaps:
@@ -100,16 +51,21 @@ class CapturedMaps:
 
         device, boxes = padded_input.coords.device, boxes_of(box, steps)
         self._cached_boxes = box, boxes
-        self.inputs = _Inputs(boxes, device, exact)
-        padded_input.count = self.inputs.count.view()
-        if self.inputs.ends is not None:
-            DataBounds(padded_input.coords[:n_rows]).find(self.inputs.ends)
-        self.inputs.write(boxes, n_rows)
-        self.inputs.send(steps, target)
+        self.layouts = LevelLayouts(boxes, (), device)  # launches read them, and the number of rows
+        self.ends: torch.Tensor | None = None  # the bounds of the coordinates, of which the others follow
+        if exact:
+            self.ends = torch.zeros((2, len(box.size)), dtype=torch.int32, device=device)
+        size = 2 if exact else len(self.layouts.sent)
+        self._written = torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        padded_input.count = self.layouts.count.view()
+        if self.ends is not None:
+            DataBounds(padded_input.coords[:n_rows]).find(self.ends)
+        self._write(boxes, n_rows)
+        self._send()
         dry_run = self._laid_out()  # compiles and loads beforehand
         dry_run.queued()
         assert padded_input.counters is not None and padded_input.flags is not None
-        ends = 0 if self.inputs.ends is None else self.inputs.ends.numel()
+        ends = 0 if self.ends is None else self.ends.numel()
         self.lengths = [len(padded_input.counters), len(padded_input.flags), ends]
         size = sum(self.lengths)
         self.host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
@@ -122,25 +78,38 @@ class CapturedMaps:
             self.second, (sides, padded_input.pairs) = captured(self._maps, memory.pool, records)
         padded_input.prepared = sides, coords
         self.event, self._stream = torch.cuda.Event(), Streams(device)
-        self._keep_alive = KeepAlive(self.host, self.inputs.host, self.event)
+        self._keep_alive = KeepAlive(self.host, self._written, self.event)
+
+    def _write(self, boxes: dict[int, Box], n_rows: int) -> None:
+        """Leave the number of rows, and bounds of all levels, where `_send` finds them."""
+        values = [n_rows - 1, 0]
+        if self.ends is None:
+            for box in boxes.values():
+                values += record_of(box)
+        self._written.copy_(torch.tensor(values, dtype=torch.int64, device="cpu"))
+
+    def _send(self) -> None:
+        self.layouts.sent.narrow(0, 0, len(self._written)).copy_(self._written, non_blocking=True)
+        if self.ends is not None:
+            self.layouts.derive(self.ends, self.steps, self.target)
 
     def _laid_out(self) -> PaddedBuilder:
         """A builder that has queued the coordinates of all levels. Raises Refusal."""
-        builder = builder_over(self.padded_input, self.box, self.target, self.steps, self.inputs)
+        builder = builder_over(self.padded_input, self.box, self.target, self.steps, self.layouts)
         if not builder.lay_out():
             raise Refusal(Why.GRAPH_NO_SIZES)
         return builder
 
     def _coordinates(self) -> dict[int, torch.Tensor]:
-        self.inputs.send(self.steps, self.target)
+        self._send()
         self._builder = self._laid_out()  # its tables are read by the second graph
         padded_input = self.padded_input
         assert padded_input.counters is not None and padded_input.flags is not None
         mine = self.host.split(self.lengths)
         mine[0].copy_(padded_input.counters, non_blocking=True)
         mine[1].copy_(padded_input.flags, non_blocking=True)
-        if self.inputs.ends is not None:
-            mine[2].copy_(self.inputs.ends.flatten(), non_blocking=True)
+        if self.ends is not None:
+            mine[2].copy_(self.ends.flatten(), non_blocking=True)
         return self._builder.coords()
 
     def _maps(self) -> tuple[list[Any], dict[int, DevicePairs]]:
@@ -153,7 +122,7 @@ class CapturedMaps:
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""
-        return box is self.box or self.inputs.serves(self._boxes(box))
+        return box is self.box or self.layouts.serves(self._boxes(box))
 
     def _boxes(self, box: Box) -> dict[int, Box]:
         """Of all levels over inputs in `box`."""
@@ -170,12 +139,12 @@ class CapturedMaps:
         """
         n_rows = coords.shape[0]
         self.event.synchronize()  # what was written for the last input has been read
-        if self.inputs.ends is None:
+        if self.ends is None:
             box = self.box if bounds is None else Root(coords, bounds).box
-            self.inputs.write(self._boxes(box), n_rows)
+            self._write(self._boxes(box), n_rows)
         else:
-            self.inputs.write({}, n_rows)
-            DataBounds(coords).find(self.inputs.ends)
+            self._write({}, n_rows)
+            DataBounds(coords).find(self.ends)
         self.padded_input.coords.narrow(0, 0, n_rows).copy_(coords)
         self.first.replay()
         self.event.record(self._stream.current())
@@ -197,6 +166,27 @@ class CapturedMaps:
         """Learn the bounds of an input that exact maps were started over; whether it is served."""
         assert isinstance(root.bounds, DataBounds)
         return self.rows(len(root.coords), root.bounds) is not None
+
+
+def maps_like(
+    root: Root, recording: Recording, capacity: int, memory: GraphMemory
+) -> tuple[CapturedMaps, dict[int, int]] | None:
+    """(captured maps, built for `root`, with memory for `capacity` rows; the rows of its levels); None
+    where this input is not like the recorded one."""
+    coords, box = root.coords, root.box
+    target = kernel_target(coords.device)
+    if target is None:
+        return None
+    padded_input = pad_input(coords, capacity, recording)
+    steps, n_rows = tuple(recording.steps), coords.shape[0]
+    exact = root.bounds is not box and all(step.derivable for step in steps)
+    maps = CapturedMaps(padded_input, box, target, steps, memory, n_rows, exact)
+    maps.start(coords)
+    rows = maps.rows(n_rows)
+    if rows is None:
+        return None
+    padded_input.estimates = rows
+    return maps, rows
 
 
 def builder_over(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,59 +18,86 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from ..prefetch.recording import boxes_of
 from . import padded
-from .calls.call import Call
 from .calls.foreign import ForeignReads
-from .calls.output_spec import MISSING, Lookup, OutputSpec, StructureCheck, has_numbers, map_structure
+from .calls.input_proxies import AMBIGUOUS, Call, InputProxies
+from .calls.structures import MISSING, Lookup, Tensors, has_numbers, map_structure, structure_check
+from .comparison import compare
 from .padded import PaddedInput
 
 ROWS = -1  # in the place of a column
-_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
-class Tensors(Protocol):
-    """How the sparse tensors of one framework are read and made anew; see
-    `adapters.protocol.TensorProtocol`."""
+class OutputSpec(NamedTuple):
+    """What a call returned, and what it wrote into dictionaries among its inputs.
 
-    def is_tensor(self, value: Any) -> bool:
-        """Whether `value` is a sparse tensor or points of the framework."""
+    proxies: values in there that stand for inputs of the call, by identity, with their paths.  x:
+    the sparse tensor that it took.  numbers: whether there are any outside of tensors.
+    """
 
-    def features_of(self, x: Any) -> torch.Tensor | None:
-        """Features [N, C] of a sparse tensor or of points; None for other objects."""
+    value: Any
+    written: dict[Any, dict[Any, Any]]
+    proxies: dict[int, tuple[Any, Any]]
+    x: Any
+    numbers: bool = False
 
-    def coordinates_of(self, x: Any) -> torch.Tensor:
-        """Coordinates of a sparse tensor, the object that its kernel maps are known by."""
+    @staticmethod
+    def of(call: Call, function: Callable[..., Any], start: Callable[[], Any], reads: set[Any]) -> OutputSpec:
+        """The call of `function` with another sparse tensor, that `start` makes."""
+        inputs = InputProxies(reads, start, call.tensors_of)
+        value = call.rerun(function, inputs)
+        spec = OutputSpec(value, inputs.written(), inputs.proxies, inputs.x)
+        inputs.end()
+        return spec
 
-    def with_features(self, x: Any, features: torch.Tensor) -> Any:
-        """A sparse tensor like `x` with features [N, C'] on the same rows, kernel maps included."""
+    def passthrough(self, value: Any) -> Any:
+        """`value` where it stands for an input of the call, else MISSING."""
+        registered = self.proxies.get(id(value))
+        return value if value is self.x or (registered and registered[0] is value) else MISSING
 
-    def capture_root(self, x: Any) -> Any:
-        """The coordinates of `x` where a model over it may be captured; None where it may not."""
+    def input_lookup(self, call: Call) -> Lookup:
+        """The function that finds the input of `call` which a value stands for, else MISSING."""
 
-    def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
-        """A sparse tensor like `x` over the coordinates `root`, without kernel maps."""
+        def lookup(value: Any) -> Any:
+            if self.passthrough(value) is MISSING:
+                return MISSING
+            path = () if value is self.x else self.proxies[id(value)][1]
+            if path is AMBIGUOUS:
+                raise Refusal(Why.GRAPH_RETURNS_SHARED)
+            return call.input_at(path)
 
-    def on_rows_of(self, x: Any, y: Any) -> bool:
-        """Whether `y`, which a model made of `x`, has its rows."""
+        return lookup
 
-    def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Any) -> Any:
-        """What a model would have made of `x` where it made `y` of another input, by features
-        [N, C] and coordinates. coords: None for those of `x`.  box: of the coordinates, if not that of `y`."""
+    def values(self) -> list[Any]:
+        """What was returned, then what was written, in the order of the dictionaries."""
+        return [self.value, *(entry for new in self.written.values() for entry in new.values())]
 
-    def label(self, x: Any) -> Hashable:
-        """What `x` says of itself besides features and coordinates, by value."""
+    def values_of_call(self, call: Call, value: Any) -> list[Any]:
+        """The same of the call itself, which returned `value`."""
+        paths = [(path, key) for path, new in self.written.items() for key in new]
+        return [value, *(call.dicts[path][key] for path, key in paths)]
 
-    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
-        """Let layers find kernel maps of the result `y`, which is like `captured`. recover: computes a tensor that
-        has them."""
+    def write_back(self, call: Call, convert: Callable[[Any], Any]) -> Any:
+        """What the call returns: the values of this output, each through `convert`. Those that were
+        written into dictionaries are written into those of the call."""
+        new = {path: {key: convert(entry) for key, entry in entries.items()} for path, entries in self.written.items()}
+        result = convert(self.value)
+        for path, entries in new.items():
+            call.dicts[path].update(entries)
+        return result
 
-    def is_norm(self, module: nn.Module) -> bool:
-        """Whether this is a BatchNorm1d of torch, or the framework's over its own tensors."""
+    def for_each(self, tensors: Tensors, look: Callable[[torch.Tensor], Any], inside: Callable[[Any], Any]) -> None:
+        """Show all tensors to `look` and all sparse ones to `inside`, but for inputs of the call."""
 
-    def is_own(self, module: nn.Module) -> bool:
-        """Whether the class of a module is the framework's or torch's own."""
+        def seen(tensor: Any) -> Any:
+            look(tensor)
+            return tensor
 
-    def switches(self) -> Hashable:
-        """What the framework's layers look at besides their arguments, by value."""
+        def on_sparse(y: Any) -> Any:
+            inside(y)
+            return y
+
+        for value in self.values():
+            map_structure(tensors, value, seen, on_sparse, self.passthrough)
 
 
 Cut = Callable[[torch.Tensor], torch.Tensor]
@@ -224,15 +250,15 @@ class Captured:
         for number, (reference, result, padded_output) in enumerate(zip(expected, actual, padded_outputs, strict=True)):
             level = self.padded_input.level_of(padded_output[0])
             name = f"output {number} ({'a grid' if level == padded.GRID else f'level {level}'})"
-            padded.compare(name, reference[0], result[0])
+            compare(name, reference[0], result[0])
             if reference[1] is not None and result[1] is not None:
-                padded.compare(f"coordinates of {name}", reference[1], result[1])
+                compare(f"coordinates of {name}", reference[1], result[1])
 
     def assert_same_structure(self, call: Call, out: Any, values: list[Any]) -> None:
         """The same of all but the numbers in tensors."""
-        structure = StructureCheck(call, self.tensors)
+        check = structure_check(call.inputs_by_id(self.tensors), self.tensors.is_tensor)
         for returned, computed in zip(self.spec.values_of_call(call, out), values, strict=True):
-            structure.check("its output", returned, computed)
+            check("its output", returned, computed)
 
     def _with_maps(self, call: Call, root: Any) -> Any:
         """A sparse tensor of the call's output with its kernel maps, which code outside of the
@@ -284,52 +310,6 @@ def _outputs(tensors: Tensors, values: list[Any], lookup: Lookup) -> list[tuple[
     for value in values:
         map_structure(tensors, value, on_tensor, on_sparse, lookup, memo)
     return outputs
-
-
-@contextlib.contextmanager
-def assert_no_mutation(model: nn.Module, tensors: Tensors) -> Iterator[None]:
-    """Raise Refusal where a model changes attributes of its modules, which are put back: a graph
-    could not repeat it. The frameworks' own layers may."""
-    saved = [
-        (module, dict(module.__dict__), _contents(module)) for module in model.modules() if not tensors.is_own(module)
-    ]
-    try:
-        yield
-    finally:
-        changed = [(m, name) for m, attributes, contents in saved for name in _changed(m, attributes, contents)]
-        for module, attributes, _ in saved:
-            for name in set(module.__dict__) | set(attributes):
-                if module.__dict__.get(name) is not attributes.get(name):
-                    module.__dict__[name] = attributes.get(name)
-    if changed:
-        module, name = changed[0]
-        raise Refusal(Why.GRAPH_KEEPS_VALUES, type(module).__name__, name)
-
-
-def _contents(module: nn.Module) -> dict[str, Any]:
-    """The contents of lists and dictionaries among the attributes of a module."""
-    return {
-        name: list(value.items()) if isinstance(value, dict) else list(value)
-        for name, value in module.__dict__.items()
-        if type(value) in (list, dict) and name not in _MODULE_DICTS
-    }
-
-
-def _changed(module: nn.Module, attributes: dict[str, Any], contents: dict[str, Any]) -> Iterator[str]:
-    now = module.__dict__
-    for name in set(now) | set(attributes):
-        if now.get(name) is not attributes.get(name):
-            yield name
-    for name, current in _contents(module).items():
-        initial = contents.get(name)
-        if initial is None or len(initial) != len(current) or not all(map(_same, initial, current)):
-            yield name
-
-
-def _same(value: Any, other: Any) -> bool:
-    if type(value) is tuple and type(other) is tuple:
-        return len(value) == len(other) and all(map(operator.is_, value, other))
-    return value is other
 
 
 @contextlib.contextmanager

@@ -1,82 +1,47 @@
-"""Replays beside the layers: whether a graph computes what they do, now and then for as long as it serves."""
+"""Whether tensors that a graph or a trial computed are those of the layers: in all bits, or within rounding."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
-from ... import policy, settings, tolerances
-from ...refusals import Refusal, Verdict, Why
-from .calls.call import Call
-from .calls.call_kind import CallKind
-from .captured_model import ROWS, preserved_statistics
-from .graph_capture import trial
-from .graph_key import Root
+from ... import tolerances
+from ...refusals import Refusal, Why
 
 
-class Owner(Protocol):
-    """Who has the graphs, see `graphed_module.GraphedModule`."""
-
-    model: nn.Module
-    attempts: policy.Attempts
-    by_box: bool
-
-    def executed_values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
-        """The values of the output by a graph; None where it cannot serve the call."""
-
-    def compare_gradients(self, graph: Any, call: Call, root: Root) -> None:
-        """Raise Refusal where gradients by the graph are not those of the layers."""
-
-    def drop(self, reason: str) -> None:
-        """Replay no more."""
-
-    def refuse(self, reason: str) -> None:
-        """Remember why this was not replayed."""
-
-    def forget_graphs(self) -> None:
-        """Begin anew with kinds of calls."""
-
-
-def comparison_due(graph: Any) -> bool:
-    """Whether the layers compute a call as well that this graph serves."""
-    every = settings.get().compare_every
-    return every > 0 and (graph.compared.due() or graph.compared.occasions % every == 0)
-
-
-def compare(owner: Owner, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:
-    """Replay a call for which the layers have returned `out`, by a graph of its kind. Where both agree bit for bit
-    (gradients: within rounding), graphs of the kind are trusted in the columns of the box in which this input
-    differs; else they are dropped."""
-    columns = graph.captured.differing_columns(root)
-    with trial(), torch.no_grad(), preserved_statistics(owner.model):
-        try:
-            values = owner.executed_values(graph, call, root)
-            if values is None:
-                return
-            graph.captured.compare(call, out, values)
-            owner.compare_gradients(graph, call, root)
-            kind.verified |= columns
-        except Refusal as error:
-            _differs(owner, kind, columns, error)
-
-
-def _differs(owner: Owner, kind: CallKind, columns: set[int], error: Refusal) -> None:
-    if error.verdict is Verdict.UNDECIDED:
+def compare(name: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
+    """Raise Refusal unless a tensor that a model makes of an input, `expected`, and the one of the
+    same input with NaN behind its last row have the same bits; undecided where NaN that is there
+    anyway would hide one from behind the last row."""
+    own = f"{name}, {_described(expected)},"
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        raise Refusal(Why.GRAPH_OUTPUT_SHAPE, own, _described(actual))
+    differ = expected != actual
+    if not expected.is_floating_point():
+        if differ.any():
+            raise Refusal(Why.GRAPH_OUTPUT_ROWS, own, _rows(differ))
         return
-    if error.verdict is Verdict.FINAL:
-        raise error
-    if columns <= kind.verified:
-        owner.drop(Why.GRAPH_DIFFERS.says(error))
-        return
-    if columns == {ROWS}:
-        owner.attempts.failed()
-        owner.refuse(str(error))
-    owner.by_box = owner.by_box or columns != {ROWS}
-    owner.forget_graphs()
+    if expected.isnan().any():
+        most = torch.finfo(expected.dtype).max
+        raise Refusal(Why.GRAPH_NAN, own, _rows(expected.isnan()), expected.dtype, most)
+    if actual.isnan().any():
+        raise Refusal(Why.GRAPH_MIXED_ROWS, own, _rows(actual.isnan()))
+    if differ.any():
+        size = torch.where(expected.isfinite(), expected, 0.0).double().norm()
+        error = torch.where(differ, expected.double() - actual.double(), 0.0).norm()
+        raise Refusal(Why.GRAPH_OTHER_BITS, own, float(error / size), _rows(differ))
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _rows(marked: torch.Tensor) -> int:
+    """Rows with a mark."""
+    return int(marked.reshape(len(marked), -1).any(1).sum())
 
 
 def compare_within_rounding(

@@ -12,7 +12,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from ..conv.deferred import conv as deferred_conv
 from ..device.stream_order import capture_stream, waiting
 
 _local = threading.local()
+_Result = TypeVar("_Result")
 
 
 def in_trial() -> bool:
@@ -109,25 +110,16 @@ class KeepAlive:
 
 
 class CapturedGraph(KeepAlive):
-    """A graph that was captured."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, *buffers: Any) -> None:
-        super().__init__(graph, *buffers)
-        self.replay = graph.replay
-
-
-class GraphCapture:
-    """What is launched on the current stream inside of it becomes a graph.
+    """A graph of what is launched on the current stream inside of it.
 
     torch's own context manager would collect garbage and empty the allocator's cache before.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, *buffers: Any) -> None:
+        """buffers: what its launches read."""
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
-
-    def graph(self, *buffers: Any) -> CapturedGraph:
-        """The graph, once it is captured.  buffers: what its launches read."""
-        return CapturedGraph(self._graph, *buffers)
+        super().__init__(self._graph, *buffers)
+        self.replay = self._graph.replay
 
     def __enter__(self) -> None:
         _captures.begin()
@@ -157,24 +149,23 @@ class GraphCapture:
         _abandon(self._graph, self._pool)
 
 
-def captured(work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None) -> tuple[CapturedGraph, Any]:
+def captured(work: Callable[[], _Result], pool: Any, room: torch.Tensor | None = None) -> tuple[CapturedGraph, _Result]:
     """(the graph of what `work` launches on the current stream, what it returns).
 
     room: for numbers that launches read, see `uploads_later`.
     """
-    capture = GraphCapture(pool)
-    with uploads_later(room) as writes, capture:
+    graph = CapturedGraph(pool, room)
+    with uploads_later(room) as writes, graph:
         result = work()
     for destination, values in writes:
         destination.copy_(uploaded(values, destination.device))
-    return capture.graph(room), result
+    return graph, result
 
 
-def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[CapturedGraph, Any]:
+def captured_from(work: Callable[[Sequence[Any]], _Result], pool: Any) -> tuple[CapturedGraph, _Result]:
     """The same from where `work` enters the context that it is given."""
-    capture = GraphCapture(pool)
-    result = work([capture])
-    return capture.graph(), result
+    graph = CapturedGraph(pool)
+    return graph, work([graph])
 
 
 def check_room(peak: int, reserved: int) -> None:
@@ -202,7 +193,7 @@ class GraphMemory:
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
 
-    def captured(self, capture: Callable[[Any], Any]) -> Any:
+    def captured(self, capture: Callable[[Any], _Result]) -> _Result:
         """The graph that `capture` makes in the pool that it is given. Where the capture learnt what
         follows layers, it is made again: a graph must not launch them twice."""
         tries = deferred_conv.tries

@@ -15,8 +15,7 @@ from ..device import rocm
 from ..device.torch_compat import allows_fp16_sums
 from ..geometry.data_bounds import Root
 from . import padded
-from .calls.call import Call
-from .captured_model import Tensors
+from .calls.structures import Tensors
 
 _data_ptr = torch.Tensor.data_ptr
 
@@ -52,10 +51,9 @@ def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     )
 
 
-def root_of(tensors: Tensors, x: Any) -> Root | Why:
-    """The coordinates of a sparse tensor as the core has them, in their box; or why calls with it may not be
-    captured."""
-    features = tensors.features_of(x)
+def root_of(tensors: Tensors, x: Any, features: torch.Tensor | None) -> Root | Why:
+    """The coordinates of a sparse tensor with these features as the core has them, in their box; or why calls with it
+    may not be captured."""
     if features is None or features.ndim != 2:
         return Why.GRAPH_FEATURES
     why = why_not_capturable(features)
@@ -73,18 +71,16 @@ def root_of(tensors: Tensors, x: Any) -> Root | Why:
     return root
 
 
-def key_of(tensors: Tensors, call: Call, root: Root) -> GraphKey:
-    """What would have to be captured for a call over these coordinates."""
-    features = tensors.features_of(call.x)
-    assert features is not None  # `root_of` has seen them
+def key_of(tensors: Tensors, x: Any, features: torch.Tensor, constants: Hashable) -> GraphKey:
+    """What would have to be captured for a call with this sparse tensor. constants: what else counts."""
     return GraphKey(
         tensors,
         features.device,
         features.dtype,
         autocast_dtype(features.device),
         features.shape[1],
-        tensors.label(call.x),
-        call.constants,
+        tensors.label(x),
+        constants,
         (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32, allows_fp16_sums()),
     )
 

@@ -20,7 +20,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -33,14 +33,12 @@ from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
 from . import padded
-from .calls import announced_inputs
-from .calls.call import Call, ReplayResult, call_of, other_inputs, read_constants
+from .calls.call import ReplayResult, call_of, other_inputs, read_constants
 from .calls.frames import constants_alive
-from .calls.input_proxies import RESUMED, InputProxies, with_proxies
-from .calls.wrappers import wraps
-from .captured_model import Tensors
+from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
+from .calls.structures import MISSING, Tensors, wraps
 from .graph_capture import in_trial
-from .graphed_module import MISSING
+from .model_graphs import announced
 from .replay import Replayer, Summary
 from .replay_training import TrainingReplayer
 
@@ -69,7 +67,7 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
     """
     global _tensors_of, _layers_of
     _tensors_of, _layers_of = tensors_of, layers_of
-    requests.register(_provide, announced_inputs.announced)
+    requests.register(_provide, announced)
 
 
 def enabled() -> bool:
@@ -109,22 +107,15 @@ def remove() -> None:
         _exhausted.clear()
 
 
-class _ActiveCall(NamedTuple):
-    """A call of a module that is under way."""
-
-    module: nn.Module
-    takes_sparse: bool  # whether a sparse tensor is among its inputs
-
-
-def _active_calls(frame: types.FrameType | None) -> Iterator[_ActiveCall]:
-    """From the innermost one outwards."""
+def _active_calls(frame: types.FrameType | None) -> Iterator[tuple[nn.Module, bool]]:
+    """Modules whose calls are under way, from the innermost one outwards, and whether a sparse tensor is among
+    the inputs."""
     while frame is not None:
         if frame.f_code is _CALL:
             variables = frame.f_locals
             module, args, kwargs = (variables.get(name) for name in ("self", "args", "kwargs"))
             if isinstance(module, nn.Module):
-                inputs = [*(args or ()), *(kwargs or {}).values()]
-                yield _ActiveCall(module, any(map(_holds_sparse, inputs)))
+                yield module, any(map(_holds_sparse, [*(args or ()), *(kwargs or {}).values()]))
         frame = frame.f_back
 
 
@@ -145,23 +136,22 @@ def _holds_sparse(value: Any) -> bool:
 def _install_region(frame: types.FrameType | None) -> None:
     """Give the largest module around a layer that may be replayed a forward that does."""
     calls = list(_active_calls(frame))[::-1]  # outermost first
-    if not calls or calls[-1].module in _exhausted:
+    if not calls or calls[-1][0] in _exhausted:
         return
     with _lock:
-        if any(call.module in _regions or not hooks.may_be_replayed(call.module) for call in calls):
+        if any(module in _regions or not hooks.may_be_replayed(module) for module, _ in calls):
             return
-        for depth, call in enumerate(calls):
-            if call.module in _refused or not _possible(call.module):
+        for depth, (module, takes_sparse) in enumerate(calls):
+            if module in _refused or not _possible(module):
                 continue
             resume_point = None
-            if not call.takes_sparse:
-                inner = next((c.module for c in calls[depth + 1 :] if c.takes_sparse), None)
-                if inner is None or not hooks.plain(inner):
+            if not takes_sparse:
+                resume_point = next((inner for inner, takes in calls[depth + 1 :] if takes), None)
+                if resume_point is None or not hooks.plain(resume_point):
                     continue
-                resume_point = inner
-            _regions[call.module] = GraphRegion(call.module, _tensors_of, resume_point)
+            _regions[module] = GraphRegion(module, _tensors_of, resume_point)
             return
-        _exhausted.add(calls[-1].module)
+        _exhausted.add(calls[-1][0])
 
 
 def _possible(module: nn.Module) -> bool:
@@ -204,19 +194,45 @@ def _entered(call_frame: _CallFrame | None) -> Iterator[None]:
         _local.call_frame = outer
 
 
-class GraphRegion:
-    """The forward of a part of a model that is replayed where calls of a kind keep coming."""
+class _Forward:
+    """Stands for the forward of a module, until it is uninstalled."""
 
     in_place_of = None
 
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.own = model, functools.partial(type(model).forward, model)
+        self.__wrapped__ = self.own
+
+    def install(self) -> None:
+        """Be the forward of the module from now on."""
+        self.model.__dict__["forward"] = self
+
+    def uninstall(self) -> None:
+        """Give the module its own forward back."""
+        if self.model.__dict__.get("forward") is self:
+            del self.model.__dict__["forward"]
+
+    def __reduce__(self) -> Any:
+        """Pickles of the module know its own forward."""
+        return functools.partial, (type(self.model).forward, self.model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo.get(id(self.model))
+        return self if copied is None else functools.partial(type(copied).forward, copied)
+
+
+class GraphRegion(_Forward):
+    """The forward of a part of a model that is replayed where calls of a kind keep coming."""
+
     def __init__(self, model: nn.Module, tensors_of: _TensorsOf, resume_point: nn.Module | None = None) -> None:
         """resume_point: the module inside that first takes the sparse tensor that `model` makes."""
-        self.model, self.tensors_of = model, tensors_of
-        self.own = functools.partial(type(model).forward, model)
-        self.__wrapped__ = self.own
+        super().__init__(model)
+        self.tensors_of = tensors_of
         self.replayer = Replayer(TrainingReplayer(model, self.own, tensors_of))
         self.resume_point = None if resume_point is None else _ResumePoint(resume_point)
-        model.__dict__["forward"] = self
+        if self.resume_point is not None:
+            self.resume_point.install()
+        self.install()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():  # first: nobody can trace the rest
@@ -292,34 +308,16 @@ class GraphRegion:
                     _exhausted.clear()  # inner ones may do
 
     def uninstall(self) -> None:
-        """Give the model its own forward back."""
-        if self.model.__dict__.get("forward") is self:
-            del self.model.__dict__["forward"]
+        super().uninstall()
         if self.resume_point is not None:
             self.resume_point.uninstall()
-
-    def __reduce__(self) -> Any:
-        """Pickles of the model know its own forward."""
-        return functools.partial, (type(self.model).forward, self.model)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo.get(id(self.model))
-        return self if copied is None else functools.partial(type(copied).forward, copied)
 
 
 _OUTER_CODE = GraphRegion._call_to_resume_point.__code__
 
 
-class _ResumePoint:
+class _ResumePoint(_Forward):
     """The forward of the module that first takes the sparse tensor which its region makes."""
-
-    in_place_of = None
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.own = functools.partial(type(module).forward, module)
-        self.__wrapped__ = self.own
-        module.__dict__["forward"] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():
@@ -333,14 +331,3 @@ class _ResumePoint:
             return self.own(*args, **kwargs)
         put, named = call_frame.proxies.resumed_arguments(args, kwargs)
         return self.own(*put, **named)
-
-    def uninstall(self) -> None:
-        if self.module.__dict__.get("forward") is self:
-            del self.module.__dict__["forward"]
-
-    def __reduce__(self) -> Any:
-        return functools.partial, (type(self.module).forward, self.module)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo.get(id(self.module))
-        return self if copied is None else functools.partial(type(copied).forward, copied)

@@ -12,32 +12,29 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
-from ... import hooks, policy
-from ...refusals import Refusal, Why
+from ... import hooks, policy, settings
+from ...refusals import Refusal, Verdict, Why
 from ..geometry.boxes import Box
+from ..geometry.data_bounds import Root
 from ..prefetch import prefetch
 from ..prefetch.recording import Recording
 from ..prefetch.traces import untraced
-from .calls import announced_inputs
-from .calls.call import Call, ReplayResult, call_of
-from .calls.call_kind import CallKind
+from .call_kind import CallKind
+from .calls.call import ReplayResult, call_of
+from .calls.input_proxies import Call
 from .calls.observers import observer
-from .calls.output_spec import MISSING
-from .captured_model import CaptureContext, Tensors
+from .calls.structures import MISSING
+from .captured_model import ROWS, CaptureContext, preserved_statistics
 from .closed_world.audit import Audit
-from .comparison import compare, comparison_due
-from .graph_capture import CacheTrimmer, GraphMemory, check_room, empty_cache, in_trial, trial
-from .graph_key import GraphKey, Root, addresses, key_of, root_of
-from .graph_maps import SpeculativeLaunch
+from .graph_capture import GraphMemory, check_room, empty_cache, in_trial, trial
+from .graph_key import GraphKey, key_of, root_of
+from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
-from .reasons import Reasons
 
 
 @contextlib.contextmanager
@@ -46,44 +43,11 @@ def _untraced_in(audit: Audit) -> Iterator[None]:
         yield
 
 
-class GraphedModule(Reasons, abc.ABC):
-    """The graphs of a model, by kinds of calls, and when to capture another.
-
-    forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.
-    """
+class GraphedModule(ModelGraphs):
+    """The forward of a model that graphs serve, and when to capture another."""
 
     in_place_of = None
     trains = False  # whether calls compute gradients
-
-    def __init__(
-        self, model: nn.Module, forward: Callable[..., Any], tensors_of: Callable[[Any], Tensors | None]
-    ) -> None:
-        self.model, self.forward, self.tensors_of = model, forward, tensors_of
-        self._forget()
-
-    def _forget(self) -> None:
-        self.modules: list[nn.Module] = []  # of the model, once it is called
-        self.kinds: dict[GraphKey, CallKind] = {}
-        self.latest: CallKind | None = None  # of the call that a graph served last
-        self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
-        # by_box: a graph for every box; where the model looks at bounds
-        self.hits, self.trimmer, self.by_box = 0, CacheTrimmer(), False
-        self.forget_reasons()
-        self.reads: set[Any] = set()  # what the model reads of dictionaries
-        self.memory: GraphMemory | None = None
-        self.stream: torch.cuda.Stream | None = None  # of the last replay
-        self.lock, self.speculation = threading.RLock(), SpeculativeLaunch()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles of a model begin anew."""
-        names = {"model", "forward", "tensors_of", *self._carried}
-        return {name: value for name, value in self.__dict__.items() if name in names}
-
-    _carried: tuple[str, ...] = ()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = None if torch.compiler.is_compiling() else self.try_replay(args, kwargs)
@@ -106,11 +70,6 @@ class GraphedModule(Reasons, abc.ABC):
             self.drop(Why.GRAPH_NO_ROOM.says())
         empty_cache()
         return self.forward(*args, **kwargs)
-
-    @property
-    def graphs(self) -> list[Any]:
-        """Of all kinds."""
-        return [graph for kind in list(self.kinds.values()) for graph in kind.graphs]
 
     def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
@@ -143,16 +102,15 @@ class GraphedModule(Reasons, abc.ABC):
     def try_call(self, call: Call) -> ReplayResult | None:
         """The replay of a call, MISSING where no graph serves it; None where it may not be replayed."""
         tensors = self.tensors_of(call.x)
-        root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x)
+        features = None if tensors is None else tensors.features_of(call.x)
+        root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x, features)
         if isinstance(root, Why):
             self.decline(root)
             return None
-        assert tensors is not None
-        features = tensors.features_of(call.x)
-        assert features is not None  # `root_of` has seen them
+        assert tensors is not None and features is not None  # `root_of` has seen them
         with self.speculation.launch(self, root, features):
             if self.possible():
-                key = self.complete_key(key_of(tensors, call, root))
+                key = self.complete_key(key_of(tensors, call.x, features, call.constants))
                 if self.by_box:
                     key = key._replace(label=(key.label, root.box))
                 return self.serve(self.kinds.get(key) or self.kinds.setdefault(key, CallKind()), key, call, root)
@@ -160,33 +118,21 @@ class GraphedModule(Reasons, abc.ABC):
             self.decline(Why.GRAPH_HOOKS)
             return None
 
-    def start(self, graph: Any, root: Root) -> None:
-        """Queue the maps over an input, unless they are: under the lock, on its device."""
-        if self.speculation.started is not graph:
-            self.wait_for_last_replay()
-            self.speculation.discard()
-            self.holder = None
-            graph.maps.start(root.coords, root.bounds)
-
-    def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
-        """Queue what a graph does with features behind its maps, where nobody else can notice."""
-        return False
-
     def serve(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call of `kind`, by one of its graphs, or eager."""
         graphs = self._graphs_for(kind, root)
         self.speculation.confirm(graphs[0] if graphs else None)
         for graph in graphs:
-            if not graph.captured.differing_columns(root) <= kind.verified or comparison_due(graph):
+            if not graph.captured.differing_columns(root) <= kind.verified or _comparison_due(graph):
                 self.trimmer.computed()
-                return ReplayResult(MISSING, functools.partial(compare, self, kind, graph, call, root), untraced())
+                return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root), untraced())
             output = self.execute(graph, call, root)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
                 continue
             self.hits += 1
             self.latest, kind.served = kind, self.hits
             kind.replayed(graph, len(root.coords))
-            announced_inputs.replayed(self, root.coords)
+            served(self, root.coords)
             self.trimmer.replayed()
             return ReplayResult(output)
         return self._warm_up(kind, key, call, root)
@@ -225,6 +171,36 @@ class GraphedModule(Reasons, abc.ABC):
 
         return ReplayResult(MISSING, watched, _untraced_in(audit))
 
+    def compare(self, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:
+        """Replay a call for which the layers have returned `out`, by a graph of its kind. Where both agree bit for bit
+        (gradients: within rounding), graphs of the kind are trusted in the columns of the box in which this input
+        differs; else they are dropped."""
+        columns = graph.captured.differing_columns(root)
+        with trial(), torch.no_grad(), preserved_statistics(self.model):
+            try:
+                values = self.executed_values(graph, call, root)
+                if values is None:
+                    return
+                graph.captured.compare(call, out, values)
+                self.compare_gradients(graph, call, root)
+                kind.verified |= columns
+            except Refusal as error:
+                self._differs(kind, columns, error)
+
+    def _differs(self, kind: CallKind, columns: set[int], error: Refusal) -> None:
+        if error.verdict is Verdict.UNDECIDED:
+            return
+        if error.verdict is Verdict.FINAL:
+            raise error
+        if columns <= kind.verified:
+            self.drop(Why.GRAPH_DIFFERS.says(error))
+            return
+        if columns == {ROWS}:
+            self.attempts.failed()
+            self.refuse(str(error))
+        self.by_box = self.by_box or columns != {ROWS}
+        self.forget_graphs()
+
     def executed_values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """The values of the output by a graph; None where it cannot serve the call."""
         raise NotImplementedError
@@ -232,14 +208,6 @@ class GraphedModule(Reasons, abc.ABC):
     def compare_gradients(self, graph: Any, call: Call, root: Root) -> None:
         """Raise Refusal where gradients by the graph are not those of the layers."""
         return
-
-    @abc.abstractmethod
-    def allowed(self) -> bool:
-        """Whether nothing stands against it but, perhaps, the modules."""
-
-    @abc.abstractmethod
-    def possible(self) -> bool:
-        """Whether the modules, which are known, do not stand against it."""
 
     def complete_key(self, key: GraphKey) -> GraphKey:
         """`key`, and what else counts."""
@@ -259,22 +227,6 @@ class GraphedModule(Reasons, abc.ABC):
     def recording(self, key: GraphKey, root: Root) -> Recording | None:
         """Of the last input in its box; None where inputs do not all have the same requests for now."""
         return prefetch.recording_of(key.device, root.box, self.trains)
-
-    def parameters_moved(self, graph: Any) -> bool:
-        """Whether what a graph reads has moved, so that none is of use. Slow: ask when launches are queued."""
-        if graph.parameters == addresses(self.modules):
-            return False
-        for kind in self.kinds.values():
-            kind.forget_trial()
-        self.latest = None
-        return True
-
-    def wait_for_last_replay(self) -> None:
-        """All graphs of a model share their memory: the current stream goes on where the last replay was queued."""
-        stream = torch.cuda.current_stream()
-        if self.stream is not None and stream != self.stream:
-            stream.wait_stream(self.stream)
-        self.stream = stream
 
     def record(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""
@@ -322,27 +274,12 @@ class GraphedModule(Reasons, abc.ABC):
         by_box, self.by_box = self.by_box, self.by_box or bool(padded_input.grids)
         return len(self.reads) > n_reads or self.by_box > by_box
 
-    def given_up(self) -> str | None:
-        """Why nothing is captured any more, if so."""
-        if self.attempts.over:
-            return self.reason
-        if self.inconclusive.over and not self.graphs:
-            return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
-        if len(self.kinds) >= max(policy.CALL_KINDS, self.hits):
-            return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits)
-        return None
-
     def capture_context(self, key: GraphKey, box: Box) -> CaptureContext:
         """Of a captured model."""
         return CaptureContext(key.tensors, box, self.reads, self.model, self.drop)
 
-    def drop(self, reason: str) -> None:
-        """Replay no more."""
-        self.attempts.give_up()
-        self.forget_graphs()
-        self.refuse(reason)
 
-    def forget_graphs(self) -> None:
-        """Begin anew with kinds of calls."""
-        self.kinds.clear()
-        self.latest = None
+def _comparison_due(graph: Any) -> bool:
+    """Whether the layers compute a call as well that this graph serves."""
+    every = settings.get().compare_every
+    return every > 0 and (graph.compared.due() or graph.compared.occasions % every == 0)

@@ -14,31 +14,27 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ...kernels.runtime.parts import octave_step
+from ...kernels.runtime.parts import octave_step, viewed
+from ...kernels.runtime.target import Target
 from ...refusals import Refusal, Why
 from ..maps import rows as row_scopes
+from ..maps.coordinate_map import CoordinateMap
+from ..maps.pair_lists import DevicePairs
 from ..maps.rows import Rows
-from ..prefetch.batched_builder import level_rows
-
-if TYPE_CHECKING:
-    from ..maps.pair_lists import DevicePairs
-    from ..prefetch.recording import Recording
-
-__all__ = ["GRID", "PaddedInput", "capacity_of", "compare", "current", "named", "using"]
-
-
-def named(value: Any) -> str:
-    """The class of an object in messages: programs have classes that are called like ours."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
+from ..maps.rulebook import Rulebook
+from ..prefetch import prefetch
+from ..prefetch.batched_builder import BatchedBuilder, level_rows
+from ..prefetch.level_layouts import LevelLayouts
+from ..prefetch.recording import BuiltSteps, Recording, Step
 
 GRID = -1  # in the place of a level: all of a tensor counts
 _STEPS_PER_OCTAVE = 2
 _LEAST = 2048
+_SLACK = 1.25  # capacity of the levels over the estimate
 
 
 @dataclasses.dataclass(eq=False)
@@ -69,6 +65,21 @@ class PaddedInput:
     grids: set[int] = dataclasses.field(default_factory=set)
     estimates: dict[int, int] = dataclasses.field(default_factory=dict)
     items: int | None = None
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """All requests over inputs of this grid."""
+        return self.recording.steps
+
+    def built_steps(self, cmap: CoordinateMap) -> BuiltSteps:
+        """The maps, for the layers that are called with it; none where `cmap` is not its coordinates."""
+        target = cmap.kernel_target()
+        elsewhere = cmap.coords.data_ptr() != self.coords.data_ptr()
+        if target is None or elsewhere or self.prepared is None:
+            return {}
+        cmap.adopt()
+        sides, coords = self.prepared
+        return PaddedBuilder(self, cmap, target, tuple(self.steps)).assembled(sides, self.capacities, coords)
 
     def rows(self, level: int) -> Rows:
         """The rows of a level, once the maps are built."""
@@ -112,6 +123,56 @@ class PaddedInput:
         return None if rows is None else {0: n_rows, **rows}
 
 
+class PaddedBuilder(BatchedBuilder):
+    """The maps of a padded input, for the capacity of every level."""
+
+    def __init__(
+        self,
+        padded_input: PaddedInput,
+        cmap: CoordinateMap,
+        target: Target,
+        steps: tuple[Step, ...],
+        where: LevelLayouts | None = None,
+    ) -> None:
+        """cmap: coordinates of the input.  where: layouts of levels that are not those of their boxes."""
+        super().__init__(cmap, target, steps, padded_input.recording, _SLACK, where)
+        self.padded_input = padded_input
+
+    def lay_out(self) -> bool:
+        """Queue the coordinates of all levels of the padded input, which learns where its counters
+        are; False where the last input does not tell how large they get. Capacities tell the level.
+        """
+        if (capacities := self.reserved_capacities()) is None:
+            return False
+        taken = {self.cmap.n_rows}
+        for index in capacities:
+            while capacities[index] in taken:
+                capacities[index] += 8
+            taken.add(capacities[index])
+        self.lay_levels_out()
+        padded_input = self.padded_input
+        padded_input.counters, root = self.expanded(capacities)
+        padded_input.lengths, padded_input.flags = tuple(self.counter_lengths()), root.flags
+        rooms = {index + 1: capacity for index, capacity in capacities.items()}
+        padded_input.capacities = {0: self.cmap.n_rows, **rooms}
+        counts = {number: level.count for number, level in self.levels.items()}
+        padded_input.counts = {at: padded_input.count if n is None else viewed(n) for at, n in counts.items()}
+        return True
+
+    def row_counts(self, rows: dict[int, int]) -> dict[int, Rows]:
+        return {level: self.padded_input.rows(level) for level in rows}
+
+    def give_pairs(self, rulebooks: list[Rulebook]) -> None:
+        for index, pairs in self.padded_input.pairs.items():
+            rulebooks[index].pairs_are(pairs)
+
+    def new_coordinates(self, level: int, coords: torch.Tensor, rows: Rows) -> CoordinateMap:
+        new = CoordinateMap(coords[: rows.capacity], self.boxes[level], rows, own=True)
+        new.adopt()
+        new.tight = new.box
+        return new
+
+
 _local = threading.local()
 
 
@@ -134,39 +195,10 @@ def current() -> PaddedInput | None:
     return getattr(_local, "padded_input", None)
 
 
+prefetch.prepared_maps = current
+
+
 def capacity_of(rows: int) -> int:
     """Rows to reserve for an input: two sizes an octave, as a larger one costs another capture."""
     step = max(_LEAST, octave_step(rows, _STEPS_PER_OCTAVE))
     return -(-rows // step) * step
-
-
-def compare(name: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
-    """Raise Refusal unless a tensor that a model makes of an input, `expected`, and the one of the
-    same input with NaN behind its last row have the same bits; undecided where NaN that is there
-    anyway would hide one from behind the last row."""
-    own = f"{name}, {_described(expected)},"
-    if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        raise Refusal(Why.GRAPH_OUTPUT_SHAPE, own, _described(actual))
-    differ = expected != actual
-    if not expected.is_floating_point():
-        if differ.any():
-            raise Refusal(Why.GRAPH_OUTPUT_ROWS, own, _rows(differ))
-        return
-    if expected.isnan().any():
-        most = torch.finfo(expected.dtype).max
-        raise Refusal(Why.GRAPH_NAN, own, _rows(expected.isnan()), expected.dtype, most)
-    if actual.isnan().any():
-        raise Refusal(Why.GRAPH_MIXED_ROWS, own, _rows(actual.isnan()))
-    if differ.any():
-        size = torch.where(expected.isfinite(), expected, 0.0).double().norm()
-        error = torch.where(differ, expected.double() - actual.double(), 0.0).norm()
-        raise Refusal(Why.GRAPH_OTHER_BITS, own, float(error / size), _rows(differ))
-
-
-def _described(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _rows(marked: torch.Tensor) -> int:
-    """Rows with a mark."""
-    return int(marked.reshape(len(marked), -1).any(1).sum())

@@ -18,21 +18,25 @@ import torch
 from torch import nn
 
 from ... import hooks
+from ..geometry.data_bounds import Root
 from ..prefetch.recording import Recording
-from .calls.call import Call, ReplayResult
-from .calls.call_kind import CallKind
+from .call_kind import CallKind
+from .calls.call import ReplayResult
 from .calls.foreign import ForeignReads
-from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import ROWS, Captured, assert_no_mutation
+from .calls.input_proxies import Call
+from .calls.structures import MISSING
+from .captured_maps import CapturedMaps, maps_like, on_own_stream
+from .captured_model import ROWS, Captured
+from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured_from
-from .graph_key import GraphKey, Root, addresses
-from .graph_maps import maps_like
-from .graphed_module import MISSING, GraphedModule
-from .replay_training import TrainingReplayer
+from .graph_key import GraphKey, addresses
+from .graphed_module import GraphedModule
 
 
 class _Graph:
-    """One captured inference, over maps that have graphs of their own."""
+    """One captured inference, over maps that have graphs of their own.  verified: see `CallKind`."""
+
+    verified: set[int]
 
     def __init__(
         self,
@@ -47,7 +51,6 @@ class _Graph:
         """work: the model over the padded input, `features` in it, inside of contexts.  weights:
         parameters and buffers.  alters: see `ForeignReads`."""
         self.maps, self.features, self.alters = maps, features, alters
-        self.verified: set[int] = set()  # columns in which boxes may differ
         self.graph, self.captured = captured_from(work, pool)
         self.parameters = addresses(modules)
         # Launches that are queued before anybody asks whether these moved read them here.
@@ -88,11 +91,11 @@ def summary_of(*modes: GraphedModule) -> Summary:
 
 
 class Replayer(GraphedModule):
-    """The forward of a model in evaluation; training: takes the calls with gradients."""
+    """The forward of a model in evaluation; training: takes the calls with gradients, see `replay_training`."""
 
     _carried = ("training",)
 
-    def __init__(self, training: TrainingReplayer) -> None:
+    def __init__(self, training: GraphedModule) -> None:
         super().__init__(training.model, training.forward, training.tensors_of)
         self.training = training
 
@@ -122,7 +125,9 @@ class Replayer(GraphedModule):
             self.start(graph, root)
             launched, gone = self.speculation.launched is graph, self.parameters_moved(graph)
             if not (launched or gone):
-                graph.run(graph.captured.tensors.features_of(call.x))
+                features = graph.captured.tensors.features_of(call.x)
+                assert features is not None
+                graph.run(features)
             yield None if gone else graph.values(call, root)
 
     def launch_speculatively(self, graph: _Graph, root: Root, features: torch.Tensor) -> bool:

@@ -19,15 +19,17 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ... import hooks
+from ..geometry.data_bounds import Root
 from ..prefetch.recording import Recording
-from .calls.call import Call
-from .calls.call_kind import CallKind
-from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import assert_no_mutation, preserved_statistics
+from .call_kind import CallKind
+from .calls.input_proxies import Call
+from .calls.structures import MISSING
+from .captured_maps import CapturedMaps, maps_like, on_own_stream
+from .captured_model import preserved_statistics
+from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured, captured_from
-from .graph_key import GraphKey, Root, addresses
-from .graph_maps import maps_like
-from .graphed_module import MISSING, GraphedModule
+from .graph_key import GraphKey, addresses
+from .graphed_module import GraphedModule
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
 
@@ -61,28 +63,32 @@ class TrainingReplayer(GraphedModule):
         return key._replace(switches=(*key.switches, modes, requires_grad))
 
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
+        step = self._forward(graph, call, root)
+        return MISSING if step is None else graph.output_of(*step, call, root)
+
+    def executed_values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
+        step = self._forward(graph, call, root)
+        if step is None:
+            return None
+        run, _, leaves = step
+        with torch.no_grad():
+            values = list(map(graph.values(leaves, call, run, root), graph.captured.spec.values()))
+        run.open = False
+        return values
+
+    def _forward(
+        self, graph: _Graph, call: Call, root: Root
+    ) -> tuple[_Run, torch.Tensor, tuple[torch.Tensor, ...]] | None:
+        """A step whose forward pass is replayed, the features of the call, and the leaves of the output; None where
+        the graph cannot serve this input."""
         with self.lock, torch.cuda.device(root.coords.device):
             run = self._begin(graph, root)
             if run is None:
-                return MISSING
+                return None
             features = graph.captured.tensors.features_of(call.x)
             assert features is not None
             with torch.no_grad():  # before autograd's node is made, which takes as long as the maps
-                leaves = run.forward(features.detach())
-        return graph.output_of(run, features, leaves, call, root)
-
-    def executed_values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
-        with self.lock, torch.cuda.device(root.coords.device):
-            run = self._begin(graph, root)
-        if run is None:
-            return None
-        features = graph.captured.tensors.features_of(call.x)
-        assert features is not None
-        with torch.no_grad():
-            convert = graph.values(run.forward(features.detach()), call, run, root)
-            values = list(map(convert, graph.captured.spec.values()))
-        run.open = False
-        return values
+                return run, features, run.forward(features.detach())
 
     def compare_gradients(self, graph: _Graph, call: Call, root: Root) -> None:
         memory = self.memory
@@ -97,16 +103,16 @@ class TrainingReplayer(GraphedModule):
             torch.cuda.device(device),
             on_own_stream(device, memory.stream),
         ):
-            reference = copy.reference()
+            own_features, cotangents, check = copy.reference()
             with preserved_statistics(model):
                 run = self._begin(graph, root)
                 if run is None:
                     return
-                leaves = run.forward(reference.features)
-                actual = run.backward(reference.features, reference.cotangents)
+                leaves = run.forward(own_features)
+                actual = run.backward(own_features, cotangents)
                 after = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
             copy.buffers = after
-            copy.check(reference, [*actual, *leaves])
+            check([*actual, *leaves])
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
@@ -159,7 +165,6 @@ class _Graph:
 
     def __init__(self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any) -> None:
         self.maps, self.padded_input, self.model = maps, maps.padded_input, copy.model
-        self.verified: set[int] = set()  # columns in which boxes may differ
         self.tensors = copy.context.tensors
         self.features, self.gradient_mask = copy.padded_features(self.padded_input), copy.gradient_mask
         work = functools.partial(copy.over, self.padded_input, self.features)

@@ -11,7 +11,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,10 +22,10 @@ from ..conv.convolution import autocast_dtype
 from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm_training
-from .calls.call import Call
 from .calls.foreign import ForeignReads
-from .calls.output_spec import OutputSpec
-from .captured_model import CaptureContext, Captured, Tensors, for_each_output
+from .calls.input_proxies import Call
+from .calls.structures import Tensors
+from .captured_model import CaptureContext, Captured, OutputSpec, for_each_output
 from .comparison import compare_within_rounding
 from .padded import PaddedInput
 
@@ -33,16 +33,9 @@ _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are
 _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
 
 
-class Reference(NamedTuple):
-    """What a model computes of an input alone: gradients, outputs and statistics, `expected`; `noisy` computes the
-    same after a change of the features as small as rounding; and its buffers of whole `numbers`.  features: of
-    the input.  cotangents: gradients of the outputs that it went backward with."""
-
-    features: torch.Tensor
-    cotangents: list[torch.Tensor]
-    expected: list[Any]
-    noisy: Callable[[], list[Any]]
-    numbers: dict[str, torch.Tensor]
+# What a model computes of an input alone: the features that it took, gradients of its outputs that it went backward
+# with, and the check of gradients and outputs that were computed otherwise, which raises Refusal.
+Reference = tuple[torch.Tensor, list[torch.Tensor], Callable[[list[Any]], None]]
 
 
 class PaddedModel:
@@ -142,17 +135,18 @@ class PaddedModel:
         """The model over the padded input with `fill` behind the rows of its layers' results. Raises Refusal unless
         it computes the same."""
         own, padded_input.padding_value = self.buffers, fill
+        _, cotangents, check = reference
         self._begin(own)
         try:
             features = self.padded_features(padded_input)
             captured_model = self.over(padded_input, features)
             wide = leaves_of(captured_model)
-            if len(wide) != len(reference.cotangents):
+            if len(wide) != len(cotangents):
                 raise Refusal(Why.GRAPH_RETURNS_LESS)
-            pairs = zip(reference.cotangents, wide, strict=True)
+            pairs = zip(cotangents, wide, strict=True)
             actual = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
             actual += [leaf[: padded_input.used(leaf, rows)] for leaf in wide]
-            self.check(reference, actual)
+            check(actual)
             return captured_model
         finally:
             self.buffers = own
@@ -168,10 +162,21 @@ class PaddedModel:
         expected += [*leaves, *self._statistics().values()]
         numbers = self._numbers()
         self.buffers = own
-        noisy = functools.partial(self._noisy, own, cotangents)
-        return Reference(features.detach(), cotangents, expected, noisy, numbers)
+
+        def check(actual: list[Any]) -> None:
+            actual = [*actual, *self._statistics().values()]
+            if self.features.requires_grad and actual[0] is not None:
+                actual[0] = actual[0][: self.features.shape[0]]
+            for name, buffer in self._numbers().items():
+                if not torch.equal(buffer, numbers[name]):
+                    raise Refusal(Why.GRAPH_BUFFER, name)
+            noisy = functools.partial(self._noisy, own, cotangents)
+            compare_within_rounding(self._names(len(cotangents)), actual, expected, noisy, self._precision())
+
+        return features.detach(), cotangents, check
 
     def _noisy(self, buffers: dict[str, torch.Tensor], cotangents: list[torch.Tensor]) -> list[Any]:
+        """The same after a change of the features as small as rounding."""
         own = self.buffers
         self._begin(buffers)
         leaves, features = self.run_alone(noise=_ROUNDING.get(self._precision(), 1e-6))
@@ -180,23 +185,12 @@ class PaddedModel:
         self.buffers = own
         return computed
 
-    def check(self, reference: Reference, actual: list[Any]) -> None:
-        """Raise Refusal unless gradients and outputs `actual`, and the buffers, are those of the reference."""
-        actual = [*actual, *self._statistics().values()]
-        if self.features.requires_grad and actual[0] is not None:
-            actual[0] = actual[0][: self.features.shape[0]]
-        for name, buffer in self._numbers().items():
-            if not torch.equal(buffer, reference.numbers[name]):
-                raise Refusal(Why.GRAPH_BUFFER, name)
-        names = self._names(self.features, len(reference.cotangents))
-        compare_within_rounding(names, actual, reference.expected, reference.noisy, self._precision())
-
     def _begin(self, buffers: dict[str, torch.Tensor]) -> None:
         """Go on from these values."""
         self.buffers = {name: value.clone() for name, value in buffers.items()}
 
-    def _names(self, features: torch.Tensor, outputs: int) -> list[str]:
-        inputs = ["the features"] if features.requires_grad else []
+    def _names(self, outputs: int) -> list[str]:
+        inputs = ["the features"] if self.features.requires_grad else []
         inputs += self.trained
         return (
             [f"the gradient of {name}" for name in inputs]

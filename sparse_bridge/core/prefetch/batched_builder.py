@@ -3,7 +3,7 @@ many rows each will have.
 
 Kernels read these numbers and the bounds of all levels from the device. The host waits once, for
 the counters of all levels, and then queues maps that are as large as they have to be. See
-`prefetch` for when this is done; `core.capture.padded_builder` leaves them as large as the estimate.
+`prefetch` for when this is done; `core.capture.padded` leaves them as large as the estimate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..maps.kernel_map import KernelMap
 from ..maps.pair_groups import count_pairs
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
-from .input_memory import InputMemory, Slabs, room_for, rule_of
+from .input_memory import NO_SLABS, InputMemory, Slabs, room_for, rule_of
 from .level_layouts import Level, LevelLayouts
 from .recording import PAIRS, BuiltStep, BuiltSteps, Recording, Step, boxes_of, levels_with_unknown_bounds
 
@@ -112,7 +112,7 @@ class BatchedBuilder:
             sides += [self._linked(index, slabs[index]) for index in indices]
             self._tile(sides, indices)
             for index in indices:
-                slabs[index] = Slabs()
+                slabs[index] = NO_SLABS
         return [tuple(pair) for pair in sides]
 
     def _tile(self, sides: list[list[Any]], indices: range) -> None:
@@ -227,12 +227,12 @@ class BatchedBuilder:
         level, target, offsets = self.levels[step.level], self.target, step.request.offsets
         if step.makes:
             new, both = self.levels[index + 1], self.memory.both(index)
-            return [*self.expansions[index].link(new.capacity, new.count, both, slabs.linked)]
+            return [*self.expansions[index].link(new.capacity, new.count, both, slabs[1])]
         out, stride, center = level, (1,) * offsets.dimension, offsets.center
         if step.out is not None:
             out, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
-            out.source(), level.table, level.capacity, level.layout, offsets, stride, target, center, slabs.looked_up
+            out.source(), level.table, level.capacity, level.layout, offsets, stride, target, center, slabs[0]
         )
         return [table, None]
 

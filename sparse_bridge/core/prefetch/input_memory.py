@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -37,12 +36,10 @@ def room_for(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class Slabs(NamedTuple):
-    """Of a step: for its table, if it is looked up, or its two tables, if they are scattered to.
-    None where there is none: tables take memory of their own."""
-
-    looked_up: Slab | None = None
-    linked: tuple[Slab | None, Slab | None] = (None, None)
+# Of a step: for its table, if it is looked up, and for its two tables, if they are scattered to. None where there is
+# none: tables take memory of their own.
+Slabs = tuple[Slab | None, tuple[Slab | None, Slab | None]]
+NO_SLABS: Slabs = None, (None, None)
 
 
 class InputMemory:
@@ -93,7 +90,7 @@ class InputMemory:
         """Slab for the tables of all steps that become tiles. rows: see `scratch`.  room: rows that
         levels had memory for when new levels were expanded from them."""
         if not self.sharing:
-            return [Slabs()] * len(self._steps)
+            return [NO_SLABS] * len(self._steps)
         looked_up, blank = 0, 0
         for index, step in enumerate(self._steps):
             n_offsets = len(step.request.offsets)
@@ -128,4 +125,4 @@ class InputMemory:
 
     def _slabs(self, index: int, looked_up: Slab | None, blank: Slab | None) -> Slabs:
         first, second = self.tiled(index, 0), self.tiled(index, 1)
-        return Slabs(looked_up if first else None, (blank if first else None, blank if second else None))
+        return looked_up if first else None, (blank if first else None, blank if second else None)

@@ -25,6 +25,7 @@ import torch
 from ... import log, memory, policy, settings, state
 from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
+from ...kernels.runtime.target import Target
 from ...refusals import Why
 from ..device.device_support import kernel_target
 from ..geometry.boxes import Box
@@ -33,9 +34,9 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from .batched_builder import BatchedBuilder
-from .recording import BuiltSteps, Recording, Step
+from .level_layouts import LevelLayouts
+from .recording import BuiltSteps, Recording, Step, boxes_of
 from .traces import Traces
-from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "forget", "install", "provide", "recording_of"]
 
@@ -48,9 +49,49 @@ _counts = dict.fromkeys(("prefetched", "traced", "requeued", "dropped"), 0)  # i
 _lock = threading.Lock()
 
 
+class UnboundedBuilder(BatchedBuilder):
+    """All maps of an input whose bounds the host has not seen: it learns them with the sizes of the
+    levels.
+
+    outgrown: the bounds turned out to be none that the launches could take.
+    """
+
+    def __init__(
+        self,
+        cmap: CoordinateMap,
+        target: Target,
+        steps: tuple[Step, ...],
+        last: Recording,
+        key64: set[int],
+        traces: Traces | None = None,
+    ) -> None:
+        """key64: levels that needed 64-bit keys so far; those of this input are added."""
+        assert cmap.data_bounds is not None and last.box is not None
+        guess = boxes_of(last.box, steps)
+        self.data_bounds, self.key64, self.outgrown = cmap.data_bounds, key64, False
+        self.guessed = LevelLayouts(guess, key64, cmap.device)
+        super().__init__(cmap, target, steps, last, where=self.guessed, boxes=guess, traces=traces)
+
+    def lay_levels_out(self) -> None:
+        self.guessed.derive(self.data_bounds.bounds, self.steps, self.target)
+
+    def extra_readbacks(self) -> list[torch.Tensor]:
+        return [*super().extra_readbacks(), self.data_bounds.bounds.flatten()]
+
+    def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
+        *read, bounds = read
+        boxes = boxes_of(self.data_bounds.learn(bounds), self.steps)
+        self.key64 |= {level for level, box in boxes.items() if box.key64}
+        self.outgrown = not self.guessed.serves(boxes)
+        if self.outgrown:
+            self.cmap.drop_table()
+            return None
+        return super().sizes(capacities, read, lengths)
+
+
 class PreparedMaps(Protocol):
     """Maps that were built before anybody asks for them, which are taken in place of queued ones, see
-    `core.capture.padded_builder`."""
+    `core.capture.padded`."""
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -60,12 +101,11 @@ class PreparedMaps(Protocol):
         """The maps over `cmap`; none where it is not the coordinates of that input."""
 
 
-# Those of this thread, once there are any: folders above set it.
-prepared_maps: Callable[[], PreparedMaps | None] | None = None
+def _no_maps() -> PreparedMaps | None:
+    return None
 
 
-def _prepared_maps() -> PreparedMaps | None:
-    return None if prepared_maps is None else prepared_maps()
+prepared_maps: Callable[[], PreparedMaps | None] = _no_maps  # of this thread: folders above set it
 
 
 def counts() -> dict[str, int]:
@@ -95,7 +135,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         return requests.build(cmap, req)
     recording: Recording | None = store.recording
     if recording is None or not (recording.prepared or recording.steps):
-        if _target(cmap) is None and _prepared_maps() is None:
+        if _target(cmap) is None and prepared_maps() is None:
             return requests.build(cmap, req)  # nothing is ever queued on the host
         if recording is None:
             recording = Recording(cmap.n_rows)
@@ -112,7 +152,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 
 def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
     """Prepare the maps that inputs announced under this name need, before the first request."""
-    if _prepared_maps() is None:
+    if prepared_maps() is None:
         recording = _begin(cmap, name, Recording(cmap.n_rows))
         if recording.prepared or store.recording is None:
             store.recording = recording
@@ -122,7 +162,7 @@ def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Record
     """The recording of an input, `recording`, with steps prepared where inputs with the same first
     request have had the same requests."""
     recording.levels[cmap], recording.stream = 0, targets.current_stream(cmap.device)
-    if (maps := _prepared_maps()) is not None:
+    if (maps := prepared_maps()) is not None:
         recording.prepared = maps.built_steps(cmap)
         # Layers in front of the module may have asked first: levels are those of all requests over the input.
         for index, step in enumerate(maps.steps):
@@ -147,7 +187,7 @@ def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Record
     return recording
 
 
-def _target(cmap: CoordinateMap) -> targets.Target | None:
+def _target(cmap: CoordinateMap) -> Target | None:
     """The target whose kernels search `cmap`, as far as can be told without its bounds."""
     return kernel_target(cmap.device) if cmap.unbounded else cmap.kernel_target()
 
@@ -163,9 +203,7 @@ def _learn(cmap: CoordinateMap, shared: Recording, first: Hashable) -> Recording
         return shared.link_previous(previous)
 
 
-def _expected_steps(
-    shared: Recording, last: Recording, cmap: CoordinateMap, target: targets.Target
-) -> BuiltSteps | None:
+def _expected_steps(shared: Recording, last: Recording, cmap: CoordinateMap, target: Target) -> BuiltSteps | None:
     """The steps of the last input, built for this one; None where it is not like the last."""
     assert shared.expected is not None and last.next_expectation is not None
     steps = tuple(last.steps)
@@ -188,12 +226,7 @@ def _expected_steps(
 
 
 def _built(
-    cmap: CoordinateMap,
-    target: targets.Target,
-    steps: tuple[Step, ...],
-    last: Recording,
-    key64: set[int],
-    traces: Traces,
+    cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int], traces: Traces
 ) -> BuiltSteps | None:
     """The maps of an input, queued; None where this input is not like the last."""
     try:
@@ -209,12 +242,7 @@ def _built(
 
 
 def _queued(
-    cmap: CoordinateMap,
-    target: targets.Target,
-    steps: tuple[Step, ...],
-    last: Recording,
-    key64: set[int],
-    traces: Traces,
+    cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int], traces: Traces
 ) -> BuiltSteps | None:
     """The maps of an input, queued; again where its bounds are not those expected."""
     builder: BatchedBuilder | None = None

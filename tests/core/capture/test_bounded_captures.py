@@ -12,7 +12,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import policy
 from sparse_bridge.core.capture import graph_regions
-from sparse_bridge.core.capture.calls.call_kind import CallKind
+from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.prefetch import prefetch

@@ -11,7 +11,7 @@ import torch
 import sparse_bridge
 from sparse_bridge import hooks, policy, settings
 from sparse_bridge.core.capture import graph_capture, graphed_module, padded
-from sparse_bridge.core.capture.calls.call_kind import CallKind
+from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.calls.observers import observer
 from sparse_bridge.core.capture.graphed_module import MISSING, GraphedModule
 from sparse_bridge.refusals import Refusal, Why

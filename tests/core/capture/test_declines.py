@@ -66,7 +66,7 @@ TWO = torch.zeros(2, 4)
 )
 def test_sparse_tensors_that_no_graph_is_for(monkeypatch, framework, why):
     monkeypatch.setattr(graph_key, "why_not_capturable", lambda features: None)
-    found = graph_key.root_of(framework, object())
+    found = graph_key.root_of(framework, object(), framework.features_of(object()))
     assert found is (why or framework.root)
 
 

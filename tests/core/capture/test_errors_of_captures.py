@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sparse_bridge import policy
-from sparse_bridge.core.capture.calls.call_kind import CallKind
+from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
 from sparse_bridge.core.prefetch import traces

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sparse_bridge.core.capture import graph_capture
-from sparse_bridge.core.capture.calls.call_kind import CallKind
+from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.captured_maps import captured
 from sparse_bridge.core.capture.graph_capture import KeepAlive, captured_from
 from sparse_bridge.core.capture.replay import Replayer

@@ -12,9 +12,9 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import captured_maps
-from sparse_bridge.core.capture.calls.call_kind import CallKind
+from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
-from sparse_bridge.core.capture.graph_maps import SpeculativeLaunch
+from sparse_bridge.core.capture.model_graphs import SpeculativeLaunch
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root

@@ -17,7 +17,7 @@ from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
-from sparse_bridge.core.capture.padded import compare
+from sparse_bridge.core.capture.comparison import compare
 from sparse_bridge.core.capture.replay_trial import _counted_norms
 from sparse_bridge.core.geometry.constants import constant
 from sparse_bridge.refusals import Refusal, Why

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ....refusals import Refusal, Why
-from ..padded import named
-from .input_proxies import PLAIN, InputProxies, is_plain, role_of, with_proxies
-from .wrappers import attributes, sparse_in, wraps
+from .input_proxies import Call, InputProxies, with_proxies
+from .structures import PLAIN, attributes, is_plain, named, role_of, sparse_in, wraps
 
 
 class ReplayResult(NamedTuple):
@@ -28,34 +27,6 @@ class ReplayResult(NamedTuple):
     output: Any
     computed: Callable[[Any], None] = lambda _: None
     watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-
-
-class Call(NamedTuple):
-    """x: the sparse tensor.  rerun: calls a function as the model was, with another sparse tensor in
-    the place of x and proxies of dictionaries and objects, see `InputProxies`.  constants:
-    what else counts, by value.  dicts: the dictionaries among the inputs, by path; parts: objects
-    around x, what lies in them, and other tensors.  tensors_of: the framework of x."""
-
-    x: Any
-    rerun: Callable[[Callable[..., Any], InputProxies], Any]
-    constants: Hashable
-    dicts: Mapping[Any, dict[Any, Any]]
-    parts: Mapping[Any, Any]
-    tensors_of: Callable[[Any], Any]
-
-    def input_at(self, path: Any) -> Any:
-        """The input with this path; () for x. Raises Refusal."""
-        if path == ():
-            return self.x
-        value = self.dicts.get(path, self.parts.get(path))
-        if value is None:
-            raise Refusal(Why.GRAPH_RETURNS_UNKNOWN, path[-1])
-        return value
-
-    def inputs_by_id(self, tensors: Any) -> dict[int, Any]:
-        """All inputs, by identity."""
-        inputs = [self.x, tensors.features_of(self.x), tensors.coordinates_of(self.x)]
-        return {id(value): value for value in (*inputs, *self.dicts.values(), *self.parts.values())}
 
 
 def constant(value: Any) -> Hashable:

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ....refusals import Refusal, Why
-from ..padded import named
-from .input_proxies import PLAIN
+from .structures import PLAIN, named
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
@@ -72,7 +71,7 @@ def _constant(name: str, value: Any, is_input: Callable[[Any], bool]) -> Hashabl
     if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, (torch.Tensor, nn.Module, *_CODE)) or is_input(value):
-        category: Any = type(value)
+        category: type = type(value)
         return category
     if isinstance(value, (list, tuple)):
         return type(value), tuple([_constant(name, item, is_input) for item in value])

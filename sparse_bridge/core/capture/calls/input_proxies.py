@@ -7,24 +7,44 @@ the calls to come: a model that looks into them is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from ....refusals import Refusal, Why
-from .wrappers import anew, attributes, sparse_in, wraps
+from .structures import PLAIN, anew, attributes, is_plain, role_of, sparse_in, wraps
 
 RESUMED = ("resume point",)  # in front of the paths of what a resume point is called with
 AMBIGUOUS = object()  # instead of a path
-PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
-def is_plain(value: Any) -> bool:
-    """Whether a value is numbers and text, which nobody can change."""
-    if type(value) is tuple:
-        return all(map(is_plain, value))
-    return isinstance(value, PLAIN)
+class Call(NamedTuple):
+    """x: the sparse tensor.  rerun: calls a function as the model was, with another sparse tensor in
+    the place of x and proxies of dictionaries and objects, see `InputProxies`.  constants:
+    what else counts, by value.  dicts: the dictionaries among the inputs, by path; parts: objects
+    around x, what lies in them, and other tensors.  tensors_of: the framework of x."""
+
+    x: Any
+    rerun: Callable[[Callable[..., Any], InputProxies], Any]
+    constants: Hashable
+    dicts: Mapping[Any, dict[Any, Any]]
+    parts: Mapping[Any, Any]
+    tensors_of: Callable[[Any], Any]
+
+    def input_at(self, path: Any) -> Any:
+        """The input with this path; () for x. Raises Refusal."""
+        if path == ():
+            return self.x
+        value = self.dicts.get(path, self.parts.get(path))
+        if value is None:
+            raise Refusal(Why.GRAPH_RETURNS_UNKNOWN, path[-1])
+        return value
+
+    def inputs_by_id(self, tensors: Any) -> dict[int, Any]:
+        """All inputs, by identity."""
+        inputs = [self.x, tensors.features_of(self.x), tensors.coordinates_of(self.x)]
+        return {id(value): value for value in (*inputs, *self.dicts.values(), *self.parts.values())}
 
 
 class InputProxies:
@@ -153,13 +173,6 @@ def _same_entries(entries: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return entries.keys() == other.keys() and all(entries[key] is other[key] for key in other)
 
 
-def role_of(value: torch.Tensor, x: Any, tensors: Any) -> str:
-    """What a tensor is of the sparse tensor beside it."""
-    if value is tensors.features_of(x):
-        return "features"
-    return "coordinates" if value is tensors.coordinates_of(x) else "tensor"
-
-
 def with_proxies(
     value: Any, inputs: InputProxies, path: Any = (), x: Any = None, is_x: Any = None, opaque: bool = False
 ) -> Any:
@@ -232,90 +245,29 @@ def _refuse_full_read(name: str) -> Any:
     return method
 
 
-for _name in (
-    "__iter__",
-    "__len__",
-    "__eq__",
-    "__or__",
-    "__ror__",
-    "keys",
-    "values",
-    "items",
-    "copy",
-    "pop",
-    "popitem",
-    "clear",
-    "setdefault",
-):
+for _name in ("__iter__", "__len__", "__eq__", "__or__", "__ror__", "keys", "values", "items", "copy"):
     setattr(TrackedDict, _name, _refuse_full_read(_name))
-
-
-class _SequenceProxy:
-    """Stands for a list or a tuple, and holds nothing."""
-
-    inputs: InputProxies
-    path: Any
-    truth: bool
-
-    def __bool__(self) -> bool:
-        return self.truth
-
-
-class _ListProxy(_SequenceProxy, list[Any]):
-    """Stands for a list."""
-
-
-class _TupleProxy(_SequenceProxy, tuple[Any, ...]):
-    """Stands for a tuple."""
+for _name in ("pop", "popitem", "clear", "setdefault"):
+    setattr(TrackedDict, _name, _refuse_full_read(_name))
 
 
 def _refuse_read(self: Any, *args: Any, **kwargs: Any) -> Any:
     self.inputs.refuse(Why.GRAPH_READS_LIST, self.path[-1])
 
 
-for _class, _names in (
-    (
-        _ListProxy,
-        (
-            "__delitem__",
-            "__iadd__",
-            "__imul__",
-            "__reversed__",
-            "__setitem__",
-            "append",
-            "clear",
-            "copy",
-            "extend",
-            "insert",
-            "pop",
-            "remove",
-            "reverse",
-            "sort",
-        ),
-    ),
-    (_TupleProxy, ("__hash__",)),
-):
-    for _name in (
-        *_names,
-        "__add__",
-        "__contains__",
-        "__eq__",
-        "__ge__",
-        "__getitem__",
-        "__gt__",
-        "__iter__",
-        "__le__",
-        "__len__",
-        "__lt__",
-        "__mul__",
-        "__ne__",
-        "__reduce_ex__",
-        "__repr__",
-        "__rmul__",
-        "count",
-        "index",
-    ):
-        setattr(_class, _name, _refuse_read)
+def _sequence_proxy(base: type, names: str) -> Any:
+    """A class whose objects stand for a list or a tuple, and hold nothing; of these methods none may be called."""
+    names += " __add__ __contains__ __eq__ __ge__ __getitem__ __gt__ __iter__ __le__ __len__ __lt__ __mul__ __ne__"
+    names += " __reduce_ex__ __repr__ __rmul__ count index"
+    methods: dict[str, Any] = dict.fromkeys(names.split(), _refuse_read)
+    return type(f"_{base.__name__.title()}Proxy", (base,), {**methods, "__bool__": lambda self: self.truth})
+
+
+_ListProxy = _sequence_proxy(
+    list,
+    "__delitem__ __iadd__ __imul__ __reversed__ __setitem__ append clear copy extend insert pop remove reverse sort",
+)
+_TupleProxy = _sequence_proxy(tuple, "__hash__")
 
 
 def _tensor_proxy(inputs: InputProxies, path: Any) -> torch.Tensor:

@@ -7,9 +7,10 @@ and choices by how many rows there are leave the world open.
 
 from __future__ import annotations
 
-import ast
-import collections
+import builtins
+import functools
 import gc
+import importlib.util
 import sys
 import types
 from types import CodeType
@@ -20,19 +21,18 @@ from torch import nn
 
 from ....refusals import Refusal, Why
 from . import origins
-from .guards import PLAIN, Guards, equal, is_own
+from .expressions import Name
+from .guards import Guards, is_own
+from .kept import Before, before_call, refuse_kept
 from .origins import Origin
-from .outside import Outside
-from .reading import Reading
-from .sources import Source, position, source_of
-from .state import LARGEST, State
-from .tags import NONE, STATE, Compared, Tag
+from .reading import Reading, readings_of, unseen_reading
+from .sources import position
+from .state import State, same_label
 from .watch import ABSENT, Watch
 
 _CALL = nn.Module._call_impl.__code__
 _CALLS = ("__call__", "_call_to_resume_point", _CALL.co_name)  # of what stands for a model's forward
-_CONTAINERS = (list, dict, set, collections.deque)
-_PASSES = 5  # from function to function
+_STEP = object()  # nothing to go on from
 
 
 class Audit:
@@ -41,24 +41,18 @@ class Audit:
     def __init__(self, model: nn.Module, tensors: Any) -> None:
         """tensors: the framework, see `captured_model.Tensors`."""
         self.model, self.tensors = model, tensors
-        self._modules = list(model.named_modules())
-        self._trusted = {id(module) for _, module in self._modules if self._is_trusted(module)}
-        self._watch = Watch(frozenset(id(module) for _, module in self._modules))
+        name = type(model).__name__  # what the program calls a module of the model
+        self._modules = {f"{name}.{path}" if path else name: module for path, module in model.named_modules()}
+        self._trusted = {id(module) for module in self._modules.values() if self._is_trusted(module)}
+        self._watch = Watch(frozenset(map(id, self._modules.values())))
         self._refusal: Refusal | None = None
-        self._before: dict[int, dict[str, Any]] = {}
-        self._contents: dict[int, dict[str, Any]] = {}
+        self._before: Before = {}
 
     def _is_trusted(self, module: nn.Module) -> bool:
         return bool(self.tensors.is_own(module)) and origins.of_class(type(module)) is Origin.TRUSTED
 
-    def _remember(self) -> None:
-        for _, module in self._modules:
-            self._before[id(module)] = dict(module.__dict__)
-            if id(module) not in self._trusted:
-                self._contents[id(module)] = _contents(module)
-
     def __enter__(self) -> Audit:
-        self._remember()
+        self._before = before_call(list(self._modules.values()), self._trusted)
         self._collects = gc.isenabled()
         gc.disable()  # what it would end, the model has not called
         try:
@@ -91,8 +85,13 @@ class Audit:
             raise self._refusal
         if self._watch.refusals:
             raise self._watch.refusals[0]
-        readings = self._readings()
-        self._refuse_kept()
+        watch = self._watch
+        owners = {code: owners for code, (_, owners) in watch.ran.items()}
+        readings = readings_of(owners, watch.rows, watch.after, watch.modules)
+        refuse_kept(self._modules, self._trusted, self._before, watch.stored, watch.changed)
+        for (_, name), (names, value, where) in watch.written.items():
+            if names.get(name, ABSENT) is not value:
+                raise Refusal(Why.GRAPH_WRITES_STATE, name, where)
         attributes: set[str] = set()
         for reading in readings.values():
             attributes |= reading.attributes
@@ -104,43 +103,6 @@ class Audit:
         _switches(state)
         return state.guards()
 
-    # what was kept
-
-    def _refuse_kept(self) -> None:
-        """Raise Refusal where the attributes of a module of the program are not what they were."""
-        for path, module in self._modules:
-            label = self._label(path)
-            if id(module) in self._trusted:
-                self._refuse_switched(module, label)
-                continue
-            before, now = self._before[id(module)], module.__dict__
-            for name in {**before, **now}:
-                if not equal(before.get(name, ABSENT), now.get(name, ABSENT)) and not is_own(now.get(name)):
-                    where = self._watch.stored.get((id(module), name), "in the call")
-                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", where)
-            contents = self._contents[id(module)]
-            for name, items in _contents(module).items():
-                if name in contents and not _same(contents[name], items):
-                    where = self._watch.changed.get(id(now[name]), "in the call")
-                    raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", where)
-
-        for (_, name), (names, value, where) in self._watch.written.items():
-            if names.get(name, ABSENT) is not value:
-                raise Refusal(Why.GRAPH_WRITES_STATE, name, where)
-
-    def _label(self, path: str) -> str:
-        """What the program calls a module of the model."""
-        name = type(self.model).__name__
-        return f"{name}.{path}" if path else name
-
-    def _refuse_switched(self, module: nn.Module, label: str) -> None:
-        """Raise Refusal where the program has changed a layer of torch, or its mode."""
-        before, now = self._before[id(module)], module.__dict__
-        names = now if type(module).__module__.startswith("torch.nn.") else ("training",)
-        for name in names:
-            if isinstance(now[name], PLAIN) and not equal(before.get(name), now[name]):
-                raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", "in the call")
-
     def _refuse_changed(self, state: State) -> None:
         """Raise Refusal where a method changed a container that lasts longer than the call."""
         for box, where in self._watch.changed.items():
@@ -150,73 +112,15 @@ class Audit:
 
     # what was read
 
-    def _readings(self) -> dict[CodeType, Reading]:
-        """The functions of the program that ran, read, until what they pass to each other is known."""
-        sources: dict[CodeType, Source] = {}
-        for code in self._watch.ran:
-            source = source_of(code)
-            if source is None:
-                raise Refusal(Why.GRAPH_NO_SOURCE, code.co_name, position(code))
-            sources[code] = source
-        nodes = {id(source.node) for source in sources.values()}
-        parameters = {code: self._parameters(code) for code in sources}
-        returns: dict[str, Tag] = {}
-        readings: dict[CodeType, Reading] = {}
-        for _ in range(_PASSES):
-            before = {code: dict(known) for code, known in parameters.items()}, dict(returns)
-            for code, source in sources.items():
-                inner = bool(source.outer) and id(source.outer[0]) in nodes
-                lines = frozenset(line for file, line in self._watch.rows if file == code.co_filename)
-                owners = self._watch.ran[code].owners
-                compared = Compared.OWNER if owners and owners.keys() <= self._watch.modules else Compared.GLOBALS
-                readings[code] = Reading(source, parameters[code], returns, lines, inner, compared)
-            for code, reading in readings.items():
-                returns[code.co_name] = returns.get(code.co_name, NONE) | reading.result
-            self._pass_on(readings, sources, parameters)
-            if before == (parameters, returns):
-                break
-        for code, reading in readings.items():
-            _refuse_problems(code, reading, _first_line(sources[code].node, self._watch.after.get(code, 0)))
-        return readings
-
-    def _parameters(self, code: CodeType) -> dict[int | str, Tag]:
-        owners = self._watch.ran[code].owners
-        if owners and not all(owners.values()) and code.co_name not in ("__init__", "__post_init__", "__new__"):
-            return {0: STATE}
-        return {}
-
-    def _pass_on(
-        self,
-        readings: dict[CodeType, Reading],
-        sources: dict[CodeType, Source],
-        parameters: dict[CodeType, dict[int | str, Tag]],
-    ) -> None:
-        """What arguments are known to be, to functions of that name."""
-        by_name: dict[str, list[CodeType]] = collections.defaultdict(list)
-        for code, source in sources.items():
-            by_name[code.co_name].append(code)
-            if code.co_name == "__init__" and source.owner:
-                by_name[source.owner].append(code)
-        for reading in readings.values():
-            for function, place, tags in reading.passed.values():
-                for code in by_name[function]:
-                    method = bool(self._watch.ran[code].owners)
-                    shift = 1 if code.co_name == "__init__" and function != "__init__" else 0
-                    if isinstance(place, int):
-                        place = place + shift - (0 if method or shift else _is_method_call(reading, function))
-                    known = parameters[code]
-                    known[place] = known.get(place, NONE) | tags
-
     def _read_modules(self, state: State) -> None:
         state.classes_and_hooks(self.model)
-        for path, module in self._modules:
-            label = self._label(path)
-            trusted, before = id(module) in self._trusted, self._before[id(module)]
+        for label, module in self._modules.items():
+            trusted, (before, _) = id(module) in self._trusted, self._before[id(module)]
             state.own_module(module, label, trusted, before, f"attribute of {label}")
 
     def _read_backward(self, state: State, readings: dict[CodeType, Reading]) -> None:
         """Functions of autograd that the program defines: nobody has watched their backward passes."""
-        outside, done = Outside(state, unseen=True), set(readings)
+        state.unseen, done = True, set(readings)
         functions = [
             function
             for cls in state.classes.values()
@@ -230,26 +134,16 @@ class Audit:
             if code in done or origins.of_globals(function.__globals__) is not Origin.PROGRAM:
                 continue
             done.add(code)
-            source = source_of(code)
-            if source is None:
-                raise Refusal(Why.GRAPH_NO_SOURCE, code.co_name, position(code))
-            reading = Reading(source, {}, {})
-            _refuse_problems(code, reading)
-            known = set(state.functions)
-            for name in reading.names.values():
-                if name.imported or name.root not in code.co_freevars:
-                    outside.resolve(name, function.__globals__, position(code, name.line))
-            outside.function(function, reading, position(code))
+            reading, known = unseen_reading(code), set(state.functions)
+            _globals_of(state, code, reading, function.__globals__)
+            _closure_of(state, function, reading, position(code))
             functions += [one for new in set(state.functions) - known for one in state.functions[new].values()]
 
     def _read_outside(self, state: State, readings: dict[CodeType, Reading]) -> None:
         """What names of the functions stand for, their closures and defaults; functions found so may be new ones."""
-        outside = Outside(state)
         for code, reading in readings.items():
-            for names in self._watch.ran[code].globals.values():
-                for name in reading.names.values():
-                    if name.imported or name.root not in code.co_freevars:
-                        outside.resolve(name, names, position(code, name.line))
+            for names in self._watch.ran[code][0].values():
+                _globals_of(state, code, reading, names)
         unknown = [code for code in readings if _needs_function(code, readings[code]) and code not in state.functions]
         for function in gc.get_referrers(*unknown) if unknown else ():
             if isinstance(function, types.FunctionType):
@@ -263,24 +157,7 @@ class Audit:
         ]:
             for code, function in pending:
                 done.add(id(function))
-                outside.function(function, readings[code], position(code))
-
-
-def _first_line(node: ast.AST, line: int) -> int:
-    """The line at which what is done after `line` of a function begins: that of the loop around it."""
-    loops = [part for part in ast.walk(node) if isinstance(part, (ast.For, ast.While))]
-    return min([part.lineno for part in loops if part.lineno <= line <= (part.end_lineno or line)], default=line)
-
-
-def _refuse_problems(code: CodeType, reading: Reading, after: int = 0) -> None:
-    for why, what, line in reading.problems.values():
-        if line < after:
-            continue
-        raise Refusal(why, what, position(code, line))
-
-
-def _is_method_call(reading: Reading, function: str) -> int:
-    return 1 if any(name == function for _, chain in reading.names for name in chain[-1:]) else 0
+                _closure_of(state, function, readings[code], position(code))
 
 
 def _needs_function(code: CodeType, reading: Reading) -> bool:
@@ -288,23 +165,118 @@ def _needs_function(code: CodeType, reading: Reading) -> bool:
     return bool(set(code.co_freevars) - {"__class__"}) or reading.has_defaults
 
 
-def _contents(module: nn.Module) -> dict[str, Any]:
-    """Containers among the attributes of a module, and what is in them, as deep as it goes."""
-    return {name: _copied(value, 0) for name, value in module.__dict__.items() if isinstance(value, _CONTAINERS)}
+def _globals_of(state: State, code: CodeType, reading: Reading, names: dict[str, Any]) -> None:
+    """Guard what the names from outside of a function stand for, with these globals. Raises Refusal."""
+    for name in reading.names.values():
+        if name.imported or name.root not in code.co_freevars:
+            _resolve(state, name, names, position(code, name.line))
 
 
-def _copied(value: Any, depth: int) -> Any:
-    if depth > 4 or not isinstance(value, _CONTAINERS) or len(value) > LARGEST:
-        return value
-    if isinstance(value, dict):
-        return [(key, _copied(item, depth + 1)) for key, item in value.items()]
-    return [_copied(item, depth + 1) for item in value]
+def _resolve(state: State, name: Name, names: dict[str, Any], where: str) -> None:
+    """A name of a function with these globals. Raises Refusal."""
+    if name.imported:
+        module = _module(name.root, names)
+        if module is not None:
+            _follow(state, module, name.chain, name.root, where)
+    elif name.root in names:
+        label = f"{names.get('__name__', '')}.{name.root}".removeprefix("__main__.")
+        _follow(state, state.key(names, name.root, label), name.chain, label, where)
+    else:
+        state.absent(names, [name.root], str(names.get("__name__", "")))
+        own = vars(builtins)
+        if name.root in own:
+            value = state.key(own, name.root, name.root)
+            if state.unseen and not isinstance(value, type) and origins.effect_of(value) is not None:
+                raise Refusal(Why.GRAPH_SIDE_EFFECT, name.root, where)
 
 
-def _same(value: Any, other: Any) -> bool:
-    if type(value) in (list, tuple) and type(other) is type(value):
-        return len(value) == len(other) and all(map(_same, value, other))
-    return value is other
+def _closure_of(state: State, function: types.FunctionType, reading: Reading, where: str) -> None:
+    """The closure and the defaults of a function. Raises Refusal."""
+    code = function.__code__
+    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if variable == "__class__":
+            continue
+        label = f"{function.__name__}.{variable}"
+        if id(cell) not in state.seen:
+            state.seen[id(cell)] = label
+            try:
+                cell.cell_contents  # noqa: B018
+            except ValueError:
+                continue
+            state.entry(_cell_contents, cell, functools.partial(same_label, label))
+        chains = [name.chain for name in reading.names.values() if name.root == variable and not name.imported]
+        for chain in chains or [()]:
+            _follow(state, cell.cell_contents, chain, label, where)
+    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        state.value(value, f"a default of {function.__name__}", where)
+
+
+def _follow(state: State, value: Any, chain: tuple[str, ...], label: str, where: str) -> None:
+    """The value, by way of these attributes."""
+    for name in chain:
+        step = _step(state, value, name, f"{label}.{name}", where)
+        if step is _STEP:
+            break
+        value, label = step, f"{label}.{name}"
+    else:
+        if not isinstance(value, types.ModuleType):
+            state.value(value, label, where)
+
+
+def _step(state: State, value: Any, name: str, label: str, where: str) -> Any:
+    """An attribute, which is guarded; _STEP where `value` as a whole is, or need not be."""
+    if isinstance(value, types.ModuleType):
+        return _of_module(state, value, name, label, where)
+    if isinstance(value, type):
+        state.methods_of(value, where)
+        for base in value.__mro__:
+            if name in vars(base) and origins.of_class(base) is Origin.PROGRAM:
+                item = state.key(vars(base), name, label)
+                return _STEP if hasattr(type(item), "__get__") else item
+        return _STEP
+    if isinstance(value, nn.Module):
+        state.value(value, label.rpartition(".")[0], where)
+        return _STEP
+    own = getattr(value, "__dict__", None)
+    cls = type(value)
+    if is_own(value) or not isinstance(own, dict) or name not in own:
+        state.value(value, label.rpartition(".")[0], where)
+        return _STEP
+    if any("__getattribute__" in vars(base) for base in cls.__mro__[:-1]):
+        state.value(value, label.rpartition(".")[0], where)
+        return _STEP
+    state.methods_of(cls, where)
+    return state.key(own, name, label)
+
+
+def _of_module(state: State, module: types.ModuleType, name: str, label: str, where: str) -> Any:
+    own, origin = vars(module), origins.of_module(module.__name__)
+    if name not in own:
+        return getattr(module, name, _STEP) if origin is not Origin.PROGRAM else _STEP
+    item = state.key(own, name, label)
+    if isinstance(item, types.ModuleType):
+        return item
+    if origin is Origin.TRUSTED and not isinstance(item, (torch.Generator, list, dict, set)):
+        return _STEP
+    if origin is Origin.LIBRARY and callable(item):
+        if state.unseen or module.__name__.startswith("numpy.random"):
+            raise Refusal(Why.GRAPH_SIDE_EFFECT, label, where)
+        return _STEP  # that it is called would have been seen
+    return item
+
+
+def _module(root: str, names: dict[str, Any]) -> Any:
+    """A module that a function imports, if it is loaded."""
+    if root.startswith("."):
+        try:
+            root = importlib.util.resolve_name(root, names.get("__package__") or "")
+        except ImportError:
+            return None
+    return sys.modules.get(root)
+
+
+def _cell_contents(cell: Any) -> tuple[Any, ...]:
+    return (cell.cell_contents,)
 
 
 def _switches(state: State) -> None:

@@ -4,39 +4,54 @@ from __future__ import annotations
 
 import ast
 import builtins
-from typing import Any
+import enum
+import functools
+import operator
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from ....refusals import Why
-from .origins import words
-from .tags import (
-    COUNTS,
-    HOLDS,
-    NONE,
-    OLD,
-    ROWS,
-    SHAPE,
-    STATE,
-    Name,
-    Passed,
-    Tag,
-    constant,
-    container_of,
-    element_of,
-    is_channel,
-    of_axis,
-    text_of,
-)
+
+
+class Tag(enum.IntFlag):
+    """OLD: it may have been there before the call.  HOLDS: what lies in it may.  ROWS: a number that
+    follows from how many rows there are.  SHAPE: a shape, whose first number is one."""
+
+    NONE = 0
+    OLD = 1
+    HOLDS = 2
+    ROWS = 4
+    SHAPE = 8
+
+
+NONE, OLD, HOLDS, ROWS, SHAPE = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE
+STATE = OLD | HOLDS
+COUNTS = ROWS | SHAPE
+
+
+class Name(NamedTuple):
+    """A name from outside of a function, and the attributes that are read one after the other."""
+
+    root: str
+    chain: tuple[str, ...]
+    line: int
+    imported: bool = False
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 # Those that neither tensors nor layers have.
-_WRITES = words("append extend insert setdefault popitem appendleft popleft extendleft move_to_end")
+_WRITES = _words("append extend insert setdefault popitem appendleft popleft extendleft move_to_end")
 _SLOTS = ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__")
-_LOOKUPS = words("get setdefault pop index __getitem__ insert")
-_PARTS = words(
+_LOOKUPS = _words("get setdefault pop index __getitem__ insert")
+_PARTS = _words(
     "get setdefault pop popitem items values keys copy __getitem__ modules children named_modules named_children "
     "get_submodule parameters buffers"
 )
-_SAME = words("int float min max sum abs round str tuple list sorted divmod pow hash repr format bool set")
-_CONTAINERS = words("iter zip enumerate reversed sorted list tuple dict set map filter frozenset")
+_SAME = _words("int float min max sum abs round str tuple list sorted divmod pow hash repr format bool set")
+_CONTAINERS = _words("iter zip enumerate reversed sorted list tuple dict set map filter frozenset")
 
 
 class Expressions:
@@ -47,11 +62,11 @@ class Expressions:
         self.attributes: set[str] = set()
         self.any_attribute = False
         self.problems: dict[tuple[str, int], tuple[Why, str, int]] = {}
-        self.passed: dict[tuple[str, int | str], Passed] = {}
+        self.passed: dict[tuple[str, int | str], Tag] = {}  # arguments, by function and position or name
         self.env: dict[str, Tag] = {}
         self.imports: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._known, self._rows = returns, rows
-        self.compared_owner: str | None = None  # see `Compared`
+        self.compared_owner: str | None = None  # a module whose attributes are compared after the call
         self._outside: set[str] = set()  # declared global or nonlocal
         self._globals: set[str] = set()  # declared so, and compared
         self._enclosing: set[str] = set()  # bound by functions around it, in the same call
@@ -101,35 +116,21 @@ class Expressions:
                 self.bind(target, self.of(own), own)
             return
         for place, target in enumerate(targets):
-            if tags & SHAPE and not isinstance(target, ast.Starred):
-                part = ROWS if place == 0 else NONE
-            else:
-                part = element_of(tags)
-            self.bind(target, part, None)
-
-    def of_item(self, node: ast.expr, tags: Tag) -> Tag:
-        """Of what a loop over an expression takes. Places that `enumerate` counts are no state, but this errs
-        on the side of caution."""
-        return element_of(tags)
-
-    # expressions: `of` returns what is known of their values
+            sizes = tags & SHAPE and not isinstance(target, ast.Starred)
+            self.bind(target, (NONE if place else ROWS) if sizes else element_of(tags), None)
 
     def of(self, node: ast.expr) -> Tag:
         """What is known of the value of an expression."""
         method = getattr(self, f"_of_{type(node).__name__}", None)
         if method is not None:
-            return method(node)
-        tags = NONE
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                tags |= self.of(child)
-        return tags & ROWS
+            known: Tag = method(node)
+            return known
+        return joined(self.of(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)) & ROWS
 
-    def _of_Constant(self, node: ast.Constant) -> Tag:
+    def _of_Constant(self, node: ast.expr) -> Tag:
         return NONE
 
-    def _of_Lambda(self, node: ast.Lambda) -> Tag:
-        return NONE
+    _of_Lambda = _of_Constant
 
     def _of_Name(self, node: ast.Name) -> Tag:
         return self._named(node.id, (), node)
@@ -155,8 +156,7 @@ class Expressions:
             chain.insert(0, inner.attr)
             inner = inner.value
         base = self._named(inner.id, tuple(chain), node) if isinstance(inner, ast.Name) else self.of(inner)
-        if "__dict__" in chain:
-            self.any_attribute = True
+        self.any_attribute = self.any_attribute or "__dict__" in chain
         if "__class__" in chain:
             return STATE
         if chain[-1] == "shape":
@@ -177,35 +177,25 @@ class Expressions:
         return (HOLDS if tags & HOLDS and not tags & OLD else NONE) | (tags & COUNTS)
 
     def _of_Compare(self, node: ast.Compare) -> Tag:
-        parts = [node.left, *node.comparators]
-        tags = [self.of(part) for part in parts]
-        if all(isinstance(operator, (ast.Is, ast.IsNot)) for operator in node.ops):
-            return NONE
-        return ROWS if any(tag & COUNTS for tag in tags) else NONE
+        tags = joined(map(self.of, [node.left, *node.comparators]))
+        compared = not all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
+        return ROWS if compared and tags & COUNTS else NONE
 
     def _of_BoolOp(self, node: ast.BoolOp) -> Tag:
-        tags = NONE
-        for part in node.values:
-            tags |= self.of(part)
-        return tags
+        return joined(map(self.of, node.values))
 
     def _of_IfExp(self, node: ast.IfExp) -> Tag:
         self.branch(node.test)
         return self.of(node.body) | self.of(node.orelse)
 
     def _of_List(self, node: Any) -> Tag:
-        tags = NONE
-        for part in node.elts:
-            tags |= container_of(self.of(part))
-        return tags
+        return joined(container_of(self.of(part)) for part in node.elts)
 
     _of_Tuple = _of_Set = _of_List
 
     def _of_Dict(self, node: ast.Dict) -> Tag:
-        tags = NONE
-        for key, value in zip(node.keys, node.values, strict=True):
-            tags |= (self.of(key) & ROWS if key is not None else NONE) | container_of(self.of(value))
-        return tags
+        pairs = zip(node.keys, node.values, strict=True)
+        return joined((NONE if k is None else self.of(k) & ROWS) | container_of(self.of(v)) for k, v in pairs)
 
     def _of_Starred(self, node: ast.Starred) -> Tag:
         return element_of(self.of(node.value))
@@ -220,14 +210,11 @@ class Expressions:
             tags = self.of(generator.iter)
             if tags & ROWS:
                 self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(generator.iter), node)
-            self.bind(generator.target, self.of_item(generator.iter, tags), None)
+            self.bind(generator.target, element_of(tags), None)  # places that `enumerate` counts, too
             for test in generator.ifs:
                 self.branch(test)
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        tags = NONE
-        for part in parts:
-            tags |= container_of(self.of(part))
-        return tags
+        return joined(container_of(self.of(part)) for part in parts)
 
     _of_SetComp = _of_DictComp = _of_GeneratorExp = _of_ListComp
 
@@ -235,9 +222,7 @@ class Expressions:
         places: list[tuple[int | str, ast.expr]] = [*enumerate(node.args)]
         places += [(keyword.arg or "**", keyword.value) for keyword in node.keywords]
         arguments = [(place, self.of(part)) for place, part in places]
-        every = NONE
-        for _, tags in arguments:
-            every |= tags
+        every = joined(tags for _, tags in arguments)
         if isinstance(node.func, ast.Attribute):
             return self._method(node, node.func, arguments, every)
         if isinstance(node.func, ast.Name):
@@ -274,7 +259,7 @@ class Expressions:
         tags = every & COUNTS if name in _SAME or name in ("range", *_CONTAINERS) else NONE
         if name == "range":
             return ROWS if tags else NONE
-        if name in ("list", "tuple", "reversed", "sorted") and first & SHAPE:
+        if first & SHAPE and name in ("list", "tuple", "reversed", "sorted"):
             tags = SHAPE if name in ("list", "tuple") else ROWS
         if name in _CONTAINERS:
             tags |= HOLDS if every & STATE else NONE
@@ -285,8 +270,7 @@ class Expressions:
         for place, tags in arguments:
             if tags:
                 key = place + shift if isinstance(place, int) else place
-                known = self.passed.get((name, key))
-                self.passed[name, key] = Passed(name, key, tags | (known.tags if known else NONE))
+                self.passed[name, key] = tags | self.passed.get((name, key), NONE)
         return self._known.get(name, NONE)
 
     def _method(self, node: ast.Call, method: ast.Attribute, arguments: list[tuple[int | str, Tag]], every: Tag) -> Tag:
@@ -319,3 +303,48 @@ class Expressions:
             self.of(method)
         self.attributes.add(method.attr)
         return owner
+
+
+def joined(several: Iterable[Tag]) -> Tag:
+    """Of what may be any of these."""
+    return functools.reduce(operator.or_, several, NONE)
+
+
+def element_of(tags: Tag) -> Tag:
+    """Of something in a value."""
+    return (STATE if tags & STATE else NONE) | (ROWS if tags & COUNTS else NONE)
+
+
+def container_of(tags: Tag) -> Tag:
+    """Of a new container with this in it."""
+    return (HOLDS if tags & STATE else NONE) | (tags & COUNTS)
+
+
+def of_axis(base: Tag, index: ast.expr, index_tags: Tag) -> Tag:
+    """Of an entry of a shape: any but the first are channels or fixed."""
+    if not base & SHAPE:
+        return element_of(base)
+    if isinstance(index, ast.Slice):
+        lower = constant(index.lower)
+        return NONE if isinstance(lower, int) and (lower >= 1 or lower == -1) else SHAPE
+    return NONE if is_channel(index) else ROWS
+
+
+def is_channel(index: ast.expr | None) -> bool:
+    """Whether an axis is not that of rows."""
+    value = constant(index)
+    return isinstance(value, int) and (value >= 1 or value == -1)
+
+
+def constant(node: ast.expr | None) -> object:
+    """The number or text that an expression is; None for others."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = constant(node.operand)
+        return -value if isinstance(value, (int, float)) else None
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def text_of(node: ast.expr) -> str:
+    """An expression as the program has it."""
+    text = ast.unparse(node)
+    return text if len(text) <= 60 else f"{text[:57]}..."

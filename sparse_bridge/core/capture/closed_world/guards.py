@@ -14,6 +14,7 @@ from ....hooks import IN_PLACE_OF
 
 Getter = Callable[[Any], tuple[Any, ...]]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
+LARGEST = 4096  # values in containers that are looked into
 PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
 
 
@@ -26,13 +27,8 @@ class Entry(NamedTuple):
     names: tuple[str, ...]
 
 
-class Absent(NamedTuple):
-    """Names that a dictionary does not have: they would hide others.  own: names under which the package
-    itself puts something there."""
-
-    box: Any
-    names: frozenset[str]
-    label: str
+# A dictionary, names that it does not have, as they would hide others, and what the program calls it.
+Absent = tuple[Any, set[str], str]
 
 
 class Guards:
@@ -41,7 +37,7 @@ class Guards:
     def __init__(self, entries: list[Entry], layers: list[Entry], absent: list[Absent], equal: list[Entry]) -> None:
         """layers: values of torch's and frameworks' own, for which `True` is as good as 1.  equal: new objects
         every time, compared by value."""
-        self._equal, self._absent = equal, [one for one in absent if one.names]
+        self._equal, self._absent = equal, [one for one in absent if one[1]]
         self._entries, self._layers = entries, layers
         self._set()
 
@@ -50,7 +46,7 @@ class Guards:
         self._layer_pairs = [(entry.get, entry.box) for entry in self._layers]
         self._layer_values = [entry.values for entry in self._layers]
         self._values = list(itertools.chain.from_iterable(entry.values for entry in self._entries))
-        self._boxes = [one.box for one in self._absent]
+        self._boxes = [box for box, _, _ in self._absent]
         self._lengths = list(map(len, self._boxes))
 
     def __len__(self) -> int:
@@ -82,10 +78,10 @@ class Guards:
         difference = self._differing(self._entries) or self._differing(self._layers) or self._differing(self._equal)
         if difference is not None:
             return difference
-        for one in self._absent:
-            for name in one.names:
-                if name in one.box and not is_own(one.box[name]):
-                    return f"{one.label}.{name}: {shown(one.box[name])}, was not there"
+        for box, names, label in self._absent:
+            for name in names:
+                if name in box and not is_own(box[name]):
+                    return f"{label}.{name}: {shown(box[name])}, was not there"
         return ""
 
     def _differing(self, entries: list[Entry]) -> str | None:
@@ -134,3 +130,55 @@ def shown(value: Any) -> str:
     else:
         text = f"another {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# What gets what a guard compares, always as a tuple.
+
+
+def itemgetter(keys: tuple[Any, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """The values of a dictionary under these keys, as a tuple."""
+    if len(keys) == 1:
+        get, key = operator.itemgetter, keys[0]
+        return get(key, key)
+    return operator.itemgetter(*keys)
+
+
+def doubled(keys: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`values` as `itemgetter` returns them."""
+    return values * 2 if len(keys) == 1 else values
+
+
+def values_in(box: Any) -> tuple[Any, ...]:
+    """The values of a dictionary."""
+    return tuple(box.values())
+
+
+def values_in_all(boxes: Any) -> tuple[Any, ...]:
+    """The values of dictionaries, most of which are empty."""
+    return tuple(value for box in boxes for value in box.values()) if any(boxes) else ()
+
+
+def classes_of(box: Any) -> tuple[Any, ...]:
+    """The classes of objects."""
+    return tuple(map(type, box))
+
+
+def class_of(box: Any) -> tuple[Any, ...]:
+    """The class of an object."""
+    return (box.__class__,)
+
+
+def frozen(box: Any) -> tuple[Any, ...]:
+    """What is in a set."""
+    return (frozenset(box),)
+
+
+def numbers_of(box: Any) -> tuple[Any, ...]:
+    """The numbers, shape and dtype of a small array."""
+    return (box.tobytes(), box.shape, str(box.dtype))
+
+
+def slot(name: str) -> Callable[[Any], tuple[Any, ...]]:
+    """What reads an attribute that is in no `__dict__`."""
+    get = operator.attrgetter(name)
+    return lambda box: (get(box),)

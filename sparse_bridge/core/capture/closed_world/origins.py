@@ -8,6 +8,8 @@ import sys
 from types import CodeType
 from typing import Any
 
+from ....refusals import Why
+
 
 def words(text: str) -> frozenset[str]:
     """The words of a text."""
@@ -100,41 +102,35 @@ _CHANGES = words(
 )
 
 
-class Effect(enum.Enum):
-    """What a function written in C does."""
-
-    NONE = enum.auto()
-    CHANGES_SELF = enum.auto()
-    READS_TENSOR = enum.auto()
-    OTHER = enum.auto()
-
-
-def effect_of(function: Any) -> Effect:
-    """Of a function written in C, as a profiler is shown it."""
+def effect_of(function: Any) -> Why | None:
+    """What a function written in C, as a profiler is shown it, does that a replay would not repeat: GRAPH_WRITES_STATE
+    where it changes what it is a method of, GRAPH_HOST_READ, GRAPH_SIDE_EFFECT; None: nothing."""
     import torch  # here: `trust` is called before anything needs torch
 
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
 
     if isinstance(owner, torch.Tensor):
-        return Effect.READS_TENSOR if name in _HOST_READS else Effect.OTHER if name in EFFECTS else Effect.NONE
+        return _of_torch(name)
     if isinstance(owner, type(sys)):
         return _of_module_function(owner.__name__, name)
     if owner is None or isinstance(owner, type):
         module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or "builtins"
         return _of_module_function(module, name)
-    if isinstance(owner, _METHODS_OF) or type(owner).__module__ in ("collections", "_collections", "builtins"):
-        return Effect.CHANGES_SELF if name in MUTATING else Effect.NONE
-    if name == "__setattr__":
-        return Effect.CHANGES_SELF
+    collection = isinstance(owner, _METHODS_OF) or type(owner).__module__ in ("collections", "_collections", "builtins")
+    if collection or name == "__setattr__":
+        return Why.GRAPH_WRITES_STATE if name in MUTATING else None
     trusted = of_class(type(owner)) is Origin.TRUSTED and not isinstance(owner, torch.Generator)
-    return Effect.NONE if trusted or type(owner).__module__.startswith("pybind11") else Effect.OTHER
+    return None if trusted or type(owner).__module__.startswith("pybind11") else Why.GRAPH_SIDE_EFFECT
 
 
-def _of_module_function(module: str, name: str) -> Effect:
+def _of_module_function(module: str, name: str) -> Why | None:
     if module == "builtins":
-        return Effect.NONE if name in _BUILTINS else Effect.OTHER
-    if name in _CHANGES:
-        return Effect.OTHER
-    if module.partition(".")[0] == "torch":
-        return Effect.READS_TENSOR if name in _HOST_READS else Effect.OTHER if name in EFFECTS else Effect.NONE
-    return Effect.NONE if of_module(module) is Origin.TRUSTED else Effect.OTHER
+        return None if name in _BUILTINS else Why.GRAPH_SIDE_EFFECT
+    changes = name in _CHANGES
+    if module.partition(".")[0] == "torch" and not changes:
+        return _of_torch(name)
+    return Why.GRAPH_SIDE_EFFECT if changes or of_module(module) is not Origin.TRUSTED else None
+
+
+def _of_torch(name: str) -> Why | None:
+    return Why.GRAPH_HOST_READ if name in _HOST_READS else Why.GRAPH_SIDE_EFFECT if name in EFFECTS else None

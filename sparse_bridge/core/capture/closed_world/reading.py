@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import collections
+from collections.abc import Iterable, Mapping
+from types import CodeType
 from typing import Any
 
-from ....refusals import Why
-from .expressions import Expressions
-from .sources import Source
-from .tags import NONE, OLD, ROWS, STATE, Compared, Parameters, Tag, element_of, only_raises, text_of
+from ....refusals import Refusal, Why
+from .expressions import NONE, OLD, ROWS, STATE, Expressions, Tag, element_of, text_of
+from .sources import Source, position, source_of
+
+_PASSES = 5  # from function to function
+_Known = dict[CodeType, dict[int | str, Tag]]  # of the parameters of functions
 
 
 class Reading(Expressions):
@@ -19,17 +23,19 @@ class Reading(Expressions):
     def __init__(
         self,
         source: Source,
-        parameters: Parameters,
+        parameters: Mapping[int | str, Tag],
         returns: dict[str, Tag],
         rows: frozenset[int] = frozenset(),
         inner: bool = False,
-        compared: Compared = Compared.NOTHING,
+        compares: bool = False,
+        of_module: bool = False,
     ) -> None:
         """returns: of functions of the program, by name.  rows: lines that ask for the length of a tensor.
-        inner: the function around it ran in the call as well."""
+        inner: the function around it ran in the call as well.  compares: globals are compared after the call, so that
+        writing the same again is allowed; of_module: so are the attributes of its first parameter."""
         super().__init__(returns, rows)
         first = [*source.node.args.posonlyargs, *source.node.args.args][:1]
-        self.compared, self.compared_owner = compared, first[0].arg if first and compared is Compared.OWNER else None
+        self.compares, self.compared_owner = compares, first[0].arg if first and of_module else None
         self.result, self.has_defaults = NONE, False
         if inner:
             for node in source.outer:
@@ -46,7 +52,7 @@ class Reading(Expressions):
             if self.env == before:
                 break
 
-    def _bind_parameters(self, source: Source, parameters: Parameters) -> None:
+    def _bind_parameters(self, source: Source, parameters: Mapping[int | str, Tag]) -> None:
         arguments = source.node.args
         positional = [*arguments.posonlyargs, *arguments.args]
         for place, one in enumerate(positional):
@@ -80,7 +86,7 @@ class Reading(Expressions):
     _do_AsyncFunctionDef = _do_ClassDef = _do_FunctionDef
 
     def _do_Global(self, node: Any) -> None:
-        (self._outside if self.compared is Compared.NOTHING else self._globals).update(node.names)
+        (self._globals if self.compares else self._outside).update(node.names)
 
     def _do_Nonlocal(self, node: Any) -> None:
         self._outside |= set(node.names) - self._enclosing
@@ -123,13 +129,13 @@ class Reading(Expressions):
         tags = self.of(node.iter)
         if tags & ROWS:
             self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(node.iter), node)
-        self.bind(node.target, self.of_item(node.iter, tags), None)
+        self.bind(node.target, element_of(tags), None)
         self._all(node.body, node.orelse)
 
     _do_AsyncFor = _do_For
 
     def _do_If(self, node: ast.If) -> None:
-        self.branch(node.test, only_raises(node))
+        self.branch(node.test, _only_raises(node))
         self._all(node.body, node.orelse)
 
     def _do_While(self, node: ast.While) -> None:
@@ -184,6 +190,15 @@ class Reading(Expressions):
                 self.visit(statement)
 
 
+def _only_raises(statement: ast.stmt) -> bool:
+    """Whether a condition does nothing but end the call with an error."""
+    if isinstance(statement, ast.Assert):
+        return True
+    return (
+        isinstance(statement, ast.If) and not statement.orelse and all(isinstance(s, ast.Raise) for s in statement.body)
+    )
+
+
 def _bound(node: Any) -> set[str]:
     """The names that a function binds."""
     arguments = node.args
@@ -195,3 +210,93 @@ def _bound(node: Any) -> set[str]:
         elif isinstance(part, (ast.FunctionDef, ast.ClassDef)):
             names.add(part.name)
     return names
+
+
+def readings_of(
+    ran: Mapping[CodeType, Mapping[int, bool]],
+    rows: Iterable[tuple[str, int]],
+    after: Mapping[CodeType, int],
+    modules: frozenset[int],
+) -> dict[CodeType, Reading]:
+    """The functions of a program that ran, read until what they pass to each other is known. Raises Refusal.
+
+    ran: with their owners.  rows, after, modules: see `Watch`.
+    """
+    sources = {code: _source(code) for code in ran}
+    nodes = {id(source.node) for source in sources.values()}
+    parameters = {code: _of_owner(code, owners) for code, owners in ran.items()}
+    returns: dict[str, Tag] = {}
+    readings: dict[CodeType, Reading] = {}
+    for _ in range(_PASSES):
+        before = {code: dict(known) for code, known in parameters.items()}, dict(returns)
+        for code, source in sources.items():
+            inner = bool(source.outer) and id(source.outer[0]) in nodes
+            lines = frozenset(line for file, line in rows if file == code.co_filename)
+            of_module = bool(ran[code]) and ran[code].keys() <= modules
+            readings[code] = Reading(source, parameters[code], returns, lines, inner, True, of_module)
+        for code, reading in readings.items():
+            returns[code.co_name] = returns.get(code.co_name, NONE) | reading.result
+        _pass_on(readings, sources, parameters, ran)
+        if before == (parameters, returns):
+            break
+    for code, reading in readings.items():
+        _refuse_problems(code, reading, _first_line(sources[code].node, after.get(code, 0)))
+    return readings
+
+
+def unseen_reading(code: CodeType) -> Reading:
+    """A function that nobody has watched. Raises Refusal."""
+    reading = Reading(_source(code), {}, {})
+    _refuse_problems(code, reading)
+    return reading
+
+
+def _source(code: CodeType) -> Source:
+    source = source_of(code)
+    if source is None:
+        raise Refusal(Why.GRAPH_NO_SOURCE, code.co_name, position(code))
+    return source
+
+
+def _of_owner(code: CodeType, owners: Mapping[int, bool]) -> dict[int | str, Tag]:
+    made = not owners or all(owners.values()) or code.co_name in ("__init__", "__post_init__", "__new__")
+    return {} if made else {0: STATE}
+
+
+def _pass_on(
+    readings: dict[CodeType, Reading],
+    sources: dict[CodeType, Source],
+    parameters: _Known,
+    ran: Mapping[CodeType, Mapping[int, bool]],
+) -> None:
+    """What arguments are known to be, to functions of that name."""
+    by_name: dict[str, list[CodeType]] = collections.defaultdict(list)
+    for code, source in sources.items():
+        by_name[code.co_name].append(code)
+        if code.co_name == "__init__" and source.owner:
+            by_name[source.owner].append(code)
+    for reading in readings.values():
+        for (function, place), tags in reading.passed.items():
+            for code in by_name[function]:
+                shift = 1 if code.co_name == "__init__" and function != "__init__" else 0
+                if isinstance(place, int):
+                    place = place + shift - (0 if ran[code] or shift else _is_method_call(reading, function))
+                known = parameters[code]
+                known[place] = known.get(place, NONE) | tags
+
+
+def _is_method_call(reading: Reading, function: str) -> int:
+    return 1 if any(name == function for _, chain in reading.names for name in chain[-1:]) else 0
+
+
+def _first_line(node: ast.AST, line: int) -> int:
+    """The line at which what is done after `line` of a function begins: that of the loop around it."""
+    loops = [part for part in ast.walk(node) if isinstance(part, (ast.For, ast.While))]
+    return min([part.lineno for part in loops if part.lineno <= line <= (part.end_lineno or line)], default=line)
+
+
+def _refuse_problems(code: CodeType, reading: Reading, after: int = 0) -> None:
+    for why, what, line in reading.problems.values():
+        if line < after:
+            continue
+        raise Refusal(why, what, position(code, line))

@@ -15,12 +15,10 @@ import torch
 from torch import nn
 
 from ....refusals import Refusal, Why
-from . import origins
-from .getters import class_of, classes_of, doubled, frozen, itemgetter, numbers_of, slot, values_in, values_in_all
-from .guards import PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
+from . import guards, origins
+from .guards import LARGEST, PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
 from .origins import Origin
 
-LARGEST = 4096  # values
 _HEAP_TYPE = 1 << 9  # of a class that Python code defines, as a rule
 _SMALL = 64  # numbers in an array
 _CODE = (types.FunctionType, type, types.ModuleType, property, staticmethod, classmethod, functools.partialmethod)
@@ -31,19 +29,21 @@ _FIELDS = ("_tuplegetter", "member_descriptor", "getset_descriptor")  # of the o
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 
-def _same_label(label: str, place: int) -> str:
+def same_label(label: str, place: int) -> str:
+    """One label for all that an object has."""
     return label
 
 
 class State:
     """Collects what was read. functions: of the program, by code.  classes: that have methods of it.
 
-    attributes: names of attributes that its functions read.  any_attribute: they may read others.
+    attributes: names of attributes that its functions read.  any_attribute: they may read others.  unseen: nobody has
+    watched what the functions call that are looked at now.
     """
 
     def __init__(self, model: nn.Module, attributes: set[str], any_attribute: bool) -> None:
         self.modules = {id(module): name for name, module in _named(model)}
-        self.attributes, self.any_attribute = attributes, any_attribute
+        self.attributes, self.any_attribute, self.unseen = attributes, any_attribute, False
         self.functions: dict[types.CodeType, dict[int, types.FunctionType]] = {}
         self.classes: dict[int, type] = {}
         self.seen: dict[int, str] = {}  # containers and objects, by identity
@@ -52,17 +52,17 @@ class State:
         self._entries: list[Entry] = []
         self._layers: list[Entry] = []
         self._equal: list[Entry] = []
-        self._absent: dict[int, tuple[Any, set[str], str]] = {}
+        self._absent: dict[int, Absent] = {}
         self._keep: list[Any] = []
 
     def classes_and_hooks(self, model: nn.Module) -> None:
         """Guard that modules are of the classes that they are, and have the hooks that they have."""
         modules = list(model.modules())
-        self.entry(classes_of, modules, lambda _: f"the class of a module of {type(model).__name__}", layer=True)
+        self.entry(guards.classes_of, modules, lambda _: f"the class of a module of {type(model).__name__}", layer=True)
         names = [(module, name) for module in model.modules() for name in _HOOKS]
         boxes = [module.__dict__[name] for module, name in names]
         label = f"the hooks of {type(model).__name__} and its modules"
-        self.entry(values_in_all, boxes, lambda _: label, layer=True)
+        self.entry(guards.values_in_all, boxes, lambda _: label, layer=True)
 
     def guards(self) -> Guards:
         """All of it."""
@@ -70,10 +70,9 @@ class State:
         for (_, of_layer), (box, keys) in self._keys.items():
             names = tuple(keys)
             values, labels = tuple(v for v, _ in keys.values()), tuple(label for _, label in keys.values())
-            entry = Entry(itemgetter(names), box, doubled(names, values), doubled(names, labels))
+            entry = Entry(guards.itemgetter(names), box, guards.doubled(names, values), guards.doubled(names, labels))
             (layers if of_layer else entries).append(entry)
-        absent = [Absent(box, frozenset(names), label) for box, names, label in self._absent.values()]
-        return Guards(entries, layers, absent, self._equal)
+        return Guards(entries, layers, list(self._absent.values()), self._equal)
 
     def key(self, box: Any, key: Any, label: str, layer: bool = False) -> Any:
         """Guard an entry of a dictionary, and return it. layer: of torch or a framework."""
@@ -122,7 +121,7 @@ class State:
         elif type(value) in (set, frozenset):
             self._set(value, label, where)
         elif isinstance(value, np.ndarray) and value.size <= _SMALL and value.dtype != object:
-            self._equal.append(Entry(numbers_of, value, numbers_of(value), (label,)))
+            self._equal.append(Entry(guards.numbers_of, value, guards.numbers_of(value), (label,)))
         elif isinstance(value, functools.cached_property):
             self.value(value.func, label, where)
         elif isinstance(value, functools.partial):
@@ -182,7 +181,7 @@ class State:
             return f"{label}[{keys[place % len(keys)]!r}]" if keys else label
 
         self.entry(tuple, value, name)
-        items = self.entry(values_in, value, name)
+        items = self.entry(guards.values_in, value, name)
         for key, item in zip(keys, items, strict=True):
             self.value(key, label, where)
             self.value(item, f"{label}[{key!r}]", where)
@@ -194,7 +193,7 @@ class State:
             self.value(item, label, where)
         if type(value) is set:
             self.count += len(value)
-            self._equal.append(Entry(frozen, value, frozen(value), (label,)))
+            self._equal.append(Entry(guards.frozen, value, guards.frozen(value), (label,)))
 
     def _object(self, value: Any, label: str, where: str) -> None:
         cls = type(value)
@@ -205,7 +204,7 @@ class State:
     def _attributes(self, value: Any, label: str, where: str, all_of_them: bool) -> None:
         """Of an object of the program."""
         self.methods_of(type(value), where)
-        self.entry(class_of, value, lambda _: f"the class of {label}")
+        self.entry(guards.class_of, value, lambda _: f"the class of {label}")
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
             self._own(own, label, where, all_of_them and self.any_attribute)
@@ -213,7 +212,7 @@ class State:
             slots = base.__dict__.get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else tuple(slots):
                 if name in self.attributes and hasattr(value, name):
-                    item = self.entry(slot(name), value, functools.partial(_same_label, f"{label}.{name}"))[0]
+                    item = self.entry(guards.slot(name), value, functools.partial(same_label, f"{label}.{name}"))[0]
                     self.value(item, f"{label}.{name}", where)
 
     def _own(self, own: dict[str, Any], label: str, where: str, everything: bool) -> None:
@@ -250,7 +249,7 @@ class State:
         self.seen[id(module)] = label
         self.methods_of(type(module), where)
         if own["_modules"] or not trusted:
-            self.entry(values_in, own["_modules"], lambda _: f"the modules of {label}", layer=True)
+            self.entry(guards.values_in, own["_modules"], lambda _: f"the modules of {label}", layer=True)
         everything = trusted or self.any_attribute or _has_foreign_forward(type(module))
         for name, item in list(own.items()):
             if name in _OF_MODULES or (name.startswith("_") and trusted):
@@ -259,7 +258,7 @@ class State:
                 if before.get(name, self) is item and self._simple(item):
                     self.key(own, name, f"{label}.{name}", layer=True)
                     if isinstance(item, list):
-                        self.entry(tuple, item, functools.partial(_same_label, f"{label}.{name}"), layer=True)
+                        self.entry(tuple, item, functools.partial(same_label, f"{label}.{name}"), layer=True)
             elif name in self.attributes or everything or name == "training":
                 self.key(own, name, f"{label}.{name}")
                 self._part(item, name, f"{label}.{name}", where)

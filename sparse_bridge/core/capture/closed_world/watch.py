@@ -9,14 +9,14 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from ....refusals import Refusal, Why
 from . import origins
-from .origins import Effect, Origin
+from .origins import Origin
 from .sources import COMPREHENSIONS, position
 
 _IMPORTS = ("_handle_fromlist", "_lock_unlock_module")  # of what is loaded
@@ -26,13 +26,9 @@ _CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__complex__")
 _PYTHON_READS = ("__array__", "__contains__", "__format__", "__repr__", "__iter__", "__reversed__", "__hash__")
 
 
-class Ran(NamedTuple):
-    """A function of the program that ran. globals: by identity.  owners: first arguments that are no modules, by
-    identity, and whether they were made in the call."""
-
-    code: CodeType
-    globals: dict[int, dict[str, Any]]
-    owners: dict[int, bool]
+# Of a function of the program that ran: its globals, by identity; and first arguments that are no modules, by
+# identity, and whether they were made in the call.
+Ran = tuple[dict[int, dict[str, Any]], dict[int, bool]]
 
 
 class Watch:
@@ -150,18 +146,16 @@ class Watch:
                 self._refuse(Why.GRAPH_READS_STATE, frame, code.co_name, "generator")
         if code.co_name in COMPREHENSIONS:
             return
-        ran = self.ran.get(code)
-        if ran is None:
-            ran = self.ran[code] = Ran(code, {}, {})
-        if id(frame.f_globals) not in ran.globals:
-            ran.globals[id(frame.f_globals)] = frame.f_globals
+        spaces, owners = self.ran.get(code) or self.ran.setdefault(code, ({}, {}))
+        if id(frame.f_globals) not in spaces:
+            spaces[id(frame.f_globals)] = frame.f_globals
             self._remember(code, frame.f_globals)
         if code.co_argcount and code.co_varnames[0] in ("self", "cls"):
             owner = frame.f_locals.get(code.co_varnames[0])
             if code.co_name in ("__init__", "__new__", "__post_init__"):
                 self._made.add(id(owner))
             new = id(owner) in self._made or id(owner) in self._arguments
-            ran.owners[id(owner)] = new and id(owner) not in self.modules
+            owners[id(owner)] = new and id(owner) not in self.modules
 
     def _caller(self, frame: FrameType) -> FrameType | None:
         """The function of the program that called this one of a library, by way of libraries alone."""
@@ -217,14 +211,12 @@ class Watch:
 
     def _c_call(self, frame: FrameType, function: Any) -> None:
         effect, name = origins.effect_of(function), getattr(function, "__name__", str(function))
-        if effect is Effect.NONE or function is sys.setprofile:
+        if effect is None or function is sys.setprofile:
             return
-        if effect is Effect.CHANGES_SELF:
+        if effect is Why.GRAPH_WRITES_STATE:
             self.changed[id(function.__self__)] = position(frame.f_code, frame.f_lineno)
-        elif effect is Effect.READS_TENSOR:
-            self._refuse(Why.GRAPH_HOST_READ, frame, name)
         else:
-            self._refuse(Why.GRAPH_SIDE_EFFECT, frame, _named(function))
+            self._refuse(effect, frame, name if effect is Why.GRAPH_HOST_READ else _named(function))
 
     def _refuse(self, why: Why, frame: FrameType, name: str, *details: Any) -> None:
         if len(self.refusals) < 20:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .... import policy
-from .. import padded
-from ..closed_world.guards import Guards
+from ... import policy
+from . import padded
+from .closed_world.guards import Guards
 
 
 class CallKind:

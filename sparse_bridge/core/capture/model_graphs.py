@@ -1,0 +1,298 @@
+"""The graphs of a model: which there are, what is queued for the next call, and why there are no more.
+
+The graph that is likely to serve a call is queued, maps first, before the checks of the call are
+through: on a GPU's host those take as long as the maps do. A framework that looks for equal rows when a tensor is
+made queues a table for that and waits. Where such tensors have gone to a replayed model, the captured maps of that
+model show whether rows are equal, too. They are queued instead, and are ready when the model is called.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import hooks, log, policy, state
+from ...refusals import Refusal, Verdict, Why
+from ..geometry.data_bounds import Root
+from ..maps.coordinate_map import CoordinateMap
+from ..maps.map_cache import MapStore
+from ..prefetch import prefetch
+from . import graph_key, padded
+from .call_kind import CallKind
+from .calls.structures import Tensors
+from .graph_capture import CacheTrimmer, GraphMemory
+from .graph_key import GraphKey, addresses
+
+_Category = tuple[torch.device, int, Hashable]  # of inputs: device, columns, and the name they are announced under
+
+
+class ModelGraphs(abc.ABC):
+    """The graphs of a model by kinds of calls, the memory that they share, and what stands in the way of more: it is
+    remembered for `report()`, and said once in the log.
+
+    attempts: captures, until too many failed.  inconclusive: captures without maps, or with a trial that showed
+    nothing.  reason: why a capture failed.  undecided: why the last trial showed nothing.  declined: why the
+    last call that might have been replayed was not.
+    """
+
+    reason: str | None
+    undecided: str | None
+    declined: str | None
+    _carried: tuple[str, ...] = ()  # attributes that copies have, too
+
+    def __init__(
+        self, model: nn.Module, forward: Callable[..., Any], tensors_of: Callable[[Any], Tensors | None]
+    ) -> None:
+        """forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects."""
+        self.model, self.forward, self.tensors_of = model, forward, tensors_of
+        self._forget()
+
+    def _forget(self) -> None:
+        self.modules: list[nn.Module] = []  # of the model, once it is called
+        self.kinds: dict[GraphKey, CallKind] = {}
+        self.latest: CallKind | None = None  # of the call that a graph served last
+        self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
+        # by_box: a graph for every box; where the model looks at bounds
+        self.hits, self.trimmer, self.by_box = 0, CacheTrimmer(), False
+        self.attempts = policy.Attempts(policy.CAPTURE_FAILURES)
+        self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)
+        self.reason = self.undecided = self.declined = None
+        self.reads: set[Any] = set()  # what the model reads of dictionaries
+        self.memory: GraphMemory | None = None
+        self.stream: torch.cuda.Stream | None = None  # of the last replay
+        self.lock, self.speculation = threading.RLock(), SpeculativeLaunch()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles of a model begin anew."""
+        names = {"model", "forward", "tensors_of", *self._carried}
+        return {name: value for name, value in self.__dict__.items() if name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    @property
+    def graphs(self) -> list[Any]:
+        """Of all kinds."""
+        return [graph for kind in list(self.kinds.values()) for graph in kind.graphs]
+
+    @abc.abstractmethod
+    def allowed(self) -> bool:
+        """Whether nothing stands against a replay but, perhaps, the modules."""
+
+    @abc.abstractmethod
+    def possible(self) -> bool:
+        """Whether the modules, which are known, do not stand against a replay."""
+
+    def start(self, graph: Any, root: Root) -> None:
+        """Queue the maps over an input, unless they are: under the lock, on its device."""
+        if self.speculation.started is not graph:
+            self.wait_for_last_replay()
+            self.speculation.discard()
+            self.holder = None
+            graph.maps.start(root.coords, root.bounds)
+
+    def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
+        """Queue what a graph does with features behind its maps, where nobody else can notice."""
+        return False
+
+    def parameters_moved(self, graph: Any) -> bool:
+        """Whether what a graph reads has moved, so that none is of use. Slow: ask when launches are queued."""
+        if graph.parameters == addresses(self.modules):
+            return False
+        for kind in self.kinds.values():
+            kind.forget_trial()
+        self.latest = None
+        return True
+
+    def wait_for_last_replay(self) -> None:
+        """All graphs of a model share their memory: the current stream goes on where the last replay was queued."""
+        stream = torch.cuda.current_stream()
+        if self.stream is not None and stream != self.stream:
+            stream.wait_stream(self.stream)
+        self.stream = stream
+
+    def given_up(self) -> str | None:
+        """Why nothing is captured any more, if so."""
+        if self.attempts.over:
+            return self.reason
+        if self.inconclusive.over and not self.graphs:
+            return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
+        if len(self.kinds) >= max(policy.CALL_KINDS, self.hits):
+            return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits)
+        return None
+
+    def drop(self, reason: str) -> None:
+        """Replay no more."""
+        self.attempts.give_up()
+        self.forget_graphs()
+        self.refuse(reason)
+
+    def forget_graphs(self) -> None:
+        """Begin anew with kinds of calls."""
+        self.kinds.clear()
+        self.latest = None
+
+    def failed(self, refusal: Refusal) -> None:
+        """A trial or a capture ended with it."""
+        refusal.__traceback__ = None  # what refused keeps it: its frames would keep the call's tensors
+        if refusal.verdict is Verdict.UNDECIDED:
+            self.inconclusive.failed()
+            self.undecided = str(refusal)
+            self._say("undecided", self.undecided)
+        else:
+            self.attempts.failed()
+            if refusal.verdict is Verdict.FINAL:
+                self.attempts.give_up()
+            self.refuse(str(refusal))
+
+    def refuse(self, reason: str) -> None:
+        """Remember why this was not replayed, and say so once."""
+        self.reason = reason
+        self._say("replay", reason)
+
+    def why(self) -> str | None:
+        """What stands in the way of replays, or did."""
+        return self.reason or self.undecided or self.declined
+
+    def decline(self, why: Why, *details: Any) -> None:
+        """Remember why this call is left alone; calls to come need not be."""
+        reason = why.says(*details)
+        if reason != self.declined:
+            self.declined = reason
+            self._say(why.name, reason, logging.INFO)
+
+    def _say(self, topic: str, reason: str, level: int = logging.WARNING) -> None:
+        name = type(self.model).__name__
+        text = f"{name} is not replayed from a graph: {reason}"
+        log.once((topic, type(self).__name__, name), text, level)
+
+
+class SpeculativeLaunch:
+    """Launches that are queued before a call has been checked, by the rows of its input alone.
+
+    A wrong guess costs the GPU that work; nobody sees its results. The lock of the model's graphs
+    is held meanwhile: all share their memory.
+    """
+
+    def __init__(self) -> None:
+        self.started: Any = None  # the graph whose maps are queued for the call under way
+        self.launched: Any = None  # the same graph, if all that it does is queued, too
+        self._guesses = policy.Attempts(policy.GUESSES)
+        # The graph whose maps are queued for a call to come, over which coordinates; attempts at that.
+        self._expected: tuple[Any, torch.Tensor, int] | None = None
+        self._announced = policy.Attempts(policy.GUESSES)
+
+    def launch_announced(self, owner: ModelGraphs, cmap: CoordinateMap) -> bool:
+        """Queue the maps of the graph that will probably serve new coordinates, whose bounds are
+        still to be learnt; whether it does. Waits for the first of its launches."""
+        assert cmap.data_bounds is not None
+        coords, root = cmap.coords, Root(cmap.coords, cmap.data_bounds)
+        graph = None if self._announced.over else _fitting(owner.latest, coords)
+        if graph is None or not graph.maps.exact:
+            return False
+        with owner.lock, torch.cuda.device(cmap.device):
+            if not (owner.allowed() and graph_key.why_not_capturable(coords) is None):
+                return False
+            owner.start(graph, root)
+            served: bool = graph.maps.learn(root)
+            self._expected = (graph, coords, coords._version) if served else None
+            if not served:
+                self._announced.failed()
+        return served
+
+    def discard(self) -> None:
+        """Drop what is queued for a call to come, as it is overwritten."""
+        if self._expected is not None:
+            self._expected = None
+            self._announced.failed()
+
+    def claim(self, graph: Any, coords: torch.Tensor) -> bool:
+        """Whether the maps that are queued are those of a graph over these coordinates."""
+        expected, self._expected = self._expected, None
+        if expected is None:
+            return False
+        claimed = expected[0] is graph and expected[1] is coords and expected[2] == coords._version
+        self._announced.learn(claimed)
+        return claimed
+
+    @contextlib.contextmanager
+    def launch(self, owner: ModelGraphs, root: Root, features: torch.Tensor) -> Iterator[None]:
+        """Queue the graph that will probably serve an input, if one can be predicted."""
+        graph = self.predict(owner.latest, root)
+        if graph is None:
+            yield
+            return
+        with owner.lock, torch.cuda.device(root.coords.device):
+            if owner.allowed():  # still: another thread may be in the middle of a step
+                if self.claim(graph, root.coords):
+                    owner.wait_for_last_replay()
+                else:
+                    owner.start(graph, root)
+                self.started = graph
+                if root.bounds_known or graph.maps.learn(root):
+                    self.launched = graph if owner.launch_speculatively(graph, root, features) else None
+            try:
+                yield
+            finally:
+                self.started = self.launched = None
+
+    def predict(self, latest: CallKind | None, root: Root) -> Any:
+        """The graph that will probably serve an input, if its call is of the kind `latest`; None where none can."""
+        graph = None if self._guesses.over else _fitting(latest, root.coords)
+        if graph is None:
+            return None
+        bounds_known = root.bounds_known or not graph.maps.exact  # else whether it serves turns out later
+        return None if bounds_known and not graph.maps.serves(root.box) else graph
+
+    def confirm(self, graph: Any) -> None:
+        """Learn which graph serves the call under way; None: an eager call."""
+        if self.started is not None and (graph is not self.started or self._guesses.failures):
+            self._guesses.learn(graph is self.started)
+
+
+def _fitting(latest: CallKind | None, coords: torch.Tensor) -> Any:
+    """The smallest graph that has memory for these rows."""
+    return None if latest is None else next(iter(latest.serving(len(coords))), None)
+
+
+_announced = threading.local()  # .last: the coordinates that this thread announced last, and their category
+_owners: dict[_Category, weakref.ref[ModelGraphs]] = {}
+
+
+@state.owns
+def forget() -> None:
+    """Drop the owners of all categories."""
+    _owners.clear()
+    _announced.last = None
+
+
+def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
+    """Prepare the maps that such inputs need, before the first request: by the graph that will probably
+    serve them, else by maps of their own."""
+    category = cmap.device, cmap.coords.shape[1], name
+    _announced.last = weakref.ref(cmap.coords), category
+    reference = _owners.get(category)
+    owner = None if reference is None else reference()
+    new = cmap.unbounded and padded.current() is None and not hooks.traced()
+    if owner is not None and new and owner.speculation.launch_announced(owner, cmap):
+        cmap.validate(cmap.n_rows, cmap.n_rows, False)  # the graph has seen that rows are distinct
+        return
+    prefetch.announced(store, cmap, name)
+
+
+def served(owner: ModelGraphs, coords: torch.Tensor) -> None:
+    """Learn that a replay of `owner` served an input: the next ones that are announced so may be its own."""
+    last = getattr(_announced, "last", None)
+    if last is not None and last[0]() is coords:
+        if len(_owners) >= policy.ANNOUNCED_KINDS:
+            _owners.clear()
+        _owners[last[1]] = weakref.ref(owner)
