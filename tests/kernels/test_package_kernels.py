@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparse_bridge.errors import KernelError
+from sparse_bridge.kernels.maps import radix_order as radix
 from sparse_bridge.kernels.maps.radix_order import radix_order
 from sparse_bridge.kernels.maps.row_bounds import row_bounds
 from sparse_bridge.kernels.ops import item_pool as item_pools
@@ -26,8 +27,11 @@ def target(kernel_lane):
 
 
 @pytest.mark.parametrize("rows", [1, 511, 512, 513, 1300])
+@pytest.mark.parametrize("scanned", [2, None])  # blocks at once
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.int32, 31), (torch.int64, 37), (torch.uint8, 8), (torch.int16, 15)])
-def test_an_order_is_torchs(kernel_lane, target, rows, dtype, bits):
+def test_an_order_is_torchs(kernel_lane, target, rules, rows, scanned, dtype, bits):
+    if scanned is not None:
+        rules.set(radix, _SCAN=scanned)
     generator = torch.Generator().manual_seed(rows)
     most = 2**bits if rows % 2 else 40  # keys that differ, and many that are equal
     keys = torch.randint(0, most, (rows,), generator=generator).to(dtype).to(kernel_lane.device)

@@ -1,7 +1,7 @@
-"""A stable order of keys, digit by digit: three launches a digit, no atomics, the same order every time.
+"""A stable order of keys, digit by digit: three launches a digit, the same order every time.
 
 count_ptr, int32 [DIGITS, blocks]: keys of every block that have a digit; then, in its place, where the
-first of them goes.
+first of them goes.  total_ptr, int32 [DIGITS]: keys of all blocks that have a digit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..runtime.target import Target
 
 BITS = 4
 _BLOCK = 512
-_SCAN = 4096
+_SCAN = 1024
 OPTIONS = {"num_warps": 4}
 
 
@@ -33,21 +33,33 @@ def _digits(key_ptr, order_ptr, n, shift, FIRST: tl.constexpr, DIGITS: tl.conste
 
 @triton.jit(do_not_specialize=["n", "n_blocks", "shift"])
 def _radix_count(
-    key_ptr, order_ptr, count_ptr, n, n_blocks, shift, FIRST: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr
+    key_ptr,
+    order_ptr,
+    count_ptr,
+    total_ptr,
+    n,
+    n_blocks,
+    shift,
+    FIRST: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """grid: (blocks,). order [n]: keys in the order so far, int32; FIRST: the given one."""
+    """grid: (blocks,). order [n]: keys in the order so far, int32; FIRST: the given one.  total: zeros before."""
     _row, _ok, _digit, ones = _digits(key_ptr, order_ptr, n, shift, FIRST, DIGITS, BLOCK)
-    tl.store(count_ptr + tl.arange(0, DIGITS) * n_blocks + tl.program_id(0), tl.sum(ones, 0))
+    each, counts = tl.arange(0, DIGITS), tl.sum(ones, 0)
+    tl.store(count_ptr + each * n_blocks + tl.program_id(0), counts)
+    tl.atomic_add(total_ptr + each, counts)
 
 
-@triton.jit(do_not_specialize=["size"])
-def _radix_scan(count_ptr, size, SCAN: tl.constexpr):
-    """grid: (1,). The sum of all counts before each, in its place."""
-    before = tl.zeros((), tl.int32)
-    for start in range(0, size, SCAN):
+@triton.jit(do_not_specialize=["n_blocks"])
+def _radix_scan(count_ptr, total_ptr, n_blocks, DIGITS: tl.constexpr, SCAN: tl.constexpr):
+    """grid: (DIGITS,). The sum of all counts before each, in its place."""
+    digit, each = tl.program_id(0), tl.arange(0, DIGITS)
+    before = tl.sum(tl.load(total_ptr + each, mask=each < digit, other=0), 0)
+    for start in range(0, n_blocks, SCAN):
         at = start + tl.arange(0, SCAN)
-        count = tl.load(count_ptr + at, mask=at < size, other=0)
-        tl.store(count_ptr + at, before + tl.cumsum(count, 0) - count, mask=at < size)
+        count = tl.load(count_ptr + digit * n_blocks + at, mask=at < n_blocks, other=0)
+        tl.store(count_ptr + digit * n_blocks + at, before + tl.cumsum(count, 0) - count, mask=at < n_blocks)
         before += tl.sum(count, 0)
 
 
@@ -86,13 +98,16 @@ def radix_order(keys: torch.Tensor, order: torch.Tensor, bits: int, target: Targ
     n_blocks, passes = cdiv(n, _BLOCK), cdiv(bits, BITS)
     memory = torch.empty((2, n), dtype=torch.int32, device=device)
     counts = torch.empty(digits * n_blocks, dtype=torch.int32, device=device)
+    totals = torch.zeros((passes, digits), dtype=torch.int32, device=device)
     for index in range(passes):
+        total = totals[index]
         before, after = memory[index % 2], order if index + 1 == passes else memory[1 - index % 2]
         constants = (index == 0, digits, _BLOCK)
-        numbers, aligned = (n, n_blocks, index * BITS), alignment(keys, before, counts, after)
+        numbers, aligned = (n, n_blocks, index * BITS), alignment(keys, before, counts, total, after)
         key = (constants, keys.dtype, after.dtype, aligned)
-        grid = (n_blocks, 1, 1)
-        count_kernel.launch(device, target, grid, (keys, before, counts, *numbers), constants, OPTIONS, key)
-        scan_kernel.launch(device, target, (1, 1, 1), (counts, digits * n_blocks), (_SCAN,), OPTIONS, alignment(counts))
+        grid, scans = (n_blocks, 1, 1), (digits, _SCAN)
+        count_kernel.launch(device, target, grid, (keys, before, counts, total, *numbers), constants, OPTIONS, key)
+        scan_key = alignment(counts, total)
+        scan_kernel.launch(device, target, (digits, 1, 1), (counts, total, n_blocks), scans, OPTIONS, scan_key)
         place_kernel.launch(device, target, grid, (keys, before, counts, after, *numbers), constants, OPTIONS, key)
     return order

@@ -60,7 +60,7 @@ def _joined(dtype: str, mode: str, channels: int, align: str) -> Form:
 
 
 def _scan(align: str) -> Form:
-    return make(radix_order.scan_kernel, (radix_order._SCAN,), radix_order.OPTIONS, align=align)
+    return make(radix_order.scan_kernel, (_DIGITS, radix_order._SCAN), radix_order.OPTIONS, align=align)
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
