@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import types
@@ -28,8 +29,8 @@ def sp():
         yield module
 
 
-@pytest.fixture
-def restored():
+@contextlib.contextmanager
+def unchanged():
     """What the programs' changes do outside of their models is undone."""
     places = [vars(closed_programs), vars(closed_settings), vars(torch.nn.functional)]
     values = [dict(place) for place in places]
@@ -56,6 +57,12 @@ def restored():
     vars(closed_programs.LIMITS).update(limits)
     vars(closed_programs.note).update(noted)
     closed_programs.scaled.__defaults__[0][:] = [1.0]
+
+
+@pytest.fixture
+def restored():
+    with unchanged():
+        yield
 
 
 def audited(model, sp, seed=1):

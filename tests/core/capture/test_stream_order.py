@@ -27,14 +27,9 @@ from .pretended_streams import Race, Streams, Watching
 
 
 @pytest.fixture(autouse=True)
-def fresh(rules):
+def fresh(rules, nothing_learnt):
     """Nothing learnt yet, and classes of few rows."""
     rules.hold(graphs_of(160))
-    prefetch.forget()
-    graph_regions.remove()
-    yield
-    prefetch.forget()
-    graph_regions.remove()
 
 
 def results(model, x, trains=False):
