@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import weakref
 
 import pytest
 import torch
@@ -113,20 +111,6 @@ def test_parts_of_a_plan_that_are_none():
             known(*[None] * (count - len(numbers)), *numbers)
         with pytest.raises(TypeError):
             known(*[None] * count)
-
-
-def test_a_program_in_a_circle_is_collected():
-    """A tuple cannot be emptied, so the program has to let go of it."""
-
-    class Mark:
-        pass
-
-    mark, held = Mark(), {}
-    gone = weakref.ref(mark)
-    held["run"] = program(("RETURN", 0), objects=[held, mark])
-    del held, mark
-    gc.collect()
-    assert gone() is None
 
 
 def test_arguments_of_programs_that_fit_none():

@@ -75,6 +75,14 @@ def check(network, scene, plain=None):
         assert torch.equal(mine, theirs)
 
 
+def waited(monkeypatch, network, scene):
+    """Who has the host wait in a scene, whose result is checked."""
+    with waits(monkeypatch) as found:
+        network(*scene)
+    check(network, scene)
+    return found
+
+
 def ready(api, lane):
     """A network of an API that has seen two scenes, which is a history."""
     network = api()
