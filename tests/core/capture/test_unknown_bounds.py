@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from tests.core.prefetch.test_new_shapes import Minkowski, Torchsparse, voxels
 from tests.core.prefetch.test_unknown_bounds import UNet, scattered
-from tests.core.prefetch.waiting import check, fresh, ready  # noqa: F401 - `fresh` is a fixture
+from tests.core.prefetch.waiting import Minkowski, Torchsparse, check, fresh, ready, voxels  # noqa: F401 - `fresh` is a fixture
 
 from .graph_sizes import graphs_of
 

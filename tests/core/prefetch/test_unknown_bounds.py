@@ -9,8 +9,7 @@ from torch import nn
 
 from sparse_bridge.core.prefetch import prefetch
 
-from .test_new_shapes import Torchsparse, voxels
-from .waiting import check, fresh, waited  # noqa: F401 - `fresh` is a fixture
+from .waiting import Torchsparse, check, fresh, voxels, waited  # noqa: F401 - `fresh` is a fixture
 
 pytestmark = pytest.mark.emulated
 

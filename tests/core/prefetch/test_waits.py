@@ -25,8 +25,7 @@ from sparse_bridge.errors import CoordinateError
 from sparse_bridge.kernels.maps import pair_batch
 from tests.clouds import features
 
-from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels
-from .waiting import check, fresh, ready, waited, waits  # noqa: F401 - `fresh` is a fixture
+from .waiting import Minkowski, Spconv, Torchsparse, alone, check, fresh, ready, voxels, waited, waits  # noqa: F401 - `fresh` is a fixture
 
 APIS = [Spconv, Torchsparse, Minkowski]
 THREE = functional.kernel_offsets((3, 3, 3))
@@ -45,11 +44,8 @@ def test_one_wait_a_scene(kernel_lane, monkeypatch, api):
 class InRange(Torchsparse):
     """torchsparse where the grid is given."""
 
-    def __call__(self, x, coords, shape):
-        out = self.ts.SparseTensor(x, coords, spatial_range=(2, *shape))
-        for layer in self.net:
-            out = layer(out)
-        return out.coords, out.feats
+    def input(self, x, coords, shape):
+        return self.ts.SparseTensor(x, coords, spatial_range=(2, *shape))
 
 
 @pytest.mark.emulated
@@ -77,11 +73,8 @@ class Points(Minkowski):
         points = coords + 0.25 * torch.arange(4, device=coords.device)
         return self.me.TensorField(x, points)
 
-    def __call__(self, x, coords, shape):
-        out = self.field(x, coords).sparse()
-        for layer in self.net:
-            out = layer(out)
-        return out.C, out.F
+    def input(self, x, coords, shape):
+        return self.field(x, coords).sparse()
 
 
 @pytest.mark.emulated
