@@ -72,27 +72,28 @@ class Net(nn.Module):
         return x
 
 
-def _enter(name, program, changes, has):
-    """program: a class, or the function that is its `end`.  has: the function that makes its attributes."""
+def _enter(name, program, changes, makers):
+    """program: a class, or the function that is its `end`.  makers: of its attributes."""
     if not isinstance(program, type):
-        program = type(name, (Net,), {"end": program} | ({} if has is None else {"more": lambda self: has()}))
+        more = lambda self: {attribute: make() for attribute, make in makers.items()}  # noqa: E731
+        program = type(name, (Net,), {"end": program, "more": more})
     CASES[name] = program, changes
     return program
 
 
-def closed(name, program, *changes, has=None):
+def closed(name, program, *changes, **makers):
     """A program with a closed world. changes: functions of the model, each of which a guard has to notice."""
-    return _enter(name, program, changes, has)
+    return _enter(name, program, changes, makers)
 
 
-def opened(name, program=None, has=None):
+def opened(name, program=None, **makers):
     """A program with an open world; without one, a decorator of it."""
-    return (lambda one: _enter(name, one, None, has)) if program is None else _enter(name, program, None, has)
+    return (lambda one: _enter(name, one, None, makers)) if program is None else _enter(name, program, None, makers)
 
 
 def case(name, *changes):
     """A decorator of a program with a closed world."""
-    return lambda program: _enter(name, program, changes, None)
+    return lambda program: _enter(name, program, changes, {})
 
 
 # the model's attributes
@@ -231,26 +232,26 @@ closed(
     lambda m: m.config["w"].__setitem__(1, 7.0),
     lambda m: m.config["w"].append(1.0),
     lambda m: m.config.clear(),
-    has=lambda: {"config": {"w": [1.0, 2.0]}},
+    config=lambda: {"w": [1.0, 2.0]},
 )
 closed(
     "array of numpy",
     lambda self, x: times(x, float(self.size[0])),
     lambda m: m.size.fill(3),
-    has=lambda: {"size": np.array([2, 2, 2])},
+    size=lambda: np.array([2, 2, 2]),
 )
 closed(
     "set of names",
     lambda self, x: times(x, 2.0) if "b" in self.names else x,
     lambda m: m.names.discard("b"),
-    has=lambda: {"names": {"a", "b"}},
+    names=lambda: {"a", "b"},
 )
 closed(
     "attribute of a base class",
     lambda self, x: times(x, self.rates.rate),
     lambda m: setattr(Rates, "rate", 3.0),
     lambda m: setattr(m.rates, "rate", 3.0),
-    has=lambda: {"rates": Rates()},
+    rates=Rates,
 )
 closed("attribute found by name", lambda self, x: times(x, getattr(self, "sca" + "le")), scale(0.5))
 closed("attribute that may be missing", lambda self, x: times(x, getattr(self, "extra", 1.0)), sets("extra", 2.0))
@@ -258,70 +259,64 @@ closed(
     "__getattr__",
     lambda self, x: times(x, self.table.scale),
     lambda m: m.table.values.update(scale=3.0),
-    has=lambda: {"table": Table({"scale": 1.0})},
+    table=lambda: Table({"scale": 1.0}),
 )
 closed(
     "dictionary with attributes",
     lambda self, x: times(x, self.config.w),
     lambda m: setattr(m.config, "w", 2.0),
-    has=lambda: {"config": Config(w=1.0)},
+    config=lambda: Config(w=1.0),
 )
 closed(
     "dataclass",
     lambda self, x: times(x, self.settings.width * len(self.settings.names)),
     lambda m: setattr(m.settings, "width", 2.0),
     lambda m: m.settings.names.append(1),
-    has=lambda: {"settings": Settings()},
+    settings=Settings,
 )
 closed(
-    "slots",
-    lambda self, x: times(x, self.slotted.width),
-    lambda m: setattr(m.slotted, "width", 2.0),
-    has=lambda: {"slotted": Slotted()},
+    "slots", lambda self, x: times(x, self.slotted.width), lambda m: setattr(m.slotted, "width", 2.0), slotted=Slotted
 )
 closed(
-    "named tuple",
-    lambda self, x: times(x, self.pair.width),
-    sets("pair", Pair(2.0, 1.0)),
-    has=lambda: {"pair": Pair(1.0, 1.0)},
+    "named tuple", lambda self, x: times(x, self.pair.width), sets("pair", Pair(2.0, 1.0)), pair=lambda: Pair(1.0, 1.0)
 )
 closed(
     "enum",
     lambda self, x: times(x, 2.0) if self.mode is Mode.DOUBLE else x,
     sets("mode", Mode.DOUBLE),
-    has=lambda: {"mode": Mode.PLAIN},
+    mode=lambda: Mode.PLAIN,
 )
 closed(
     "partial",
     lambda self, x: self.act(x),
     sets("act", functools.partial(times, value=3.0)),
-    has=lambda: {"act": functools.partial(times, value=2.0)},
+    act=lambda: functools.partial(times, value=2.0),
 )
 closed(
     "object that is called",
     lambda self, x: self.scaler(x),
     lambda m: setattr(m.scaler, "factor", 2.0),
-    has=lambda: {"scaler": Scaler(1.0)},
+    scaler=lambda: Scaler(1.0),
 )
-opened("object that counts", lambda self, x: then(self.meter.add(1), x), has=lambda: {"meter": Meter()})
+opened("object that counts", lambda self, x: then(self.meter.add(1), x), meter=Meter)
 closed("object made in the call", lambda self, x: Wrapped(x).scaled(self.scale).x, scale(0.5))
 closed(
     "branch by class",
     lambda self, x: times(x, 2.0) if isinstance(self.head, nn.Identity) else x,
     sets("head", nn.ReLU()),
-    has=lambda: {"head": nn.Identity()},
+    head=nn.Identity,
 )
 opened(
     "list of modules with weights",
     lambda self, x: x.replace_feature(self.parts[0](x.features)),
-    has=lambda: {"parts": [nn.Linear(8, 8)]},
+    parts=lambda: [nn.Linear(8, 8)],
 )
-opened("dictionary of tensors", lambda self, x: times(x, self.tensors["w"]), has=lambda: {"tensors": {"w": WEIGHT}})
+opened("dictionary of tensors", lambda self, x: times(x, self.tensors["w"]), tensors=lambda: {"w": WEIGHT})
 closed(
     "cached attribute that is there",
     lambda self, x: times(x, self.width if hasattr(self, "width") else 1.0),
     sets("width", 3.0),
-    has=lambda: {"width": 2.0},
+    width=lambda: 2.0,
 )
 
 
@@ -650,7 +645,7 @@ closed(
 disguised = functools.update_wrapper(functools.lru_cache(lambda: len(SEEN)), is_available)
 opened("lru_cache that says it is torch's", lambda self, x: times(x, disguised()))
 opened("itertools.count", lambda self, x: times(x, 1.0 + next(TICKS)))
-opened("generator", lambda self, x: times(x, next(self.numbers)), has=lambda: {"numbers": numbers()})
+opened("generator", lambda self, x: times(x, next(self.numbers)), numbers=numbers)
 opened("context variable", lambda self, x: times(x, CONTEXT.get()))
 opened("thread local", lambda self, x: times(x, LOCAL.factor))
 opened("global tensor", lambda self, x: times(x, WEIGHT))
@@ -672,7 +667,7 @@ def _(self, x):
     return times(x, 1.0 + next(numbers))
 
 
-@opened("generator in a loop", has=lambda: {"numbers": numbers()})
+@opened("generator in a loop", numbers=numbers)
 def _(self, x):
     for number in self.numbers:
         return times(x, number)
@@ -737,9 +732,7 @@ opened("random numbers of Python", lambda self, x: times(x, random.random()))
 opened("random integers of Python", lambda self, x: times(x, random.randint(1, 2)))
 opened("random numbers of numpy", lambda self, x: times(x, float(np.random.rand())))
 opened(
-    "generator of numpy",
-    lambda self, x: times(x, float(self.random.random())),
-    has=lambda: {"random": np.random.default_rng(1)},
+    "generator of numpy", lambda self, x: times(x, float(self.random.random())), random=lambda: np.random.default_rng(1)
 )
 closed(
     "random numbers of torch",
@@ -764,14 +757,14 @@ def _(self, x):
     return x
 
 
-@opened("bar of progress", has=lambda: {"bar": Bar()})
+@opened("bar of progress", bar=Bar)
 def _(self, x):
     with self.bar as bar:
         bar.update()
     return x
 
 
-@opened("callback", has=lambda: {"callbacks": [SEEN.append]})
+@opened("callback", callbacks=lambda: [SEEN.append])
 def _(self, x):
     for callback in self.callbacks:
         callback(x.features.shape[1])
@@ -888,7 +881,7 @@ class LoudSquare(Square):
 
 closed("function of autograd", lambda self, x: x.replace_feature(Square.apply(x.features)))
 opened("backward that prints", lambda self, x: x.replace_feature(LoudSquare.apply(x.features)))
-closed("attributes that it does not read", lambda self, x: x, has=lambda: {"logger": LOG, "lock": LOCK, "epoch": 0})
+closed("attributes that it does not read", lambda self, x: x, logger=lambda: LOG, lock=lambda: LOCK, epoch=int)
 
 
 @case("with-statement")
