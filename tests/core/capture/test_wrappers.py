@@ -140,15 +140,15 @@ def test_a_program_that_makes_them(device, name, trains, kind):
             assert "Grid" in whole.reason
 
 
-class Given(nn.Module):
-    """Does something with what it is given, and passes it on."""
+class Around(nn.Module):
+    """A program that does something with a part of it and what it is given."""
 
-    def __init__(self, what):
+    def __init__(self, part, does):
         super().__init__()
-        self.what = what
+        self.part, self.does = part, does
 
-    def forward(self, x):
-        return self.what(x) or x
+    def forward(self, *given):
+        return self.does(self.part, *given)
 
 
 def swallowed(x):
@@ -188,7 +188,7 @@ def test_what_is_refused(device, monkeypatch, case):
     monkeypatch.setattr(wrapped.Grid, "last", 0, raising=False)
     with apis.standin("spconv") as module:
         place = 2 if case in ("a slice", "rows") else 0
-        plain = wrapped.stack(module, "spconv", device, Given(what), place).eval()
+        plain = wrapped.stack(module, "spconv", device, Around(None, lambda _, x: what(x) or x), place).eval()
         model = copy.deepcopy(plain)
 
         def given(seed):
@@ -241,22 +241,14 @@ def test_objects_that_cannot_be_copied(device, kind):
             assert "'lock' of the " in graph_regions.summary()[0].reason
 
 
-class Passes(nn.Module):
-    """Returns what it is given, besides."""
-
-    def __init__(self, stack):
-        super().__init__()
-        self.stack = stack
-
-    def forward(self, x, times):
-        y = self.stack(x)
-        return {"x": x, "y": [y, y], "times": times, "data": x.data, "layout": x.layout}
-
-
 @torch.no_grad()
 def test_what_is_passed_on_is_the_call_s_own(device):
+    def passes(stack, x, times):
+        y = stack(x)
+        return {"x": x, "y": [y, y], "times": times, "data": x.data, "layout": x.layout}
+
     with apis.standin("spconv") as module:
-        model = Passes(wrapped.stack(module, "spconv", device)).eval()
+        model = Around(wrapped.stack(module, "spconv", device), passes).eval()
         for seed in range(7):
             x = wrapped.grid(module, "spconv", seed, device)
             times = torch.full((2, 3), float(seed), device=device)
@@ -264,71 +256,46 @@ def test_what_is_passed_on_is_the_call_s_own(device):
             assert out["x"] is x and out["times"] is times and out["data"] is x.data
             assert out["layout"] is x.layout and out["y"][0] is out["y"][1]
         (part,) = graph_regions.summary()
-        assert (part.name, part.reason) == ("Passes", None) and part.hits >= 2
-
-
-class Timed(nn.Module):
-    """Returns a tensor that has a row for every item, as its dense grid has."""
-
-    def __init__(self, network):
-        super().__init__()
-        self.network = network
-
-    def forward(self, x, times):
-        return {"times": times, "grid": self.network(x)["out"].dense()}
+        assert (part.name, part.reason) == ("Around", None) and part.hits >= 2
 
 
 @torch.no_grad()
 def test_tensors_beside_a_dense_grid(device):
+    """They have a row for every item, as it has."""
     with apis.standin("spconv") as module:
-        model = Timed(apis.network(module, "spconv", device)).eval()
+        does = lambda network, x, times: {"times": times, "grid": network(x)["out"].dense()}  # noqa: E731
+        model = Around(apis.network(module, "spconv", device), does).eval()
         for seed in range(9):
             times = torch.full((2, 3), float(seed), device=device)
             x = apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
             assert model(x, times)["times"] is times
         (part,) = graph_regions.summary()
-        assert part.name == "Timed" and part.hits >= 1
-
-
-class TwoOfThem(nn.Module):
-    def __init__(self, stack):
-        super().__init__()
-        self.stack = stack
-
-    def forward(self, x, other):
-        return self.stack(x) + other
+        assert part.name == "Around" and part.hits >= 1
 
 
 @torch.no_grad()
 def test_inner_parts_where_two_are_given(device):
     with apis.standin("spconv") as module:
-        plain = TwoOfThem(wrapped.stack(module, "spconv", device)).eval()
+        plain = Around(wrapped.stack(module, "spconv", device), lambda stack, x, other: stack(x) + other).eval()
         model = copy.deepcopy(plain)
         for seed in range(11):
             given = lambda seed=seed: tuple(wrapped.grid(module, "spconv", seed, device) for _ in range(2))  # noqa: E731
             apis.both(model, plain, given, values=lambda out: [out.feats], mode="graphs")
         parts = {one.name: one for one in graph_regions.summary()}
-        assert "2 sparse tensors" in parts["TwoOfThem"].reason and parts["Stack"].hits >= 2
-
-
-class Measured(nn.Module):
-    """Says how high the grid is."""
-
-    def __init__(self, stack):
-        super().__init__()
-        self.stack = stack
-
-    def forward(self, x):
-        y = self.stack(x)
-        y.height = x.data.spatial_shape[0]
-        return y
+        assert "2 sparse tensors" in parts["Around"].reason and parts["Stack"].hits >= 2
 
 
 @torch.no_grad()
 def test_numbers_that_follow_from_one_axis(device):
     """The first other boxes have the same, so that they prove nothing of it."""
+
+    def measured(stack, x):
+        y = stack(x)
+        y.height = x.data.spatial_shape[0]
+        return y
+
     with apis.standin("spconv") as module:
-        model = Measured(wrapped.stack(module, "spconv", device)).eval()
+        model = Around(wrapped.stack(module, "spconv", device), measured).eval()
         for seed in range(14):
             shape = (6 if seed < 9 else seed, 5, 7 if seed < 5 else 8 + seed % 2)
             x = apis.scene(module, "spconv", seed, device, 0.3, shape=shape)
