@@ -99,8 +99,15 @@ def case(name, *changes):
 # the model's attributes
 
 
-def sets(name, value, path=""):
-    return lambda m: setattr(m.get_submodule(path), name, value)
+def sets(path, value):
+    """The change of an attribute of the model."""
+    owner, _, name = path.rpartition(".")
+    return lambda m: setattr(functools.reduce(getattr, owner.split(".") if owner else (), m), name, value)
+
+
+def puts(owner, name, value):
+    """The change of an attribute of something else."""
+    return lambda m: setattr(owner, name, value)
 
 
 scale, sets_global = functools.partial(sets, "scale"), lambda name, value: lambda m: globals().update({name: value})
@@ -114,14 +121,14 @@ class Doubled(Net):
 closed(
     "plain",
     Net,
-    sets("momentum", 0.5, "a.1"),
-    sets("eps", 1e-2, "a.1"),
-    sets("training", False, "b.1"),
-    sets("inplace", True, "a.2"),
+    sets("a.1.momentum", 0.5),
+    sets("a.1.eps", 1e-2),
+    sets("b.1.training", False),
+    sets("a.2.inplace", True),
     sets("end", lambda x: x),
     lambda m: m.a[1].register_forward_hook(lambda module, inputs, output: output + 1),
-    lambda m: setattr(m.b, "2", nn.LeakyReLU(0.1)),
-    sets("forward", lambda x: x, "a.2"),
+    sets("b.2", nn.LeakyReLU(0.1)),
+    sets("a.2.forward", lambda x: x),
     sets("__class__", Doubled),
 )
 closed("attribute", lambda self, x: times(x, self.scale), scale(0.5), scale(1), scale(True))
@@ -249,8 +256,8 @@ closed(
 closed(
     "attribute of a base class",
     lambda self, x: times(x, self.rates.rate),
-    lambda m: setattr(Rates, "rate", 3.0),
-    lambda m: setattr(m.rates, "rate", 3.0),
+    puts(Rates, "rate", 3.0),
+    sets("rates.rate", 3.0),
     rates=Rates,
 )
 closed("attribute found by name", lambda self, x: times(x, getattr(self, "sca" + "le")), scale(0.5))
@@ -264,19 +271,17 @@ closed(
 closed(
     "dictionary with attributes",
     lambda self, x: times(x, self.config.w),
-    lambda m: setattr(m.config, "w", 2.0),
+    sets("config.w", 2.0),
     config=lambda: Config(w=1.0),
 )
 closed(
     "dataclass",
     lambda self, x: times(x, self.settings.width * len(self.settings.names)),
-    lambda m: setattr(m.settings, "width", 2.0),
+    sets("settings.width", 2.0),
     lambda m: m.settings.names.append(1),
     settings=Settings,
 )
-closed(
-    "slots", lambda self, x: times(x, self.slotted.width), lambda m: setattr(m.slotted, "width", 2.0), slotted=Slotted
-)
+closed("slots", lambda self, x: times(x, self.slotted.width), sets("slotted.width", 2.0), slotted=Slotted)
 closed(
     "named tuple", lambda self, x: times(x, self.pair.width), sets("pair", Pair(2.0, 1.0)), pair=lambda: Pair(1.0, 1.0)
 )
@@ -292,12 +297,7 @@ closed(
     sets("act", functools.partial(times, value=3.0)),
     act=lambda: functools.partial(times, value=2.0),
 )
-closed(
-    "object that is called",
-    lambda self, x: self.scaler(x),
-    lambda m: setattr(m.scaler, "factor", 2.0),
-    scaler=lambda: Scaler(1.0),
-)
+closed("object that is called", lambda self, x: self.scaler(x), sets("scaler.factor", 2.0), scaler=lambda: Scaler(1.0))
 opened("object that counts", lambda self, x: then(self.meter.add(1), x), meter=Meter)
 closed("object made in the call", lambda self, x: Wrapped(x).scaled(self.scale).x, scale(0.5))
 closed(
@@ -423,21 +423,17 @@ def other_relu(m):
 closed("global", lambda self, x: times(x, ALPHA), sets_global("ALPHA", 0.25))
 closed("global list", lambda self, x: times(x, 1.0 + len(SEEN)), lambda m: SEEN.append(1))
 closed("global dictionary", lambda self, x: times(x, TABLE["w"][0]), lambda m: TABLE["w"].insert(0, 4.0))
-closed("global object", lambda self, x: times(x, LIMITS.high), lambda m: setattr(LIMITS, "high", 3.0))
-closed(
-    "global of another module",
-    lambda self, x: times(x, closed_settings.SCALE),
-    lambda m: setattr(closed_settings, "SCALE", 3.0),
-)
+closed("global object", lambda self, x: times(x, LIMITS.high), puts(LIMITS, "high", 3.0))
+closed("global of another module", lambda self, x: times(x, closed_settings.SCALE), puts(closed_settings, "SCALE", 3.0))
 closed(
     "function of another module",
     lambda self, x: times(x, closed_settings.factor("x")),
-    lambda m: setattr(closed_settings, "FACTORS", {"x": 3.0}),
+    puts(closed_settings, "FACTORS", {"x": 3.0}),
 )
 closed(
     "class of settings",
     lambda self, x: times(x, closed_settings.Options.width),
-    lambda m: setattr(closed_settings.Options, "width", 3.0),
+    puts(closed_settings.Options, "width", 3.0),
 )
 closed("function replaced", lambda self, x: helper(x), sets_global("helper", lambda x: times(x, 3.0)))
 closed("function of torch replaced", lambda self, x: x.replace_feature(F.hardtanh(x.features)), other_relu)
@@ -447,11 +443,7 @@ opened("dictionary that grows when it is read", lambda self, x: times(x, 1.0 + l
 opened("heap", lambda self, x: then(heapq.heappush(SEEN, 1), x))
 opened("entry set by its method", lambda self, x: then(dict.__setitem__(TABLE, "calls", 1), x))
 opened("list changed by its class", lambda self, x: then(list.append(SEEN, 1), x))
-closed(
-    "attribute of a function that is read",
-    lambda self, x: times(x, note.factor),
-    lambda m: setattr(note, "factor", 2.0),
-)
+closed("attribute of a function that is read", lambda self, x: times(x, note.factor), puts(note, "factor", 2.0))
 opened("date", lambda self, x: times(x, float(datetime.datetime.now().year > 0)))
 opened("dictionary of the object", lambda self, x: then(self.__dict__.update(last=object()), x))
 opened("path by the stack", lambda self, x: times(x, 1.0 + 0 * len(inspect.stack())))
@@ -459,7 +451,7 @@ opened("counter in another module", lambda self, x: then(closed_settings.count()
 opened("attribute of its class by name", lambda self, x: then(setattr(Doubled, "last", 3), x))
 
 
-@case("imported inside", lambda m: setattr(closed_settings, "SCALE", 5.0))
+@case("imported inside", puts(closed_settings, "SCALE", 5.0))
 def _(self, x):
     from tests.core.capture import closed_settings as settings
 
@@ -494,7 +486,7 @@ def _(self, x):
     return x
 
 
-@case("norm that stays in evaluation", sets("training", True, "a.1"))
+@case("norm that stays in evaluation", sets("a.1.training", True))
 class StaysEval(Net):
     def train(self, mode=True):
         super().train(mode)
