@@ -82,24 +82,6 @@ def test_a_launch_that_is_like_another_layers_is_pythons():
         assert launched(it) == 4
 
 
-def test_a_weight_that_kernels_read_as_a_copy():
-    copies = []
-
-    class Copied:
-        def rows_of(self, weight):
-            copies.append(weight)
-            return weight.clone()
-
-    with world() as it:
-        product = plan_of(it, it.net.conv1)._plan.forward
-        product._copied = Copied()
-        try:
-            assert launched(it, 3) == 12
-        finally:
-            product._copied = None
-        assert sum(one is it.net.conv1.weight for one in copies) == 3
-
-
 def test_parts_of_a_plan_that_are_none():
     with world() as it:
         known = type(plan_of(it, it.net.conv1).native)

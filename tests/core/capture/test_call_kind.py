@@ -132,11 +132,6 @@ def warm(graphs, rows=1000):
     graphs.events.clear()
 
 
-def test_one_call_is_watched_and_the_next_captured(graphs):
-    warm(graphs)
-    assert graphs.call(1000) is not MISSING and graphs.events == [1000, "replay"]
-
-
 def test_the_first_graph_is_for_the_largest_of_the_first_calls(graphs, rules):
     rules.set(policy, CAPTURE=policy.CAPTURE._replace(skip_first=6))  # as it is for users
     rows = (900, 40_000, 10, 500, 3, 7, 2, 8)
@@ -151,15 +146,6 @@ def test_one_graph_serves_all_that_is_smaller(graphs):
     for rows in (5000, 1, 300, 4999, padded.capacity_of(5000)):
         assert graphs.call(rows) is not MISSING
     assert set(kinds_of_calls(graphs.events)) == {"replay"} and len(graphs.graphs) == 1
-
-
-def test_a_larger_scene_runs_eagerly_once_and_captures_without_another_trial(graphs):
-    warm(graphs)
-    assert graphs.call(100_000) is MISSING
-    assert graphs.events == [100_000, "capture again"]
-    for rows in (100_000, 5):
-        assert graphs.call(rows) is not MISSING
-    assert len(graphs.graphs) == 1
 
 
 def test_a_graph_stays_where_no_larger_one_can_be_captured_for_now(graphs):
