@@ -15,7 +15,6 @@ import tarfile
 import time
 import types
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 
 import filelock
 import pytest
@@ -25,6 +24,7 @@ from sparse_bridge import native, settings
 from sparse_bridge.native import build
 from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools import doctor
+from tests.native.recording import in_threads
 from tests.patience import PATIENCE
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -293,8 +293,8 @@ def test_listeners_hear_of_it_now_or_later(anew, library):
 
 
 def test_many_threads_ask_at_once(anew, library):
-    with settings.override(cache_dir=str(library)), ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: native.module(), range(8)))
+    with settings.override(cache_dir=str(library)):
+        found = in_threads(8, lambda _: native.module())
     assert found[0] is not None and len(set(map(id, found))) == 1
 
 

@@ -298,6 +298,8 @@ closed(
     act=lambda: functools.partial(times, value=2.0),
 )
 closed("object that is called", lambda self, x: self.scaler(x), sets("scaler.factor", 2.0), scaler=lambda: Scaler(1.0))
+closed("bound method", lambda self, x: self.act(x), sets("act.__self__.factor", 2.0), act=lambda: Scaler(1.0).__call__)
+closed("dictionary of the call", lambda self, x: times(x, {"w": self.scale}["w"]), scale(0.5))
 opened("object that counts", lambda self, x: then(self.meter.add(1), x), meter=Meter)
 closed("object made in the call", lambda self, x: Wrapped(x).scaled(self.scale).x, scale(0.5))
 closed(

@@ -92,7 +92,7 @@ def check(stream, name, change, trains):
 
 
 @pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"])
-@pytest.mark.parametrize("name", quick(["attribute 0"], CHANGES))
+@pytest.mark.parametrize("name", quick(["list in a dictionary 0"], CHANGES))
 def test_a_change(stream, name, trains):
     """What was captured before is not used after it; what can be is captured again."""
     hits = check(stream, *CHANGES[name], trains).hits

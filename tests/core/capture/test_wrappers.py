@@ -231,11 +231,12 @@ class Holds(wrapped.Grid):
 @pytest.mark.parametrize("kind", [Slots, Guarded, Holds])
 def test_objects_that_cannot_be_copied(device, kind):
     with apis.standin("spconv") as module:
-        plain = wrapped.stack(module, "spconv", device).eval()
-        model = copy.deepcopy(plain)
+        model = wrapped.stack(module, "spconv", device).eval()
         for seed in range(6):
-            given = lambda seed=seed: kind(wrapped.grid(module, "spconv", seed, device).data)  # noqa: E731
-            apis.both(model, plain, given, values=lambda out: [out.feats], mode="graphs")
+            found = model(kind(wrapped.grid(module, "spconv", seed, device).data))
+            with settings.override(optimize="off"):
+                expected = model(kind(wrapped.grid(module, "spconv", seed, device).data))
+            torch.testing.assert_close(found.feats, expected.feats, rtol=1e-3, atol=1e-4)
         assert not any(one.hits for one in graph_regions.summary())
         if kind is Holds:
             assert "'lock' of the " in graph_regions.summary()[0].reason
