@@ -137,18 +137,6 @@ opened("appends through a helper", lambda self, x: then(note(self.sizes, x.featu
 opened("writes through a helper", lambda self, x: then(enter(self.kept, x.features.shape[1]), x))
 
 
-@opened("counts its calls")
-def _(self, x):
-    self.calls += 1
-    return times(x, self.calls)
-
-
-@opened("writes an entry of a dictionary")
-def _(self, x):
-    self.kept["last"] = x.features.shape[1]
-    return x
-
-
 @case("writes in a branch that is not taken", sets("sizes", [1]))
 def _(self, x):
     if x.features.shape[1] > 1000:
@@ -369,13 +357,6 @@ class Parts(Net):
         return x
 
 
-@opened("keeps an average of weights")
-def _(self, x):
-    for name, parameter in self.named_parameters():
-        self.kept[name] = parameter.detach().clone()
-    return x
-
-
 @case("layers in a loop", scale(2.0))
 class Loops(Net):
     def more(self):
@@ -390,13 +371,6 @@ class Loops(Net):
         merged = {f"level{i}": value for i, value in enumerate(outputs)}
         merged["sum"] = torch.stack(list(merged.values())).sum(0)
         return x.replace_feature(merged["sum"])
-
-
-@opened("cached attribute that is not there yet")
-def _(self, x):
-    if not hasattr(self, "width"):
-        self.width = 2.0
-    return times(x, self.width)
 
 
 # globals, closures, defaults
@@ -460,31 +434,10 @@ def _(self, x):
     return times(x, settings.SCALE * FACTOR)
 
 
-@opened("appends to a global in a branch that is not taken")
-def _(self, x):
-    if self.calls:
-        SEEN.append(1)
-    return x
-
-
 @case("writes the same again", sets_global("MODE", "other"), sets("calls", 1))
 def _(self, x):
     global MODE
     MODE, self.calls = "plain", 0
-    return x
-
-
-@opened("keeps how many rows there are")
-def _(self, x):
-    self.calls = x.features.shape[0]
-    return x
-
-
-@opened("switches a norm")
-def _(self, x):
-    for module in self.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            module.train(not module.training)
     return x
 
 
@@ -500,12 +453,6 @@ class StaysEval(Net):
         return super().forward(x)
 
 
-@opened("attribute of a function")
-def _(self, x):
-    helper.calls = 1
-    return x
-
-
 @opened("class that counts")
 class ClassCounts(Net):
     total = 0
@@ -519,12 +466,6 @@ class ClassCounts(Net):
         return x
 
 
-@opened("switch of torch")
-def _(self, x):
-    torch.backends.cudnn.benchmark = False
-    return x
-
-
 @opened("replaces a buffer")
 class ReplacesBuffer(Net):
     def __init__(self, sp):
@@ -534,38 +475,6 @@ class ReplacesBuffer(Net):
     def end(self, x):
         self.mean = self.mean * 0.9 + x.features.mean(0) * 0.1
         return x
-
-
-@opened("changes a norm")
-def _(self, x):
-    self.b[1].momentum = 0.1
-    return x
-
-
-@opened("appends to a global under another name")
-def _(self, x):
-    log = SEEN
-    log += [1]
-    return x
-
-
-@opened("writes a global")
-def _(self, x):
-    global COUNT
-    COUNT += 1
-    return x
-
-
-@opened("attribute of another module")
-def _(self, x):
-    closed_settings.LAST = x.features.shape[1]
-    return x
-
-
-@opened("attribute of a class")
-def _(self, x):
-    type(self).last = 3
-    return x
 
 
 CELL, DECORATED = [3.0], {"factor": 1.0}
@@ -655,12 +564,6 @@ class CachedProperty(Net):
         return times(x, self.factor)
 
 
-@opened("iterator")
-def _(self, x):
-    numbers = NUMBERS
-    return times(x, 1.0 + next(numbers))
-
-
 @opened("generator in a loop", numbers=numbers)
 def _(self, x):
     for number in self.numbers:
@@ -686,12 +589,6 @@ class Weak(Net):
 
     def end(self, x):
         return times(x, self.reference().width)
-
-
-@opened("lock")
-def _(self, x):
-    with LOCK:
-        return times(x, 1.0)
 
 
 # what it calls
@@ -738,19 +635,6 @@ opened("exec", lambda self, x: then(exec("ALPHA"), x))
 opened("globals()", lambda self, x: times(x, globals()["ALPHA"]))
 
 
-@opened("seeds torch")
-def _(self, x):
-    torch.manual_seed(0)
-    return x.replace_feature(x.features + torch.rand_like(x.features))
-
-
-@opened("file")
-def _(self, x):
-    with open(os.devnull, "a") as file:
-        file.write("a call")
-    return x
-
-
 @opened("bar of progress", bar=Bar)
 def _(self, x):
     with self.bar as bar:
@@ -762,22 +646,6 @@ def _(self, x):
 def _(self, x):
     for callback in self.callbacks:
         callback(x.features.shape[1])
-    return x
-
-
-@opened("hook on a tensor")
-def _(self, x):
-    features = x.features * 1
-    features.requires_grad_(True)
-    features.register_hook(lambda gradient: gradient * 2)
-    return x.replace_feature(features)
-
-
-@opened("thread")
-def _(self, x):
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    thread.join()
     return x
 
 
@@ -803,31 +671,6 @@ opened("branch on the length of a tensor", lambda self, x: times(x, 2.0) if len(
 opened("branch on rows by way of a function", lambda self, x: times(x, 2.0) if is_large(x.features.size(0)) else x)
 opened("branch in a function on rows", lambda self, x: times(x, weight_of(x.indices.shape[0])))
 opened("table by rows", lambda self, x: times(x, [1.0, 2.0, 3.0][x.features.shape[0] % 3]))
-
-
-@opened("branch on rows by a local")
-def _(self, x):
-    n, _ = x.features.shape
-    many = n > 10
-    if many:
-        x = times(x, 2.0)
-    return x
-
-
-@opened("loop over rows")
-def _(self, x):
-    for _ in range(x.features.shape[0] // 10):
-        x = times(x, 1.01)
-    return x
-
-
-@opened("while on rows")
-def _(self, x):
-    n = x.features.numel()
-    while n > 100:
-        n //= 2
-        x = times(x, 1.1)
-    return x
 
 
 @case("branch on channels", scale(0.5))
@@ -919,3 +762,123 @@ def _(self, x):
 class Inherits(CASES["attribute"][0]):
     def end(self, x):
         return super().end(times(x, 2.0))
+
+
+class Statements:
+    """Programs with an open world that no expression is: their names in words."""
+
+    def counts_its_calls(self, x):
+        self.calls += 1
+        return times(x, self.calls)
+
+    def writes_an_entry_of_a_dictionary(self, x):
+        self.kept["last"] = x.features.shape[1]
+        return x
+
+    def keeps_an_average_of_weights(self, x):
+        for name, parameter in self.named_parameters():
+            self.kept[name] = parameter.detach().clone()
+        return x
+
+    def cached_attribute_that_is_not_there_yet(self, x):
+        if not hasattr(self, "width"):
+            self.width = 2.0
+        return times(x, self.width)
+
+    def appends_to_a_global_in_a_branch_that_is_not_taken(self, x):
+        if self.calls:
+            SEEN.append(1)
+        return x
+
+    def keeps_how_many_rows_there_are(self, x):
+        self.calls = x.features.shape[0]
+        return x
+
+    def switches_a_norm(self, x):
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.train(not module.training)
+        return x
+
+    def attribute_of_a_function(self, x):
+        helper.calls = 1
+        return x
+
+    def switch_of_torch(self, x):
+        torch.backends.cudnn.benchmark = False
+        return x
+
+    def changes_a_norm(self, x):
+        self.b[1].momentum = 0.1
+        return x
+
+    def appends_to_a_global_under_another_name(self, x):
+        log = SEEN
+        log += [1]
+        return x
+
+    def writes_a_global(self, x):
+        global COUNT
+        COUNT += 1
+        return x
+
+    def attribute_of_another_module(self, x):
+        closed_settings.LAST = x.features.shape[1]
+        return x
+
+    def attribute_of_a_class(self, x):
+        type(self).last = 3
+        return x
+
+    def iterator(self, x):
+        numbers = NUMBERS
+        return times(x, 1.0 + next(numbers))
+
+    def lock(self, x):
+        with LOCK:
+            return times(x, 1.0)
+
+    def seeds_torch(self, x):
+        torch.manual_seed(0)
+        return x.replace_feature(x.features + torch.rand_like(x.features))
+
+    def file(self, x):
+        with open(os.devnull, "a") as file:
+            file.write("a call")
+        return x
+
+    def hook_on_a_tensor(self, x):
+        features = x.features * 1
+        features.requires_grad_(True)
+        features.register_hook(lambda gradient: gradient * 2)
+        return x.replace_feature(features)
+
+    def thread(self, x):
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+        return x
+
+    def branch_on_rows_by_a_local(self, x):
+        n, _ = x.features.shape
+        many = n > 10
+        if many:
+            x = times(x, 2.0)
+        return x
+
+    def loop_over_rows(self, x):
+        for _ in range(x.features.shape[0] // 10):
+            x = times(x, 1.01)
+        return x
+
+    def while_on_rows(self, x):
+        n = x.features.numel()
+        while n > 100:
+            n //= 2
+            x = times(x, 1.1)
+        return x
+
+
+for _name, _end in vars(Statements).items():
+    if not _name.startswith("__"):
+        opened(_name.replace("_", " "), _end)
