@@ -411,6 +411,12 @@ closed(
     lambda self, x: times(x, closed_settings.Options.width),
     puts(closed_settings.Options, "width", 3.0),
 )
+closed(
+    "module that is kept",
+    lambda self, x: times(x, self.settings.SCALE),
+    sets("settings", types.SimpleNamespace(SCALE=1.0)),
+    settings=lambda: closed_settings,
+)
 closed("function replaced", lambda self, x: helper(x), sets_global("helper", lambda x: times(x, 3.0)))
 closed("function of torch replaced", lambda self, x: x.replace_feature(F.hardtanh(x.features)), other_relu)
 opened("appends to a global", lambda self, x: then(SEEN.append(x.features.shape[1]), x))
