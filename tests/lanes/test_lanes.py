@@ -96,7 +96,6 @@ WHOLE = [
     "tests/core/capture/test_graph_maps.py",
     "tests/core/capture/test_bounded_captures.py",
     "tests/core/capture/test_announced_inputs.py",
-    "tests/core/prefetch/test_field_waits.py",
     "tests/core/prefetch/test_ordered_rows.py",
     "tests/core/capture/test_unknown_bounds.py",
     "tests/core/prefetch/test_unknown_bounds.py",

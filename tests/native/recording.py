@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -166,6 +168,17 @@ class Recorder:
             for module in (walk_apis, *modules):
                 stack.enter_context(mock.patch.object(module, "entry_of", self.entry))
             yield
+
+
+def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """What `work` returns of every number, by threads that take turns often."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(work, range(count)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @contextlib.contextmanager

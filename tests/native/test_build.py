@@ -12,7 +12,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import threading
 import time
 import types
 import zipfile
@@ -25,6 +24,7 @@ from sparse_bridge import native, settings
 from sparse_bridge.native import build
 from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools import doctor
+from tests.native.recording import in_threads
 from tests.patience import PATIENCE
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -120,17 +120,18 @@ def test_without_a_compiler(anew, monkeypatch):
         ("gcc 'unfinished", "gcc 'unfinished"),
         ("/bin/sh -c", "failed with code"),
         ("/bin", "PermissionError"),
+        ("script: echo much >&2; echo 'no such flag' >&2; exit 3", "failed with code 3: no such flag"),
+        ('script: for it; do last="$it"; done; echo nothing > "$last"', "ImportError"),  # whole, and no module
+        ("script: exec sleep 30", "compiler took longer than 0.3 seconds"),
     ],
 )
 def test_a_compiler_that_is_none(anew, monkeypatch, command, match):
-    monkeypatch.setenv("CC", command)
+    kind, _, text = command.partition("script: ")
+    monkeypatch.setenv("CC", command if kind else script(anew, text))
+    if "sleep" in text:
+        monkeypatch.setattr(build, "_LONGEST", 0.3)
     refused(match)
-    assert not files(anew) and native.described()
-
-
-def test_what_the_compiler_says(anew, monkeypatch):
-    monkeypatch.setenv("CC", script(anew, "echo much >&2; echo 'no such flag' >&2; exit 3"))
-    assert "failed with code 3: no such flag" in refused("no such flag")
+    assert (match == "ImportError" or not files(anew)) and native.described()
 
 
 def test_without_pythons_headers(anew, monkeypatch):
@@ -188,29 +189,21 @@ def test_it_is_compiled_again(library, folder, monkeypatch):
     assert len(files(folder)) >= 1 and not list(folder.rglob("tmp*"))
 
 
-def test_a_library_that_is_no_module(anew, monkeypatch):
-    """It is whole, and cannot be imported."""
-    monkeypatch.setenv("CC", script(anew, 'for it; do last="$it"; done; echo nothing > "$last"'))
-    refused("ImportError")
+def environment_of(folder):
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"SPARSE_BRIDGE_CACHE_DIR": str(folder), "PYTHONPATH": path}
 
 
 def test_processes_compile_it_once(library, tmp_path):
     calls = tmp_path / "calls"
     compiler = copying(library, tmp_path, f"echo call >> {calls}; sleep 0.3")
     code = "from sparse_bridge.native import build; print(build.load().Launcher)"
-    environment = os.environ | {"CC": compiler, "SPARSE_BRIDGE_CACHE_DIR": str(tmp_path)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    environment = environment_of(tmp_path) | {"CC": compiler}
     running = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) for _ in range(3)
     ]
     assert all(b"Launcher" in one.communicate(timeout=PATIENCE)[0] for one in running)
     assert calls.read_text().split() == ["call"] and len(files(tmp_path)) == 1
-
-
-def test_a_compiler_that_takes_for_ever(anew, monkeypatch):
-    monkeypatch.setenv("CC", script(anew, "exec sleep 30"))
-    monkeypatch.setattr(build, "_LONGEST", 0.3)
-    refused("compiler took longer than 0.3 seconds")
 
 
 def test_another_process_that_compiles_for_ever(anew, monkeypatch):
@@ -300,14 +293,9 @@ def test_listeners_hear_of_it_now_or_later(anew, library):
 
 
 def test_many_threads_ask_at_once(anew, library):
-    found = []
     with settings.override(cache_dir=str(library)):
-        threads = [threading.Thread(target=lambda: found.append(native.module())) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(found) == 8 and found[0] is not None and len(set(map(id, found))) == 1
+        found = in_threads(8, lambda _: native.module())
+    assert found[0] is not None and len(set(map(id, found))) == 1
 
 
 MODULES = ["fused_plan", "layers", "deferred", "deferred.conv", "kernel_products"]
@@ -324,9 +312,7 @@ from sparse_bridge.core.conv import layers
 from sparse_bridge.native import calls as native_calls
 assert native_calls.helper is native.module() and native_calls.known_call
 """
-    environment = os.environ | {"SPARSE_BRIDGE_CACHE_DIR": str(library)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code], env=environment_of(library), check=True)
 
 
 @pytest.mark.slow

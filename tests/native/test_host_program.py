@@ -8,7 +8,6 @@ import gc
 import operator
 import random
 import sys
-import threading
 import weakref
 from array import array
 
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparse_bridge.kernels.runtime.host_program import OPCODES, Steps
 from tests.fake_driver import Driver
-from tests.native.recording import helper, values_of
+from tests.native.recording import helper, in_threads, values_of
 
 BEYOND = 1 << 63
 EDGES = (0, 1, -1, 7, -7, 61, 62, 63, 64, 1 << 32, 1 << 62, BEYOND - 1, -BEYOND)
@@ -206,13 +205,17 @@ def test_an_exception_on_the_way_leaves_nothing_behind():
     assert sys.getrefcount(mark) == before[0]
 
 
-def test_a_program_that_holds_itself_is_collected():
-    class Holder:
+@pytest.mark.parametrize("held", ["itself", "a dictionary"])
+def test_a_program_that_holds_itself_is_collected(held):
+    """A tuple cannot be emptied, so the program has to let go of it."""
+
+    class Mark:
         pass
 
-    holder = Holder()
-    holder.run, gone = program(("RETURN", 0), objects=[holder]), weakref.ref(holder)
-    del holder
+    mark, around = Mark(), {}
+    gone = weakref.ref(mark)
+    mark.run = around["run"] = program(("RETURN", 0), objects=[mark] if held == "itself" else [around, mark])
+    del mark, around
     gc.collect()
     assert gone() is None
 
@@ -259,6 +262,7 @@ def test_steps_of_other_constants_are_others():
     assert not same(0.0, -0.0) and not same(1, True) and not same(tensor, tensor.clone())
 
 
+@pytest.mark.timed
 def test_threads_that_run_one_program():
     first = program(
         ("CALL", 2, 1, 0),
@@ -270,19 +274,16 @@ def test_threads_that_run_one_program():
     )
     second = program(("COMMIT",), ("RETURN", 0), objects=[None], carried=(1, 2, 0))
     _, shared = first(None, (first,), [4])
-    wrong, once = [], []
+    once = []
 
-    def work(begin):
-        for number in range(begin, begin + 1_000):
+    def work(thread):
+        wrong = []
+        for number in range(1_000 * thread, 1_000 * thread + 1_000):
             result, state = first(None, (first,), [number])
             if result != 2 * number or second(state, (), [])[0] != result:
                 wrong.append(number)
         with contextlib.suppress(ValueError):
             once.append(second(shared, (), [])[0])
+        return wrong
 
-    threads = [threading.Thread(target=work, args=(begin,)) for begin in range(0, 8_000, 1_000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and once == [8]
+    assert in_threads(8, work) == [[]] * 8 and once == [8]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 import threading
 import time
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from tests.fake_driver import NOWHERE, Driver
-from tests.native.recording import helper, values_of
+from tests.native.recording import helper, in_threads, values_of
 from tests.patience import PATIENCE
 
 
@@ -236,21 +235,8 @@ def test_the_lock_is_given_away():
 
 
 def test_threads_that_launch_at_once():
-    it, interval = Arriving("lll"), sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-
-        def work(number):
-            for step in range(200):
-                it.launch(1, 1, 1, 0, number, step, number * step)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    it = Arriving("lll")
+    in_threads(6, lambda number: [it.launch(1, 1, 1, 0, number, step, number * step) for step in range(200)])
     found = sorted(tuple(values) for _, values in it.launches)
     assert found == sorted((n, step, n * step) for n in range(6) for step in range(200))
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pathlib
 import sys
-import threading
 import weakref
 
 import pytest
@@ -17,11 +15,9 @@ pytest.importorskip("triton")
 from sparse_bridge.core.conv.history import histories
 from tests.adapters.spconv import apis as spconv_apis
 from tests.fake_driver import NOWHERE
-from tests.native.recording import Recorder, anew, helper, served, way
+from tests.native.recording import Recorder, anew, helper, in_threads, served, way
 from tests.native.world import COORDS, World
 from tests.walk_apis import pretended_gpu
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
@@ -135,17 +131,11 @@ def parts(it, stack):
 CASES = [accepting, refusing, refusing_all, odd, failing, parts]
 
 
+@pytest.mark.parametrize("times", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_calls_leave_nothing_behind(case):
+def test_calls_leave_nothing_behind(case, times):
     with world() as it, contextlib.ExitStack() as stack:
-        steady(case(it, stack), it, 300)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_many_calls_leave_nothing_behind(case):
-    with world() as it, contextlib.ExitStack() as stack:
-        steady(case(it, stack), it, 20_000)
+        steady(case(it, stack), it, times)
 
 
 def test_launches_leave_nothing_behind():
@@ -176,11 +166,7 @@ def test_launches_leave_nothing_behind():
 
 
 def test_a_launcher_lets_go_of_what_it_holds():
-    class Enter:
-        def __call__(self):
-            pass
-
-    enter = Enter()
+    enter = type("Enter", (), {"__call__": lambda self: None})()
     gone = weakref.ref(enter)
     launch = helper().Launcher(NOWHERE, 0, 128, 0, "l", enter)
     del enter
@@ -216,31 +202,21 @@ def test_maps_go_while_layers_stay():
         assert plans(), "the layers are known still"
 
 
+@pytest.mark.timed
 def test_threads_share_a_network():
     """All launch what one launches alone."""
     with world() as it, served() as by_helper:
         want = it.net(it.x).features.shape
-        found, failed, interval = [], [], sys.getswitchinterval()
-        sys.setswitchinterval(1e-5)
 
-        def work():
-            try:
-                with torch.no_grad():
-                    for step in range(60):
-                        x = it.over(torch.randn(len(COORDS), 16))
-                        found.append(it.net(x).features.shape)
-                        if step % 7 == 0:  # launches are bound anew
-                            it.book.cache._entries.clear()
-            except Exception as error:
-                failed.append(error)
+        def work(_):
+            found = []
+            with torch.no_grad():
+                for step in range(60):
+                    x = it.over(torch.randn(len(COORDS), 16))
+                    found.append(it.net(x).features.shape)
+                    if step % 7 == 0:  # launches are bound anew
+                        it.book.cache._entries.clear()
+            return found
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            sys.setswitchinterval(interval)
-        assert not failed and len(found) == 240 and set(found) == {want}
+        assert in_threads(4, work) == [[want] * 60] * 4
         assert by_helper["known_call"] > 100

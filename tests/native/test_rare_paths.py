@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import weakref
 
 import pytest
 import torch
@@ -84,24 +82,6 @@ def test_a_launch_that_is_like_another_layers_is_pythons():
         assert launched(it) == 4
 
 
-def test_a_weight_that_kernels_read_as_a_copy():
-    copies = []
-
-    class Copied:
-        def rows_of(self, weight):
-            copies.append(weight)
-            return weight.clone()
-
-    with world() as it:
-        product = plan_of(it, it.net.conv1)._plan.forward
-        product._copied = Copied()
-        try:
-            assert launched(it, 3) == 12
-        finally:
-            product._copied = None
-        assert sum(one is it.net.conv1.weight for one in copies) == 3
-
-
 def test_parts_of_a_plan_that_are_none():
     with world() as it:
         known = type(plan_of(it, it.net.conv1).native)
@@ -113,20 +93,6 @@ def test_parts_of_a_plan_that_are_none():
             known(*[None] * (count - len(numbers)), *numbers)
         with pytest.raises(TypeError):
             known(*[None] * count)
-
-
-def test_a_program_in_a_circle_is_collected():
-    """A tuple cannot be emptied, so the program has to let go of it."""
-
-    class Mark:
-        pass
-
-    mark, held = Mark(), {}
-    gone = weakref.ref(mark)
-    held["run"] = program(("RETURN", 0), objects=[held, mark])
-    del held, mark
-    gc.collect()
-    assert gone() is None
 
 
 def test_arguments_of_programs_that_fit_none():

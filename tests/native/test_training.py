@@ -19,6 +19,14 @@ COORDS, SHAPE = cloud((8, 9, 10)), [8, 9, 10]
 HELPED = [one for one in (*WAYS, *RANDOM) if one != "off"]
 
 
+EVENTS = {}
+
+
+def event(run):
+    EVENTS[run.__name__] = run
+    return run
+
+
 class Net(nn.Module):
     """A container, a norm that is called on features, and a residual sum."""
 
@@ -69,10 +77,12 @@ class World:
         return self.x.replace_feature(features)
 
 
+@event
 def nothing(world):
     world.step()
 
 
+@event
 def autocast(world):
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
@@ -80,6 +90,7 @@ def autocast(world):
             world.step()
 
 
+@event
 def in_half(world):
     world.net.half()
     world.recorder.name(world.net)
@@ -87,51 +98,42 @@ def in_half(world):
         world.step(world.over(world.x.features.half()))
 
 
+@event
 def gradients_of_the_input(world):
     features = world.x.features.clone().requires_grad_()
     for _ in range(3):
         world.step(world.over(features))
 
 
+@event
 def frozen(world):
-    world.net.conv1.requires_grad_(False)
-    world.step()
-    world.step()
-    world.net.norm.requires_grad_(False)
-    world.step()
-    world.net.requires_grad_(False)
-    world.net.last.weight.requires_grad_()
-    world.step()
+    for part in (world.net.conv1, world.net.conv1, world.net.norm, world.net):
+        part.requires_grad_(False)
+        world.net.last.weight.requires_grad_()
+        world.step()
 
 
+@event
 def norms_of_other_kinds(world):
-    world.net.norm.momentum = None
-    world.step()
-    world.net.norm.momentum = 0.2
-    world.step()
-    world.net.norm.eps = 0.0
-    world.step()
-    world.net.norm.eps = 1e-3
-    world.net.norm.weight = None
-    world.step()
-    world.net.norm = nn.BatchNorm1d(16, track_running_stats=False)
-    world.step()
-    world.net.norm = nn.BatchNorm1d(16, affine=False)
-    world.step()
-    world.net.norm = nn.SyncBatchNorm(16)
-    world.net.norm.eval()
-    world.step()
+    for name, value in (("momentum", None), ("momentum", 0.2), ("eps", 0.0), ("eps", 1e-3), ("weight", None)):
+        setattr(world.net.norm, name, value)
+        if value != 1e-3:
+            world.step()
+    kinds = ({"track_running_stats": False}, {"affine": False})
+    for norm in (*(nn.BatchNorm1d(16, **how) for how in kinds), nn.SyncBatchNorm(16).eval()):
+        world.net.norm = norm
+        world.step()
 
 
+@event
 def rows_lie_otherwise(world):
-    wide = torch.randn(len(COORDS), 8)
-    for features in (wide[:, :4], wide.t().contiguous().t()[:, :4], wide[:, ::2]):
+    wide, memory = torch.randn(len(COORDS), 8), torch.randn(len(COORDS) * 4 + 1)
+    for features in (wide[:, :4], wide.t().contiguous().t()[:, :4], wide[:, ::2], memory[1:].view(-1, 4)):
         world.step(world.over(features))
         world.step(world.over(features))
-    memory = torch.randn(len(COORDS) * 4 + 1)
-    world.step(world.over(memory[1:].view(-1, 4)))
 
 
+@event
 def wrong_inputs(world):
     for wrong in (torch.zeros(len(COORDS), 8), torch.zeros(3, 4), torch.zeros(len(COORDS), 4).double()):
         world.step(world.over(wrong))
@@ -141,6 +143,7 @@ def wrong_inputs(world):
     world.step()
 
 
+@event
 def hooks(world):
     layer = world.net.conv2
     for register in (layer.register_forward_hook, layer.register_full_backward_hook):
@@ -152,6 +155,7 @@ def hooks(world):
     world.step()
 
 
+@event
 def the_graph_is_kept(world):
     features = world.x.features.clone().requires_grad_()
 
@@ -165,6 +169,7 @@ def the_graph_is_kept(world):
     world.recorder.tell(lambda: torch.autograd.grad(twice().sum(), features, create_graph=True))
 
 
+@event
 def settings_change_between_the_passes(world):
     y = world.net(world.x).features
     with settings.override(tune="off"):
@@ -174,6 +179,7 @@ def settings_change_between_the_passes(world):
     world.step()
 
 
+@event
 def scenes_change(world):
     """Layers that are known meet maps that nobody has seen."""
     scenes = []
@@ -191,6 +197,7 @@ def scenes_change(world):
         world.step(x)
 
 
+@event
 def turned_off_and_on(world):
     """Python takes every call while it is off."""
     with settings.override(native=False), served() as by_helper:
@@ -200,6 +207,7 @@ def turned_off_and_on(world):
     world.step()
 
 
+@event
 def launches_fail(world):
     for name in ("gather_gemm", "wgrad_gemm", "sum_shares", "batch_norm_apply", "batch_norm_dx"):
         left = [2]
@@ -212,27 +220,6 @@ def launches_fail(world):
         world.step()
         world.recorder.before = lambda kernel: 0
         world.step()
-
-
-EVENTS = {
-    event.__name__: event
-    for event in (
-        nothing,
-        autocast,
-        in_half,
-        gradients_of_the_input,
-        frozen,
-        norms_of_other_kinds,
-        rows_lie_otherwise,
-        wrong_inputs,
-        hooks,
-        the_graph_is_kept,
-        settings_change_between_the_passes,
-        scenes_change,
-        turned_off_and_on,
-        launches_fail,
-    )
-}
 
 
 def told(name, chosen, bias):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 
+from sparse_bridge import settings
+from sparse_bridge.adapters import protocol
 from tests.adapters.standins import standin  # noqa: F401 - for tests of this folder
 from tests.clouds import cloud, features
 
@@ -23,8 +27,6 @@ def scene(module, name, seed, device, share=0.2, batch_size=2, shape=SHAPE):
 def tensor(module, name, coords, values, shape=SHAPE):
     if name == "spconv":
         return module.SparseConvTensor(values, coords, list(shape), int(coords[:, 0].max()) + 1)
-    if name == "torchsparse":
-        return module.SparseTensor(values, coords)
     return module.SparseTensor(values, coords)
 
 
@@ -108,3 +110,54 @@ def network(module, name, device):
             nn.init.normal_(one.running_mean, std=0.1)
             nn.init.uniform_(one.running_var, 0.5, 2)
     return made
+
+
+def values_of(found):
+    """Features of a network's outputs."""
+    return [protocol.features_of(found[key]) for key in ("out", "deep")]
+
+
+def loss_of(values):
+    return values[0].square().sum() + sum(one.sum() for one in values[1:])
+
+
+def both(model, plain, given, trains=False, values=values_of, mode=None, rtol=1e-3, atol=1e-4):
+    """[(inputs, output)] of a model that is replayed and of its double, which give the same.
+
+    given: makes the input, or a tuple of all.  trains: with a backward pass, whose gradients are compared.
+    values: of an output, those that are compared.  mode: the first one's `optimize`, where the second one's is off.
+    """
+    found, seen = [], []
+    for one in (model, plain):
+        one.zero_grad(set_to_none=True)
+        x, how = given(), contextlib.nullcontext()
+        x = x if isinstance(x, tuple) else (x,)
+        if mode is not None:
+            how = settings.override(optimize=mode if one is model else "off")
+        with torch.set_grad_enabled(trains), how:
+            found.append((x, one(*x)))
+        seen.append(values(found[-1][1]))
+        if trains:
+            loss_of(seen[-1]).backward()
+    for mine, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
+    if trains:
+        same_gradients(model, plain)
+    return found
+
+
+def same_gradients(model, plain, limit=2e-3):
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if q.grad is not None:
+            scale = float(q.grad.abs().max()) + 1
+            assert float((p.grad - q.grad).abs().max()) <= limit * scale, name
+
+
+def same_places(mine, theirs):
+    """Two outputs of a network have the same rows, in the same extents."""
+    framework = protocol.of(mine["out"])
+    for key in ("out", "deep"):
+        for name in ("spatial_shape", "batch_size", "stride"):
+            assert getattr(mine[key], name, None) == getattr(theirs[key], name, None)
+        assert torch.equal(framework.coordinates_of(mine[key]), framework.coordinates_of(theirs[key]))

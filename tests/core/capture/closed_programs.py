@@ -1,6 +1,7 @@
 """Programs whose Python is read, written or called by a model: which a replay must not change.
 
-Each is a class; `case` says whether its world is closed, and for closed ones what may change after the call.
+Each is the end of a network's forward. `closed` lists those with a closed world, with what may change after the call;
+`opened` those with an open one.
 """
 
 from __future__ import annotations
@@ -39,28 +40,12 @@ from tests.core.capture.closed_settings import FACTOR
 CASES: dict[str, tuple] = {}  # name: (class, changes; None where the world is open)
 
 
-def case(name, *changes):
-    """A program with a closed world. changes: functions of the model, each of which a guard has to notice."""
-
-    def enter(cls):
-        CASES[name] = cls, changes
-        return cls
-
-    return enter
-
-
-def opened(name):
-    """A program with an open world."""
-
-    def enter(cls):
-        CASES[name] = cls, None
-        return cls
-
-    return enter
-
-
 def times(x, value):
     return x.replace_feature(x.features * value)
+
+
+def then(_, x):
+    return x
 
 
 class Net(nn.Module):
@@ -73,6 +58,12 @@ class Net(nn.Module):
 
         self.a, self.b = block(4, 8, "a"), block(8, 8, "a")
         self.scale, self.calls, self.kept, self.sizes = 1.0, 0, {}, []
+        for name, value in self.more().items():
+            setattr(self, name, value)
+
+    def more(self):
+        """Attributes that a program has besides."""
+        return {}
 
     def forward(self, x):
         return self.end(self.b(self.a(x)))
@@ -81,41 +72,45 @@ class Net(nn.Module):
         return x
 
 
+def _enter(name, program, changes, makers):
+    """program: a class, or the function that is its `end`.  makers: of its attributes."""
+    if not isinstance(program, type):
+        more = lambda self: {attribute: make() for attribute, make in makers.items()}  # noqa: E731
+        program = type(name, (Net,), {"end": program, "more": more})
+    CASES[name] = program, changes
+    return program
+
+
+def closed(name, program, *changes, **makers):
+    """A program with a closed world. changes: functions of the model, each of which a guard has to notice."""
+    return _enter(name, program, changes, makers)
+
+
+def opened(name, program=None, **makers):
+    """A program with an open world; without one, a decorator of it."""
+    return (lambda one: _enter(name, one, None, makers)) if program is None else _enter(name, program, None, makers)
+
+
+def case(name, *changes):
+    """A decorator of a program with a closed world."""
+    return lambda program: _enter(name, program, changes, {})
+
+
 # the model's attributes
 
 
-def set_attribute(name, value, path=""):
-    return lambda m: setattr(m.get_submodule(path), name, value)
+def sets(path, value):
+    """The change of an attribute of the model."""
+    owner, _, name = path.rpartition(".")
+    return lambda m: setattr(functools.reduce(getattr, owner.split(".") if owner else (), m), name, value)
 
 
-def hook(m):
-    m.a[1].register_forward_hook(lambda module, inputs, output: output + 1)
+def puts(owner, name, value):
+    """The change of an attribute of something else."""
+    return lambda m: setattr(owner, name, value)
 
 
-def swap(m):
-    setattr(m.b, "2", nn.LeakyReLU(0.1))
-
-
-def new_forward(m):
-    m.a[2].forward = lambda x: x
-
-
-def new_class(m):
-    m.__class__ = Doubled
-
-
-case(
-    "plain",
-    set_attribute("momentum", 0.5, "a.1"),
-    set_attribute("eps", 1e-2, "a.1"),
-    set_attribute("training", False, "b.1"),
-    set_attribute("inplace", True, "a.2"),
-    set_attribute("end", lambda x: x),
-    hook,
-    swap,
-    new_forward,
-    new_class,
-)(Net)
+scale, sets_global = functools.partial(sets, "scale"), lambda name, value: lambda m: globals().update({name: value})
 
 
 class Doubled(Net):
@@ -123,56 +118,34 @@ class Doubled(Net):
         return times(x, 2.0)
 
 
-@case("attribute", set_attribute("scale", 0.5), set_attribute("scale", 1), set_attribute("scale", True))
-class Attribute(Net):
-    def end(self, x):
-        return times(x, self.scale)
+closed(
+    "plain",
+    Net,
+    sets("a.1.momentum", 0.5),
+    sets("a.1.eps", 1e-2),
+    sets("b.1.training", False),
+    sets("a.2.inplace", True),
+    sets("end", lambda x: x),
+    lambda m: m.a[1].register_forward_hook(lambda module, inputs, output: output + 1),
+    sets("b.2", nn.LeakyReLU(0.1)),
+    sets("a.2.forward", lambda x: x),
+    sets("__class__", Doubled),
+)
+closed("attribute", lambda self, x: times(x, self.scale), scale(0.5), scale(1), scale(True))
+opened("caches in a dictionary", lambda self, x: times(x, self.kept.setdefault(x.features.shape[0] % 7, 1)))
+opened("appends through a helper", lambda self, x: then(note(self.sizes, x.features.shape[1]), x))
+opened("writes through a helper", lambda self, x: then(enter(self.kept, x.features.shape[1]), x))
 
 
-@opened("counts its calls")
-class Counts(Net):
-    def end(self, x):
-        self.calls += 1
-        return times(x, self.calls)
-
-
-@opened("caches in a dictionary")
-class Caches(Net):
-    def end(self, x):
-        return times(x, self.kept.setdefault(x.features.shape[0] % 7, len(self.kept) + 1))
-
-
-@opened("writes an entry of a dictionary")
-class Entries(Net):
-    def end(self, x):
-        self.kept["last"] = x.features.shape[1]
-        return x
-
-
-@case("writes in a branch that is not taken", set_attribute("sizes", [1]))
-class NotTaken(Net):
-    def end(self, x):
-        if x.features.shape[1] > 1000:
-            self.sizes.append(1)
-        return x
-
-
-@opened("appends through a helper")
-class Helped(Net):
-    def end(self, x):
-        note(self.sizes, x.features.shape[1])
-        return x
+@case("writes in a branch that is not taken", sets("sizes", [1]))
+def _(self, x):
+    if x.features.shape[1] > 1000:
+        self.sizes.append(1)
+    return x
 
 
 def note(log, value):
     log.append(value)
-
-
-@opened("writes through a helper")
-class HelpedEntry(Net):
-    def end(self, x):
-        enter(self.kept, x.features.shape[1])
-        return x
 
 
 note.factor = 1.0
@@ -182,118 +155,12 @@ def enter(table, value):
     table["width"] = value
 
 
-def change_inner(m):
-    m.config["w"][1] = 7.0
-
-
-@case("list in a dictionary", change_inner, lambda m: m.config["w"].append(1.0), lambda m: m.config.clear())
-class Inner(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.config = {"w": [1.0, 2.0]}
-
-    def end(self, x):
-        return times(x, self.config["w"][1])
-
-
-@case("array of numpy", lambda m: m.size.fill(3))
-class Array(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.size = np.array([2, 2, 2])
-
-    def end(self, x):
-        return times(x, float(self.size[0]))
-
-
-@case("set of names", lambda m: m.names.discard("b"))
-class Names(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.names = {"a", "b"}
-
-    def end(self, x):
-        return times(x, 2.0) if "b" in self.names else x
-
-
-def move_hidden(m):
-    Hidden.factor = 3.0
-
-
-def hide(m):
-    m.factor = 3.0
-
-
-@case("class attribute", move_hidden, hide)
-class Hidden(Net):
-    factor = 1.0
-
-    def end(self, x):
-        return times(x, self.factor)
-
-
 class AllRates:
     rate = 1.0
 
 
 class Rates(AllRates):
     pass
-
-
-def hide_in_class(m):
-    Rates.rate = 3.0
-
-
-@case("attribute of a base class", hide_in_class, lambda m: setattr(m.rates, "rate", 3.0))
-class Inherited(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.rates = Rates()
-
-    def end(self, x):
-        return times(x, self.rates.rate)
-
-
-def other_method(m):
-    Patched.end = lambda self, x: times(x, 3.0)
-
-
-@case("method replaced", other_method)
-class Patched(Net):
-    def end(self, x):
-        return times(x, 2.0)
-
-
-@case("property", set_attribute("scale", 0.5))
-class Property(Net):
-    @property
-    def factor(self):
-        return self.scale * 2
-
-    def end(self, x):
-        return times(x, self.factor)
-
-
-@case("attribute found by name", set_attribute("scale", 0.5))
-class ByName(Net):
-    def end(self, x):
-        return times(x, getattr(self, "sca" + "le"))
-
-
-@case("attribute that may be missing", set_attribute("extra", 2.0))
-class Missing(Net):
-    def end(self, x):
-        return times(x, getattr(self, "extra", 1.0))
-
-
-@case("__getattr__", lambda m: m.table.values.update(scale=3.0))
-class Getattr(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.table = Table({"scale": 1.0})
-
-    def end(self, x):
-        return times(x, self.table.scale)
 
 
 class Table:
@@ -313,30 +180,10 @@ class Config(dict):
     __setattr__ = dict.__setitem__
 
 
-@case("dictionary with attributes", lambda m: setattr(m.config, "w", 2.0))
-class Easy(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.config = Config(w=1.0)
-
-    def end(self, x):
-        return times(x, self.config.w)
-
-
 @dataclasses.dataclass
 class Settings:
     width: float = 1.0
     names: list = dataclasses.field(default_factory=lambda: [1.0])
-
-
-@case("dataclass", lambda m: setattr(m.settings, "width", 2.0), lambda m: m.settings.names.append(1))
-class WithDataclass(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.settings = Settings()
-
-    def end(self, x):
-        return times(x, self.settings.width * len(self.settings.names))
 
 
 class Slotted:
@@ -344,54 +191,6 @@ class Slotted:
 
     def __init__(self):
         self.width = 1.0
-
-
-@case("slots", lambda m: setattr(m.slotted, "width", 2.0))
-class WithSlots(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.slotted = Slotted()
-
-    def end(self, x):
-        return times(x, self.slotted.width)
-
-
-Pair = collections.namedtuple("Pair", "width height")
-
-
-@case("named tuple", lambda m: setattr(m, "pair", Pair(2.0, 1.0)))
-class Named(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.pair = Pair(1.0, 1.0)
-
-    def end(self, x):
-        return times(x, self.pair.width)
-
-
-class Mode(enum.Enum):
-    PLAIN = 1
-    DOUBLE = 2
-
-
-@case("enum", lambda m: setattr(m, "mode", Mode.DOUBLE))
-class WithEnum(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.mode = Mode.PLAIN
-
-    def end(self, x):
-        return times(x, 2.0) if self.mode is Mode.DOUBLE else x
-
-
-@case("partial", lambda m: setattr(m, "act", functools.partial(times, value=3.0)))
-class Partial(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.act = functools.partial(times, value=2.0)
-
-    def end(self, x):
-        return self.act(x)
 
 
 class Scaler:
@@ -402,33 +201,12 @@ class Scaler:
         return times(x, self.factor)
 
 
-@case("object that is called", lambda m: setattr(m.scaler, "factor", 2.0))
-class Called(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.scaler = Scaler(1.0)
-
-    def end(self, x):
-        return self.scaler(x)
-
-
 class Meter:
     def __init__(self):
         self.total = 0
 
     def add(self, value):
         self.total += value
-
-
-@opened("object that counts")
-class Metered(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.meter = Meter()
-
-    def end(self, x):
-        self.meter.add(1)
-        return x
 
 
 class Wrapped:
@@ -440,17 +218,126 @@ class Wrapped:
         return self
 
 
-@case("object made in the call", set_attribute("scale", 0.5))
-class MadeInCall(Net):
+Pair = collections.namedtuple("Pair", "width height")
+Mode = enum.Enum("Mode", "PLAIN DOUBLE")
+
+closed(
+    "list in a dictionary",
+    lambda self, x: times(x, self.config["w"][1]),
+    lambda m: m.config["w"].__setitem__(1, 7.0),
+    lambda m: m.config["w"].append(1.0),
+    lambda m: m.config.clear(),
+    config=lambda: {"w": [1.0, 2.0]},
+)
+closed(
+    "array of numpy",
+    lambda self, x: times(x, float(self.size[0])),
+    lambda m: m.size.fill(3),
+    size=lambda: np.array([2, 2, 2]),
+)
+closed(
+    "set of names",
+    lambda self, x: times(x, 2.0) if "b" in self.names else x,
+    lambda m: m.names.discard("b"),
+    names=lambda: {"a", "b"},
+)
+closed(
+    "attribute of a base class",
+    lambda self, x: times(x, self.rates.rate),
+    puts(Rates, "rate", 3.0),
+    sets("rates.rate", 3.0),
+    rates=Rates,
+)
+closed("attribute found by name", lambda self, x: times(x, getattr(self, "sca" + "le")), scale(0.5))
+closed("attribute that may be missing", lambda self, x: times(x, getattr(self, "extra", 1.0)), sets("extra", 2.0))
+closed(
+    "__getattr__",
+    lambda self, x: times(x, self.table.scale),
+    lambda m: m.table.values.update(scale=3.0),
+    table=lambda: Table({"scale": 1.0}),
+)
+closed(
+    "dictionary with attributes",
+    lambda self, x: times(x, self.config.w),
+    sets("config.w", 2.0),
+    config=lambda: Config(w=1.0),
+)
+closed(
+    "dataclass",
+    lambda self, x: times(x, self.settings.width * len(self.settings.names)),
+    sets("settings.width", 2.0),
+    lambda m: m.settings.names.append(1),
+    settings=Settings,
+)
+closed("slots", lambda self, x: times(x, self.slotted.width), sets("slotted.width", 2.0), slotted=Slotted)
+closed(
+    "named tuple", lambda self, x: times(x, self.pair.width), sets("pair", Pair(2.0, 1.0)), pair=lambda: Pair(1.0, 1.0)
+)
+closed(
+    "enum",
+    lambda self, x: times(x, 2.0) if self.mode is Mode.DOUBLE else x,
+    sets("mode", Mode.DOUBLE),
+    mode=lambda: Mode.PLAIN,
+)
+closed(
+    "partial",
+    lambda self, x: self.act(x),
+    sets("act", functools.partial(times, value=3.0)),
+    act=lambda: functools.partial(times, value=2.0),
+)
+closed("object that is called", lambda self, x: self.scaler(x), sets("scaler.factor", 2.0), scaler=lambda: Scaler(1.0))
+closed("bound method", lambda self, x: self.act(x), sets("act.__self__.factor", 2.0), act=lambda: Scaler(1.0).__call__)
+closed("dictionary of the call", lambda self, x: times(x, {"w": self.scale}["w"]), scale(0.5))
+opened("object that counts", lambda self, x: then(self.meter.add(1), x), meter=Meter)
+closed("object made in the call", lambda self, x: Wrapped(x).scaled(self.scale).x, scale(0.5))
+closed(
+    "branch by class",
+    lambda self, x: times(x, 2.0) if isinstance(self.head, nn.Identity) else x,
+    sets("head", nn.ReLU()),
+    head=nn.Identity,
+)
+opened(
+    "list of modules with weights",
+    lambda self, x: x.replace_feature(self.parts[0](x.features)),
+    parts=lambda: [nn.Linear(8, 8)],
+)
+opened("dictionary of tensors", lambda self, x: times(x, self.tensors["w"]), tensors=lambda: {"w": WEIGHT})
+closed(
+    "cached attribute that is there",
+    lambda self, x: times(x, self.width if hasattr(self, "width") else 1.0),
+    sets("width", 3.0),
+    width=lambda: 2.0,
+)
+
+
+@case("class attribute", lambda m: setattr(Hidden, "factor", 3.0), sets("factor", 3.0))
+class Hidden(Net):
+    factor = 1.0
+
     def end(self, x):
-        return Wrapped(x).scaled(self.scale).x
+        return times(x, self.factor)
 
 
-@case("branch by flag", set_attribute("early", True))
+@case("method replaced", lambda m: setattr(Patched, "end", lambda self, x: times(x, 3.0)))
+class Patched(Doubled):
+    def end(self, x):
+        return times(x, 2.0)
+
+
+@case("property", scale(0.5))
+class Property(Net):
+    @property
+    def factor(self):
+        return self.scale * 2
+
+    def end(self, x):
+        return times(x, self.factor)
+
+
+@case("branch by flag", sets("early", True))
 class ByFlag(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.early = False
+    def more(self):
+        return {"early": False}
 
     def forward(self, x):
         x = self.a(x)
@@ -459,21 +346,10 @@ class ByFlag(Net):
         return self.end(self.b(x))
 
 
-@case("branch by class", lambda m: setattr(m, "head", nn.ReLU()))
-class ByClass(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.head = nn.Identity()
-
-    def end(self, x):
-        return times(x, 2.0) if isinstance(self.head, nn.Identity) else x
-
-
 @case("list of modules", lambda m: m.parts.pop())
 class Parts(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.parts = [nn.ReLU(), nn.Identity()]
+    def more(self):
+        return {"parts": [nn.ReLU(), nn.Identity()]}
 
     def end(self, x):
         for part in self.parts:
@@ -481,43 +357,10 @@ class Parts(Net):
         return x
 
 
-@opened("list of modules with weights")
-class HiddenWeights(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.parts = [nn.Linear(8, 8)]
-
-    def end(self, x):
-        return x.replace_feature(self.parts[0](x.features))
-
-
-@opened("dictionary of tensors")
-class Tensors(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.tensors = {"w": torch.ones(8)}
-
-    def end(self, x):
-        return times(x, self.tensors["w"])
-
-
-@opened("keeps an average of weights")
-class Average(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.mean = {}
-
-    def end(self, x):
-        for name, parameter in self.named_parameters():
-            self.mean[name] = parameter.detach().clone()
-        return x
-
-
-@case("layers in a loop", set_attribute("scale", 2.0))
+@case("layers in a loop", scale(2.0))
 class Loops(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.acts = nn.ModuleList([nn.ReLU() for _ in range(3)])
+    def more(self):
+        return {"acts": nn.ModuleList([nn.ReLU() for _ in range(3)])}
 
     def end(self, x):
         outputs = []
@@ -530,27 +373,9 @@ class Loops(Net):
         return x.replace_feature(merged["sum"])
 
 
-@case("cached attribute that is there", set_attribute("width", 3.0))
-class Lazy(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.width = 2.0
-
-    def end(self, x):
-        return times(x, self.width if hasattr(self, "width") else 1.0)
-
-
-@opened("cached attribute that is not there yet")
-class LazyNew(Net):
-    def end(self, x):
-        if not hasattr(self, "width"):
-            self.width = 2.0
-        return times(x, self.width)
-
-
 # globals, closures, defaults
 
-ALPHA, SEEN, TABLE, COUNT = 1.0, [], {"w": [1.0]}, 0
+ALPHA, SEEN, TABLE, COUNT, MODE = 1.0, [], {"w": [1.0]}, 0, "plain"
 LIMITS = types.SimpleNamespace(high=2.0)
 LOG = logging.getLogger("closed_programs")
 TICKS, NUMBERS = itertools.count(), iter(range(10**9))
@@ -563,66 +388,6 @@ WEIGHT = torch.ones(8)
 NUMBER_OF, GROWING = collections.Counter(), collections.defaultdict(list)
 
 
-def set_global(name, value):
-    return lambda m: globals().__setitem__(name, value)
-
-
-@case("global", set_global("ALPHA", 0.25))
-class Global(Net):
-    def end(self, x):
-        return times(x, ALPHA)
-
-
-@case("global list", lambda m: SEEN.append(1))
-class GlobalList(Net):
-    def end(self, x):
-        return times(x, 1.0 + len(SEEN))
-
-
-@case("global dictionary", lambda m: TABLE["w"].insert(0, 4.0))
-class GlobalTable(Net):
-    def end(self, x):
-        return times(x, TABLE["w"][0])
-
-
-@case("global object", lambda m: setattr(LIMITS, "high", 3.0))
-class GlobalObject(Net):
-    def end(self, x):
-        return times(x, LIMITS.high)
-
-
-@case("global of another module", lambda m: setattr(closed_settings, "SCALE", 3.0))
-class OtherModule(Net):
-    def end(self, x):
-        return times(x, closed_settings.SCALE)
-
-
-@case("function of another module", lambda m: setattr(closed_settings, "FACTORS", {"x": 3.0}))
-class OtherFunction(Net):
-    def end(self, x):
-        return times(x, closed_settings.factor("x"))
-
-
-@case("imported inside", lambda m: setattr(closed_settings, "SCALE", 5.0))
-class Imports(Net):
-    def end(self, x):
-        from tests.core.capture import closed_settings as settings
-
-        return times(x, settings.SCALE * FACTOR)
-
-
-@case("class of settings", lambda m: setattr(closed_settings.Options, "width", 3.0))
-class OtherClass(Net):
-    def end(self, x):
-        return times(x, closed_settings.Options.width)
-
-
-@case("function replaced", set_global("helper", lambda x: times(x, 3.0)))
-class Replaced(Net):
-    def end(self, x):
-        return helper(x)
-
-
 def helper(x):
     return times(x, 2.0)
 
@@ -631,52 +396,58 @@ def other_relu(m):
     F.hardtanh = F.relu6
 
 
-@case("function of torch replaced", other_relu)
-class TorchReplaced(Net):
-    def end(self, x):
-        return x.replace_feature(F.hardtanh(x.features))
+closed("global", lambda self, x: times(x, ALPHA), sets_global("ALPHA", 0.25))
+closed("global list", lambda self, x: times(x, 1.0 + len(SEEN)), lambda m: SEEN.append(1))
+closed("global dictionary", lambda self, x: times(x, TABLE["w"][0]), lambda m: TABLE["w"].insert(0, 4.0))
+closed("global object", lambda self, x: times(x, LIMITS.high), puts(LIMITS, "high", 3.0))
+closed("global of another module", lambda self, x: times(x, closed_settings.SCALE), puts(closed_settings, "SCALE", 3.0))
+closed(
+    "function of another module",
+    lambda self, x: times(x, closed_settings.factor("x")),
+    puts(closed_settings, "FACTORS", {"x": 3.0}),
+)
+closed(
+    "class of settings",
+    lambda self, x: times(x, closed_settings.Options.width),
+    puts(closed_settings.Options, "width", 3.0),
+)
+closed(
+    "module that is kept",
+    lambda self, x: times(x, self.settings.SCALE),
+    sets("settings", types.SimpleNamespace(SCALE=1.0)),
+    settings=lambda: closed_settings,
+)
+closed("function replaced", lambda self, x: helper(x), sets_global("helper", lambda x: times(x, 3.0)))
+closed("function of torch replaced", lambda self, x: x.replace_feature(F.hardtanh(x.features)), other_relu)
+opened("appends to a global", lambda self, x: then(SEEN.append(x.features.shape[1]), x))
+opened("counter of collections", lambda self, x: then(NUMBER_OF.update(["call"]), x))
+opened("dictionary that grows when it is read", lambda self, x: times(x, 1.0 + len(GROWING[x.features.shape[1]])))
+opened("heap", lambda self, x: then(heapq.heappush(SEEN, 1), x))
+opened("entry set by its method", lambda self, x: then(dict.__setitem__(TABLE, "calls", 1), x))
+opened("list changed by its class", lambda self, x: then(list.append(SEEN, 1), x))
+closed("attribute of a function that is read", lambda self, x: times(x, note.factor), puts(note, "factor", 2.0))
+opened("date", lambda self, x: times(x, float(datetime.datetime.now().year > 0)))
+opened("dictionary of the object", lambda self, x: then(self.__dict__.update(last=object()), x))
+opened("path by the stack", lambda self, x: times(x, 1.0 + 0 * len(inspect.stack())))
+opened("counter in another module", lambda self, x: then(closed_settings.count(), x))
+opened("attribute of its class by name", lambda self, x: then(setattr(Doubled, "last", 3), x))
 
 
-@opened("appends to a global")
-class Appends(Net):
-    def end(self, x):
-        SEEN.append(x.features.shape[1])
-        return x
+@case("imported inside", puts(closed_settings, "SCALE", 5.0))
+def _(self, x):
+    from tests.core.capture import closed_settings as settings
+
+    return times(x, settings.SCALE * FACTOR)
 
 
-@opened("appends to a global in a branch that is not taken")
-class AppendsNever(Net):
-    def end(self, x):
-        if self.calls:
-            SEEN.append(1)
-        return x
+@case("writes the same again", sets_global("MODE", "other"), sets("calls", 1))
+def _(self, x):
+    global MODE
+    MODE, self.calls = "plain", 0
+    return x
 
 
-@case("writes the same again", set_global("MODE", "other"), set_attribute("calls", 1))
-class WritesSame(Net):
-    def end(self, x):
-        global MODE
-        MODE, self.calls = "plain", 0
-        return x
-
-
-@opened("keeps how many rows there are")
-class KeepsRows(Net):
-    def end(self, x):
-        self.calls = x.features.shape[0]
-        return x
-
-
-@opened("switches a norm")
-class SwitchesNorm(Net):
-    def end(self, x):
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm1d):
-                module.train(not module.training)
-        return x
-
-
-@case("norm that stays in evaluation", set_attribute("training", True, "a.1"))
+@case("norm that stays in evaluation", sets("a.1.training", True))
 class StaysEval(Net):
     def train(self, mode=True):
         super().train(mode)
@@ -686,53 +457,6 @@ class StaysEval(Net):
     def forward(self, x):
         self.a[1].eval()
         return super().forward(x)
-
-
-@opened("counter of collections")
-class CounterUpdate(Net):
-    def end(self, x):
-        NUMBER_OF.update(["call"])
-        return x
-
-
-@opened("dictionary that grows when it is read")
-class Growing(Net):
-    def end(self, x):
-        return times(x, 1.0 + len(GROWING[x.features.shape[1]]))
-
-
-@opened("heap")
-class Heap(Net):
-    def end(self, x):
-        heapq.heappush(SEEN, 1)
-        return x
-
-
-@opened("entry set by its method")
-class SetItem(Net):
-    def end(self, x):
-        dict.__setitem__(TABLE, "calls", 1)
-        return x
-
-
-@opened("list changed by its class")
-class Unbound(Net):
-    def end(self, x):
-        list.append(SEEN, 1)
-        return x
-
-
-@opened("attribute of a function")
-class FunctionCounts(Net):
-    def end(self, x):
-        helper.calls = 1
-        return x
-
-
-@case("attribute of a function that is read", lambda m: setattr(note, "factor", 2.0))
-class FunctionAttribute(Net):
-    def end(self, x):
-        return times(x, note.factor)
 
 
 @opened("class that counts")
@@ -748,32 +472,6 @@ class ClassCounts(Net):
         return x
 
 
-@opened("date")
-class Date(Net):
-    def end(self, x):
-        return times(x, float(datetime.datetime.now().year > 0))
-
-
-@opened("dictionary of the object")
-class OwnDict(Net):
-    def end(self, x):
-        self.__dict__.update(last=object())
-        return x
-
-
-@opened("switch of torch")
-class Switches(Net):
-    def end(self, x):
-        torch.backends.cudnn.benchmark = False
-        return x
-
-
-@opened("path by the stack")
-class Stack(Net):
-    def end(self, x):
-        return times(x, 1.0 + 0 * len(inspect.stack()))
-
-
 @opened("replaces a buffer")
 class ReplacesBuffer(Net):
     def __init__(self, sp):
@@ -785,88 +483,22 @@ class ReplacesBuffer(Net):
         return x
 
 
-@opened("changes a norm")
-class ChangesNorm(Net):
-    def end(self, x):
-        self.b[1].momentum = 0.1
-        return x
-
-
-@opened("appends to a global under another name")
-class AppendsAlias(Net):
-    def end(self, x):
-        log = SEEN
-        log += [1]
-        return x
-
-
-@opened("writes a global")
-class WritesGlobal(Net):
-    def end(self, x):
-        global COUNT
-        COUNT += 1
-        return x
-
-
-@opened("counter in another module")
-class CountsElsewhere(Net):
-    def end(self, x):
-        closed_settings.count()
-        return x
-
-
-@opened("attribute of another module")
-class WritesElsewhere(Net):
-    def end(self, x):
-        closed_settings.LAST = x.features.shape[1]
-        return x
-
-
-@opened("attribute of a class")
-class WritesClass(Net):
-    last = None
-
-    def end(self, x):
-        type(self).last = 3
-        return x
-
-
-@opened("attribute of its class by name")
-class WritesClassByName(Net):
-    last = None
-
-    def end(self, x):
-        setattr(WritesClassByName, "last", 3)  # noqa: B010
-        return x
-
-
-CELL, MODE = [3.0], "plain"
+CELL, DECORATED = [3.0], {"factor": 1.0}
 
 
 def closing(cell):
-    class Closure(Net):
-        def end(self, x):
-            return times(x, cell[0])
-
-    return Closure
-
-
-case("closure", lambda m: CELL.__setitem__(0, 5.0))(closing(CELL))
+    return lambda self, x: times(x, cell[0])
 
 
 def counting():
     calls = 0
 
-    class Counter(Net):
-        def end(self, x):
-            nonlocal calls
-            calls += 1
-            return x
+    def end(self, x):
+        nonlocal calls
+        calls += 1
+        return x
 
-    return Counter
-
-
-opened("counter in a closure")(counting())
+    return end
 
 
 def remembering(function):
@@ -891,38 +523,8 @@ def scaled_by(settings):
     return decorate
 
 
-DECORATED = {"factor": 1.0}
-
-
-@case("decorator", lambda m: DECORATED.update(factor=2.0))
-class Decorated(Net):
-    @scaled_by(DECORATED)
-    def end(self, x):
-        return x
-
-
-@opened("decorator that remembers")
-class Remembers(Net):
-    @remembering
-    def end(self, x):
-        return x
-
-
-@opened("default that is a list")
-class DefaultList(Net):
-    def end(self, x, seen=[]):  # noqa: B006
-        seen.append(1)
-        return x
-
-
 def scaled(x, factors=[1.0]):  # noqa: B006
     return times(x, factors[0])
-
-
-@case("default that is read", lambda m: scaled.__defaults__[0].append(2.0))
-class DefaultRead(Net):
-    def end(self, x):
-        return scaled(x)
 
 
 @functools.lru_cache
@@ -930,29 +532,32 @@ def cached(width):
     return width * 2
 
 
-@opened("lru_cache")
-class Cached(Net):
-    def end(self, x):
-        return times(x, cached(x.features.shape[1]))
+def numbers():
+    n = 0
+    while True:
+        n += 1
+        yield n
 
 
-def other_answer(m):
-    globals()["is_available"] = lambda: True
-
-
-@case("lru_cache of torch", other_answer)
-class CachedByTorch(Net):
-    def end(self, x):
-        return times(x, 2.0) if is_available() else x
-
-
+closed("closure", closing(CELL), lambda m: CELL.__setitem__(0, 5.0))
+opened("counter in a closure", counting())
+closed("decorator", scaled_by(DECORATED)(lambda self, x: x), lambda m: DECORATED.update(factor=2.0))
+opened("decorator that remembers", remembering(lambda self, x: x))
+opened("default that is a list", lambda self, x, seen=[]: then(seen.append(1), x))
+closed("default that is read", lambda self, x: scaled(x), lambda m: scaled.__defaults__[0].append(2.0))
+opened("lru_cache", lambda self, x: times(x, cached(x.features.shape[1])))
+closed(
+    "lru_cache of torch",
+    lambda self, x: times(x, 2.0) if is_available() else x,
+    sets_global("is_available", lambda: True),
+)
 disguised = functools.update_wrapper(functools.lru_cache(lambda: len(SEEN)), is_available)
-
-
-@opened("lru_cache that says it is torch's")
-class Disguised(Net):
-    def end(self, x):
-        return times(x, disguised())
+opened("lru_cache that says it is torch's", lambda self, x: times(x, disguised()))
+opened("itertools.count", lambda self, x: times(x, 1.0 + next(TICKS)))
+opened("generator", lambda self, x: times(x, next(self.numbers)), numbers=numbers)
+opened("context variable", lambda self, x: times(x, CONTEXT.get()))
+opened("thread local", lambda self, x: times(x, LOCAL.factor))
+opened("global tensor", lambda self, x: times(x, WEIGHT))
 
 
 @opened("cached property")
@@ -965,44 +570,13 @@ class CachedProperty(Net):
         return times(x, self.factor)
 
 
-@opened("itertools.count")
-class Ticks(Net):
-    def end(self, x):
-        return times(x, 1.0 + next(TICKS))
+@opened("generator in a loop", numbers=numbers)
+def _(self, x):
+    for number in self.numbers:
+        return times(x, number)
 
 
-@opened("iterator")
-class Iterator(Net):
-    def end(self, x):
-        numbers = NUMBERS
-        return times(x, 1.0 + next(numbers))
-
-
-@opened("generator")
-class Generates(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.numbers = numbers()
-
-    def end(self, x):
-        return times(x, next(self.numbers))
-
-
-@opened("generator in a loop")
-class GeneratesLoop(Generates):
-    def end(self, x):
-        for number in self.numbers:
-            return times(x, number)
-
-
-def numbers():
-    n = 0
-    while True:
-        n += 1
-        yield n
-
-
-@case("generator of the call", set_attribute("scale", 0.5))
+@case("generator of the call", scale(0.5))
 class OwnGenerator(Net):
     def parts(self, x):
         yield x.features * self.scale
@@ -1010,18 +584,6 @@ class OwnGenerator(Net):
 
     def end(self, x):
         return x.replace_feature(sum(part for part in self.parts(x)))
-
-
-@opened("context variable")
-class Context(Net):
-    def end(self, x):
-        return times(x, CONTEXT.get())
-
-
-@opened("thread local")
-class ThreadLocal(Net):
-    def end(self, x):
-        return times(x, LOCAL.factor)
 
 
 @opened("weak reference")
@@ -1035,154 +597,7 @@ class Weak(Net):
         return times(x, self.reference().width)
 
 
-@opened("lock")
-class Locked(Net):
-    def end(self, x):
-        with LOCK:
-            return times(x, 1.0)
-
-
-@opened("global tensor")
-class GlobalTensor(Net):
-    def end(self, x):
-        return times(x, WEIGHT)
-
-
 # what it calls
-
-
-@opened("prints")
-class Prints(Net):
-    def end(self, x):
-        print("rows", x.features.shape[1])
-        return x
-
-
-@opened("prints elsewhere")
-class PrintsElsewhere(Net):
-    def end(self, x):
-        closed_settings.say("a call")
-        return x
-
-
-@opened("writes to stderr")
-class Stderr(Net):
-    def end(self, x):
-        sys.stderr.write("")
-        return x
-
-
-@opened("logs")
-class Logs(Net):
-    def end(self, x):
-        LOG.warning("a call")
-        return x
-
-
-@opened("logs nothing yet")
-class LogsDebug(Net):
-    def end(self, x):
-        LOG.debug("a call")
-        return x
-
-
-@opened("warns")
-class Warns(Net):
-    def end(self, x):
-        warnings.warn("a call", stacklevel=1)
-        return x
-
-
-@opened("environment")
-class Environment(Net):
-    def end(self, x):
-        return times(x, float(os.environ.get("CLOSED_FACTOR", "1")))
-
-
-@opened("getenv")
-class Getenv(Net):
-    def end(self, x):
-        return times(x, float(os.getenv("CLOSED_FACTOR", "1")))
-
-
-@opened("clock")
-class Clock(Net):
-    def end(self, x):
-        return times(x, 1.0 + 0 * time.perf_counter())
-
-
-@opened("random numbers of Python")
-class Randoms(Net):
-    def end(self, x):
-        return times(x, random.random())
-
-
-@opened("random integers of Python")
-class RandomIntegers(Net):
-    def end(self, x):
-        return times(x, random.randint(1, 2))
-
-
-@opened("random numbers of numpy")
-class NumpyRandoms(Net):
-    def end(self, x):
-        return times(x, float(np.random.rand()))
-
-
-@opened("generator of numpy")
-class NumpyGenerator(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.random = np.random.default_rng(1)
-
-    def end(self, x):
-        return times(x, float(self.random.random()))
-
-
-@case("random numbers of torch")
-class TorchRandoms(Net):
-    def end(self, x):
-        return x.replace_feature(x.features + torch.rand_like(x.features) + torch.rand(x.features.shape))
-
-
-@opened("generator of torch")
-class TorchGenerator(Net):
-    def end(self, x):
-        return x.replace_feature(x.features + torch.rand(8, generator=GENERATOR))
-
-
-@opened("seeds torch")
-class Seeds(Net):
-    def end(self, x):
-        torch.manual_seed(0)
-        return x.replace_feature(x.features + torch.rand_like(x.features))
-
-
-@opened("file")
-class File(Net):
-    def end(self, x):
-        with open(os.devnull, "a") as file:
-            file.write("a call")
-        return x
-
-
-@opened("identity")
-class Identity(Net):
-    def end(self, x):
-        return times(x, 1.0 + id(x) % 2)
-
-
-@opened("exec")
-class Executes(Net):
-    def end(self, x):
-        exec("ALPHA")
-        return x
-
-
-@opened("globals()")
-class Globals(Net):
-    def end(self, x):
-        return times(x, globals()["ALPHA"])
 
 
 class Bar:
@@ -1201,111 +616,50 @@ class Bar:
         self.n += 1
 
 
-@opened("bar of progress")
-class Progress(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.bar = Bar()
-
-    def end(self, x):
-        with self.bar as bar:
-            bar.update()
-        return x
-
-
-@opened("callback")
-class Callback(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.callbacks = [SEEN.append]
-
-    def end(self, x):
-        for callback in self.callbacks:
-            callback(x.features.shape[1])
-        return x
-
-
-@opened("hook on a tensor")
-class TensorHook(Net):
-    def end(self, x):
-        features = x.features * 1
-        features.requires_grad_(True)
-        features.register_hook(lambda gradient: gradient * 2)
-        return x.replace_feature(features)
+opened("prints", lambda self, x: then(print("rows", x.features.shape[1]), x))
+opened("prints elsewhere", lambda self, x: then(closed_settings.say("a call"), x))
+opened("writes to stderr", lambda self, x: then(sys.stderr.write(""), x))
+opened("logs", lambda self, x: then(LOG.warning("a call"), x))
+opened("logs nothing yet", lambda self, x: then(LOG.debug("a call"), x))
+opened("warns", lambda self, x: then(warnings.warn("a call", stacklevel=1), x))
+opened("environment", lambda self, x: times(x, float(os.environ.get("CLOSED_FACTOR", "1"))))
+opened("getenv", lambda self, x: times(x, float(os.getenv("CLOSED_FACTOR", "1"))))
+opened("clock", lambda self, x: times(x, 1.0 + 0 * time.perf_counter()))
+opened("random numbers of Python", lambda self, x: times(x, random.random()))
+opened("random integers of Python", lambda self, x: times(x, random.randint(1, 2)))
+opened("random numbers of numpy", lambda self, x: times(x, float(np.random.rand())))
+opened(
+    "generator of numpy", lambda self, x: times(x, float(self.random.random())), random=lambda: np.random.default_rng(1)
+)
+closed(
+    "random numbers of torch",
+    lambda self, x: x.replace_feature(x.features + torch.rand_like(x.features) + torch.rand(x.features.shape)),
+)
+opened("generator of torch", lambda self, x: x.replace_feature(x.features + torch.rand(8, generator=GENERATOR)))
+opened("identity", lambda self, x: times(x, 1.0 + id(x) % 2))
+opened("exec", lambda self, x: then(exec("ALPHA"), x))
+opened("globals()", lambda self, x: times(x, globals()["ALPHA"]))
 
 
-@opened("thread")
-class Threads(Net):
-    def end(self, x):
-        thread = threading.Thread(target=lambda: None)
-        thread.start()
-        thread.join()
-        return x
+@opened("bar of progress", bar=Bar)
+def _(self, x):
+    with self.bar as bar:
+        bar.update()
+    return x
+
+
+@opened("callback", callbacks=lambda: [SEEN.append])
+def _(self, x):
+    for callback in self.callbacks:
+        callback(x.features.shape[1])
+    return x
 
 
 # what it chooses by
 
 
-@opened("branch on data")
-class Branches(Net):
-    def end(self, x):
-        return times(x, 2.0) if x.features.max().item() > 1.5 else x
-
-
-@opened("branch on a tensor")
-class BranchesTensor(Net):
-    def end(self, x):
-        return times(x, 2.0) if x.features.max() > 1.5 else x
-
-
-@opened("number of a tensor")
-class Number(Net):
-    def end(self, x):
-        return times(x, float(x.features.max()))
-
-
-@opened("tensor in a text")
-class Text(Net):
-    def end(self, x):
-        return times(x, float(len(f"{x.features.max():.1f}")))
-
-
-@opened("branch on rows")
-class BranchesRows(Net):
-    def end(self, x):
-        return times(x, 2.0) if x.features.shape[0] > 10 else x
-
-
-@opened("branch on rows by a local")
-class BranchesLocal(Net):
-    def end(self, x):
-        n, _ = x.features.shape
-        many = n > 10
-        if many:
-            x = times(x, 2.0)
-        return x
-
-
-@opened("branch on the length of a tensor")
-class BranchesLength(Net):
-    def end(self, x):
-        return times(x, 2.0) if len(x.features) > 10 else x
-
-
-@opened("branch on rows by way of a function")
-class BranchesHelper(Net):
-    def end(self, x):
-        return times(x, 2.0) if is_large(x.features.size(0)) else x
-
-
 def is_large(n):
     return n > 10
-
-
-@opened("branch in a function on rows")
-class BranchesInside(Net):
-    def end(self, x):
-        return times(x, weight_of(x.indices.shape[0]))
 
 
 def weight_of(n):
@@ -1314,102 +668,39 @@ def weight_of(n):
     return 2.0
 
 
-@opened("loop over rows")
-class LoopsRows(Net):
-    def end(self, x):
-        for _ in range(x.features.shape[0] // 10):
-            x = times(x, 1.01)
-        return x
+opened("branch on data", lambda self, x: times(x, 2.0) if x.features.max().item() > 1.5 else x)
+opened("branch on a tensor", lambda self, x: times(x, 2.0) if x.features.max() > 1.5 else x)
+opened("number of a tensor", lambda self, x: times(x, float(x.features.max())))
+opened("tensor in a text", lambda self, x: times(x, float(len(f"{x.features.max():.1f}"))))
+opened("branch on rows", lambda self, x: times(x, 2.0) if x.features.shape[0] > 10 else x)
+opened("branch on the length of a tensor", lambda self, x: times(x, 2.0) if len(x.features) > 10 else x)
+opened("branch on rows by way of a function", lambda self, x: times(x, 2.0) if is_large(x.features.size(0)) else x)
+opened("branch in a function on rows", lambda self, x: times(x, weight_of(x.indices.shape[0])))
+opened("table by rows", lambda self, x: times(x, [1.0, 2.0, 3.0][x.features.shape[0] % 3]))
 
 
-@opened("table by rows")
-class TableRows(Net):
-    def end(self, x):
-        return times(x, [1.0, 2.0, 3.0][x.features.shape[0] % 3])
-
-
-@opened("while on rows")
-class WhileRows(Net):
-    def end(self, x):
-        n = x.features.numel()
-        while n > 100:
-            n //= 2
-            x = times(x, 1.1)
-        return x
-
-
-@case("branch on channels", set_attribute("scale", 0.5))
-class Channels(Net):
-    def end(self, x):
-        n, c = x.features.shape
-        if c == 8 and x.features.shape[1] == 8 and x.features.shape[-1] == 8 and x.features.dim() == 2:
-            x = times(x, self.scale)
-        return x.replace_feature(x.features.view(n, c) + torch.zeros(n, c))
+@case("branch on channels", scale(0.5))
+def _(self, x):
+    n, c = x.features.shape
+    if c == 8 and x.features.shape[1] == 8 and x.features.shape[-1] == 8 and x.features.dim() == 2:
+        x = times(x, self.scale)
+    return x.replace_feature(x.features.view(n, c) + torch.zeros(n, c))
 
 
 @case("assertions on shapes")
-class Asserts(Net):
-    def end(self, x):
-        assert x.features.shape[0] == x.indices.shape[0], f"{x.features.shape}"
-        if x.features.shape[0] == 0:
-            raise ValueError("no rows")
-        return x
+def _(self, x):
+    assert x.features.shape[0] == x.indices.shape[0], f"{x.features.shape}"
+    if x.features.shape[0] == 0:
+        raise ValueError("no rows")
+    return x
 
 
 # grammar
 
 
-@case("with-statement")
-class With(Net):
-    def end(self, x):
-        with torch.no_grad(), contextlib.nullcontext(), torch.autocast("cpu", enabled=False):
-            return times(x, math.sqrt(2.0) * operator.mul(2.0, 1.0))
-
-
 @contextlib.contextmanager
 def doubling():
     yield 2.0
-
-
-@case("context of its own")
-class OwnContext(Net):
-    def end(self, x):
-        with doubling() as factor:
-            return times(x, factor)
-
-
-@case("try and except", set_attribute("kept", {"w": 2.0}))
-class Tries(Net):
-    def end(self, x):
-        try:
-            return times(x, self.kept["w"])
-        except KeyError:
-            return x
-
-
-@case("texts and lists", set_attribute("scale", 0.5))
-class Texts(Net):
-    def end(self, x):
-        names = [f"{name}:{self.scale:.1f}" for name in ("a", "b")]
-        table = {name: float(name.partition(":")[2]) for name in names}
-        table.update(c=1.0)
-        total, (first, *rest) = 0.0, sorted(table.values())
-        for value in [first, *rest]:
-            total += value
-        return times(x, total if (n := len(names)) == 2 else n)
-
-
-@case("lambda", set_attribute("scale", 0.5))
-class Lambda(Net):
-    def end(self, x):
-        double = lambda y: y * self.scale  # noqa: E731
-        return x.replace_feature(double(x.features))
-
-
-@case("base class", lambda m: setattr(m, "scale", 3.0))
-class Inherits(Attribute):
-    def end(self, x):
-        return super().end(times(x, 2.0))
 
 
 class Square(torch.autograd.Function):
@@ -1424,12 +715,6 @@ class Square(torch.autograd.Function):
         return 2 * x * gradient
 
 
-@case("function of autograd")
-class Autograd(Net):
-    def end(self, x):
-        return x.replace_feature(Square.apply(x.features))
-
-
 class LoudSquare(Square):
     @staticmethod
     def backward(context, gradient):
@@ -1437,17 +722,169 @@ class LoudSquare(Square):
         return gradient
 
 
-@opened("backward that prints")
-class AutogradPrints(Net):
-    def end(self, x):
-        return x.replace_feature(LoudSquare.apply(x.features))
+closed("function of autograd", lambda self, x: x.replace_feature(Square.apply(x.features)))
+opened("backward that prints", lambda self, x: x.replace_feature(LoudSquare.apply(x.features)))
+closed("attributes that it does not read", lambda self, x: x, logger=lambda: LOG, lock=lambda: LOCK, epoch=int)
 
 
-@case("attributes that it does not read")
-class Unread(Net):
-    def __init__(self, sp):
-        super().__init__(sp)
-        self.logger, self.lock, self.epoch = LOG, LOCK, 0
+@case("with-statement")
+def _(self, x):
+    with torch.no_grad(), contextlib.nullcontext(), torch.autocast("cpu", enabled=False):
+        return times(x, math.sqrt(2.0) * operator.mul(2.0, 1.0))
 
-    def end(self, x):
+
+@case("context of its own")
+def _(self, x):
+    with doubling() as factor:
+        return times(x, factor)
+
+
+@case("try and except", sets("kept", {"w": 2.0}))
+def _(self, x):
+    try:
+        return times(x, self.kept["w"])
+    except KeyError:
         return x
+
+
+@case("texts and lists", scale(0.5))
+def _(self, x):
+    names = [f"{name}:{self.scale:.1f}" for name in ("a", "b")]
+    table = {name: float(name.partition(":")[2]) for name in names}
+    table.update(c=1.0)
+    total, (first, *rest) = 0.0, sorted(table.values())
+    for value in [first, *rest]:
+        total += value
+    return times(x, total if (n := len(names)) == 2 else n)
+
+
+@case("lambda", scale(0.5))
+def _(self, x):
+    double = lambda y: y * self.scale  # noqa: E731
+    return x.replace_feature(double(x.features))
+
+
+@case("base class", scale(3.0))
+class Inherits(CASES["attribute"][0]):
+    def end(self, x):
+        return super().end(times(x, 2.0))
+
+
+class Statements:
+    """Programs with an open world that no expression is: their names in words."""
+
+    def counts_its_calls(self, x):
+        self.calls += 1
+        return times(x, self.calls)
+
+    def writes_an_entry_of_a_dictionary(self, x):
+        self.kept["last"] = x.features.shape[1]
+        return x
+
+    def keeps_an_average_of_weights(self, x):
+        for name, parameter in self.named_parameters():
+            self.kept[name] = parameter.detach().clone()
+        return x
+
+    def cached_attribute_that_is_not_there_yet(self, x):
+        if not hasattr(self, "width"):
+            self.width = 2.0
+        return times(x, self.width)
+
+    def appends_to_a_global_in_a_branch_that_is_not_taken(self, x):
+        if self.calls:
+            SEEN.append(1)
+        return x
+
+    def keeps_how_many_rows_there_are(self, x):
+        self.calls = x.features.shape[0]
+        return x
+
+    def switches_a_norm(self, x):
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.train(not module.training)
+        return x
+
+    def attribute_of_a_function(self, x):
+        helper.calls = 1
+        return x
+
+    def switch_of_torch(self, x):
+        torch.backends.cudnn.benchmark = False
+        return x
+
+    def changes_a_norm(self, x):
+        self.b[1].momentum = 0.1
+        return x
+
+    def appends_to_a_global_under_another_name(self, x):
+        log = SEEN
+        log += [1]
+        return x
+
+    def writes_a_global(self, x):
+        global COUNT
+        COUNT += 1
+        return x
+
+    def attribute_of_another_module(self, x):
+        closed_settings.LAST = x.features.shape[1]
+        return x
+
+    def attribute_of_a_class(self, x):
+        type(self).last = 3
+        return x
+
+    def iterator(self, x):
+        numbers = NUMBERS
+        return times(x, 1.0 + next(numbers))
+
+    def lock(self, x):
+        with LOCK:
+            return times(x, 1.0)
+
+    def seeds_torch(self, x):
+        torch.manual_seed(0)
+        return x.replace_feature(x.features + torch.rand_like(x.features))
+
+    def file(self, x):
+        with open(os.devnull, "a") as file:
+            file.write("a call")
+        return x
+
+    def hook_on_a_tensor(self, x):
+        features = x.features * 1
+        features.requires_grad_(True)
+        features.register_hook(lambda gradient: gradient * 2)
+        return x.replace_feature(features)
+
+    def thread(self, x):
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+        return x
+
+    def branch_on_rows_by_a_local(self, x):
+        n, _ = x.features.shape
+        many = n > 10
+        if many:
+            x = times(x, 2.0)
+        return x
+
+    def loop_over_rows(self, x):
+        for _ in range(x.features.shape[0] // 10):
+            x = times(x, 1.01)
+        return x
+
+    def while_on_rows(self, x):
+        n = x.features.numel()
+        while n > 100:
+            n //= 2
+            x = times(x, 1.1)
+        return x
+
+
+for _name, _end in vars(Statements).items():
+    if not _name.startswith("__"):
+        opened(_name.replace("_", " "), _end)

@@ -9,6 +9,9 @@ from sparse_bridge.core.prefetch import prefetch
 from tests.adapters.spconv import apis
 from tests.core.prefetch.conftest import _provider  # noqa: F401 - a fixture
 
+from .graph_sizes import graphs_of
+from .pretended import replays_on_the_cpu
+
 
 @pytest.fixture
 def untaught():
@@ -48,3 +51,12 @@ def nothing_learnt():
     yield
     prefetch.forget()
     graph_regions.remove()
+
+
+@pytest.fixture
+def device(kernel_lane, fake_gpu, rules, nothing_learnt):
+    """Where models are replayed, from graphs for 512 rows, which is whole tiles: pretended without a GPU."""
+    if kernel_lane.device == "cpu":
+        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(512))
+    return kernel_lane.device

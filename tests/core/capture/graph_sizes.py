@@ -1,4 +1,4 @@
-"""Captured calls of few rows, so that small inputs make graphs."""
+"""Captured calls of few rows, so that small inputs make graphs. Within each other the last one counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from sparse_bridge import settings
 from sparse_bridge.core.capture import graphed_module, padded
+from sparse_bridge.core.capture.closed_world.audit import Audit
 from tests.rules import ruled
 
 
@@ -39,6 +40,6 @@ def graphs_of(rows: int, compared: bool = False, watched: bool = False) -> Itera
     for users; without, what a test puts around the layers may keep state.
     """
     every = settings.get().compare_every if compared else 0
-    audit = graphed_module.Audit if watched else _Trusted
+    audit = Audit if watched else _Trusted
     with ruled(padded, _LEAST=rows), settings.override(compare_every=every), ruled(graphed_module, Audit=audit):
         yield

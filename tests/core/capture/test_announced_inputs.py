@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 
 import pytest
 import torch
 
-import sparse_bridge
 from sparse_bridge.core.capture import captured_maps
 from sparse_bridge.core.prefetch import prefetch
-from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis
-from .pretended import replays_on_the_cpu
+from .test_replay_apis import optimized
 
-pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
+pytestmark = pytest.mark.emulated
 
 
 class Api:
     """A replayed network of MinkowskiEngine's API, and the same one that is not."""
 
-    def __init__(self, module, lane):
-        self.module, self.device = module, lane.device
-        self.plain = apis.network(module, "minkowski", lane.device).eval()
-        self.model = sparse_bridge.optimize(copy.deepcopy(self.plain), graphs=True)
+    def __init__(self, module, device):
+        self.module, self.device = module, device
+        self.model, self.plain = optimized(module, "minkowski", device, False)
 
     def scene(self, seed, share=0.3):
         return apis.scene(self.module, "minkowski", seed, self.device, share)
@@ -34,11 +30,9 @@ class Api:
         """The replayed network computes of tensors, made one after another, what the other does of
         tensors like them."""
         for x in given:
-            found = self.model(x)
-            expected = self.plain(self.module.SparseTensor(x.F.clone(), x.C.clone()))
-            for key in ("out", "deep"):
-                torch.testing.assert_close(found[key].F, expected[key].F, rtol=2e-3, atol=1e-3)
-                assert torch.equal(found[key].C, expected[key].C)
+            inputs = iter((lambda: x, lambda: self.module.SparseTensor(x.F.clone(), x.C.clone())))  # noqa: B023
+            found = apis.both(self.model, self.plain, lambda: next(inputs)(), rtol=2e-3, atol=1e-3)  # noqa: B023
+            apis.same_places(*(out for _, out in found))
 
     @property
     def hits(self):
@@ -51,16 +45,13 @@ def told():
 
 
 @pytest.fixture
-def api(kernel_lane, fake_gpu, rules, monkeypatch, told):
+def api(device, monkeypatch, told):
     """told: of a graph's maps that are started, and of inputs that get maps of their own."""
-    if kernel_lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))
     own_start, own_maps = captured_maps.CapturedMaps.start, prefetch.announced
     monkeypatch.setattr(captured_maps.CapturedMaps, "start", lambda *given: told.append("maps") or own_start(*given))
     monkeypatch.setattr(prefetch, "announced", lambda *given: told.append("own") or own_maps(*given))
     with apis.standin("minkowski") as module, torch.no_grad():
-        made = Api(module, kernel_lane)
+        made = Api(module, device)
         for seed in range(6):
             made.check(made.scene(seed))
         assert made.hits

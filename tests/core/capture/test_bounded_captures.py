@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 
@@ -11,14 +12,13 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import policy
-from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.capture.call_kind import CallKind
-from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
-from sparse_bridge.core.prefetch import prefetch
 
 from . import apis
-from .pretended import graphs_on_the_cpu, replays_on_the_cpu
+from .graph_sizes import graphs_of
+from .pretended import graphs_on_the_cpu
+from .test_replay_apis import optimized, replayer_of
 
 
 def test_ever_new_kinds_are_not_looked_at_any_more(fake_gpu):
@@ -46,19 +46,18 @@ class Reads(nn.Module):
 
 
 @pytest.mark.emulated
-def test_a_call_that_is_watched_and_refused_is_not_kept(kernel_lane, fake_gpu, nothing_learnt):
+def test_a_call_that_is_watched_and_refused_is_not_kept(device, rules):
     """Nor are its tensors until garbage is collected."""
-    if kernel_lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
+    rules.hold(graphs_of(512, watched=True))
     with apis.standin("spconv") as module:
-        model = Reads(apis.network(module, "spconv", kernel_lane.device)).eval()
+        model = Reads(apis.network(module, "spconv", device)).eval()
         model = sparse_bridge.optimize(model, graphs=True)
         gc.collect()
         gc.disable()
         try:
             with torch.no_grad():
                 for seed in range(4):
-                    kept = weakref.ref(model(apis.scene(module, "spconv", seed, kernel_lane.device)).features)
+                    kept = weakref.ref(model(apis.scene(module, "spconv", seed, device)).features)
                     assert kept() is None, seed
         finally:
             gc.enable()
@@ -66,27 +65,12 @@ def test_a_call_that_is_watched_and_refused_is_not_kept(kernel_lane, fake_gpu, n
 
 
 @pytest.mark.emulated
-def test_training_over_twenty_shapes(kernel_lane, fake_gpu, uncompared):
+def test_training_over_twenty_shapes(device):
     """No shape comes back: one graph serves them all, and everything is what it is without."""
-    if kernel_lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    prefetch.forget()
-    graph_regions.remove()
     with apis.standin("spconv") as module:
-        plain = apis.network(module, "spconv", kernel_lane.device).train()
-        clone = apis.network(module, "spconv", kernel_lane.device).train()
-        clone.load_state_dict(plain.state_dict())
-        model = sparse_bridge.optimize(clone, graphs=True)
+        model, plain = optimized(module, "spconv", device, True)
         for seed in range(20):
-            shape, found = (4 + seed % 5, 4 + seed // 5, 6), []
-            for one in (model, plain):
-                one.zero_grad(set_to_none=True)
-                x = apis.scene(module, "spconv", seed, kernel_lane.device, 0.2, 1, shape)
-                one(x)["out"].features.square().sum().backward()
-                found.append([p.grad for p in one.parameters() if p.grad is not None])
-            for mine, theirs in zip(*found, strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3)
-        replayer: Replayer = model.__dict__["forward"]
-        training = replayer.training
+            shape = (4 + seed % 5, 4 + seed // 5, 6)
+            apis.both(model, plain, functools.partial(apis.scene, module, "spconv", seed, device, 0.2, 1, shape), True)
+        training = replayer_of(model)
         assert len(training.graphs) == 1 and training.hits >= 14 and training.reason is None
-    prefetch.forget()

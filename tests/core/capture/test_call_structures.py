@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
+import functools
+import math
 import types
 
 import pytest
@@ -122,13 +125,20 @@ class TestCalls:
             call({"x": x, "l": own, "m": [own]})
         call(x, own, dict(own))
 
-    def test_what_has_no_value(self):
-        x = Sparse()
-        for value in (object(), {1}, lambda: x, [].append):  # the last two hold something
-            with refused(Why.GRAPH_OBJECT):
-                constant(value)
+    def test_what_has_a_value(self):
+        """Functions and classes that hold no state."""
         assert constant([1, "a"]) == (list, ((int, 1), (str, "a")))
-        assert constant(torch.relu) == (type(torch.relu), torch.relu) and constant(Sparse)[1] is Sparse
+        for value in (torch.relu, torch.nn.ReLU, copy.copy, math.sqrt, lambda x: x, Sparse):
+            assert constant(value) == (type(value), value) != constant(torch.tanh)
+
+    @pytest.mark.parametrize(
+        "value",
+        [object(), {1}, [].append, torch.nn.ReLU(), functools.partial(torch.relu), (lambda own: lambda: own)(1)],
+        ids=["an object", "a set", "a method", "a module", "partial", "a closure"],
+    )
+    def test_what_has_none(self, value):
+        with refused(Why.GRAPH_OBJECT):
+            constant(value)
 
     def test_attributes_of_an_object_around_it(self):
         x = Sparse()

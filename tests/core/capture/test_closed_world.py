@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import types
@@ -28,15 +29,16 @@ def sp():
         yield module
 
 
-@pytest.fixture
-def restored():
+@contextlib.contextmanager
+def unchanged():
     """What the programs' changes do outside of their models is undone."""
     places = [vars(closed_programs), vars(closed_settings), vars(torch.nn.functional)]
     values = [dict(place) for place in places]
     # By name: a module's `__builtins__` is a dictionary too, and some of what it may hold has no copy.
     inner = {name: copy.deepcopy(values[0][name]) for name in ("SEEN", "TABLE", "CELL", "DECORATED")}
-    classes = [value for value in values[0].values() if isinstance(value, type)] + [closed_settings.Options]
-    attributes = [(cls, dict(vars(cls))) for cls in classes if cls.__module__.startswith("tests.")]
+    owners = [*values[0].values(), *(cls for cls, _ in CASES.values()), closed_settings.Options]
+    classes = {one for one in owners if isinstance(one, type) and one.__module__.startswith("tests.")}
+    attributes = [(cls, dict(vars(cls))) for cls in classes]
     limits, noted = dict(vars(closed_programs.LIMITS)), dict(vars(closed_programs.note))
     yield
     for place, value in zip(places, values, strict=True):
@@ -57,14 +59,25 @@ def restored():
     closed_programs.scaled.__defaults__[0][:] = [1.0]
 
 
-def watched(sp, name, train=False, seed=1):
-    """(model, audit) of one call."""
-    torch.manual_seed(0)
-    model = CASES[name][0](sp).train(train)
+@pytest.fixture
+def restored():
+    with unchanged():
+        yield
+
+
+def audited(model, sp, seed=1):
+    """The audit of a model's call."""
     x = scene(sp, "spconv", seed, "cpu")
     with Audit(model, protocol.made_by(type(x))) as audit:
         model(x)
-    return model, audit
+    return audit
+
+
+def watched(sp, name, train=False):
+    """(a program, the audit of its call)."""
+    torch.manual_seed(0)
+    model = CASES[name][0](sp).train(train)
+    return model, audited(model, sp)
 
 
 @pytest.mark.parametrize("name", OPEN)
@@ -101,21 +114,15 @@ def test_guards_notice_a_change(sp, restored, name, number):
     assert guards.changed()
 
 
-def test_a_change_is_said_in_the_program_s_own_names(sp):
-    model, audit = watched(sp, "attribute")
-    guards = audit.guards()
-    model.scale = 0.5
-    assert guards.changed() == "Attribute.scale: 0.5, was 1.0"
-
-
 def test_equal_numbers_of_other_types_are_a_change(sp):
+    """It is said in the program's own names."""
     model, audit = watched(sp, "attribute")
     guards = audit.guards()
     model.scale = float("1.0")  # another object
     assert guards.hold()
-    for value in (1, True, "1.0", None):
+    for value in (0.5, 1, True, "1.0", None):
         model.scale = value
-        assert not guards.hold(), value
+        assert not guards.hold() and guards.changed() == f"attribute.scale: {value!r}, was 1.0"
     model.scale = 1.0
     assert guards.hold()
 
@@ -123,11 +130,7 @@ def test_equal_numbers_of_other_types_are_a_change(sp):
 @pytest.mark.parametrize(("value", "other"), [(0.0, -0.0), (1, True), (1, 1.0), ((1,), (True,)), ("a", b"a")])
 def test_values_that_compute_otherwise_are_not_equal(value, other):
     assert not guards_module.equal(value, other)
-    assert guards_module.equal(value, copy.copy(value))
-
-
-def test_not_a_number_equals_itself():
-    assert guards_module.equal(float("nan"), float("nan"))
+    assert guards_module.equal(value, copy.copy(value)) and guards_module.equal(float("nan"), float("nan"))
 
 
 def test_what_a_model_does_not_read_may_change(sp):
@@ -140,10 +143,7 @@ def test_what_a_model_does_not_read_may_change(sp):
 @pytest.mark.parametrize("name", ["cached attribute that is not there yet", "cached property"])
 def test_what_was_made_in_the_first_call_is_there_in_the_second(sp, name):
     model, _ = watched(sp, name)
-    x = scene(sp, "spconv", 2, "cpu")
-    with Audit(model, protocol.made_by(type(x))) as audit:
-        model(x)
-    guards = audit.guards()
+    guards = audited(model, sp, 2).guards()
     assert guards.hold()
     model.__dict__["width" if "width" in model.__dict__ else "factor"] = 5.0
     assert not guards.hold()
@@ -199,38 +199,24 @@ def test_nothing_is_left_after_an_error(sp):
     assert not {"__bool__", "__float__", "__int__", "__index__"} & set(vars(torch.Tensor))
 
 
-def test_code_without_a_source_is_refused(sp):
-    names = {"Net": closed_programs.Net, "__name__": "typed_in"}
-    exec("class Typed(Net):\n    def end(self, x):\n        return x\n", names)
-    model, x = names["Typed"](sp), scene(sp, "spconv", 1, "cpu")
-    with Audit(model, protocol.made_by(type(x))) as audit:
-        model(x)
-    with pytest.raises(Refusal, match="GRAPH_NO_SOURCE"):
-        audit.guards()
-
-
-def test_a_source_that_is_another_one_is_refused(sp, tmp_path):
-    path = tmp_path / "edited.py"
-    text = "class Edited(Net):\n    def end(self, x):\n        return times(x, self.scale)\n"
+@pytest.mark.parametrize("edited", [False, True])
+def test_code_without_its_source_is_refused(sp, tmp_path, edited):
+    """Typed in, or from a file that is another one by now."""
+    path = tmp_path / "program.py"
+    text = "class Typed(Net):\n    def end(self, x):\n        return times(x, self.scale)\n"
     path.write_text(text)
-    names = {"Net": closed_programs.Net, "times": closed_programs.times, "__name__": "edited"}
-    exec(compile(text, str(path), "exec"), names)
+    names = {"Net": closed_programs.Net, "times": closed_programs.times, "__name__": "program"}
+    exec(compile(text, str(path) if edited else "<string>", "exec"), names)
     path.write_text(text.replace("self.scale", "self.other_scale"))
-    model, x = names["Edited"](sp), scene(sp, "spconv", 1, "cpu")
-    with Audit(model, protocol.made_by(type(x))) as audit:
-        model(x)
     with pytest.raises(Refusal, match="GRAPH_NO_SOURCE"):
-        audit.guards()
+        audited(names["Typed"](sp), sp).guards()
 
 
 def test_large_tables_are_refused(sp):
     model = CASES["list in a dictionary"][0](sp)
     model.config["w"] = [float(n) for n in range(100000)]
-    x = scene(sp, "spconv", 1, "cpu")
-    with Audit(model, protocol.made_by(type(x))) as audit:
-        model(x)
-    with pytest.raises(Refusal, match=r"Inner\.config.*4096 values"):
-        audit.guards()
+    with pytest.raises(Refusal, match=r"list in a dictionary\.config.*4096 values"):
+        audited(model, sp).guards()
 
 
 def test_a_reference_is_kept_of_modules_alone(sp):

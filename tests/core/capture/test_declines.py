@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_bridge import log, memory
+from sparse_bridge import log, memory, settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_key, padded, replay
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
@@ -32,6 +32,20 @@ def test_where_launches_cannot_be_captured(fake_gpu, monkeypatch):
         assert graph_key.why_not_capturable(ON_A_GPU) is Why.GRAPH_NESTED
     fake_gpu.has(capturing=True)
     assert graph_key.why_not_capturable(ON_A_GPU) is Why.GRAPH_NESTED
+
+
+@pytest.mark.parametrize("capture, replayed", [("prefetch", False), ("always", True)])
+def test_models_are_replayed_on_rocm_only_if_the_settings_say_so(fake_gpu, caplog, capture, replayed):
+    """There replayed graphs have given wrong data."""
+    fake_gpu.has(capturing=False)
+    log.reset()
+    with settings.override(capture=capture), caplog.at_level(logging.INFO, "sparse_bridge"):
+        assert graph_key.why_not_capturable(ON_A_GPU) is None
+        fake_gpu.has(hip="7.2.1")
+        for _ in range(2):
+            assert graph_key.why_not_capturable(ON_A_GPU) is (None if replayed else Why.GRAPH_ROCM)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (not replayed) and all("SPARSE_BRIDGE_CAPTURE=always" in s for s in said)
 
 
 class Framework:

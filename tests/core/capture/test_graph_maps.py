@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import captured_maps
 from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
@@ -18,10 +16,9 @@ from sparse_bridge.core.capture.model_graphs import SpeculativeLaunch
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
-from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis
-from .pretended import replays_on_the_cpu
+from .test_replay_apis import TRAINS, optimized
 
 
 class Graph:
@@ -72,18 +69,12 @@ def test_which_graph_is_guessed(latest, guessed):
 
 
 @pytest.mark.emulated
-@pytest.mark.usefixtures("nothing_learnt")
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, fake_gpu, rules, monkeypatch, trains):
+@TRAINS
+def test_a_graph_is_queued_before_the_modules_are_looked_at(device, monkeypatch, trains):
     """And a module that listens by then leaves the call as it is."""
-    device, told = kernel_lane.device, []
-    early = ["maps"] if trains else ["maps", "run"]
-    if device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))
+    told, early = [], ["maps"] if trains else ["maps", "run"]
     with apis.standin("spconv") as module:
-        plain = apis.network(module, "spconv", device).train(trains)
-        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        model, plain = optimized(module, "spconv", device, trains)
         mode = TrainingReplayer if trains else Replayer
         own_start, own_possible = captured_maps.CapturedMaps.start, mode.possible
         own_allowed, own_launch = mode.allowed, mode.launch_speculatively
@@ -107,14 +98,7 @@ def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, fake_gp
                 monkeypatch.setattr(mode, "allowed", own_allowed)
                 model.deep.register_forward_hook(lambda *_: told.append("hook"))
             x = apis.scene(module, "spconv", seed, device, 0.3)
-            with torch.set_grad_enabled(trains):
-                found, expected = model(x), plain(x)
-            for key in ("out", "deep"):
-                torch.testing.assert_close(
-                    protocol.features_of(found[key]), protocol.features_of(expected[key]), rtol=2e-3, atol=1e-3
-                )
-            if trains:
-                protocol.features_of(found["out"]).sum().backward()
+            apis.both(model, plain, lambda: x, trains, rtol=2e-3, atol=1e-3)  # noqa: B023
             assert seed != 4 or told == [*early, "modules"]
             assert seed != 5 or told == ["modules", "maps"]
             if seed in (6, 7, 8):

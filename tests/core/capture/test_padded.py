@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 
 import pytest
 import torch
 
-import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded
@@ -26,21 +24,11 @@ from sparse_bridge.kernels.maps import mask_order
 from sparse_bridge.refusals import Refusal
 from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
-from tests.core.capture.graph_sizes import graphs_of
 
-from .pretended import replays_on_the_cpu
-
-pytestmark = pytest.mark.emulated
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
 
 SHAPE = (12, 10, 14)
 BOX = Box.grid(2, SHAPE)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    prefetch.forget()
-    yield
-    prefetch.forget()
 
 
 @pytest.fixture
@@ -87,6 +75,14 @@ def learnt(sp, network, lane, seeds=(1, 2, 3)):
     for seed in seeds:
         network(tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=lane.device)))
     return prefetch.recording_of(torch.zeros(1, device=lane.device).device, BOX)
+
+
+@pytest.fixture
+def known(sp, kernel_lane):
+    """(a network, the recording of its scenes)."""
+    network = Network(sp).eval().to(kernel_lane.device)
+    with torch.no_grad():
+        return network, learnt(sp, network, kernel_lane)
 
 
 def prepared(coords, record, capacity, **how):
@@ -141,9 +137,8 @@ def test_rows_are_those_of_the_scene(sp, kernel_lane, pooled):
 
 
 @torch.no_grad()
-def test_counters_tell_what_cannot_be_served(sp, kernel_lane):
-    network = Network(sp).eval().to(kernel_lane.device)
-    record = learnt(sp, network, kernel_lane)
+def test_counters_tell_what_cannot_be_served(sp, kernel_lane, known):
+    _, record = known
     coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
     equal, outside = coords.clone(), coords.clone()
     equal[5] = equal[17]
@@ -155,9 +150,8 @@ def test_counters_tell_what_cannot_be_served(sp, kernel_lane):
 
 
 @torch.no_grad()
-def test_a_level_that_outgrows_its_room(sp, kernel_lane):
-    network = Network(sp).eval().to(kernel_lane.device)
-    record = learnt(sp, network, kernel_lane)
+def test_a_level_that_outgrows_its_room(sp, kernel_lane, known):
+    _, record = known
     coords = cloud(SHAPE, share=0.5, seed=9, device=kernel_lane.device)
     small = dataclasses.replace(record, rows=dict.fromkeys(record.rows, 1), largest={})
     assert prepared(coords, record, len(coords))[1] is not None
@@ -166,11 +160,10 @@ def test_a_level_that_outgrows_its_room(sp, kernel_lane):
 
 @torch.no_grad()
 @pytest.mark.usefixtures("one_by_one")
-def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, rules):
+def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, known, rules):
     """Up to so many rows are sorted apart, whatever there is memory for."""
     rules.set(mask_order, FEW_ROWS=120)
-    network = Network(sp).eval().to(kernel_lane.device)
-    record = learnt(sp, network, kernel_lane)
+    network, record = known
     coords = cloud(SHAPE, share=0.03, seed=3, device=kernel_lane.device)
     expected = network(tensor(sp, coords))
     found, scene, rows = over_padded(sp, network, coords, record, 200)
@@ -180,9 +173,8 @@ def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, rules):
 
 
 @torch.no_grad()
-def test_what_needs_the_rows_says_so(sp, kernel_lane):
-    network = Network(sp).eval().to(kernel_lane.device)
-    record = learnt(sp, network, kernel_lane)
+def test_what_needs_the_rows_says_so(sp, kernel_lane, known):
+    _, record = known
     coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
     other = sp.SubMConv3d(4, 4, 5, indice_key="z").to(kernel_lane.device)
     with pytest.raises(Refusal, match="number of rows on the host"):
@@ -191,10 +183,8 @@ def test_what_needs_the_rows_says_so(sp, kernel_lane):
     other(tensor(sp, coords)).dense()
 
 
-def test_dense_grids_hold_the_rows_that_there_are(sp, kernel_lane):
-    network = Network(sp).eval().to(kernel_lane.device)
-    with torch.no_grad():
-        record = learnt(sp, network, kernel_lane)
+def test_dense_grids_hold_the_rows_that_there_are(sp, kernel_lane, known):
+    _, record = known
     coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
     scene, found = prepared(coords, record, len(coords) + 64)[0], []
     for wide in (False, True):
@@ -311,38 +301,3 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
         PaddedModel(model, call, coords, CaptureContext(PROTOCOL, BOX, set(), model, str)).verify(scene, rows)
-
-
-@pytest.mark.parametrize("trains", [False, True])
-def test_a_replayed_model(sp, kernel_lane, fake_gpu, rules, trains):
-    """Where kernels are emulated a replay runs what was captured once more."""
-    if kernel_lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(64))
-    plain = Block(sp).to(kernel_lane.device).train(trains)
-    model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
-    for seed in range(5):
-        coords = cloud(SHAPE, share=0.2 + 0.002 * seed, seed=seed, device=kernel_lane.device)
-        found = []
-        for one in (model, plain):
-            one.zero_grad(set_to_none=True)
-            with torch.set_grad_enabled(trains):
-                out = one(tensor(sp, coords))
-            if trains:
-                (out["y"].features.square().sum() + out["deep"].sum()).backward()
-            found.append(out)
-        mine, theirs = found
-        assert torch.equal(mine["y"].indices, theirs["y"].indices)
-        torch.testing.assert_close(mine["y"].features, theirs["y"].features, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(mine["deep"], theirs["deep"], rtol=1e-3, atol=1e-4)
-        held = zip(model.named_parameters(), plain.parameters(), strict=True)
-        for (name, p), q in held if trains else ():
-            scale = float(q.grad.abs().max()) + 1
-            assert float((p.grad - q.grad).abs().max()) <= 2e-3 * scale, name
-        if kernel_lane.device == "cpu":
-            continue  # a pretended capture moves the statistics, as a real one does not
-        for one, other in zip(model.buffers(), plain.buffers(), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    replayer = model.__dict__["forward"]
-    replayer = replayer.training if trains else replayer
-    assert replayer.attempts.failures == 0 and len(replayer.graphs) >= 1

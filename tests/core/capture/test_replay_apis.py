@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 
 import pytest
 import torch
@@ -13,16 +12,14 @@ import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions, replay
-from sparse_bridge.core.capture.calls.call import constant
 from sparse_bridge.core.conv.kernel_products import GatherProduct
-from sparse_bridge.refusals import Refusal
 from tests.core.capture.graph_sizes import graphs_of
 from tests.rules import layers_deferred
 
 from . import apis
-from .pretended import replays_on_the_cpu
 
-pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
+pytestmark = pytest.mark.emulated
+TRAINS = pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 
 
 class Whole(torch.nn.Module):
@@ -49,8 +46,7 @@ class Made(torch.nn.Module):
     def forward(self, batch):
         values, coords = batch["voxel_features"], batch["voxel_coords"]
         size = int(coords[:, 0].max()) + 1
-        x = self.make(coords, values)
-        x = self.stem(x)
+        x = self.stem(self.make(coords, values))
         y = self.body.deep(self.body.down(x))
         out = self.body.head(self.body.cat(self.body.up(y), x))
         batch.update({"out": out, "deep": y, "size": size})
@@ -58,45 +54,27 @@ class Made(torch.nn.Module):
         return batch
 
 
-def maker(module, name):
-    return lambda coords, values: apis.tensor(module, name, coords, values)
-
-
 @pytest.mark.parametrize("name", apis.NAMES)
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@TRAINS
 @pytest.mark.parametrize("kind", [Whole, Made])
-def test_a_program_that_is_not_changed(kernel_lane, fake_gpu, rules, name, trains, kind):
-    device = kernel_lane.device
-    if device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))  # one class of rows, and whole tiles behind them
+def test_a_program_that_is_not_changed(device, name, trains, kind):
     with apis.standin(name) as module, settings.override(optimize="graphs"):
-        plain = kind(apis.network(module, name, device), maker(module, name))
-        plain = plain.to(device).train(trains)
+        make = lambda coords, values: apis.tensor(module, name, coords, values)  # noqa: E731
+        plain = kind(apis.network(module, name, device), make).to(device).train(trains)
         model = copy.deepcopy(plain)
         for seed in range(11):
-            found = []
-            for one in (model, plain):
-                one.zero_grad(set_to_none=True)
+            mode = "a" if seed < 10 else "b"
+
+            def given(seed=seed, mode=mode):
                 x = apis.scene(module, name, seed, device, 0.3 + 0.002 * seed)
-                framework = protocol.of(x)
-                given = framework.features_of(x), framework.coordinates_of(x)
-                if kind is Made:
-                    batch = dict(zip(("voxel_features", "voxel_coords"), given, strict=True))
-                    given = ({**batch, "names": [seed], "mode": "a" if seed < 10 else "b"},)
-                mode = "graphs" if one is model else "off"
-                with torch.set_grad_enabled(trains), settings.override(optimize=mode):
-                    out = one(*given)
-                if kind is Made:
-                    assert out is given[0] and out["size"] == 2 and out["names"] == [seed]
-                    assert out["kind"] == ("a!" if seed < 10 else "b!")
-                values = [protocol.features_of(out[key]) for key in ("out", "deep")]
-                if trains:
-                    (values[0].square().sum() + values[1].sum()).backward()
-                found.append((out, values))
-            check(*found)
-            if trains:
-                same_gradients(model, plain)
+                values, coords = protocol.features_of(x), protocol.of(x).coordinates_of(x)
+                batch = {"voxel_features": values, "voxel_coords": coords, "names": [seed], "mode": mode}
+                return (batch,) if kind is Made else (values, coords)
+
+            found = apis.both(model, plain, given, trains, mode="graphs")
+            apis.same_places(*(out for _, out in found))
+            for x, out in found if kind is Made else ():
+                assert out is x[0] and (out["size"], out["names"], out["kind"]) == (2, [seed], f"{mode}!")
         part = model.backbone if kind is Whole else model
         unit = part.__dict__["forward"]
         assert [one.name for one in graph_regions.summary() if one.hits] == [type(part).__name__]
@@ -121,144 +99,22 @@ class Told(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["torchsparse", "minkowski"])
-def test_functions_among_the_arguments(kernel_lane, fake_gpu, rules, name):
+def test_functions_among_the_arguments(device, name):
     """They hold no state, and tell calls apart."""
-    device = kernel_lane.device
-    if device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))
-    with apis.standin(name) as module, settings.override(optimize="graphs"), torch.no_grad():
+    with apis.standin(name) as module, settings.override(optimize="graphs"):
         model = Told(apis.network(module, name, device)).to(device).eval()
         plain = copy.deepcopy(model)
         for seed in range(14):
-            act, found = torch.sigmoid if seed > 9 else torch.relu, []
-            for one in (model, plain):
-                x = apis.scene(module, name, seed, device, 0.3 + 0.002 * seed)
-                with settings.override(optimize="graphs" if one is model else "off"):
-                    out = one(x, module.cat, act)
-                found.append((out, [protocol.features_of(out["out"]), out["deep"]]))
-            for mine, theirs in zip(found[0][1], found[1][1], strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=1e-3)
+            act = torch.sigmoid if seed > 9 else torch.relu
+            given = lambda seed=seed, act=act: (  # noqa: E731
+                apis.scene(module, name, seed, device, 0.3 + 0.002 * seed),
+                module.cat,
+                act,
+            )
+            values = lambda out: [protocol.features_of(out["out"]), out["deep"]]  # noqa: E731
+            apis.both(model, plain, given, values=values, mode="graphs", rtol=2e-3, atol=1e-3)
         (part,) = [one for one in graph_regions.summary() if one.hits]
         assert part.name == "Told" and part.graphs == 2 and part.hits >= 6
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        pytest.param(torch.relu, True, id="of torch"),
-        pytest.param(torch.nn.ReLU, True, id="a class"),
-        pytest.param(copy.copy, True, id="of Python"),
-        pytest.param(math.sqrt, True, id="built in"),
-        pytest.param(lambda x: x, True, id="without a name"),
-        pytest.param([].append, False, id="a method"),
-        pytest.param(torch.nn.ReLU(), False, id="a module"),
-        pytest.param(functools.partial(torch.relu), False, id="partial"),
-        pytest.param((lambda own: lambda: own)(1), False, id="a closure"),
-    ],
-)
-def test_which_functions_tell_calls_apart(value, told):
-    if told:
-        assert constant(value) == constant(value) != constant(torch.tanh)
-    else:
-        with pytest.raises(Refusal, match="it is given a"):
-            constant(value)
-
-
-@pytest.mark.parametrize("name", apis.NAMES)
-@pytest.mark.parametrize("kind", ["inference", "fused", "training"])
-def test_a_replayed_model(kernel_lane, fake_gpu, rules, name, kind):
-    """Where kernels are emulated a replay runs what was captured once more.  fused: layers of this
-    size wait for what follows them, too."""
-    device, trains = kernel_lane.device, kind == "training"
-    if kind == "fused":
-        rules.hold(layers_deferred())
-    if device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))  # one class of rows, and whole tiles behind them
-    with apis.standin(name) as module:
-        plain = apis.network(module, name, device).train(trains)
-        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
-        for seed in range(7):
-            shape = apis.SHAPE if seed < 4 else (7, 5, 8 + seed)
-            found = []
-            for one in (model, plain):
-                one.zero_grad(set_to_none=True)
-                x = apis.scene(module, name, seed, device, 0.25 + 0.002 * seed, shape=shape)
-                with torch.set_grad_enabled(trains):
-                    out = one(x)
-                values = [protocol.features_of(out[key]) for key in ("out", "deep")]
-                if trains:
-                    (values[0].square().sum() + values[1].sum()).backward()
-                found.append((out, values))
-            check(*found)
-            if trains:
-                same_gradients(model, plain)
-        replayer = model.__dict__["forward"]
-        replayer = replayer.training if trains else replayer
-        # The fourth scene, and of those of other shapes all but the first, which proves it.
-        assert replayer.reason is None and len(replayer.graphs) == 1
-        # optimize() learns from the first in inference.
-        assert replayer.hits == (3 if trains else 2)
-
-
-@pytest.mark.parametrize("name", apis.NAMES)
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_layers_are_launched_once_in_a_graph(kernel_lane, fake_gpu, rules, monkeypatch, name, mode):
-    """Whatever was seen to follow them before, and in trials, where nothing is seen."""
-    device, launches, captured = kernel_lane.device, [], []
-    rules.hold(layers_deferred(), graphs_of(64))
-    if device == "cpu":
-        if mode is torch.inference_mode:
-            pytest.skip("pretended replays compute with gradients")
-        replays_on_the_cpu(fake_gpu)
-    launch, capture = GatherProduct.over, replay.captured_from
-
-    def counted(*given):
-        launches.append(given)
-        return launch(*given)
-
-    def one_capture(*given):
-        launches.clear()
-        made = capture(*given)
-        captured.append(len(launches))
-        return made
-
-    monkeypatch.setattr(GatherProduct, "over", counted)
-    monkeypatch.setattr(replay, "captured_from", one_capture)
-    with apis.standin(name) as module, settings.override(optimize="graphs"):
-        model = apis.network(module, name, device).eval()
-        last = []
-        for seed in range(10):  # the larger ones make another graph
-            x = apis.scene(module, name, seed, device, 0.3 if seed < 6 else 0.7)
-            with mode():
-                model(x)
-            if captured:
-                last.append(captured[-1])
-                captured.clear()
-        assert len(model.__dict__["forward"].replayer.graphs) == 1
-    assert last == [5, 5]
-
-
-def test_a_parameter_that_is_frozen_later(kernel_lane, fake_gpu, rules):
-    """Its graph stands beside the first, and both leave gradients in the same places."""
-    device = kernel_lane.device
-    if device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))
-    with apis.standin("spconv") as module:
-        plain = apis.network(module, "spconv", device).train()
-        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
-        for seed in range(9):
-            for one in (model, plain):
-                next(one.parameters()).requires_grad_(seed not in (4, 5, 6, 7))
-                one.zero_grad(set_to_none=True)
-                out = one(apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed))
-                out["out"].features.square().sum().backward()
-            assert (next(model.parameters()).grad is None) == (seed in (4, 5, 6, 7))
-            same_gradients(model, plain)
-        training = model.__dict__["forward"].training
-        assert training.reason is None and len(training.graphs) == 2 and training.hits == 3
 
 
 class Flat(torch.nn.Module):
@@ -275,55 +131,91 @@ class Flat(torch.nn.Module):
         return {**found, "grid": grid, "scores": grid.square().mean((2, 3, 4))}
 
 
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-def test_a_dense_grid_inside(kernel_lane, fake_gpu, rules, trains):
+def optimized(module, name, device, trains, around=lambda network: network):
+    """(a model that is replayed, its double)."""
+    plain = around(apis.network(module, name, device)).to(device).train(trains)
+    return sparse_bridge.optimize(copy.deepcopy(plain), graphs=True), plain
+
+
+def replayer_of(model):
+    held = model.__dict__["forward"]
+    return held.training if model.training else held
+
+
+@pytest.mark.parametrize("name", apis.NAMES)
+@pytest.mark.parametrize("kind", ["inference", "fused", "training"])
+def test_a_replayed_model(device, rules, name, kind):
+    """Where kernels are emulated a replay runs what was captured once more.  fused: layers of this
+    size wait for what follows them, too."""
+    trains = kind == "training"
+    if kind == "fused":
+        rules.hold(layers_deferred())
+    with apis.standin(name) as module:
+        model, plain = optimized(module, name, device, trains)
+        for seed in range(7):
+            shape = apis.SHAPE if seed < 4 else (7, 5, 8 + seed)
+            given = functools.partial(apis.scene, module, name, seed, device, 0.25 + 0.002 * seed, shape=shape)
+            apis.same_places(*(out for _, out in apis.both(model, plain, given, trains)))
+        replayer = replayer_of(model)
+        # The fourth scene, and of those of other shapes all but the first, which proves it.
+        assert replayer.reason is None and len(replayer.graphs) == 1
+        # optimize() learns from the first in inference.
+        assert replayer.hits == (3 if trains else 2)
+
+
+@TRAINS
+def test_a_dense_grid_inside(device, trains):
     """Its size follows from the input's, so that graphs are for one shape each."""
-    device = kernel_lane.device
-    if device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))
     with apis.standin("spconv") as module:
-        plain = Flat(apis.network(module, "spconv", device)).to(device).train(trains)
-        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        model, plain = optimized(module, "spconv", device, trains, Flat)
         for seed in range(10):
-            shape, found = apis.SHAPE if seed < 8 else (7, 5, 8), []
-            for one in (model, plain):
-                one.zero_grad(set_to_none=True)
-                x = apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed, shape=shape)
-                with torch.set_grad_enabled(trains):
-                    out = one(x)
-                values = [protocol.features_of(out["out"]), out["grid"], out["scores"]]
-                if trains:
-                    (values[1].mean() + values[2].sum()).backward()
-                found.append(values)
-            for one, other in zip(*found, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-            if trains:
-                same_gradients(model, plain)
-        replayer = model.__dict__["forward"]
-        replayer = replayer.training if trains else replayer
+            shape = apis.SHAPE if seed < 8 else (7, 5, 8)
+            given = functools.partial(apis.scene, module, "spconv", seed, device, 0.25 + 0.002 * seed, shape=shape)
+            apis.both(model, plain, given, trains, lambda out: [out["scores"], out["grid"], out["out"].features])
+        replayer = replayer_of(model)
         assert replayer.reason is None and len(replayer.graphs) == 1 and replayer.by_box
         assert replayer.hits >= 1
 
 
-def check(mine, theirs):
-    framework = protocol.of(mine[0]["out"])
-    for key in ("out", "deep"):
-        one, other = (framework.coordinates_of(found[0][key]) for found in (mine, theirs))
-        assert extent(mine[0][key]) == extent(theirs[0][key])
-        assert torch.equal(one, other)
-    for one, other in zip(mine[1], theirs[1], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+def test_a_parameter_that_is_frozen_later(device):
+    """Its graph stands beside the first, and both leave gradients in the same places."""
+    with apis.standin("spconv") as module:
+        model, plain = optimized(module, "spconv", device, True)
+        for seed in range(9):
+            for one in (model, plain):
+                next(one.parameters()).requires_grad_(seed not in (4, 5, 6, 7))
+            given = functools.partial(apis.scene, module, "spconv", seed, device, 0.25 + 0.002 * seed)
+            apis.both(model, plain, given, True)
+            assert (next(model.parameters()).grad is None) == (seed in (4, 5, 6, 7))
+        training = replayer_of(model)
+        assert training.reason is None and len(training.graphs) == 2 and training.hits == 3
 
 
-def extent(x):
-    return [getattr(x, name, None) for name in ("spatial_shape", "batch_size", "stride")]
+@pytest.mark.parametrize("name", apis.NAMES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_layers_are_launched_once_in_a_graph(device, rules, monkeypatch, name, mode):
+    """Whatever was seen to follow them before, and in trials, where nothing is seen."""
+    if device == "cpu" and mode is torch.inference_mode:
+        pytest.skip("pretended replays compute with gradients")
+    rules.hold(layers_deferred(), graphs_of(64))
+    launches, captured, last = [], [], []
+    launch, capture = GatherProduct.over, replay.captured_from
 
+    def one_capture(*given):
+        launches.clear()
+        made = capture(*given)
+        captured.append(len(launches))
+        return made
 
-def same_gradients(model, plain):
-    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        if q.grad is None:
-            continue
-        scale = float(q.grad.abs().max()) + 1
-        assert float((p.grad - q.grad).abs().max()) <= 2e-3 * scale, name
+    monkeypatch.setattr(GatherProduct, "over", lambda *given: launches.append(given) or launch(*given))
+    monkeypatch.setattr(replay, "captured_from", one_capture)
+    with apis.standin(name) as module, settings.override(optimize="graphs"):
+        model = apis.network(module, name, device).eval()
+        for seed in range(10):  # the larger ones make another graph
+            x = apis.scene(module, name, seed, device, 0.3 if seed < 6 else 0.7)
+            with mode():
+                model(x)
+            last += captured[-1:]
+            captured.clear()
+        assert len(model.__dict__["forward"].replayer.graphs) == 1
+    assert last == [5, 5]

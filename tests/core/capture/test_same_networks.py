@@ -8,8 +8,8 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
+from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
-from sparse_bridge.core.prefetch import prefetch
 from tests.clouds import cloud
 from tests.core.capture.graph_sizes import graphs_of
 
@@ -24,16 +24,12 @@ LEVELS = ("off", "fuse", "graphs")
 
 
 @pytest.fixture
-def device(map_lane, fake_gpu, rules):
+def device(map_lane, fake_gpu, rules, nothing_learnt):
     """On a CPU, replays of graphs are pretended."""
     if map_lane.device == "cpu":
         replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(256))
-    prefetch.forget()
-    graph_regions.remove()
-    yield map_lane.device
-    prefetch.forget()
-    graph_regions.remove()
+    return map_lane.device
 
 
 class Api:
@@ -61,9 +57,8 @@ class Api:
         """{(output, site): row} of all outputs."""
         found = {}
         for name, one in out.items():
-            coords = getattr(one, {"spconv": "indices", "torchsparse": "coords"}.get(self.name, "C"))
-            features = one.features if self.name == "spconv" else one.F
-            sites = map(tuple, coords.tolist())
+            features = protocol.features_of(one)
+            sites = map(tuple, protocol.of(one).coordinates_of(one).tolist())
             found |= {(name, *site): row for site, row in zip(sites, features.cpu(), strict=True)}
         return found
 
@@ -74,8 +69,7 @@ class Api:
     def gradient(self, coords):
         """Of the features, by site."""
         x, values = self.input(coords, True)
-        y = self.model(x)["out"]
-        features = y.features if self.name == "spconv" else y.F
+        features = protocol.features_of(self.model(x)["out"])
         (dx,) = torch.autograd.grad(features, values, features.detach().cos())
         return dict(zip(map(tuple, coords.tolist()), dx.cpu(), strict=True))
 

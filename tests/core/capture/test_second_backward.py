@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
-import sparse_bridge
 from sparse_bridge.core.capture import replay_training
-from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis
-from .pretended import replays_on_the_cpu
-from .test_replay_apis import same_gradients
+from .test_replay_apis import optimized
 
-pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
+pytestmark = pytest.mark.emulated
 
 
 @pytest.fixture
-def pair(kernel_lane, fake_gpu, rules):
+def pair(device, monkeypatch):
     """(a model that is replayed, its double that is not, the function that makes a scene, steps that went backward
     through a graph)."""
-    device = kernel_lane.device
-    if device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))
-    replays = []
-    backward = replay_training._Run.backward
-    with apis.standin("spconv") as module, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            replay_training._Run, "backward", lambda self, *given: replays.append(self) or backward(self, *given)
-        )
-        plain = apis.network(module, "spconv", device).train()
-        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+    replays, backward = [], replay_training._Run.backward
+    monkeypatch.setattr(
+        replay_training._Run, "backward", lambda self, *given: replays.append(self) or backward(self, *given)
+    )
+    with apis.standin("spconv") as module:
+        model, plain = optimized(module, "spconv", device, True)
 
         def scene(seed):
             return apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
 
+        for seed in range(5):
+            apis.both(model, plain, lambda: scene(seed), True)  # noqa: B023
         for one in (model, plain):
-            for seed in range(5):
-                loss_of(one, scene(seed)).backward()
             one.zero_grad(set_to_none=True)
         assert replays
         replays.clear()
@@ -48,8 +37,7 @@ def pair(kernel_lane, fake_gpu, rules):
 
 
 def loss_of(model, x):
-    out = model(x)
-    return out["out"].features.square().sum() + out["deep"].features.sum()
+    return apis.loss_of(apis.values_of(model(x)))
 
 
 def test_a_second_backward_pass_after_another_step(pair):
@@ -62,7 +50,7 @@ def test_a_second_backward_pass_after_another_step(pair):
         loss.backward()
         with pytest.raises(RuntimeError, match="backward through the graph a second time"):
             loss.backward()
-    same_gradients(model, plain)
+    apis.same_gradients(model, plain)
     for mine, theirs in zip(model.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
     assert len(replays) == 3 and len(set(replays)) == 2
@@ -77,7 +65,7 @@ def test_a_step_between_a_forward_pass_and_its_second_backward_pass(pair):
         second = loss_of(one, scene(6))
         first.backward()
         second.backward()
-    same_gradients(model, plain)
+    apis.same_gradients(model, plain)
     assert len(replays) == 3
 
 

@@ -15,7 +15,6 @@ from sparse_bridge.core.device import stream_order, workspace
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.map_cache import MapStore
 from sparse_bridge.core.ops.row_matrix import RowMatrix
-from sparse_bridge.core.prefetch import prefetch
 from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis
@@ -25,16 +24,12 @@ from .test_stream_order import results, same
 
 
 @pytest.fixture
-def streams(fake_gpu, rules, monkeypatch):
+def streams(fake_gpu, rules, monkeypatch, nothing_learnt):
     if torch.cuda.is_available():
         pytest.skip("a GPU has streams of its own")
     rules.hold(graphs_of(160))
     monkeypatch.setattr(workspace, "_LIMIT_BYTES", -1)  # a CPU has one buffer for all streams
-    prefetch.forget()
-    graph_regions.remove()
-    yield replays_on_the_cpu(fake_gpu)
-    prefetch.forget()
-    graph_regions.remove()
+    return replays_on_the_cpu(fake_gpu)
 
 
 def pair_of(streams):

@@ -27,14 +27,9 @@ from .pretended_streams import Race, Streams, Watching
 
 
 @pytest.fixture(autouse=True)
-def fresh(rules):
+def fresh(rules, nothing_learnt):
     """Nothing learnt yet, and classes of few rows."""
     rules.hold(graphs_of(160))
-    prefetch.forget()
-    graph_regions.remove()
-    yield
-    prefetch.forget()
-    graph_regions.remove()
 
 
 def results(model, x, trains=False):
@@ -241,15 +236,10 @@ class TestOnAGpu:
         torch.cuda.synchronize()
         return found
 
-    def test_in_turns(self, name, mode, trains):
-        self.check(name, mode, trains, threads=1)
-
-    def test_by_two_threads(self, name, mode, trains):
-        if trains:
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_in_turns(self, name, mode, trains, threads):
+        if trains and threads == 2:
             pytest.skip("two threads that train one model change one set of gradients")
-        self.check(name, mode, trains, threads=2)
-
-    def check(self, name, mode, trains, threads):
         busy = torch.randn(2048, 2048, device="cuda")
         streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         seeds = list(range(24))
@@ -268,11 +258,8 @@ class TestOnAGpu:
                         streams[(seed + 1) % 2].wait_stream(streams[seed % 2])
                     return found
 
-            if threads == 1:
-                found = list(map(run, seeds))
-            else:
-                with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-                    found = list(pool.map(run, seeds))
+            with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                found = list((map if threads == 1 else pool.map)(run, seeds))
             torch.cuda.synchronize()
             assert mode != "graphs" or sum(one.hits for one in graph_regions.summary()) > 0
         for mine, theirs in zip(found, expected, strict=True):

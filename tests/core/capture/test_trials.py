@@ -23,10 +23,8 @@ from sparse_bridge.core.geometry.constants import constant
 from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools.networks.torchsparse import Backbone
 from tests.clouds import cloud, features
-from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis
-from .pretended import replays_on_the_cpu
 
 pytestmark = pytest.mark.usefixtures("nothing_learnt")
 
@@ -148,13 +146,10 @@ def half(module, seed, device, scale=1.0):
 
 
 @pytest.fixture
-def replayed(kernel_lane, fake_gpu, rules):
+def replayed(device):
     """The device of models that are replayed."""
-    if kernel_lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
-    rules.hold(graphs_of(512))
     with settings.override(optimize="graphs"), torch.no_grad():
-        yield kernel_lane.device
+        yield device
 
 
 def network(module, device, after):

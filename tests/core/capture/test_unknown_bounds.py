@@ -9,12 +9,10 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from tests.core.prefetch.test_new_shapes import Minkowski, Torchsparse, voxels
 from tests.core.prefetch.test_unknown_bounds import UNet, scattered
-from tests.core.prefetch.waiting import check, fresh, ready  # noqa: F401 - `fresh` is a fixture
+from tests.core.prefetch.waiting import Minkowski, Torchsparse, check, fresh, ready, voxels  # noqa: F401 - `fresh` is a fixture
 
 from .graph_sizes import graphs_of
-from .pretended import replays_on_the_cpu
 
 pytestmark = pytest.mark.emulated
 
@@ -32,11 +30,9 @@ class Whole(nn.Module):
         return x
 
 
-def replayed(network, lane, fake_gpu, rules, rows):
+def replayed(network, rules, rows):
     """The network with its layers replayed as one model, from graphs for so many rows; how many
     calls were."""
-    if lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
     rules.hold(graphs_of(rows))
     model = sparse_bridge.optimize(Whole(copy.deepcopy(network.net)).eval(), graphs=True)
     clone = copy.copy(network)
@@ -46,13 +42,13 @@ def replayed(network, lane, fake_gpu, rules, rows):
 
 @pytest.mark.parametrize("api", [Torchsparse, Minkowski])
 @torch.no_grad()
-def test_a_replayed_model(kernel_lane, fake_gpu, rules, api):
+def test_a_replayed_model(kernel_lane, device, rules, api):
     """Its graph finds the bounds on the device, too."""
     plain = ready(api, kernel_lane)
-    network, hits = replayed(plain, kernel_lane, fake_gpu, rules, 768)
+    network, hits = replayed(plain, rules, 768)
     for turn in range(2, 8):
-        check(network, voxels(turn, kernel_lane.device), plain)
-    known, (x, coords, shape) = hits(), voxels(8, kernel_lane.device)
+        check(network, voxels(turn, device), plain)
+    known, (x, coords, shape) = hits(), voxels(8, device)
     assert known
     check(network, (x, coords, shape), plain)
     assert hits() == known + 1
@@ -65,10 +61,10 @@ def test_a_replayed_model(kernel_lane, fake_gpu, rules, api):
 
 
 @torch.no_grad()
-def test_sparse_scenes_of_a_replayed_model(kernel_lane, fake_gpu, rules):
+def test_sparse_scenes_of_a_replayed_model(device, rules):
     """Its graph measures these levels, too."""
-    plain = UNet(kernel_lane.device)
-    network, hits = replayed(plain, kernel_lane, fake_gpu, rules, 64)
+    plain = UNet(device)
+    network, hits = replayed(plain, rules, 64)
     for turn in range(8):
-        check(network, scattered(turn, kernel_lane.device), plain)
+        check(network, scattered(turn, device), plain)
     assert hits() >= 2

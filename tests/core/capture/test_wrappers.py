@@ -4,6 +4,7 @@ result cannot be told from the eager one, and left alone, with the reason, where
 from __future__ import annotations
 
 import copy
+import functools
 import re
 
 import pytest
@@ -13,23 +14,17 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.core.capture import graph_regions
-from tests.core.capture.graph_sizes import graphs_of
 
 from . import apis, wrapped
-from .pretended import replays_on_the_cpu
-from .test_replay_apis import same_gradients
+from .test_replay_apis import TRAINS
 
-pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
+pytestmark = pytest.mark.emulated
 
 
-@pytest.fixture
-def device(kernel_lane, fake_gpu, rules):
-    """With graphs, pretended where there is no GPU, in one class of rows."""
-    rules.hold(graphs_of(512))
-    if kernel_lane.device == "cpu":
-        replays_on_the_cpu(fake_gpu)
+@pytest.fixture(autouse=True)
+def with_graphs():
     with settings.override(optimize="graphs"):
-        yield kernel_lane.device
+        yield
 
 
 def same(mine, theirs, given, own):
@@ -37,7 +32,6 @@ def same(mine, theirs, given, own):
     assert type(mine) is type(theirs) and list(vars(mine)) == list(vars(theirs))
     assert type(mine.data) is type(theirs.data)
     assert torch.equal(mine.coords, theirs.coords)
-    torch.testing.assert_close(mine.feats, theirs.feats, rtol=1e-3, atol=1e-4)
     assert mine.layout == theirs.layout and mine._shape == theirs._shape
     assert mine._scale == theirs._scale
     for name in ("_layout", "_spatial_cache"):
@@ -64,28 +58,24 @@ class Remembers(nn.Module):
 
 
 @pytest.mark.parametrize("name", apis.NAMES)
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@TRAINS
 def test_a_stack_of_blocks(device, name, trains):
     with apis.standin(name) as module:
         plain = wrapped.stack(module, name, device, Remembers()).train(trains)
         model = copy.deepcopy(plain)
+
+        def given(seed):
+            x = wrapped.grid(module, name, seed, device)
+            if seed > 10:
+                x.register("earlier", 1)
+            return x
+
         for seed in range(12):
-            found = []
-            for one in (model, plain):
-                one.zero_grad(set_to_none=True)
-                x = wrapped.grid(module, name, seed, device)
-                if seed > 10:
-                    x.register("earlier", 1)
-                mode = "graphs" if one is model else "off"
-                with torch.set_grad_enabled(trains), settings.override(optimize=mode):
-                    out = one(x)
-                if trains:
-                    out.feats.square().sum().backward()
-                found.append((x, out))
-            (given, mine), (own, theirs) = found
-            same(mine, theirs, given, own)
-            if trains:
-                same_gradients(model, plain)
+            found = apis.both(
+                model, plain, functools.partial(given, seed), trains, lambda out: [out.feats], mode="graphs"
+            )
+            ((x,), mine), ((own,), theirs) = found
+            same(mine, theirs, x, own)
         (part,) = graph_regions.summary()
         assert (part.name, part.graphs, part.reason) == ("Stack", 1, None) and part.hits >= 2
         assert "Stack: " in str(sparse_bridge.report())
@@ -118,33 +108,31 @@ class Decoder(nn.Module):
         return y, self.head(y.feats)
 
 
+def made_of(kind, module, name, device):
+    """A program around a stack."""
+    stack = wrapped.stack(module, name, device)
+    return kind(stack, lambda coords, values: apis.tensor(module, name, coords, values)).to(device)
+
+
 @pytest.mark.parametrize("name", apis.NAMES)
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@TRAINS
 @pytest.mark.parametrize("kind", [Program, Decoder])
 def test_a_program_that_makes_them(device, name, trains, kind):
     """What looks into the layout stays outside."""
     with apis.standin(name) as module:
-        plain = kind(
-            wrapped.stack(module, name, device), lambda coords, values: apis.tensor(module, name, coords, values)
-        )
-        plain = plain.to(device).train(trains)
+        plain = made_of(kind, module, name, device).train(trains)
         model = copy.deepcopy(plain)
+
+        def given(seed):
+            x = wrapped.grid(module, name, seed, device)
+            return x.feats, x.coords
+
         for seed in range(9):
-            found = []
-            for one in (model, plain):
-                one.zero_grad(set_to_none=True)
-                x = wrapped.grid(module, name, seed, device)
-                mode = "graphs" if one is model else "off"
-                with torch.set_grad_enabled(trains), settings.override(optimize=mode):
-                    y, rest = one(x.feats, x.coords)
-                if trains:
-                    (y.feats.square().sum() + rest.sum()).backward()
-                found.append((y, rest))
-            (mine, rows), (theirs, others) = found
+            found = apis.both(
+                model, plain, functools.partial(given, seed), trains, lambda out: [out[0].feats, out[1]], mode="graphs"
+            )
+            (mine, _), (theirs, _) = (out for _, out in found)
             same(mine, theirs, mine, theirs)
-            torch.testing.assert_close(rows, others, rtol=1e-3, atol=1e-4)
-            if trains:
-                same_gradients(model, plain)
         replayed = {one.name for one in graph_regions.summary() if one.hits}
         assert replayed == {"Stack" if kind is Program else "Decoder"}
         if kind is Program:
@@ -152,23 +140,15 @@ def test_a_program_that_makes_them(device, name, trains, kind):
             assert "Grid" in whole.reason
 
 
-class Given(nn.Module):
-    """Does something with what it is given, and passes it on."""
+class Around(nn.Module):
+    """A program that does something with a part of it and what it is given."""
 
-    def __init__(self, what):
+    def __init__(self, part, does):
         super().__init__()
-        self.what = what
+        self.part, self.does = part, does
 
-    def forward(self, x):
-        return self.what(x) or x
-
-
-def items(x):
-    return x.replace(torch.cat([x.feats[rows] * 1.5 for rows in x.layout]))
-
-
-def counted(x):
-    x.seen = True
+    def forward(self, *given):
+        return self.does(self.part, *given)
 
 
 def swallowed(x):
@@ -179,49 +159,24 @@ def swallowed(x):
     return x.replace(x.feats * (1 + first * 0))
 
 
-def emptied(x):
-    x._spatial_cache.pop("none", None)
-
-
-def shaped(x):
-    return x.replace(x.feats * float(x.extra.shape[0]))
-
-
-def kept(x):
+def with_more(x, **more):
     y = x.replace(x.feats)
-    y.where = [slice(0, 4)]
+    vars(y).update(more)
     return y
 
 
-def measured(x):
-    y = x.replace(x.feats)
-    y.rows = len(x.feats)
-    return y
-
-
-def filled(x):
-    x.layout.append(slice(0, 0))
-
-
-def classed(x):
-    wrapped.Grid.last = x.feats.shape[0]
-
-
-def found_again(x):
-    return wrapped.Grid(x.data, None, x._scale, x._spatial_cache)
-
-
+# What is done with the object, and why it is not replayed.
 REFUSED = {
-    "items": (items, r"looks into '_layout'"),
-    "an attribute": (counted, r"writes to a Grid"),
+    "items": (lambda x: x.replace(torch.cat([x.feats[rows] * 1.5 for rows in x.layout])), r"looks into '_layout'"),
+    "an attribute": (lambda x: setattr(x, "seen", True), r"writes to a Grid"),
     "caught": (swallowed, r"looks into '_layout'"),
-    "a list": (filled, r"looks into '_layout'"),
-    "the cache": (emptied, r"looks at all of a dictionary"),
-    "a tensor": (shaped, r"looks at 'extra'"),
-    "a slice": (kept, r"output holds a slice"),
-    "rows": (measured, r"rows is \d+, and \d+ over a padded input"),
-    "the class": (classed, r"writes to a Grid|last"),
-    "another layout": (found_again, r"output holds a slice"),
+    "a list": (lambda x: x.layout.append(slice(0, 0)), r"looks into '_layout'"),
+    "the cache": (lambda x: x._spatial_cache.pop("none", None), r"looks at all of a dictionary"),
+    "a tensor": (lambda x: x.replace(x.feats * float(x.extra.shape[0])), r"looks at 'extra'"),
+    "a slice": (lambda x: with_more(x, where=[slice(0, 4)]), r"output holds a slice"),
+    "rows": (lambda x: with_more(x, rows=len(x.feats)), r"rows is \d+, and \d+ over a padded input"),
+    "the class": (lambda x: setattr(wrapped.Grid, "last", x.feats.shape[0]), r"writes to a Grid|last"),
+    "another layout": (lambda x: wrapped.Grid(x.data, None, x._scale, x._spatial_cache), r"output holds a slice"),
 }
 
 
@@ -232,20 +187,22 @@ def test_what_is_refused(device, monkeypatch, case):
     what, words = REFUSED[case]
     monkeypatch.setattr(wrapped.Grid, "last", 0, raising=False)
     with apis.standin("spconv") as module:
-        place = 2 if what in (kept, measured) else 0
-        plain = wrapped.stack(module, "spconv", device, Given(what), place).eval()
+        place = 2 if case in ("a slice", "rows") else 0
+        plain = wrapped.stack(module, "spconv", device, Around(None, lambda _, x: what(x) or x), place).eval()
         model = copy.deepcopy(plain)
+
+        def given(seed):
+            x = wrapped.grid(module, "spconv", seed, device)
+            x.extra, x.seen = torch.zeros(3 + seed, device=device), False
+            return x
+
         for seed in range(8):
-            found = []
-            for one in (model, plain):
-                x = wrapped.grid(module, "spconv", seed, device)
-                x.extra, x.seen = torch.zeros(3 + seed, device=device), False
-                with settings.override(optimize="graphs" if one is model else "off"):
-                    found.append((one(x), x))
-            (mine, given), (theirs, own) = found
-            torch.testing.assert_close(mine.feats, theirs.feats, rtol=1e-3, atol=1e-4)
-            assert mine.layout == theirs.layout and vars(given).keys() == vars(own).keys()
-            assert given.seen == own.seen
+            found = apis.both(
+                model, plain, functools.partial(given, seed), values=lambda out: [out.feats], mode="graphs"
+            )
+            ((x,), mine), ((own,), theirs) = found
+            assert mine.layout == theirs.layout and vars(x).keys() == vars(own).keys()
+            assert x.seen == own.seen
             assert getattr(mine, "rows", None) == getattr(theirs, "rows", None)
         (part,) = [one for one in graph_regions.summary() if one.name == "Stack"]
         assert part.hits == 0
@@ -276,8 +233,7 @@ def test_objects_that_cannot_be_copied(device, kind):
     with apis.standin("spconv") as module:
         model = wrapped.stack(module, "spconv", device).eval()
         for seed in range(6):
-            x = kind(wrapped.grid(module, "spconv", seed, device).data)
-            found = model(x)
+            found = model(kind(wrapped.grid(module, "spconv", seed, device).data))
             with settings.override(optimize="off"):
                 expected = model(kind(wrapped.grid(module, "spconv", seed, device).data))
             torch.testing.assert_close(found.feats, expected.feats, rtol=1e-3, atol=1e-4)
@@ -286,22 +242,14 @@ def test_objects_that_cannot_be_copied(device, kind):
             assert "'lock' of the " in graph_regions.summary()[0].reason
 
 
-class Passes(nn.Module):
-    """Returns what it is given, besides."""
-
-    def __init__(self, stack):
-        super().__init__()
-        self.stack = stack
-
-    def forward(self, x, times):
-        y = self.stack(x)
-        return {"x": x, "y": [y, y], "times": times, "data": x.data, "layout": x.layout}
-
-
 @torch.no_grad()
 def test_what_is_passed_on_is_the_call_s_own(device):
+    def passes(stack, x, times):
+        y = stack(x)
+        return {"x": x, "y": [y, y], "times": times, "data": x.data, "layout": x.layout}
+
     with apis.standin("spconv") as module:
-        model = Passes(wrapped.stack(module, "spconv", device)).eval()
+        model = Around(wrapped.stack(module, "spconv", device), passes).eval()
         for seed in range(7):
             x = wrapped.grid(module, "spconv", seed, device)
             times = torch.full((2, 3), float(seed), device=device)
@@ -309,73 +257,46 @@ def test_what_is_passed_on_is_the_call_s_own(device):
             assert out["x"] is x and out["times"] is times and out["data"] is x.data
             assert out["layout"] is x.layout and out["y"][0] is out["y"][1]
         (part,) = graph_regions.summary()
-        assert (part.name, part.reason) == ("Passes", None) and part.hits >= 2
-
-
-class Timed(nn.Module):
-    """Returns a tensor that has a row for every item, as its dense grid has."""
-
-    def __init__(self, network):
-        super().__init__()
-        self.network = network
-
-    def forward(self, x, times):
-        return {"times": times, "grid": self.network(x)["out"].dense()}
+        assert (part.name, part.reason) == ("Around", None) and part.hits >= 2
 
 
 @torch.no_grad()
 def test_tensors_beside_a_dense_grid(device):
+    """They have a row for every item, as it has."""
     with apis.standin("spconv") as module:
-        model = Timed(apis.network(module, "spconv", device)).eval()
+        does = lambda network, x, times: {"times": times, "grid": network(x)["out"].dense()}  # noqa: E731
+        model = Around(apis.network(module, "spconv", device), does).eval()
         for seed in range(9):
             times = torch.full((2, 3), float(seed), device=device)
             x = apis.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
             assert model(x, times)["times"] is times
         (part,) = graph_regions.summary()
-        assert part.name == "Timed" and part.hits >= 1
-
-
-class TwoOfThem(nn.Module):
-    def __init__(self, stack):
-        super().__init__()
-        self.stack = stack
-
-    def forward(self, x, other):
-        return self.stack(x) + other
+        assert part.name == "Around" and part.hits >= 1
 
 
 @torch.no_grad()
 def test_inner_parts_where_two_are_given(device):
     with apis.standin("spconv") as module:
-        model = TwoOfThem(wrapped.stack(module, "spconv", device)).eval()
+        plain = Around(wrapped.stack(module, "spconv", device), lambda stack, x, other: stack(x) + other).eval()
+        model = copy.deepcopy(plain)
         for seed in range(11):
-            x, other = (wrapped.grid(module, "spconv", seed, device) for _ in range(2))
-            found = model(x, other)
-            with settings.override(optimize="off"):
-                expected = model(wrapped.grid(module, "spconv", seed, device), other)
-            torch.testing.assert_close(found.feats, expected.feats, rtol=1e-3, atol=1e-4)
+            given = lambda seed=seed: tuple(wrapped.grid(module, "spconv", seed, device) for _ in range(2))  # noqa: E731
+            apis.both(model, plain, given, values=lambda out: [out.feats], mode="graphs")
         parts = {one.name: one for one in graph_regions.summary()}
-        assert "2 sparse tensors" in parts["TwoOfThem"].reason and parts["Stack"].hits >= 2
-
-
-class Measured(nn.Module):
-    """Says how high the grid is."""
-
-    def __init__(self, stack):
-        super().__init__()
-        self.stack = stack
-
-    def forward(self, x):
-        y = self.stack(x)
-        y.height = x.data.spatial_shape[0]
-        return y
+        assert "2 sparse tensors" in parts["Around"].reason and parts["Stack"].hits >= 2
 
 
 @torch.no_grad()
 def test_numbers_that_follow_from_one_axis(device):
     """The first other boxes have the same, so that they prove nothing of it."""
+
+    def measured(stack, x):
+        y = stack(x)
+        y.height = x.data.spatial_shape[0]
+        return y
+
     with apis.standin("spconv") as module:
-        model = Measured(wrapped.stack(module, "spconv", device)).eval()
+        model = Around(wrapped.stack(module, "spconv", device), measured).eval()
         for seed in range(14):
             shape = (6 if seed < 9 else seed, 5, 7 if seed < 5 else 8 + seed % 2)
             x = apis.scene(module, "spconv", seed, device, 0.3, shape=shape)
@@ -395,8 +316,7 @@ class Optional(Decoder):
 @torch.no_grad()
 def test_whether_something_else_is_given(device):
     with apis.standin("spconv") as module:
-        make = lambda coords, values: apis.tensor(module, "spconv", coords, values)  # noqa: E731
-        model = Optional(wrapped.stack(module, "spconv", device), make).to(device).eval()
+        model = made_of(Optional, module, "spconv", device).eval()
         for seed in range(8):
             x = wrapped.grid(module, "spconv", seed, device)
             labels = None if seed < 6 else torch.ones(3, device=device)
@@ -416,8 +336,7 @@ class Counted(Decoder):
 @torch.no_grad()
 def test_numbers_of_rows(device):
     with apis.standin("spconv") as module:
-        make = lambda coords, values: apis.tensor(module, "spconv", coords, values)  # noqa: E731
-        model = Counted(wrapped.stack(module, "spconv", device), make).to(device).eval()
+        model = made_of(Counted, module, "spconv", device).eval()
         for seed in range(20):
             x = wrapped.grid(module, "spconv", seed, device, 0.2 + 0.02 * seed)
             _, rows = model(x.feats, x.coords)

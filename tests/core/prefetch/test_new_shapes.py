@@ -16,104 +16,13 @@ from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest
 from sparse_bridge.core.prefetch import prefetch
 from sparse_bridge.core.prefetch.recording import Recording, Step
-from tests.adapters.spconv import apis
 from tests.clouds import cloud, features
+
+from .waiting import SHAPES, Minkowski, Spconv, Torchsparse, alone, fresh, voxels  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.emulated
 
 THREE = functional.kernel_offsets((3, 3, 3))
-SHAPES = [(12, 10, 14), (9, 17, 11), (16, 8, 9), (7, 13, 20), (15, 15, 6)]
-
-
-@pytest.fixture(autouse=True)
-def prefetching(built):
-    """Prefetch answers requests, and has learnt nothing."""
-    before = request.registered()
-    prefetch.install()
-    prefetch.forget()
-    yield
-    request.register(*before)
-    prefetch.forget()
-
-
-def voxels(turn, device, channels=4):
-    """(features, coordinates, shape) of a scene that is like no other; one item is empty at
-    times."""
-    shape = SHAPES[turn % len(SHAPES)]
-    coords = cloud(shape, share=0.2, seed=turn, empty_items=(1,) if turn == 3 else ())
-    return features(len(coords), channels, seed=turn).to(device), coords.to(device), shape
-
-
-class Spconv:
-    """A little network, down and up and with a layer that makes coordinates, by an API."""
-
-    def __init__(self):
-        with apis.standin() as module:
-            self.sp = module
-        layers = self.sp
-        self.net = nn.ModuleList(
-            [
-                layers.SubMConv3d(4, 8, 3, indice_key="a"),
-                layers.SparseConv3d(8, 8, 3, 2, padding=1, indice_key="d"),
-                layers.SubMConv3d(8, 8, 3, indice_key="b"),
-                layers.SparseConvTranspose3d(8, 4, 3, 2, padding=1),
-            ]
-        )
-        self.maps = 4
-
-    def __call__(self, x, coords, shape):
-        out = self.sp.SparseConvTensor(x, coords, list(shape), 2)
-        for layer in self.net:
-            out = layer(out)
-        return out.indices, out.features
-
-
-class Torchsparse:
-    def __init__(self):
-        with sparse_bridge.enable("torchsparse", mode="standin"):
-            import torchsparse
-            from torchsparse import nn as spnn
-        self.ts = torchsparse
-        self.net = nn.ModuleList(
-            [
-                spnn.Conv3d(4, 8, 3),
-                spnn.Conv3d(8, 8, 2, 2),
-                spnn.Conv3d(8, 8, 3),
-                spnn.Conv3d(8, 4, 2, 2, transposed=True),
-            ]
-        )
-        self.maps = 3
-
-    def __call__(self, x, coords, shape):
-        out = self.ts.SparseTensor(x, coords - coords.new_tensor([0, shape[0] // 2, 3, -5]))
-        for layer in self.net:
-            out = layer(out)
-        return out.coords, out.feats
-
-
-class Minkowski:
-    def __init__(self):
-        with sparse_bridge.enable("minkowski", mode="standin"):
-            import MinkowskiEngine
-        self.me = me = MinkowskiEngine
-        up = me.MinkowskiGenerativeConvolutionTranspose
-        self.net = nn.ModuleList(
-            [
-                me.MinkowskiConvolution(4, 8, 3, dimension=3),
-                me.MinkowskiConvolution(8, 8, 2, 2, dimension=3),
-                me.MinkowskiConvolution(8, 8, 3, dimension=3),
-                me.MinkowskiConvolution(8, 8, 3, 2, dimension=3, expand_coordinates=True),
-                up(8, 4, 2, 2, dimension=3),
-            ]
-        )
-        self.maps = 6
-
-    def __call__(self, x, coords, shape):
-        moved = coords - coords.new_tensor([0, shape[0] // 2, 3, -5])
-        out = self.me.SparseTensor(x, moved)
-        for layer in self.net:
-            out = layer(out)
-        return out.C, out.F
 
 
 @pytest.mark.parametrize("api", [Spconv, Torchsparse, Minkowski])
@@ -126,10 +35,7 @@ def test_a_stream_of_new_shapes(kernel_lane, built, api):
         built.clear()
         coords, x = network(*scene)
         assert len(built) == (network.maps if turn < 2 else 0), turn
-        request.register(None)
-        alone, expected = network(*scene[:1], scene[1].clone(), scene[2])
-        prefetch.install()
-        assert torch.equal(coords, alone) and torch.equal(x, expected)
+        assert all(map(torch.equal, (coords, x), alone(network, scene)))
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -178,11 +84,9 @@ def test_whatever_the_default_device(kernel_lane, built, api, trains, device):
             if trains:
                 x.square().sum().backward()
         assert len(built) == (network.maps if turn < 2 else 0), turn
-        request.register(None)
         with torch.set_grad_enabled(trains):  # which dataflows look at
-            alone, expected = network(*scene[:1], scene[1].clone(), scene[2])
-        prefetch.install()
-        assert torch.equal(coords, alone) and torch.equal(x, expected)
+            expected = alone(network, scene)
+        assert all(map(torch.equal, (coords, x), expected))
 
 
 @pytest.mark.interpreted
@@ -203,9 +107,8 @@ def test_layers_that_share_a_level(kernel_lane, built):
         y = net(me.SparseTensor(given[0].to(kernel_lane.device), given[1]))
         assert built == ([] if seed == 2 else ["submanifold", "strided"])
     request.register(None)
-    alone = net(me.SparseTensor(given[0].to(kernel_lane.device), given[1]))
-    assert torch.equal(y.C, alone.C)
-    assert torch.equal(y.F, alone.F)
+    expected = net(me.SparseTensor(given[0].to(kernel_lane.device), given[1]))
+    assert torch.equal(y.C, expected.C) and torch.equal(y.F, expected.F)
 
 
 def ask(cmap, *questions):
@@ -264,9 +167,9 @@ def test_keys_of_any_width(kernel_lane, built):
         held = ask(CoordinateMap(coords, box), "same", "strided", "same")
         assert len(built) == (0 if turn > 1 else 3), turn
         request.register(None)
-        alone = ask(CoordinateMap(coords, box), "same", "strided", "same")
+        expected = ask(CoordinateMap(coords, box), "same", "strided", "same")
         prefetch.install()
-        assert all(torch.equal(*pair) for pair in zip(held, alone, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(held, expected, strict=True))
 
 
 def test_a_network_that_is_asked_something_else_every_time():

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from sparse_bridge.core.conv import choice
-from sparse_bridge.core.maps import request
-from sparse_bridge.core.prefetch import prefetch
 from tests.tools.test_group_race import by_rule  # noqa: F401 - a fixture
 
-from .test_new_shapes import Minkowski, Spconv, Torchsparse, prefetching, voxels  # noqa: F401
+from .waiting import Minkowski, Spconv, Torchsparse, alone, fresh, voxels  # noqa: F401
 
 pytestmark = pytest.mark.emulated
 
@@ -32,10 +30,8 @@ def test_no_table_is_made_of_tiles(by_rule, built, monkeypatch, api):  # noqa: F
             built.clear()
             coords, x = network(*scene)
             assert not built or turn < 2
-        request.register(None)
-        alone, expected = network(*scene[:1], scene[1].clone(), scene[2])
-        prefetch.install()
-        assert torch.equal(coords, alone)
+        rows, expected = alone(network, scene)
+        assert torch.equal(coords, rows)
         torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -26,29 +26,16 @@ DOWN = functional.kernel_offsets((3, 3, 3), padding=(1, 1, 1))
 PAIR = functional.kernel_offsets((2, 2, 2), padding=(0, 0, 0))
 
 
-_built = [0]  # maps that were built when they were asked for
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """Prefetch answers, and what is built when it is asked for is counted."""
-
-    def build(cmap, req, own=request.build):
-        _built[0] += 1
-        return own(cmap, req)
-
-    monkeypatch.setattr(request, "build", build)
+@pytest.fixture(autouse=True)
+def fresh(built):
+    """Prefetch answers, and has learnt nothing; what is built when it is asked for is counted."""
     before = request.registered()
     request.register(prefetch.provide, before[1])
+    prefetch.forget()
+    Scene.kinds = built
     yield
+    prefetch.forget()
     request.register(*before)
-
-
-@pytest.fixture(autouse=True)
-def fresh(counted):
-    prefetch.forget()
-    yield
-    prefetch.forget()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +47,12 @@ class Cells:
 
 
 class Scene:
-    """A scene whose maps are asked for as an adapter asks, and compared with those built alone."""
+    """A scene whose maps are asked for as an adapter asks, and compared with those built alone.
+
+    kinds: of all maps that are built one by one.
+    """
+
+    kinds: list
 
     def __init__(self, coords, both=True, shape=SHAPE):
         self.both, self.shape = both, shape
@@ -69,9 +61,9 @@ class Scene:
 
     def ask(self, level, *question):
         cmap, store = level
-        before = _built[0]
+        before = len(self.kinds)
         found = request.request(store, cmap, request.MapRequest(*question))
-        self.built += _built[0] - before
+        self.built += len(self.kinds) - before
         return found
 
     def submanifold(self, level, offsets=THREE):
@@ -81,21 +73,21 @@ class Scene:
         same(kmap, map_builder.submanifold(alone, offsets), self.both)
         return kmap
 
-    def strided(self, level, rule=None, offsets=DOWN):
+    def strided(self, level, rule=None, offsets=DOWN, order="first_seen"):
         cmap, stride = level[0], (2, 2, 2)
         rule = Cells() if rule is None else rule
         box = rule if isinstance(rule, Box) else rule.output_box(cmap.box)
-        kmap, new, store = self.ask(level, "strided", offsets, stride, rule, "first_seen")
+        kmap, new, store = self.ask(level, "strided", offsets, stride, rule, order)
         alone = CoordinateMap(cmap.coords.clone(), cmap.box)
-        expected, other = map_builder.strided(alone, offsets, stride, box)
-        assert torch.equal(new.coords, expected.coords)
+        expected, other = map_builder.strided(alone, offsets, stride, box, order)
+        assert torch.equal(new.coords, expected.coords) and new.box is expected.box
         same(kmap, other, self.both)
-        return (new, store), kmap
+        return new, store
 
-    def network(self, pooled=False):
+    def network(self):
         """Two levels down, with a map of its own at each; returns how many were built alone."""
         self.submanifold(self.root)
-        half, _ = self.strided(self.root)
+        half = self.strided(self.root)
         self.submanifold(half)
         self.submanifold(half, PAIR)
         self.strided(half, offsets=PAIR)
@@ -132,9 +124,13 @@ def scene(lane, seed, share=0.2, both=True, **kwargs):
     return Scene(cloud(SHAPE, share=share, seed=seed, device=lane.device, **kwargs), both)
 
 
+def taught(lane):
+    """After two scenes, which are a history."""
+    assert [scene(lane, seed).network() for seed in (1, 2)] == [5, 5]
+
+
 def test_the_third_scene_is_prefetched(kernel_lane):
-    assert scene(kernel_lane, 1).network() == 5
-    assert scene(kernel_lane, 2).network() == 5
+    taught(kernel_lane)
     for seed in (3, 4):
         assert scene(kernel_lane, seed, share=0.19 + 0.01 * seed).network() == 0
 
@@ -161,14 +157,7 @@ class Loose(Scene):
         self.root = CoordinateMap(coords, box), map_cache.MapStore()
 
     def sorted(self, level):
-        cmap, stride = level[0], (2, 2, 2)
-        kmap, new, store = self.ask(level, "strided", PAIR, stride, Halved(), self.order)
-        alone = CoordinateMap(cmap.coords.clone(), cmap.box)
-        box = Halved().output_box(cmap.box)
-        expected, other = map_builder.strided(alone, PAIR, stride, box, self.order)
-        assert torch.equal(new.coords, expected.coords) and new.box is expected.box
-        same(kmap, other, self.both)
-        return new, store
+        return self.strided(level, Halved(), PAIR, self.order)
 
     def between(self, fine, coarse):
         kmap = self.ask(fine, "between", THREE, (2, 2, 2), coarse[0]).kmap
@@ -220,8 +209,7 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
 
 @pytest.mark.parametrize("spoil", ["equal", "outside"])
 def test_equal_and_outlying_rows(kernel_lane, spoil):
-    for seed in (1, 2):
-        scene(kernel_lane, seed).network()
+    taught(kernel_lane)
     coords = cloud(SHAPE, share=0.2, seed=3)
     coords[5] = coords[9] if spoil == "equal" else torch.tensor([0, 0, 10, 0], dtype=torch.int32)
     spoiled = Scene(coords.to(kernel_lane.device))
@@ -232,11 +220,10 @@ def test_equal_and_outlying_rows(kernel_lane, spoil):
 
 
 def test_another_order_of_questions(kernel_lane):
-    for seed in (1, 2):
-        scene(kernel_lane, seed).network()
+    taught(kernel_lane)
     other = scene(kernel_lane, 3)
     other.submanifold(other.root)
-    half, _ = other.strided(other.root, Box.grid(2, (3, 3, 4)))
+    half = other.strided(other.root, Box.grid(2, (3, 3, 4)))
     other.submanifold(half)
     assert other.built == 2, "only the first question was expected"
     assert scene(kernel_lane, 4).network() == 5, "one scene of a kind is no history"
@@ -270,9 +257,9 @@ def test_levels_that_were_counted_otherwise(kernel_lane):
         here.submanifold(here.root)
         if more:
             here.submanifold(here.root, PAIR)
-        wide, _ = here.strided(here.root)
+        wide = here.strided(here.root)
         if not more:
-            here.submanifold(here.strided(here.root, offsets=PAIR)[0])
+            here.submanifold(here.strided(here.root, offsets=PAIR))
         here.submanifold(wide)
         return here.built
 
@@ -281,8 +268,7 @@ def test_levels_that_were_counted_otherwise(kernel_lane):
 
 
 def test_memory_for_all_levels_at_once_is_not_there(kernel_lane, monkeypatch):
-    for seed in (1, 2):
-        scene(kernel_lane, seed).network()
+    taught(kernel_lane)
 
     def full(self):
         raise torch.OutOfMemoryError("no memory")
@@ -309,8 +295,7 @@ def test_a_lone_map(kernel_lane):
 
 
 def test_all_maps_of_a_scene_are_packed_in_one_launch(kernel_lane, monkeypatch):
-    for seed in (1, 2):
-        scene(kernel_lane, seed).network()
+    taught(kernel_lane)
     names, own = [], launch.Kernel.launch
 
     def launched(self, *args):
@@ -326,8 +311,7 @@ def test_all_maps_of_a_scene_are_packed_in_one_launch(kernel_lane, monkeypatch):
 
 def test_large_tables_are_packed_in_several_batches(kernel_lane, rules, monkeypatch):
     """What goes when tiles are there makes room for the next ones; the maps are the same."""
-    for seed in (1, 2):
-        scene(kernel_lane, seed).network()
+    taught(kernel_lane)
     third, sizes, own = scene(kernel_lane, 3), [], tile_batch.tile_batch
 
     def packed(tables, target):

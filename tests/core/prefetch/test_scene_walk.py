@@ -1,4 +1,4 @@
-"""How many steps of the host a scene of a new shape takes, through every framework's API."""
+"""How many steps of the host a scene of a new shape takes, and what its maps cost, through every framework's API."""
 
 import re
 
@@ -7,6 +7,7 @@ import pytest
 from sparse_bridge import native
 from tests.docs.pages import ROOT
 
+from . import map_time
 from .scene_walk import walks
 
 # The most frames of this package: what it takes today, and a few per cent.
@@ -37,3 +38,25 @@ def test_frames_of_a_scene(name):
     assert row is not None
     # To a tenth: releases of Python and torch differ.
     assert abs(int(row.group(1)) - with_helper) <= 0.1 * with_helper, with_helper
+
+
+# Network: operations of torch, launches.
+LIMITS = {
+    "spconv, SECOND": (28, 34),
+    "spconv, U-Net": (34, 37),
+    "torchsparse, U-Net": (50, 56),
+    "MinkowskiEngine, U-Net": (41, 38),
+}
+
+
+def test_operations_and_launches():
+    found = {}
+    for name, net, scene in map_time.networks():
+        counting = map_time.Counting()
+        last = map_time.streamed(net, scene, 2, counting=counting)[-1]
+        names = counting.names[-last.operations :]
+        tests_own = sum("fill_" in one for one in names)  # which fill memory that is taken
+        found[name] = last.operations - tests_own, last.launches
+    assert found.keys() == LIMITS.keys()
+    for name, (operations, launches) in found.items():
+        assert operations <= LIMITS[name][0] and launches == LIMITS[name][1], found

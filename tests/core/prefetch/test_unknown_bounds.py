@@ -9,8 +9,7 @@ from torch import nn
 
 from sparse_bridge.core.prefetch import prefetch
 
-from .test_new_shapes import Torchsparse, voxels
-from .waiting import check, fresh, waits  # noqa: F401 - `fresh` is a fixture
+from .waiting import Torchsparse, check, fresh, voxels, waited  # noqa: F401 - `fresh` is a fixture
 
 pytestmark = pytest.mark.emulated
 
@@ -42,11 +41,7 @@ def test_sparse_scenes(kernel_lane, monkeypatch):
     """Every scene of another shape, whose levels end anywhere: one wait."""
     network, counts = UNet(kernel_lane.device), []
     for turn in range(6):
-        scene = scattered(turn, kernel_lane.device)
-        with waits(monkeypatch) as found:
-            network(*scene)
-        counts.append(len(found))
-        check(network, scene)
+        counts.append(len(waited(monkeypatch, network, scattered(turn, kernel_lane.device))))
     assert counts[0] > 4 and counts[2:] == [1] * 4, counts
     assert prefetch.counts()["requeued"] == 0
 
@@ -75,8 +70,5 @@ def test_levels_that_end_where_their_rows_do(kernel_lane, monkeypatch):
         x, coords, shape = voxels(turn, kernel_lane.device)
         if turn == 6:  # a row far from the others
             coords[-1, 1:] += 60
-        with waits(monkeypatch) as found:
-            network(x, coords, shape)
-        counts.append(len(found))
-        check(network, (x, coords, shape))
+        counts.append(len(waited(monkeypatch, network, (x, coords, shape))))
     assert counts[0] > 4 and counts[1:6] == [1] * 5, counts

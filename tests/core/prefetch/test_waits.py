@@ -25,8 +25,7 @@ from sparse_bridge.errors import CoordinateError
 from sparse_bridge.kernels.maps import pair_batch
 from tests.clouds import features
 
-from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels
-from .waiting import check, fresh, ready, waits  # noqa: F401 - `fresh` is a fixture
+from .waiting import Minkowski, Spconv, Torchsparse, alone, check, fresh, ready, voxels, waited, waits  # noqa: F401 - `fresh` is a fixture
 
 APIS = [Spconv, Torchsparse, Minkowski]
 THREE = functional.kernel_offsets((3, 3, 3))
@@ -38,21 +37,15 @@ THREE = functional.kernel_offsets((3, 3, 3))
 def test_one_wait_a_scene(kernel_lane, monkeypatch, api):
     network = ready(api, kernel_lane)
     for turn in (2, 3, 4):
-        scene = voxels(turn, kernel_lane.device)
-        with waits(monkeypatch) as found:
-            network(*scene)
+        found = waited(monkeypatch, network, voxels(turn, kernel_lane.device))
         assert len(found) == 1 and found[0].startswith("core/prefetch"), found
-        check(network, scene)
 
 
 class InRange(Torchsparse):
     """torchsparse where the grid is given."""
 
-    def __call__(self, x, coords, shape):
-        out = self.ts.SparseTensor(x, coords, spatial_range=(2, *shape))
-        for layer in self.net:
-            out = layer(out)
-        return out.coords, out.feats
+    def input(self, x, coords, shape):
+        return self.ts.SparseTensor(x, coords, spatial_range=(2, *shape))
 
 
 @pytest.mark.emulated
@@ -63,16 +56,53 @@ def test_one_wait_where_the_grid_is_given(kernel_lane, monkeypatch):
     network = ready(InRange, kernel_lane)
     for turn in (2, 3, 4):
         scene = voxels(turn, kernel_lane.device)
-        with waits(monkeypatch) as found:
-            network(*scene)
+        found = waited(monkeypatch, network, scene)
         assert len(found) == 1, found
-        check(network, scene)
     x, coords, shape = scene
     outside = coords.clone()
     outside[3, 2] = shape[1]
     with pytest.raises(CoordinateError, match="spatial_range"):
         network(x, outside, shape)
     check(network, scene)
+
+
+class Points(Minkowski):
+    """MinkowskiEngine where points come first."""
+
+    def field(self, x, coords):
+        points = coords + 0.25 * torch.arange(4, device=coords.device)
+        return self.me.TensorField(x, points)
+
+    def input(self, x, coords, shape):
+        return self.field(x, coords).sparse()
+
+
+@pytest.mark.emulated
+@torch.no_grad()
+def test_one_wait_for_points(kernel_lane, monkeypatch):
+    """Whether points fit into integers is seen from the bounds of their voxels, which are read with
+    the sizes of the levels."""
+    network = ready(Points, kernel_lane)
+    for turn in (2, 3):
+        found = waited(monkeypatch, network, voxels(turn, kernel_lane.device))
+        assert len(found) == 1, found
+
+
+@pytest.mark.emulated
+@torch.no_grad()
+def test_two_waits_for_voxels_alone(kernel_lane, monkeypatch):
+    """Their bounds, and how many are distinct; nothing to add features up."""
+    network = Points()
+    modes = network.me.SparseTensorQuantizationMode
+    x, coords, _ = voxels(0, kernel_lane.device)
+    for step, mode in ((1, modes.UNWEIGHTED_SUM), (2, modes.UNWEIGHTED_AVERAGE), (3, modes.MAX_POOL)):
+        field = network.field(x, coords)
+        with waits(monkeypatch) as found:
+            field.sparse(step, quantization_mode=mode)
+        assert len(found) == 2, found
+    with waits(monkeypatch) as found:
+        network.field(x, coords).splat()
+    assert len(found) == 2, found
 
 
 @pytest.mark.emulated
@@ -121,11 +151,8 @@ def test_a_strided_layer_first(kernel_lane, monkeypatch):
     network.net[0] = type(network.net[0])(4, 8, 2, 2)
     network.net.to(kernel_lane.device).eval()
     for turn in range(5):
-        scene = voxels(turn, kernel_lane.device)
-        with waits(monkeypatch) as found:
-            network(*scene)
+        found = waited(monkeypatch, network, voxels(turn, kernel_lane.device))
         assert turn < 2 or len(found) == 1, found
-        check(network, scene)
 
 
 @pytest.mark.emulated
@@ -155,9 +182,7 @@ def test_a_herald_that_hears_of_other_tensors(kernel_lane, monkeypatch):
         for turn in range(6):
             x, coords, shape = voxels(turn, kernel_lane.device)
             network.me.SparseTensor(x, coords)
-            with waits(monkeypatch) as found:
-                network(x, coords, shape)
-            check(network, (x, coords, shape))
+            found = waited(monkeypatch, network, (x, coords, shape))
     assert len(found) <= 3, found
 
 
