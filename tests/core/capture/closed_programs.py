@@ -388,6 +388,11 @@ WEIGHT = torch.ones(8)
 NUMBER_OF, GROWING = collections.Counter(), collections.defaultdict(list)
 
 
+def _of(settings):
+    held = settings["of"]
+    return held
+
+
 def helper(x):
     return times(x, 2.0)
 
@@ -415,7 +420,20 @@ closed(
     "module that is kept",
     lambda self, x: times(x, self.settings.SCALE),
     sets("settings", types.SimpleNamespace(SCALE=1.0)),
+    puts(closed_settings, "SCALE", 3.0),
     settings=lambda: closed_settings,
+)
+closed(
+    "function of a module that is kept in a list",
+    lambda self, x: times(x, self.settings[0].factor("x")),
+    puts(closed_settings, "FACTORS", {"x": 3.0}),
+    settings=lambda: [closed_settings],
+)
+closed(
+    "module that a variable holds",
+    lambda self, x: times(x, _of(self.settings).SCALE),
+    puts(closed_settings, "SCALE", 3.0),
+    settings=lambda: {"of": closed_settings},
 )
 closed("function replaced", lambda self, x: helper(x), sets_global("helper", lambda x: times(x, 3.0)))
 closed("function of torch replaced", lambda self, x: x.replace_feature(F.hardtanh(x.features)), other_relu)
@@ -430,6 +448,9 @@ opened("date", lambda self, x: times(x, float(datetime.datetime.now().year > 0))
 opened("dictionary of the object", lambda self, x: then(self.__dict__.update(last=object()), x))
 opened("path by the stack", lambda self, x: times(x, 1.0 + 0 * len(inspect.stack())))
 opened("counter in another module", lambda self, x: then(closed_settings.count(), x))
+opened("counter of a module that is kept", lambda self, x: then(self.it.count(), x), it=lambda: closed_settings)
+opened("random numbers of a module that is kept", lambda self, x: times(x, self.it.random()), it=lambda: random)
+opened("environment of a module that is kept", lambda self, x: times(x, len(self.it.environ)), it=lambda: os)
 opened("attribute of its class by name", lambda self, x: then(setattr(Doubled, "last", 3), x))
 
 

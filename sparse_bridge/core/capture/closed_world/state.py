@@ -161,6 +161,20 @@ class State:
                     self.value(part, label, where)
         elif isinstance(value, type):
             self.methods_of(value, where)
+        elif isinstance(value, types.ModuleType):
+            self._module(value, label, where)
+
+    def _module(self, value: types.ModuleType, label: str, where: str) -> None:
+        """A module of Python's under another name than its own, in an attribute or a list: what is read of it."""
+        own, origin = vars(value), origins.of_module(value.__name__)
+        if origin is Origin.PROGRAM:
+            self._own(own, label, where, self.any_attribute)
+        for name in sorted(self.attributes & own.keys()) if origin is Origin.LIBRARY else ():
+            item = self.key(own, name, f"{label}.{name}")
+            if not callable(item):  # that it is called would have been seen
+                self.value(item, f"{label}.{name}", where)
+            elif self.unseen:
+                raise Refusal(Why.GRAPH_SIDE_EFFECT, f"{label}.{name}", where)
 
     def _sequence(self, value: Any, label: str, where: str) -> None:
         if type(value) is tuple or isinstance(value, tuple):
