@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparse_bridge.errors import DeviceError, SettingError
+from sparse_bridge.tools.harness.arguments import path
 from sparse_bridge.tools.harness.results import require_writable
 
 from .headline import details, facts, headline, write_into
@@ -53,17 +54,17 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.set_defaults(func=_run)
     actions = parser.add_subparsers(title="from records", metavar="report")
     report = actions.add_parser("report", help="make a report of recorded runs")
-    report.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON of a run")
+    report.add_argument("files", type=path, nargs="+", metavar="FILE", help="JSON of a run")
     report.add_argument("--merge", action="store_true", help="treat all files as one run")
-    report.add_argument("--markdown", type=Path, metavar="OUT", help="ratios and losses")
+    report.add_argument("--markdown", type=path, metavar="OUT", help="ratios and losses")
     report.add_argument(
         "--headline",
-        type=Path,
+        type=path,
         nargs="*",
         metavar="PAGE",
         help="the README's table of streams, its quartiles, times and facts; written into pages that have them",
     )
-    report.add_argument("--plots", type=Path, metavar="DIR", help="pictures")
+    report.add_argument("--plots", type=path, metavar="DIR", help="pictures")
     report.set_defaults(func=_report)
     return parser
 
@@ -145,9 +146,9 @@ def _add_how(group: Any) -> None:
 
 
 def _add_outputs(group: Any) -> None:
-    group.add_argument("--json", type=Path, metavar="OUT", help="every figure; written case by case")
-    group.add_argument("--markdown", type=Path, metavar="OUT", help="ratios and losses")
-    group.add_argument("--plots", type=Path, metavar="DIR", help="pictures (needs matplotlib)")
+    group.add_argument("--json", type=path, metavar="OUT", help="every figure; written case by case")
+    group.add_argument("--markdown", type=path, metavar="OUT", help="ratios and losses")
+    group.add_argument("--plots", type=path, metavar="DIR", help="pictures (needs matplotlib)")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparse_bridge.errors import DeviceError, SettingError
+from sparse_bridge.tools.harness.arguments import path
 from sparse_bridge.tools.harness.progress import Progress
 from sparse_bridge.tools.harness.results import require_writable
 
@@ -40,13 +41,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     report.add_argument(
         "files",
         nargs="*",
-        type=pathlib.Path,
+        type=path,
         help="results of `compat --json` (default: compat/results/*.json); later ones win",
     )
     report.add_argument("--write", action="store_true", help="write the two files of docs/")
-    report.add_argument(
-        "--docs", type=pathlib.Path, default=ROOT / "docs", metavar="DIR", help="where to (default: docs)"
-    )
+    report.add_argument("--docs", type=path, default=ROOT / "docs", metavar="DIR", help="where to (default: docs)")
     report.set_defaults(func=_report)
     return parser
 
@@ -69,7 +68,7 @@ def _add_selection(group: Any) -> None:
     )
     group.add_argument("--size", default="small", help="tiny, small (default) or full scenes")
     group.add_argument("--check", type=_names, default=matrix.CHECKS, metavar="A,B", help="default: all")
-    group.add_argument("--matrix", type=pathlib.Path, default=matrix.MATRIX, help=argparse.SUPPRESS)
+    group.add_argument("--matrix", type=path, default=matrix.MATRIX, help=argparse.SUPPRESS)
     group.add_argument("--list", action="store_true", help="only show the cells")
 
 
@@ -82,8 +81,8 @@ def _add_running(group: Any) -> None:
         metavar="PATH",
         help="interpreter that has the real library, for the check `native` (default: none)",
     )
-    group.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results there")
-    group.add_argument("--logs", type=pathlib.Path, metavar="DIR", help="keep what cells print")
+    group.add_argument("--json", type=path, metavar="FILE", help="write the results there")
+    group.add_argument("--logs", type=path, metavar="DIR", help="keep what cells print")
     group.add_argument(
         "--write", action="store_true", help="add the results to compat/results and write docs/compatibility.*"
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 from typing import Any
 
 from ..errors import SettingError
 from ..names import meant
-from ..tools.harness.arguments import number
+from ..tools.harness.arguments import number, path
 from .warm_names import MODELS
 
 _SUMMARY = "write a network as a folder that a C or C++ program runs without Python"
@@ -38,7 +37,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "package", help=_SUMMARY, description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", metavar="MODEL", help=f"{', '.join(MODELS)}, or module:function")
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the folder to write")
     parser.add_argument(
         "--rows",
         type=number(int, 2),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..errors import DeviceError
 from ..tools.acceptance import checks
-from ..tools.harness.arguments import number
+from ..tools.harness.arguments import number, path
 from ..tools.harness.progress import Progress
 from ..tools.harness.results import require_writable
 
@@ -31,7 +30,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "prove", help=_SUMMARY, description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    parser.add_argument("--json", type=path, metavar="FILE", help="write everything there")
     parser.add_argument(
         "--only", action="append", default=[], metavar="CHECK", help="these checks (repeatable; default: all)"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import pathlib
 import runpy
 import sys
 from typing import Any
@@ -15,7 +14,7 @@ from ..adapters.enabling import inherited
 from ..errors import SettingError, UnsupportedError
 from ..log import logger
 from ..tools.harness import results
-from ..tools.harness.arguments import number
+from ..tools.harness.arguments import number, path
 from .program_frames import frames_of_program, show_program_alone
 from .program_report import ProgramReport
 
@@ -82,7 +81,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help=f"profile the first N calls of models (default: {_CALLS})",
     )
     parser.add_argument(
-        "--report-json", type=pathlib.Path, metavar="FILE", help="write what ran there, and the profile, as JSON"
+        "--report-json", type=path, metavar="FILE", help="write what ran there, and the profile, as JSON"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="target names a module")
     parser.add_argument("target", metavar="SCRIPT", help="script, or with -m a module")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
-from ..tools.harness.arguments import number
+from ..tools.harness.arguments import number, path
 from ..tools.harness.results import require_writable
 from .warm_names import DTYPES, MODELS
 
@@ -67,7 +66,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="S",
         help="seconds of timing per problem (default: %(default)g)",
     )
-    how.add_argument("--export", type=Path, metavar="FILE", help="also write all winners there")
+    how.add_argument("--export", type=path, metavar="FILE", help="also write all winners there")
     how.add_argument("--jobs", type=number(int, 1), metavar="N", help="processes (default: by CPU cores)")
     how.add_argument("--json", action="store_true", help="machine-readable output")
     how.add_argument(

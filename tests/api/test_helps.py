@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 
 import pytest
 
 from sparse_bridge import __main__ as command_line
 from sparse_bridge.adapters import base
+from sparse_bridge.tools.harness.arguments import path
 
 COMMANDS = ["doctor", *command_line._LAZY]
 
@@ -38,6 +40,17 @@ def test_every_option_is_explained_and_says_its_default(command):
             if action.option_strings and action.nargs != 0 and chosen:
                 said = action.help == argparse.SUPPRESS or "default" in action.help
                 assert said, (parser.prog, action.option_strings, action.default)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_empty_text_is_no_path(command):
+    """`--out "$DIR"` of a variable that is not set would be the current folder."""
+    actions = [action for parser in parsers_of(command) for action in parser._actions]
+    assert not [action.dest for action in actions if action.type is pathlib.Path]
+    for action in actions:
+        if action.type is path:
+            with pytest.raises(argparse.ArgumentTypeError, match="got an empty text"):
+                action.type("")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +109,7 @@ def test_usage_says_how_the_program_was_started(started, shown, monkeypatch, cap
         (("cache",), "required: ACTION"),
         (("verify", "openpcdet"), "--checkpoint"),
         (("prove", "--minutes"), "--minutes"),
+        (("package", "second", "--out", ""), "--out: got an empty text; expected a path"),
     ],
 )
 def test_wrong_usage_is_one_line(words, said, capsys):

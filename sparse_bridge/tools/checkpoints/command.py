@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import SettingError
 from ...tables import Column, Table
+from ..harness.arguments import path
 from . import reno, weights
 from .projects import PROJECTS, Paths, Project, locate
 from .running import EvaluationError, evaluate
@@ -53,10 +54,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("project", metavar="PROJECT", choices=titles, help=", ".join(titles))
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE", help="the published weights")
+    parser.add_argument("--checkpoint", type=path, required=True, metavar="FILE", help="the published weights")
     parser.add_argument(
         "--data",
-        type=Path,
+        type=path,
         required=True,
         metavar="PATH",
         help="folder of prepared data; of reno a scan, see demo --points",
@@ -64,7 +65,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--project",
         dest="tree",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="the project's source tree (default: where it is installed)",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SettingError
-from ..harness.arguments import number
+from ..harness.arguments import number, path
 from ..harness.results import require_writable
 from . import VOXEL_SIZE
 from .drawing import require_matplotlib
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     scan = parser.add_argument_group("scan")
     scan.add_argument(
         "--points",
-        type=Path,
+        type=path,
         metavar="FILE",
         help=".bin, .npy, .npz, .ply, .pcd, .las or .laz (default: a synthetic 64-beam street)",
     )
@@ -94,12 +94,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     runs.add_argument(
         "--output",
-        type=Path,
+        type=path,
         default=Path("demo_out"),
         metavar="DIR_OR_PNG",
         help="where the picture goes (default: demo_out/birdseye.png)",
     )
-    runs.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
+    runs.add_argument("--json", type=path, metavar="FILE", help="also write every figure there")
     runs.add_argument("--no-picture", action="store_true", help="only print the tables")
     parser.set_defaults(func=run)
 

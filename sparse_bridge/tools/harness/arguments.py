@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 _Number = TypeVar("_Number", int, float)
@@ -28,3 +29,10 @@ def number(
 
     read.__name__ = kind.__name__  # argparse names it where the text is no number
     return read
+
+
+def path(text: str) -> Path:
+    """The `type` of an option that takes a file or folder: an empty text, as of a variable that is not set, is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("got an empty text; expected a path")
+    return Path(text)
