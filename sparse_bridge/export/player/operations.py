@@ -22,7 +22,8 @@ from .row_views import check_view
 
 _aten = torch.ops.aten
 _MEMORY = {_aten.empty, _aten.new_empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty_strided}
-_FILLED = {_aten.zeros: 0, _aten.new_zeros: 0, _aten.zeros_like: 0, _aten.ones: 1, _aten.new_ones: 1}
+_FILLED = {_aten.zeros: 0, _aten.new_zeros: 0, _aten.zeros_like: 0}
+_FILLED |= {_aten.ones: 1, _aten.new_ones: 1, _aten.ones_like: 1}
 _BY_VALUE = {_aten.full: 1, _aten.new_full: 2, _aten.full_like: 1}  # the argument that is the value
 _FRESH = {_aten.lift_fresh, _aten.lift}
 _SAME = {_aten.lift_fresh, _aten.lift, _aten._unsafe_view, _aten.detach}
