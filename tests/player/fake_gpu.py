@@ -91,14 +91,19 @@ def _size_of(image: int) -> int:
 
 
 class Emulator:
-    """Executes launches of gfx942's code as they come; they may reach the package's block of memory alone."""
+    """Executes launches of gfx942's code as they come; they may reach the package's block of memory alone.
 
-    def __init__(self, program: Any, arch: str = "gfx942") -> None:
+    block: its address, where it is known: then a step is told from one that copies with the same distance elsewhere.
+    accesses: what each step may read, besides constants, and write, as `dependencies` has it; without it, all."""
+
+    def __init__(self, program: Any, arch: str = "gfx942", block: int | None = None, accesses: Any = None) -> None:
         import amd_emulator.launch as launch
 
         self._make, self._arch, self._program = launch.Kernel, arch, program
         self._steps = [step for step in program.steps if step.kind == LAUNCH]
         self._built: dict[Any, Any] = {}
+        self._block = block
+        self._accesses = None if accesses is None else dict(zip(map(id, program.steps), accesses, strict=True))
         self.launches = 0
 
     def __call__(self, it: Launch) -> None:
@@ -107,8 +112,25 @@ class Emulator:
         if step.kernel not in self._built:
             wave = 64
             self._built[step.kernel] = self._make(code, it.name, self._arch, it.shared, it.threads // wave)
-        self._built[step.kernel].launch(it.grid, values, [(block, block + self._program.block)])
+        if self._accesses is None:
+            self._built[step.kernel].launch(it.grid, values, [(block, block + self._program.block)])
+        else:
+            self._within(
+                self._accesses[id(step)], block, lambda own: self._built[step.kernel].launch(it.grid, values, own)
+            )
         self.launches += 1
+
+    def _within(self, accesses: Any, block: int, launch: Any) -> None:
+        """Raises AssertionError where a launch changes what it does not say; the emulator, where it reads that."""
+        reached = [(block + own.start, block + own.stop) for own in accesses]
+        reached += [(block + own.at, block + own.at + len(own.data)) for own in self._program.constants]
+        before = bytearray(ctypes.string_at(block, self._program.block))
+        launch(reached)
+        after = bytearray(ctypes.string_at(block, self._program.block))
+        for own in accesses:
+            if own.writes:
+                before[own.start : own.stop] = after[own.start : own.stop]
+        assert before == after, accesses
 
     def _step_of(self, it: Launch, code: bytes) -> tuple[Any, list[tuple[str, int]], int]:
         """(the step that is launched, its arguments, the address of the block). Steps of a graph come in any order."""
@@ -122,6 +144,8 @@ class Emulator:
             ]
             pairs = list(zip(values, step.args, strict=True))
             blocks = {value - arg.value for value, arg in pairs if arg.kind == ADDRESS}
+            if self._block not in (None, *blocks):
+                continue
             if len(blocks) == 1 and all(value == arg.value for value, arg in pairs if arg.kind != ADDRESS):
                 return step, [(f"u{8 * arg.size}", value) for value, arg in pairs], blocks.pop()
         raise AssertionError(f"no step launches {it.name} so")

@@ -38,9 +38,11 @@ def expected(model, *inputs):
 class Played:
     """A package on the emulator."""
 
-    def __init__(self, gpu, path, program, graph=False):
-        self.gpu, self.program, self.emulator = gpu, program, Emulator(program)
+    def __init__(self, gpu, path, program, graph=False, accesses=None):
+        """accesses: of each step, beyond which launches must not go."""
+        self.gpu, self.program = gpu, program
         self.package = load_package(path, graph=graph)
+        self.emulator = Emulator(program, block=self.block(), accesses=accesses)
         gpu.listen(self.emulator)
 
     def __call__(self, features, coords):

@@ -497,6 +497,8 @@ def test_numbers_that_lie_are_found(path):
         "itself": {"edges": ((2, 2),)},
         "no step": {"edges": ((0, 4),)},
         "out of order": {"edges": ((0, 2), (0, 1))},
+        "twice": {"edges": ((0, 1), (0, 1))},
+        "earlier ones ascend": {"edges": ((0, 3), (1, 3))},
         "threads": {"kernels": (kernel._replace(threads=4096), program.kernels[1])},
         "shared": {"kernels": (kernel._replace(shared=1 << 30), program.kernels[1])},
         "no code": {"kernels": (kernel._replace(code=b""), program.kernels[1])},
@@ -516,7 +518,29 @@ def test_numbers_that_lie_are_found(path):
     assert list(targets_of(path)) == ["cuda:87"] and CODE in path.read_bytes()
 
 
-@pytest.mark.parametrize("wrong", [{"device": "0"}, {"device": True}, {"rows": 1.5}, {"rows": 1 << 40}])
+@pytest.mark.parametrize("wrong", [{"device": "0"}, {"device": True}, {"rows": 1.5}, {"rows": 1 << 40}, {"graph": 1}])
 def test_what_is_no_number_is_refused(tmp_path, wrong):
     with pytest.raises(ExportError, match=f"load_package: {next(iter(wrong))} is .*; pass"):
         load_package(tmp_path / "model.sbp", **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda coords, features: (None, features),
+        lambda coords, features: (coords.tolist(), features),
+        lambda coords, features: (coords.sum().int(), features.sum()),
+        lambda coords, features: (coords.to("meta"), features.to("meta")),
+        lambda coords, features: (coords, features.to_sparse()),
+        lambda coords, features: (coords[:2], features),
+    ],
+    ids=["none", "list", "numbers", "meta", "sparse", "rows"],
+)
+def test_what_is_no_input_is_refused(gpu, tmp_path, wrong):
+    package_file.write(tmp_path / "model.sbp", [tiny()])
+    package = load_package(tmp_path / "model.sbp")
+    with pytest.raises(ExportError, match=r"expected torch\.int32 \[N, 4\] and torch\.float32 \[N, 4\]"):
+        package(*wrong(torch.zeros(3, 4, dtype=torch.int32), torch.zeros(3, 4)))
+    package.close()
+    with pytest.raises(ExportError, match="the package was closed"):
+        package(torch.zeros(3, 4, dtype=torch.int32), torch.zeros(3, 4))

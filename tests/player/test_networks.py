@@ -12,13 +12,15 @@ import sparse_bridge
 from sparse_bridge import tolerances
 from sparse_bridge.core.device import selection
 from sparse_bridge.export import export_gpu_package, package_scenes
+from sparse_bridge.export.player import dependencies
 from sparse_bridge.export.player.entry import flattened
 from tests.adapters.spconv import apis
+from tests.quick import quick
 
 from . import networks, zoo
 from .played import ARCH, ROWS, Example, Played, expected, packaged
 
-pytest.importorskip("amd_emulator")
+MemoryFault = pytest.importorskip("amd_emulator").MemoryFault
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
 
@@ -59,6 +61,52 @@ def test_the_example_plays_what_torch_computed(gpu, tmp_path, capfd, name):
         export_gpu_package(own.model, scenes[0], folder, targets=[f"hip:{ARCH}"], rows=ROWS, scenes=scenes[1:])
         assert Example(gpu, folder, tmp_path)() == 0, capfd.readouterr()
     assert capfd.readouterr().out.count(": ok") == 2
+
+
+@pytest.fixture
+def accesses(monkeypatch):
+    """Of the steps of the program that was recorded last."""
+    found = []
+
+    def edges(steps):
+        found[:] = steps
+        return dependencies.edges(steps)
+
+    monkeypatch.setattr("sparse_bridge.export.player.record.edges", edges)
+    return found
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("name", quick(("SECOND", "MinkUNet"), zoo.NAMES))
+def test_launches_reach_what_the_graph_knows_of(gpu, tmp_path, accesses, name):
+    """Else steps could run beside each other of which one writes what the other needs."""
+    path = tmp_path / "model.sbp"
+    with zoo.network(name) as own:
+        program = packaged(path, own.model, own.inputs(*inputs_of(own, 250, 1)))
+        played = Played(gpu, path, program, graph=True, accesses=accesses)
+        played.poison()
+        features, coords = inputs_of(own, 37, 2)
+        assert played(features, coords)
+        assert played.unchanged()
+        played.close()
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+@pytest.mark.parametrize("lost", ["read", "written"])
+def test_launches_that_reach_more_are_found(gpu, tmp_path, accesses, lost):
+    path = tmp_path / "model.sbp"
+    with apis.standin() as sp:
+        model, grid = networks.encoder(sp)
+        program = packaged(path, networks.ready(model), networks.scene(grid, 250, 1))
+        *known, last = accesses
+        last = [
+            own._replace(writes=False) if lost == "written" else own for own in last if own.writes or lost != "read"
+        ]
+        played = Played(gpu, path, program, accesses=[*known, last])
+        with pytest.raises((AssertionError, MemoryFault)):
+            played(*networks.scene(grid, 37, 2))
+        played.gpu.error = None
+        played.close()
 
 
 class Pooled(nn.Module):

@@ -64,6 +64,7 @@ def recorded(sp, behind, target="cuda:87", rows=64):
         (lambda x: torch.cat([x.features, x.features]), r"calls aten\.cat\.default"),
         (lambda x: x.features[x.features[:, 0] > 0], r"calls aten\.gt\.Scalar"),
         (lambda x: torch.sort(x.features[:, 0])[0], r"calls aten\.sort"),
+        (lambda x: x.indices.sigmoid(), r"calls aten\.sigmoid\.default of int32"),
     ],
 )
 def test_what_no_kernel_computes_is_named_with_its_line(sp, behind, words):
@@ -80,6 +81,9 @@ def test_what_no_kernel_computes_is_named_with_its_line(sp, behind, words):
     [
         (lambda x: x.features / len(x.features), "computes with other numbers over other rows .* of 25 and of 50"),
         (lambda x: x.features * len(x.features), "computes with other numbers"),
+        (lambda x: x.features / torch.tensor(float(len(x.features))), r"other numbers .*tensor of 25\.0 and of 50\.0"),
+        (lambda x: x.features * torch.full((16,), float(len(x.features))), "other numbers .*full of"),
+        (lambda x: x.features + torch.linspace(0, 1, len(x.features))[:, None], "other numbers .*linspace of"),
         (lambda x: x.features.sum().item(), r"calls aten\.sum"),
         (lambda x: 3, "a package returns tensors"),
         (lambda x: torch.ones(3), "output 0 of the model"),
@@ -313,6 +317,7 @@ def test_sums_products_and_joined_channels_are_recorded(sp):
 
     def behind(x):
         y = (x.features * scale + shift).relu() - 0.5
+        y = y + torch.ones_like(y)
         return torch.cat([y, x.features[:, 4:8], (y * y).half().float()], 1), x.indices
 
     program = recorded(sp, behind)

@@ -31,6 +31,9 @@ def convolution(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, 
         return NotImplemented
     kernel, sizes = weight.shape[2:], x.shape[2:]
     step, pad, apart, more = (_each(value, len(kernel)) for value in (stride, padding, dilation, output_padding))
+    alone = [(kernel[i], step[i], pad[i], more[i]) == (1, 1, 0, 0) for i in range(len(kernel))]
+    if any(it.by_rows(x, 2 + i) and not alone[i] for i in range(len(kernel))):
+        return NotImplemented
     reach = [apart[i] * (kernel[i] - 1) + 1 for i in range(len(kernel))]
     if transposed:
         out = [(sizes[i] - 1) * step[i] - 2 * pad[i] + reach[i] + more[i] for i in range(len(kernel))]

@@ -20,7 +20,10 @@ from ...kernels.runtime import precompile
 from ..plugin_checks import ExportError
 from .entry import Entry
 
-_NUMBERS = frozenset({"add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "rsub", "pow"})
+_NUMBERS = frozenset(
+    {"add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "rsub", "pow", "linspace", "logspace"}
+)
+_FEW = 16  # values of a tensor that is made of numbers
 _MAPS = ("submanifold", "strided", "generative", "between")
 
 
@@ -71,8 +74,15 @@ class _Numbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        numbers = [arg for arg in args if isinstance(arg, (int, float))]
         if name in _NUMBERS:
-            self.seen.append((name, tuple(arg for arg in args if isinstance(arg, (int, float)))))
+            self.seen.append((name, tuple(numbers)))
+        elif name == "arange" and len(numbers) > 2:  # how many there are is its result's shape
+            self.seen.append((name, (numbers[0], numbers[2])))
+        elif name in ("full", "new_full", "full_like", "fill_"):
+            self.seen.append((name, tuple(numbers[-1:])))
+        elif name == "lift_fresh" and args[0].numel() <= _FEW:
+            self.seen.append(("tensor", tuple(args[0].flatten().tolist())))
         if name == "convolution":  # over a dense grid, whose values mean nothing here
             like = func(*pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), args))
             return torch.zeros(like.shape, dtype=like.dtype)

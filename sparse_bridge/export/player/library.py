@@ -154,8 +154,10 @@ class Package:
         launch all steps as one graph, which is faster; False: one by one.
 
         Raises: PlayerError where the file is damaged or holds nothing for the GPU, or memory is short; ExportError for
-        a device or rows that are no whole numbers.
+        a device or rows that are no whole numbers, and a graph that is no bool.
         """
+        if type(graph) is not bool:
+            raise ExportError(f"load_package: graph is {graph!r}; pass True for one graph, False for step by step.")
         for name, value in (("device", device), ("rows", rows)):
             if type(value) is not int or abs(value) >= 1 << 31:  # the player judges others
                 wanted = "the number of a GPU, 0 for the first" if name == "device" else "a number of rows, 0 for all"
@@ -182,15 +184,17 @@ class Package:
 
         coords: int32 [N, 1 + D], distinct and inside of the grid; features: [N, C]; both on the host or both on
             the GPU, in which case the current stream is waited for.
-        Raises: PlayerError for what the model does not take.
+        Raises: PlayerError for what the model does not take; ExportError for other tensors, and once it is closed.
         """
+        if not self._instance:
+            raise ExportError("the package was closed; load it again.")
         dtype, channels = self._features
-        shapes = (coords.dtype, coords.shape[1:], features.dtype, features.shape[1:], len(coords))
-        if shapes != (torch.int32, self._coords, dtype, channels, len(features)) or coords.device != features.device:
+        wanted = (torch.int32, 2, self._coords), (dtype, 2, channels)
+        given = [(own.dtype, own.ndim, own.shape[1:]) if _is_plain(own) else None for own in (coords, features)]
+        if given != list(wanted) or coords.device != features.device or len(coords) != len(features):
             raise ExportError(
-                f"coordinates {coords.dtype} {list(coords.shape)} and features {features.dtype} "
-                f"{list(features.shape)}; expected torch.int32 [N, {self._coords[0]}] and {dtype} [N, {channels[0]}] "
-                "on one device."
+                f"coordinates {_described(coords)} and features {_described(features)}; expected torch.int32 "
+                f"[N, {self._coords[0]}] and {dtype} [N, {channels[0]}] on the host, or both on one GPU."
             )
         coords, features = coords.contiguous(), features.detach().contiguous()
         if coords.device.type != "cpu":
@@ -217,6 +221,18 @@ class Package:
     def __del__(self) -> None:
         if getattr(self, "_model", None):
             self.close()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a tensor has memory of the host or of a GPU, one element beside the other."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type in ("cpu", "cuda")
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    where = "" if _is_plain(value) else f" ({value.device}, {value.layout})"
+    return f"{value.dtype} {list(value.shape)}{where}"
 
 
 def targets_of(path: str | os.PathLike[str]) -> dict[str, int]:

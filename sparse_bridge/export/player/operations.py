@@ -15,24 +15,18 @@ from ...kernels.maps.radix_order import radix_order
 from ...kernels.ops.elementwise import elementwise
 from ...kernels.ops.row_norm import MOST_CHANNELS, row_norm
 from ..plugin_checks import ExportError
+from .changes import changed_by, require_own
 from .dense_convolutions import convolution
 from .recorder import Recorder
+from .row_views import check_view
 
 _aten = torch.ops.aten
 _MEMORY = {_aten.empty, _aten.new_empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty_strided}
-_FILLED = {_aten.zeros: 0, _aten.new_zeros: 0, _aten.zeros_like: 0, _aten.ones: 1, _aten.new_ones: 1}
+_FILLED = {_aten.zeros: 0, _aten.new_zeros: 0, _aten.zeros_like: 0}
+_FILLED |= {_aten.ones: 1, _aten.new_ones: 1, _aten.ones_like: 1}
 _BY_VALUE = {_aten.full: 1, _aten.new_full: 2, _aten.full_like: 1}  # the argument that is the value
+_FRESH = {_aten.lift_fresh, _aten.lift}
 _SAME = {_aten.lift_fresh, _aten.lift, _aten._unsafe_view, _aten.detach}
-# Views by which rows could be told apart by their numbers, with the argument that is the axis.
-_BY_NUMBER = {
-    _aten.slice: 1,
-    _aten.select: 1,
-    _aten.narrow: 1,
-    _aten.split: 2,
-    _aten.split_with_sizes: 2,
-    _aten.unbind: 1,
-    _aten.unfold: 1,
-}
 _BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "add_", "sub_", "mul_", "div_")
 _UNARY = (
     *("relu", "sigmoid", "silu", "gelu", "tanh", "exp", "elu"),
@@ -47,17 +41,36 @@ def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     Raises: ExportError for what no kernel of ours computes, with the module and the line.
     """
+    packet, tensors = func.overloadpacket, _tensors((args, kwargs))
+    result = _lowered(it, func, args, kwargs, tensors)
+    made = _tensors((result,))
+    if packet in _MEMORY or packet in _FILLED or packet in _BY_VALUE:
+        it.holds_rows([one for one in made if one.ndim and one.shape[0] in it.rows])
+        tensors = tensors if packet.__name__.endswith("_like") else []
+    if tensors and not func.is_view:
+        it.holds_rows(made, tensors)
+    return result
+
+
+def _lowered(it: Recorder, func: Any, args: Any, kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
     packet = func.overloadpacket
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    changed = list(changed_by(func, args, kwargs))
+    for tensor, is_out in changed:
+        require_own(it, tensor)
+        if is_out and any(map(it.is_written, tensors)):
+            raise ExportError(f"{it.where()} calls {func}, which writes to `out`. Let the operation make its result.")
     if packet in _MEMORY:
         return _written(it, func(*args, **kwargs))
     if packet in _FILLED or packet in _BY_VALUE:
         return _filled(it, func, args, kwargs)
     if func.is_view or packet in _SAME:
-        _check_view(it, packet, tensors, args, result := func(*args, **kwargs))
+        check_view(it, packet, tensors, args, result := func(*args, **kwargs))
+        it.computed([], [result] if packet in _FRESH else [])
         return result
     if not any(map(it.is_written, tensors)):
-        return func(*args, **kwargs)  # of constants
+        result = func(*args, **kwargs)  # of constants
+        it.computed(tensors, [] if changed else _tensors((result,)))
+        return result
     name = packet.__name__
     changes_constant = func._schema.is_mutable and not it.is_written(tensors[0])
     handler = None if changes_constant else _HANDLERS.get(name)
@@ -77,6 +90,10 @@ def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return result
 
 
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 _RECTIFIED = frozenset({"relu", "relu_"})
 _PUT_OFF = frozenset({"index_select", "flip", "cat", "add", "sub", "mul", "clone", "_to_copy"})  # of coordinates
 
@@ -94,25 +111,6 @@ def _filled(it: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     tensor = it.new(like.shape, like.dtype)
     it.fill(tensor, value)
     return tensor
-
-
-def _check_view(it: Recorder, packet: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any], result: Any) -> None:
-    """Raises ExportError where a view tells rows apart by their numbers: there may be fewer rows."""
-    x = tensors[0]
-    if not (it.rows and x.ndim and x.is_floating_point() and it.is_written(x)):
-        return
-    axis = _BY_NUMBER.get(packet)
-    if axis is not None:
-        number = args[axis] if len(args) > axis else 0
-        whole = isinstance(result, torch.Tensor) and result.shape == x.shape
-        wrong = x.shape[number] in it.rows and not whole
-    else:
-        wrong = x.shape[0] in it.rows and isinstance(result, torch.Tensor) and x.shape[0] not in result.shape
-    if wrong:
-        raise ExportError(
-            f"{it.where()} takes rows of {list(x.shape)} by their numbers ({packet.__name__}); how many there are is "
-            "known on the GPU alone. Leave rows to layers and heads that treat all of them alike."
-        )
 
 
 def _computes(*tensors: torch.Tensor) -> bool:
@@ -160,7 +158,8 @@ def _binary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]
 
 def _unary(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, inplace = args[0], name.endswith("_")
-    if kwargs.get("approximate", "none") != "none" or any(arg != 1 for arg in args[1:]):
+    whole = name.removesuffix("_") != "relu" and not _float(x)  # of which torch makes floats
+    if whole or kwargs.get("approximate", "none") != "none" or any(arg != 1 for arg in args[1:]):
         return NotImplemented
     return _run(it, name.removesuffix("_"), [x], x if inplace else _new_like(it, x, x.shape, x.dtype))
 
@@ -215,7 +214,13 @@ def _row_norm(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, An
     """Layer norm over the last axis: (y, mean, 1 / deviation), of which the last two are not."""
     x, shape, weight, bias, eps = args
     constant = not any(it.is_written(one) for one in (weight, bias) if one is not None)
-    if len(shape) != 1 or shape[0] > MOST_CHANNELS or x.dtype not in _COMPUTED or not (constant and x.is_contiguous()):
+    if (
+        len(shape) != 1
+        or shape[0] > MOST_CHANNELS
+        or it.by_rows(x, -1)
+        or x.dtype not in _COMPUTED
+        or not (constant and x.is_contiguous())
+    ):
         return NotImplemented
     ones = torch.ones(shape) if weight is None else weight.float()
     vectors = None if weight is None and bias is None else (ones, torch.zeros(shape) if bias is None else bias.float())
@@ -231,6 +236,8 @@ def _padded(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]
     if x.ndim < 3 or min(ends) < 0 or x.shape[0] in it.rows:
         return NotImplemented
     axes, shape = len(ends) // 2, list(x.shape)
+    if any(it.by_rows(x, -1 - i) and any(ends[2 * i : 2 * i + 2]) for i in range(axes)):
+        return NotImplemented
     for i in range(axes):
         shape[-1 - i] += ends[2 * i] + ends[2 * i + 1]
     y = it.new(shape, x.dtype)
@@ -256,7 +263,9 @@ def _copied(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]
 def _cat(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     parts = [part for part in args[0] if part.numel()]
     axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % parts[0].ndim
-    if axis == 0 or len({part.dtype for part in parts}) > 1:  # rows behind rows that may not be there
+    if (
+        axis == 0 or len({part.dtype for part in parts}) > 1 or any(it.by_rows(part, axis) for part in parts)
+    ):  # rows behind rows that may not be there
         return NotImplemented
     shape = list(parts[0].shape)
     shape[axis] = sum(part.shape[axis] for part in parts)

@@ -31,6 +31,7 @@ from ...refusals import Refusal
 from ..package_scenes import tensors_of
 from ..plugin_checks import ExportError
 from . import operations
+from .changes import kept_by, require_kept
 from .dependencies import Access, edges
 from .entry import Entry, entry_of, require_inside, require_playable
 from .kernel_writes import BEHIND_TABLES
@@ -39,6 +40,7 @@ from .memory_plan import Life, Plan, plan
 from .merged_fills import merged_fills
 from .package_file import ADDRESS, DTYPES, LAUNCH, MOST_DIMS, Arg, Constant, Kernel, Level, Program, Step, Tensor
 from .recorder import Recorder, Storage
+from .row_views import require_rows_first
 from .stand_in import driving
 
 _CPU = torch.device("cpu")
@@ -91,10 +93,13 @@ def record(model: nn.Module, inputs: Sequence[Any], rows: int, name: str, scenes
                 it.index_of(tensor, written=True)
             padded_input.estimates = rows_of_levels(recording, rows)
             padded_input.items = recording.box.lo[0] + recording.box.size[0]
+            kept = kept_by(model)
             try:
                 outputs = _run(it, entry, padded_input, given, wide, target, unbounded)
             except Refusal as refusal:
                 raise ExportError(f"{it.where(refusal)} cannot be recorded: {refusal}") from refusal
+            require_kept(it, model, kept)
+            require_rows_first(it, outputs)
         return _program(it, name, padded_input, list(zip(entry.names, (given, wide), strict=True)), outputs)
 
 
@@ -121,6 +126,7 @@ def _run(
             raise ExportError("how large the levels of the network get cannot be told from the example.")
         padded_input.prepared = builder.queued(), builder.coords()
         it.rows = {capacity: level for level, capacity in padded_input.capacities.items()}
+        it.holds_rows([wide])
 
         def root() -> CoordinateMap:
             own = CoordinateMap(padded_input.coords, box, Rows(None, padded_input.count, len(wide)))

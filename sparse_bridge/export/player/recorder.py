@@ -52,7 +52,8 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 class Storage:
     """Memory of a tensor, which it keeps alive, so that no other one gets its address.  written: it is filled
     by steps; else it is a constant.  begin, end: the first and the last step that need it; -1, none.
-    reaches: storages whose addresses are among its values.  usable: False for what no step writes."""
+    reaches: storages whose addresses are among its values.  usable: False for what no step writes.  of_rows: it
+    holds rows of a level, on whichever axis."""
 
     base: int
     size: int
@@ -62,6 +63,7 @@ class Storage:
     end: int = -1
     reaches: tuple[Storage, ...] = ()
     usable: bool = True
+    of_rows: bool = False
 
     def content(self) -> bytes:
         """Its bytes now."""
@@ -92,6 +94,8 @@ class Recorder(TorchDispatchMode):
         self._later: dict[int, list[Step]] = {}  # by the storage that they write, which nobody has needed yet
         self._norms: dict[int, tuple[torch.Tensor, Sequence[torch.Tensor]]] = {}
         self._waits = False
+        self._made: set[int] = set()  # bases of constants that the model computes
+        self._read: set[int] = set()  # of those from which it does
         self._by_base: dict[int, int] = {}
         self._bases: list[int] = []
         self.rows: Mapping[int, int] = {}  # capacities of levels whose rows may not be named by number
@@ -122,6 +126,40 @@ class Recorder(TorchDispatchMode):
         """Whether steps fill a tensor's storage; constants are known now."""
         index = self._by_base.get(tensor.untyped_storage().data_ptr())
         return index is not None and self.storages[index].written
+
+    def holds_rows(self, made: Sequence[torch.Tensor], of: Sequence[torch.Tensor] = ()) -> None:
+        """Note that tensors which steps fill hold rows. of: if one of these does."""
+        indices = [self._by_base.get(tensor.untyped_storage().data_ptr()) for tensor in of]
+        if not of or any(index is not None and self.storages[index].of_rows for index in indices):
+            for tensor in made:
+                if tensor.numel() and self.is_written(tensor):
+                    self.storages[self.index_of(tensor)].of_rows = True
+
+    def by_rows(self, x: torch.Tensor, axis: int) -> bool:
+        """Whether rows lie along this axis instead of the first one: how many are in use is not known."""
+        index = self._by_base.get(x.untyped_storage().data_ptr())
+        known = index is not None and self.storages[index].of_rows
+        return known and x.shape[0] not in self.rows and x.shape[axis] in self.rows
+
+    def computed(self, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
+        """Note constants that have been made, and those that were read for it."""
+        self._read.update(tensor.untyped_storage().data_ptr() for tensor in read)
+        self._made.update(tensor.untyped_storage().data_ptr() for tensor in made)
+
+    def was_read(self, tensor: torch.Tensor) -> bool:
+        """Whether the network has read memory so far."""
+        base = tensor.untyped_storage().data_ptr()
+        index = self._by_base.get(base)
+        return base in self._read or (index is not None and self.storages[index].begin >= 0)
+
+    def may_change(self, tensor: torch.Tensor) -> bool:
+        """Whether memory may be changed in place: that of steps, and of constants that are new, unless a step reads
+        what they are now."""
+        base = tensor.untyped_storage().data_ptr()
+        index = self._by_base.get(base)
+        if index is None:
+            return base in self._made or not base
+        return self.storages[index].written or (base in self._made and self.storages[index].begin < 0)
 
     def _touch(self, index: int) -> None:
         storage, now = self.storages[index], len(self.steps)

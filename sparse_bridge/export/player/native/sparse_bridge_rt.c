@@ -292,7 +292,8 @@ static int check_steps(const sbrt_model *model, const program_record *program, s
     for (i = 0; i < program->edges[1]; i++) {
         const edge_record *edge = EDGE(model, program->edges[0] + i);
         REQUIRE(edge->from < edge->to && edge->to < program->steps[1], "a step waits for one that is not before it");
-        REQUIRE(i == 0 || edge[-1].to <= edge->to, "what steps wait for is out of order");
+        REQUIRE(i == 0 || edge[-1].to < edge->to || (edge[-1].to == edge->to && edge[-1].from > edge->from),
+                "what steps wait for is out of order");
     }
     return SBRT_OK;
 }
