@@ -270,7 +270,8 @@ def recording_of(device: torch.device, box: Box, training: bool = False) -> Reco
     training: with the requests of a backward pass as well, which the last input has still to make.
     """
     with _lock:
-        recording = _by_box.get((device, box))
+        last = _by_box.get((device, box))
+        recording = None if last is None else last.snapshot()
         if recording is None or not recording.is_stable():
             return None
         return recording.with_backward_views() if training else recording

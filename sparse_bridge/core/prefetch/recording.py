@@ -162,6 +162,11 @@ class Recording:
         """The same for inputs to come, without the prepared steps, which go with the input."""
         return Recording(self.n_rows, self.levels, self.steps, self.views, self.rows)
 
+    def snapshot(self) -> Recording:
+        """The same as it is now: another thread may request more maps over the same input."""
+        steps = list(self.steps)  # behind their views, see `_append`
+        return dataclasses.replace(self, steps=steps, views=self.views[: len(steps)], rows=dict(self.rows))
+
     # while requests over the input arrive
 
     def step_of(self, cmap: CoordinateMap, req: MapRequest) -> Step | None:

@@ -113,6 +113,25 @@ def one_by_one():
         yield
 
 
+@torch.no_grad()
+@pytest.mark.usefixtures("one_by_one")
+def test_requests_over_the_recorded_scene_that_come_later(sp, kernel_lane):
+    """As of another thread, while a graph is captured."""
+    network = Network(sp).eval().to(kernel_lane.device)
+    learnt(sp, network, kernel_lane)
+    network(last := tensor(sp, cloud(SHAPE, share=0.2, seed=9, device=kernel_lane.device)))
+    record = prefetch.recording_of(last.indices.device, BOX)
+    coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
+    expected = network(tensor(sp, coords))[0]
+    scene, _ = prepared(coords, record, len(coords) + 200, padding_value=0.0)
+    sp.SubMConv3d(4, 8, 5, indice_key="later").to(kernel_lane.device)(last)
+    x = torch.zeros((len(scene.coords), 4), device=coords.device)
+    x[: len(coords)] = features(len(coords), 4, seed=len(coords), device=coords.device)
+    with padded.using(scene):
+        found = network(tensor(sp, scene.coords.detach(), x))[0]
+    assert torch.equal(found.features[: len(coords)], expected.features)
+
+
 @pytest.mark.parametrize("pooled", [False, True])
 @torch.no_grad()
 @pytest.mark.usefixtures("one_by_one")
