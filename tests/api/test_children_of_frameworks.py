@@ -59,6 +59,7 @@ LOADED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("enabled", quick(["run"], ["run", "at the top of the main file"]))
 def test_data_loaders_and_spawned_ranks(tmp_path, enabled):

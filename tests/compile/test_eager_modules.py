@@ -136,6 +136,7 @@ def test_ways_to_compile(how, plain_settings):
         assert not made.calls("sparse_bridge") and bool(made.calls("conv3d")) == (how != "part")
 
 
+@pytest.mark.slow
 def test_whole_graphs_are_traced_before_and_after(plain_settings):
     with PROGRAMS["spconv"]() as programs, torch.no_grad():
         program = programs["three"]().eval()

@@ -111,6 +111,7 @@ def needs(folder: str, source: str) -> bool:
     return any(f"core.{folder}." in f"{name}." for name in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", OPTIONAL)
 def test_no_other_test_needs(folder):
     """With the folders and their tests deleted, whatever is left of the tests can be run as it is."""

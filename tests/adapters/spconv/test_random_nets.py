@@ -48,6 +48,7 @@ def test_what_an_ill_conditioned_net_may_differ_by():
         assert f"gradient of {name} differs" in random_nets.difference(got, want, exact)
 
 
+@pytest.mark.slow
 def test_bridged_equals_native_thoroughly():
     answered = [compare(seed)[1].error is None for seed in THOROUGH]
     assert sum(answered) > len(answered) / 2
