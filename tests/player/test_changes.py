@@ -30,7 +30,7 @@ class Stateful(torch.nn.Module):
     def __init__(self, sp, behind, channels=16):
         super().__init__()
         self.sp, self.behind, self.layer = sp, behind, sp.SubMConv3d(4, channels, 3)
-        self.along = torch.nn.Conv1d(2, 2, 3, padding=1)
+        self.along, self.over = torch.nn.Conv1d(2, 2, 3, padding=1), torch.nn.Conv3d(16, 4, 3, padding=1)
         self.register_buffer("state", torch.ones(16))
         self.listed, self.last, self.table = [torch.ones(16)], torch.zeros(1), None
 
@@ -112,3 +112,23 @@ def test_rows_on_another_axis_may_come_back(sp):
 
     program = recorded(Stateful(sp, behind, 2))
     assert [(output.level, output.shape) for output in program.outputs[1:]] == [(0, (64, 2))]
+
+
+ALIASES = {
+    "permuted, then the grid": lambda y: [y.permute(0, 2, 3, 4, 1).contiguous(), y.relu_()],
+    "permuted, then it": lambda y: [y, y.permute(0, 2, 3, 4, 1).contiguous().relu_()],
+    "contiguous, then the grid": lambda y: [y.contiguous(), y.relu_()],
+    "contiguous, then it": lambda y: [y, y.contiguous().relu_()],
+    "flattened, of a sum": lambda y: [z := y + 1, z.flatten(1).relu_()],
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_grids_whose_memory_others_share_by_their_strides(sp, name):
+    """A convolution over a grid leaves channels side by side, unlike torch."""
+    with pytest.raises(ExportError, match="in place that a convolution over a grid has made"):
+        recorded(Stateful(sp, lambda m, x: ALIASES[name](m.over(x.dense()))))
+
+
+def test_grids_may_be_changed_before_they_are_permuted(sp):
+    recorded(Stateful(sp, lambda m, x: m.over(x.dense()).relu_().permute(0, 2, 3, 4, 1).contiguous().sigmoid()))

@@ -35,6 +35,30 @@ def require_own(it: Recorder, changed: torch.Tensor) -> None:
         )
 
 
+def notice_aliases(it: Recorder, func: Any, kwargs: Mapping[str, Any], x: torch.Tensor, result: Any) -> None:
+    """Learn that torch copies where a view of a grid with channels last does, or the other way round: by `contiguous`
+    and `reshape`, which look at strides."""
+    if x.is_contiguous() or _base(x) not in it.channels_last or not isinstance(result, torch.Tensor):
+        return
+    copied = func.overloadpacket is torch.ops.aten.clone and kwargs.get("memory_format") is torch.contiguous_format
+    if copied or (func.is_view and result.is_contiguous()):
+        it.ambiguous |= {_base(x), _base(result)}
+
+
+def require_clear(it: Recorder, changed: torch.Tensor) -> None:
+    """Raises ExportError for a change in place that other tensors see here and not in torch, or the other way round."""
+    if _base(changed) in it.ambiguous:
+        raise ExportError(
+            f"{it.where()} changes a tensor {list(changed.shape)} in place that a convolution over a grid has made, "
+            "and that was permuted, flattened or made contiguous: whether others share its memory depends on strides. "
+            "Make a new tensor instead."
+        )
+
+
+def _base(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def kept_by(model: nn.Module) -> _Kept:
     """Tensors that modules keep from one call to the next, by their names."""
     found: _Kept = {}

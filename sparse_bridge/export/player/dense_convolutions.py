@@ -48,6 +48,7 @@ def convolution(it: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, 
     )
     with it, settings.override(dataflow="unmasked"):
         y = convolve(_rows_of(it, x), matrices.contiguous(), it.tables[key], Epilogue(bias), pointwise.form_of(x))
+    it.channels_last.add(y.untyped_storage().data_ptr())
     return y.view(x.shape[0], *out, -1).movedim(-1, 1)
 
 

@@ -15,7 +15,7 @@ from ...kernels.maps.radix_order import radix_order
 from ...kernels.ops.elementwise import elementwise
 from ...kernels.ops.row_norm import MOST_CHANNELS, row_norm
 from ..plugin_checks import ExportError
-from .changes import changed_by, require_own
+from .changes import changed_by, notice_aliases, require_clear, require_own
 from .dense_convolutions import convolution
 from .recorder import Recorder
 from .row_views import check_view
@@ -44,6 +44,8 @@ def lower(it: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     packet, tensors = func.overloadpacket, _tensors((args, kwargs))
     result = _lowered(it, func, args, kwargs, tensors)
     made = _tensors((result,))
+    if tensors and it.channels_last:
+        notice_aliases(it, func, kwargs, tensors[0], result)
     if packet in _MEMORY or packet in _FILLED or packet in _BY_VALUE:
         it.holds_rows([one for one in made if one.ndim and one.shape[0] in it.rows])
         tensors = tensors if packet.__name__.endswith("_like") else []
@@ -57,6 +59,7 @@ def _lowered(it: Recorder, func: Any, args: Any, kwargs: dict[str, Any], tensors
     changed = list(changed_by(func, args, kwargs))
     for tensor, is_out in changed:
         require_own(it, tensor)
+        require_clear(it, tensor)
         if is_out and any(map(it.is_written, tensors)):
             raise ExportError(f"{it.where()} calls {func}, which writes to `out`. Let the operation make its result.")
     if packet in _MEMORY:
@@ -130,7 +133,10 @@ def _new_like(it: Recorder, x: torch.Tensor, shape: Sequence[int], dtype: torch.
         return it.new(shape, dtype)
     order = sorted(range(x.ndim), key=x.stride, reverse=True)
     places = [order.index(axis) for axis in range(x.ndim)]
-    return it.new([shape[axis] for axis in order], dtype).permute(places)
+    own = it.new([shape[axis] for axis in order], dtype)
+    if x.untyped_storage().data_ptr() in it.channels_last:
+        it.channels_last.add(own.untyped_storage().data_ptr())
+    return own.permute(places)
 
 
 def _run(it: Recorder, operation: str, operands: Sequence[torch.Tensor], y: torch.Tensor) -> Any:

@@ -96,6 +96,8 @@ class Recorder(TorchDispatchMode):
         self._waits = False
         self._made: set[int] = set()  # bases of constants that the model computes
         self._read: set[int] = set()  # of those from which it does
+        self.channels_last: set[int] = set()  # bases of grids that lie otherwise than torch's
+        self.ambiguous: set[int] = set()  # of tensors that share memory here and not in torch, or the other way round
         self._by_base: dict[int, int] = {}
         self._bases: list[int] = []
         self.rows: Mapping[int, int] = {}  # capacities of levels whose rows may not be named by number
