@@ -46,7 +46,7 @@ def written_arguments(code: str | None, types: Sequence[str]) -> frozenset[int]:
         return everything
     head = _FUNCTION.match(lines[starts[0]])
     assert head is not None
-    parameters = [name for name, kind in _PARAMETER.findall(head[1]) if not name.startswith("%_")]
+    parameters = [name for name, _ in _PARAMETER.findall(head[1])]
     if len(parameters) != len(types):
         return everything
     leads_to = {name: {i} for i, name in enumerate(parameters) if types[i].startswith("*")}
