@@ -56,8 +56,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimize",
         choices=settings.CHOICES["optimize"],
-        help="what is done to models as they run (default: fuse); graphs: replay sparse parts "
-        "from captured CUDA graphs",
+        help="what is done to models as they run (default: inference, replayed from captured CUDA graphs "
+        "on NVIDIA GPUs); graphs: training steps, too",
     )
     parser.add_argument(
         "--memory-limit",

@@ -280,12 +280,13 @@ class Captured:
 def preserved_statistics(model: nn.Module) -> Iterator[None]:
     """Buffers have the same values afterwards."""
     # Not the buffers themselves: their versions are of interest to backward passes still to come.
-    saved = [(buffer.data, buffer.data.clone()) for buffer in model.buffers()]
+    buffers = [buffer.data for buffer in model.buffers()]
+    values = [buffer.clone() for buffer in buffers]
     try:
         yield
     finally:
-        for buffer, values in saved:
-            buffer.copy_(values)
+        if buffers:
+            torch._foreach_copy_(buffers, values)
 
 
 def for_each_output(tensors: Tensors, spec: OutputSpec, look: Callable[[torch.Tensor], None]) -> None:

@@ -19,6 +19,8 @@ def compare(name: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
     own = f"{name}, {_described(expected)},"
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         raise Refusal(Why.GRAPH_OUTPUT_SHAPE, own, _described(actual))
+    if torch.equal(expected, actual):  # and so without NaN
+        return
     differ = expected != actual
     if not expected.is_floating_point():
         if differ.any():

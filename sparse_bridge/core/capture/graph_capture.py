@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 import torch
 
 from ... import policy
+from ...kernels.runtime.target import device_index
 from ...kernels.runtime.uploads import uploaded, uploads_later
 from ...refusals import Refusal, Why
 from ..conv.deferred import conv as deferred_conv
+from ..device import expandable_segments
 from ..device.stream_order import capture_stream, waiting
 
 _local = threading.local()
@@ -42,17 +44,23 @@ def trial() -> Iterator[None]:
 
 
 class _Captures:
-    """The captures that are under way, of all threads; the garbage collector is off meanwhile."""
+    """The captures that are under way, of all threads; the garbage collector is off meanwhile.
+
+    expandable: they take expandable segments.
+    """
 
     def __init__(self) -> None:
         self._lock, self._number, self._was_on = threading.Lock(), 0, False
+        self.expandable = self._expanding = False
         self._alive: list[Any] = []
 
     def begin(self) -> None:
         with self._lock:
             if not self._number:
-                self._was_on = gc.isenabled()
+                self._was_on, self._expanding = gc.isenabled(), self.expandable
                 gc.disable()
+                if self._expanding:
+                    expandable_segments.turn(True)
             self._number += 1
 
     def end(self) -> None:
@@ -61,6 +69,8 @@ class _Captures:
             self._number -= 1
             if not self._number:
                 released, self._alive = self._alive, released
+                if self._expanding:
+                    expandable_segments.turn(False)
                 if self._was_on:
                     gc.enable()
         released.clear()  # with the lock free, as their end may let go of more
@@ -192,6 +202,7 @@ class GraphMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
+        _captures.expandable = expandable_segments.possible(device_index(device))
 
     def captured(self, capture: Callable[[Any], _Result]) -> _Result:
         """The graph that `capture` makes in the pool that it is given. Where the capture learnt what

@@ -22,10 +22,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from ... import hooks, memory, policy, settings, state
 from ...refusals import Refusal, Why
+from ..device import rocm
 from ..device.device_support import kernel_target
 from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
@@ -71,8 +73,11 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
 
 
 def enabled() -> bool:
-    """Whether the settings ask for it, and no limit on memory forbids it."""
-    return settings.get().optimize == "graphs" and memory.limit is None
+    """Whether the settings want calls like this one replayed, and no limit on memory forbids it."""
+    wanted = settings.get().optimize
+    if memory.limit is not None or wanted not in ("inference", "graphs"):
+        return False
+    return wanted == "graphs" or not torch.is_grad_enabled() and rocm.replays_graphs()
 
 
 def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
@@ -228,7 +233,7 @@ class GraphRegion(_Forward):
         """resume_point: the module inside that first takes the sparse tensor that `model` makes."""
         super().__init__(model)
         self.tensors_of = tensors_of
-        self.replayer = Replayer(TrainingReplayer(model, self.own, tensors_of))
+        self.replayer = Replayer(TrainingReplayer(model, self.own, tensors_of, asked=False), asked=False)
         self.resume_point = None if resume_point is None else _ResumePoint(resume_point)
         if self.resume_point is not None:
             self.resume_point.install()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,7 +124,7 @@ class GraphedModule(ModelGraphs):
         graphs = self._graphs_for(kind, root)
         self.speculation.confirm(graphs[0] if graphs else None)
         for graph in graphs:
-            if not graph.captured.differing_columns(root) <= kind.verified or _comparison_due(graph):
+            if _comparison_due(graph) or not graph.captured.differing_columns(root) <= kind.verified:
                 self.trimmer.computed()
                 return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root), untraced())
             output = self.execute(graph, call, root)
@@ -193,7 +194,7 @@ class GraphedModule(ModelGraphs):
         if error.verdict is Verdict.FINAL:
             raise error
         if columns <= kind.verified:
-            self.drop(Why.GRAPH_DIFFERS.says(error))
+            self.drop(Why.GRAPH_DIFFERS.says(error), logging.WARNING)
             return
         if columns == {ROWS}:
             self.attempts.failed()
@@ -259,6 +260,7 @@ class GraphedModule(ModelGraphs):
                     self.latest = kind
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
+            return
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
             refusal = error if isinstance(error, Refusal) else Refusal(Why.GRAPH_ERROR, type(error).__name__, error)
@@ -267,6 +269,7 @@ class GraphedModule(ModelGraphs):
             else:
                 self.failed(refusal)
             del refusal  # it may be the error, which keeps this frame
+        empty_cache()  # what was captured lies in a pool of its own, where nothing else could use it
 
     def needs_more_guards(self, padded_input: PaddedInput, n_reads: int) -> bool:
         """Whether a trial has read more than `n_reads` entries of dictionaries, or depends on the box:

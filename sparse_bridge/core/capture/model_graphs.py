@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import hooks, log, policy, state
+from ... import hooks, log, policy, settings, state
 from ...refusals import Refusal, Verdict, Why
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
@@ -49,10 +49,15 @@ class ModelGraphs(abc.ABC):
     _carried: tuple[str, ...] = ()  # attributes that copies have, too
 
     def __init__(
-        self, model: nn.Module, forward: Callable[..., Any], tensors_of: Callable[[Any], Tensors | None]
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        tensors_of: Callable[[Any], Tensors | None],
+        asked: bool = True,
     ) -> None:
-        """forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects."""
-        self.model, self.forward, self.tensors_of = model, forward, tensors_of
+        """forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.  asked:
+        the program wants this model replayed."""
+        self.model, self.forward, self.tensors_of, self.asked = model, forward, tensors_of, asked
         self._forget()
 
     def _forget(self) -> None:
@@ -72,7 +77,7 @@ class ModelGraphs(abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model begin anew."""
-        names = {"model", "forward", "tensors_of", *self._carried}
+        names = {"model", "forward", "tensors_of", "asked", *self._carried}
         return {name: value for name, value in self.__dict__.items() if name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -130,11 +135,11 @@ class ModelGraphs(abc.ABC):
             return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits)
         return None
 
-    def drop(self, reason: str) -> None:
-        """Replay no more."""
+    def drop(self, reason: str, level: int | None = None) -> None:
+        """Replay no more. level: of the line in the log."""
         self.attempts.give_up()
         self.forget_graphs()
-        self.refuse(reason)
+        self.refuse(reason, level)
 
     def forget_graphs(self) -> None:
         """Begin anew with kinds of calls."""
@@ -154,10 +159,10 @@ class ModelGraphs(abc.ABC):
                 self.attempts.give_up()
             self.refuse(str(refusal))
 
-    def refuse(self, reason: str) -> None:
-        """Remember why this was not replayed, and say so once."""
+    def refuse(self, reason: str, level: int | None = None) -> None:
+        """Remember why this was not replayed, and say so once. level: of the line in the log."""
         self.reason = reason
-        self._say("replay", reason)
+        self._say("replay", reason, level)
 
     def why(self) -> str | None:
         """What stands in the way of replays, or did."""
@@ -170,7 +175,11 @@ class ModelGraphs(abc.ABC):
             self.declined = reason
             self._say(why.name, reason, logging.INFO)
 
-    def _say(self, topic: str, reason: str, level: int = logging.WARNING) -> None:
+    def _say(self, topic: str, reason: str, level: int | None = None) -> None:
+        """level: else a warning where somebody asked for replays."""
+        if level is None:
+            asked = self.asked or settings.get().optimize == "graphs"
+            level = logging.WARNING if asked else logging.INFO
         name = type(self.model).__name__
         text = f"{name} is not replayed from a graph: {reason}"
         log.once((topic, type(self).__name__, name), text, level)

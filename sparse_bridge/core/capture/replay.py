@@ -95,8 +95,8 @@ class Replayer(GraphedModule):
 
     _carried = ("training",)
 
-    def __init__(self, training: GraphedModule) -> None:
-        super().__init__(training.model, training.forward, training.tensors_of)
+    def __init__(self, training: GraphedModule, asked: bool = True) -> None:
+        super().__init__(training.model, training.forward, training.tensors_of, asked)
         self.training = training
 
     def summary(self) -> Summary:

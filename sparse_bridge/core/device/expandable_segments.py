@@ -1,0 +1,54 @@
+"""Memory of captured graphs in expandable segments, a setting of torch's allocator for CUDA.
+
+A graph keeps the memory that its launches take. In ordinary segments that is a quarter more, as blocks of many sizes
+leave gaps between them. An expandable segment is one range of addresses, which grows as it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+from typing import Any
+
+import torch
+
+_NAMES = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
+_set: Any = next((getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)), None)
+_TEXT = "expandable_segments:"
+_LEFT = ("", f"{_TEXT}False")  # what the allocator was told, if only here
+# Of cuDeviceGetAttribute: virtual memory, and handles to it as torch asks for them.
+_ATTRIBUTES = (102, 103)
+
+
+@functools.cache
+def _has_virtual_memory(device: int) -> bool:
+    """Whether the driver has virtual memory for a device, as those of some virtual machines have not."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        handle, value = ctypes.c_int(), ctypes.c_int()
+        if driver.cuDeviceGet(ctypes.byref(handle), device):
+            return False
+        return all(
+            not driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle) and value.value == 1
+            for attribute in _ATTRIBUTES
+        )
+    except (OSError, AttributeError):
+        return False
+
+
+def possible(device: int) -> bool:
+    """Whether captures may take them: nobody has told torch's allocator anything, in the environment or since."""
+    if _set is None or torch.version.hip is not None or sys.platform != "linux" or not _has_virtual_memory(device):
+        return False
+    with contextlib.suppress(Exception):  # private to torch; without it segments are ordinary ones
+        said = torch.cuda.memory._snapshot()["allocator_settings"]
+        texts = [text for name, text in said.items() if name.startswith("PYTORCH")]
+        return bool(texts) and all(text in _LEFT for text in texts)
+    return False
+
+
+def turn(on: bool) -> None:
+    """Take memory in expandable segments, or no longer. For callers to whom it is `possible`."""
+    _set(f"{_TEXT}{on}")

@@ -1,0 +1,184 @@
+"""What is replayed where a program asks for nothing."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+
+from sparse_bridge import hooks, log, settings
+from sparse_bridge.core.capture import graph_capture, graph_regions
+from sparse_bridge.core.device import expandable_segments, rocm
+
+from . import apis
+from .graph_sizes import graphs_of
+
+pytestmark = pytest.mark.emulated
+
+
+class Told(apis.Network):
+    """A network that tells how often it was called."""
+
+    calls = 0
+
+    def forward(self, x):
+        type(self).calls += 1
+        return super().forward(x)
+
+
+@pytest.fixture
+def spconv(device):
+    with apis.standin("spconv") as module:
+        yield module
+
+
+def run(module, model, plain, device, seeds, trains=False):
+    """Calls of a model and of its double, which give the same."""
+    for seed in seeds:
+        given = lambda seed=seed: apis.scene(module, "spconv", seed, device, 0.3 + 0.002 * seed)  # noqa: E731
+        apis.both(model, plain, given, trains, mode=settings.get().optimize)
+
+
+def hits():
+    return sum(one.hits for one in graph_regions.summary())
+
+
+def test_inference_is_replayed_and_a_training_step_is_not(spconv, device):
+    assert settings.get().optimize == settings.Settings().optimize == "inference"
+    plain = apis.network(spconv, "spconv", device).eval()
+    model = copy.deepcopy(plain)
+    run(spconv, model, plain, device, range(10))
+    served = hits()
+    assert served > 2
+    for one in (model, plain):
+        one.train()
+    run(spconv, model, plain, device, range(10, 16), trains=True)
+    assert hits() == served and not model.forward.replayer.training.kinds
+    for one in (model, plain):
+        one.eval()
+    run(spconv, model, plain, device, range(16, 20))
+    assert hits() > served, "the weights are others now, in the same places"
+
+
+def test_a_program_that_only_trains_is_left_alone(spconv, device):
+    plain = apis.network(spconv, "spconv", device)
+    model = copy.deepcopy(plain)
+    run(spconv, model, plain, device, range(6), trains=True)
+    assert graph_regions.summary() == [] and not any(map(hooks.replaced, model.modules()))
+
+
+@pytest.mark.parametrize(("mode", "level"), [("inference", logging.INFO), ("graphs", logging.WARNING)])
+def test_reasons_are_warnings_only_for_those_who_asked(spconv, device, rules, caplog, mode, level):
+    rules.hold(graphs_of(512, watched=True))
+    log.reset()
+    plain = Told(apis.Layers(spconv, "spconv")).to(device).eval()
+    model = copy.deepcopy(plain)
+    caplog.set_level(logging.DEBUG, "sparse_bridge")
+    with settings.override(optimize=mode):
+        run(spconv, model, plain, device, range(6))
+    said = [record for record in caplog.records if "is not replayed from a graph" in record.getMessage()]
+    assert [(record.levelno, "GRAPH_WRITES_STATE" in record.getMessage()) for record in said] == [(level, True)]
+
+
+@pytest.mark.parametrize("mode", ["inference", "graphs"])
+def test_a_difference_is_a_warning_for_all(spconv, device, rules, caplog, mode):
+    rules.hold(graphs_of(512, compared=True))
+    log.reset()
+    plain = apis.network(spconv, "spconv", device).eval()
+    model = copy.deepcopy(plain)
+    with settings.override(optimize=mode, compare_every=1):
+        run(spconv, model, plain, device, range(5))
+        (graph,) = model.forward.replayer.graphs
+        graph.graph.replay = lambda: None  # as if its kernels wrote elsewhere
+        run(spconv, model, plain, device, range(5, 7))
+    (record,) = [one for one in caplog.records if "GRAPH_DIFFERS" in one.getMessage()]
+    assert record.levelno == logging.WARNING and not hooks.replaced(model)
+
+
+def test_rocm_replays_only_where_it_is_asked_to(monkeypatch):
+    """The default must not even look for what could be replayed there: that would log."""
+    monkeypatch.setattr(rocm.torch.version, "hip", "7.2", raising=False)
+    with torch.no_grad():
+        assert not graph_regions.enabled()
+        with settings.override(capture="always"):
+            assert graph_regions.enabled()
+        with settings.override(optimize="graphs"):
+            assert graph_regions.enabled(), "which says why nothing is replayed"
+
+
+class TestExpandableSegments:
+    @pytest.fixture
+    def allocator(self, monkeypatch):
+        """What torch's allocator was told, and what a device has."""
+        told, said = [], {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False}
+        monkeypatch.setattr(torch.version, "hip", None)
+        monkeypatch.setattr(expandable_segments, "_set", told.append)
+        monkeypatch.setattr(expandable_segments, "_has_virtual_memory", lambda device: device == 0)
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"allocator_settings": said})
+        return told, said
+
+    @pytest.mark.parametrize("text", ["", "expandable_segments:False", "max_split_size_mb:128", None])
+    def test_only_an_allocator_that_nobody_configured(self, allocator, text):
+        _, said = allocator
+        said["PYTORCH_CUDA_ALLOC_CONF"] = text
+        if text is None:
+            said.clear()
+        assert expandable_segments.possible(0) == (text in ("", "expandable_segments:False"))
+        assert not expandable_segments.possible(1)
+
+    def test_rocm_and_old_drivers_have_none(self, allocator, monkeypatch):
+        monkeypatch.setattr(torch.version, "hip", "7.2")
+        assert not expandable_segments.possible(0)
+        monkeypatch.undo()
+        expandable_segments._has_virtual_memory.cache_clear()
+        monkeypatch.setattr(expandable_segments.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+        assert not expandable_segments._has_virtual_memory(0)
+        expandable_segments._has_virtual_memory.cache_clear()
+
+    def test_they_are_on_during_captures_alone(self, allocator):
+        told, _ = allocator
+        captures = graph_capture._Captures()
+        captures.begin()
+        captures.end()
+        assert told == []
+        captures.expandable = True
+        captures.begin()
+        captures.begin()  # another thread's
+        captures.expandable = False  # as another model's device has none
+        captures.end()
+        assert told == ["expandable_segments:True"]
+        captures.end()
+        assert told == ["expandable_segments:True", "expandable_segments:False"]
+
+
+@pytest.mark.gpu
+def test_a_graph_takes_one_range_of_addresses():
+    """Where the allocator is as it comes, what a capture takes is expandable, and ordinary again afterwards."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    memory = graph_capture.GraphMemory(device)
+    if not graph_capture._captures.expandable:
+        pytest.skip("this allocator, or driver, has none")
+    x = torch.zeros(1 << 20, device=device)
+
+    def work():
+        return [x + 1, torch.cat([x, x]) + 2]
+
+    work()
+    with torch.cuda.stream(memory.stream):
+        graph, made = graph_capture.captured(work, memory.pool)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert float(made[0].sum()) == len(x) and float(made[1].min()) == 2
+    pools = {}
+    for segment in torch.cuda.memory_snapshot():
+        pools.setdefault(tuple(segment["segment_pool_id"]), set()).add(segment["is_expandable"])
+    assert pools[tuple(memory.pool)] == {True} and pools[0, 0] == {False}
+    after = torch.zeros(64 << 20, device=device)
+    (segment,) = [
+        one
+        for one in torch.cuda.memory_snapshot()
+        if one["address"] <= after.data_ptr() < one["address"] + one["total_size"]
+    ]
+    assert not segment["is_expandable"]
