@@ -139,7 +139,7 @@ def _about_replays(replays: ReplayAudit, tally: Sequence[str]) -> list[str]:
         "",
         f"**Audited on a CPU; no GPU has replayed anything for this table.** {report.run_line(replays.run)}.",
         "",
-        'An NVIDIA GPU [replays](replays.md) the largest modules of '
+        "An NVIDIA GPU [replays](replays.md) the largest modules of "
         f"{policy.LEAST_LAYERS} layers or more whose Python leaves nothing behind and whose inputs a graph can "
         "distinguish. The table says which modules of each model pass both, searched as on a GPU, with the "
         "smallest scenes. "

@@ -77,7 +77,7 @@ def enabled() -> bool:
     wanted = settings.get().optimize
     if memory.limit is not None or wanted not in ("inference", "graphs"):
         return False
-    return wanted == "graphs" or not torch.is_grad_enabled() and rocm.replays_graphs()
+    return wanted == "graphs" or (not torch.is_grad_enabled() and rocm.replays_graphs())
 
 
 def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:

@@ -383,7 +383,9 @@ def test_calls_and_models_that_are_to_stay_eager():
     assert hooks.may_be_replayed(model) and hooks.may_be_replayed(model[0])
 
 
-@pytest.mark.parametrize("text", ["graphs:7", "inference:7", "fuse", "graphs:0", "graphs:-1", "graphs:x", "graphs:", "none:1"])
+@pytest.mark.parametrize(
+    "text", ["graphs:7", "inference:7", "fuse", "graphs:0", "graphs:-1", "graphs:x", "graphs:", "none:1"]
+)
 def test_the_rate_in_the_environment(text):
     mode, _, number = text.partition(":")
     good = mode != "none" and (number.isdigit() or ":" not in text)
