@@ -24,8 +24,10 @@ def untaught():
 
 @pytest.fixture(autouse=True)
 def _plain_settings(plain_settings, _provider, rules):  # noqa: F811
-    """For every test of this folder. The second call is watched, and the third captured: tests make few."""
+    """For every test of this folder. The second call is watched, and the third captured: tests make few. Nothing is
+    replayed that is not asked for, as doubles would be."""
     rules.set(policy, CAPTURE=policy.CAPTURE._replace(skip_first=1))
+    rules.hold(settings.override(optimize="fuse"))
 
 
 @pytest.fixture

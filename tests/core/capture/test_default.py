@@ -30,7 +30,7 @@ class Told(apis.Network):
 
 @pytest.fixture
 def spconv(device):
-    with apis.standin("spconv") as module:
+    with apis.standin("spconv") as module, settings.override(optimize=settings.Settings().optimize):
         yield module
 
 
@@ -46,7 +46,7 @@ def hits():
 
 
 def test_inference_is_replayed_and_a_training_step_is_not(spconv, device):
-    assert settings.get().optimize == settings.Settings().optimize == "inference"
+    assert settings.get().optimize == "inference"
     plain = apis.network(spconv, "spconv", device).eval()
     model = copy.deepcopy(plain)
     run(spconv, model, plain, device, range(10))
@@ -102,8 +102,10 @@ def test_rocm_replays_only_where_it_is_asked_to(monkeypatch):
     monkeypatch.setattr(rocm.torch.version, "hip", "7.2", raising=False)
     with torch.no_grad():
         assert not graph_regions.enabled()
-        with settings.override(capture="always"):
+        with settings.override(optimize="inference", capture="always"):
             assert graph_regions.enabled()
+        with settings.override(optimize="inference"):
+            assert not graph_regions.enabled()
         with settings.override(optimize="graphs"):
             assert graph_regions.enabled(), "which says why nothing is replayed"
 
