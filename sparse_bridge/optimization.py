@@ -4,10 +4,7 @@ which layers know what follows them."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +13,7 @@ from torch import nn
 from . import hooks, settings
 from .adapters import base, protocol
 from .errors import require_type
+from .model_reference import ModelReference
 
 _MARK = "_sparse_bridge_optimized"
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
@@ -56,14 +54,13 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
         raise ValueError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
         raise ValueError("this model's forward is replaced or hooked; optimise it before.")
-    own = functools.partial(type(model).forward, model)
     training = None
     if graphs is False:
         hooks.forbid_replays(model)
     if graphs:
-        training = base.capture("replay_training").TrainingReplayer(model, own, protocol.of)
+        training = base.capture("replay_training").TrainingReplayer(model, protocol.of)
     model.__dict__[_MARK] = True
-    model.__dict__["forward"] = _FirstCalls(model, own, training)
+    model.__dict__["forward"] = _FirstCalls(model, training)
     _models.add(model)
     if example or keywords:
         with torch.no_grad():
@@ -98,15 +95,15 @@ def replays() -> list[tuple[str, int, int, str | None]]:
     return rows
 
 
-@dataclasses.dataclass(eq=False)
-class _FirstCalls:
+class _FirstCalls(ModelReference):
     """The model's forward until its first inference call."""
 
-    model: nn.Module
-    forward: Callable[..., Any]
-    training: Any  # takes calls with gradients where models are replayed from graphs; or None
-    trained: bool = False  # whether a call of a training has been seen
     in_place_of = None
+
+    def __init__(self, model: nn.Module, training: Any) -> None:
+        """training: takes calls with gradients where models are replayed from graphs; or None."""
+        super().__init__(model)
+        self.training, self.trained = training, False  # trained: whether a call of a training has been seen
 
     def _groups(self) -> contextlib.AbstractContextManager[None]:
         """Around a first call: tunes the layers that share maps, where tuning is asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -111,7 +112,7 @@ class CaptureContext(NamedTuple):
     tensors: Tensors
     box: Box
     reads: set[Any]
-    model: nn.Module
+    model: weakref.ref[nn.Module]
     dropped: Callable[[str], None]
 
 
@@ -134,7 +135,7 @@ class Captured:
         self.forward, self.context, self.features = forward, context, features
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
         version = features._version
-        with preserved_statistics(context.model), contextlib.ExitStack() as stack:
+        with preserved_statistics(context.model()), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
             def start() -> Any:
@@ -267,7 +268,7 @@ class Captured:
         outputs: list[Any] = []
         features = self.tensors.features_of(call.x)
         assert features is not None
-        with torch.no_grad(), preserved_statistics(self.context.model), torch.random.fork_rng():
+        with torch.no_grad(), preserved_statistics(self.context.model()), torch.random.fork_rng():
             start = functools.partial(
                 self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
@@ -277,10 +278,10 @@ class Captured:
 
 
 @contextlib.contextmanager
-def preserved_statistics(model: nn.Module) -> Iterator[None]:
-    """Buffers have the same values afterwards."""
+def preserved_statistics(model: nn.Module | None) -> Iterator[None]:
+    """Buffers of a model have the same values afterwards. None: it is gone."""
     # Not the buffers themselves: their versions are of interest to backward passes still to come.
-    buffers = [buffer.data for buffer in model.buffers()]
+    buffers = [] if model is None else [buffer.data for buffer in model.buffers()]
     values = [buffer.clone() for buffer in buffers]
     try:
         yield

@@ -43,7 +43,7 @@ def trial() -> Iterator[None]:
         _local.in_trial = False
 
 
-class _Captures:
+class Captures:
     """The captures that are under way, of all threads; the garbage collector is off meanwhile.
 
     expandable: they take expandable segments.
@@ -55,6 +55,7 @@ class _Captures:
         self._alive: list[Any] = []
 
     def begin(self) -> None:
+        """A capture begins."""
         with self._lock:
             if not self._number:
                 self._was_on, self._expanding = gc.isenabled(), self.expandable
@@ -64,6 +65,7 @@ class _Captures:
             self._number += 1
 
     def end(self) -> None:
+        """One has ended, or failed."""
         released: list[Any] = []
         with self._lock:
             self._number -= 1
@@ -87,7 +89,7 @@ class _Captures:
                 torch.cuda.empty_cache()
 
 
-_captures = _Captures()
+_captures = Captures()
 empty_cache = _captures.empty_cache
 
 

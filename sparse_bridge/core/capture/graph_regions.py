@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from ... import hooks, memory, policy, settings, state
+from ...model_reference import ModelReference
 from ...refusals import Refusal, Why
 from ..device import rocm
 from ..device.device_support import kernel_target
@@ -199,14 +200,14 @@ def _entered(call_frame: _CallFrame | None) -> Iterator[None]:
         _local.call_frame = outer
 
 
-class _Forward:
+class _Forward(ModelReference):
     """Stands for the forward of a module, until it is uninstalled."""
 
     in_place_of = None
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.own = model, functools.partial(type(model).forward, model)
-        self.__wrapped__ = self.own
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.forward
 
     def install(self) -> None:
         """Be the forward of the module from now on."""
@@ -233,7 +234,7 @@ class GraphRegion(_Forward):
         """resume_point: the module inside that first takes the sparse tensor that `model` makes."""
         super().__init__(model)
         self.tensors_of = tensors_of
-        self.replayer = Replayer(TrainingReplayer(model, self.own, tensors_of, asked=False), asked=False)
+        self.replayer = Replayer(TrainingReplayer(model, tensors_of, asked=False), asked=False)
         self.resume_point = None if resume_point is None else _ResumePoint(resume_point)
         if self.resume_point is not None:
             self.resume_point.install()
@@ -241,11 +242,11 @@ class GraphRegion(_Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():  # first: nobody can trace the rest
-            return self.own(*args, **kwargs)
+            return self.run_layers(*args, **kwargs)
         call_frame: _CallFrame | None = getattr(_local, "call_frame", None)
         inside = call_frame is not None and call_frame.proxies is not None  # of a trial
         if inside or not enabled() or in_trial() or padded.current() is not None:
-            return self.own(*args, **kwargs)
+            return self.run_layers(*args, **kwargs)
         if self.resume_point is None:
             out = self.replayer(*args, **kwargs)
         else:
@@ -257,7 +258,7 @@ class GraphRegion(_Forward):
         call_frame = _CallFrame(self, args, kwargs)
         try:
             with _entered(call_frame), call_frame.watches:
-                out = self.own(*args, **kwargs)
+                out = self.run_layers(*args, **kwargs)
         except _ShortCircuit as short:
             if short.call_frame is not call_frame:
                 raise
@@ -326,13 +327,13 @@ class _ResumePoint(_Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():
-            return self.own(*args, **kwargs)
+            return self.run_layers(*args, **kwargs)
         call_frame: _CallFrame | None = getattr(_local, "call_frame", None)
         if call_frame is None or call_frame.entered or call_frame.region.resume_point is not self:
-            return self.own(*args, **kwargs)
+            return self.run_layers(*args, **kwargs)
         call_frame.entered = True
         if call_frame.proxies is None:
             call_frame.region.enter(call_frame, args, kwargs)
-            return self.own(*args, **kwargs)
+            return self.run_layers(*args, **kwargs)
         put, named = call_frame.proxies.resumed_arguments(args, kwargs)
-        return self.own(*put, **named)
+        return self.run_layers(*put, **named)

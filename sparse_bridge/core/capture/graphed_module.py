@@ -13,6 +13,7 @@ import abc
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,7 +77,8 @@ class GraphedModule(ModelGraphs):
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
         if self.given_up() is not None and not self.graphs:
             return False
-        self.modules = self.modules or list(self.model.modules())
+        if self.inner is None:
+            self.inner = list(self.model.modules())[1:]
         if in_trial() or not (hooks.may_be_replayed(self.model) and self.allowed()):
             return False
         onlooker = observer()
@@ -279,7 +281,7 @@ class GraphedModule(ModelGraphs):
 
     def capture_context(self, key: GraphKey, box: Box) -> CaptureContext:
         """Of a captured model."""
-        return CaptureContext(key.tensors, box, self.reads, self.model, self.drop)
+        return CaptureContext(key.tensors, box, self.reads, weakref.ref(self.model), self.drop)
 
 
 def _comparison_due(graph: Any) -> bool:

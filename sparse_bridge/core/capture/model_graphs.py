@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ... import hooks, log, policy, settings, state
+from ...model_reference import ModelReference
 from ...refusals import Refusal, Verdict, Why
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
@@ -34,7 +35,7 @@ from .graph_key import GraphKey, addresses
 _Category = tuple[torch.device, int, Hashable]  # of inputs: device, columns, and the name they are announced under
 
 
-class ModelGraphs(abc.ABC):
+class ModelGraphs(ModelReference, abc.ABC):
     """The graphs of a model by kinds of calls, the memory that they share, and what stands in the way of more: it is
     remembered for `report()`, and said once in the log.
 
@@ -48,20 +49,15 @@ class ModelGraphs(abc.ABC):
     declined: str | None
     _carried: tuple[str, ...] = ()  # attributes that copies have, too
 
-    def __init__(
-        self,
-        model: nn.Module,
-        forward: Callable[..., Any],
-        tensors_of: Callable[[Any], Tensors | None],
-        asked: bool = True,
-    ) -> None:
-        """forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.  asked:
-        the program wants this model replayed."""
-        self.model, self.forward, self.tensors_of, self.asked = model, forward, tensors_of, asked
+    def __init__(self, model: nn.Module, tensors_of: Callable[[Any], Tensors | None], asked: bool = True) -> None:
+        """tensors_of: the framework of a sparse tensor, None for other objects.  asked: the program wants this
+        model replayed."""
+        super().__init__(model, self._gone)
+        self.tensors_of, self.asked = tensors_of, asked
         self._forget()
 
     def _forget(self) -> None:
-        self.modules: list[nn.Module] = []  # of the model, once it is called
+        self.inner: list[nn.Module] | None = None  # all modules of the model but itself, once it is called
         self.kinds: dict[GraphKey, CallKind] = {}
         self.latest: CallKind | None = None  # of the call that a graph served last
         self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
@@ -77,12 +73,18 @@ class ModelGraphs(abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model begin anew."""
-        names = {"model", "forward", "tensors_of", "asked", *self._carried}
-        return {name: value for name, value in self.__dict__.items() if name in names}
+        names = {"tensors_of", "asked", *self._carried}
+        return {"model": self.model, **{name: value for name, value in self.__dict__.items() if name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
+        super().__init__(state["model"], self._gone)
         self._forget()
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Of the model, itself first; [] until it is called."""
+        return [] if self.inner is None else [self.model, *self.inner]
 
     @property
     def graphs(self) -> list[Any]:
@@ -140,6 +142,13 @@ class ModelGraphs(abc.ABC):
         self.attempts.give_up()
         self.forget_graphs()
         self.refuse(reason, level)
+
+    def _gone(self) -> None:
+        """The program has dropped the model: so are graphs, and the dictionaries of modules that guards look into."""
+        for kind in self.kinds.values():
+            kind.forget_trial()
+            kind.guards = None
+        self.forget_graphs()
 
     def forget_graphs(self) -> None:
         """Begin anew with kinds of calls."""

@@ -96,7 +96,7 @@ class Replayer(GraphedModule):
     _carried = ("training",)
 
     def __init__(self, training: GraphedModule, asked: bool = True) -> None:
-        super().__init__(training.model, training.forward, training.tensors_of, asked)
+        super().__init__(training.model, training.tensors_of, asked)
         self.training = training
 
     def summary(self) -> Summary:
@@ -166,7 +166,7 @@ class Replayer(GraphedModule):
             context, n_reads = self.capture_context(key, root.box), len(self.reads)
 
             def work(contexts: Sequence[Any]) -> Captured:
-                return Captured(self.forward, call, padded_input, features, context, contexts)
+                return Captured(self.run_layers, call, padded_input, features, context, contexts)
 
             weights = [*self.model.parameters(), *self.model.buffers()]
             if kind.trial is None:

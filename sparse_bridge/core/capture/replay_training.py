@@ -164,7 +164,7 @@ class _Graph:
     """A captured training step, but for the loss and the optimizer."""
 
     def __init__(self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any) -> None:
-        self.maps, self.padded_input, self.model = maps, maps.padded_input, copy.model
+        self.maps, self.padded_input = maps, maps.padded_input
         self.tensors = copy.context.tensors
         self.features, self.gradient_mask = copy.padded_features(self.padded_input), copy.gradient_mask
         work = functools.partial(copy.over, self.padded_input, self.features)
@@ -180,7 +180,7 @@ class _Graph:
     ) -> Any:
         """The model's output for a call whose forward pass is replayed already, with the leaves `computed`."""
         # As `parameters()` has them, in a tenth of the time.
-        parameters = itertools.chain.from_iterable([m._parameters.values() for m in run.owner.modules])
+        parameters = itertools.chain.from_iterable([m._parameters.values() for m in run.modules])
         trained = [p for p in dict.fromkeys(parameters) if p is not None and p.requires_grad]
         leaves = _Replay.apply(run, computed, features, *trained)
         return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
@@ -202,12 +202,13 @@ class _Graph:
 class _Run:
     """One training step.
 
-    What its backward pass reads lies in memory that all graphs of the model share. Once that was
-    written to, by a backward pass or by another step, the forward pass is replayed again.
+    The model stays until the step is over. What its backward pass reads lies in memory that all graphs of the
+    model share. Once that was written to, by a backward pass or by another step, the forward pass is replayed again.
     """
 
     def __init__(self, owner: TrainingReplayer, graph: _Graph, root: Root, rows: dict[int, int]) -> None:
         self.owner, self.graph, self.root, self.rows = owner, graph, root, rows
+        self.modules = owner.modules
         self.open = True  # until the first backward pass
         self.token = object()  # what the owner knows it by, without keeping it
 
@@ -225,7 +226,7 @@ class _Run:
         """Have the memory hold what the backward pass of this step reads."""
         self.owner.speculation.discard()
         self.graph.maps.start(self.root.coords, self.root.bounds)
-        with torch.no_grad(), preserved_statistics(self.owner.model):
+        with torch.no_grad(), preserved_statistics(self.modules[0]):
             self.forward(features)
 
     def backward(self, features: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -272,7 +273,7 @@ class _Replay(torch.autograd.Function):
         ctx: Any, run: _Run, leaves: tuple[torch.Tensor, ...], features: torch.Tensor, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """leaves: what the forward pass has computed."""
-        ctx.run, ctx.versions = run, _versions(run.owner.modules)
+        ctx.run, ctx.versions = run, _versions(run.modules)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(features)  # torch then says what it says of a graph that is gone
         return leaves
@@ -281,7 +282,7 @@ class _Replay(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         (features,) = ctx.saved_tensors
-        if ctx.versions != _versions(ctx.run.owner.modules):
+        if ctx.versions != _versions(ctx.run.modules):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 "a parameter of the model, between its forward and its backward pass."

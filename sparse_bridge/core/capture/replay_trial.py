@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ... import hooks
+from ...model_reference import ModelReference
 from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
 from ..maps import rows
@@ -38,7 +39,7 @@ _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
 Reference = tuple[torch.Tensor, list[torch.Tensor], Callable[[list[Any]], None]]
 
 
-class PaddedModel:
+class PaddedModel(ModelReference):
     """The model over parameters that share memory with its own, but have no history.
 
     What autograd knows of the parameters themselves belongs to other streams.
@@ -47,7 +48,8 @@ class PaddedModel:
     def __init__(self, model: nn.Module, call: Call, coords: torch.Tensor, context: CaptureContext) -> None:
         """model: called by itself.  call: of the kind that will come; coords: of its sparse tensor,
         as the core has them."""
-        self.model, self.call, self.context = model, call, context
+        super().__init__(model)
+        self.call, self.context = call, context
         self.root = CoordinateMap(coords, context.box)
         features = context.tensors.features_of(call.x)
         assert features is not None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 _NAMES = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
-_set: Any = next((getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)), None)
+set_allocator: Any = next((getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)), None)
 _TEXT = "expandable_segments:"
 _LEFT = ("", f"{_TEXT}False")  # what the allocator was told, if only here
 # Of cuDeviceGetAttribute: virtual memory, and handles to it as torch asks for them.
@@ -23,7 +23,7 @@ _ATTRIBUTES = (102, 103)
 
 
 @functools.cache
-def _has_virtual_memory(device: int) -> bool:
+def has_virtual_memory(device: int) -> bool:
     """Whether the driver has virtual memory for a device, as those of some virtual machines have not."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -40,7 +40,12 @@ def _has_virtual_memory(device: int) -> bool:
 
 def possible(device: int) -> bool:
     """Whether captures may take them: nobody has told torch's allocator anything, in the environment or since."""
-    if _set is None or torch.version.hip is not None or sys.platform != "linux" or not _has_virtual_memory(device):
+    if (
+        set_allocator is None
+        or torch.version.hip is not None
+        or sys.platform != "linux"
+        or not has_virtual_memory(device)
+    ):
         return False
     with contextlib.suppress(Exception):  # private to torch; without it segments are ordinary ones
         said = torch.cuda.memory._snapshot()["allocator_settings"]
@@ -51,4 +56,4 @@ def possible(device: int) -> bool:
 
 def turn(on: bool) -> None:
     """Take memory in expandable segments, or no longer. For callers to whom it is `possible`."""
-    _set(f"{_TEXT}{on}")
+    set_allocator(f"{_TEXT}{on}")

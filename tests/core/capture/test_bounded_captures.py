@@ -24,13 +24,13 @@ from .test_replay_apis import optimized, replayer_of
 def test_ever_new_kinds_are_not_looked_at_any_more(fake_gpu):
     graphs_on_the_cpu(fake_gpu)
     model = nn.Linear(2, 2)
-    trainer = TrainingReplayer(model, model.forward, lambda _: None)
+    trainer = TrainingReplayer(model, lambda _: None)
     assert trainer.may_replay()
     for number in range(policy.CALL_KINDS):
         trainer.kinds[number] = CallKind()
     assert "ever new kinds" in trainer.given_up()
-    trainer.modules = None  # nor are its modules
-    assert not trainer.may_replay() and trainer.modules is None
+    trainer.inner = None  # nor are its modules
+    assert not trainer.may_replay() and trainer.inner is None
 
 
 class Reads(nn.Module):

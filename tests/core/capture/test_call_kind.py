@@ -48,7 +48,8 @@ class Graphs(GraphedModule):
     """
 
     def __init__(self):
-        super().__init__(Program(), lambda rows: rows, lambda _: None)
+        self.program = Program()  # which nobody else keeps
+        super().__init__(self.program, lambda _: None)
         self.events, self.right, self.last_recording = [], True, "recording"
 
     def allowed(self):

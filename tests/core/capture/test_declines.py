@@ -91,7 +91,9 @@ class Model(nn.Module):
 
 def replayer():
     model = Model().eval()
-    return replay.Replayer(TrainingReplayer(model, model.forward, protocol.of))
+    found = replay.Replayer(TrainingReplayer(model, protocol.of))
+    found.kept = model  # which nobody else keeps
+    return found
 
 
 @pytest.mark.parametrize("capturable", [False, True])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
 
+import sparse_bridge
 from sparse_bridge import hooks, log, settings
+from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_capture, graph_regions
 from sparse_bridge.core.device import expandable_segments, rocm
 
@@ -97,6 +101,63 @@ def test_a_difference_is_a_warning_for_all(spconv, device, rules, caplog, mode):
     assert record.levelno == logging.WARNING and not hooks.replaced(model)
 
 
+class Stepwise(torch.nn.Module):
+    """A program that makes its sparse tensor itself."""
+
+    def __init__(self, network, make):
+        super().__init__()
+        self.stem, self.body, self.make = network.stem, network, make
+
+    def forward(self, values, coords):
+        x = self.stem(self.make(coords, values))
+        y = self.body.deep(self.body.down(x))
+        return {"out": self.body.head(self.body.cat(self.body.up(y), x)), "deep": y}
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", ["takes", "makes", "asked"])
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_who_drops_a_model_has_its_memory_back_at_once(device, rules, name, kind, trains):
+    """As without: nobody waits for the garbage collector."""
+    rules.hold(graphs_of(512, compared=True, watched=True))
+    with apis.standin(name) as module, settings.override(optimize="graphs"):
+        model = apis.network(module, name, device)
+        if kind == "makes":
+            model = Stepwise(model, lambda coords, values: apis.tensor(module, name, coords, values))
+        model.to(device).train(trains)
+        if kind == "asked":
+            sparse_bridge.optimize(model, graphs=True)
+        for seed in range(6):
+            x = apis.scene(module, name, seed, device, 0.3 + 0.002 * seed)
+            framework = protocol.of(x)
+            given = (framework.features_of(x), framework.coordinates_of(x)) if kind == "makes" else (x,)
+            with torch.set_grad_enabled(trains):
+                found = apis.values_of(model(*given))
+            if trains and seed < 5:
+                apis.loss_of(found).backward()
+        modes = [one for _, region in graph_regions.tried() for one in (region, region.training)]
+        forward = model.__dict__.get("forward")
+        modes += [forward, getattr(forward, "training", None)] if kind == "asked" else []
+        graphs = [weakref.ref(graph) for one in modes if one is not None for graph in getattr(one, "graphs", ())]
+        gone = weakref.ref(model)
+        assert graphs and all(one() is not None for one in graphs)
+        del x, framework, given, modes, forward
+        gc.collect()
+        gc.disable()
+        try:
+            del model
+            if trains:
+                assert gone() is not None, "the last step keeps it"
+                apis.loss_of(found).backward()
+            del found
+            assert gone() is None
+            if device != "cpu" or not trains:  # an imitated backward pass keeps its graph
+                assert not any(one() for one in graphs)
+            assert graph_regions.summary() == []
+        finally:
+            gc.enable()
+
+
 def test_rocm_replays_only_where_it_is_asked_to(monkeypatch):
     """The default must not even look for what could be replayed there: that would log."""
     monkeypatch.setattr(rocm.torch.version, "hip", "7.2", raising=False)
@@ -116,8 +177,8 @@ class TestExpandableSegments:
         """What torch's allocator was told, and what a device has."""
         told, said = [], {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False}
         monkeypatch.setattr(torch.version, "hip", None)
-        monkeypatch.setattr(expandable_segments, "_set", told.append)
-        monkeypatch.setattr(expandable_segments, "_has_virtual_memory", lambda device: device == 0)
+        monkeypatch.setattr(expandable_segments, "set_allocator", told.append)
+        monkeypatch.setattr(expandable_segments, "has_virtual_memory", lambda device: device == 0)
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"allocator_settings": said})
         return told, said
 
@@ -134,14 +195,14 @@ class TestExpandableSegments:
         monkeypatch.setattr(torch.version, "hip", "7.2")
         assert not expandable_segments.possible(0)
         monkeypatch.undo()
-        expandable_segments._has_virtual_memory.cache_clear()
+        expandable_segments.has_virtual_memory.cache_clear()
         monkeypatch.setattr(expandable_segments.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
-        assert not expandable_segments._has_virtual_memory(0)
-        expandable_segments._has_virtual_memory.cache_clear()
+        assert not expandable_segments.has_virtual_memory(0)
+        expandable_segments.has_virtual_memory.cache_clear()
 
     def test_they_are_on_during_captures_alone(self, allocator):
         told, _ = allocator
-        captures = graph_capture._Captures()
+        captures = graph_capture.Captures()
         captures.begin()
         captures.end()
         assert told == []
@@ -159,9 +220,9 @@ class TestExpandableSegments:
 def test_a_graph_takes_one_range_of_addresses():
     """Where the allocator is as it comes, what a capture takes is expandable, and ordinary again afterwards."""
     device = torch.device("cuda", torch.cuda.current_device())
-    memory = graph_capture.GraphMemory(device)
-    if not graph_capture._captures.expandable:
+    if not expandable_segments.possible(device.index):
         pytest.skip("this allocator, or driver, has none")
+    memory = graph_capture.GraphMemory(device)
     x = torch.zeros(1 << 20, device=device)
 
     def work():

@@ -32,7 +32,8 @@ def capture(fake_gpu, monkeypatch):
     monkeypatch.setattr(TrainingReplayer, "record_graph", broken)
     monkeypatch.setattr(TrainingReplayer, "recording", lambda *_: "recording")
     model = nn.Linear(2, 2)
-    replayer = TrainingReplayer(model, model.forward, lambda _: None)
+    replayer = TrainingReplayer(model, lambda _: None)
+    replayer.kept = model  # which nobody else keeps
     kind, key = CallKind(), SimpleNamespace(device=torch.device("cpu"))
     kind.guards = SimpleNamespace(hold=lambda: True)
     root = Root(torch.zeros(9, 4, dtype=torch.int32), None)

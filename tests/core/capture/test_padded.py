@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -319,4 +320,6 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         expected = pytest.raises(Refusal, match=words)
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
-        PaddedModel(model, call, coords, CaptureContext(PROTOCOL, BOX, set(), model, str)).verify(scene, rows)
+        PaddedModel(model, call, coords, CaptureContext(PROTOCOL, BOX, set(), weakref.ref(model), str)).verify(
+            scene, rows
+        )

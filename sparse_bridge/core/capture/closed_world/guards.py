@@ -163,6 +163,11 @@ def classes_of(box: Any) -> tuple[Any, ...]:
     return tuple(map(type, box))
 
 
+def class_behind(box: Any) -> tuple[Any, ...]:
+    """The class of what a weak reference refers to."""
+    return (type(box()),)
+
+
 def class_of(box: Any) -> tuple[Any, ...]:
     """The class of an object."""
     return (box.__class__,)

@@ -7,6 +7,7 @@ import enum
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -57,12 +58,13 @@ class State:
 
     def classes_and_hooks(self, model: nn.Module) -> None:
         """Guard that modules are of the classes that they are, and have the hooks that they have."""
-        modules = list(model.modules())
-        self.entry(guards.classes_of, modules, lambda _: f"the class of a module of {type(model).__name__}", layer=True)
+        label = f"the class of a module of {type(model).__name__}"
+        self.entry(guards.classes_of, list(model.modules())[1:], lambda _: label, layer=True)
+        self.entry(guards.class_behind, weakref.ref(model), lambda _: label, layer=True)  # guards do not keep it
         names = [(module, name) for module in model.modules() for name in _HOOKS]
         boxes = [module.__dict__[name] for module, name in names]
-        label = f"the hooks of {type(model).__name__} and its modules"
-        self.entry(guards.values_in_all, boxes, lambda _: label, layer=True)
+        hooks = f"the hooks of {type(model).__name__} and its modules"
+        self.entry(guards.values_in_all, boxes, lambda _: hooks, layer=True)
 
     def guards(self) -> Guards:
         """All of it."""
