@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparse_bridge
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
-from sparse_bridge.core.prefetch import batched_builder, prefetch, traces
+from sparse_bridge.core.prefetch import batched_builder, prefetch
 from sparse_bridge.core.prefetch.batched_builder import BatchedBuilder
 from sparse_bridge.core.prefetch.recording import boxes_of, levels_with_unknown_bounds
 from sparse_bridge.kernels.maps import (  # noqa: F401
@@ -153,9 +153,8 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
         gpu.replaces(TileList, table=lambda tiles: _table(tiles.n_offsets, tiles.n_rows))
         # Maps and products have different numbers for the current GPU here.
         gpu.has(raw=mock.ANY, answers={batched_builder: HOPPER, coordinate_map: None})
-        gpu.replaces(targets, device_index=lambda device: -1, is_current=lambda device: True)
+        gpu.replaces(targets, device_index=lambda device: -1)
         gpu.replaces(BatchedBuilder, sizes=sizes)
-        gpu.replaces(traces, _distinct=lambda flags, n_rows: True)
         gpu.replaces(prefetch, _target=lambda cmap: HOPPER)
         yield
 
