@@ -238,15 +238,16 @@ class CoordinateMap:
         return table
 
     def _insert(self, target: Target, layout: KeyLayout) -> HashTable:
-        coords, ones = self._coords, (1,) * (self._coords.shape[1] - 1)
-        geometry = _origin(len(ones)).geometry(self.device, ones, ones, 1)
-        table = hash_table.HashTable.allocate(capacity_for(self.n_rows), layout.key64, self.device)
-        slots = coords.new_empty(self.n_rows)
+        coords, device = self._coords, self._coords.device
+        n_rows, ones = coords.shape[0], (1,) * (coords.shape[1] - 1)
+        geometry = _origin(len(ones)).geometry(device, ones, ones, 1)
+        table = hash_table.HashTable.allocate(capacity_for(n_rows), layout.key64, device)
+        slots = coords.new_empty(n_rows)
         reach = coord_key.Reach(coords, geometry, layout.bounds, False, None, self.rows.device)
         hash_table.hash_insert(table, reach, slots, target)
         if not self._checked:
             self._slots = slots
-            if self.n_rows >= _FETCH_ROWS:
+            if n_rows >= _FETCH_ROWS:
                 table.fetch()
         return table
 

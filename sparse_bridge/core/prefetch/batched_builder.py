@@ -71,7 +71,7 @@ class BatchedBuilder:
         self.lay_levels_out()
         counters, root = self.expanded(capacities)
         read = Fetched.now([counters, root.flags, *self.extra_readbacks()])
-        rows = self.sizes(capacities, read, self.counter_lengths())
+        rows = self.sizes(capacities, read)
         if rows is None:
             return None
         self.cut(rows)
@@ -218,9 +218,8 @@ class BatchedBuilder:
         tiled = self.memory.tiled
         return [s for s, table in enumerate(sides) if table is not None and tiled(index, s)]
 
-    def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
-        """Rows of every level, from what the host has read, of the new tables so many counters;
-        None where this input is not like the last."""
+    def sizes(self, capacities: dict[int, int], read: list[list[int]]) -> dict[int, int] | None:
+        """Rows of every level, from what the host has read; None where this input is not like the last."""
         counters, root, *bounds = read
         cmap = self.cmap
         if not cmap.checked:
@@ -228,7 +227,7 @@ class BatchedBuilder:
         if not cmap.unique or cmap.alive is not None:
             return None
         levels = {index + 1: capacity for index, capacity in capacities.items()}
-        rows = level_rows(counters, lengths, levels)
+        rows = level_rows(counters, self.counter_lengths(), levels)
         if rows is not None:
             self.learn(bounds, rows)
         return None if rows is None else {0: cmap.n_rows, **rows}

@@ -71,7 +71,7 @@ class UnboundedBuilder(BatchedBuilder):
     def extra_readbacks(self) -> list[torch.Tensor]:
         return [*super().extra_readbacks(), self.data_bounds.bounds.flatten()]
 
-    def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
+    def sizes(self, capacities: dict[int, int], read: list[list[int]]) -> dict[int, int] | None:
         *read, bounds = read
         boxes = boxes_of(self.data_bounds.learn(bounds), self.steps)
         self.key64 |= {level for level, box in boxes.items() if box.key64}
@@ -79,7 +79,7 @@ class UnboundedBuilder(BatchedBuilder):
         if self.outgrown:
             self.cmap.drop_table()
             return None
-        return super().sizes(capacities, read, lengths)
+        return super().sizes(capacities, read)
 
 
 class PreparedMaps(Protocol):

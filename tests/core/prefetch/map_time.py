@@ -125,15 +125,15 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
     """Launches of maps do nothing but to be told of, and what the host reads says `rows`, or what
     the last scene had."""
 
-    def sizes(self: Any, capacities: Any, read: Any, lengths: Any, own: Any = BatchedBuilder.sizes) -> Any:
+    def sizes(self: Any, capacities: Any, read: Any, own: Any = BatchedBuilder.sizes) -> Any:
         counters: list[int] = []
-        for place, length in zip(capacities, lengths, strict=True):
+        for place, length in zip(capacities, self.counter_lengths(), strict=True):
             found = self.last.rows[place] if rows is None else rows(self, place, capacities[place])
             counters += [-1, -1, -1, found - 1, *[-1] * (length - 4)]
         n, boxes = self.cmap.n_rows, boxes_of(self.cmap.box, self.steps)
         loose = [boxes[level] for level in levels_with_unknown_bounds(self.steps)]
         ends = [[*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose]
-        return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends], lengths)
+        return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends])
 
     class Told(Compiled):
         """Launches of a kernel, told of with its key."""
