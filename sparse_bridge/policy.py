@@ -84,9 +84,6 @@ FIRST_REQUESTS = 256  # that are told apart: a few for each network of a process
 BOXES = 64  # of inputs, by which a capture finds what was asked there
 PREFETCH = Schedule(longest_wait=1 << 10)  # inputs that are never alike cost one attempt in a thousand
 
-# Traces of maps' launches. One costs as much as the maps of several scenes.
-TRACE = Schedule(skip_first=1, always_until=11)  # one scene says nothing of another; each helps less than the last
-
 # Graphs of models. A capture runs the model several times, and a graph holds memory.
 LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a graph
 CAPTURE = Schedule(skip_first=6, longest_wait=1 << 10)  # calls of a kind: one is watched, the next captured

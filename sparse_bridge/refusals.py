@@ -2,8 +2,8 @@
 
 Each reason is a member of `Why`. Its name is the code that the log, `report()` and
 docs/reasons.md show: searching the sources for it finds the place that gives it. The part
-before the first underscore says which way declined: GRAPH (models that graphs replay), TRACE and
-PREFETCH (maps), HELPER (the helper in C), FLOW (a dataflow of kernels).
+before the first underscore says which way declined: GRAPH (models that graphs replay), PREFETCH
+(maps), HELPER (the helper in C), FLOW (a dataflow of kernels).
 
 What declines often in a steady program, as functions of the helper in C do, returns a value
 (NotImplemented, None) and makes no exception.
@@ -202,14 +202,6 @@ class Why(enum.Enum):
         "ROCm gives wrong data in replayed graphs now and then",
         "`SPARSE_BRIDGE_CAPTURE=always` replays them all the same",
     )
-
-    # Launches of maps are not repeated from a trace.
-    TRACE_NO_HELPER = "there is no compiled helper", "`report()` has the reason, with a code of HELPER"
-    TRACE_NOT_COMPILED = "{} is not compiled yet"
-    TRACE_OPERATION = "{} in a trace"
-    TRACE_SLICE = "a slice that does not begin at the start"
-    TRACE_UNKNOWN = "{} is read before it is known"
-    TRACE_VALUE = "{} in a step"
 
     # Maps are not queued together.
     PREFETCH_LAYER = "a layer that the last inputs came to would raise: {}"

@@ -19,7 +19,7 @@ import hypothesis
 import pytest
 
 from sparse_bridge import settings, workers
-from sparse_bridge.refusals import Refusal, Why
+from sparse_bridge.refusals import Why
 
 workers.wait_passively()  # tests run beside one another
 # A run in the background of a script has none of Ctrl-C, and neither would the programs it starts.
@@ -269,25 +269,19 @@ with torch.device("cpu"):
 
 @pytest.fixture
 def errors_survived():
-    """What a capture or a trace of maps raises is passed over, as it is for users."""
+    """What a capture raises is passed over, as it is for users."""
 
 
 @pytest.fixture(autouse=True)
 def own_errors_raise(request, monkeypatch):
-    """What a capture or a trace of maps raises ends the test. For users the model runs without it: a
-    test would pass over eager calls."""
+    """What a capture raises ends the test. For users the model runs without it: a test would pass over
+    eager calls."""
     if "errors_survived" in request.fixturenames:
         return
-    checked = {
-        ("capture.graphed_module", "GraphedModule", "failed"): _unless_an_error,
-        ("prefetch.traces", "Traces", "_give_up"): _unless_refused,
-    }
-    for (module, cls, name), check in checked.items():
-        folder = f"sparse_bridge.core.{module.partition('.')[0]}"
-        if importlib.util.find_spec(folder) is None:  # the engine goes without
-            continue
-        found = getattr(importlib.import_module(f"sparse_bridge.core.{module}"), cls)
-        monkeypatch.setattr(found, name, check(getattr(found, name)))
+    if importlib.util.find_spec("sparse_bridge.core.capture") is None:  # the engine goes without
+        return
+    found = importlib.import_module("sparse_bridge.core.capture.graphed_module").GraphedModule
+    monkeypatch.setattr(found, "failed", _unless_an_error(found.failed))
 
 
 def _unless_an_error(failed):
@@ -295,15 +289,6 @@ def _unless_an_error(failed):
         if refusal.why is Why.GRAPH_ERROR:
             raise AssertionError(f"a capture failed: {refusal}")
         failed(self, refusal)
-
-    return call
-
-
-def _unless_refused(give_up):
-    def call(self, error):
-        if isinstance(error, Refusal):
-            return give_up(self, error)
-        raise AssertionError(f"tracing maps failed: {error!r}") from error
 
     return call
 

@@ -28,7 +28,6 @@ def due(attempts: Attempts, occasions: int) -> list[int]:
         (Schedule(skip_first=1, always_until=1, max_tries=3), 99, [2, 3, 5]),
         (policy.CAPTURE, 9, [7, 8, 9]),
         (policy.COMPARISONS, 999, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
-        (policy.TRACE, 70, [*range(2, 13), 17, 33, 65]),
     ],
 )
 def test_due_occasions(schedule, occasions, expected):

@@ -17,20 +17,16 @@ from .. import native
 
 @dataclasses.dataclass(frozen=True)
 class MapCount:
-    """Inputs whose maps were queued together (prefetched); those of them that were queued from a
-    trace of earlier ones (traced), or a second time, because their bounds left what was expected
-    (requeued); and those whose maps were dropped and built one by one, because rows were equal,
-    outlying or too many (dropped)."""
+    """Inputs whose maps were queued together (prefetched); those of them that were queued a
+    second time, because their bounds left what was expected (requeued); and those whose maps were
+    dropped and built one by one, because rows were equal, outlying or too many (dropped)."""
 
     prefetched: int = 0
     requeued: int = 0
     dropped: int = 0
-    traced: int = 0
 
     def __str__(self) -> str:
         text = f"maps of {self.prefetched} inputs prefetched"
-        if self.traced:
-            text += f"; of {self.traced} from a trace"
         if self.requeued:
             text += f"; of {self.requeued} queued again, as bounds had grown"
         if self.dropped:

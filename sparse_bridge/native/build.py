@@ -25,7 +25,7 @@ from . import reads
 NAME = "sparse_bridge_native"
 SOURCE = pathlib.Path(__file__).with_name("native.c")
 # The first includes the others.
-PARTS = (SOURCE, *map(SOURCE.with_name, ("map_side.c", "host_program.c", "training.c")))
+PARTS = (SOURCE, *map(SOURCE.with_name, ("map_side.c", "training.c")))
 FLAGS = ("-O2", "-std=c11", "-shared", "-fPIC", "-fno-strict-aliasing")
 _LONGEST = 60.0  # seconds for the compiler, and for another process that compiles
 _PYTHONS = (3, 10), (3, 14)  # whose C API the source was compiled against

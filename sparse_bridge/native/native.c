@@ -1114,7 +1114,6 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   return ended(s, y);
 }
 
-#include "host_program.c"
 #include "training.c"
 
 /* ---- the module ------------------------------------------------------------------------------ */
@@ -1191,13 +1190,12 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
   char steps[] = {STEP_NORM, STEP_SUM, STEP_ACTIVATION};
   for (int i = 0; i < 3; i++) letters[i] = PyUnicode_InternFromString((char[]){steps[i], 0});
   if (!zero || !one || !two || !no_slope || !masked || !unmasked || !letters[2]) return NULL;
-  PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType, &HostProgramType, &HostStateType};
-  for (int i = 0; i < 5; i++)
+  PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType};
+  for (int i = 0; i < 3; i++)
     if (PyType_Ready(types[i]) < 0) return NULL;
   PyObject *module = PyModule_Create(&definition);
   if (!module || PyModule_AddObjectRef(module, "Launcher", (PyObject *)&LauncherType) < 0 ||
-      PyModule_AddObjectRef(module, "Known", (PyObject *)&KnownType) < 0 ||
-      PyModule_AddObjectRef(module, "HostProgram", (PyObject *)&HostProgramType) < 0)
+      PyModule_AddObjectRef(module, "Known", (PyObject *)&KnownType) < 0)
     return NULL;
   return module;
 }

@@ -41,7 +41,7 @@ BLOCKS = """
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
     core.device.stream_order._users
-    core.maps.request._local core.maps.rows._active core.maps.rows._local core.prefetch.traces._local
+    core.maps.request._local core.maps.rows._active core.maps.rows._local
     core.tuning.tuner._tuner
     kernels.runtime.compile_processes._local
     kernels.runtime.precompile._local kernels.runtime.precompile.dry_runs
@@ -71,7 +71,6 @@ NUMBERS = """
 """
 FACTS = """
     adapters.flex_gemm.v2.steps._known export.player.library.library
-    core.prefetch.traces._listeners
     adapters.spconv.keys._generation adapters.spconv.keys._shared core.compile.inductor._version
     core.conv.kernel_products._gather_gemm
     core.conv.kernel_products._narrow_gemm core.ops.batch_norm.passes
@@ -95,7 +94,7 @@ TOUCHED = {
     "whether anybody still listens is to be seen nowhere else": "adapters.call_stats._listeners",
     "without a GPU its graphs, random numbers and flags are imitated": (
         "core.capture.captured_maps._own_random_numbers core.prefetch.prefetch._target "
-        "core.capture.replay_training._Run core.prefetch.traces._distinct core.prefetch.traces._traced "
+        "core.capture.replay_training._Run "
         "core.capture.graph_regions._provide"
     ),
     "what is said once in a process is to be heard": "settings._told",

@@ -114,6 +114,7 @@ def plain() -> Iterator[object]:
         yield net
 
 
+@scene("prefetched")
 def streamed() -> Iterator[object]:
     """Maps on a GPU that is not there."""
     pytest.importorskip("triton")
@@ -122,10 +123,6 @@ def streamed() -> Iterator[object]:
         _, net, made = next(networks)
         map_time.streamed(net, made, 3)
         yield net
-
-
-scene("prefetched and traced")(streamed)
-scene("prefetched")(streamed)
 
 
 def forced(name: str) -> Scene:

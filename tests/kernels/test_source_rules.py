@@ -32,9 +32,6 @@ WITHOUT_TRITON = (
     "sparse_bridge.kernels.runtime.parts",
     "sparse_bridge.kernels.runtime.fetched",
     "sparse_bridge.kernels.runtime.uploads",
-    "sparse_bridge.kernels.runtime.symbolic",
-    "sparse_bridge.kernels.runtime.host_program",
-    "sparse_bridge.kernels.runtime.launch_trace",
     "sparse_bridge.kernels.gemm.product",
     "sparse_bridge.kernels.gemm.narrow",
     "sparse_bridge.kernels.tiles.narrow_tile",
@@ -47,7 +44,7 @@ WITHOUT_TRITON = (
 )
 MOST_LINES = 350
 LONGER = {
-    *("native/native.c", "native/host_program.c"),  # one program of static functions, in parts
+    "native/native.c",  # one program of static functions, in parts
     "export/player/native/sparse_bridge_rt.c",  # one file that programs take
 }
 ADAPTERS = [path for path in FILES if "adapters" in path.relative_to(PACKAGE).parts]

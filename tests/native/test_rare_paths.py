@@ -14,11 +14,9 @@ from sparse_bridge.core.conv.history import histories
 from sparse_bridge.kernels.gemm import wgrad_gemm
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import apis as spconv_apis
-from tests.fake_driver import NOWHERE
 from tests.host_time import pairs
 from tests.native import test_training as training
-from tests.native.recording import Recorder, anew, helper, served, way
-from tests.native.test_host_program import program
+from tests.native.recording import Recorder, anew, served, way
 from tests.native.test_memory import world
 from tests.walk_apis import _KERNELS, pretended_gpu
 
@@ -93,27 +91,6 @@ def test_parts_of_a_plan_that_are_none():
             known(*[None] * (count - len(numbers)), *numbers)
         with pytest.raises(TypeError):
             known(*[None] * count)
-
-
-def test_arguments_of_programs_that_fit_none():
-    run = program(("RETURN", 0), objects=[1])
-    with pytest.raises(TypeError, match="no keywords"):
-        run(None, (), [], more=1)
-    with pytest.raises(TypeError):
-        run(None, (), ())
-    with pytest.raises(TypeError):
-        type(run)("steps")
-    called = []
-    program(("CALL", -1, 0), ("RETURN", 0), objects=[lambda: called.append(1)])(None, (), [])
-    assert called == [1]
-
-
-def test_a_grid_that_is_none_is_refused():
-    launcher = helper().Launcher(NOWHERE, 0, 128, 0, "")
-    for size in (-1, 1 << 32):
-        run = program(("LAUNCH", 0, 0, 1, 1, 2), ("RETURN", 0), numbers=[size, 1, 0], objects=[launcher])
-        with pytest.raises(OverflowError, match="a grid of"):
-            run(None, (), [])
 
 
 class Asked:

@@ -22,7 +22,6 @@ SUITES = {
     "maps": ["test_unordered.py"],
     "training": ["test_training.py"],
     "twins": ["test_twins.py", "test_rare_paths.py"],
-    "programs": ["test_host_program.py", "../core/prefetch/test_launch_trace.py"],
 }
 
 

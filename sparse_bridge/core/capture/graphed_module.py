@@ -10,11 +10,9 @@ that could be replayed runs eagerly as well, and both results are compared.
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,7 +23,6 @@ from ..geometry.boxes import Box
 from ..geometry.data_bounds import Root
 from ..prefetch import prefetch
 from ..prefetch.recording import Recording
-from ..prefetch.traces import untraced
 from .call_kind import CallKind
 from .calls.call import ReplayResult, call_of
 from .calls.input_proxies import Call
@@ -37,12 +34,6 @@ from .graph_capture import GraphMemory, check_room, empty_cache, in_trial, trial
 from .graph_key import GraphKey, key_of, root_of
 from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
-
-
-@contextlib.contextmanager
-def _untraced_in(audit: Audit) -> Iterator[None]:
-    with untraced(), audit:
-        yield
 
 
 class GraphedModule(ModelGraphs):
@@ -128,7 +119,7 @@ class GraphedModule(ModelGraphs):
         for graph in graphs:
             if _comparison_due(graph) or not graph.captured.differing_columns(root) <= kind.verified:
                 self.trimmer.computed()
-                return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root), untraced())
+                return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root))
             output = self.execute(graph, call, root)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
                 continue
@@ -158,12 +149,10 @@ class GraphedModule(ModelGraphs):
         self.trimmer.computed()
         kind.most_rows = max(kind.most_rows, len(root.coords))
         due = kind.attempts.due()
-        if self.given_up() is not None or (kind.attempts.failures and not due):
+        if not due or self.given_up() is not None:
             return ReplayResult(MISSING)
-        if not due:
-            return ReplayResult(MISSING, watch=untraced())
         if kind.holds():
-            return ReplayResult(MISSING, lambda out: self.record(kind, key, call, root, out), untraced())
+            return ReplayResult(MISSING, lambda out: self.record(kind, key, call, root, out))
         audit = Audit(self.model, key.tensors)
 
         def watched(_: Any) -> None:
@@ -172,7 +161,7 @@ class GraphedModule(ModelGraphs):
             except Refusal as error:
                 self.failed(error)
 
-        return ReplayResult(MISSING, watched, _untraced_in(audit))
+        return ReplayResult(MISSING, watched, audit)
 
     def compare(self, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:
         """Replay a call for which the layers have returned `out`, by a graph of its kind. Where both agree bit for bit

@@ -10,12 +10,12 @@ import contextlib
 import ctypes
 import functools
 import sys
-from typing import Any
 
 import torch
 
-_NAMES = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
-set_allocator: Any = next((getattr(torch._C, name) for name in _NAMES if hasattr(torch._C, name)), None)
+from . import rocm
+from .torch_compat import set_allocator
+
 _TEXT = "expandable_segments:"
 _LEFT = ("", f"{_TEXT}False")  # what the allocator was told, if only here
 # Of cuDeviceGetAttribute: virtual memory, and handles to it as torch asks for them.
@@ -40,12 +40,9 @@ def has_virtual_memory(device: int) -> bool:
 
 def possible(device: int) -> bool:
     """Whether captures may take them: nobody has told torch's allocator anything, in the environment or since."""
-    if (
-        set_allocator is None
-        or torch.version.hip is not None
-        or sys.platform != "linux"
-        or not has_virtual_memory(device)
-    ):
+    if set_allocator is None or sys.platform != "linux" or not rocm.has_expandable_segments():
+        return False
+    if not has_virtual_memory(device):
         return False
     with contextlib.suppress(Exception):  # private to torch; without it segments are ordinary ones
         said = torch.cuda.memory._snapshot()["allocator_settings"]
@@ -56,4 +53,5 @@ def possible(device: int) -> bool:
 
 def turn(on: bool) -> None:
     """Take memory in expandable segments, or no longer. For callers to whom it is `possible`."""
+    assert set_allocator is not None
     set_allocator(f"{_TEXT}{on}")

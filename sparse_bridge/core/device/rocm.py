@@ -64,6 +64,11 @@ def say_that_graphs_stay_off() -> None:
     log.once(("rocm-graphs",), f"Graphs are not replayed: {Why.GRAPH_ROCM.says()}; {Why.GRAPH_ROCM.remedy}.")
 
 
+def has_expandable_segments() -> bool:
+    """Whether torch's allocator has them and may be told to use them: not here, see `allocator_warning`."""
+    return torch.version.hip is None
+
+
 def allocator_warning() -> str | None:
     """What to say about expandable segments, which have produced NaN, illegal addresses and hangs
     on ROCm; None where the environment does not ask for them."""

@@ -22,6 +22,12 @@ SAVED_TENSORS_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_defau
 allows_fp16_sums: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)
 # The innermost transform of functions in force, such as vmap; None: there is none.
 transform: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+# What tells the allocator of CUDA memory its settings, as PYTORCH_CUDA_ALLOC_CONF has them; None: nothing does.
+set_allocator: Callable[[str], Any] | None = getattr(
+    torch._C,
+    "_accelerator_setAllocatorSettings",  # torch 2.9
+    getattr(torch._C, "_cuda_cudaCachingAllocator_set_allocator_settings", None),
+)
 BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch itself refuses vmap
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...errors import DataTypeError, DeviceError, KernelError, OverflowLimitError, ShapeError
-from ...kernels.runtime.parts import Operand
 from ...kernels.runtime.target import Target
 from ..device import stream_order
 from ..device.device_support import kernel_target
@@ -30,20 +29,6 @@ _MIN_CAPACITY = 64
 _MAX_CAPACITY = 1 << 30
 MOST_KEYS = _MAX_CAPACITY // 3  # of a hash table
 _FETCH_ROWS = 1 << 17  # below, waiting for all queued work costs less than an event
-
-
-def table_of(
-    coords: torch.Tensor, target: Target, layout: KeyLayout, count: Operand | None
-) -> tuple[HashTable, torch.Tensor]:
-    """(hash table of coordinates int32 [N, 1 + D], the slots of the rows, int32 [N]); count: of the rows in use, see
-    `Reach`."""
-    device, ones = coords.device, (1,) * (coords.shape[1] - 1)
-    geometry = _origin(len(ones)).geometry(device, ones, ones, 1)
-    table = hash_table.HashTable.allocate(capacity_for(coords.shape[0]), layout.key64, device)
-    slots = coords.new_empty(coords.shape[0])
-    reach = coord_key.Reach(coords, geometry, layout.bounds, False, None, count)
-    hash_table.hash_insert(table, reach, slots, target)
-    return table, slots
 
 
 def capacity_for(n_keys: int) -> int:
@@ -253,10 +238,16 @@ class CoordinateMap:
         return table
 
     def _insert(self, target: Target, layout: KeyLayout) -> HashTable:
-        table, slots = table_of(self._coords, target, layout, self.rows.device)
+        coords, device = self._coords, self._coords.device
+        n_rows, ones = coords.shape[0], (1,) * (coords.shape[1] - 1)
+        geometry = _origin(len(ones)).geometry(device, ones, ones, 1)
+        table = hash_table.HashTable.allocate(capacity_for(n_rows), layout.key64, device)
+        slots = coords.new_empty(n_rows)
+        reach = coord_key.Reach(coords, geometry, layout.bounds, False, None, self.rows.device)
+        hash_table.hash_insert(table, reach, slots, target)
         if not self._checked:
             self._slots = slots
-            if self.n_rows >= _FETCH_ROWS:
+            if n_rows >= _FETCH_ROWS:
                 table.fetch()
         return table
 

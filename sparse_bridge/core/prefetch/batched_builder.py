@@ -9,7 +9,7 @@ the counters of all levels, and then queues maps that are as large as they have 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,17 +36,6 @@ _ROOM = 1.25  # memory of a level over the estimate
 Sides = tuple[Any, ...]  # tiles, table or None for side 0 and for side 1 of a step
 
 
-class InputTraces(Protocol):
-    """What repeats the launches of inputs, see `traces.Traces`."""
-
-    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> tuple[BuiltSteps | None] | None:
-        """The maps of an input, queued from a trace, or (None,) where it is not like the last;
-        None where no trace serves it. capacities: rows that there is memory for, by level."""
-
-    def learn(self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> None:
-        """Trace an input that has just been queued step by step, if that pays. rows: by level."""
-
-
 class BatchedBuilder:
     """All maps of an input in one batch."""
 
@@ -59,14 +48,12 @@ class BatchedBuilder:
         slack: float = _ROOM,
         where: LevelLayouts | None = None,
         boxes: dict[int, Box] | None = None,
-        traces: InputTraces | None = None,
     ) -> None:
         """slack: memory of a level over the estimate.  where: layouts of levels that are not those
-        of their boxes.  boxes: where the input's is to be learnt.  traces: of inputs like this one."""
+        of their boxes.  boxes: where the input's is to be learnt."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
         self.slack, self.where, self.unknown_levels = slack, where, levels_with_unknown_bounds(steps)
-        self.memory, self.traces = InputMemory(steps, last, cmap.device), traces
-        self.traced = False  # whether a trace has queued the input
+        self.memory = InputMemory(steps, last, cmap.device)
         self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
         self.device = cmap.device
         self.levels: dict[int, Level] = {}
@@ -82,23 +69,13 @@ class BatchedBuilder:
             return None
         self.memory.sharing = True  # of a capture, the memory would be kept
         self.lay_levels_out()
-        if self.traces is not None and (repeated := self.traces.repeated(self, capacities)):
-            self.traced = repeated[0] is not None
-            return repeated[0]
         counters, root = self.expanded(capacities)
         read = Fetched.now([counters, root.flags, *self.extra_readbacks()])
-        rows = self.sizes(capacities, read, self.counter_lengths())
+        rows = self.sizes(capacities, read)
         if rows is None:
             return None
         self.cut(rows)
-        built = self.assembled(self.queued(), rows, self.coords())
-        if self.traces is not None:
-            self.traces.learn(self, capacities, rows)
-        return built
-
-    def copy_over(self, cmap: Any, target: Target) -> BatchedBuilder:
-        """A builder of the same maps over other coordinates."""
-        return BatchedBuilder(cmap, target, self.steps, self.last, boxes=self.boxes)
+        return self.assembled(self.queued(), rows, self.coords())
 
     def extra_readbacks(self) -> list[torch.Tensor]:
         """What else the host reads: bounds."""
@@ -241,9 +218,8 @@ class BatchedBuilder:
         tiled = self.memory.tiled
         return [s for s, table in enumerate(sides) if table is not None and tiled(index, s)]
 
-    def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
-        """Rows of every level, from what the host has read, of the new tables so many counters;
-        None where this input is not like the last."""
+    def sizes(self, capacities: dict[int, int], read: list[list[int]]) -> dict[int, int] | None:
+        """Rows of every level, from what the host has read; None where this input is not like the last."""
         counters, root, *bounds = read
         cmap = self.cmap
         if not cmap.checked:
@@ -251,7 +227,7 @@ class BatchedBuilder:
         if not cmap.unique or cmap.alive is not None:
             return None
         levels = {index + 1: capacity for index, capacity in capacities.items()}
-        rows = level_rows(counters, lengths, levels)
+        rows = level_rows(counters, self.counter_lengths(), levels)
         if rows is not None:
             self.learn(bounds, rows)
         return None if rows is None else {0: cmap.n_rows, **rows}

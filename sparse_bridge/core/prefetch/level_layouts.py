@@ -66,13 +66,6 @@ class LevelLayouts:
             for index, (level, box) in enumerate(boxes.items())
         }
 
-    @staticmethod
-    def at(records: Any, layouts: dict[int, KeyLayout]) -> LevelLayouts:
-        """Those that are there already. records: what tells their address."""
-        result = object.__new__(LevelLayouts)
-        result.records, result.layouts = records, layouts
-        return result
-
     def serves(self, boxes: dict[int, Box]) -> bool:
         """Whether these are bounds that the launches can take."""
         if boxes.keys() != self.layouts.keys():

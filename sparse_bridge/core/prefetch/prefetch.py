@@ -36,7 +36,6 @@ from ..maps.request import BuiltMap, MapRequest
 from .batched_builder import BatchedBuilder
 from .level_layouts import LevelLayouts
 from .recording import BuiltSteps, Recording, Step, boxes_of
-from .traces import Traces
 
 __all__ = ["Step", "forget", "install", "provide", "recording_of"]
 
@@ -45,7 +44,7 @@ _PREFETCHED = ("submanifold", "strided", "generative", "between")
 # Of the last inputs, by device, number of columns and first request, or kind of announcement.
 _newest: dict[tuple[torch.device, int, Hashable], Recording] = {}
 _by_box: dict[tuple[torch.device, Box], Recording] = {}  # of the last inputs in a box
-_counts = dict.fromkeys(("prefetched", "traced", "requeued", "dropped"), 0)  # inputs
+_counts = dict.fromkeys(("prefetched", "requeued", "dropped"), 0)  # inputs
 _lock = threading.Lock()
 
 
@@ -57,20 +56,14 @@ class UnboundedBuilder(BatchedBuilder):
     """
 
     def __init__(
-        self,
-        cmap: CoordinateMap,
-        target: Target,
-        steps: tuple[Step, ...],
-        last: Recording,
-        key64: set[int],
-        traces: Traces | None = None,
+        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int]
     ) -> None:
         """key64: levels that needed 64-bit keys so far; those of this input are added."""
         assert cmap.data_bounds is not None and last.box is not None
         guess = boxes_of(last.box, steps)
         self.data_bounds, self.key64, self.outgrown = cmap.data_bounds, key64, False
         self.guessed = LevelLayouts(guess, key64, cmap.device)
-        super().__init__(cmap, target, steps, last, where=self.guessed, boxes=guess, traces=traces)
+        super().__init__(cmap, target, steps, last, where=self.guessed, boxes=guess)
 
     def lay_levels_out(self) -> None:
         self.guessed.derive(self.data_bounds.bounds, self.steps, self.target)
@@ -78,7 +71,7 @@ class UnboundedBuilder(BatchedBuilder):
     def extra_readbacks(self) -> list[torch.Tensor]:
         return [*super().extra_readbacks(), self.data_bounds.bounds.flatten()]
 
-    def sizes(self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]) -> dict[int, int] | None:
+    def sizes(self, capacities: dict[int, int], read: list[list[int]]) -> dict[int, int] | None:
         *read, bounds = read
         boxes = boxes_of(self.data_bounds.learn(bounds), self.steps)
         self.key64 |= {level for level, box in boxes.items() if box.key64}
@@ -86,7 +79,7 @@ class UnboundedBuilder(BatchedBuilder):
         if self.outgrown:
             self.cmap.drop_table()
             return None
-        return super().sizes(capacities, read, lengths)
+        return super().sizes(capacities, read)
 
 
 class PreparedMaps(Protocol):
@@ -109,8 +102,8 @@ prepared_maps: Callable[[], PreparedMaps | None] = _no_maps  # of this thread: f
 
 
 def counts() -> dict[str, int]:
-    """Inputs whose maps were prefetched, those of them that were queued from a trace, or twice as
-    their bounds had grown, and those whose maps were dropped."""
+    """Inputs whose maps were prefetched, those of them that were queued twice as their bounds had
+    grown, and those whose maps were dropped."""
     with _lock:
         return dict(_counts)
 
@@ -217,8 +210,7 @@ def _expected_steps(shared: Recording, last: Recording, cmap: CoordinateMap, tar
     if not (_several(steps) or (unbounded and steps)):
         return None
     key64 = last.next_expectation.key64.setdefault(len(steps), set())
-    traces = last.next_expectation.traces.setdefault(len(steps), Traces())
-    built = _built(cmap, target, steps, last, key64, traces)
+    built = _built(cmap, target, steps, last, key64)
     with _lock:
         shared.expected.attempts.learn(built is not None)
         _counts["dropped" if built is None else "prefetched"] += 1
@@ -226,11 +218,11 @@ def _expected_steps(shared: Recording, last: Recording, cmap: CoordinateMap, tar
 
 
 def _built(
-    cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int], traces: Traces
+    cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int]
 ) -> BuiltSteps | None:
     """The maps of an input, queued; None where this input is not like the last."""
     try:
-        return _queued(cmap, target, steps, last, key64, traces)
+        return _queued(cmap, target, steps, last, key64)
     except KernelError:
         raise
     except SparseBridgeError as error:  # of a layer that this input may never reach: it will say so
@@ -242,26 +234,19 @@ def _built(
 
 
 def _queued(
-    cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int], traces: Traces
+    cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Recording, key64: set[int]
 ) -> BuiltSteps | None:
     """The maps of an input, queued; again where its bounds are not those expected."""
-    builder: BatchedBuilder | None = None
     if cmap.unbounded and last.box is not None:
-        builder = unbounded = UnboundedBuilder(cmap, target, steps, last, key64, traces)
+        unbounded = UnboundedBuilder(cmap, target, steps, last, key64)
         built = unbounded.build()
-        if unbounded.outgrown:
-            with _lock:
-                _counts["requeued"] += 1
-            if cmap.kernel_target() is None:
-                return None
-            builder = None
-    if builder is None:
-        builder = BatchedBuilder(cmap, target, steps, last, traces=traces)
-        built = builder.build()
-    if builder.traced:
+        if not unbounded.outgrown:
+            return built
         with _lock:
-            _counts["traced"] += 1
-    return built
+            _counts["requeued"] += 1
+        if cmap.kernel_target() is None:
+            return None
+    return BatchedBuilder(cmap, target, steps, last).build()
 
 
 def recording_of(device: torch.device, box: Box, training: bool = False) -> Recording | None:

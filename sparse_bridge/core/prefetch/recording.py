@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ... import policy
 from ...kernels.runtime import target as targets
@@ -120,9 +120,8 @@ class Expectation:
     are distinguished.
 
     seen: inputs with this list so far.  following: the recording of the last input after one of
-    them.  attempts: to prefetch its maps, which fail for inputs that are not like it.  key64,
-    traces: by number of their steps, levels that needed 64-bit keys, and the traces of their maps'
-    launches.
+    them.  attempts: to prefetch its maps, which fail for inputs that are not like it.  key64: by
+    number of their steps, levels that needed 64-bit keys.
     """
 
     def __init__(self) -> None:
@@ -130,7 +129,6 @@ class Expectation:
         self.following: Recording | None = None
         self.attempts = policy.Attempts(policy.PREFETCH)
         self.key64: dict[int, set[int]] = {}
-        self.traces: dict[int, Any] = {}
 
 
 @dataclasses.dataclass(eq=False)

@@ -24,7 +24,6 @@ import torch
 from ..runtime.fetched import Fetched
 from ..runtime.launch import cdiv
 from ..runtime.parts import Operand, Part, viewed
-from ..runtime.symbolic import filled
 from ..runtime.target import Target
 from .coord_key import Reach
 from .hash_kernels import hash_claim_kernel, hash_insert_kernel
@@ -63,7 +62,7 @@ class HashTable:
         heads = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in requests]
         sizes = [(3 if key64 else 2) * capacity for capacity, key64, _ in requests]
         head, at = 0, sum(heads)
-        memory = filled(at + sum(sizes), -1, device)
+        memory = torch.full((at + sum(sizes),), -1, dtype=torch.int32, device=device)
         tables = []
         for (capacity, key64, _), length, size in zip(requests, heads, sizes, strict=True):
             shape = (capacity,)

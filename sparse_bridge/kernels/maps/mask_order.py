@@ -18,7 +18,6 @@ import triton.language as tl
 
 from ...errors import KernelError
 from ..runtime.launch import cdiv, register
-from ..runtime.symbolic import allocated, sorted_order
 from ..runtime.target import Target
 from .coord_key import live_rows
 from .gray_rank import KEY_BITS, SAMPLE, gray_rank, key_bits, offset_block, rank_bits
@@ -152,7 +151,7 @@ def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.T
     count, most = mask if row_count is None else row_count, cdiv(n_offsets, splits)
     dtype, part_shift = _key_type(most, few, counted, splits)
     last = torch.iinfo(dtype).max
-    key = allocated((splits * n_rows,), dtype, device)
+    key = torch.empty(splits * n_rows, dtype=dtype, device=device)
     constants = (offset_block(most), KEY_BITS, SAMPLE, _KEY_BLOCK, last)
     key_kernel.launch(
         device,
@@ -164,8 +163,8 @@ def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.T
         (constants, dtype),
     )
     if not few:
-        return sorted_order(key)
-    order = allocated((splits * n_rows,), torch.int32, device)
+        return torch.sort(key, stable=True).indices
+    order = torch.empty(splits * n_rows, dtype=torch.int32, device=device)
     few_kernel.launch(
         device,
         target,

@@ -7,12 +7,9 @@ them are the kernels of `neighbor_lookup` and `mask_kernels`. This module does w
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..runtime.parts import Operand, Slab, memory_of, viewed
-from ..runtime.symbolic import allocated
 from ..runtime.target import Target
 
 OFFSETS = 32  # offsets per program: one mask word
@@ -37,9 +34,6 @@ class NeighborTable:
         self.own, self.blank = (nbr, mask, count), blank
         self.n_offsets, self.n_rows = nbr.shape
         self._parted: dict[int, torch.Tensor] = {}
-
-    def __reduce__(self) -> Any:
-        return NeighborTable, (*self.own, self.blank)
 
     @property
     def nbr(self) -> torch.Tensor:
@@ -87,7 +81,7 @@ class NeighborTable:
             return viewed(masks)  # type: ignore[no-any-return]
         n_offsets, n_rows = nbr.shape
         blocks, words, _ = grid_of(n_rows, -(-n_offsets // parts))
-        masks = allocated((parts * words, n_rows), torch.int32, self.device)
+        masks = torch.empty((parts * words, n_rows), dtype=torch.int32, device=self.device)
         masks_kernel.launch(
             self.device,
             target,

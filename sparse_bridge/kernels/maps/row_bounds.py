@@ -8,7 +8,6 @@ import triton.language as tl
 
 from ..runtime.launch import power_of_2, register
 from ..runtime.parts import Operand
-from ..runtime.symbolic import allocated, trace_of
 from ..runtime.target import Target
 
 FAR = (1 << 31) - 1
@@ -51,9 +50,7 @@ def row_bounds(coords: torch.Tensor, last: Operand, target: Target, items: int =
     Rows count whose batch item is from 0 to below `items`, and whose axes are from -far to below far.
     """
     n_rows, columns = coords.shape
-    memory = (2, columns), torch.int32, coords.device
-    trace = trace_of(coords)
-    bounds = allocated(*memory) if trace is None else trace.call(allocated, memory, memory[0], torch.int32)
+    bounds = torch.empty((2, columns), dtype=torch.int32, device=coords.device)
     constants = columns, power_of_2(columns), _ROWS
     row_bounds_kernel.launch(
         coords.device,

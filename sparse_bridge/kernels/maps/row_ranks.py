@@ -16,7 +16,6 @@ import triton.language as tl
 
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Operand, Part, Slab
-from ..runtime.symbolic import allocated, sorted_order
 from ..runtime.target import Target
 from .coord_key import live_rows
 from .hash_kernels import value_at
@@ -180,7 +179,7 @@ def sort_rows(
             (shape, coords.data_ptr() % 16),
         )
     else:
-        order = sorted_order(key)
+        order = torch.sort(key, stable=True).indices
         move_sorted(order, coords, moved, renamed, target)
     rename_values(table, renamed, n_rows, target)
     return moved
@@ -190,7 +189,7 @@ def _key_memory(slab: Slab, n_rows: int, table: HashTable) -> Operand:
     """For the keys of rows; a tensor where torch sorts them."""
     dtype = torch.int64 if table.key64 else torch.int32
     if n_rows > FEW_ROWS:
-        return allocated((n_rows,), dtype, table.device)
+        return torch.empty(n_rows, dtype=dtype, device=table.device)
     words = slab.part(2 * n_rows if table.key64 else n_rows)
     return Part(words.memory, words.start, (n_rows,), dtype)
 

@@ -20,7 +20,6 @@ import triton.language as tl
 
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Part, memories_for, memory_of
-from ..runtime.symbolic import allocated, largest, sorted_order, trace_of
 from ..runtime.target import Target
 from ..runtime.uploads import uploaded
 from . import mask_order as ordering
@@ -180,14 +179,14 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     device = tables[0].device
     # An order begins at a multiple of 16 bytes.
     starts = list(itertools.accumulate((cdiv(table.n_rows, 4) * 4 for table in tables), initial=0))
-    large = largest([table.n_rows for table in tables]) > ordering.FEW_ROWS
+    large = max([table.n_rows for table in tables]) > ordering.FEW_ROWS
     if large:  # nothing may lie between the keys of one sort
         starts = list(itertools.accumulate((table.n_rows for table in tables), initial=0))
     bits, number = _bits(tables), (len(tables) - 1).bit_length()
     dtype = torch.int64 if large and bits + number > 31 else torch.int32
     words = [_mask_words(table) for table in tables]
     orders_at = sum(words) + cdiv(starts[-1], 4) * dtype.itemsize
-    scratch = allocated((orders_at + starts[-1],), torch.int32, device)
+    scratch = torch.empty(orders_at + starts[-1], dtype=torch.int32, device=device)
     keys = Part(scratch, sum(words), (starts[-1],), dtype)
     orders = Part(scratch, orders_at, (starts[-1],))
     at, width = scratch.data_ptr(), dtype.itemsize
@@ -223,12 +222,9 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
 
 def _sort_into(orders: Part, keys: Part, bits: int) -> None:
     """Write the places of the keys, all below 2^bits, in ascending order; equal ones keep theirs."""
-    if (trace := trace_of(keys.memory)) is not None:
-        trace.run(_sort_into, orders, keys, bits)
-        return
     own = keys.view()
     own.bits = bits  # type: ignore[attr-defined]  # a sort by digits, in programs without torch, needs no more of them
-    orders.view().copy_(sorted_order(own))
+    orders.view().copy_(torch.sort(own, stable=True).indices)
 
 
 def _bits(tables: Sequence[NeighborTable]) -> int:
@@ -251,11 +247,11 @@ def _launch(
 ) -> None:
     """words: elements for masks.  keys: and the bits below the table's where one sort is to give
     the orders, else 0."""
-    device, count, most = records.device, len(tables), largest([table.n_rows for table in tables])
+    device, count, most = records.device, len(tables), max([table.n_rows for table in tables])
     lacking = [table for table, size in zip(tables, words, strict=True) if size]
     if lacking:
         grids = [grid_of(table.n_rows, table.n_offsets) for table in lacking]
-        grid = *[largest(sizes) for sizes in zip(*grids, strict=True)][:2], count
+        grid = *[max(sizes) for sizes in zip(*grids, strict=True)][:2], count
         masks_kernel.launch(device, target, grid, (records,), (FIELDS, ROWS), OPTIONS, ())
     first, block, part = 0, ordering._KEY_BLOCK, ordering._PART
     key_part, shift = keys
@@ -267,7 +263,7 @@ def _launch(
         keys_kernel.launch(
             device,
             target,
-            (cdiv(largest(rows), block), len(rows), 1),
+            (cdiv(max(rows), block), len(rows), 1),
             (records, first, shift),
             constants,
             {"num_warps": 8},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -32,9 +31,6 @@ class TileList:
     def __init__(self, memory: torch.Tensor, n_offsets: int, n_pairs: int, n_rows: int, splits: int = 1) -> None:
         self.memory, self.n_offsets, self.n_pairs, self.n_rows = memory, n_offsets, n_pairs, n_rows
         self.splits = splits
-
-    def __reduce__(self) -> Any:
-        return TileList, (self.memory, self.n_offsets, self.n_pairs, self.n_rows, self.splits)
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:

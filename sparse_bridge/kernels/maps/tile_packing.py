@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
-from ..runtime.symbolic import allocated
 from ..runtime.target import Target
 from .coord_key import live_rows
 from .mask_kernels import part_masks, part_start
@@ -199,7 +198,7 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target, splits
     n_offsets, n_rows, (nbr, _, count) = table.n_offsets, table.n_rows, table.own
     n_pairs = cdiv(n_rows, 2 * TILE)
     size = TileList.size(n_offsets, n_pairs, splits)
-    memory = allocated((size,), torch.int32, order.device)
+    memory = torch.empty(size, dtype=torch.int32, device=order.device)
     masks = table.masks(target, splits)
     pack_kernel.launch(
         order.device,

@@ -12,7 +12,6 @@ import triton.language as tl
 from ..maps.coord_key import live_rows
 from ..runtime.launch import alignment, cdiv, power_of_2, register
 from ..runtime.parts import Operand
-from ..runtime.symbolic import allocated
 from ..runtime.target import Target
 
 MODES = ("sum", "avg", "max")
@@ -96,8 +95,8 @@ def item_pool(
     n_rows, n_channels = x.shape
     channels = min(power_of_2(n_channels), _MOST_CHANNELS)
     n_shares = min(_SHARES, cdiv(n_rows, _ROWS))
-    shares = allocated((n_items, n_shares, n_channels), torch.float32, x.device)
-    totals = allocated((n_items, n_shares), torch.int32, x.device)
+    shares = torch.empty((n_items, n_shares, n_channels), dtype=torch.float32, device=x.device)
+    totals = torch.empty((n_items, n_shares), dtype=torch.int32, device=x.device)
     y = x.new_empty((n_items, n_channels))
     constants: tuple[object, ...] = (mode == "max", _ROWS, channels)
     blocks = cdiv(n_channels, channels)

@@ -21,7 +21,6 @@ import torch
 
 from . import compile_processes, precompile
 from . import target as targets
-from .launch_trace import TracedTarget
 from .parts import Part, viewed
 from .target import Target
 from .triton_compat import (
@@ -171,14 +170,11 @@ class Kernel:
         in signature order, constexprs last.
 
         device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see
-        the module's text. Raises Refusal in a trace where the kernel is not compiled yet.
+        the module's text.
         """
         beforehand = precompile.futures() if precompile.dry_runs else None
         if not target.raw:
-            if type(target) is TracedTarget:
-                passed = constants if PASS_CONSTEXPRS else ()
-                target.trace.launch(self, grid, args, passed, key)
-            elif beforehand is None:
+            if beforehand is None:
                 args = tuple(map(viewed, args))
                 with _addressing(target.generation.small_pointers, args):
                     self.fn[grid](*args, *constants, **OPTIONS, **options)

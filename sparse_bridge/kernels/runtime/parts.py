@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from . import target as targets
-from .symbolic import Memory, filled, trace_of
 
 
 class Part:
@@ -63,11 +62,8 @@ Operand = torch.Tensor | Part
 
 
 def viewed(arg: Any) -> Any:
-    """The tensor that an argument of a launch is; numbers, and parts in a trace, as they are."""
-    if type(arg) is not Part:
-        return arg
-    memory: object = arg.memory
-    return arg if type(memory) is Memory else arg.view()
+    """The tensor that an argument of a launch is; numbers as they are."""
+    return arg.view() if type(arg) is Part else arg
 
 
 def memory_of(arg: Operand) -> torch.Tensor:
@@ -96,10 +92,8 @@ def memory_for(size: int, device: torch.device, fill: int | None = None) -> torc
     tables grow a little from one to the next it would keep them all. In captures, whose memory
     nobody else uses, no more than asked for.
     """
-    if (trace := trace_of(size)) is not None:
-        return trace.call(memory_for, (size, device, fill), (size,), torch.int32)
     if fill is not None and size < _LARGE:
-        return filled(size, fill, device)
+        return torch.full((size,), fill, dtype=torch.int32, device=device)
     if size >= _LARGE and not targets.capturing(device):
         step = octave_step(size, 4)
         size = -(-size // step) * step
@@ -111,8 +105,6 @@ def memories_for(sizes: Sequence[int], device: torch.device) -> Sequence[torch.T
     """int32 vectors [size] of these sizes, or more. Small ones that follow each other share a memory, at
     multiples of 128 bytes: to take one costs the host as much as a launch. It lives as long as the
     last of them, so large ones have their own."""
-    if (trace := trace_of(*sizes)) is not None:
-        return trace.several(memories_for, (list(sizes), device), sizes, torch.int32)
     memories, group = list[torch.Tensor](), list[int]()
     for size in sizes:
         aligned = -(-size // _ALIGNED) * _ALIGNED

@@ -133,11 +133,6 @@ def current_stream(device: torch.device) -> int:
     return stream
 
 
-def is_current(device: torch.device) -> bool:
-    """Whether it is the GPU that is the current one."""
-    return device.type == "cuda" and device_index(device) == torch._C._cuda_getDevice()
-
-
 def capturing(device: torch.device) -> bool:
     """Whether launches on the current stream of a GPU become part of a graph."""
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from . import target as targets
-from .symbolic import trace_of
 
 _Writes = list[tuple[torch.Tensor, Sequence[int]]]
 
@@ -57,8 +56,6 @@ def uploaded(values: Sequence[int], device: torch.device, reaches: Sequence[torc
     whoever checks a kernel's accesses what it may reach. Raises RuntimeError in a capture that sends more than its
     room, see `uploads_later`, holds.
     """
-    if (trace := trace_of(values[0])) is not None:
-        return trace.call(uploaded, (list(values), device), (len(values),), torch.int64)
     captures = targets.capturing(device)
     if captures and _later.room is not None:
         return _later.reserve(values)

@@ -1,9 +1,7 @@
-"""A capture or a trace that raises: users' models run on without it, and tests fail."""
+"""A capture that raises: users' models run on without it, and tests fail."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +13,6 @@ from sparse_bridge import policy
 from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.data_bounds import Root
-from sparse_bridge.core.prefetch import traces
-from tests.core.prefetch import map_time
 
 from .pretended import graphs_on_the_cpu
 
@@ -54,22 +50,3 @@ def test_a_test_fails(capture):
     with pytest.raises(AssertionError, match="GRAPH_ERROR") as raised:
         capture[1]()
     assert isinstance(raised.value.__context__, ValueError)
-
-
-def traced(monkeypatch, rules):
-    """Scenes of a network whose maps would be traced, but that raises."""
-    monkeypatch.setattr(traces, "_traced", broken)
-    rules.set(policy, TRACE=policy.Schedule(skip_first=1))
-    with contextlib.closing(map_time.networks(lambda i: 80)) as networks:
-        _, net, scene = next(itertools.islice(networks, 0, 1))
-        return map_time.streamed(net, scene, 8)
-
-
-@pytest.mark.usefixtures("errors_survived")
-def test_maps_are_queued_step_by_step(monkeypatch, rules):
-    assert len(traced(monkeypatch, rules)) == 8
-
-
-def test_a_test_of_traces_fails(monkeypatch, rules):
-    with pytest.raises(AssertionError, match="tracing maps failed: ValueError"):
-        traced(monkeypatch, rules)

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparse_bridge
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
-from sparse_bridge.core.prefetch import batched_builder, prefetch, traces
+from sparse_bridge.core.prefetch import batched_builder, prefetch
 from sparse_bridge.core.prefetch.batched_builder import BatchedBuilder
 from sparse_bridge.core.prefetch.recording import boxes_of, levels_with_unknown_bounds
 from sparse_bridge.kernels.maps import (  # noqa: F401
@@ -125,15 +125,15 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
     """Launches of maps do nothing but to be told of, and what the host reads says `rows`, or what
     the last scene had."""
 
-    def sizes(self: Any, capacities: Any, read: Any, lengths: Any, own: Any = BatchedBuilder.sizes) -> Any:
+    def sizes(self: Any, capacities: Any, read: Any, own: Any = BatchedBuilder.sizes) -> Any:
         counters: list[int] = []
-        for place, length in zip(capacities, lengths, strict=True):
+        for place, length in zip(capacities, self.counter_lengths(), strict=True):
             found = self.last.rows[place] if rows is None else rows(self, place, capacities[place])
             counters += [-1, -1, -1, found - 1, *[-1] * (length - 4)]
         n, boxes = self.cmap.n_rows, boxes_of(self.cmap.box, self.steps)
         loose = [boxes[level] for level in levels_with_unknown_bounds(self.steps)]
         ends = [[*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose]
-        return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends], lengths)
+        return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends])
 
     class Told(Compiled):
         """Launches of a kernel, told of with its key."""
@@ -153,9 +153,8 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
         gpu.replaces(TileList, table=lambda tiles: _table(tiles.n_offsets, tiles.n_rows))
         # Maps and products have different numbers for the current GPU here.
         gpu.has(raw=mock.ANY, answers={batched_builder: HOPPER, coordinate_map: None})
-        gpu.replaces(targets, device_index=lambda device: -1, is_current=lambda device: True)
+        gpu.replaces(targets, device_index=lambda device: -1)
         gpu.replaces(BatchedBuilder, sizes=sizes)
-        gpu.replaces(traces, _distinct=lambda flags, n_rows: True)
         gpu.replaces(prefetch, _target=lambda cmap: HOPPER)
         yield
 

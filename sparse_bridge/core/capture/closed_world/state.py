@@ -59,8 +59,8 @@ class State:
     def classes_and_hooks(self, model: nn.Module) -> None:
         """Guard that modules are of the classes that they are, and have the hooks that they have."""
         label = f"the class of a module of {type(model).__name__}"
-        self.entry(guards.classes_of, list(model.modules())[1:], lambda _: label, layer=True)
-        self.entry(guards.class_behind, weakref.ref(model), lambda _: label, layer=True)  # guards do not keep it
+        for get, box in (guards.classes_of, list(model.modules())[1:]), (guards.class_behind, weakref.ref(model)):
+            self.entry(get, box, lambda _: label, layer=True)
         names = [(module, name) for module in model.modules() for name in _HOOKS]
         boxes = [module.__dict__[name] for module, name in names]
         hooks = f"the hooks of {type(model).__name__} and its modules"

@@ -225,7 +225,7 @@ class Watch:
 
 
 def _is_launcher(frame: FrameType) -> bool:
-    """Whether trusted code wrote the function, as Triton and traces of launches do: it belongs to no module."""
+    """Whether trusted code wrote the function, as Triton does: it belongs to no module."""
     caller = frame.f_back
     nameless = frame.f_code.co_filename.startswith("<") and "__name__" not in frame.f_globals
     return nameless and caller is not None and origins.of_globals(caller.f_globals) is Origin.TRUSTED
