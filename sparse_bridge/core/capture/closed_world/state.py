@@ -61,8 +61,7 @@ class State:
         label = f"the class of a module of {type(model).__name__}"
         for get, box in (guards.classes_of, list(model.modules())[1:]), (guards.class_behind, weakref.ref(model)):
             self.entry(get, box, lambda _: label, layer=True)
-        names = [(module, name) for module in model.modules() for name in _HOOKS]
-        boxes = [module.__dict__[name] for module, name in names]
+        boxes = [module.__dict__[name] for module in model.modules() for name in _HOOKS]
         hooks = f"the hooks of {type(model).__name__} and its modules"
         self.entry(guards.values_in_all, boxes, lambda _: hooks, layer=True)
 
