@@ -245,6 +245,24 @@ def test_pinned_memory_is_the_hosts(path):
     assert source.count("pin_memory=") == len(re.findall(r'device="cpu", pin_memory=', source))
 
 
+def calling_themselves(source):
+    """Functions inside of functions that call themselves: each is a cycle of references, which keeps what it closes
+    over until the garbage collector comes, such as a scene's memory."""
+    found = []
+    for outer in ast.walk(ast.parse(source)):
+        for inner in ast.walk(outer) if isinstance(outer, ast.FunctionDef) else ():
+            if isinstance(inner, ast.FunctionDef) and inner is not outer:
+                names = (node.id for node in ast.walk(inner) if isinstance(node, ast.Name))
+                found += [inner.name] if inner.name in names else []
+    return found
+
+
+def test_no_inner_function_calls_itself():
+    assert calling_themselves("def f():\n    def g(n):\n        return g(n - 1)\n    return g") == ["g"]
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert [path.name for path in paths if calling_themselves(path.read_text(encoding="utf-8"))] == []
+
+
 def test_the_rule_of_vendors_sees_their_words():
     for word in ("tl.inline_asm_elementwise", "torch.cuda.cudart", "import cupy", "libdevice.exp"):
         assert CUDA_ONLY.search(word)

@@ -68,9 +68,12 @@ class _Torchsparse(TensorProtocol):
         return output_of(x, _profile(), features, rows, y.stride, range_of(y))
 
     def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
-        caches = caches_of(y)
-        late_keys = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
-        if late_keys and not isinstance(caches.kmaps, LateMaps):
+        caches = caches_of(y)  # those of the input, too, which `recover` keeps
+        if isinstance(caches.kmaps, LateMaps):
+            return
+        made = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
+        late_keys = [key for key in made if key not in caches.kmaps]  # a comparison has them already
+        if late_keys:
             caches.kmaps = LateMaps(late_keys, lambda: caches_of(recover()).kmaps)
 
     def allows_tf32(self) -> bool:

@@ -21,7 +21,7 @@ from ..prefetch.recording import boxes_of
 from . import padded
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import AMBIGUOUS, Call, InputProxies
-from .calls.structures import MISSING, Lookup, Tensors, has_numbers, map_structure, structure_check
+from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure
 from .comparison import compare
 from .padded import PaddedInput
 
@@ -257,7 +257,7 @@ class Captured:
 
     def assert_same_structure(self, call: Call, out: Any, values: list[Any]) -> None:
         """The same of all but the numbers in tensors."""
-        check = structure_check(call.inputs_by_id(self.tensors), self.tensors.is_tensor)
+        check = StructureCheck(call.inputs_by_id(self.tensors), self.tensors.is_tensor)
         for returned, computed in zip(self.spec.values_of_call(call, out), values, strict=True):
             check("its output", returned, computed)
 

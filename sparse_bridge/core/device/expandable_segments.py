@@ -28,7 +28,7 @@ def has_virtual_memory(device: int) -> bool:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         handle, value = ctypes.c_int(), ctypes.c_int()
-        if driver.cuDeviceGet(ctypes.byref(handle), device):
+        if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), device):
             return False
         return all(
             not driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle) and value.value == 1

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sparse_bridge.core.capture.calls.call import call_of, constant, other_inputs, read_constants
-from sparse_bridge.core.capture.calls.structures import MISSING, has_numbers, map_structure, structure_check
+from sparse_bridge.core.capture.calls.structures import MISSING, StructureCheck, has_numbers, map_structure
 from sparse_bridge.core.capture.captured_model import OutputSpec
 from sparse_bridge.refusals import Refusal, Why
 
@@ -228,7 +228,7 @@ class TestComparison:
     def check(self, value, other, *inputs):
         x = Sparse()
         made = call(x, *inputs)
-        structure_check(made.inputs_by_id(TENSORS), TENSORS.is_tensor)("it", value, other)
+        StructureCheck(made.inputs_by_id(TENSORS), TENSORS.is_tensor)("it", value, other)
 
     @pytest.mark.parametrize(
         "value, other",

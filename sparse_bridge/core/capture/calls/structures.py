@@ -199,19 +199,20 @@ def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
     return any(has_numbers(part, is_tensor) for part in parts)
 
 
-def structure_check(owned: Mapping[int, Any], is_tensor: IsTensor) -> Callable[[str, Any, Any], None]:
-    """The function that is given a name, a value that a call returned, and the one that a graph computed for it. It
-    raises Refusal where they are not alike, but for numbers in tensors: classes, numbers and text, what is one
-    object, and what is the call's own.
+class StructureCheck:
+    """Given a name, a value that a call returned, and the one that a graph computed for it, raises Refusal where they
+    are not alike, but for numbers in tensors: classes, numbers and text, what is one object, and what is the call's
+    own."""
 
-    owned: inputs of the call, by identity.
-    """
-    pairs: dict[int, Any] = {}
-    back: dict[int, Any] = {}
+    def __init__(self, owned: Mapping[int, Any], is_tensor: IsTensor) -> None:
+        """owned: inputs of the call, by identity."""
+        self._owned, self._is_tensor = owned, is_tensor
+        self._pairs: dict[int, Any] = {}
+        self._back: dict[int, Any] = {}
 
-    def check(name: str, value: Any, other: Any) -> None:
+    def __call__(self, name: str, value: Any, other: Any) -> None:
         tensor = isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)
-        if id(value) in owned or (id(other) in owned and not tensor):
+        if id(value) in self._owned or (id(other) in self._owned and not tensor):
             if value is not other:
                 raise Refusal(Why.GRAPH_OUTPUT_OWNER, name)
             return
@@ -223,15 +224,14 @@ def structure_check(owned: Mapping[int, Any], is_tensor: IsTensor) -> Callable[[
             return
         if type(value) is not type(other):
             raise Refusal(Why.GRAPH_OUTPUT_CLASS, name, named(value), named(other))
+        pairs, back = self._pairs, self._back
         if pairs.setdefault(id(value), other) is not other or back.setdefault(id(other), value) is not value:
             raise Refusal(Why.GRAPH_OUTPUT_SHARED, name)
-        entries, others = _entries(value, is_tensor), _entries(other, is_tensor)
+        entries, others = _entries(value, self._is_tensor), _entries(other, self._is_tensor)
         if list(entries) != list(others):
             raise Refusal(Why.GRAPH_OUTPUT_KEYS, name, sorted(map(str, entries)), sorted(map(str, others)))
         for key, entry in entries.items():
-            check(f"{name}, {key}", entry, others[key])
-
-    return check
+            self(f"{name}, {key}", entry, others[key])
 
 
 def _entries(value: Any, is_tensor: IsTensor) -> Mapping[Any, Any]:

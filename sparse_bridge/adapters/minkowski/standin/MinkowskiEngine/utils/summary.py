@@ -35,18 +35,12 @@ def table(model, inputs, shown):
     """
     rows, hooks = [], []
 
-    def describe(output):
-        if isinstance(output, (list, tuple)):
-            return "[" + ", ".join(describe(part) for part in output) + "]"
-        is_tensor = isinstance(output, (Tensor, torch.Tensor))
-        return str(shown(output.shape)) if is_tensor else "-"
-
     def watch(name):
         def hook(module, _, output):
             count = sum(p.numel() for p in module.parameters(recurse=False))
             title = f"{name} ({type(module).__name__})"
             numbers = f"{count:,} {pruned_weight_sparsity_string(module)}".rstrip()
-            rows.append((title, describe(output), numbers))
+            rows.append((title, _described(output, shown), numbers))
 
         return hook
 
@@ -65,6 +59,13 @@ def table(model, inputs, shown):
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines += [f"Total parameters: {total:,}", f"Trainable parameters: {trainable:,}"]
     return "\n".join(lines), (total, trainable)
+
+
+def _described(output, shown):
+    if isinstance(output, (list, tuple)):
+        return "[" + ", ".join(_described(part, shown) for part in output) + "]"
+    is_tensor = isinstance(output, (Tensor, torch.Tensor))
+    return str(shown(output.shape)) if is_tensor else "-"
 
 
 def size2list(size):
