@@ -256,12 +256,14 @@ class GraphRegion(_Forward):
         try:
             with _entered(call_frame), call_frame.watches:
                 out = self.run_layers(*args, **kwargs)
+            if call_frame.result is not None:
+                call_frame.result.computed(out)
         except _ShortCircuit as short:
             if short.call_frame is not call_frame:
                 raise
             return short.value
-        if call_frame.result is not None:
-            call_frame.result.computed(out)
+        finally:
+            call_frame.result = None  # it knows the frame, and both would wait for the garbage collector
         return out
 
     def enter(self, call_frame: _CallFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

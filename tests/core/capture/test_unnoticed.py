@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import gc
+import inspect
 import io
 import logging
 import os
@@ -21,9 +22,9 @@ from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
 
-from . import apis, unnoticed_programs
+from . import apis
+from . import unnoticed_programs as programs
 from .graph_sizes import graphs_of
-from .unnoticed_programs import COPIES, OTHERS
 
 pytestmark = pytest.mark.emulated
 
@@ -67,13 +68,22 @@ class Calls:
         return [self(function) for _ in range(count)]
 
 
+COPIES = [programs.a_shallow_copy, programs.replicas, programs.deep_copies, programs.an_average, programs.a_pickle]
+ALL = [
+    value
+    for name, value in vars(programs).items()
+    if getattr(value, "__module__", "") == programs.__name__
+    and list(inspect.signature(value).parameters) == ["model", "calls"]
+]
+
+
 def case(name, kind, program):
     return pytest.param(name, kind, program, id=f"{name}-{kind}-{program.__name__}")
 
 
-CASES = [case("spconv", kind, program) for kind in ("takes", "makes") for program in COPIES + OTHERS]
-CASES += [case(name, "makes", one) for name in apis.NAMES[1:] for one in [*COPIES, unnoticed_programs.compilers]]
-CASES += [case(name, "takes", unnoticed_programs.inference_mode) for name in apis.NAMES[1:]]
+CASES = [case("spconv", kind, program) for kind in ("takes", "makes") for program in ALL]
+CASES += [case(name, "makes", one) for name in apis.NAMES[1:] for one in [*COPIES, programs.compilers]]
+CASES += [case(name, "takes", programs.inference_mode) for name in apis.NAMES[1:]]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import io
 import pickle
@@ -310,15 +311,29 @@ def inference_mode(model, calls):
     return found
 
 
+def other_parameters(model, calls):
+    found = []
+    for factor in (1, 2, 3):
+        given = {name: value * factor for name, value in model.named_parameters()}
+        found += calls.times(lambda x, given=given: torch.func.functional_call(model, given, (x,)), 4)
+        found += calls.times(model, 2)
+    return found
+
+
+@torch.no_grad()
+def dropped_outputs(model, calls):
+    """Nobody waits for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        return [weakref.ref(apis.values_of(model(calls.scene()))[0])() is None for _ in range(8)]
+    finally:
+        gc.enable()
+
+
 def switched(model, calls):
     found = [calls(sparse_bridge.optimize(model))]
     sparse_bridge.restore(model)
     graph_regions.remove()  # as `disable` does
     assert type(vars(type(model))["forward"]) is types.FunctionType
     return found, calls.times(model)
-
-
-COPIES = [a_shallow_copy, replicas, deep_copies, an_average, a_pickle]
-OTHERS = [a_method_of_its_own, a_wrapper, another_forward_of_the_class, mocks, another_class, other_layers]
-OTHERS += [computed_weights, hooks_of_modules, moved_and_cast, a_look_at_forward, a_look_at_the_model, compilers]
-OTHERS += [calls_of_forward, around_another, errors, threads, teacher_and_student, inference_mode, switched]
