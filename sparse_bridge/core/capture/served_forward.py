@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ... import state
+
 _CALL = nn.Module._call_impl.__code__
 _FORWARD = "forward"
 _lock = threading.RLock()
@@ -103,6 +105,7 @@ def _end(servers: dict[int, Server], key: int, server: weakref.ref[Any]) -> None
         del servers[key]
 
 
+@state.owns
 def restore() -> None:
     """Give all classes their own function back."""
     with _lock:
