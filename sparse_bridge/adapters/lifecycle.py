@@ -262,7 +262,7 @@ def _hold_if_possible(name: str, requested: EnableOptions) -> list[Active]:
 
 def _activate(adapter: Framework, requested: EnableOptions) -> Active:
     name = adapter.name
-    optimizing.check(requested.optimize)
+    optimizing.enter(requested.optimize)
     chosen, reason = choose(adapter, requested.mode or settings.get().mode)
     adapter.begin(chosen, requested.profile)
     undo, version = _start(adapter, chosen)

@@ -11,8 +11,13 @@ _chosen: dict[str, str] = {}  # by framework; all the same
 _previous: str | None = None  # the setting before the first choice
 
 
-def check(value: str | None) -> None:
-    """LifecycleError where `value` contradicts what another `enable()` chose."""
+def enter(value: str | None) -> None:
+    """Before a framework is enabled so. Raises LifecycleError where another `enable()` chose otherwise."""
+    _check(value)
+    _replay_no_parts()
+
+
+def _check(value: str | None) -> None:
     for name, other in _chosen.items():
         if value not in (None, other):
             raise LifecycleError(
@@ -20,6 +25,13 @@ def check(value: str | None) -> None:
                 f"counts for all frameworks. Call sparse_bridge.disable({name!r}) first, or leave "
                 "it out."
             )
+
+
+def _replay_no_parts() -> None:
+    """Classes have their own forward again, before patches of it come or go."""
+    regions = sys.modules.get("sparse_bridge.core.capture.graph_regions")
+    if regions is not None:
+        regions.remove()
 
 
 def chosen(name: str) -> str | None:
@@ -30,7 +42,7 @@ def chosen(name: str) -> str | None:
 def choose(name: str, value: str | None) -> None:
     """Put the choice made for framework `name` in force; None: there is none."""
     global _previous
-    check(value)
+    _check(value)
     if value is None or name in _chosen:
         return
     if not _chosen:
@@ -42,9 +54,7 @@ def leave(name: str) -> None:
     """Framework `name` is disabled: its modules have their own forward again, and with the last
     one that was enabled so, the setting before is in force."""
     global _previous
-    regions = sys.modules.get("sparse_bridge.core.capture.graph_regions")
-    if regions is not None:
-        regions.remove()
+    _replay_no_parts()
     deferred = sys.modules.get("sparse_bridge.core.conv.deferred")
     if deferred is not None:
         deferred.reset()

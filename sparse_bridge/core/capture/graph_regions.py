@@ -2,8 +2,8 @@
 
 The first request for a kernel map over new coordinates comes from a layer deep inside of a model.
 The calls of modules on the stack then tell which modules took the sparse tensor or made it of
-something else. The outermost of these is tried first: a `GraphRegion` replaces its forward. The region
-runs it until calls of a kind keep coming, and replays it from then on. A module that cannot
+something else. The outermost of these is tried first: a `GraphRegion` is called in place of its forward. The region
+runs that until calls of a kind keep coming, and replays it from then on. A module that cannot
 be replayed is left as it was, with the reason, and the next inner one is tried.
 
 A module that makes the sparse tensor itself (of features and coordinates, in a dictionary, say)
@@ -35,7 +35,7 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
-from . import padded
+from . import padded, served_forward
 from .calls.call import ReplayResult, call_of, other_inputs, read_constants
 from .calls.frames import constants_alive
 from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
@@ -95,6 +95,11 @@ def tried() -> list[tuple[nn.Module, Replayer | str]]:
         return [*((module, region.replayer) for module, region in _regions.items()), *_refused.items()]
 
 
+def region_of(module: nn.Module) -> GraphRegion | None:
+    """What serves the calls of a module."""
+    return _regions.get(module)
+
+
 def summary() -> list[Summary]:
     """Regions that are replayed or wait for it, and those that are not, and why."""
     return [
@@ -107,8 +112,8 @@ def summary() -> list[Summary]:
 def remove() -> None:
     """Give all modules their own forward back, and forget all regions."""
     with _lock:
-        while _regions:
-            _regions.popitem()[1].uninstall()
+        _regions.clear()
+        served_forward.restore()
         _refused.clear()
         _exhausted.clear()
 
@@ -140,7 +145,7 @@ def _holds_sparse(value: Any) -> bool:
 
 
 def _install_region(frame: types.FrameType | None) -> None:
-    """Give the largest module around a layer that may be replayed a forward that does."""
+    """Have the largest module around a layer that may be replayed served by a region."""
     calls = list(_active_calls(frame))[::-1]  # outermost first
     if not calls or calls[-1][0] in _exhausted:
         return
@@ -153,7 +158,7 @@ def _install_region(frame: types.FrameType | None) -> None:
             resume_point = None
             if not takes_sparse:
                 resume_point = next((inner for inner, takes in calls[depth + 1 :] if takes), None)
-                if resume_point is None or not hooks.plain(resume_point):
+                if resume_point is None or not _servable(resume_point):
                     continue
             _regions[module] = GraphRegion(module, _tensors_of, resume_point)
             return
@@ -161,11 +166,17 @@ def _install_region(frame: types.FrameType | None) -> None:
 
 
 def _possible(module: nn.Module) -> bool:
-    """Whether a module may be given another forward, and is worth it."""
+    """Whether a module may be served by a region, and is worth it."""
     home = type(module).__module__
     if home.startswith("torch.") and not home.startswith("torch.nn.modules"):
         return False  # what spreads a model over devices, a scripted or compiled one
-    return hooks.plain(module) and _layers_of(module) >= policy.LEAST_LAYERS
+    return _servable(module) and _layers_of(module) >= policy.LEAST_LAYERS
+
+
+def _servable(module: nn.Module) -> bool:
+    """Replicas, by which torch spreads one call over devices, are dropped after it."""
+    replica = "_is_replica" in module.__dict__
+    return hooks.plain(module) and served_forward.possible(module) and not replica
 
 
 class _CallFrame:
@@ -201,30 +212,19 @@ def _entered(call_frame: _CallFrame | None) -> Iterator[None]:
 
 
 class _Forward(ModelReference):
-    """Stands for the forward of a module, until it is uninstalled."""
+    """Is called in place of the forward of a module, until it is uninstalled."""
 
-    in_place_of = None
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, self.uninstall)
+        self.uninstall_own: Callable[[], None] = served_forward.serve(model, self)
 
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return self.forward
-
-    def install(self) -> None:
-        """Be the forward of the module from now on."""
-        self.model.__dict__["forward"] = self
+    def serves(self, module: nn.Module) -> bool:
+        """Whether these are calls of this module."""
+        return self._model() is module
 
     def uninstall(self) -> None:
-        """Give the module its own forward back."""
-        if self.model.__dict__.get("forward") is self:
-            del self.model.__dict__["forward"]
-
-    def __reduce__(self) -> Any:
-        """Pickles of the module know its own forward."""
-        return functools.partial, (type(self.model).forward, self.model)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo.get(id(self.model))
-        return self if copied is None else functools.partial(type(copied).forward, copied)
+        """Have the module's own forward called again."""
+        self.uninstall_own()
 
 
 class GraphRegion(_Forward):
@@ -232,13 +232,10 @@ class GraphRegion(_Forward):
 
     def __init__(self, model: nn.Module, tensors_of: _TensorsOf, resume_point: nn.Module | None = None) -> None:
         """resume_point: the module inside that first takes the sparse tensor that `model` makes."""
-        super().__init__(model)
         self.tensors_of = tensors_of
         self.replayer = Replayer(TrainingReplayer(model, tensors_of, asked=False), asked=False)
         self.resume_point = None if resume_point is None else _ResumePoint(resume_point)
-        if self.resume_point is not None:
-            self.resume_point.install()
-        self.install()
+        super().__init__(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():  # first: nobody can trace the rest
@@ -259,12 +256,14 @@ class GraphRegion(_Forward):
         try:
             with _entered(call_frame), call_frame.watches:
                 out = self.run_layers(*args, **kwargs)
+            if call_frame.result is not None:
+                call_frame.result.computed(out)
         except _ShortCircuit as short:
             if short.call_frame is not call_frame:
                 raise
             return short.value
-        if call_frame.result is not None:
-            call_frame.result.computed(out)
+        finally:
+            call_frame.result = None  # it knows the frame, and both would wait for the garbage collector
         return out
 
     def enter(self, call_frame: _CallFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -314,6 +313,7 @@ class GraphRegion(_Forward):
                     _exhausted.clear()  # inner ones may do
 
     def uninstall(self) -> None:
+        """The same, and of its resume point."""
         super().uninstall()
         if self.resume_point is not None:
             self.resume_point.uninstall()

@@ -215,6 +215,8 @@ class SpeculativeLaunch:
         assert cmap.data_bounds is not None
         coords, root = cmap.coords, Root(cmap.coords, cmap.data_bounds)
         graph = None if self._announced.over else _fitting(owner.latest, coords)
+        if coords.is_inference():  # nobody counts what is written to them until the call
+            return False
         if graph is None or not graph.maps.exact:
             return False
         with owner.lock, torch.cuda.device(cmap.device):

@@ -58,7 +58,7 @@ class Graph:
     """touch: told of every replay, which is at work in all of the pool."""
 
     def __init__(self, work, pool):
-        self.work, self.pool, self.made = work, pool, work()
+        self.work, self.pool, self.gradients, self.made = work, pool, torch.is_grad_enabled(), work()
 
     touch = None
 
@@ -66,7 +66,7 @@ class Graph:
     def replay(self):
         if self.touch is not None:
             self.touch(id(self.pool), self.pool, True, "a replay")
-        with torch.enable_grad():
+        with torch.set_grad_enabled(self.gradients):
             again = self.work()
         for mine, theirs in zip(tensors(self.made), tensors(again), strict=True):
             mine.copy_(theirs)

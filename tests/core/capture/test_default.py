@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge import hooks, log, settings
+from sparse_bridge import log, settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_capture, graph_regions
 from sparse_bridge.core.device import expandable_segments, rocm
@@ -60,7 +60,7 @@ def test_inference_is_replayed_and_a_training_step_is_not(spconv, device):
     for one in (model, plain):
         one.train()
     run(spconv, model, plain, device, range(10, 16), trains=True)
-    assert hits() == served and not model.forward.replayer.training.kinds
+    assert hits() == served and not graph_regions.region_of(model).replayer.training.kinds
     for one in (model, plain):
         one.eval()
     run(spconv, model, plain, device, range(16, 20))
@@ -71,7 +71,7 @@ def test_a_program_that_only_trains_is_left_alone(spconv, device):
     plain = apis.network(spconv, "spconv", device)
     model = copy.deepcopy(plain)
     run(spconv, model, plain, device, range(6), trains=True)
-    assert graph_regions.summary() == [] and not any(map(hooks.replaced, model.modules()))
+    assert graph_regions.summary() == []
 
 
 @pytest.mark.parametrize(("mode", "level"), [("inference", logging.INFO), ("graphs", logging.WARNING)])
@@ -95,11 +95,11 @@ def test_a_difference_is_a_warning_for_all(spconv, device, rules, caplog, mode):
     model = copy.deepcopy(plain)
     with settings.override(optimize=mode, compare_every=1):
         run(spconv, model, plain, device, range(5))
-        (graph,) = model.forward.replayer.graphs
+        (graph,) = graph_regions.region_of(model).replayer.graphs
         graph.graph.replay = lambda: None  # as if its kernels wrote elsewhere
         run(spconv, model, plain, device, range(5, 7))
     (record,) = [one for one in caplog.records if "GRAPH_DIFFERS" in one.getMessage()]
-    assert record.levelno == logging.WARNING and not hooks.replaced(model)
+    assert record.levelno == logging.WARNING and graph_regions.region_of(model) is None
 
 
 class Stepwise(torch.nn.Module):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....hooks import IN_PLACE_OF
+from ..served_forward import function_of
 
 Getter = Callable[[Any], tuple[Any, ...]]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
@@ -100,7 +101,7 @@ class Guards:
 
 def equal(value: Any, other: Any) -> bool:
     """Whether plain values are the same in all that a program can compute with."""
-    if value is other:
+    if function_of(value) is function_of(other):
         return True
     if is_own(value) and is_own(other):
         return True

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ....refusals import Refusal, Why
+from ..served_forward import function_of
 from . import guards, origins
 from .guards import LARGEST, PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
 from .origins import Origin
@@ -43,7 +44,7 @@ class State:
     """
 
     def __init__(self, model: nn.Module, attributes: set[str], any_attribute: bool) -> None:
-        self.modules = {id(module): name for name, module in _named(model)}
+        self.modules = {id(module): name for name, module in model.named_modules()}
         self.attributes, self.any_attribute, self.unseen = attributes, any_attribute, False
         self.functions: dict[types.CodeType, dict[int, types.FunctionType]] = {}
         self.classes: dict[int, type] = {}
@@ -254,7 +255,7 @@ class State:
             return
         if next(iter(module.parameters()), None) is not None or next(iter(module.buffers()), None) is not None:
             raise Refusal(Why.GRAPH_READS_STATE, label, where, f"{type(module).__name__} outside of the model")
-        for name, part in _named(module):
+        for name, part in module.named_modules():
             self.own_module(part, f"{label}.{name}" if name else label, False, {}, where)
 
     def own_module(self, module: nn.Module, label: str, trusted: bool, before: dict[str, Any], where: str) -> None:
@@ -297,7 +298,8 @@ class State:
                 if "forward" in own and issubclass(base, nn.Module):
                     self.key(own, "forward", f"{base.__name__}.forward")
                 continue
-            for name, item in list(own.items()):
+            for name, member in list(own.items()):
+                item = function_of(member)
                 if isinstance(item, (types.FunctionType, property, staticmethod, classmethod, functools.partialmethod)):
                     self.key(own, name, f"{base.__name__}.{name}")
                     self.value(item, f"{base.__name__}.{name}", where)
@@ -306,10 +308,6 @@ class State:
                     if type(item).__name__ not in _FIELDS:
                         self.value(item, f"{base.__name__}.{name}", where)
             self.absent(own, self.attributes, base.__name__)
-
-
-def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(name, module) for name, module in model.named_modules()]
 
 
 def _is_bare(value: Any) -> bool:

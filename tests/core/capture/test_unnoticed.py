@@ -1,0 +1,201 @@
+"""What programs do with a model whose inference is replayed by default goes as it does without replays."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import inspect
+import io
+import logging
+import os
+import random
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge import settings
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture import graph_regions, served_forward
+
+from . import apis
+from . import unnoticed_programs as programs
+from .graph_sizes import graphs_of
+
+pytestmark = pytest.mark.emulated
+
+_KEPT, _LATER = 8, 20  # calls before a program goes on, the first scene after them
+
+
+class Maker(apis.Network):
+    """Makes its sparse tensor itself: a part of it is the resume point."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.make = functools.partial(apis.tensor, layers.module, layers.name)
+
+    def __deepcopy__(self, memo):
+        make = memo[id(self.make)] = self.make
+        memo[id(make.args[0])] = make.args[0]  # a framework has no copies
+        return copy._reconstruct(self, memo, *self.__reduce_ex__(4))
+
+    def forward(self, x: dict, /, scale: float = 1.0):
+        """Of features and coordinates."""
+        return super().forward(self.make(x["coords"], x["values"] * scale))
+
+
+class Calls:
+    """Calls of models with scenes that are new each time."""
+
+    def __init__(self, module, name, device, makes):
+        self.module, self.name, self.device, self.makes, self.seed = module, name, device, makes, 0
+
+    def scene(self, seed=None):
+        seed, self.seed = (self.seed, self.seed + 1) if seed is None else (seed, self.seed)
+        x = apis.scene(self.module, self.name, seed, self.device, 0.3 + 0.002 * seed)
+        framework = protocol.of(x)
+        return {"values": framework.features_of(x), "coords": framework.coordinates_of(x)} if self.makes else x
+
+    @torch.no_grad()
+    def __call__(self, function, seed=None):
+        return [value.detach().clone() for value in apis.values_of(function(self.scene(seed)))]
+
+    def times(self, function, count=6):
+        return [self(function) for _ in range(count)]
+
+
+COPIES = [programs.a_shallow_copy, programs.replicas, programs.deep_copies, programs.an_average, programs.a_pickle]
+ALL = [
+    value
+    for name, value in vars(programs).items()
+    if getattr(value, "__module__", "") == programs.__name__
+    and list(inspect.signature(value).parameters) == ["model", "calls"]
+]
+
+
+def case(name, kind, program):
+    return pytest.param(name, kind, program, id=f"{name}-{kind}-{program.__name__}")
+
+
+CASES = [case("spconv", kind, program) for kind in ("takes", "makes") for program in ALL]
+CASES += [case(name, "makes", one) for name in apis.NAMES[1:] for one in [*COPIES, programs.compilers]]
+CASES += [case(name, "takes", programs.inference_mode) for name in apis.NAMES[1:]]
+
+
+@pytest.fixture
+def replayed(device, rules):
+    """(a model that is replayed or, with "off", none; calls of it)."""
+    rules.hold(graphs_of(512, compared=True, watched=True))
+
+    @contextlib.contextmanager
+    def start(name, kind, optimize):
+        with apis.standin(name) as module, settings.override(optimize=optimize):
+            layers = apis.Layers(module, name)
+            torch.manual_seed(0)
+            model = (Maker if kind == "makes" else apis.Network)(layers).to(device).eval()
+            calls = Calls(module, name, device, kind == "makes")
+            calls.times(model, _KEPT)
+            assert (sum(one.hits for one in graph_regions.summary()) >= 2) == (optimize != "off")
+            calls.seed = _LATER
+            yield model, calls
+        graph_regions.remove()
+
+    return start
+
+
+def same(mine, theirs):
+    if isinstance(mine, (list, tuple)):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            same(one, other)
+    elif isinstance(mine, (torch.Tensor, float)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+    else:
+        assert mine == theirs
+
+
+@pytest.mark.parametrize(("name", "kind", "program"), CASES)
+def test_a_program(replayed, name, kind, program):
+    found = []
+    for optimize in ("off", "inference"):
+        with replayed(name, kind, optimize) as (model, calls):
+            found.append(program(model, calls))
+    same(found[1], found[0])
+
+
+def surroundings():
+    """What a program has set for its process and thread."""
+    generators = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
+    types_ = torch.get_default_dtype(), *(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    flags = torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32, torch.get_num_threads()
+    python = gc.isenabled(), gc.get_threshold(), sys.getprofile(), sys.gettrace(), sys.getrecursionlimit()
+    return generators, modes, types_, flags, python, dict(os.environ), list(logging.root.handlers)
+
+
+@pytest.mark.parametrize("kind", ["takes", "makes"])
+def test_what_calls_leave(replayed, caplog, kind):
+    """Those that are watched, captured, compared and replayed: neither a word nor a setting."""
+    said, caplog.handler.level = io.StringIO(), logging.WARNING
+    with replayed("spconv", kind, "inference") as (model, calls):
+        model.half().float()
+        before = surroundings()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(8):
+                calls(model)
+                assert surroundings() == before
+        assert graph_regions.region_of(model).replayer.graphs
+    assert said.getvalue() == "" and not [one for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+class Serves:
+    """Serves the calls of one module."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def serves(self, module):
+        return module is self.module
+
+    def __call__(self, x):
+        return "served"
+
+
+@pytest.mark.parametrize("first", ["served", "enabled"])
+def test_frameworks_that_come_and_go(first):
+    """Whose patches are of the class's own function, which is back afterwards."""
+    own, model, x = vars(nn.Sequential)["forward"], nn.Sequential(nn.ReLU()), torch.ones(1)
+    server = Serves(model)
+    try:
+        if first == "served":
+            served_forward.serve(model, server)
+            assert model(x) == "served" and torch.equal(nn.Sequential(nn.ReLU())(x), x)
+        sparse_bridge.enable("torchsparse", mode="standin")
+        if first == "enabled":
+            served_forward.serve(model, server)
+        assert (model(x) == "served") is (first == "enabled")
+    finally:
+        sparse_bridge.disable("torchsparse")
+        served_forward.restore()
+    assert vars(nn.Sequential)["forward"] is own and torch.equal(model(x), x)
+
+
+def test_what_cannot_be_served():
+    """Where torch's call would not be the one that asks for the forward, or that is no function."""
+
+    class Asks(nn.Identity):
+        def __getattribute__(self, name):
+            return super().__getattribute__(name)
+
+    class Object(nn.Module):
+        forward = functools.partial(torch.relu)
+
+    assert served_forward.possible(nn.Identity())
+    assert not any(map(served_forward.possible, (Asks(), Object(), nn.Module())))
