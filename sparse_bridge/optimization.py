@@ -13,7 +13,7 @@ from torch import nn
 from . import hooks, settings
 from .adapters import base, protocol
 from .errors import require_type
-from .model_reference import ModelReference
+from .hooks import ModelReference
 
 _MARK = "_sparse_bridge_optimized"
 _EXAMPLES = 3  # calls until layers are launched together with what follows them

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from ... import hooks, memory, policy, settings, state
-from ...model_reference import ModelReference
+from ...hooks import ModelReference
 from ...refusals import Refusal, Why
 from ..device import rocm
 from ..device.device_support import kernel_target

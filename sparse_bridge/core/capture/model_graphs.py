@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ... import hooks, log, policy, settings, state
-from ...model_reference import ModelReference
+from ...hooks import ModelReference
 from ...refusals import Refusal, Verdict, Why
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap

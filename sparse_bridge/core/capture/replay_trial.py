@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ... import hooks
-from ...model_reference import ModelReference
+from ...hooks import ModelReference
 from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
 from ..maps import rows
