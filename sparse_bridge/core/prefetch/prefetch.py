@@ -250,13 +250,15 @@ def _queued(
 
 
 def recording_of(device: torch.device, box: Box, training: bool = False) -> Recording | None:
-    """Of the last input in `box`, if maps are prefetched there.
+    """Of the last input in `box`, if maps are prefetched there, and if this thread asked for them: another one may be
+    in the middle of it.
 
     training: with the requests of a backward pass as well, which the last input has still to make.
     """
     with _lock:
         last = _by_box.get((device, box))
-        recording = None if last is None else last.snapshot()
+        own = last is not None and last.threads <= {threading.get_ident()}
+        recording = last.snapshot() if last is not None and own else None
         if recording is None or not recording.is_stable():
             return None
         return recording.with_backward_views() if training else recording

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -140,7 +141,7 @@ class Recording:
     prepared: steps that are expected, built for `stream`.  expected: the prediction for this input,
     from inputs like the previous one.  next_expectation: that for the next one, from inputs like this
     one, once the next one has come.  lists: all predictions from inputs with the same first request, by
-    their steps.
+    their steps.  threads: that made requests.
     """
 
     n_rows: int
@@ -155,10 +156,11 @@ class Recording:
     expected: Expectation | None = None
     next_expectation: Expectation | None = None
     lists: dict[tuple[Step, ...], Expectation] = dataclasses.field(default_factory=dict)
+    threads: set[int] = dataclasses.field(default_factory=set)
 
     def shared(self) -> Recording:
         """The same for inputs to come, without the prepared steps, which go with the input."""
-        return Recording(self.n_rows, self.levels, self.steps, self.views, self.rows)
+        return Recording(self.n_rows, self.levels, self.steps, self.views, self.rows, threads=self.threads)
 
     def snapshot(self) -> Recording:
         """The same as it is now: another thread may request more maps over the same input."""
@@ -203,6 +205,7 @@ class Recording:
 
     def _append(self, step: Step) -> int:
         """The index of a step that is taken now."""
+        self.threads.add(threading.get_ident())
         self.views.append(Views(set(), set()))
         self.steps.append(step)
         return len(self.steps) - 1

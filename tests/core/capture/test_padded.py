@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import threading
 import weakref
 
 import pytest
@@ -131,6 +133,25 @@ def test_requests_over_the_recorded_scene_that_come_later(sp, kernel_lane):
     with padded.using(scene):
         found = network(tensor(sp, scene.coords.detach(), x))[0]
     assert torch.equal(found.features[: len(coords)], expected.features)
+
+
+@torch.no_grad()
+def test_the_last_scene_may_be_another_threads(sp, known, kernel_lane):
+    """Which may be in the middle of it, with requests and views still to come."""
+    network, record = known
+    scene = functools.partial(cloud, SHAPE, share=0.2, device=kernel_lane.device)
+
+    def elsewhere():
+        with torch.no_grad():
+            network(tensor(sp, scene(seed=8)))
+
+    assert record is not None
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert prefetch.recording_of(scene(seed=8).device, BOX) is None
+    network(tensor(sp, scene(seed=9)))
+    assert prefetch.recording_of(scene(seed=9).device, BOX) is not None
 
 
 @pytest.mark.parametrize("pooled", [False, True])

@@ -187,7 +187,8 @@ def hooks_of_modules(model, calls):
 
 
 def moved_and_cast(model, calls):
-    model.half().float().cpu().to(memory_format=torch.contiguous_format).share_memory()
+    device = next(model.parameters()).device
+    model.half().float().cpu().to(device, memory_format=torch.contiguous_format).share_memory()
     found = calls.times(model)
     model.load_state_dict({name: value * 1.1 for name, value in model.state_dict().items()}, assign=True)
     return found, calls.times(model)
