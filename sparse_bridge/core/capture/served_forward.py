@@ -44,8 +44,10 @@ class ServedForward:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Whoever looks into the dictionary of the class, as mocks do, meets a function."""
-        return types.FunctionType
+        """Whoever looks into the dictionary of the class, as mocks do, meets a function. torch.compile must not: its
+        guards read what only true functions have."""
+        asks = str(sys._getframe(1).f_globals.get("__name__"))
+        return ServedForward if asks.startswith("torch._dynamo") else types.FunctionType
 
     def __get__(self, module: Any, cls: type | None = None) -> Any:
         if module is None:
@@ -83,7 +85,7 @@ def possible(module: nn.Module) -> bool:
     owner = _owner(cls)
     if owner in (None, nn.Module) or cls.__getattribute__ is not object.__getattribute__:
         return False  # torch's call would not be the one that asks
-    return isinstance(vars(owner)[_FORWARD], types.FunctionType)
+    return isinstance(function_of(vars(owner)[_FORWARD]), types.FunctionType)
 
 
 def serve(module: nn.Module, server: Server) -> Callable[[], None]:
