@@ -228,6 +228,19 @@ def test_copies_are_themselves():
     assert torch.equal(shallow(x), want)
 
 
+def test_what_is_loaded_gets_the_short_way_again():
+    """And its shallow copies, such as replicas, are themselves; a pickle has but the method of the class."""
+    unit = Unit().known()
+    unit.net = pickle.loads(pickle.dumps(unit.net))
+    unit.known()
+    shallow, x = copy.copy(unit.net.norm), torch.randn(7, 10)
+    shallow._buffers = dict(unit.net.norm._buffers, running_mean=torch.zeros(10))
+    shallow._parameters = dict(unit.net.norm._parameters, bias=torch.nn.Parameter(torch.ones(10)))
+    with torch.no_grad():
+        want = F.batch_norm(x, torch.zeros(10), shallow.running_var, shallow.weight, torch.ones(10))
+        assert torch.equal(shallow(x), want) and not torch.equal(unit.net.norm(x), want)
+
+
 def test_they_are_given_back():
     net = Unit().known().net
     assert hooks.unseen(net.norm) and not hooks.replaced(net.relu)

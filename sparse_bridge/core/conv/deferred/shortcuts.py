@@ -151,9 +151,18 @@ def install_on_frame(caller: types.FrameType | None) -> None:
     if caller is None or shortcut is None:
         return
     module = caller.f_locals.get("self")
-    if isinstance(module, cls) and type(module) is cls and "forward" not in module.__dict__:
+    if isinstance(module, cls) and type(module) is cls and _has_own_forward(module):
         module.__dict__["forward"] = types.MethodType(shortcut, module)
         _fast_forwards.add(module)
+
+
+def _has_own_forward(module: nn.Module) -> bool:
+    """Whether nothing, or no more than the method of its class, stands for its forward: that is what is loaded of a
+    module that was pickled with the short way, and shallow copies would take it along."""
+    if "forward" not in module.__dict__:
+        return True
+    own = module.__dict__["forward"]
+    return type(own) is types.MethodType and own.__self__ is module and own.__func__ is type(module).forward
 
 
 @state.owns
