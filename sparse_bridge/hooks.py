@@ -6,11 +6,10 @@ Layers are fused or replayed only where nobody could notice; these are the quest
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,18 +17,12 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 # The attribute of whatever this package puts in the place of a module's forward: the forward of its
-# class that it computes, or None where it stands for the module itself (`optimize`).
+# class that it computes.
 IN_PLACE_OF = "in_place_of"
 
 _CALL = nn.Module.__call__  # subclasses may have another one, and programs may put another one there
 _local = threading.local()
 _eager_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-
-def optimized(module: nn.Module) -> bool:
-    """Whether `optimize` has replaced this object's forward."""
-    forward = module.__dict__.get("forward")
-    return getattr(forward, IN_PLACE_OF, forward) is None and forward is not None
 
 
 def inference() -> bool:
@@ -144,26 +137,21 @@ class ModelReference:
     """A model as long as the program has it, and the forward of its class. What belongs to a model does not keep it:
     a program that drops its model gets all memory back at once."""
 
-    def __init__(self, model: nn.Module, gone: Callable[[], None] | None = None) -> None:
-        """gone: called once the model is dropped; not kept, where it is a method."""
-        end = None
-        if gone is not None:
-            kept = weakref.WeakMethod(gone)
+    def __init__(self, model: nn.Module) -> None:
+        own = weakref.ref(self)
 
-            def end(_: Any) -> None:
-                if (function := kept()) is not None:
-                    function()
+        def dropped(_: Any) -> None:
+            if (reference := own()) is not None:
+                reference.gone()
 
-        self._model = weakref.ref(model, end)
+        self._model = weakref.ref(model, dropped)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles of a model hold references to the copy."""
-        state = {name: value for name, value in self.__dict__.items() if name != "_model"}
-        return {"model": self.model, **state}
+    def gone(self) -> None:
+        """The program has dropped the model."""
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        ModelReference.__init__(self, state["model"])
-        self.__dict__.update({name: value for name, value in state.items() if name != "model"})
+    def refers_to(self, model: nn.Module) -> bool:
+        """Whether this is the model."""
+        return self._model() is model
 
     @property
     def model(self) -> nn.Module:
@@ -173,13 +161,7 @@ class ModelReference:
             raise ReferenceError("a model was called that its program has dropped")
         return model
 
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """What its class computes, whatever stands for that in the model itself."""
-        model = self.model
-        return functools.partial(type(model).forward, model)
-
     def run_layers(self, *args: Any, **kwargs: Any) -> Any:
-        """The same, called."""
+        """What its class computes."""
         model = self.model
         return type(model).forward(model, *args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from .adapters import base, protocol
 from .errors import require_type
 from .hooks import ModelReference
 
-_MARK = "_sparse_bridge_optimized"
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
-_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that are optimised
+# Models that are optimised, and what ends that.
+_models: weakref.WeakKeyDictionary[nn.Module, list[Callable[[nn.Module], None]]] = weakref.WeakKeyDictionary()
 
 
 def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keywords: Any) -> nn.Module:
@@ -29,7 +30,7 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     without `graphs` is called with it three times at once, so that the first scene of a program is
     served as the later ones; others are called once. (In `torch.inference_mode` only containers
     fuse: torch counts no changes there.)
-    Parameters, buffers and checkpoints stay as they are.
+    Parameters, buffers and checkpoints stay as they are. Copies and pickles of the model are not optimised.
 
     graphs: False: never replay this model or a part of it from captured graphs.  None: as the process does, see
     `enable(optimize=...)`.  True: on a GPU, also capture inference and training steps as graphs of launches and replay
@@ -47,21 +48,24 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     is timed for 0.3 s at most.
 
     Returns `model`. Raises: DataTypeError for what is no module; ValueError when it is optimised already;
-    UnsupportedError for `graphs` where this installation cannot capture.
+    UnsupportedError for `graphs` where this installation cannot capture, or where the forward of the model is no plain
+    function of its class.
     """
     require_type("optimize()", model, nn.Module, "a torch.nn.Module")
-    if _MARK in model.__dict__:
+    if model in _models:
         raise ValueError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
         raise ValueError("this model's forward is replaced or hooked; optimise it before.")
-    training = None
     if graphs is False:
         hooks.forbid_replays(model)
+    ends: list[Callable[[nn.Module], None]] = []
     if graphs:
-        training = base.capture("replay_training").TrainingReplayer(model, protocol.of)
-    model.__dict__[_MARK] = True
-    model.__dict__["forward"] = _FirstCalls(model, training)
-    _models.add(model)
+        regions = base.capture("graph_regions")
+        regions.serve(model, protocol.of)
+        ends.append(regions.end)
+    if settings.get().tune == "full":
+        ends.insert(0, _FirstCalls(model).end)
+    _models[model] = ends
     if example or keywords:
         with torch.no_grad():
             for _ in range(1 if graphs or model.training else _EXAMPLES):
@@ -72,46 +76,39 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
 def restore(model: nn.Module) -> nn.Module:
     """Undo `optimize`; returns `model`. Raises: DataTypeError for what is no module."""
     require_type("restore()", model, nn.Module, "a torch.nn.Module")
-    _models.discard(model)
     hooks.permit_replays(model)
-    model.__dict__.pop(_MARK, None)
-    if hooks.optimized(model):
-        del model.__dict__["forward"]
+    for end in _models.pop(model, ()):
+        end(model)
     return model
 
 
-def replays() -> list[tuple[str, int, int, str | None]]:
-    """Those of them with `graphs`: class, calls that were replayed, graphs, and why there are no
-    more."""
-    rows = []
-    for model in list(_models):
-        forward = model.__dict__.get("forward")
-        if isinstance(forward, _FirstCalls):
-            modes = [forward.training]
-        else:
-            modes = [forward, getattr(forward, "training", None)]
-        if hooks.optimized(model) and modes[-1] is not None:
-            rows.append(base.capture("replay").summary_of(*modes))
-    return rows
-
-
 class _FirstCalls(ModelReference):
-    """The model's forward until its first inference call."""
+    """Is called in place of a model's forward until its first inference: layers that share maps are tuned in that
+    call, and in the first call of a training before it."""
 
-    in_place_of = None
+    asked = True
 
-    def __init__(self, model: nn.Module, training: Any) -> None:
-        """training: takes calls with gradients where models are replayed from graphs; or None."""
+    def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.training, self.trained = training, False  # trained: whether a call of a training has been seen
+        self.trained = False  # whether a call of a training has been tuned
+        self.serving = base.capture("served_forward")
+        self.region = self.serving.serve(self)  # what the model's calls go to afterwards
+
+    def gone(self) -> None:
+        """Nothing is to be served any more."""
+        self.serving.end(self)
+
+    def end(self, model: nn.Module) -> None:
+        """Have what served the model before serve it again, or its own forward."""
+        self.serving.end(self)
+        if self.region is not None:
+            self.serving.serve(self.region)
 
     def _groups(self) -> contextlib.AbstractContextManager[None]:
-        """Around a first call: tunes the layers that share maps, where tuning is asked for."""
-        if self.trained or settings.get().tune != "full":
-            return contextlib.nullcontext()
+        """Around a call: tunes the layers that share maps, where that is due."""
         from .core.tuning.ranks import one_of_several
 
-        if one_of_several():
+        if self.trained or one_of_several():
             return contextlib.nullcontext()
         self.trained = True
         from .tools import group_race
@@ -119,18 +116,10 @@ class _FirstCalls(ModelReference):
         return group_race.tuned()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = self.forward
-        if torch.compiler.is_compiling():
-            return forward(*args, **kwargs)
-        if torch.is_grad_enabled() or self.model.training:
-            replays = torch.is_grad_enabled() and self.training is not None
-            taken = self.training if replays else forward
-            with self._groups():
-                return taken(*args, **kwargs)
-        self.trained = False
+        inference = not (torch.is_grad_enabled() or self.model.training)
+        self.trained = self.trained and not inference
         with self._groups():
-            out = forward(*args, **kwargs)
-        self.model.__dict__.pop("forward", None)
-        if self.training is not None:
-            self.model.__dict__["forward"] = base.capture("replay").Replayer(self.training)
+            out = (self.region or self.run_layers)(*args, **kwargs)
+        if inference:
+            self.end(self.model)
         return out

@@ -265,7 +265,8 @@ def _activate(adapter: Framework, requested: EnableOptions) -> Active:
     optimizing.enter(requested.optimize)
     chosen, reason = choose(adapter, requested.mode or settings.get().mode)
     adapter.begin(chosen, requested.profile)
-    undo, version = _start(adapter, chosen)
+    with optimizing.own_forwards():
+        undo, version = _start(adapter, chosen)
     compiling.install()
     names = PackageNames(adapter.other_names)
     names.install()
@@ -313,7 +314,8 @@ def _deactivate(active: Active) -> None:
         optimizing.leave(name)
         active.was_imported = active.imported
         active.names.uninstall()
-        active.undo()
+        with optimizing.own_forwards():
+            active.undo()
         compiling.remove()
         logger.info("%s is no longer bridged", name)
         limiting.leave(name)  # which may warn, and a warning may be an error

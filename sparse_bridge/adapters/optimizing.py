@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from .. import settings
@@ -14,7 +15,6 @@ _previous: str | None = None  # the setting before the first choice
 def enter(value: str | None) -> None:
     """Before a framework is enabled so. Raises LifecycleError where another `enable()` chose otherwise."""
     _check(value)
-    _replay_no_parts()
 
 
 def _check(value: str | None) -> None:
@@ -27,11 +27,10 @@ def _check(value: str | None) -> None:
             )
 
 
-def _replay_no_parts() -> None:
-    """Classes have their own forward again, before patches of it come or go."""
+def own_forwards() -> contextlib.AbstractContextManager[None]:
+    """In this block classes have their own forward, as patches of it come or go."""
     regions = sys.modules.get("sparse_bridge.core.capture.graph_regions")
-    if regions is not None:
-        regions.remove()
+    return contextlib.nullcontext() if regions is None else regions.uninstalled()
 
 
 def chosen(name: str) -> str | None:
@@ -51,10 +50,9 @@ def choose(name: str, value: str | None) -> None:
 
 
 def leave(name: str) -> None:
-    """Framework `name` is disabled: its modules have their own forward again, and with the last
+    """Framework `name` is disabled: norms have their own forward again, and with the last
     one that was enabled so, the setting before is in force."""
     global _previous
-    _replay_no_parts()
     deferred = sys.modules.get("sparse_bridge.core.conv.deferred")
     if deferred is not None:
         deferred.reset()

@@ -67,9 +67,8 @@ def open_ways() -> tuple[str, ...]:
 
 def replayed() -> list[tuple[str, int, int, str | None]]:
     """Models, or parts of them, that graphs replay: class, calls, graphs, why there are no more."""
-    regions, optimization = _loaded("core.capture.graph_regions"), _loaded("optimization")
-    parts = [] if regions is None else regions.summary()
-    return [*parts, *([] if optimization is None else optimization.replays())]
+    regions = _loaded("core.capture.graph_regions")
+    return [] if regions is None else regions.summary()
 
 
 def _loaded(name: str) -> Any:

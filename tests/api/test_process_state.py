@@ -31,7 +31,7 @@ CHOSEN = """
     adapters.minkowski.profile._reason adapters.minkowski.profile._settled
     adapters.optimizing._previous adapters.optimizing._chosen adapters.torchsparse.profile._chosen
     adapters.torchsparse.profile._reason adapters.torchsparse.profile.settled
-    core.conv.override._modules optimization._models settings._current
+    core.capture.served_forward._classes core.conv.override._modules optimization._models settings._current
 """
 BLOCKS = """
     core.device.selection._stand_in

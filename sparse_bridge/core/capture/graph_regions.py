@@ -1,4 +1,4 @@
-"""Regions of models that are replayed from graphs without being asked for: chosen when layers want maps.
+"""Models that are replayed from graphs, or regions of them: asked for, or chosen when layers want maps.
 
 The first request for a kernel map over new coordinates comes from a layer deep inside of a model.
 The calls of modules on the stack then tell which modules took the sparse tensor or made it of
@@ -26,7 +26,6 @@ import torch
 from torch import nn
 
 from ... import hooks, memory, policy, settings, state
-from ...hooks import ModelReference
 from ...refusals import Refusal, Why
 from ..device import rocm
 from ..device.device_support import kernel_target
@@ -44,6 +43,7 @@ from .graph_capture import in_trial
 from .model_graphs import announced
 from .replay import Replayer, Summary
 from .replay_training import TrainingReplayer
+from .served_forward import Server
 
 _CALL = nn.Module._call_impl.__code__
 _TensorsOf = Callable[[Any], "Tensors | None"]
@@ -54,12 +54,8 @@ _refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary(
 _exhausted: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # innermost modules with nothing to find around them
 
 
-def _nobody(_: Any) -> Any:
-    return None
-
-
-_tensors_of: _TensorsOf = _nobody
-_layers_of: Callable[[nn.Module], int] = _nobody
+_tensors_of: _TensorsOf = lambda value: None  # noqa: E731
+_layers_of: Callable[[nn.Module], int] = lambda model: 0  # noqa: E731
 
 
 def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> None:
@@ -108,14 +104,39 @@ def summary() -> list[Summary]:
     ]
 
 
-@state.owns
-def remove() -> None:
-    """Give all modules their own forward back, and forget all regions."""
+def serve(model: nn.Module, tensors_of: _TensorsOf) -> GraphRegion:
+    """Replay calls of a model, as its program asks for it. Raises UnsupportedError."""
     with _lock:
-        _regions.clear()
-        served_forward.restore()
+        end(model)
+        _regions[model] = region = GraphRegion(model, tensors_of, asked=True)
+        return region
+
+
+def end(model: nn.Module) -> None:
+    """Have the model's own forward called again."""
+    with _lock:
+        _refused.pop(model, None)
+        if (found := _regions.pop(model, None)) is not None:
+            found.uninstall()
+
+
+@contextlib.contextmanager
+def uninstalled() -> Iterator[None]:
+    """In this block all modules have their own forward. Behind it only regions serve that were asked for, and the
+    others are forgotten."""
+    with _lock, served_forward.uninstalled():
+        for module in [module for module, region in _regions.items() if not region.asked]:
+            del _regions[module]
         _refused.clear()
         _exhausted.clear()
+        yield
+
+
+@state.owns
+def remove() -> None:
+    """Forget all regions but those that were asked for."""
+    with uninstalled():
+        pass
 
 
 def _active_calls(frame: types.FrameType | None) -> Iterator[tuple[nn.Module, bool]]:
@@ -151,6 +172,8 @@ def _install_region(frame: types.FrameType | None) -> None:
         return
     with _lock:
         if any(module in _regions or not hooks.may_be_replayed(module) for module, _ in calls):
+            return
+        if any(served_forward.asked(module) for module, _ in calls):
             return
         for depth, (module, takes_sparse) in enumerate(calls):
             if module in _refused or not _possible(module):
@@ -211,29 +234,16 @@ def _entered(call_frame: _CallFrame | None) -> Iterator[None]:
         _local.call_frame = outer
 
 
-class _Forward(ModelReference):
-    """Is called in place of the forward of a module, until it is uninstalled."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, self.uninstall)
-        self.uninstall_own: Callable[[], None] = served_forward.serve(model, self)
-
-    def serves(self, module: nn.Module) -> bool:
-        """Whether these are calls of this module."""
-        return self._model() is module
-
-    def uninstall(self) -> None:
-        """Have the module's own forward called again."""
-        self.uninstall_own()
-
-
-class GraphRegion(_Forward):
+class GraphRegion(Server):
     """The forward of a part of a model that is replayed where calls of a kind keep coming."""
 
-    def __init__(self, model: nn.Module, tensors_of: _TensorsOf, resume_point: nn.Module | None = None) -> None:
-        """resume_point: the module inside that first takes the sparse tensor that `model` makes."""
-        self.tensors_of = tensors_of
-        self.replayer = Replayer(TrainingReplayer(model, tensors_of, asked=False), asked=False)
+    def __init__(
+        self, model: nn.Module, tensors_of: _TensorsOf, resume_point: nn.Module | None = None, asked: bool = False
+    ) -> None:
+        """resume_point: the module inside that first takes the sparse tensor that `model` makes.  asked: the program
+        wants this model replayed, whatever the settings."""
+        self.tensors_of, self.asked = tensors_of, asked
+        self.replayer = Replayer(TrainingReplayer(model, tensors_of, asked), asked)
         self.resume_point = None if resume_point is None else _ResumePoint(resume_point)
         super().__init__(model)
 
@@ -242,7 +252,7 @@ class GraphRegion(_Forward):
             return self.run_layers(*args, **kwargs)
         call_frame: _CallFrame | None = getattr(_local, "call_frame", None)
         inside = call_frame is not None and call_frame.proxies is not None  # of a trial
-        if inside or not enabled() or in_trial() or padded.current() is not None:
+        if inside or not (self.asked or enabled()) or in_trial() or padded.current() is not None:
             return self.run_layers(*args, **kwargs)
         if self.resume_point is None:
             out = self.replayer(*args, **kwargs)
@@ -322,7 +332,7 @@ class GraphRegion(_Forward):
 _OUTER_CODE = GraphRegion._call_to_resume_point.__code__
 
 
-class _ResumePoint(_Forward):
+class _ResumePoint(Server):
     """The forward of the module that first takes the sparse tensor which its region makes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

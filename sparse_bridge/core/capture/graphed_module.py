@@ -39,7 +39,6 @@ from .padded import PaddedInput
 class GraphedModule(ModelGraphs):
     """The forward of a model that graphs serve, and when to capture another."""
 
-    in_place_of = None
     trains = False  # whether calls compute gradients
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -56,13 +55,13 @@ class GraphedModule(ModelGraphs):
     def layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An eager call. Where memory is out while graphs hold some, they let go of it, and the call begins again."""
         try:
-            return self.forward(*args, **kwargs)
+            return self.run_layers(*args, **kwargs)
         except torch.OutOfMemoryError:
             if not self.graphs:
                 raise
             self.drop(Why.GRAPH_NO_ROOM.says())
         empty_cache()
-        return self.forward(*args, **kwargs)
+        return self.run_layers(*args, **kwargs)
 
     def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""

@@ -47,16 +47,12 @@ class ModelGraphs(ModelReference, abc.ABC):
     reason: str | None
     undecided: str | None
     declined: str | None
-    _carried: tuple[str, ...] = ()  # attributes that copies have, too
 
     def __init__(self, model: nn.Module, tensors_of: Callable[[Any], Tensors | None], asked: bool = True) -> None:
         """tensors_of: the framework of a sparse tensor, None for other objects.  asked: the program wants this
         model replayed."""
-        super().__init__(model, self._gone)
+        super().__init__(model)
         self.tensors_of, self.asked = tensors_of, asked
-        self._forget()
-
-    def _forget(self) -> None:
         self.inner: list[nn.Module] | None = None  # all modules of the model but itself, once it is called
         self.kinds: dict[GraphKey, CallKind] = {}
         self.latest: CallKind | None = None  # of the call that a graph served last
@@ -70,16 +66,6 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
         self.lock, self.speculation = threading.RLock(), SpeculativeLaunch()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles of a model begin anew."""
-        names = {"tensors_of", "asked", *self._carried}
-        return {"model": self.model, **{name: value for name, value in self.__dict__.items() if name in names}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        super().__init__(state["model"], self._gone)
-        self._forget()
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -143,8 +129,8 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.forget_graphs()
         self.refuse(reason, level)
 
-    def _gone(self) -> None:
-        """The program has dropped the model: so are graphs, and the dictionaries of modules that guards look into."""
+    def gone(self) -> None:
+        """Graphs go with the model, and the dictionaries of modules that guards look into."""
         for kind in self.kinds.values():
             kind.forget_trial()
             kind.guards = None

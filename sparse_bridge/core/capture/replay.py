@@ -93,8 +93,6 @@ def summary_of(*modes: GraphedModule) -> Summary:
 class Replayer(GraphedModule):
     """The forward of a model in evaluation; training: takes the calls with gradients, see `replay_training`."""
 
-    _carried = ("training",)
-
     def __init__(self, training: GraphedModule, asked: bool = True) -> None:
         super().__init__(training.model, training.tensors_of, asked)
         self.training = training

@@ -23,7 +23,7 @@ from ..geometry.data_bounds import Root
 from ..prefetch.recording import Recording
 from .call_kind import CallKind
 from .calls.input_proxies import Call
-from .calls.structures import MISSING
+from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
 from .captured_model import preserved_statistics
 from .closed_world.kept import assert_no_mutation
@@ -42,8 +42,8 @@ class TrainingReplayer(GraphedModule):
 
     trains = True
 
-    def _forget(self) -> None:
-        super()._forget()
+    def __init__(self, model: nn.Module, tensors_of: Callable[[Any], Tensors | None], asked: bool = True) -> None:
+        super().__init__(model, tensors_of, asked)
         self.capturing = False
         self.pending: Callable[[], _Run | None] = lambda: None
 

@@ -7,31 +7,52 @@ the class's function for everybody, bound to whoever asks, but for torch's call 
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import functools
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
-from ... import state
+from ...errors import UnsupportedError
+from ...hooks import ModelReference
 
 _CALL = nn.Module._call_impl.__code__
+# With hooks, newer torch calls in a function inside of it.
+_CALLS = _CALL, *[constant for constant in _CALL.co_consts if isinstance(constant, types.CodeType)]
 _FORWARD = "forward"
 _lock = threading.RLock()
 _classes: weakref.WeakSet[type] = weakref.WeakSet()  # those that have a descriptor
 _is_compiling = torch.compiler.is_compiling
 
 
-class Server(Protocol):
-    """What is called in place of a module's forward."""
+class Server(ModelReference, abc.ABC):
+    """Is called in place of the forward of a model, until it is uninstalled or the model is gone.  asked: the program
+    wants that."""
 
-    def serves(self, module: nn.Module) -> bool:
-        """Whether these are calls of this module."""
+    asked = False
+
+    def __init__(self, model: nn.Module) -> None:
+        """Raises UnsupportedError where that is not `possible`."""
+        super().__init__(model)
+        serve(self)
+
+    def uninstall(self) -> None:
+        """Have the model's own forward called again."""
+        end(self)
+
+    def gone(self) -> None:
+        """Nothing is served any more."""
+        self.uninstall()
+
+    @abc.abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class ServedForward:
@@ -55,7 +76,7 @@ class ServedForward:
         if _is_compiling():  # first: torch.compile follows this, and cannot follow the rest
             return functools.partial(self.function, module)
         server = self.servers.get(id(module))
-        if server is not None and sys._getframe(1).f_code is _CALL and server.serves(module):
+        if server is not None and sys._getframe(1).f_code in _CALLS and server.refers_to(module):
             return server
         return types.MethodType(self.function, module)
 
@@ -88,32 +109,62 @@ def possible(module: nn.Module) -> bool:
     return isinstance(function_of(vars(owner)[_FORWARD]), types.FunctionType)
 
 
-def serve(module: nn.Module, server: Server) -> Callable[[], None]:
-    """Have `server` called in place of the module's forward, which must be `possible`; what ends that."""
+def serve(server: Server) -> Server | None:
+    """Have `server` called in place of the forward of its model; what was called so before. Raises UnsupportedError
+    where that is not `possible`."""
+    owner = _owner(type(server.model))
+    if owner is None or not possible(server.model):
+        raise UnsupportedError(
+            f"calls of {type(server.model).__name__} cannot be replayed or tuned: its forward is no plain function of "
+            "its class, or the class has a __getattribute__ of its own. Give optimize() a module inside of it."
+        )
     with _lock:
-        owner = _owner(type(module))
-        assert owner is not None
         held = vars(owner)[_FORWARD]
         if type(held) is not ServedForward:
             held = ServedForward(held)
             type.__setattr__(owner, _FORWARD, held)  # not what a metaclass makes of it
             _classes.add(owner)
-        held.servers[id(module)] = server
-    return functools.partial(_end, held.servers, id(module), weakref.ref(server))
+        before = held.servers.get(id(server.model))
+        held.servers[id(server.model)] = server
+        return before
 
 
-def _end(servers: dict[int, Server], key: int, server: weakref.ref[Any]) -> None:
-    if key in servers and servers[key] is server():
-        del servers[key]
-
-
-@state.owns
-def restore() -> None:
-    """Give all classes their own function back."""
+def end(server: Server) -> None:
+    """Undo `serve`, whether or not the model is still there."""
     with _lock:
+        for servers in _servers():
+            for key in [key for key, held in servers.items() if held is server]:
+                del servers[key]
+
+
+def asked(module: nn.Module) -> bool:
+    """Whether the program has asked for something that is called in place of this module's forward."""
+    held = vars(_owner(type(module)) or nn.Module)[_FORWARD]
+    server = held.servers.get(id(module)) if type(held) is ServedForward else None
+    return server is not None and server.asked and server.refers_to(module)
+
+
+def _servers() -> list[dict[int, Server]]:
+    """Of every class."""
+    held = [vars(cls).get(_FORWARD) for cls in _classes]
+    return [one.servers for one in held if type(one) is ServedForward]
+
+
+@contextlib.contextmanager
+def uninstalled() -> Iterator[None]:
+    """In this block all classes have their own function. Behind it only what the program has asked for serves."""
+    with _lock:
+        asked = [server for servers in _servers() for server in servers.values() if server.asked]
+        models = [server.model for server in asked]  # which stay meanwhile
         while _classes:
             cls = _classes.pop()
             held = vars(cls).get(_FORWARD)
             if type(held) is ServedForward:
                 held.servers.clear()
                 type.__setattr__(cls, _FORWARD, held.function)
+        try:
+            yield
+        finally:
+            for server in asked:
+                serve(server)
+            del models

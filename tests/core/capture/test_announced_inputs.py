@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from sparse_bridge.core.capture import captured_maps
+from sparse_bridge.core.capture import captured_maps, graph_regions
 from sparse_bridge.core.prefetch import prefetch
 
 from . import apis
@@ -36,7 +36,7 @@ class Api:
 
     @property
     def hits(self):
-        return self.model.__dict__["forward"].hits
+        return graph_regions.region_of(self.model).replayer.hits
 
 
 @pytest.fixture

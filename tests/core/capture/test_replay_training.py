@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.core.capture import replay_training
+from sparse_bridge.core.capture import graph_regions, replay_training
 from tests.checks import assert_close
 
 from .test_replay import network, scene
@@ -73,8 +73,7 @@ def warm(model, sp, count=WARM, **how):
 
 
 def trainer(model):
-    held = model.__dict__["forward"]
-    return held.training
+    return graph_regions.region_of(model).replayer.training
 
 
 FIRM, LOOSE = 2e-3, 5e-2
@@ -243,7 +242,7 @@ class TestModels:
             one.expected = found["out"].features
         assert_close(pair[0].expected, pair[1].expected, "tf32")
         same(*pair)
-        assert pair[0].__dict__["forward"].graphs and len(replays) >= 3
+        assert graph_regions.region_of(pair[0]).replayer.graphs and len(replays) >= 3
 
     @pytest.mark.parametrize("allow", [False, True], ids=["fp32", "tf32"])
     def test_weights_that_are_copied_for_the_matrix_units(self, sp, replays, allow, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge.core.capture import graph_regions
 from tests.core.prefetch.test_unknown_bounds import UNet, scattered
 from tests.core.prefetch.waiting import Minkowski, Torchsparse, check, fresh, ready, voxels  # noqa: F401 - `fresh` is a fixture
 
@@ -37,7 +38,7 @@ def replayed(network, rules, rows):
     model = sparse_bridge.optimize(Whole(copy.deepcopy(network.net)).eval(), graphs=True)
     clone = copy.copy(network)
     clone.net = [model]
-    return clone, lambda: model.__dict__["forward"].hits
+    return clone, lambda: graph_regions.region_of(model).replayer.hits
 
 
 @pytest.mark.parametrize("api", [Torchsparse, Minkowski])

@@ -17,12 +17,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import graph_regions, served_forward
+from sparse_bridge.core.capture import graph_regions
 
 from . import apis
 from . import unnoticed_programs as programs
@@ -86,6 +85,7 @@ def case(name, kind, program):
 CASES = [case("spconv", kind, program) for kind in ("takes", "makes") for program in ALL]
 CASES += [case(name, "makes", one) for name in apis.NAMES[1:] for one in [*COPIES, programs.compilers]]
 CASES += [case(name, "takes", programs.inference_mode) for name in apis.NAMES[1:]]
+CASES += [case("spconv", "asked", one) for one in COPIES]
 
 
 @pytest.fixture
@@ -95,10 +95,13 @@ def replayed(device, rules):
 
     @contextlib.contextmanager
     def start(name, kind, optimize):
-        with apis.standin(name) as module, settings.override(optimize=optimize):
+        asked = kind == "asked" and optimize != "off"
+        with apis.standin(name) as module, settings.override(optimize="fuse" if asked else optimize):
             layers = apis.Layers(module, name)
             torch.manual_seed(0)
             model = (Maker if kind == "makes" else apis.Network)(layers).to(device).eval()
+            if asked:
+                sparse_bridge.optimize(model, graphs=True)
             calls = Calls(module, name, device, kind == "makes")
             calls.times(model, _KEPT)
             assert (sum(one.hits for one in graph_regions.summary()) >= 2) == (optimize != "off")
@@ -153,49 +156,3 @@ def test_what_calls_leave(replayed, caplog, kind):
                 assert surroundings() == before
         assert graph_regions.region_of(model).replayer.graphs
     assert said.getvalue() == "" and not [one for one in caplog.records if one.levelno >= logging.WARNING]
-
-
-class Serves:
-    """Serves the calls of one module."""
-
-    def __init__(self, module):
-        self.module = module
-
-    def serves(self, module):
-        return module is self.module
-
-    def __call__(self, x):
-        return "served"
-
-
-@pytest.mark.parametrize("first", ["served", "enabled"])
-def test_frameworks_that_come_and_go(first):
-    """Whose patches are of the class's own function, which is back afterwards."""
-    own, model, x = vars(nn.Sequential)["forward"], nn.Sequential(nn.ReLU()), torch.ones(1)
-    server = Serves(model)
-    try:
-        if first == "served":
-            served_forward.serve(model, server)
-            assert model(x) == "served" and torch.equal(nn.Sequential(nn.ReLU())(x), x)
-        sparse_bridge.enable("torchsparse", mode="standin")
-        if first == "enabled":
-            served_forward.serve(model, server)
-        assert (model(x) == "served") is (first == "enabled")
-    finally:
-        sparse_bridge.disable("torchsparse")
-        served_forward.restore()
-    assert vars(nn.Sequential)["forward"] is own and torch.equal(model(x), x)
-
-
-def test_what_cannot_be_served():
-    """Where torch's call would not be the one that asks for the forward, or that is no function."""
-
-    class Asks(nn.Identity):
-        def __getattribute__(self, name):
-            return super().__getattribute__(name)
-
-    class Object(nn.Module):
-        forward = functools.partial(torch.relu)
-
-    assert served_forward.possible(nn.Identity())
-    assert not any(map(served_forward.possible, (Asks(), Object(), nn.Module())))

@@ -1,0 +1,108 @@
+"""What is called in place of the forward of one module: graphs, and the first calls of a model that is tuned."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge import settings, state
+from sparse_bridge.core.capture import graph_regions, served_forward
+from sparse_bridge.errors import UnsupportedError
+from sparse_bridge.tools import group_race
+
+
+class Serves(served_forward.Server):
+    def __init__(self, model, asked):
+        self.asked = asked
+        super().__init__(model)
+
+    def __call__(self, x):
+        return "served"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("first", ["served", "enabled"])
+def test_frameworks_that_come_and_go(first, asked):
+    """Their patches are of the class's own function, which is back afterwards. Who asked is served again."""
+    own, model, x = vars(nn.Sequential)["forward"], nn.Sequential(nn.ReLU()), torch.ones(1)
+    server = None
+    try:
+        if first == "served":
+            server = Serves(model, asked)
+            assert model(x) == "served" and torch.equal(nn.Sequential(nn.ReLU())(x), x)
+        sparse_bridge.enable("torchsparse", mode="standin")
+        if first == "enabled":
+            server = Serves(model, asked)
+        assert (model(x) == "served") is (asked or first == "enabled")
+    finally:
+        sparse_bridge.disable("torchsparse")
+        assert (model(x) == "served") is asked
+        server.uninstall()
+    graph_regions.remove()
+    assert vars(nn.Sequential)["forward"] is own and torch.equal(model(x), x)
+
+
+def test_a_model_that_is_asked_for_keeps_its_graphs():
+    """When another framework comes, and when the process forgets what it has learnt."""
+    model = sparse_bridge.optimize(nn.Sequential(nn.ReLU()), graphs=True)
+    region = graph_regions.region_of(model)
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        state.reset()
+        assert graph_regions.region_of(model) is region and served_forward.asked(model)
+    assert graph_regions.region_of(model) is region and served_forward.asked(model)
+    sparse_bridge.restore(model)
+    assert graph_regions.region_of(model) is None and not served_forward.asked(model)
+
+
+def test_what_cannot_be_served():
+    """Where torch's call would not be the one that asks for the forward, or that is no function."""
+
+    class Asks(nn.Identity):
+        def __getattribute__(self, name):
+            return super().__getattribute__(name)
+
+    class Object(nn.Module):
+        forward = functools.partial(torch.relu)
+
+    assert served_forward.possible(nn.Identity())
+    assert not any(map(served_forward.possible, (Asks(), Object(), nn.Module())))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_model_that_is_tuned_first(graphs):
+    """In the first call of a training and in the first inference; then its graphs serve it, or its own forward."""
+    model, tuned = nn.Sequential(nn.Linear(2, 2)), []
+
+    @contextlib.contextmanager
+    def tuner():
+        tuned.append(torch.is_grad_enabled())
+        yield
+
+    with settings.override(tune="full"), mock.patch.object(group_race, "tuned", tuner):
+        sparse_bridge.optimize(model, graphs=graphs)
+        for grad in (True, True, False, False, True):
+            with torch.set_grad_enabled(grad):
+                model.train(grad)(torch.ones(1, 2))
+        assert tuned == [True, False] and served_forward.asked(model) == graphs
+        twin = copy.copy(model)
+        assert not served_forward.asked(twin)
+        sparse_bridge.restore(model)
+        sparse_bridge.optimize(model, graphs=graphs)
+        sparse_bridge.restore(model)
+        model.eval()(torch.ones(1, 2))
+    assert len(tuned) == 2 and not served_forward.asked(model)
+
+
+def test_a_forward_that_cannot_be_served():
+    class Called(nn.Module):
+        forward = functools.partial(torch.relu)
+
+    with pytest.raises(UnsupportedError, match="Called cannot be replayed or tuned"):
+        sparse_bridge.optimize(Called(), graphs=True)
