@@ -29,13 +29,17 @@ def models(framework, profile=None):
 
 @contextlib.contextmanager
 def imported_anew(framework):
-    """`load` of `models`, over the framework that is imported; what models assign in `spconv.constants`, as
-    OpenPCDet's do, is over with them."""
+    """`load` of `models`, over the framework that is imported. What models assign in spconv is over with them: its
+    constants, as OpenPCDet's do, and how its modules are loaded, as mmdetection3d's do."""
     folder = f"compat.models.{framework}"
-    switches = vars(importlib.import_module("spconv.constants")) if framework == "spconv" else {}
     _forget(folder)
     try:
-        with mock.patch.dict(switches):
+        with contextlib.ExitStack() as stack:
+            if framework == "spconv":
+                stack.enter_context(mock.patch.dict(vars(importlib.import_module("spconv.constants"))))
+                module = importlib.import_module("spconv.pytorch").SparseModule
+                for name in ("_version", "_load_from_state_dict"):
+                    stack.enter_context(mock.patch.object(module, name, getattr(module, name)))
             yield lambda name: importlib.import_module(f"{folder}.{name}")
     finally:
         _forget(folder)
