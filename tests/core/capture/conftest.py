@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge import policy, settings
+import sparse_bridge
+from sparse_bridge import optimization, policy, settings
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.maps import request
 from sparse_bridge.core.prefetch import prefetch
@@ -47,7 +48,9 @@ def own_provider():
 
 @pytest.fixture
 def nothing_learnt():
-    """Neither of scenes nor of parts of models, before and after."""
+    """Neither of scenes nor of parts of models, before and after; and no model of another test is replayed."""
+    for model in list(optimization._models):
+        sparse_bridge.restore(model)
     prefetch.forget()
     graph_regions.remove()
     yield

@@ -276,5 +276,6 @@ def test_a_graph_takes_one_range_of_addresses():
     own = [one for one in segments if tuple(one["segment_pool_id"]) == tuple(memory.pool)]
     assert own and all(one["is_expandable"] for one in own)
     new = [one for one in segments if one["is_expandable"] and one["address"] not in others and one not in own]
-    assert new == []
+    # Beside it torch keeps the seed and the offset of random numbers for its first graph, in the smallest blocks.
+    assert sum(one["allocated_size"] for one in new) <= 2 * 512
     del after
