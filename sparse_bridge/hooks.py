@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -20,6 +21,12 @@ from torch.nn.modules import module as torch_module
 # class that it computes.
 IN_PLACE_OF = "in_place_of"
 
+# Functions of torch that fused layers stand for, as they are when this is imported.
+TORCHS_BATCH_NORM, TORCHS_RELU, TORCHS_RELU_ = torch.batch_norm, torch.relu, torch.relu_
+TORCHS_SIGMOID = torch.sigmoid
+_BATCH_NORM, _RELU, _LEAKY_RELU, _SIGMOID = F.batch_norm, F.relu, F.leaky_relu, F.sigmoid
+_NORM_FORWARD, _RELU_FORWARD = nn.BatchNorm1d.forward, nn.ReLU.forward
+_LEAKY_FORWARD, _SIGMOID_FORWARD = nn.LeakyReLU.forward, nn.Sigmoid.forward
 _CALL = nn.Module.__call__  # subclasses may have another one, and programs may put another one there
 _local = threading.local()
 _eager_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -39,6 +46,25 @@ def compiled_inference() -> bool:
     """`inference` in a graph that `torch.compile` makes."""
     return torch.compiler.is_compiling() and not (
         torch.is_grad_enabled() or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+    )
+
+
+def torch_replaced() -> bool:
+    """Whether the program has put something else in the place of a function of torch that fused layers stand for.
+    (Written out, as it is asked at every layer.)"""
+    return not (
+        F.batch_norm is _BATCH_NORM
+        and F.relu is _RELU
+        and F.leaky_relu is _LEAKY_RELU
+        and F.sigmoid is _SIGMOID
+        and torch.batch_norm is TORCHS_BATCH_NORM
+        and torch.relu is TORCHS_RELU
+        and torch.relu_ is TORCHS_RELU_
+        and torch.sigmoid is TORCHS_SIGMOID
+        and nn.BatchNorm1d.forward is _NORM_FORWARD
+        and nn.ReLU.forward is _RELU_FORWARD
+        and nn.LeakyReLU.forward is _LEAKY_FORWARD
+        and nn.Sigmoid.forward is _SIGMOID_FORWARD
     )
 
 

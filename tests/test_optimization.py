@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge import hooks
 from sparse_bridge.core.conv import epilogue
 from sparse_bridge.refusals import Why
 from tests.adapters.spconv import apis
@@ -163,6 +164,7 @@ def passes(monkeypatch):
 
     monkeypatch.setattr(epilogue.Epilogue, "finish", counted)
     monkeypatch.setattr(torch, "batch_norm", apart)
+    monkeypatch.setattr(hooks, "TORCHS_BATCH_NORM", apart)  # else nothing is fused
     return counts
 
 

@@ -115,9 +115,7 @@ def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers |
     if index >= len(modules):
         return None
     norm = modules[index]
-    if type(norm) is not nn.BatchNorm1d or nn.BatchNorm1d.forward is not _NORM_FORWARD:
-        return None
-    if norm.training or not foldable(norm):
+    if type(norm) is not nn.BatchNorm1d or nn.BatchNorm1d.forward is not _NORM_FORWARD or not foldable(norm):
         return None
     following = own_activation(modules[index + 1]) if index + 1 < len(modules) else None
     return EpilogueLayers(norm, *(following or ()))
@@ -168,7 +166,6 @@ def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
     own forward of torch, or `norm` itself if it is no subclass and nothing watches it."""
     return (
         norm.training
-        and nn.BatchNorm1d.forward is _NORM_FORWARD
         and len(norm._parameters) == 2  # none is an attribute of another kind
         and len(norm._buffers) == 3
         and runs_own(run, nn.BatchNorm1d, _NORM_FORWARD)
@@ -177,6 +174,8 @@ def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
 
 def runs_own(run: Any, module_class: type[nn.Module], forward: Any) -> bool:
     """Whether calling `run` is torch's own `forward` of a class and nothing else."""
+    if not torch.compiler.is_compiling() and hooks.torch_replaced():
+        return False
     if type(run) is MethodType:
         kind = type(run.__self__)  # a property would come before its parameters
         return run.__func__ is forward and not (hasattr(kind, "weight") or hasattr(kind, "bias"))

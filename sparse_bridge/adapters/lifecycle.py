@@ -166,11 +166,8 @@ def enable(
 
 
 def disable(*frameworks: str) -> None:
-    """Turn `frameworks` off, all enabled ones without names, whoever holds them.
-
-    Raises:
-        SettingError: an unknown framework.
-    """
+    """Turn `frameworks` off, all enabled ones without names, whoever holds them. Raises SettingError for an unknown
+    framework."""
     names = [base.load(name).name for name in frameworks]
     with _lock:
         waiting = inherited.waiting()

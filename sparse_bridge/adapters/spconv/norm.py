@@ -35,7 +35,7 @@ def run_sequential(
     """
     if isinstance(x, Proxy):
         return tracing.sequential(children, x, takes_sparse, convolution[0])
-    fusing = hooks.inference() or hooks.compiled_inference()
+    fusing = (hooks.inference() and not hooks.torch_replaced()) or hooks.compiled_inference()
     index, count = 0, len(children)
     while index < count:
         module = children[index]

@@ -31,7 +31,8 @@ def sequential_patches() -> list[Patch]:
         def forward(self: Any, input: Any) -> Any:
             if isinstance(input, torch.Tensor) or not hasattr(input, "feats"):
                 return original(self, input)
-            return _run(list(self), input) if hooks.inference() else original(self, input)
+            fusing = hooks.inference() and not hooks.torch_replaced()
+            return _run(list(self), input) if fusing else original(self, input)
 
         return forward
 

@@ -71,6 +71,9 @@ class GraphedModule(ModelGraphs):
             self.inner = list(self.model.modules())[1:]
         if in_trial() or not (hooks.may_be_replayed(self.model) and self.allowed()):
             return False
+        if hooks.torch_replaced():
+            self.decline(Why.GRAPH_CHANGED, "a function of torch that layers call")
+            return False
         onlooker = observer()
         if onlooker is not None:
             self.decline(Why.GRAPH_OBSERVED, onlooker)

@@ -50,6 +50,7 @@ class Activation(NamedTuple):
         return 0.0 if self.slope is None else float(getattr(module, self.slope))
 
 
+_leaky_relu = F.leaky_relu  # whatever the program puts there later
 _ROWS = (
     Activation(
         "relu",
@@ -65,7 +66,7 @@ _ROWS = (
     Activation(
         "leaky_relu",
         F.leaky_relu,
-        lambda y, slope: F.leaky_relu(y, slope, inplace=True),
+        lambda y, slope: _leaky_relu(y, slope, inplace=True),
         (F.leaky_relu,),
         (),
         _leaky,

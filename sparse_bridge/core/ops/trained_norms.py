@@ -22,8 +22,6 @@ from ..conv.history import histories, history_of
 from ..device.torch_compat import SAVED_TENSORS_HOOKS
 from .batch_norm import batch_norm_training, serves
 
-_OWN = nn.BatchNorm1d.forward
-
 
 def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
     """The features y [N, C], any float dtype, of `layer` in training: of its first calls, such that their norm is
@@ -60,7 +58,7 @@ def _usual(x: torch.Tensor) -> bool:
 
 def _normalised(norm: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     """What a BatchNorm1d in training makes of x; None where torch's own is to compute it."""
-    if not (norm.training and type(norm) is nn.BatchNorm1d and nn.BatchNorm1d.forward is _OWN):
+    if not norm.training or type(norm) is not nn.BatchNorm1d or hooks.torch_replaced():
         return None
     if len(norm._parameters) != 2 or len(norm._buffers) != 3 or not _usual(x):
         return None

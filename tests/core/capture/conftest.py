@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-import sparse_bridge
-from sparse_bridge import optimization, policy, settings
+from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.maps import request
 from sparse_bridge.core.prefetch import prefetch
@@ -49,8 +48,8 @@ def own_provider():
 @pytest.fixture
 def nothing_learnt():
     """Neither of scenes nor of parts of models, before and after; and no model of another test is replayed."""
-    for model in list(optimization._models):
-        sparse_bridge.restore(model)
+    for model, _ in graph_regions.tried():
+        graph_regions.end(model)
     prefetch.forget()
     graph_regions.remove()
     yield

@@ -13,10 +13,13 @@ import os
 import random
 import sys
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings
@@ -84,7 +87,11 @@ def case(name, kind, program):
 
 CASES = [case("spconv", kind, program) for kind in ("takes", "makes") for program in ALL]
 CASES += [case(name, "makes", one) for name in apis.NAMES[1:] for one in [*COPIES, programs.compilers]]
-CASES += [case(name, "takes", programs.inference_mode) for name in apis.NAMES[1:]]
+CASES += [
+    case(name, "takes", one)
+    for name in apis.NAMES[1:]
+    for one in (programs.inference_mode, programs.functions_of_torch)
+]
 CASES += [case("spconv", "asked", one) for one in COPIES]
 
 
@@ -130,6 +137,23 @@ def test_a_program(replayed, name, kind, program):
         with replayed(name, kind, optimize) as (model, calls):
             found.append(program(model, calls))
     same(found[1], found[0])
+
+
+def test_functions_of_torch_that_come_back(replayed):
+    """Graphs serve again what they served before. A function that is not asked for beforehand is guarded."""
+    with replayed("spconv", "takes", "inference") as (model, calls):
+        replayer = graph_regions.region_of(model).replayer
+        graphs, hits = replayer.graphs, replayer.hits
+        with mock.patch.object(F, "relu", functools.partial(F.relu)):
+            calls.times(model)
+            assert replayer.hits == hits and "a function of torch" in replayer.declined
+        calls.times(model)
+        assert replayer.graphs == graphs and replayer.hits > hits
+        hits = replayer.hits
+        own = nn.Module.__call__
+        with mock.patch.object(nn.Module, "__call__", lambda self, *args, **kw: own(self, *args, **kw)):
+            calls(model)
+            assert replayer.hits == hits and "Module.__call__" in replayer.declined
 
 
 def surroundings():

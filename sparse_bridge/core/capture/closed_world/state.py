@@ -19,6 +19,7 @@ from ....refusals import Refusal, Why
 from ..served_forward import function_of
 from . import guards, origins
 from .guards import LARGEST, PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
+from .layers import guard_methods
 from .origins import Origin
 
 _HEAP_TYPE = 1 << 9  # of a class that Python code defines, as a rule
@@ -290,13 +291,14 @@ class State:
     def methods_of(self, cls: type, where: str) -> None:
         """What a class has: functions by identity, and values that are read."""
         for base in cls.__mro__:
-            if id(base) in self.classes or base in (object, nn.Module):
+            if id(base) in self.classes or base is object:
                 continue
             self.classes[id(base)] = base
             own = vars(base)
             if origins.of_class(base) is not Origin.PROGRAM:
-                if "forward" in own and issubclass(base, nn.Module):
-                    self.key(own, "forward", f"{base.__name__}.forward")
+                if issubclass(base, nn.Module):
+                    guard_methods(base, self.key)
+                    self.absent(own, () if base is nn.Module else ("forward", "__call__"), base.__name__)
                 continue
             for name, member in list(own.items()):
                 item = function_of(member)

@@ -49,7 +49,7 @@ def _normalise(self: Any, input: Any) -> Any:
     """`BatchNorm1d.forward`."""
     if type(input) is ProfiledFeatures:
         input = input.plain
-    if torch.compiler.is_compiling() or F.batch_norm is not _batch_norm_of_torch:
+    if torch.compiler.is_compiling() or hooks.torch_replaced():
         return _own_forward(self, input)
     if type(input) is torch.Tensor and in_training is not None:
         trained = in_training(_called(self), input)
@@ -72,8 +72,7 @@ def _normalise(self: Any, input: Any) -> Any:
 
 def _rectify(self: Any, input: Any) -> Any:
     """`ReLU.forward`."""
-    own = F.relu is _relu_of_torch and nn.ReLU.forward is _relu_forward
-    if type(input) is UnlaunchedFeatures and own and not torch.compiler.is_compiling():
+    if type(input) is UnlaunchedFeatures and not (torch.compiler.is_compiling() or hooks.torch_replaced()):
         result = input.conv.end_launched("relu", 0.0)
         if result is not None:
             if self.inplace:
@@ -82,7 +81,7 @@ def _rectify(self: Any, input: Any) -> Any:
     return _own_forward(self, input)
 
 
-_batch_norm_of_torch, _relu_of_torch = F.batch_norm, F.relu
+_batch_norm_of_torch = F.batch_norm
 _norm_forward, _relu_forward = nn.BatchNorm1d.forward, nn.ReLU.forward
 _SHORTCUTS: dict[types.CodeType, tuple[type[nn.Module], Callable[..., Any]]] = {
     _norm_forward.__code__: (nn.BatchNorm1d, _normalise),

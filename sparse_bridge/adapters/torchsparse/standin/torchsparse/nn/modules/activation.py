@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from sparse_bridge import hooks
 from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.inference import activated
 from sparse_bridge.adapters.lazy_features import deferred_of
@@ -18,6 +19,8 @@ class ReLU(nn.ReLU):
     def forward(self, input):
         if torch.is_grad_enabled():  # perhaps behind a norm in training
             return training_norms.rectify(self, super().forward, input)
+        if hooks.torch_replaced():
+            return with_feats(input, super().forward(input.feats))
         alone = torch.relu_ if self.inplace else torch.relu
         conv = deferred_of(input)
         if conv is None:
@@ -28,7 +31,7 @@ class ReLU(nn.ReLU):
 class _Activation:
     def forward(self, input):
         conv, row, alone = deferred_of(input), row_of(self), super().forward
-        if conv is None or row is None:
+        if conv is None or row is None or hooks.torch_replaced():
             return with_feats(input, alone(input.feats))
         return with_feats(input, activated(conv, (row.name, row.slope_of(self)), self.inplace, alone, input))
 
