@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "benchmarks" / "results" / "h100_stream.json"
+RECORD = ROOT / "benchmarks" / "results" / "h200_stream_default.json"
 INK, FAINT = "#1c2430", "#4b5a6b"
 COLOURS = ["#2a7f62", "#3f7cac", "#d49a2a", "#7b5ea7"]
 WIDTH, SMALL, TEXT = 5.0, 11.5, 12.5  # inches, points: 11.4 and 12.4 pixels of such a phone

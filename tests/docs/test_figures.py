@@ -17,7 +17,7 @@ from sparse_bridge.errors import ShapeError
 from .pages import PAGES, ROOT, name_of, prose, table
 
 RESULTS = ROOT / "benchmarks" / "results"
-RECORD = RESULTS / "h100_stream.json"
+RECORD = RESULTS / "h200_stream_default.json"
 
 
 def read(page: str) -> str:
