@@ -13,8 +13,9 @@ from torch import nn
 
 from . import hooks, settings
 from .adapters import base, protocol
+from .core import served_forward
+from .core.served_forward import Server
 from .errors import require_type
-from .hooks import ModelReference
 
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
 # Models that are optimised, and what ends that.
@@ -82,7 +83,7 @@ def restore(model: nn.Module) -> nn.Module:
     return model
 
 
-class _FirstCalls(ModelReference):
+class _FirstCalls(Server):
     """Is called in place of a model's forward until its first inference: layers that share maps are tuned in that
     call, and in the first call of a training before it."""
 
@@ -91,18 +92,12 @@ class _FirstCalls(ModelReference):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.trained = False  # whether a call of a training has been tuned
-        self.serving = base.capture("served_forward")
-        self.region = self.serving.serve(self)  # what the model's calls go to afterwards
-
-    def gone(self) -> None:
-        """Nothing is to be served any more."""
-        self.serving.end(self)
 
     def end(self, model: nn.Module) -> None:
         """Have what served the model before serve it again, or its own forward."""
-        self.serving.end(self)
-        if self.region is not None:
-            self.serving.serve(self.region)
+        self.uninstall()
+        if self.before is not None:
+            served_forward.serve(self.before)
 
     def _groups(self) -> contextlib.AbstractContextManager[None]:
         """Around a call: tunes the layers that share maps, where that is due."""
@@ -119,7 +114,7 @@ class _FirstCalls(ModelReference):
         inference = not (torch.is_grad_enabled() or self.model.training)
         self.trained = self.trained and not inference
         with self._groups():
-            out = (self.region or self.run_layers)(*args, **kwargs)
+            out = (self.before or self.run_layers)(*args, **kwargs)
         if inference:
             self.end(self.model)
         return out

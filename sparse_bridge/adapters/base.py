@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ..core.closed_world import origins
 from ..errors import LifecycleError, SettingError, UnsupportedError
 from ..names import meant
 
@@ -237,8 +238,7 @@ def load(name: str) -> Framework:
             )
         target = targets[name]
     adapter = _import_adapter(name, target)
-    with contextlib.suppress(UnsupportedError):
-        capture("closed_world.origins").trust(adapter.packages)
+    origins.trust(adapter.packages)
     with _lock:
         return _loaded.setdefault(name, adapter)
 

@@ -31,11 +31,11 @@ CHOSEN = """
     adapters.minkowski.profile._reason adapters.minkowski.profile._settled
     adapters.optimizing._previous adapters.optimizing._chosen adapters.torchsparse.profile._chosen
     adapters.torchsparse.profile._reason adapters.torchsparse.profile.settled
-    core.capture.served_forward._classes core.conv.override._modules optimization._models settings._current
+    core.served_forward._classes core.conv.override._modules optimization._models settings._current
 """
 BLOCKS = """
     core.device.selection._stand_in
-    core.capture.closed_world.watch._watched hooks._local
+    core.closed_world.watch._watched hooks._local
     adapters.call_stats._listeners core.capture.padded._local core.capture.graph_capture._captures
     core.capture.graph_capture._local core.capture.graph_regions._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
@@ -50,7 +50,7 @@ BLOCKS = """
 """
 REGISTERED = """
     adapters.enabling.compiling._undo adapters.enabling.compiling._users
-    core.capture.closed_world.origins._frameworks export.player.stand_in._listeners
+    core.closed_world.origins._frameworks export.player.stand_in._listeners
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
     core.capture.graph_regions._layers_of core.capture.graph_regions._tensors_of core.compile.coordinates._builders
     core.compile.library.operator_names core.conv.kernel_products._listeners core.maps.request._listener

@@ -13,7 +13,7 @@ pytest.importorskip("sparse_bridge.core.capture")
 from compat import matrix
 from compat.subject import Subject
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture.closed_world.audit import Audit
+from sparse_bridge.core.closed_world.audit import Audit
 from sparse_bridge.refusals import Refusal
 from sparse_bridge.tools.networks import minkowski, spconv
 from sparse_bridge.tools.networks import torchsparse as for_torchsparse

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ... import policy
+from ..closed_world.guards import Guards
 from . import padded
-from .closed_world.guards import Guards
 
 
 class CallKind:

@@ -27,6 +27,7 @@ from torch import nn
 
 from ... import hooks, memory, policy, settings, state
 from ...refusals import Refusal, Why
+from .. import served_forward
 from ..device import rocm
 from ..device.device_support import kernel_target
 from ..maps import request as requests
@@ -34,7 +35,8 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
-from . import padded, served_forward
+from ..served_forward import Server
+from . import padded
 from .calls.call import ReplayResult, call_of, other_inputs, read_constants
 from .calls.frames import constants_alive
 from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
@@ -43,7 +45,6 @@ from .graph_capture import in_trial
 from .model_graphs import announced
 from .replay import Replayer, Summary
 from .replay_training import TrainingReplayer
-from .served_forward import Server
 
 _CALL = nn.Module._call_impl.__code__
 _TensorsOf = Callable[[Any], "Tensors | None"]

@@ -19,6 +19,7 @@ import torch
 
 from ... import hooks, policy, settings
 from ...refusals import Refusal, Verdict, Why
+from ..closed_world.audit import Audit
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import Root
 from ..prefetch import prefetch
@@ -29,7 +30,6 @@ from .calls.input_proxies import Call
 from .calls.observers import observer
 from .calls.structures import MISSING
 from .captured_model import ROWS, CaptureContext, preserved_statistics
-from .closed_world.audit import Audit
 from .graph_capture import GraphMemory, check_room, empty_cache, in_trial, trial
 from .graph_key import GraphKey, key_of, root_of
 from .model_graphs import ModelGraphs, served

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ... import hooks
+from ..closed_world.kept import assert_no_mutation
 from ..geometry.data_bounds import Root
 from ..prefetch.recording import Recording
 from .call_kind import CallKind
@@ -27,7 +28,6 @@ from .calls.input_proxies import Call
 from .calls.structures import MISSING
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
 from .captured_model import ROWS, Captured
-from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured_from
 from .graph_key import GraphKey, addresses
 from .graphed_module import GraphedModule

@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ... import hooks
+from ..closed_world.kept import assert_no_mutation
 from ..geometry.data_bounds import Root
 from ..prefetch.recording import Recording
 from .call_kind import CallKind
@@ -26,7 +27,6 @@ from .calls.input_proxies import Call
 from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
 from .captured_model import preserved_statistics
-from .closed_world.kept import assert_no_mutation
 from .graph_capture import captured, captured_from
 from .graph_key import GraphKey, addresses
 from .graphed_module import GraphedModule

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparse_bridge import settings
 from sparse_bridge.core.capture import graphed_module, padded
-from sparse_bridge.core.capture.closed_world.audit import Audit
+from sparse_bridge.core.closed_world.audit import Audit
 from tests.rules import ruled
 
 

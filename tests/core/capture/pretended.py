@@ -23,8 +23,8 @@ from sparse_bridge.core.capture import (
     replay_training,
 )
 from sparse_bridge.core.capture.captured_model import Captured
-from sparse_bridge.core.capture.closed_world import origins
 from sparse_bridge.core.capture.replay_trial import leaves_of
+from sparse_bridge.core.closed_world import origins
 from sparse_bridge.core.device import self_check
 from sparse_bridge.refusals import Why
 from tests.checks import NothingComputed

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture.closed_world import guards as guards_module
-from sparse_bridge.core.capture.closed_world.audit import Audit
+from sparse_bridge.core.closed_world import guards as guards_module
+from sparse_bridge.core.closed_world.audit import Audit
 from sparse_bridge.refusals import Refusal, Verdict, Why
 from tests.adapters.spconv import apis
 from tests.core.capture import closed_programs, closed_settings

@@ -13,7 +13,8 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings, state
-from sparse_bridge.core.capture import graph_regions, served_forward
+from sparse_bridge.core import served_forward
+from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.tools import group_race
 

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ....refusals import Why
+from ...refusals import Why
 
 
 class Tag(enum.IntFlag):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....refusals import Refusal, Why
+from ...refusals import Refusal, Why
 from . import origins
 from .origins import Origin
 from .sources import COMPREHENSIONS, position

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ....refusals import Refusal, Why
+from ...refusals import Refusal, Why
 from .guards import LARGEST, PLAIN, equal, is_own
 
 _CONTAINERS = (list, dict, set, collections.deque)

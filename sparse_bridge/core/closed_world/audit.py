@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....refusals import Refusal, Why
+from ...refusals import Refusal, Why
 from . import origins
 from .expressions import Name
 from .guards import Guards, is_own

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....hooks import IN_PLACE_OF
+from ...hooks import IN_PLACE_OF
 from ..served_forward import function_of
 
 Getter = Callable[[Any], tuple[Any, ...]]

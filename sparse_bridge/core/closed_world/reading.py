@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import CodeType
 from typing import Any
 
-from ....refusals import Refusal, Why
+from ...refusals import Refusal, Why
 from .expressions import NONE, OLD, ROWS, STATE, Expressions, Tag, element_of, text_of
 from .sources import Source, position, source_of
 

@@ -8,7 +8,7 @@ import sys
 from types import CodeType
 from typing import Any
 
-from ....refusals import Why
+from ...refusals import Why
 
 
 def words(text: str) -> frozenset[str]:

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import UnsupportedError
-from ...hooks import ModelReference
+from ..errors import UnsupportedError
+from ..hooks import ModelReference
 
 _CALL = nn.Module._call_impl.__code__
 # With hooks, newer torch calls in a function inside of it.
@@ -41,7 +41,7 @@ class Server(ModelReference, abc.ABC):
     def __init__(self, model: nn.Module) -> None:
         """Raises UnsupportedError where that is not `possible`."""
         super().__init__(model)
-        serve(self)
+        self.before = serve(self)  # what was called so far
 
     def uninstall(self) -> None:
         """Have the model's own forward called again."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ....refusals import Refusal, Why
+from ...refusals import Refusal, Why
 from ..served_forward import function_of
 from . import guards, origins
 from .guards import LARGEST, PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
