@@ -133,8 +133,9 @@ def end(server: Server) -> None:
     """Undo `serve`, whether or not the model is still there."""
     with _lock:
         for servers in _servers():
-            for key in [key for key, held in servers.items() if held is server]:
-                del servers[key]
+            for key, held in list(servers.items()):  # models that are dropped meanwhile end theirs
+                if held is server:
+                    servers.pop(key, None)
 
 
 def asked(module: nn.Module) -> bool:
@@ -154,8 +155,8 @@ def _servers() -> list[dict[int, Server]]:
 def uninstalled() -> Iterator[None]:
     """In this block all classes have their own function. Behind it only what the program has asked for serves."""
     with _lock:
-        asked = [server for servers in _servers() for server in servers.values() if server.asked]
-        models = [server.model for server in asked]  # which stay meanwhile
+        asked = [one for servers in _servers() for one in list(servers.values()) if one.asked]
+        models = {one: model for one in asked if (model := one._model()) is not None}  # which stay meanwhile
         while _classes:
             cls = _classes.pop()
             held = vars(cls).get(_FORWARD)
@@ -165,6 +166,6 @@ def uninstalled() -> Iterator[None]:
         try:
             yield
         finally:
-            for server in asked:
-                serve(server)
-            del models
+            for server, model in models.items():
+                if possible(model):
+                    serve(server)
