@@ -6,6 +6,7 @@ Layers are fused or replayed only where nobody could notice; these are the quest
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import types
 import weakref
@@ -164,10 +165,10 @@ class ModelReference:
     a program that drops its model gets all memory back at once."""
 
     def __init__(self, model: nn.Module) -> None:
-        own = weakref.ref(self)
+        own, exits = weakref.ref(self), sys.is_finalizing  # when Python exits, this module's names are gone first
 
         def dropped(_: Any) -> None:
-            if (reference := own()) is not None:
+            if (reference := own()) is not None and not exits():
                 reference.gone()
 
         self._model = weakref.ref(model, dropped)
