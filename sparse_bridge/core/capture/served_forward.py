@@ -71,8 +71,8 @@ class ServedForward:
         asks = str(sys._getframe(1).f_globals.get("__name__"))
         return ServedForward if asks.startswith("torch._dynamo") else types.FunctionType
 
-    @property  # type: ignore[misc]
-    def __dict__(self) -> Any:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
         """The function's: pickles of whole classes read it."""
         return self.function.__dict__
 
