@@ -6,6 +6,7 @@ Layers are fused or replayed only where nobody could notice; these are the quest
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import types
 import weakref
@@ -23,11 +24,13 @@ IN_PLACE_OF = "in_place_of"
 
 # Functions of torch that fused layers stand for, as they are when this is imported.
 TORCHS_BATCH_NORM, TORCHS_RELU, TORCHS_RELU_ = torch.batch_norm, torch.relu, torch.relu_
-TORCHS_SIGMOID = torch.sigmoid
+TORCHS_SIGMOID, TORCHS_SIGMOID_ = torch.sigmoid, torch.sigmoid_
 _BATCH_NORM, _RELU, _LEAKY_RELU, _SIGMOID = F.batch_norm, F.relu, F.leaky_relu, F.sigmoid
 _NORM_FORWARD, _RELU_FORWARD = nn.BatchNorm1d.forward, nn.ReLU.forward
 _LEAKY_FORWARD, _SIGMOID_FORWARD = nn.LeakyReLU.forward, nn.Sigmoid.forward
+_CHECK_INPUT = nn.BatchNorm1d._check_input_dim
 _CALL = nn.Module.__call__  # subclasses may have another one, and programs may put another one there
+_CALL_IMPL = nn.Module._call_impl
 _local = threading.local()
 _eager_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -65,7 +68,31 @@ def torch_replaced() -> bool:
         and nn.ReLU.forward is _RELU_FORWARD
         and nn.LeakyReLU.forward is _LEAKY_FORWARD
         and nn.Sigmoid.forward is _SIGMOID_FORWARD
+        and nn.BatchNorm1d._check_input_dim is _CHECK_INPUT
+        and nn.Module.__call__ is _CALL
+        and nn.Module._call_impl is _CALL_IMPL
+        and not REPLACED_BEFORE
     )
+
+
+def _made_by_torch(function: Any) -> bool:
+    """Whether a function is of C, or has the names of its module at hand as only torch's own does."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return True
+    home = getattr(function, "__module__", None) or ""
+    return home.startswith("torch.") and getattr(function, "__globals__", None) is vars(sys.modules.get(home, F))
+
+
+# Whether a program did so before this was imported. Whether it has been undone nobody can tell.
+REPLACED_BEFORE = not all(
+    map(
+        _made_by_torch,
+        (TORCHS_BATCH_NORM, TORCHS_RELU, TORCHS_RELU_, TORCHS_SIGMOID, TORCHS_SIGMOID_)
+        + (_BATCH_NORM, _RELU, _LEAKY_RELU, _SIGMOID)
+        + (_NORM_FORWARD, _RELU_FORWARD, _LEAKY_FORWARD, _SIGMOID_FORWARD)
+        + (_CHECK_INPUT, _CALL, _CALL_IMPL),
+    )
+)
 
 
 def traced() -> bool:
@@ -164,10 +191,10 @@ class ModelReference:
     a program that drops its model gets all memory back at once."""
 
     def __init__(self, model: nn.Module) -> None:
-        own = weakref.ref(self)
+        own, exits = weakref.ref(self), sys.is_finalizing  # when Python exits, this module's names are gone first
 
         def dropped(_: Any) -> None:
-            if (reference := own()) is not None:
+            if (reference := own()) is not None and not exits():
                 reference.gone()
 
         self._model = weakref.ref(model, dropped)

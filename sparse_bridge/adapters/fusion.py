@@ -212,6 +212,6 @@ def batch_norm_inference(norm: nn.BatchNorm1d, run: Any, x: torch.Tensor) -> tor
     if not own or not runs_own(run, nn.BatchNorm1d, _NORM_FORWARD):
         y: torch.Tensor = run(x)
         return y
-    return torch.batch_norm(
+    return hooks.TORCHS_BATCH_NORM(
         x, parameters["weight"], parameters["bias"], mean, var, False, 0.0, norm.eps, torch.backends.cudnn.enabled
     )

@@ -19,6 +19,7 @@ from . import fusion, protocol
 from .lazy_features import LazyFeatures, deferred_of, replace
 
 Features = torch.Tensor | DeferredConv
+_ADD, _ADD_ = torch.Tensor.__add__, torch.Tensor.add_  # a program may put others there
 
 
 @eagerly
@@ -54,7 +55,7 @@ def plus(a: Any, b: Any, inplace: bool = False) -> Features:
     conv, other = deferred_of(a), b
     if conv is None and not inplace and deferred_of(b) is not None:
         conv, other = deferred_of(b), a
-    if conv is None:
+    if conv is None or torch.Tensor.__add__ is not _ADD or torch.Tensor.add_ is not _ADD_:
         if inplace:
             return _rows(a).add_(_rows(b))
         return _rows(a) + _rows(b)

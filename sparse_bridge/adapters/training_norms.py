@@ -63,7 +63,7 @@ class _LateNorm:
     def take_rectified(self) -> torch.Tensor:
         """With the ReLU; a tensor of its own for everybody who asks."""
         rectified, self.rectified = self.rectified, None
-        return torch.relu(self.materialize()) if rectified is None else rectified
+        return hooks.TORCHS_RELU(self.materialize()) if rectified is None else rectified
 
 
 def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import functools
 import sys
 import threading
@@ -59,9 +60,9 @@ class ServedForward:
     """Stands for `function` in the dictionary of a class. servers: by the identity of a module."""
 
     def __init__(self, function: types.FunctionType) -> None:
-        functools.update_wrapper(self, function)
         self.function = function
         self.servers: dict[int, Server] = {}
+        functools.update_wrapper(self, function)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -69,6 +70,15 @@ class ServedForward:
         guards read what only true functions have."""
         asks = str(sys._getframe(1).f_globals.get("__name__"))
         return ServedForward if asks.startswith("torch._dynamo") else types.FunctionType
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        """The function's: pickles of whole classes read it."""
+        return self.function.__dict__
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are the function, also where this package is not installed."""
+        return copy.copy, (self.function,)
 
     def __get__(self, module: Any, cls: type | None = None) -> Any:
         if module is None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...hooks import TORCHS_RELU, TORCHS_RELU_, TORCHS_SIGMOID, TORCHS_SIGMOID_
 from ...kernels.tiles.activation_numbers import NUMBERS
 
 
@@ -54,8 +55,8 @@ _leaky_relu = F.leaky_relu  # whatever the program puts there later
 _ROWS = (
     Activation(
         "relu",
-        lambda y, _: torch.relu(y),
-        lambda y, _: torch.relu_(y),
+        lambda y, _: TORCHS_RELU(y),
+        lambda y, _: TORCHS_RELU_(y),
         (F.relu, torch.relu, Tensor.relu),
         (torch.relu_, Tensor.relu_),
         _plain,
@@ -79,8 +80,8 @@ _ROWS = (
         "sigmoid",
         # Triton's exponential is not torch's: fp32 has other bits, and what halves have only a device can
         # tell (benchmarks/notes/deferred.md).
-        lambda y, _: torch.sigmoid(y),
-        lambda y, _: torch.sigmoid_(y),
+        lambda y, _: TORCHS_SIGMOID(y),
+        lambda y, _: TORCHS_SIGMOID_(y),
         (F.sigmoid, torch.sigmoid, Tensor.sigmoid),
         (torch.sigmoid_, Tensor.sigmoid_),
         _plain,

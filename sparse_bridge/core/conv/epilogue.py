@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import batch_norm  # whatever the program puts there later
 
 from ...errors import UnsupportedError
+from ...hooks import TORCHS_BATCH_NORM
 from ...kernels.gemm.product import EpilogueForm
 from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM, RESIDUAL
 from .activations import ACTIVATIONS as ACTIVATIONS
@@ -102,7 +102,7 @@ class Epilogue(NamedTuple):
                 wide = torch.promote_types(dtype, torch.float32)
                 vectors = [None if operand is None else operand.to(wide) for operand in vectors]
             mean, var, gain, beta = vectors
-            y = batch_norm(y, mean, var, gain, beta, eps=eps)
+            y = TORCHS_BATCH_NORM(y, gain, beta, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
         if self.residual is not None:
             y += self.residual
         check_activation(self.activation)

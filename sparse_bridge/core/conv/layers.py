@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ... import memory, native, settings, state
+from ... import hooks, memory, native, settings, state
 from ...native import calls as native_calls
 from ..device import precision, trace
 from ..device.selection import stands_in
@@ -38,7 +38,7 @@ def _renew() -> None:
     global _on, _generation
     now = settings.generation
     # Trials hold a layer's result twice.
-    _on = settings.get().optimize != "off" and memory.limit is None
+    _on = settings.get().optimize != "off" and memory.limit is None and not hooks.REPLACED_BEFORE
     _generation = now  # last: other threads go by it
 
 

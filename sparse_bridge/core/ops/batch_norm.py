@@ -12,6 +12,7 @@ from torch.nn.functional import batch_norm as _norm_of_torch  # whatever the pro
 
 from ... import settings, state
 from ...errors import DataTypeError
+from ...hooks import TORCHS_BATCH_NORM, TORCHS_RELU
 from ...kernels.runtime.target import Target
 from ...refusals import Refusal, Why
 from ..device.device_support import kernel_target
@@ -294,10 +295,10 @@ def _in_torch(
     if count is None:
         y = _norm_of_torch(x, running_mean, running_var, weight, bias, True, momentum, eps)
     elif x.shape[0]:
-        y = torch.batch_norm(  # which, other than F's, takes a single row
+        y = TORCHS_BATCH_NORM(  # which, other than F's, takes a single row
             x, weight, bias, running_mean, running_var, True, momentum, eps, False
         )
     else:
         y = x
-    y = torch.relu(y) if relu else y
+    y = TORCHS_RELU(y) if relu else y
     return torch.cat([y, y.new_zeros((missing, y.shape[1]))]) if missing else y

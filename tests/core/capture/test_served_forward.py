@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import pickle
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -107,3 +110,29 @@ def test_a_forward_that_cannot_be_served():
 
     with pytest.raises(UnsupportedError, match="Called cannot be replayed or tuned"):
         sparse_bridge.optimize(Called(), graphs=True)
+
+
+def test_a_class_that_is_pickled_whole():
+    """As cloudpickle does: with the dictionary of the class, of whose function it takes all that functions have."""
+    model = sparse_bridge.optimize(nn.Flatten(), graphs=True)
+    try:
+        own, member = nn.Flatten.forward, vars(nn.Flatten)["forward"]
+        assert type(member) is served_forward.ServedForward and member.__dict__ is own.__dict__
+        assert copy.copy(member) is own and copy.deepcopy(vars(nn.Flatten)["forward"]) is own
+        text = pickle.dumps(member)
+        assert pickle.loads(text) is own and b"sparse_bridge" not in text
+    finally:
+        sparse_bridge.restore(model)
+
+
+_KEPT_TO_THE_END = """
+import copyreg, sparse_bridge
+from torch import nn
+copyreg.kept = sparse_bridge.optimize(nn.Identity(), graphs=True)
+"""
+
+
+def test_a_model_that_lives_until_python_exits():
+    """In a module that goes after this package."""
+    ended = subprocess.run([sys.executable, "-c", _KEPT_TO_THE_END], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

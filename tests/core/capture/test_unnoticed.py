@@ -150,10 +150,10 @@ def test_functions_of_torch_that_come_back(replayed):
         calls.times(model)
         assert replayer.graphs == graphs and replayer.hits > hits
         hits = replayer.hits
-        own = nn.Module.__call__
-        with mock.patch.object(nn.Module, "__call__", lambda self, *args, **kw: own(self, *args, **kw)):
+        own = nn.Module.__getattr__
+        with mock.patch.object(nn.Module, "__getattr__", lambda self, name: own(self, name)):
             calls(model)
-            assert replayer.hits == hits and "Module.__call__" in replayer.declined
+            assert replayer.hits == hits and "Module.__getattr__" in replayer.declined
 
 
 def surroundings():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ....hooks import torch_replaced
 from ....native import calls as native_calls
 from ...device.torch_compat import apart, eagerly
 from .conv import DeferredConv, MaybeDeferred
@@ -21,17 +22,22 @@ from .conv import DeferredConv, MaybeDeferred
 FOLLOWING: dict[Any, Callable[..., torch.Tensor | None]] = {}
 
 
-_TORCHS = {name: func for name, func in vars(F).items() if isinstance(func, types.FunctionType)}
-_OF_TORCH = frozenset(_TORCHS.values())
+_TORCHS: list[tuple[Any, dict[str, Any]]] = [
+    (F, {name: func for name, func in vars(F).items() if isinstance(func, types.FunctionType)}),
+    (torch.Tensor, {name: func for base in torch.Tensor.__mro__[::-1] for name, func in vars(base).items()}),
+]
+_OF_C = types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType
+_OF_TORCH = frozenset(func for _, names in _TORCHS for func in names.values() if type(func) is types.FunctionType)
 
 
 def _of_torch(func: Any) -> Any:
-    """Torch's function where a program has put `func` in its place. Torch's body hands on what has its name by then,
-    which has called it and would come in twice."""
-    if type(func) is types.FunctionType and func not in _OF_TORCH:
-        for name, own in _TORCHS.items():
-            if getattr(F, name, None) is func:
-                return own
+    """Torch's function or method where a program has put `func` in its place. Torch hands on what has its name by
+    then, which has called it and would come in twice."""
+    if type(func) not in _OF_C and func not in _OF_TORCH:
+        for place, names in _TORCHS:
+            for name, own in names.items():
+                if vars(place).get(name) is func:
+                    return own
     return func
 
 
@@ -70,11 +76,15 @@ class DeferredFeatures(LazyTensor):
     @eagerly
     def __add__(self, other: Any) -> Any:
         """Of the class, this takes half of torch's detour."""
+        if _tensor.__add__ is not _left_sum:
+            return _tensor.__add__(self, other)
         result = _sum(self, other)
         return _left_sum(self, other) if result is None else result
 
     @eagerly
     def __radd__(self, other: Any) -> Any:
+        if _tensor.__radd__ is not _right_sum:
+            return _tensor.__radd__(self, other)
         result = _sum(self, other)
         return _right_sum(self, other) if result is None else result
 
@@ -82,7 +92,7 @@ class DeferredFeatures(LazyTensor):
     @eagerly
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         follow = FOLLOWING.get(func)
-        if follow is not None and not torch.compiler.is_compiling():
+        if follow is not None and not (torch.compiler.is_compiling() or torch_replaced()):
             result = follow(*args, **kwargs) if kwargs else follow(*args)
             if result is not None:
                 return result
@@ -111,12 +121,13 @@ class ObservedFeatures(DeferredFeatures, torch.Tensor):
 
 
 KINDS = (UnlaunchedFeatures, ObservedFeatures)
-_left_sum: Any = torch.Tensor.__add__
-_right_sum: Any = torch.Tensor.__radd__
+_tensor: Any = torch.Tensor
+_plain_sum = _tensor.add  # whatever the program puts there later
+_left_sum, _right_sum = _tensor.__add__, _tensor.__radd__
 _functions = torch._C._len_torch_function_stack
 _make, _no_memory = torch.Tensor._make_wrapper_subclass, torch._C._set_throw_on_mutable_data_ptr
 _strided = torch.strided
-_T: Any = torch.Tensor
+_T = _tensor
 # Of a tensor, without its values.
 _ABOUT = {
     _T.__len__,
@@ -167,7 +178,7 @@ def features_of(conv: MaybeDeferred) -> torch.Tensor:
 def _sum(x: Any, other: Any) -> torch.Tensor | None:
     if _functions() or torch.compiler.is_compiling():
         return None
-    return FOLLOWING[torch.Tensor.add](x, other)
+    return FOLLOWING[_plain_sum](x, other)
 
 
 @eagerly

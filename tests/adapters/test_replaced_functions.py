@@ -1,0 +1,94 @@
+"""Functions of torch that a program replaces are called as often, and with the same results, as without fusion."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sparse_bridge import settings
+from tests.core.capture import apis
+from tests.rules import layers_deferred
+
+PLACES = [(F, "batch_norm"), (F, "relu"), (torch, "batch_norm"), (torch, "relu"), (torch, "relu_")]
+PLACES += [(torch.Tensor, name) for name in ("relu", "sigmoid", "add", "__add__")]
+PLACES += [(nn.Module, "__call__"), (nn.Module, "_call_impl"), (nn.BatchNorm1d, "_check_input_dim")]
+
+
+class Program(nn.Module):
+    """A residual block, layer by layer, and a container behind it."""
+
+    def __init__(self, layers):
+        super().__init__()
+        torch.manual_seed(0)
+        self.spconv = layers.name == "spconv"
+        self.first, self.second = layers.conv(4, 8, "a"), layers.conv(8, 8, "a")
+        self.norms = nn.ModuleList([layers.norm(8), layers.norm(8)])
+        self.relu = layers.relu()
+        self.last = layers.sequence(layers.conv(8, 8, "a"), layers.norm(8), layers.relu())
+        self.gate = layers.conv(8, 8, "a")
+
+    def on(self, layer, x):
+        return x.replace_feature(layer(x.features)) if self.spconv else layer(x)
+
+    def forward(self, x):
+        x = self.on(self.relu, self.on(self.norms[0], self.first(x)))
+        y = self.on(self.norms[1], self.second(x))
+        y = y.replace_feature(y.features + x.features) if self.spconv else y + x
+        y = self.last(self.on(self.relu, y))
+        if self.spconv:
+            z = self.gate(y)
+            y = z.replace_feature(z.features.relu().add(y.features).sigmoid())
+        return {"out": y, "deep": x}
+
+
+def results(name, optimize, place, attribute):
+    """Of calls before, while and after `place` has another function, and how often that was called."""
+    heard, own = [], getattr(place, attribute)
+
+    @functools.wraps(own)
+    def counted(*args, **kwargs):
+        heard.append(attribute)
+        out = own(*args, **kwargs)
+        return out * 1.5 if isinstance(out, torch.Tensor) and attribute != "relu_" else out
+
+    def call(seed):
+        return [value.clone() for value in apis.values_of(model(apis.scene(module, name, seed, "cpu", 0.3)))]
+
+    with apis.standin(name) as module, settings.override(optimize=optimize), torch.no_grad():
+        model = Program(apis.Layers(module, name)).eval()
+        found = [call(seed) for seed in range(4)]
+        with mock.patch.object(place, attribute, counted):
+            found += [call(seed) for seed in range(4, 6)]
+        return [*found, call(6)], len(heard)
+
+
+@pytest.mark.parametrize("name", apis.NAMES)
+@pytest.mark.parametrize(("place", "attribute"), PLACES)
+def test_while_it_is_replaced(rules, name, place, attribute):
+    rules.hold(layers_deferred())
+    (want, often), (found, heard) = (results(name, optimize, place, attribute) for optimize in ("off", "fuse"))
+    torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-4)
+    assert heard == often
+
+
+_BEFORE = """
+import functools, torch
+import torch.nn.functional as F
+{place}.{name} = functools.wraps({place}.{name})(lambda *a, own={place}.{name}, **k: own(*a, **k))
+from sparse_bridge import hooks
+assert hooks.torch_replaced()
+"""
+
+
+@pytest.mark.parametrize(("place", "name"), [("F", "relu"), ("torch.nn.BatchNorm1d", "forward"), ("torch", "relu")])
+def test_before_this_package_is_imported(place, name):
+    program = _BEFORE.format(place=place, name=name)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
