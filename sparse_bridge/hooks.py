@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.utils.weak import WeakIdKeyDictionary
 
 # The attribute of whatever this package puts in the place of a module's forward: the forward of its
 # class that it computes.
@@ -32,7 +33,7 @@ _CHECK_INPUT = nn.BatchNorm1d._check_input_dim
 _CALL = nn.Module.__call__  # subclasses may have another one, and programs may put another one there
 _CALL_IMPL = nn.Module._call_impl
 _local = threading.local()
-_eager_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_eager_modules: WeakIdKeyDictionary = WeakIdKeyDictionary()  # models may be equal to others
 
 
 def inference() -> bool:
@@ -76,11 +77,10 @@ def torch_replaced() -> bool:
 
 
 def _made_by_torch(function: Any) -> bool:
-    """Whether a function is of C, or has the names of its module at hand as only torch's own does."""
+    """Whether a function is of C, or of one of torch's modules, whatever name it goes by."""
     if isinstance(function, types.BuiltinFunctionType):
         return True
-    home = getattr(function, "__module__", None) or ""
-    return home.startswith("torch.") and getattr(function, "__globals__", None) is vars(sys.modules.get(home, F))
+    return str(getattr(function, "__globals__", {}).get("__name__")).startswith("torch.")
 
 
 # Whether a program did so before this was imported. Whether it has been undone nobody can tell.
@@ -173,12 +173,14 @@ def eager() -> Iterator[None]:
 
 def forbid_replays(model: nn.Module) -> None:
     """Never replay this model or a part of it."""
-    _eager_modules.update(model.modules())
+    for module in model.modules():
+        _eager_modules[module] = True
 
 
 def permit_replays(model: nn.Module) -> None:
     """Undo `forbid_replays`."""
-    _eager_modules.difference_update(model.modules())
+    for module in model.modules():
+        _eager_modules.pop(module, None)
 
 
 def may_be_replayed(model: nn.Module) -> bool:

@@ -4,12 +4,12 @@ which layers know what follows them."""
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from . import hooks, settings
 from .adapters import base, protocol
@@ -19,7 +19,7 @@ from .errors import require_type
 
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
 # Models that are optimised, and what ends that.
-_models: weakref.WeakKeyDictionary[nn.Module, list[Callable[[nn.Module], None]]] = weakref.WeakKeyDictionary()
+_models: MutableMapping[nn.Module, list[Callable[[nn.Module], None]]] = WeakIdKeyDictionary()
 
 
 def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keywords: Any) -> nn.Module:

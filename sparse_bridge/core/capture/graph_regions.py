@@ -18,12 +18,12 @@ import functools
 import sys
 import threading
 import types
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ... import hooks, memory, policy, settings, state
 from ...refusals import Refusal, Why
@@ -50,9 +50,9 @@ _CALL = nn.Module._call_impl.__code__
 _TensorsOf = Callable[[Any], "Tensors | None"]
 _lock = threading.RLock()
 _local = threading.local()
-_regions: weakref.WeakKeyDictionary[nn.Module, GraphRegion] = weakref.WeakKeyDictionary()
-_refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-_exhausted: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # innermost modules with nothing to find around them
+_regions: MutableMapping[nn.Module, GraphRegion] = WeakIdKeyDictionary()  # modules may be equal to others
+_refused: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
+_exhausted: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()  # innermost, with nothing to find around them
 
 
 _tensors_of: _TensorsOf = lambda value: None  # noqa: E731
@@ -172,9 +172,7 @@ def _install_region(frame: types.FrameType | None) -> None:
     if not calls or calls[-1][0] in _exhausted:
         return
     with _lock:
-        if any(module in _regions or not hooks.may_be_replayed(module) for module, _ in calls):
-            return
-        if any(served_forward.asked(module) for module, _ in calls):
+        if any(one in _regions or served_forward.asked(one) or not hooks.may_be_replayed(one) for one, _ in calls):
             return
         for depth, (module, takes_sparse) in enumerate(calls):
             if module in _refused or not _possible(module):
@@ -186,7 +184,7 @@ def _install_region(frame: types.FrameType | None) -> None:
                     continue
             _regions[module] = GraphRegion(module, _tensors_of, resume_point)
             return
-        _exhausted.add(calls[-1][0])
+        _exhausted[calls[-1][0]] = True
 
 
 def _possible(module: nn.Module) -> bool:

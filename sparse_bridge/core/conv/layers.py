@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ... import hooks, memory, native, settings, state
+from ... import hooks, log, memory, native, settings, state
 from ...native import calls as native_calls
 from ..device import precision, trace
 from ..device.selection import stands_in
@@ -37,6 +37,9 @@ def _renew() -> None:
     """Read from the settings whether launches may be deferred."""
     global _on, _generation
     now = settings.generation
+    if hooks.REPLACED_BEFORE:
+        text = "functions of torch were replaced before sparse_bridge was enabled: nothing is fused or replayed"
+        log.once(("functions of torch",), text)
     # Trials hold a layer's result twice.
     _on = settings.get().optimize != "off" and memory.limit is None and not hooks.REPLACED_BEFORE
     _generation = now  # last: other threads go by it

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge import settings, state
+from sparse_bridge import hooks, settings, state
 from sparse_bridge.core import served_forward
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.errors import UnsupportedError
@@ -136,3 +136,24 @@ def test_a_model_that_lives_until_python_exits():
     """In a module that goes after this package."""
     ended = subprocess.run([sys.executable, "-c", _KEPT_TO_THE_END], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_models_that_are_equal():
+    """One is optimised, restored and forbidden to be replayed, not all."""
+
+    class Equal(nn.Identity):
+        def __eq__(self, other):
+            return True
+
+        def __hash__(self):
+            return 1
+
+    one, other = Equal(), Equal()
+    sparse_bridge.optimize(one, graphs=True)
+    sparse_bridge.optimize(other, graphs=True)
+    sparse_bridge.restore(one)
+    assert served_forward.asked(other) and not served_forward.asked(one)
+    sparse_bridge.optimize(one, graphs=False)
+    assert hooks.may_be_replayed(other) and not hooks.may_be_replayed(one)
+    sparse_bridge.restore(one)
+    assert hooks.may_be_replayed(one)
