@@ -15,8 +15,9 @@ from unittest import mock
 import pytest
 import torch
 
-from sparse_bridge import native, settings, state
+from sparse_bridge import hooks, native, settings, state
 from sparse_bridge.core.conv import (
+    activations,
     convolution,
     layers,  # noqa: F401 - which hands the helper what it reads
 )
@@ -160,10 +161,12 @@ class Recorder:
             built(book, *args, **named)
 
         with contextlib.ExitStack() as stack:
-            makers = [(torch.Tensor, "new_empty"), *[(torch, name) for name in ("cat", "empty", "empty_like", "relu")]]
+            makers = [(torch.Tensor, "new_empty"), *[(torch, name) for name in ("cat", "empty", "empty_like")]]
             for owner, name in makers:
-                own = getattr(owner, name)
-                stack.enter_context(mock.patch.object(owner, name, kept(own)))
+                stack.enter_context(mock.patch.object(owner, name, kept(getattr(owner, name))))
+            relu = kept(torch.relu)  # which is known as torch's own, or nothing would be fused
+            for owner, name in ((torch, "relu"), (hooks, "TORCHS_RELU"), (activations, "TORCHS_RELU")):
+                stack.enter_context(mock.patch.object(owner, name, relu))
             stack.enter_context(mock.patch.object(Rulebook, "__init__", init))
             for module in (walk_apis, *modules):
                 stack.enter_context(mock.patch.object(module, "entry_of", self.entry))
