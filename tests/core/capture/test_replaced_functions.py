@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from sparse_bridge import settings
-from tests.core.capture import apis
 from tests.rules import layers_deferred
+
+from . import apis
 
 PLACES = [(F, "batch_norm"), (F, "relu"), (torch, "batch_norm"), (torch, "relu"), (torch, "relu_")]
 PLACES += [(torch.Tensor, name) for name in ("relu", "sigmoid", "add", "__add__")]
