@@ -26,8 +26,8 @@ IN_PLACE_OF = "in_place_of"
 # Functions of torch that fused layers stand for, as they are when this is imported.
 TORCHS_BATCH_NORM, TORCHS_RELU, TORCHS_RELU_ = torch.batch_norm, torch.relu, torch.relu_
 TORCHS_SIGMOID, TORCHS_SIGMOID_ = torch.sigmoid, torch.sigmoid_
-_BATCH_NORM, _RELU, _LEAKY_RELU, _SIGMOID = F.batch_norm, F.relu, F.leaky_relu, F.sigmoid
-_NORM_FORWARD, _RELU_FORWARD = nn.BatchNorm1d.forward, nn.ReLU.forward
+BATCH_NORM, _RELU, LEAKY_RELU, _SIGMOID = F.batch_norm, F.relu, F.leaky_relu, F.sigmoid
+NORM_FORWARD, RELU_FORWARD = nn.BatchNorm1d.forward, nn.ReLU.forward
 _LEAKY_FORWARD, _SIGMOID_FORWARD = nn.LeakyReLU.forward, nn.Sigmoid.forward
 _CHECK_INPUT = nn.BatchNorm1d._check_input_dim
 _CALL = nn.Module.__call__  # subclasses may have another one, and programs may put another one there
@@ -57,16 +57,16 @@ def torch_replaced() -> bool:
     """Whether the program has put something else in the place of a function of torch that fused layers stand for.
     (Written out, as it is asked at every layer.)"""
     return not (
-        F.batch_norm is _BATCH_NORM
+        F.batch_norm is BATCH_NORM
         and F.relu is _RELU
-        and F.leaky_relu is _LEAKY_RELU
+        and F.leaky_relu is LEAKY_RELU
         and F.sigmoid is _SIGMOID
         and torch.batch_norm is TORCHS_BATCH_NORM
         and torch.relu is TORCHS_RELU
         and torch.relu_ is TORCHS_RELU_
         and torch.sigmoid is TORCHS_SIGMOID
-        and nn.BatchNorm1d.forward is _NORM_FORWARD
-        and nn.ReLU.forward is _RELU_FORWARD
+        and nn.BatchNorm1d.forward is NORM_FORWARD
+        and nn.ReLU.forward is RELU_FORWARD
         and nn.LeakyReLU.forward is _LEAKY_FORWARD
         and nn.Sigmoid.forward is _SIGMOID_FORWARD
         and nn.BatchNorm1d._check_input_dim is _CHECK_INPUT
@@ -88,8 +88,8 @@ REPLACED_BEFORE = not all(
     map(
         _made_by_torch,
         (TORCHS_BATCH_NORM, TORCHS_RELU, TORCHS_RELU_, TORCHS_SIGMOID, TORCHS_SIGMOID_)
-        + (_BATCH_NORM, _RELU, _LEAKY_RELU, _SIGMOID)
-        + (_NORM_FORWARD, _RELU_FORWARD, _LEAKY_FORWARD, _SIGMOID_FORWARD)
+        + (BATCH_NORM, _RELU, LEAKY_RELU, _SIGMOID)
+        + (NORM_FORWARD, RELU_FORWARD, _LEAKY_FORWARD, _SIGMOID_FORWARD)
         + (_CHECK_INPUT, _CALL, _CALL_IMPL),
     )
 )

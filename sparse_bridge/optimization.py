@@ -95,9 +95,10 @@ class _FirstCalls(Server):
 
     def end(self, model: nn.Module) -> None:
         """Have what served the model before serve it again, or its own forward."""
+        before, self.before = self.before, None
         self.uninstall()
-        if self.before is not None:
-            served_forward.serve(self.before)
+        if before is not None and not before.over:
+            served_forward.serve(before)
 
     def _groups(self) -> contextlib.AbstractContextManager[None]:
         """Around a call: tunes the layers that share maps, where that is due."""

@@ -24,7 +24,6 @@ from ..core.ops.batch_norm import batch_norm_training, serves
 from .protocol import is_layer
 
 __all__ = [
-    "RELU_FORWARD",
     "EpilogueLayers",
     "activation_of",
     "batch_norm_inference",
@@ -42,8 +41,6 @@ __all__ = [
     "values_of",
 ]
 
-_NORM_FORWARD = nn.BatchNorm1d.forward
-RELU_FORWARD = nn.ReLU.forward
 _BY_MODULE: dict[type, tuple[Activation, Any]] = {row.module: (row, row.module.forward) for row in ACTIVATIONS.values()}
 
 
@@ -80,7 +77,7 @@ def foldable_values(norm: nn.BatchNorm1d, run: Any) -> Norm | None:
     mean, var = buffers.get("running_mean"), buffers.get("running_var")
     if norm.training or len(parameters) != 2 or mean is None or var is None:
         return None
-    if not runs_own(run, nn.BatchNorm1d, _NORM_FORWARD):
+    if not runs_own(run, nn.BatchNorm1d, hooks.NORM_FORWARD):
         return None
     return Norm(mean, var, parameters["weight"], parameters["bias"], norm.eps)
 
@@ -115,7 +112,7 @@ def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers |
     if index >= len(modules):
         return None
     norm = modules[index]
-    if type(norm) is not nn.BatchNorm1d or nn.BatchNorm1d.forward is not _NORM_FORWARD or not foldable(norm):
+    if type(norm) is not nn.BatchNorm1d or nn.BatchNorm1d.forward is not hooks.NORM_FORWARD or not foldable(norm):
         return None
     following = own_activation(modules[index + 1]) if index + 1 < len(modules) else None
     return EpilogueLayers(norm, *(following or ()))
@@ -144,7 +141,7 @@ def fusible_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> i
     if hooks.traced() or not (_is_own_training_norm(norm) and training_fusible(x)):
         return 0
     following = modules[index + 1] if index + 1 < len(modules) else None
-    return 2 if runs_own(following, nn.ReLU, RELU_FORWARD) else 1
+    return 2 if runs_own(following, nn.ReLU, hooks.RELU_FORWARD) else 1
 
 
 def traced_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -168,7 +165,7 @@ def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
         norm.training
         and len(norm._parameters) == 2  # none is an attribute of another kind
         and len(norm._buffers) == 3
-        and runs_own(run, nn.BatchNorm1d, _NORM_FORWARD)
+        and runs_own(run, nn.BatchNorm1d, hooks.NORM_FORWARD)
     )
 
 
@@ -209,7 +206,7 @@ def batch_norm_inference(norm: nn.BatchNorm1d, run: Any, x: torch.Tensor) -> tor
     parameters: dict[str, Any] = norm._parameters
     mean, var = norm._buffers.get("running_mean"), norm._buffers.get("running_var")
     own = len(parameters) == 2 and x.ndim == 2 and mean is not None and var is not None
-    if not own or not runs_own(run, nn.BatchNorm1d, _NORM_FORWARD):
+    if not own or not runs_own(run, nn.BatchNorm1d, hooks.NORM_FORWARD):
         y: torch.Tensor = run(x)
         return y
     return hooks.TORCHS_BATCH_NORM(

@@ -122,7 +122,7 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
         return _traced(x, run)
     late = take(x, _LateNorm, History) if isinstance(x, LazyFeatures) else None
     if isinstance(late, _LateNorm) and not has_features(x):
-        if fusion.runs_own(run, nn.ReLU, fusion.RELU_FORWARD):
+        if fusion.runs_own(run, nn.ReLU, hooks.RELU_FORWARD):
             y = late.take_rectified()
             if relu.inplace:
                 setattr(x, x.features_attribute, y)

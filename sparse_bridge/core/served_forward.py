@@ -35,9 +35,9 @@ _is_compiling = torch.compiler.is_compiling
 
 class Server(ModelReference, abc.ABC):
     """Is called in place of the forward of a model, until it is uninstalled or the model is gone.  asked: the program
-    wants that."""
+    wants that.  over: it is uninstalled."""
 
-    asked = False
+    asked = over = False
 
     def __init__(self, model: nn.Module) -> None:
         """Raises UnsupportedError where that is not `possible`."""
@@ -46,6 +46,7 @@ class Server(ModelReference, abc.ABC):
 
     def uninstall(self) -> None:
         """Have the model's own forward called again."""
+        self.over = True
         end(self)
 
     def gone(self) -> None:

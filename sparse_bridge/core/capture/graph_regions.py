@@ -35,7 +35,6 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
-from ..served_forward import Server
 from . import padded
 from .calls.call import ReplayResult, call_of, other_inputs, read_constants
 from .calls.frames import constants_alive
@@ -55,8 +54,12 @@ _refused: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
 _exhausted: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()  # innermost, with nothing to find around them
 
 
-_tensors_of: _TensorsOf = lambda value: None  # noqa: E731
-_layers_of: Callable[[nn.Module], int] = lambda model: 0  # noqa: E731
+def _nobody(_: Any) -> Any:
+    return None
+
+
+_tensors_of: _TensorsOf = _nobody
+_layers_of: Callable[[nn.Module], int] = _nobody
 
 
 def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> None:
@@ -197,8 +200,7 @@ def _possible(module: nn.Module) -> bool:
 
 def _servable(module: nn.Module) -> bool:
     """Replicas, by which torch spreads one call over devices, are dropped after it."""
-    replica = "_is_replica" in module.__dict__
-    return hooks.plain(module) and served_forward.possible(module) and not replica
+    return hooks.plain(module) and served_forward.possible(module) and "_is_replica" not in module.__dict__
 
 
 class _CallFrame:
@@ -233,7 +235,7 @@ def _entered(call_frame: _CallFrame | None) -> Iterator[None]:
         _local.call_frame = outer
 
 
-class GraphRegion(Server):
+class GraphRegion(served_forward.Server):
     """The forward of a part of a model that is replayed where calls of a kind keep coming."""
 
     def __init__(
@@ -331,7 +333,7 @@ class GraphRegion(Server):
 _OUTER_CODE = GraphRegion._call_to_resume_point.__code__
 
 
-class _ResumePoint(Server):
+class _ResumePoint(served_forward.Server):
     """The forward of the module that first takes the sparse tensor which its region makes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

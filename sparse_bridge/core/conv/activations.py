@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...hooks import TORCHS_RELU, TORCHS_RELU_, TORCHS_SIGMOID, TORCHS_SIGMOID_
+from ...hooks import LEAKY_RELU, TORCHS_RELU, TORCHS_RELU_, TORCHS_SIGMOID, TORCHS_SIGMOID_
 from ...kernels.tiles.activation_numbers import NUMBERS
 
 
@@ -51,7 +51,6 @@ class Activation(NamedTuple):
         return 0.0 if self.slope is None else float(getattr(module, self.slope))
 
 
-_leaky_relu = F.leaky_relu  # whatever the program puts there later
 _ROWS = (
     Activation(
         "relu",
@@ -67,7 +66,7 @@ _ROWS = (
     Activation(
         "leaky_relu",
         F.leaky_relu,
-        lambda y, slope: _leaky_relu(y, slope, inplace=True),
+        lambda y, slope: LEAKY_RELU(y, slope, inplace=True),
         (F.leaky_relu,),
         (),
         _leaky,

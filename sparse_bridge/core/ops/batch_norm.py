@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import batch_norm as _norm_of_torch  # whatever the program puts there later
 
 from ... import settings, state
 from ...errors import DataTypeError
-from ...hooks import TORCHS_BATCH_NORM, TORCHS_RELU
+from ...hooks import BATCH_NORM, TORCHS_BATCH_NORM, TORCHS_RELU
 from ...kernels.runtime.target import Target
 from ...refusals import Refusal, Why
 from ..device.device_support import kernel_target
@@ -293,7 +292,7 @@ def _in_torch(
     if batches is not None:
         batches.add_(1)
     if count is None:
-        y = _norm_of_torch(x, running_mean, running_var, weight, bias, True, momentum, eps)
+        y = BATCH_NORM(x, running_mean, running_var, weight, bias, True, momentum, eps)
     elif x.shape[0]:
         y = TORCHS_BATCH_NORM(  # which, other than F's, takes a single row
             x, weight, bias, running_mean, running_var, True, momentum, eps, False

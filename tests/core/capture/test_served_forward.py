@@ -104,6 +104,24 @@ def test_a_model_that_is_tuned_first(graphs):
     assert len(tuned) == 2 and not served_forward.asked(model)
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_served_before_the_first_calls(restored):
+    """Serves again, once, and only if nobody has ended it meanwhile."""
+    model = nn.Sequential(nn.Linear(2, 2)).eval()
+    with settings.override(tune="full"), mock.patch.object(group_race, "tuned", contextlib.nullcontext):
+        sparse_bridge.optimize(model, graphs=True)
+        if restored:
+            with torch.no_grad():
+                model(torch.ones(1, 2))
+            assert served_forward.asked(model)
+            sparse_bridge.restore(model)
+        else:  # as when no call of a training could be replayed
+            graph_regions.end(model)
+            with torch.no_grad():
+                model(torch.ones(1, 2))
+    assert not served_forward.asked(model)
+
+
 def test_a_forward_that_cannot_be_served():
     class Called(nn.Module):
         forward = functools.partial(torch.relu)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: F401  (as below)
 from torch import Tensor, nn  # noqa: F401  (what torch's scripts of a forward look up here)
 
 from .... import hooks, state
@@ -36,7 +36,7 @@ class ProfiledFeatures(LazyTensor, torch.Tensor):
     @classmethod
     @eagerly
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is _batch_norm_of_torch and not torch.compiler.is_compiling():
+        if func is hooks.BATCH_NORM and not torch.compiler.is_compiling():
             install_on_frame(_outside(sys._getframe(1)))
         return cls.on_plain(func, types, args, kwargs)
 
@@ -81,11 +81,9 @@ def _rectify(self: Any, input: Any) -> Any:
     return _own_forward(self, input)
 
 
-_batch_norm_of_torch = F.batch_norm
-_norm_forward, _relu_forward = nn.BatchNorm1d.forward, nn.ReLU.forward
 _SHORTCUTS: dict[types.CodeType, tuple[type[nn.Module], Callable[..., Any]]] = {
-    _norm_forward.__code__: (nn.BatchNorm1d, _normalise),
-    _relu_forward.__code__: (nn.ReLU, _rectify),
+    hooks.NORM_FORWARD.__code__: (nn.BatchNorm1d, _normalise),
+    hooks.RELU_FORWARD.__code__: (nn.ReLU, _rectify),
 }
 _BETWEEN = "sparse_bridge.core", "sparse_bridge.native", "torch.nn.functional", "torch._jit_internal", "torch.overrides"
 _call = nn.Module._call_impl.__code__  # with hooks, newer torch calls in a function inside of it
@@ -100,7 +98,7 @@ for _module, _shortcut in _SHORTCUTS.values():
 
 def _is_norm(module: Any, norm: Norm) -> bool:
     """Whether a BatchNorm1d in eval mode is the norm that a layer was launched with. Twin in C: `is_norm`."""
-    if module.training or type(module).forward is not _norm_forward:
+    if module.training or type(module).forward is not hooks.NORM_FORWARD:
         return False
     buffers, parameters = module._buffers, module._parameters
     return (
