@@ -19,6 +19,7 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.pair_groups import list_pairs
 from ..maps.pair_lists import DevicePairs
 from ..maps.rows import Rows
+from ..ops.pointwise import row_numbers
 from ..prefetch.level_layouts import LevelLayouts
 from ..prefetch.recording import PAIRS, Recording, Step, boxes_of
 from .graph_capture import GraphMemory, KeepAlive, captured
@@ -186,6 +187,7 @@ def maps_like(
     if rows is None:
         return None
     padded_input.estimates = rows
+    row_numbers(coords.device, max(padded_input.capacities.values()))  # waits for them, which a capture must not
     return maps, rows
 
 

@@ -81,7 +81,7 @@ class GraphedModule(ModelGraphs):
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         """The replay of a call with these arguments; None where it may not be replayed."""
-        if not self.may_replay():
+        if (self.fresh_inputs.wait and not self.fresh_inputs.due()) or not self.may_replay():
             return None
         try:
             call = call_of(args, kwargs, self.tensors_of, self.reads)
@@ -102,7 +102,10 @@ class GraphedModule(ModelGraphs):
         root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x, features)
         if isinstance(root, Why):
             self.decline(root)
+            if root is Why.GRAPH_HAS_MAPS and not (self.asked or self.graphs):
+                self.fresh_inputs.failed()
             return None
+        self.fresh_inputs.failures = 0
         assert tensors is not None and features is not None  # `root_of` has seen them
         with self.speculation.launch(self, root, features):
             if self.possible():
@@ -257,6 +260,7 @@ class GraphedModule(ModelGraphs):
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
             refusal = error if isinstance(error, Refusal) else Refusal(Why.GRAPH_ERROR, type(error).__name__, error)
+            kind.trial = None  # the next attempt makes one: it takes all that a capture must find there
             if kind.graphs and (refusal.why is Why.GRAPH_NO_ROOM or isinstance(error, torch.OutOfMemoryError)):
                 kind.room_for_two = False  # the large one serves
             else:

@@ -40,8 +40,8 @@ class ModelGraphs(ModelReference, abc.ABC):
     remembered for `report()`, and said once in the log.
 
     attempts: captures, until too many failed.  inconclusive: captures without maps, or with a trial that showed
-    nothing.  reason: why a capture failed.  undecided: why the last trial showed nothing.  declined: why the
-    last call that might have been replayed was not.
+    nothing.  fresh_inputs: looks for an input without maps, while there is no graph.  reason: why a capture failed.
+    undecided: why the last trial showed nothing.  declined: why the last call that might have been replayed was not.
     """
 
     reason: str | None
@@ -61,6 +61,7 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.hits, self.trimmer, self.by_box = 0, CacheTrimmer(), False
         self.attempts = policy.Attempts(policy.CAPTURE_FAILURES)
         self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)
+        self.fresh_inputs = policy.Attempts(policy.FRESH_INPUTS)
         self.reason = self.undecided = self.declined = None
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None

@@ -11,7 +11,7 @@ from torch import nn
 
 from sparse_bridge import log, memory, settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import graph_key, padded, replay
+from sparse_bridge.core.capture import graph_key, graphed_module, padded, replay
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.data_bounds import Root
@@ -114,3 +114,22 @@ def test_the_reason_is_said_once_and_kept(monkeypatch, caplog, capturable):
     assert [record.getMessage() for record in caplog.records] == [
         f"Model is not replayed from a graph: {reason}" for reason in (first, one.why())
     ]
+
+
+@pytest.mark.parametrize("asked, looks", [(False, 11), (True, 400)])
+def test_parts_whose_inputs_have_maps_are_looked_at_less_and_less(rules, asked, looks):
+    """As parts of a model are where the whole is not replayed; but not where the program wants it."""
+    seen = []
+
+    def root_of(*_):
+        seen.append(Why.GRAPH_HAS_MAPS)
+        return seen[-1]
+
+    rules.set(graphed_module, root_of=root_of)
+    model = Model().eval()
+    one = replay.Replayer(TrainingReplayer(model, protocol.of, asked), asked)
+    with apis.standin() as sp, torch.no_grad():
+        x = apis.tensor(sp)
+        for _ in range(400):
+            assert one(x) is x
+    assert len(seen) == looks and one.why() == Why.GRAPH_HAS_MAPS.says()

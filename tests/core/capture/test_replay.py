@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 
 import pytest
@@ -10,7 +11,8 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.capture import graph_regions, padded
+from sparse_bridge.core.ops import pointwise
 from tests.checks import assert_close
 from tests.clouds import cloud, features
 
@@ -148,6 +150,17 @@ class TestOnAGpu:
         for share in (0.4, 0.1, 0.01):
             alike(model, plain, sp, 32, share=share)
         assert replayer(model).hits >= hits + 2 and replayer(model).graphs == [larger]
+
+    def test_a_larger_graph_finds_its_row_numbers(self, sp, pair, rules):
+        """Of 1x1x1 layers. To make them waits, and a larger graph has no trial that would."""
+        rules.set(pointwise, _LEAST=16, _rows=collections.defaultdict(list))
+        rules.set(padded, capacity_of=lambda rows: -(-3 * rows // 2048) * 2048)  # more than the eager call makes
+        model, plain = pair
+        self.warm(model, sp)
+        alike(model, plain, sp, 31, share=0.4)
+        hits = replayer(model).hits
+        alike(model, plain, sp, 32, share=0.4)
+        assert replayer(model).hits == hits + 1 and replayer(model).attempts.failures == 0
 
     def test_equal_and_outlying_rows(self, sp, warmed):
         model, plain = warmed
