@@ -26,10 +26,15 @@ IN_PLACE_OF = "in_place_of"
 # Functions of torch that fused layers stand for, as they are when this is imported.
 TORCHS_BATCH_NORM, TORCHS_RELU, TORCHS_RELU_ = torch.batch_norm, torch.relu, torch.relu_
 TORCHS_SIGMOID, TORCHS_SIGMOID_ = torch.sigmoid, torch.sigmoid_
-BATCH_NORM, _RELU, LEAKY_RELU, _SIGMOID = F.batch_norm, F.relu, F.leaky_relu, F.sigmoid
+BATCH_NORM, _RELU, _LEAKY_RELU, _SIGMOID = F.batch_norm, F.relu, F.leaky_relu, F.sigmoid
+TORCHS_ADD_ = torch.Tensor.add_
 NORM_FORWARD, RELU_FORWARD = nn.BatchNorm1d.forward, nn.ReLU.forward
 _LEAKY_FORWARD, _SIGMOID_FORWARD = nn.LeakyReLU.forward, nn.Sigmoid.forward
 _CHECK_INPUT = nn.BatchNorm1d._check_input_dim
+# Where those are looked up, under names of one step each.
+_NN, _Module, _Norm = torch._C._nn, nn.Module, nn.BatchNorm1d
+_ReLU, _LeakyReLU, _Sigmoid = nn.ReLU, nn.LeakyReLU, nn.Sigmoid
+TORCHS_LEAKY_RELU, TORCHS_LEAKY_RELU_ = _NN.leaky_relu, _NN.leaky_relu_
 _CALL = nn.Module.__call__  # subclasses may have another one, and programs may put another one there
 _CALL_IMPL = nn.Module._call_impl
 _local = threading.local()
@@ -59,19 +64,21 @@ def torch_replaced() -> bool:
     return not (
         F.batch_norm is BATCH_NORM
         and F.relu is _RELU
-        and F.leaky_relu is LEAKY_RELU
+        and F.leaky_relu is _LEAKY_RELU
         and F.sigmoid is _SIGMOID
+        and _NN.leaky_relu is TORCHS_LEAKY_RELU
+        and _NN.leaky_relu_ is TORCHS_LEAKY_RELU_
         and torch.batch_norm is TORCHS_BATCH_NORM
         and torch.relu is TORCHS_RELU
         and torch.relu_ is TORCHS_RELU_
         and torch.sigmoid is TORCHS_SIGMOID
-        and nn.BatchNorm1d.forward is NORM_FORWARD
-        and nn.ReLU.forward is RELU_FORWARD
-        and nn.LeakyReLU.forward is _LEAKY_FORWARD
-        and nn.Sigmoid.forward is _SIGMOID_FORWARD
-        and nn.BatchNorm1d._check_input_dim is _CHECK_INPUT
-        and nn.Module.__call__ is _CALL
-        and nn.Module._call_impl is _CALL_IMPL
+        and _Norm.forward is NORM_FORWARD
+        and _ReLU.forward is RELU_FORWARD
+        and _LeakyReLU.forward is _LEAKY_FORWARD
+        and _Sigmoid.forward is _SIGMOID_FORWARD
+        and _Norm._check_input_dim is _CHECK_INPUT
+        and _Module.__call__ is _CALL
+        and _Module._call_impl is _CALL_IMPL
         and not REPLACED_BEFORE
     )
 
@@ -88,7 +95,7 @@ REPLACED_BEFORE = not all(
     map(
         _made_by_torch,
         (TORCHS_BATCH_NORM, TORCHS_RELU, TORCHS_RELU_, TORCHS_SIGMOID, TORCHS_SIGMOID_)
-        + (BATCH_NORM, _RELU, LEAKY_RELU, _SIGMOID)
+        + (BATCH_NORM, _RELU, _LEAKY_RELU, _SIGMOID, TORCHS_LEAKY_RELU, TORCHS_LEAKY_RELU_)
         + (NORM_FORWARD, RELU_FORWARD, _LEAKY_FORWARD, _SIGMOID_FORWARD)
         + (_CHECK_INPUT, _CALL, _CALL_IMPL),
     )

@@ -7,6 +7,7 @@ a new tensor with `lazy_features.keep`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ from . import fusion, protocol
 from .lazy_features import LazyFeatures, deferred_of, replace
 
 Features = torch.Tensor | DeferredConv
-_ADD, _ADD_ = torch.Tensor.__add__, torch.Tensor.add_  # a program may put others there
+# A program may put others there.
+_ADD, _ADD_, _IADD = torch.Tensor.__add__, torch.Tensor.add_, torch.Tensor.__iadd__
 
 
 @eagerly
@@ -55,10 +57,13 @@ def plus(a: Any, b: Any, inplace: bool = False) -> Features:
     conv, other = deferred_of(a), b
     if conv is None and not inplace and deferred_of(b) is not None:
         conv, other = deferred_of(b), a
-    if conv is None or torch.Tensor.__add__ is not _ADD or torch.Tensor.add_ is not _ADD_:
-        if inplace:
-            return _rows(a).add_(_rows(b))
-        return _rows(a) + _rows(b)
+    tensor: Any = torch.Tensor
+    if conv is None or tensor.__add__ is not _ADD or tensor.add_ is not _ADD_ or tensor.__iadd__ is not _IADD:
+        if not inplace:
+            return _rows(a) + _rows(b)
+        features = operator.iadd(_rows(a), _rows(b))
+        replace(a, features)
+        return features
     y = _rows(other)
     features = conv.plus(y, (lambda x: x.add_(y)) if inplace else (lambda x: x + y))
     if inplace:

@@ -24,6 +24,7 @@ from . import origins
 from .expressions import Name
 from .guards import Guards, is_own
 from .kept import Before, before_call, refuse_kept
+from .layers import guard_tensors
 from .origins import Origin
 from .reading import Reading, readings_of, unseen_reading
 from .sources import position
@@ -101,6 +102,7 @@ class Audit:
         self._read_backward(state, readings)
         self._refuse_changed(state)
         _switches(state)
+        guard_tensors(state.absent)
         return state.guards()
 
     def _refuse_changed(self, state: State) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -13,6 +13,17 @@ from torch import nn
 from ..served_forward import function_of
 
 _CALLING = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")  # of nn.Module, all that a call goes through
+
+_SPACES = (vars(torch), "torch"), (vars(torch._C._nn), "torch._C._nn")
+_METHODS = vars(torch.Tensor)  # of Python; a method that a program puts there hides the one of C
+# What operators call unseen; where a model is watched, functions stand before these.
+CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__complex__")
+_COMPUTING = frozenset(vars(torch._C.TensorBase)) - vars(torch.Tensor).keys() - frozenset(CONVERSIONS)
+
+
+def guard_tensors(absent: Callable[[Any, Iterable[str], str], Any]) -> None:
+    """Guard that nothing stands before the methods of tensors, operators among them.  absent: see `State`."""
+    absent(_METHODS, _COMPUTING, "torch.Tensor")
 
 
 def guard_methods(cls: type, key: Callable[[Any, str, str], Any]) -> None:
@@ -34,5 +45,6 @@ def _guard_functions(code: CodeType, key: Callable[[Any, str, str], Any]) -> Non
             continue
         key(vars(F), name, f"torch.nn.functional.{name}")
         for inner in function.__code__.co_names if isinstance(function, FunctionType) else ():
-            if callable(vars(torch).get(inner)):
-                key(vars(torch), inner, f"torch.{inner}")
+            for space, label in _SPACES:
+                if callable(space.get(inner)):
+                    key(space, inner, f"{label}.{inner}")

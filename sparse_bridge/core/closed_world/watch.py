@@ -16,13 +16,13 @@ from torch import nn
 
 from ...refusals import Refusal, Why
 from . import origins
+from .layers import CONVERSIONS
 from .origins import Origin
 from .sources import COMPREHENSIONS, position
 
 _IMPORTS = ("_handle_fromlist", "_lock_unlock_module")  # of what is loaded
-# Methods of tensors that hand a number, or all of them, to Python. Operators call the first ones unseen.
 _AROUND = ("torch._compile", "torch._dynamo")  # what wraps functions that compilers leave alone
-_CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__complex__")
+# Methods of tensors that hand all numbers to Python, beside the `CONVERSIONS`.
 _PYTHON_READS = ("__array__", "__contains__", "__format__", "__repr__", "__iter__", "__reversed__", "__hash__")
 
 
@@ -311,5 +311,5 @@ def _convert_complex(self: Any) -> Any:
 
 
 _FUNCTIONS: dict[str, Any] = dict(
-    zip(_CONVERSIONS, (_convert_bool, _convert_int, _convert_float, _convert_index, _convert_complex), strict=True)
+    zip(CONVERSIONS, (_convert_bool, _convert_int, _convert_float, _convert_index, _convert_complex), strict=True)
 )

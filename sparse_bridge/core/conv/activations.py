@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...hooks import LEAKY_RELU, TORCHS_RELU, TORCHS_RELU_, TORCHS_SIGMOID, TORCHS_SIGMOID_
+from ...hooks import TORCHS_LEAKY_RELU, TORCHS_LEAKY_RELU_, TORCHS_RELU, TORCHS_RELU_, TORCHS_SIGMOID, TORCHS_SIGMOID_
 from ...kernels.tiles.activation_numbers import NUMBERS
 
 
@@ -65,8 +65,8 @@ _ROWS = (
     ),
     Activation(
         "leaky_relu",
-        F.leaky_relu,
-        lambda y, slope: LEAKY_RELU(y, slope, inplace=True),
+        lambda y, slope: TORCHS_LEAKY_RELU(y, slope),
+        lambda y, slope: TORCHS_LEAKY_RELU_(y, slope),
         (F.leaky_relu,),
         (),
         _leaky,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ...errors import UnsupportedError
-from ...hooks import TORCHS_BATCH_NORM
+from ...hooks import TORCHS_ADD_, TORCHS_BATCH_NORM
 from ...kernels.gemm.product import EpilogueForm
 from ...kernels.tiles.epilogue_bits import AFFINE, BIAS, NORM, RESIDUAL
 from .activations import ACTIVATIONS as ACTIVATIONS
@@ -92,7 +92,7 @@ class Epilogue(NamedTuple):
         overwritten: rounded wherever separate operations would round, so that it has their bits. Raises:
         UnsupportedError for an activation that is not of `ACTIVATIONS`."""
         if self.bias is not None:
-            y += self.bias.to(y.dtype)
+            TORCHS_ADD_(y, self.bias.to(y.dtype))
         y = y.to(dtype)
         if self.norm is not None:
             *vectors, eps = self.norm
@@ -104,6 +104,6 @@ class Epilogue(NamedTuple):
             mean, var, gain, beta = vectors
             y = TORCHS_BATCH_NORM(y, gain, beta, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
         if self.residual is not None:
-            y += self.residual
+            TORCHS_ADD_(y, self.residual)
         check_activation(self.activation)
         return activated_(y, self.activation, self.alpha)

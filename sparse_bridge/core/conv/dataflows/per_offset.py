@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from ....hooks import TORCHS_ADD_
 from ...device import rocm, workspace
 from ...geometry.weights import WeightLayout, gradient_like
 from ...maps.kernel_map import KernelMap
@@ -164,7 +165,7 @@ def _sum_products(
         else:
             result.copy_(rocm.linear(x[block.begin : block.end], matrices[chunks.dense]))
         if total is not None:
-            result.add_(total)
+            TORCHS_ADD_(result, total)
     if y is None:  # one block
         assert result is not None
         y = result
