@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from ... import policy
 from ...kernels.runtime.target import device_index
 from ...kernels.runtime.uploads import uploaded, uploads_later
 from ...refusals import Refusal, Why
@@ -91,24 +90,6 @@ class Captures:
 
 _captures = Captures()
 empty_cache = _captures.empty_cache
-
-
-class CacheTrimmer:
-    """Gives back what eager calls leave in the allocator's cache once such calls are over. It does so
-    a few times in all, as each time costs the next eager call its allocations."""
-
-    def __init__(self) -> None:
-        self._streak, self._returns = policy.REPLAYS_SETTLED, policy.Attempts(policy.MEMORY_RETURNS)
-
-    def computed(self) -> None:
-        """A call went without a graph."""
-        self._streak = 0
-
-    def replayed(self) -> None:
-        """A graph served a call."""
-        self._streak += 1
-        if self._streak == policy.REPLAYS_SETTLED and self._returns.due():
-            empty_cache()
 
 
 class KeepAlive:

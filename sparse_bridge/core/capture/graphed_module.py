@@ -123,7 +123,7 @@ class GraphedModule(ModelGraphs):
         self.speculation.confirm(graphs[0] if graphs else None)
         for graph in graphs:
             if _comparison_due(graph) or not graph.captured.differing_columns(root) <= kind.verified:
-                self.trimmer.computed()
+                self.computed()
                 return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root))
             output = self.execute(graph, call, root)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
@@ -132,7 +132,7 @@ class GraphedModule(ModelGraphs):
             self.latest, kind.served = kind, self.hits
             kind.replayed(graph, len(root.coords))
             served(self, root.coords)
-            self.trimmer.replayed()
+            self.replayed()
             return ReplayResult(output)
         return self._warm_up(kind, key, call, root)
 
@@ -151,7 +151,7 @@ class GraphedModule(ModelGraphs):
 
     def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""
-        self.trimmer.computed()
+        self.computed()
         kind.most_rows = max(kind.most_rows, len(root.coords))
         due = kind.attempts.due()
         if not due or self.given_up() is not None:

@@ -29,7 +29,7 @@ from ..prefetch import prefetch
 from . import graph_key, padded
 from .call_kind import CallKind
 from .calls.structures import Tensors
-from .graph_capture import CacheTrimmer, GraphMemory
+from .graph_capture import GraphMemory, empty_cache
 from .graph_key import GraphKey, addresses
 
 _Category = tuple[torch.device, int, Hashable]  # of inputs: device, columns, and the name they are announced under
@@ -58,7 +58,9 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.latest: CallKind | None = None  # of the call that a graph served last
         self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
         # by_box: a graph for every box; where the model looks at bounds
-        self.hits, self.trimmer, self.by_box = 0, CacheTrimmer(), False
+        self.hits, self.by_box = 0, False
+        # replays since the last call without a graph; how often memory was given back
+        self._streak, self._returns = policy.REPLAYS_SETTLED, policy.Attempts(policy.MEMORY_RETURNS)
         self.attempts = policy.Attempts(policy.CAPTURE_FAILURES)
         self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)
         self.fresh_inputs = policy.Attempts(policy.FRESH_INPUTS)
@@ -113,6 +115,17 @@ class ModelGraphs(ModelReference, abc.ABC):
         if self.stream is not None and stream != self.stream:
             stream.wait_stream(self.stream)
         self.stream = stream
+
+    def computed(self) -> None:
+        """A call goes without a graph."""
+        self._streak = 0
+
+    def replayed(self) -> None:
+        """A graph served a call. What eager calls left in the allocator's cache is given back once such calls are
+        over: a few times in all, as each time costs the next eager call its allocations."""
+        self._streak += 1
+        if self._streak == policy.REPLAYS_SETTLED and self._returns.due():
+            empty_cache()
 
     def given_up(self) -> str | None:
         """Why nothing is captured any more, if so."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_bridge.core.capture import graph_capture
+from sparse_bridge.core.capture import graph_capture, model_graphs
 from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.captured_maps import captured
 from sparse_bridge.core.capture.graph_capture import KeepAlive, captured_from
@@ -186,13 +186,14 @@ def test_more_numbers_than_there_is_room_for(fake_gpu):
 def test_memory_of_calls_without_a_graph(monkeypatch):
     """It goes back when they are over, and not again and again."""
     given_back = []
-    monkeypatch.setattr(graph_capture, "empty_cache", lambda: given_back.append(len(told)))
-    memory, told = graph_capture.CacheTrimmer(), []
+    monkeypatch.setattr(model_graphs, "empty_cache", lambda: given_back.append(len(told)))
+    model, told = nn.Identity(), []
+    graphs = TrainingReplayer(model, lambda _: None)
 
     def run(calls):
         for one in calls:
             told.append(one)
-            (memory.computed if one == "eager" else memory.replayed)()
+            (graphs.computed if one == "eager" else graphs.replayed)()
 
     run(["replay"] * 40)
     assert not given_back  # there was nothing to give
