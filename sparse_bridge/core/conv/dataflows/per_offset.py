@@ -1,5 +1,4 @@
-"""The per-offset dataflow in plain torch: gather, multiply, add up. For CPUs, fp64, and devices
-without working kernels, where offsets with few pairs go together (`core/conv/batches`)."""
+"""The per-offset dataflow in plain torch, for CPUs, fp64, and devices without working kernels (`core/conv/batches`)."""
 
 from __future__ import annotations
 
