@@ -92,7 +92,7 @@ CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the n
 FRESH_INPUTS = Schedule(longest_wait=64)  # parts of a model have inputs with maps at every call, as the whole fails
 CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 GRAPHS = 3  # of a model, for as many kinds of calls; the one that has not served for longest goes
-COMPARISONS = Schedule(always_until=1, max_tries=9)  # replays 1, 2, 4 ... 256 of a graph are compared with the layers
+COMPARISONS = Schedule(always_until=1, max_tries=9)  # replays 1, 2, 4 ... 256 of a kind are compared with the layers
 SMALL_CALLS = 64  # that would fit a graph of
 MUCH_SMALLER = 2  # times fewer rows: then one is captured besides
 IDLE_CALLS = 256  # in a row that the smaller graph has served; then the larger one goes

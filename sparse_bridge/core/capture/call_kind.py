@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import policy
+from ... import policy, settings
 from ..closed_world.guards import Guards
 from . import padded
 
@@ -13,10 +13,10 @@ class CallKind:
     """graphs: with memory for so many rows (`capacity`), the largest last; a smaller one is there where
     many calls are small, as kernels over few rows want other tiles.  attempts: to watch a call, then to
     capture.  guards: of what a watched call read; None: none has been watched.  trial: what the
-    trial over a padded input found out, if there was one.  verified: columns of the box in which inputs may differ
-    from the captured one.  replays: by these graphs.  small_calls: of them, since the last capture.  idle:
-    calls in a row that the largest graph was not needed for.  served: the number of the model's replay that was the
-    last one here.
+    trial over a padded input found out, if there was one.  comparisons: of replays with the layers.
+    verified: columns of the box in which inputs may differ from the captured one.  replays: by these
+    graphs.  small_calls: of them, since the last capture.  idle: calls in a row that the largest graph
+    was not needed for.  served: the number of the model's replay that was the last one here.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,7 @@ class CallKind:
         """What was captured or shown is true no more."""
         self.drop_graphs()
         self.trial: Any = None
+        self.comparisons = policy.Attempts(policy.COMPARISONS)
         self.verified: set[int] = set()
 
     def drop_graphs(self) -> None:
@@ -50,7 +51,7 @@ class CallKind:
 
     def take(self, graph: Any, capacity: int) -> None:
         """The graph of so many rows is captured."""
-        graph.verified, graph.capacity, graph.compared = self.verified, capacity, policy.Attempts(policy.COMPARISONS)
+        graph.verified, graph.capacity, graph.tried = self.verified, capacity, False
         self.graphs.insert(0, graph)
         self.most_rows = self.most_small = self.small_calls = self.idle = 0
 
@@ -61,6 +62,12 @@ class CallKind:
     def serving(self, n_rows: int) -> list[Any]:
         """The graphs that have memory for so many rows, the smallest first."""
         return [graph for graph in self.graphs if n_rows <= graph.capacity]
+
+    def comparison_due(self, graph: Any) -> bool:
+        """Whether the layers compute a call as well that this graph serves: its first one, and others by schedule."""
+        every, first = settings.get().compare_every, not graph.tried
+        graph.tried = True
+        return every > 0 and (self.comparisons.due() or first or self.comparisons.occasions % every == 0)
 
     def smaller_due(self, n_rows: int) -> bool:
         """Whether to try at a call of so many rows to capture a smaller graph, of which there is none."""
@@ -84,9 +91,12 @@ class CallKind:
             self.idle = 0
 
     def capacity_for(self, n_rows: int) -> int:
-        """Rows of the graph to be captured at a call of `n_rows`."""
-        most = self.most_small if _is_small(n_rows, self.graphs) else self.most_rows
-        return padded.capacity_of(max(n_rows, most))
+        """Rows of the graph to be captured at a call of `n_rows`: those of the graph that has no memory for this
+        call's levels alone, at least."""
+        if _is_small(n_rows, self.graphs):
+            return padded.capacity_of(max(n_rows, self.most_small))
+        fitted: list[int] = [graph.capacity for graph in self.serving(n_rows)]
+        return max([padded.capacity_of(max(n_rows, self.most_rows)), *fitted])
 
 
 def _is_small(n_rows: int, graphs: list[Any]) -> bool:

@@ -106,13 +106,14 @@ Cut = Callable[[torch.Tensor], torch.Tensor]
 
 class CaptureContext(NamedTuple):
     """tensors: the framework.  box: of the input.  reads: what models read of dictionaries.
-    model: whose results these are; dropped: to be called where it is not to be replayed any more,
-    with the reason."""
+    model: whose results these are; layers: what its class computes; dropped: to be called where it is not to be
+    replayed any more, with the reason."""
 
     tensors: Tensors
     box: Box
     reads: set[Any]
     model: weakref.ref[nn.Module]
+    layers: Callable[..., Any]
     dropped: Callable[[str], None]
 
 
@@ -132,7 +133,7 @@ class Captured:
 
         Raises Refusal where it does more to its input than to read it."""
         self.tensors, self.padded_input = context.tensors, padded_input
-        self.forward, self.context, self.features = forward, context, features
+        self.context, self.features = context, features
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
         version = features._version
         with preserved_statistics(context.model()), contextlib.ExitStack() as stack:
@@ -272,7 +273,7 @@ class Captured:
             start = functools.partial(
                 self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
-            spec = OutputSpec.of(call, self.forward, start, set())
+            spec = OutputSpec.of(call, self.context.layers, start, set())
             spec.for_each(self.tensors, lambda _: None, outputs.append)
         return outputs[0] if outputs else spec.x
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ... import hooks, policy, settings
+from ... import hooks, policy
 from ...refusals import Refusal, Verdict, Why
 from ..closed_world.audit import Audit
 from ..geometry.boxes import Box
@@ -122,8 +122,8 @@ class GraphedModule(ModelGraphs):
         graphs = self._graphs_for(kind, root)
         self.speculation.confirm(graphs[0] if graphs else None)
         for graph in graphs:
-            if _comparison_due(graph) or not graph.captured.differing_columns(root) <= kind.verified:
-                self.computed()
+            if kind.comparison_due(graph) or not graph.captured.differing_columns(root) <= kind.verified:
+                self.computed(compared=self.trains)
                 return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root))
             output = self.execute(graph, call, root)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
@@ -276,10 +276,4 @@ class GraphedModule(ModelGraphs):
 
     def capture_context(self, key: GraphKey, box: Box) -> CaptureContext:
         """Of a captured model."""
-        return CaptureContext(key.tensors, box, self.reads, weakref.ref(self.model), self.drop)
-
-
-def _comparison_due(graph: Any) -> bool:
-    """Whether the layers compute a call as well that this graph serves."""
-    every = settings.get().compare_every
-    return every > 0 and (graph.compared.due() or graph.compared.occasions % every == 0)
+        return CaptureContext(key.tensors, box, self.reads, weakref.ref(self.model), self.run_layers, self.drop)

@@ -59,8 +59,9 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
         # by_box: a graph for every box; where the model looks at bounds
         self.hits, self.by_box = 0, False
-        # replays since the last call without a graph; how often memory was given back
-        self._streak, self._returns = policy.REPLAYS_SETTLED, policy.Attempts(policy.MEMORY_RETURNS)
+        # replays since the last eager call; whether that was a compared step; how often memory went back after others
+        self._streak, self._compared = policy.REPLAYS_SETTLED, False
+        self._returns = policy.Attempts(policy.MEMORY_RETURNS)
         self.attempts = policy.Attempts(policy.CAPTURE_FAILURES)
         self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)
         self.fresh_inputs = policy.Attempts(policy.FRESH_INPUTS)
@@ -116,15 +117,17 @@ class ModelGraphs(ModelReference, abc.ABC):
             stream.wait_stream(self.stream)
         self.stream = stream
 
-    def computed(self) -> None:
-        """A call goes without a graph."""
-        self._streak = 0
+    def computed(self, compared: bool = False) -> None:
+        """A call is eager. compared: a step that a graph would have served, after which replays go on."""
+        self._streak, self._compared = 0, compared
 
     def replayed(self) -> None:
-        """A graph served a call. What eager calls left in the allocator's cache is given back once such calls are
-        over: a few times in all, as each time costs the next eager call its allocations."""
+        """A graph served a call. What eager calls left in the allocator's cache is given back: at once after a compared
+        step, which leaves as much as a graph takes; else once such calls are over, and a few times in all, as the next
+        one allocates anew."""
         self._streak += 1
-        if self._streak == policy.REPLAYS_SETTLED and self._returns.due():
+        settled = self._streak == policy.REPLAYS_SETTLED and self._returns.due()
+        if settled or (self._streak == 1 and self._compared):
             empty_cache()
 
     def given_up(self) -> str | None:

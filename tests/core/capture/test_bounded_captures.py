@@ -65,6 +65,25 @@ def test_a_call_that_is_watched_and_refused_is_not_kept(device, rules):
         assert "GRAPH_HOST_READ" in graph_regions.summary()[0].reason
 
 
+@pytest.mark.gpu  # what pretends to be a graph keeps it, to run again
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_graph_does_not_keep_the_input_that_it_was_captured_with(device, trains):
+    """Whose maps are as large as the graph's own."""
+    with apis.standin("spconv") as module:
+        model, _ = optimized(module, "spconv", device, trains)
+        given = []
+        for seed in range(6):
+            x = apis.scene(module, "spconv", seed, device, 0.25)
+            given += map(weakref.ref, (x, x.features, x.indices))
+            with torch.set_grad_enabled(trains):
+                values = apis.values_of(model(x))
+            if trains:
+                apis.loss_of(values).backward()
+            del x, values
+        gc.collect()
+        assert replayer_of(model).hits and [one() for one in given].count(None) == len(given)
+
+
 @pytest.mark.emulated
 def test_training_over_twenty_shapes(device):
     """No shape comes back: one graph serves them all, and everything is what it is without."""

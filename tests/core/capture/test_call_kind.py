@@ -235,6 +235,13 @@ def test_where_the_small_graph_has_too_little_room_the_large_one_serves(graphs):
     assert graphs.call(30_000) is not MISSING and graphs.graphs == [small, large]
 
 
+def test_where_a_level_has_too_little_room_the_next_graph_is_no_smaller(graphs):
+    warm(graphs, 100_000)
+    graphs.execute = lambda graph, call, root: MISSING
+    assert graphs.call(70_000) is MISSING and graphs.events[-1] == "capture again"
+    assert [graph.capacity for graph in graphs.graphs] == [padded.capacity_of(100_000)]
+
+
 def test_a_large_graph_that_is_not_needed_goes(graphs):
     warm(graphs, 100_000)
     eager(graphs, 3000, policy.SMALL_CALLS + 1 + policy.IDLE_CALLS - 1)
@@ -293,6 +300,7 @@ def test_which_replays_are_compared(graphs):
     assert compared == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]
     assert graphs.call(5000) is MISSING and graphs.call(5000) is MISSING  # captured, and compared at its first replay
     assert graphs.events[-4:] == [5000, "capture again", 5000, "compare"]
+    assert not any(eager(graphs, 5000, 100))  # the kind is known by now
 
 
 @pytest.mark.parametrize("graphs", ["compared"], indirect=True)

@@ -204,3 +204,8 @@ def test_memory_of_calls_without_a_graph(monkeypatch):
     for _ in range(19):
         run(["eager"] + ["replay"] * 16)
     assert len(given_back) == 8 + 1  # the first, then the sixteenth
+    given_back.clear()
+    for _ in range(20):
+        graphs.computed(compared=True)
+        run(["replay"] * 3)
+    assert len(given_back) == 20  # behind every comparison: there are few

@@ -341,6 +341,6 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         expected = pytest.raises(Refusal, match=words)
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
-        PaddedModel(model, call, coords, CaptureContext(PROTOCOL, BOX, set(), weakref.ref(model), str)).verify(
-            scene, rows
-        )
+        PaddedModel(
+            model, call, coords, CaptureContext(PROTOCOL, BOX, set(), weakref.ref(model), model.forward, str)
+        ).verify(scene, rows)
