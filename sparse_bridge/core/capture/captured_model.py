@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from .calls.foreign import ForeignReads
 from .calls.input_proxies import AMBIGUOUS, Call, InputProxies
 from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure
 from .comparison import compare
+from .model_graphs import ModelGraphs
 from .padded import PaddedInput
 
 ROWS = -1  # in the place of a column
@@ -104,52 +104,41 @@ class OutputSpec(NamedTuple):
 Cut = Callable[[torch.Tensor], torch.Tensor]
 
 
-class CaptureContext(NamedTuple):
-    """tensors: the framework.  box: of the input.  reads: what models read of dictionaries.
-    model: whose results these are; layers: what its class computes; dropped: to be called where it is not to be
-    replayed any more, with the reason."""
-
-    tensors: Tensors
-    box: Box
-    reads: set[Any]
-    model: weakref.ref[nn.Module]
-    layers: Callable[..., Any]
-    dropped: Callable[[str], None]
-
-
 class Captured:
     """A model over a padded input: its output, whose tensors stay where they are."""
 
     def __init__(
         self,
+        owner: ModelGraphs,
         forward: Callable[..., Any],
         call: Call,
         padded_input: PaddedInput,
         features: torch.Tensor,
-        context: CaptureContext,
+        box: Box,
         contexts: Sequence[contextlib.AbstractContextManager[Any]] = (),
     ) -> None:
-        """Run it.  contexts: what to enter when it begins with the sparse tensor.
+        """Run it.  owner: of the graph to be.  forward: the model's.  box: of the call's input.  contexts: what to
+        enter when it begins with the sparse tensor.
 
         Raises Refusal where it does more to its input than to read it."""
-        self.tensors, self.padded_input = context.tensors, padded_input
-        self.context, self.features = context, features
+        self.tensors: Tensors = call.tensors_of(call.x)
+        self.owner, self.padded_input, self.features, self.box = owner, padded_input, features, box
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
         version = features._version
-        with preserved_statistics(context.model()), contextlib.ExitStack() as stack:
+        with preserved_statistics(owner.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
             def start() -> Any:
                 for manager in (*contexts, padded.using(padded_input), _uncached_autocast()):
                     modes.append(stack.enter_context(manager))
                 shape = padded_input.coords.shape[0]
-                root = CoordinateMap(padded_input.coords, context.box, Rows(None, padded_input.count, shape))
+                root = CoordinateMap(padded_input.coords, box, Rows(None, padded_input.count, shape))
                 root.adopt()
                 self.padded_x = self.tensors.over(call.x, features, root)
                 self.coords = self.tensors.coordinates_of(self.padded_x)
                 return self.padded_x
 
-            self.spec = self._launched(OutputSpec.of(call, forward, start, context.reads))
+            self.spec = self._launched(OutputSpec.of(call, forward, start, owner.reads))
             for mode in modes:
                 if isinstance(mode, ForeignReads):
                     for_each_output(self.tensors, self.spec, mode.check)
@@ -159,7 +148,7 @@ class Captured:
     def differing_columns(self, root: Root) -> set[int]:
         """Columns of the box in which an input differs from the one of the capture; ROWS as well, where
         their number differs and numbers of the output may follow from it."""
-        box, captured = root.box, self.context.box
+        box, captured = root.box, self.box
         columns: set[int] = set()
         if box is not captured:
             pairs = zip(captured.lo, captured.size, box.lo, box.size, strict=True)
@@ -207,7 +196,7 @@ class Captured:
         convert: makes a tensor one of the call, if not by copying the rows in use."""
         cut = self.cutter(call, rows)
         boxes: dict[int, Box] = {}
-        if root.box is not self.context.box:
+        if root.box is not self.box:
             boxes = boxes_of(root.box, self.padded_input.recording.steps)
 
         def on_sparse(y: Any) -> Any:
@@ -265,24 +254,24 @@ class Captured:
     def _with_maps(self, call: Call, root: Any) -> Any:
         """A sparse tensor of the call's output with its kernel maps, which code outside of the
         model asks for: the model computes once more, and is not replayed from now on."""
-        self.context.dropped(Why.GRAPH_MAPS_OUTSIDE.says())
+        self.owner.drop(Why.GRAPH_MAPS_OUTSIDE.says())
         outputs: list[Any] = []
         features = self.tensors.features_of(call.x)
         assert features is not None
-        with torch.no_grad(), preserved_statistics(self.context.model()), torch.random.fork_rng():
+        with torch.no_grad(), preserved_statistics(self.owner.model), torch.random.fork_rng():
             start = functools.partial(
                 self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
-            spec = OutputSpec.of(call, self.context.layers, start, set())
+            spec = OutputSpec.of(call, self.owner.run_layers, start, set())
             spec.for_each(self.tensors, lambda _: None, outputs.append)
         return outputs[0] if outputs else spec.x
 
 
 @contextlib.contextmanager
-def preserved_statistics(model: nn.Module | None) -> Iterator[None]:
-    """Buffers of a model have the same values afterwards. None: it is gone."""
+def preserved_statistics(model: nn.Module) -> Iterator[None]:
+    """Buffers of a model have the same values afterwards."""
     # Not the buffers themselves: their versions are of interest to backward passes still to come.
-    buffers = [] if model is None else [buffer.data for buffer in model.buffers()]
+    buffers = [buffer.data for buffer in model.buffers()]
     values = [buffer.clone() for buffer in buffers]
     try:
         yield

@@ -12,7 +12,6 @@ from __future__ import annotations
 import abc
 import functools
 import logging
-import weakref
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ import torch
 from ... import hooks, policy
 from ...refusals import Refusal, Verdict, Why
 from ..closed_world.audit import Audit
-from ..geometry.boxes import Box
 from ..geometry.data_bounds import Root
 from ..prefetch import prefetch
 from ..prefetch.recording import Recording
@@ -29,7 +27,7 @@ from .calls.call import ReplayResult, call_of
 from .calls.input_proxies import Call
 from .calls.observers import observer
 from .calls.structures import MISSING
-from .captured_model import ROWS, CaptureContext, preserved_statistics
+from .captured_model import ROWS, preserved_statistics
 from .graph_capture import GraphMemory, check_room, empty_cache, in_trial, trial
 from .graph_key import GraphKey, key_of, root_of
 from .model_graphs import ModelGraphs, served
@@ -273,7 +271,3 @@ class GraphedModule(ModelGraphs):
         calls must be told apart by more before a graph is captured."""
         by_box, self.by_box = self.by_box, self.by_box or bool(padded_input.grids)
         return len(self.reads) > n_reads or self.by_box > by_box
-
-    def capture_context(self, key: GraphKey, box: Box) -> CaptureContext:
-        """Of a captured model."""
-        return CaptureContext(key.tensors, box, self.reads, weakref.ref(self.model), self.run_layers, self.drop)

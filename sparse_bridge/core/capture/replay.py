@@ -161,10 +161,10 @@ class Replayer(GraphedModule):
             assert own is not None
             features = torch.full((capacity, key.channels), float("nan"), dtype=key.dtype, device=key.device)
             features[: own.shape[0]].copy_(own)
-            context, n_reads = self.capture_context(key, root.box), len(self.reads)
+            n_reads = len(self.reads)
 
             def work(contexts: Sequence[Any]) -> Captured:
-                return Captured(self.run_layers, call, padded_input, features, context, contexts)
+                return Captured(self, self.run_layers, call, padded_input, features, root.box, contexts)
 
             weights = [*self.model.parameters(), *self.model.buffers()]
             if kind.trial is None:

@@ -94,7 +94,7 @@ class TrainingReplayer(GraphedModule):
         memory = self.memory
         assert memory is not None
         device, model = root.coords.device, self.model
-        copy = PaddedModel(model, call, root.coords, graph.captured.context._replace(box=root.box))
+        copy = PaddedModel(self, call, root.coords, root.box)
         on_one_thread = torch.autograd.set_multithreading_enabled(False)
         with (
             torch.enable_grad(),
@@ -143,8 +143,8 @@ class TrainingReplayer(GraphedModule):
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps
-                context, n_reads = self.capture_context(key, root.box), len(self.reads)
-                copy = PaddedModel(self.model, call, root.coords, context)
+                n_reads = len(self.reads)
+                copy = PaddedModel(self, call, root.coords, root.box)
                 if kind.trial is None:
                     captured_model = copy.verify(maps.padded_input, rows)
                     if self.needs_more_guards(maps.padded_input, n_reads):
@@ -165,7 +165,6 @@ class _Graph:
 
     def __init__(self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any) -> None:
         self.maps, self.padded_input = maps, maps.padded_input
-        self.tensors = copy.context.tensors
         self.features, self.gradient_mask = copy.padded_features(self.padded_input), copy.gradient_mask
         work = functools.partial(copy.over, self.padded_input, self.features)
         self.forward, self.captured = captured_from(work, pool)

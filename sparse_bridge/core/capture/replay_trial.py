@@ -20,14 +20,16 @@ from ... import hooks
 from ...hooks import ModelReference
 from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
+from ..geometry.boxes import Box
 from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm_training
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import Tensors
-from .captured_model import CaptureContext, Captured, OutputSpec, for_each_output
+from .captured_model import Captured, OutputSpec, for_each_output
 from .comparison import compare_within_rounding
+from .model_graphs import ModelGraphs
 from .padded import PaddedInput
 
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
@@ -45,15 +47,17 @@ class PaddedModel(ModelReference):
     What autograd knows of the parameters themselves belongs to other streams.
     """
 
-    def __init__(self, model: nn.Module, call: Call, coords: torch.Tensor, context: CaptureContext) -> None:
-        """model: called by itself.  call: of the kind that will come; coords: of its sparse tensor,
-        as the core has them."""
+    def __init__(self, owner: ModelGraphs, call: Call, coords: torch.Tensor, box: Box) -> None:
+        """owner: of the model's graphs.  call: of the kind that will come; coords: of its sparse tensor,
+        as the core has them, in `box`."""
+        model = owner.model
         super().__init__(model)
-        self.call, self.context = call, context
-        self.root = CoordinateMap(coords, context.box)
-        features = context.tensors.features_of(call.x)
+        self.owner, self.call = owner, call
+        self.tensors: Tensors = call.tensors_of(call.x)
+        self.root = CoordinateMap(coords, box)
+        features = self.tensors.features_of(call.x)
         assert features is not None
-        self.features = features
+        self.features: torch.Tensor = features
         self.aliases = {
             name: parameter.detach().requires_grad_(parameter.requires_grad)
             for name, parameter in model.named_parameters()
@@ -82,8 +86,8 @@ class PaddedModel(ModelReference):
 
     def over(self, padded_input: PaddedInput, features: torch.Tensor, contexts: Sequence[Any] = ()) -> Captured:
         """The model over a padded input. features: its own, [capacity, C].  contexts: to run it in."""
-        with _counted_norms(self.model, self.context.tensors):
-            return Captured(self, self.call, padded_input, features, self.context, contexts)
+        with _counted_norms(self.model, self.tensors):
+            return Captured(self.owner, self, self.call, padded_input, features, self.root.box, contexts)
 
     def run_alone(self, noise: float = 0.0) -> tuple[list[torch.Tensor], torch.Tensor]:
         """(leaves of the model's output for the input without padding, its features). noise: the
@@ -92,10 +96,10 @@ class PaddedModel(ModelReference):
         if noise:
             features *= 1 + noise * torch.randn_like(features)
         features.requires_grad_(self.features.requires_grad)
-        root = CoordinateMap(self.root.coords, self.context.box)
-        start = functools.partial(self.context.tensors.over, self.call.x, features, root)
-        spec = OutputSpec.of(self.call, self, start, self.context.reads)
-        return _leaves(self.context.tensors, spec), features
+        root = CoordinateMap(self.root.coords, self.root.box)
+        start = functools.partial(self.tensors.over, self.call.x, features, root)
+        spec = OutputSpec.of(self.call, self, start, self.owner.reads)
+        return _leaves(self.tensors, spec), features
 
     def check_reads(self, padded_input: PaddedInput) -> None:
         """Raise Refusal where the model computes with other tensors than its own."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded
 from sparse_bridge.core.capture.calls.call import call_of
 from sparse_bridge.core.capture.captured_maps import builder_over
-from sparse_bridge.core.capture.captured_model import CaptureContext
 from sparse_bridge.core.capture.padded import PaddedInput, capacity_of
 from sparse_bridge.core.capture.replay_trial import PaddedModel
 from sparse_bridge.core.device.device_support import kernel_target
@@ -341,6 +340,5 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         expected = pytest.raises(Refusal, match=words)
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
-        PaddedModel(
-            model, call, coords, CaptureContext(PROTOCOL, BOX, set(), weakref.ref(model), model.forward, str)
-        ).verify(scene, rows)
+        owner = SimpleNamespace(model=model, run_layers=model.forward, reads=set())
+        PaddedModel(owner, call, coords, BOX).verify(scene, rows)
