@@ -69,6 +69,12 @@ class CallKind:
         graph.tried = True
         return every > 0 and (self.comparisons.due() or first or self.comparisons.occasions % every == 0)
 
+    def comparison_showed_nothing(self) -> None:
+        """The graph had too little memory for a level: comparisons begin anew after the next call, which may ask for
+        a larger one."""
+        self.comparisons = policy.Attempts(policy.COMPARISONS)
+        self.comparisons.wait = 1
+
     def smaller_due(self, n_rows: int) -> bool:
         """Whether to try at a call of so many rows to capture a smaller graph, of which there is none."""
         due = self.room_for_two and self.small_calls >= policy.SMALL_CALLS and _is_small(n_rows, self.graphs)

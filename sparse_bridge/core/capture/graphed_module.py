@@ -175,6 +175,7 @@ class GraphedModule(ModelGraphs):
             try:
                 values = self.executed_values(graph, call, root)
                 if values is None:
+                    kind.comparison_showed_nothing()
                     return
                 graph.captured.compare(call, out, values)
                 self.compare_gradients(graph, call, root)

@@ -304,6 +304,21 @@ def test_which_replays_are_compared(graphs):
 
 
 @pytest.mark.parametrize("graphs", ["compared"], indirect=True)
+def test_a_comparison_that_a_graph_has_too_little_room_for(graphs, monkeypatch):
+    """It shows nothing, so that it is made again, but not at the next call: that one may need a larger graph."""
+    warm(graphs)
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "executed_values", lambda *_: None)
+        assert graphs.call(1000) is MISSING
+    assert eager(graphs, 1000, 5) == [False, True, False, True, False]
+    monkeypatch.setattr(graphs, "executed_values", lambda *_: None)
+    monkeypatch.setattr(graphs, "execute", lambda *_: MISSING)
+    assert "capture again" not in graphs.events
+    eager(graphs, 1000, 6)
+    assert "capture again" in graphs.events
+
+
+@pytest.mark.parametrize("graphs", ["compared"], indirect=True)
 @pytest.mark.parametrize(("every", "expected"), [(1, 20), (5, 5 + 4), (0, 0)])
 def test_the_rate_of_comparisons_is_a_setting(graphs, every, expected):
     warm(graphs)
