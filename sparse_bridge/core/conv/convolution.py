@@ -14,7 +14,14 @@ from ...errors import UnsupportedError
 from ..arguments import expect_tensors
 from ..device import memory_use
 from ..device.column_sums import column_sums
-from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, wrapped
+from ..device.no_double_backward import (
+    direct_apply,
+    no_double_backward,
+    refuse_trace,
+    refuse_transforms,
+    tracing,
+    wrapped,
+)
 from ..device.torch_compat import eagerly
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
@@ -163,8 +170,8 @@ def convolve(
     """`conv`, of value objects that a layer makes once: x [N_in, C_in] to [N_out, C_out].
 
     Dtypes are those of `conv`: fp16 / bf16 / fp32 / fp64, of the weight, too, unless autocast is on.
-    Raises: what `conv` does. UnsupportedError is for transforms of torch.func, forward mode, an activation that
-        cannot be fused, and gradients through a fused activation, norm or residual.
+    Raises: what `conv` does. UnsupportedError is for transforms of torch.func, forward mode, `torch.jit.trace`, an
+        activation that cannot be fused, and gradients through a fused activation, norm or residual.
     """
     bias, residual = epilogue.bias, epilogue.residual
     wants_grad = torch.is_grad_enabled() and (
@@ -173,8 +180,9 @@ def convolve(
         or (bias is not None and bias.requires_grad)
         or (residual is not None and residual.requires_grad)
     )
-    if forward_ad._current_level >= 0 or _transforms():
+    if forward_ad._current_level >= 0 or _transforms() or tracing():
         refuse_transforms()
+        refuse_trace()
     if wants_grad or _any_autocast() or kmap.x_fold is not None or kmap.y_fold is not None:
         return _convolve(x, weight, kmap, epilogue, form, wants_grad)
     return run(x, weight, kmap, epilogue, form)[0]

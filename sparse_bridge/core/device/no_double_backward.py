@@ -1,4 +1,4 @@
-"""What layers with gradients refuse: transforms of torch.func, and derivatives of other orders."""
+"""What layers refuse: transforms of torch.func, derivatives of other orders, and traces."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ NO_SECOND_ORDER = (
 )
 
 _transforms = torch._C._functorch.peek_interpreter_stack
+tracing = torch._C._get_tracing_state
 wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -27,6 +28,16 @@ def refuse_transforms() -> None:
             "sparse layers have no forward-mode derivative and run under no transform of "
             "torch.func (vmap, jvp, grad); use backward() or torch.autograd.grad, and put samples "
             "into one tensor by batch index."
+        )
+
+
+def refuse_trace() -> None:
+    """UnsupportedError while `torch.jit.trace` records: it would keep this input's kernel map for all."""
+    if tracing():
+        raise UnsupportedError(
+            "torch.jit.trace recorded a sparse layer; a trace would hold the coordinates of this "
+            "one input. Use torch.export or torch.compile (docs/compile.md), or "
+            "sparse_bridge.export.export_onnx (docs/export.md)."
         )
 
 

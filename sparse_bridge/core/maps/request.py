@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ... import memory
-from ...errors import GeometryError, UnsupportedError
+from ...errors import GeometryError
 from ..device import memory_use
+from ..device.no_double_backward import refuse_trace
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from ..geometry.reach import BoxReach
@@ -164,12 +165,7 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         GeometryError: no map is of this kind with this output, or see `map_builder`.
         MemoryLimitError: the map does not fit under the limit in force.
     """
-    if torch.jit._trace.is_tracing():
-        raise UnsupportedError(
-            "torch.jit.trace recorded a sparse layer; a trace would hold the coordinates of this "
-            "one input. Use torch.export or torch.compile (docs/compile.md), or "
-            "sparse_bridge.export.export_onnx (docs/export.md)."
-        )
+    refuse_trace()
     if memory.limit is not None and cmap.device.type != "cpu":
         n, volume = cmap.n_rows, len(req.offsets)
         n_new = {"strided": n, "generative": n * volume}.get(req.map_type, 0)

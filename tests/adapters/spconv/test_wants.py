@@ -265,3 +265,26 @@ def test_a_torchscript_trace_is_refused(sp):
 
     with pytest.warns(torch.jit.TracerWarning), pytest.raises(errors.UnsupportedError, match="Use torch"):
         torch.jit.trace(network, (torch.randn(2, 4), indices))
+
+
+@pytest.mark.parametrize("kind", ["convolution", "pool"])
+def test_a_trace_with_the_map_at_hand_is_refused(sp, kind):
+    """The layer builds no map of its own, and the trace would hold the rows of the one that is there."""
+    convolution = kind == "convolution"
+    x = apis.tensor(sp, rows=6)
+    channels = x.features.shape[1]
+    first = sp.SubMConv3d(channels, channels, 3, indice_key="k") if convolution else sp.SparseMaxPool3d(2)
+    second = sp.SubMConv3d(channels, channels, 3, indice_key="k") if convolution else first
+    held = first(x)
+    given = held.replace_feature(held.features.detach()) if convolution else x
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = second
+
+        def forward(self, features):
+            return self.layer(given.replace_feature(features)).features
+
+    with pytest.warns(torch.jit.TracerWarning), pytest.raises(errors.UnsupportedError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(Network(), (given.features,), check_trace=False)
