@@ -23,6 +23,10 @@ class TensorExpectedError(DataTypeError, AssertionError, AttributeError):
     """Something else stands where a `torch.Tensor` belongs, such as a numpy array."""
 
 
+class SparseInputError(DataTypeError, AttributeError):
+    """Something else stands where a sparse tensor of the framework belongs."""
+
+
 class DeviceError(SparseBridgeError, RuntimeError):
     """Tensors of one operation live on different devices, or the device cannot do the work."""
 

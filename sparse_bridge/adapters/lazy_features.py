@@ -50,6 +50,9 @@ class LazyFeatures:
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if torch.compiler.is_compiling():  # which take no keywords here
             raise AttributeError(text)
+        own = getattr(type(self), name, None)
+        if isinstance(own, property) and own.fget is not None:
+            return own.fget(self)  # it has raised an AttributeError, which Python drops for this call
         raise AttributeError(text, name=name, obj=self)
 
     def __reduce_ex__(self, version: Any) -> Any:

@@ -18,7 +18,7 @@ from ..core.geometry.boxes import Box
 from ..core.geometry.data_bounds import Root
 from ..core.geometry.sparse_data import SparseData
 from ..core.maps.coordinate_map import CoordinateMap
-from ..errors import tensor_expected
+from ..errors import SparseInputError, tensor_expected
 from . import base
 
 
@@ -220,7 +220,7 @@ def missing_features(x: Any, caller: str) -> Exception:
     for name in () if framework is None else framework.feature_names:
         if hasattr(x, name):
             return tensor_expected(getattr(x, name), name, caller)
-    return AttributeError(f"{caller} takes a sparse tensor, got {type(x).__name__}.")
+    return SparseInputError(f"{caller} takes a sparse tensor, got {type(x).__name__}.")
 
 
 def n_layers(module: nn.Module) -> int:

@@ -34,6 +34,7 @@ from ..core.conv.epilogue import STEP_ACTIVATION
 from ..core.conv.history import History, history_of
 from ..core.device.torch_compat import SAVED_TENSORS_HOOKS
 from ..core.ops.batch_norm import batch_norm
+from ..errors import SparseInputError
 from . import fusion, protocol
 from .lazy_features import LazyFeatures, has_features, take
 
@@ -138,7 +139,7 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
 def _framework_of(x: Any) -> protocol.TensorProtocol:
     framework = protocol.of(x)
     if framework is None:
-        raise AttributeError(f"expected a sparse tensor, got {type(x).__name__}.")
+        raise SparseInputError(f"expected a sparse tensor, got {type(x).__name__}.")
     return framework
 
 

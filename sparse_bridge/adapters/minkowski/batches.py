@@ -9,7 +9,7 @@ import torch
 
 from ...core.maps.rows import fixed_items
 from ...core.traced import between_graphs
-from ...errors import CoordinateError
+from ...errors import CoordinateError, DataTypeError
 from . import profile
 from .errors import ItemIndexError
 from .grid import Grid, Key
@@ -123,6 +123,8 @@ def rows_at(items: Items, batch_index: Any) -> torch.Tensor:
 
     Raises: ItemIndexError.
     """
+    if not hasattr(batch_index, "__index__"):
+        raise DataTypeError(f"batch index is {batch_index!r}; expected an int.")
     index, rows = operator.index(batch_index), items[1]
     candidates = listed(items) if index < 0 else rows
     if not -len(candidates) <= index < len(candidates):

@@ -50,6 +50,9 @@ def _boxed(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, l
     Raises: DenseIndexError (a coordinate outside of low .. high).
     """
     coords, dimension = x._sites(), x.D
+    for name, corner in (("min_coords", low), ("max_coords", high)):
+        if corner is not None and (not isinstance(corner, torch.Tensor) or corner.numel() != dimension):
+            raise ContractError(f"{name} is {corner!r}; expected a torch.IntTensor of {dimension} numbers.")
     axes = coords[:, 1:]
     step = coords.new_tensor([max(1, s) for s in x.tensor_stride])
     empty = len(coords) == 0
@@ -160,6 +163,8 @@ def _check_minimum(
 @between_graphs
 def dense_coordinates(shape: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
     """Every position of a dense [B, C, X_1 .. X_D]: int32 [B * prod X, 1 + D], row-major."""
+    if not hasattr(shape, "__len__") or isinstance(shape, str):
+        raise ContractError(f"shape is {shape!r}; expected (batch, channels, axes ..).")
     if len(shape) < 3:
         raise ContractError(f"shape {list(shape)}; expected [batch, channels, axes ..].")
     ranges = [torch.arange(int(n), device=device) for n in (shape[0], *shape[2:])]

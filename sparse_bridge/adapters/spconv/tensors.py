@@ -10,13 +10,17 @@ from ...core.arguments import expect_tensors, refuse_arrays
 from ...core.conv.convolution import autocast_dtype
 from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
-from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError, tensor_expected
+from ...errors import (
+    ContractError,
+    DataTypeError,
+    DeviceError,
+    ShapeError,
+    SparseInputError,
+    UnsupportedError,
+    tensor_expected,
+)
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-class SparseInputError(DataTypeError, AttributeError):
-    """A layer got something else than a sparse tensor."""
 
 
 class FeatureTypeError(DataTypeError, RuntimeError):
@@ -32,6 +36,28 @@ def shape_of(x: Any) -> list[int]:
 def box_of(x: Any) -> Box:
     """The cells a tensor may hold, batch first."""
     return Box.grid(int(x.batch_size), shape_of(x))
+
+
+def expect_sparse(caller: str, *inputs: Any) -> None:
+    """Raises SparseInputError for one that is no SparseConvTensor, nor like one."""
+    for x in inputs:
+        if not hasattr(x, "spatial_shape"):
+            raise SparseInputError(f"{caller} takes a SparseConvTensor, got {type(x).__name__}.")
+
+
+class TooFewTensorsError(SparseInputError, IndexError):
+    """A layer over several sparse tensors got too few."""
+
+
+def expect_sparse_list(caller: str, inputs: Any, least: int = 2) -> None:
+    """Raises SparseInputError unless these are SparseConvTensors in a list or a tuple, at least so many."""
+    if not isinstance(inputs, (list, tuple)):
+        raise SparseInputError(f"{caller} takes a list of SparseConvTensors, got {type(inputs).__name__}.")
+    expect_sparse(caller, *inputs)
+    if len(inputs) < least:
+        raise TooFewTensorsError(
+            f"{caller} takes {least} tensors or more, got a {type(inputs).__name__} of {len(inputs)}."
+        )
 
 
 def check_input(x: Any, layer_name: str) -> torch.Tensor:

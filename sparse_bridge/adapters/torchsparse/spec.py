@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ContractError, GeometryError, ShapeError
+from ...errors import ContractError, DataTypeError, GeometryError, ShapeError
 from . import profile as profiles
 from .profile import Profile
 
@@ -20,11 +20,13 @@ ONE = (1, 1, 1)
 
 
 def triple(value: Any, name: str) -> Triple:
-    """An int, or three of them, as a tuple of Python ints. Raises ShapeError."""
+    """An int, or three of them, as a tuple of Python ints. Raises ShapeError, DataTypeError."""
     if isinstance(value, (list, tuple, torch.Size)):
         numbers = tuple(int(n) for n in value)
     elif isinstance(value, torch.Tensor):
         numbers = tuple(int(n) for n in value.flatten().tolist())
+    elif isinstance(value, str) or not hasattr(value, "__int__"):
+        raise DataTypeError(f"{name} is {value!r}; expected one number or three.")
     else:
         numbers = (int(value),) * 3
     if len(numbers) != 3:

@@ -9,7 +9,7 @@ import torch
 from ...core.arguments import expect_tensors
 from ...core.conv.deferred import features_of, materialize
 from ...core.conv.deferred.conv import DeferredConv
-from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError
+from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError, SparseInputError
 from .profile import Profile
 from .spec import Triple
 
@@ -18,7 +18,9 @@ __all__ = [
     "caches_of",
     "check_coords",
     "check_input",
+    "expect_sparse",
     "fapply",
+    "feats_of",
     "make_like",
     "output_of",
     "range_of",
@@ -87,9 +89,24 @@ def with_feats(x: Any, feats: torch.Tensor | DeferredConv) -> Any:
     return make_like(x, feats, x.coords, x.stride, range_of(x))
 
 
+def expect_sparse(caller: str, *inputs: Any) -> None:
+    """Raises SparseInputError for one that is no SparseTensor, nor like one."""
+    for x in inputs:
+        if not (hasattr(x, "feats") and hasattr(x, "coords")):
+            raise SparseInputError(f"{caller} takes a torchsparse.SparseTensor, got {type(x).__name__}.")
+
+
+def feats_of(x: Any, caller: str) -> Any:
+    """The features of a SparseTensor. Raises SparseInputError."""
+    feats = getattr(x, "feats", None)
+    if feats is None:
+        expect_sparse(caller, x)
+    return feats
+
+
 def fapply(input: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """A tensor with `fn(input.feats, ...)` as features; everything else is the input's."""
-    feats = input.feats
+    """A tensor with `fn(input.feats, ...)` as features; everything else is the input's. Raises SparseInputError."""
+    feats = feats_of(input, "fapply")
     expect_tensors("fapply", feats=feats)
     return with_feats(input, fn(feats, *args, **kwargs))
 
@@ -140,11 +157,11 @@ def check_pair(feats: torch.Tensor, coords: Any, caller: str) -> torch.Tensor:
 
 
 def check_input(x: Any, caller: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(features [N, C], coordinates [N, 4]). Raises DataTypeError, ShapeError, DeviceError."""
+    """(features [N, C], coordinates [N, 4]). Raises SparseInputError, DataTypeError, ShapeError, DeviceError."""
     try:
         feats, coords = x.feats, x.coords
     except AttributeError:
-        raise DataTypeError(f"{caller} takes a torchsparse.SparseTensor, got {type(x).__name__}.") from None
+        raise SparseInputError(f"{caller} takes a torchsparse.SparseTensor, got {type(x).__name__}.") from None
     if type(feats) is not torch.Tensor:
         feats = materialize(feats)
     check_pair(feats, coords, caller)

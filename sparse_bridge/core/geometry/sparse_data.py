@@ -13,7 +13,10 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 def brief(tensor: Any) -> str:
-    """Shape, dtype and device of a tensor or an array: `[300, 4] float32 cpu`. Reads no value."""
+    """Shape, dtype and device of a tensor or an array: `[300, 4] float32 cpu`. Of anything else its kind. Reads no
+    value."""
+    if not (hasattr(tensor, "dtype") and hasattr(tensor, "shape")):
+        return type(tensor).__name__
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{list(tensor.shape)} {dtype} {getattr(tensor, 'device', '')}".rstrip()
 

@@ -13,7 +13,7 @@ from ....core.maps.map_builder import from_pairs
 from ....core.ops.dense import to_dense as scattered
 from ....core.ops.voxel import voxelize
 from ....core.traced import between_graphs
-from ....errors import CoordinateError, GeometryError
+from ....errors import CoordinateError, DataTypeError, GeometryError
 from ...call_stats import note
 from .. import profile as profiles
 from ..conv import allow_tf32
@@ -81,7 +81,7 @@ def dense_convolution(
     if bias is not None:
         y = y + torch.bincount(cell, minlength=n_cells).to(y.dtype).unsqueeze(1) * bias.to(y.dtype)
     note("torchsparse", layer_name)
-    return y.view(*size, -1).permute(0, 3, 1, 2).contiguous()
+    return y.view(*size, kernel.shape[2]).permute(0, 3, 1, 2).contiguous()
 
 
 @between_graphs
@@ -100,7 +100,7 @@ def height_compression(x: Any, offset: torch.Tensor, shape: torch.Tensor, dim: i
     ones = torch.ones(n_items * n_u * n_v * n_heights, dtype=torch.int32, device=feats.device)
     y = voxelize(feats, voxel, ones).view(n_items, n_u, n_v, n_heights, feats.shape[1])
     note("torchsparse", layer_name)
-    return y.permute(0, 3, 4, 1, 2).reshape(n_items, -1, n_u, n_v)
+    return y.permute(0, 3, 4, 1, 2).reshape(n_items, n_heights * feats.shape[1], n_u, n_v)
 
 
 @between_graphs
@@ -112,6 +112,8 @@ def to_dense(feats: torch.Tensor, coords: torch.Tensor, spatial_range: Sequence[
     Raises ShapeError, DataTypeError, DeviceError, GeometryError, CoordinateError.
     """
     coords = check_pair(feats, coords, "to_dense")
+    if isinstance(spatial_range, str) or not hasattr(spatial_range, "__len__"):
+        raise DataTypeError(f"spatial_range is {spatial_range!r}; expected (B, X, Y, Z).")
     shape = tuple(int(n) for n in spatial_range[:4])
     if len(shape) < 4 or min(shape) < 0:
         raise GeometryError(f"spatial_range is {tuple(spatial_range)}; expected (B, X, Y, Z).")

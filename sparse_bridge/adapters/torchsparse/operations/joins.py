@@ -10,14 +10,15 @@ import torch
 from ....core.arguments import expect_tensors
 from ....core.ops.union import union_rows
 from ....core.traced import between_graphs
-from ....errors import ContractError, ShapeError
+from ....errors import ContractError, ShapeError, SparseInputError
 from ... import inference
-from ..tensors import check_coords, make_like, range_of
+from ..tensors import check_coords, expect_sparse, make_like, range_of
 
 __all__ = ["add", "cat", "crop", "generative_add"]
 
 
 def _check_rows(caller: str, tensors: Sequence[Any]) -> None:
+    expect_sparse(caller, *tensors)
     for x in tensors:
         expect_tensors(caller, feats=x.feats)
     rows = [x.feats.shape[0] for x in tensors]
@@ -31,8 +32,10 @@ def _check_rows(caller: str, tensors: Sequence[Any]) -> None:
 def cat(inputs: Iterable[Any]) -> Any:
     """Channels of several tensors side by side; sites, stride and caches are the first one's.
 
-    As in torchsparse the result has no `spatial_range`. Raises ContractError, ShapeError.
+    As in torchsparse the result has no `spatial_range`. Raises SparseInputError, ContractError, ShapeError.
     """
+    if not isinstance(inputs, Iterable):
+        raise SparseInputError(f"cat takes a list of SparseTensors, got {type(inputs).__name__}.")
     tensors = list(inputs)
     if not tensors:
         raise ContractError("cat got no tensors; expected one or more.")
@@ -53,8 +56,9 @@ def add(a: Any, b: Any) -> Any:
 def generative_add(a: Any, b: Any) -> Any:
     """Sum over the union of the sites, rows ascending; stride, range and caches of the larger one.
 
-    Raises ContractError (channels), ShapeError, DeviceError.
+    Raises SparseInputError, ContractError (channels), ShapeError, DeviceError.
     """
+    expect_sparse("generative_add", a, b)
     coords = [check_coords(x.coords, "generative_add") for x in (a, b)]
     sites, feats = union_rows(coords, [a.feats, b.feats], (1, 1, 1), 1)
     larger = a if a.feats.shape[0] >= b.feats.shape[0] else b
@@ -66,6 +70,7 @@ def crop(x: Any, coords_min: Any = None, coords_max: Any = None) -> tuple[torch.
 
     Those columns are x, y, z up to 2.0, and b, x, y in 2.1, where torchsparse reads them too.
     """
+    expect_sparse("spcrop", x)
     expect_tensors("spcrop", feats=x.feats, coords=x.coords)
     coords = x.coords
     keep = torch.ones(coords.shape[0], dtype=torch.bool, device=coords.device)

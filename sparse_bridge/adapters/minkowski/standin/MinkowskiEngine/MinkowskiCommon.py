@@ -25,9 +25,9 @@ StrideType = int | Sequence | np.ndarray | torch.Tensor
 int_dtypes = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
-def convert_to_int_list(arg, dimension):
-    """One int per axis from a number, sequence, array or tensor."""
-    return int_list(arg, dimension)
+def convert_to_int_list(arg, dimension, name="argument"):
+    """One int per axis from a number, sequence, array or tensor.  name: of it, for errors."""
+    return int_list(arg, dimension, name)
 
 
 def convert_to_int_tensor(arg, dimension):

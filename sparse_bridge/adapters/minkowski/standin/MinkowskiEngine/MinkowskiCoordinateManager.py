@@ -21,7 +21,7 @@ from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, Coordina
 from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.core.arguments import expect_tensors
-from sparse_bridge.errors import ContractError
+from sparse_bridge.errors import ContractError, DataTypeError
 
 __all__ = ["CoordinateManager", "set_coordinate_map_type", "set_gpu_allocator", "set_memory_manager_backend"]
 
@@ -75,8 +75,8 @@ class CoordinateManager:
     """
 
     def __init__(self, D=0, num_threads=-1, coordinate_map_type=None, allocator_type=None, minkowski_algorithm=None):
-        if D < 1:
-            raise ArgumentValueError(f"D={D}; a coordinate manager needs its number of axes.")
+        if not hasattr(D, "__index__") or D < 1:
+            raise ArgumentValueError(f"D={D!r}; a coordinate manager needs its number of axes.")
         if num_threads < 0:
             omp_threads = os.environ.get("OMP_NUM_THREADS", "")
             count = int(omp_threads) if omp_threads.isdigit() else CPU_COUNT
@@ -101,6 +101,13 @@ class CoordinateManager:
     def _get_coordinate_map_key(self, key_or_tensor_strides):
         """The key object for a key or a tensor stride."""
         return CoordinateMapKey.of(self._key(key_or_tensor_strides))
+
+    @staticmethod
+    def _given(key):
+        """The value of a key object, where no tensor stride will do."""
+        if not isinstance(key, CoordinateMapKey):
+            raise DataTypeError(f"expected a CoordinateMapKey, such as x.coordinate_map_key; got {type(key).__name__}.")
+        return key.key
 
     def _key(self, key):
         if isinstance(key, CoordinateMapKey):
@@ -150,16 +157,18 @@ class CoordinateManager:
     def field_to_sparse_insert_and_map(self, field_map_key, sparse_tensor_stride, sparse_tensor_string_id=""):
         """Voxelise a field: (key, (unique map, inverse map)), int64."""
         stride = tuple(convert_to_int_list(sparse_tensor_stride, self.D))
-        key, first, inverse = manager.voxelize(self._manager, field_map_key.key, stride, sparse_tensor_string_id)
+        key, first, inverse = manager.voxelize(
+            self._manager, self._given(field_map_key), stride, sparse_tensor_string_id
+        )
         return CoordinateMapKey.of(key), (inverse if first is None else first, inverse)
 
     def exists_field_to_sparse(self, field_map_key, sparse_map_key):
         """Whether the map between a field and a sparse map is known."""
-        return sparse_map_key.key in self._manager.field(field_map_key.key).rows
+        return self._given(sparse_map_key) in self._manager.field(self._given(field_map_key)).rows
 
     def field_to_sparse_keys(self, field_map_key):
         """Keys of the sparse maps that were made from a field."""
-        return [CoordinateMapKey.of(k) for k in self._manager.field(field_map_key.key).rows]
+        return [CoordinateMapKey.of(k) for k in self._manager.field(self._given(field_map_key)).rows]
 
     def get_field_to_sparse_map(self, field_map_key, sparse_map_key):
         """The known (sparse rows, field rows), int32."""
@@ -169,7 +178,7 @@ class CoordinateManager:
 
     def field_to_sparse_map(self, field_map_key, sparse_map_key):
         """(sparse rows, field rows), int32, of the points whose voxel exists."""
-        rows = manager.point_rows(self._manager, field_map_key.key, sparse_map_key.key)
+        rows = manager.point_rows(self._manager, self._given(field_map_key), self._given(sparse_map_key))
         points = (rows >= 0).nonzero().squeeze(1)
         return rows[points].int(), points.int()
 
@@ -190,7 +199,7 @@ class CoordinateManager:
 
     def size(self, coordinate_map_key):
         """Number of rows of a map, or of a field if no map has that key."""
-        key = coordinate_map_key.key
+        key = self._given(coordinate_map_key)
         if key in self._manager.grids or key not in self._manager.fields:
             return self._manager.grid(key).n_rows
         return self._manager.fields[key].coords.shape[0]
@@ -250,7 +259,7 @@ class CoordinateManager:
 
     def origin_field_map(self, key):
         """`origin_map` of a field."""
-        return batches.field_rows(self._manager, key.key)
+        return batches.field_rows(self._manager, self._given(key))
 
     def number_of_unique_batch_indices(self):
         """Number of batch items that were inserted."""
@@ -258,7 +267,9 @@ class CoordinateManager:
 
     def union_map(self, in_keys, out_key):
         """int64 [2, N_i] per input (its rows, their union rows); fills in the unset `out_key`."""
-        union_key, pairs = manager.union_pairs(self._manager, [key.key for key in in_keys], out_key.is_key_set())
+        union_key, pairs = manager.union_pairs(
+            self._manager, [self._given(key) for key in in_keys], out_key.is_key_set()
+        )
         out_key.set_key(*union_key)
         return pairs
 

@@ -1,6 +1,9 @@
 """torch.nn.functional on the features of SparseTensors and TensorFields."""
 
+from MinkowskiEngine.MinkowskiTensor import Tensor as _Tensor
 from torch.nn import functional as _F
+
+from sparse_bridge.errors import ContractError as _ContractError
 
 _FEATURE_WISE = (
     "threshold",
@@ -55,10 +58,19 @@ _LOSSES = (
 _TENSOR_METHODS = ("tanh", "sigmoid")  # deprecated in torch.nn.functional
 
 
+def _check_kind(name, input):
+    if not isinstance(input, _Tensor):
+        raise _ContractError(
+            f"MinkowskiFunctional.{name} takes a SparseTensor or TensorField, got {type(input).__name__}; "
+            f"torch.nn.functional.{name} takes tensors."
+        )
+
+
 def _feature_wise(name):
     function = getattr(_F, name)
 
     def wrapper(input, *args, **kwargs):
+        _check_kind(name, input)
         if name in _TENSOR_METHODS:
             return input._with(getattr(input.F, name)(*args, **kwargs))
         return input._with(function(input.F, *args, **kwargs))
@@ -70,6 +82,7 @@ def _loss(name):
     function = getattr(_F, name)
 
     def wrapper(input, target, *args, **kwargs):
+        _check_kind(name, input)
         return function(input.F, target, *args, **kwargs)
 
     return _named(wrapper, name, f"torch.nn.functional.{name} of the features and a torch target.")

@@ -2,6 +2,7 @@
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
+from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, refuse_input
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 
 from sparse_bridge.adapters.call_stats import note
@@ -55,6 +56,8 @@ class MinkowskiInterpolation(MinkowskiModuleBase):
         self.return_weights = return_weights
 
     def forward(self, input, tfield):
+        if not isinstance(input, SparseTensor):
+            refuse_input(self, input)
         if torch.compiler.is_compiling():
             return self._traced(input, tfield)
         out, in_map, out_map, weights = MinkowskiInterpolationFunction.apply(

@@ -114,8 +114,8 @@ class KernelGenerator:
         axis_types=None,
         dimension=-1,
     ):
-        if dimension is None or dimension < 1:
-            raise ContractError(f"dimension={dimension}; a kernel needs its number of axes.")
+        if not hasattr(dimension, "__index__") or dimension < 1:
+            raise ContractError(f"dimension={dimension!r}; a kernel needs its number of axes.")
         self._specs, self._kernels, self._met = {}, {}, set()
         region_type = member("region_type", region_type, RegionType)
         unsized = isinstance(kernel_size, int) and kernel_size < 0
@@ -123,9 +123,9 @@ class KernelGenerator:
             # The box that holds the offsets: it decides nothing but the layer's repr.
             points = custom_points(region_offsets, dimension)
             kernel_size = [1 + max(axis) - min(axis) for axis in zip(*points, strict=True)]
-        self.kernel_size = convert_to_int_list(kernel_size, dimension)
-        self.kernel_stride = convert_to_int_list(stride, dimension)
-        self.kernel_dilation = convert_to_int_list(dilation, dimension)
+        self.kernel_size = convert_to_int_list(kernel_size, dimension, "kernel_size")
+        self.kernel_stride = convert_to_int_list(stride, dimension, "stride")
+        self.kernel_dilation = convert_to_int_list(dilation, dimension, "dilation")
         for name in ("kernel_size", "kernel_stride", "kernel_dilation"):
             if min(getattr(self, name)) < 1:
                 raise ContractError(f"{name} is {getattr(self, name)}; every entry must be 1 or more.")
@@ -280,8 +280,8 @@ def generator_of(generator, kernel_size, stride, dilation, dimension, **options)
 
     Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
     """
-    if dimension is None or dimension < 1:
-        raise DimensionError(f"dimension={dimension}; expected 1 or more.")
+    if not hasattr(dimension, "__index__") or dimension < 1:
+        raise DimensionError(f"dimension={dimension!r}; expected 1 or more.")
     if generator is not None:
         return generator
     if isinstance(kernel_size, int) and kernel_size < 1:

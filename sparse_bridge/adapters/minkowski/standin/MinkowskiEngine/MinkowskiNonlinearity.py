@@ -94,6 +94,8 @@ class MinkowskiSinusoidal(_ModuleBase):
         self.coef = nn.Parameter(torch.rand(1, out_channel))
 
     def forward(self, input):
+        if not isinstance(input, Tensor):
+            refuse_kind(self, input)
         out = torch.sin(input.F.mm(self.kernel) + self.bias) * self.coef
         note("minkowski", type(self).__name__)
         return input._with(out)

@@ -4,7 +4,7 @@ from functools import reduce
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
-from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
+from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, refuse_input
 from MinkowskiEngine.MinkowskiTensor import (
     COORDINATE_KEY_DIFFERENT_ERROR,
     COORDINATE_MANAGER_DIFFERENT_ERROR,
@@ -185,6 +185,8 @@ class MinkowskiToDenseTensor(MinkowskiModuleBase):
         self.shape = shape
 
     def forward(self, input):
+        if not isinstance(input, SparseTensor):
+            refuse_input(self, input)
         return input.dense(shape=self.shape)[0]
 
     def __repr__(self):

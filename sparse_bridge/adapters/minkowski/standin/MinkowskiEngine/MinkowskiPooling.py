@@ -4,6 +4,7 @@ import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiKernelGenerator import KernelLayer, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key, refuse_input
+from MinkowskiEngine.MinkowskiTensor import expect_kind
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction, MinkowskiDirectMaxPoolingFunction
 from MinkowskiEngineBackend._C import CoordinateMapKey, GlobalPoolingMode, PoolingMode
 
@@ -270,10 +271,9 @@ class MinkowskiAvgUnpooling(MinkowskiPoolingTranspose):
 
 
 class MinkowskiGlobalPooling(MinkowskiModuleBase):
-    """Reduces every batch item: rows by ascending batch index, coordinates (b, 0, .., 0).
+    """Reduces every batch item of SparseTensors and TensorFields: ascending batch index, coordinates (b, 0, .., 0).
 
-    mode: a PoolingMode of sum, avg or max. Takes SparseTensors and TensorFields.
-    0.4's arguments were `average` and how to compute, a GlobalPoolingMode; both are attributes.
+    mode: a PoolingMode of sum, avg or max; in 0.4 `average` and a GlobalPoolingMode, which both are attributes.
     """
 
     _mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
@@ -281,9 +281,7 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
     @arguments_of_0_4("average mode", also="dimension D", recognised=_is_bool)
     def __init__(self, mode=_mode, *, average=True):
         super().__init__()
-        self.mode = GlobalPoolingMode.AUTO
-        if isinstance(mode, GlobalPoolingMode):
-            self.mode, mode = mode, self._mode
+        self.mode, mode = (mode, self._mode) if isinstance(mode, GlobalPoolingMode) else (GlobalPoolingMode.AUTO, mode)
         if not checked("average", average, bool):
             mode = PoolingMode.GLOBAL_SUM_POOLING_PYTORCH_INDEX
         if not isinstance(mode, PoolingMode) or mode < PoolingMode.GLOBAL_SUM_POOLING_DEFAULT:
@@ -299,6 +297,7 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
         return base_mode(self.pooling_mode) == "avg"
 
     def forward(self, input, coordinates=None):
+        expect_kind(self, input)
         operands = input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
         function = _own_function(self)
         if function is not None:

@@ -133,7 +133,7 @@ class SparseTensor(OldSparseTensor, Tensor):
             coordinates = integral(coordinates)
         self._D = coordinates.shape[1] - 1
         self._manager = choose_manager(manager, self._D, lambda: new_manager(self._D, coordinates, *make))
-        self.initialize_coordinates(coordinates, features, convert_to_int_list(tensor_stride, self._D))
+        self.initialize_coordinates(coordinates, features, convert_to_int_list(tensor_stride, self._D, "tensor_stride"))
 
     def initialize_coordinates(self, coordinates, features, coordinate_map_key):
         """Enter coordinates under a key (or tensor stride) and merge the features."""

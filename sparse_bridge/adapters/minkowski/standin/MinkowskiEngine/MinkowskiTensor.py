@@ -306,6 +306,12 @@ class Tensor(OldTensor, LazyFeatures):
         return self._with(self._F**power)
 
 
+def expect_kind(layer, input):
+    """Raise the ContractError for what is neither SparseTensor nor TensorField."""
+    if not isinstance(input, Tensor):
+        refuse_kind(layer, input)
+
+
 def refuse_kind(layer, input):
     """Raise the ContractError for what is neither SparseTensor nor TensorField."""
     raise ContractError(f"{type(layer).__name__} takes a SparseTensor or TensorField, got {type(input).__name__}.")

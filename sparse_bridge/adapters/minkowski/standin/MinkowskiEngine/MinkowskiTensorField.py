@@ -82,7 +82,7 @@ class TensorField(Tensor):
                 self._D,
                 lambda: new_manager(self._D, coordinates, allocator_type, minkowski_algorithm),
             )
-            stride = convert_to_int_list(tensor_stride, self._D)
+            stride = convert_to_int_list(tensor_stride, self._D, "tensor_stride")
             self.coordinate_field_map_key = self._manager.insert_field(coordinates, stride)
             self._C = coordinates
         if requires_grad is not None:
@@ -145,7 +145,7 @@ class TensorField(Tensor):
         Raises: CoordinateError where a point has no voxel.
         """
         return manager.every_point_row(
-            self._manager._manager, self.coordinate_field_map_key.key, sparse_tensor_map_key.key
+            self._manager._manager, self.coordinate_field_map_key.key, self._manager._given(sparse_tensor_map_key)
         )
 
     @between_graphs
@@ -173,7 +173,7 @@ class TensorField(Tensor):
             n_rows = registry.grid(coordinate_map_key.key).n_rows
             features, key = reduce_onto(self._F, mode, rows, n_rows), coordinate_map_key
         else:
-            stride = tuple(convert_to_int_list(tensor_stride, self._D))
+            stride = tuple(convert_to_int_list(tensor_stride, self._D, "tensor_stride"))
             out_key, first, inverse = manager.voxelize(registry, field_key, stride)
             n_rows = registry.grid(out_key).n_rows
             features = reduce_points(self._F, mode, first, inverse, n_rows)
@@ -239,6 +239,8 @@ def _of_points(x, points, slicing_mode):
         if not profile.is_old():
             raise ContractError("slice() of a SparseTensor needs one with the same key.")
         rows = _cells(x, points)[rows]
+    elif x._manager is not points._manager and not torch.equal(x._sites(), points._sites()):
+        raise ContractError("slice() between two coordinate managers needs tensors of the same coordinates and rows.")
     every = torch.arange(len(rows), device=rows.device)
     coordinates = points._sites().index_select(0, rows)
 

@@ -1,5 +1,7 @@
 """Sparse tensors and point tensors."""
 
+from collections.abc import Iterable
+
 from torch import Tensor
 from torchsparse.utils.tensor_cache import TensorCache, TensorCacheMode, get_global_tensor_cache, get_tensor_cache_mode
 from torchsparse.utils.utils import make_ntuple
@@ -7,7 +9,7 @@ from torchsparse.utils.utils import make_ntuple
 from sparse_bridge.adapters.lazy_features import LazyFeatures, brief_features, keep
 from sparse_bridge.adapters.torchsparse.operations import dense, joins
 from sparse_bridge.core.geometry.sparse_data import brief
-from sparse_bridge.errors import ContractError
+from sparse_bridge.errors import ContractError, DataTypeError
 
 __all__ = ["PointTensor", "SparseTensor"]
 
@@ -52,6 +54,8 @@ class SparseTensor(LazyFeatures):
         self.feats = feats
         self.coords = coords
         self.stride = make_ntuple(stride, ndim=3)
+        if spatial_range is not None and not isinstance(spatial_range, Iterable):
+            raise DataTypeError(f"spatial_range is {spatial_range!r}; expected (batch, x, y, z) or None.")
         self.spatial_range = None if spatial_range is None else tuple(spatial_range)
         if get_tensor_cache_mode() is TensorCacheMode.GLOBAL_TENSOR_CACHE:
             self._caches = get_global_tensor_cache()

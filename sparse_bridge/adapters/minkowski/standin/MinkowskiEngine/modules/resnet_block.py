@@ -9,8 +9,8 @@ __all__ = ["BasicBlock", "Bottleneck"]
 
 
 def _check_dimension(dimension):
-    if dimension is None or dimension < 1:
-        raise DimensionError(f"dimension={dimension}; expected 1 or more.")
+    if not hasattr(dimension, "__index__") or dimension < 1:
+        raise DimensionError(f"dimension={dimension!r}; expected 1 or more.")
 
 
 class BasicBlock(nn.Module):

@@ -1,7 +1,7 @@
 """Joining samples into batches."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ import torch
 from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.grid import integral
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.core.arguments import expect_tensors
 from sparse_bridge.errors import ContractError
 
 __all__ = ["SparseCollation", "batch_sparse_collate", "batched_coordinates", "sparse_collate"]
@@ -87,6 +88,7 @@ def _collate(coords, feats, labels, dtype, device, is_double):
         raise ContractError("there are no samples; expected one or more.")
     coords = [_tensor(part) for part in coords]
     feats = [_tensor(part) for part in feats]
+    expect_tensors("sparse_collate", **{f"feats[{item}]": part for item, part in enumerate(feats)})
     for c, f in zip(coords, feats, strict=True):
         if len(c) != len(f):
             raise ContractError(f"{len(f)} rows of features for {len(c)} coordinates.")
@@ -106,7 +108,12 @@ def _collate(coords, feats, labels, dtype, device, is_double):
 
 
 def _parts(samples, n_parts):
-    """The parts of samples as one tuple each, `n_parts` empty ones without samples."""
+    """The parts of samples as one tuple each, `n_parts` empty ones without samples. Raises ContractError."""
+    samples = list(samples)
+    for sample in samples:
+        if getattr(sample, "__len__", lambda: n_parts)() < n_parts or not isinstance(sample, Iterable):
+            names = ", ".join(("coordinates", "features", "labels")[:n_parts])
+            raise ContractError(f"a sample is a {type(sample).__name__} of too few parts; expected ({names}).")
     return list(zip(*samples, strict=True)) or [()] * n_parts
 
 

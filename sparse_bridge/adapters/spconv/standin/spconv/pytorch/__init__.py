@@ -63,6 +63,8 @@ from spconv.pytorch.pool import (
 )
 from spconv.pytorch.tables import AddTable, ConcatTable, JoinTable
 
+from sparse_bridge.adapters.spconv.tensors import expect_sparse
+
 __all__ = [
     "AddTable",
     "ConcatTable",
@@ -128,6 +130,7 @@ class ToDense(SparseModule):
     """SparseConvTensor -> dense [B, C, *shape]."""
 
     def forward(self, x):
+        expect_sparse("ToDense", x)
         return x.dense()
 
 
@@ -135,5 +138,6 @@ class RemoveGrid(SparseModule):
     """Drops `x.grid`, in place."""
 
     def forward(self, x):
+        expect_sparse("RemoveGrid", x)
         x.grid = None
         return x

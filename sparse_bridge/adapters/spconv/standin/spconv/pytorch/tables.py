@@ -5,11 +5,13 @@ from spconv.pytorch import functional as F  # noqa: F401 - the name is upstream'
 from spconv.pytorch.core import SparseConvTensor as SparseConvTensor
 from spconv.pytorch.modules import SparseModule
 
+from sparse_bridge.adapters.spconv.tensors import expect_sparse_list
 from sparse_bridge.adapters.spconv.tracing import one_node
 from sparse_bridge.errors import ContractError
 
 
-def _check(inputs):
+def _check(table, inputs):
+    expect_sparse_list(type(table).__name__, inputs)
     first, second = inputs[0], inputs[1]
     for other in inputs[1:]:
         for attribute in ("spatial_shape", "batch_size"):
@@ -41,7 +43,7 @@ class JoinTable(SparseModule):
 
     @one_node
     def forward(self, input):
-        first, second = _check(input)
+        first, second = _check(self, input)
         return _like_first(first, second, torch.cat([x.features for x in input], 1))
 
     def input_spatial_size(self, out_size):
@@ -53,7 +55,7 @@ class AddTable(SparseModule):
 
     @one_node
     def forward(self, input):
-        first, second = _check(input)
+        first, second = _check(self, input)
         return _like_first(first, second, sum(x.features for x in input))
 
     def input_spatial_size(self, out_size):
@@ -67,6 +69,7 @@ class AddTableMisaligned(SparseModule):
     def forward(self, input):
         from spconv.pytorch import functional
 
+        expect_sparse_list("AddTableMisaligned", input, least=1)
         return functional.sparse_add_hash_based(*input)
 
     def input_spatial_size(self, out_size):

@@ -1,11 +1,15 @@
 """Samples to batches."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torchsparse.tensor import SparseTensor
 
 from sparse_bridge.adapters.torchsparse import profile
-from sparse_bridge.errors import ContractError
+from sparse_bridge.adapters.torchsparse.errors import SampleKeyError
+from sparse_bridge.adapters.torchsparse.tensors import expect_sparse
+from sparse_bridge.errors import ContractError, SparseInputError
 
 __all__ = ["sparse_collate", "sparse_collate_fn"]
 
@@ -16,8 +20,11 @@ def sparse_collate(inputs):
     The batch index becomes the first column (2.1) or the last one. numpy arrays in the samples are
     replaced by tensors in place.
     """
+    if not isinstance(inputs, Sequence):
+        raise SparseInputError(f"sparse_collate takes a list of SparseTensors, got {type(inputs).__name__}.")
     if not inputs:
         raise ContractError("sparse_collate got no samples; expected one or more.")
+    expect_sparse("sparse_collate", *inputs)
     release = profile.current()
     coords, feats = [], []
     stride = inputs[0].stride
@@ -43,10 +50,15 @@ def sparse_collate(inputs):
 def sparse_collate_fn(inputs):
     """Collate dictionaries key by key; anything else than a list of dictionaries comes back as
     is."""
+    if not inputs:
+        raise ContractError("sparse_collate_fn got no samples; expected one or more.")
     if not isinstance(inputs[0], dict):
         return inputs
     output = {}
     for name, first in inputs[0].items():
+        without = next((place for place, sample in enumerate(inputs) if name not in sample), None)
+        if without is not None:
+            raise SampleKeyError(f"sample {without} has no {name!r}, which the first one has; all need the same keys.")
         values = [sample[name] for sample in inputs]
         if isinstance(first, dict):
             output[name] = sparse_collate_fn(values)
