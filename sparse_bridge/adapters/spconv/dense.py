@@ -11,7 +11,7 @@ from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
 from ...core.maps.rows import rows_of
 from ...core.ops.dense import first_outside, to_dense
-from ...errors import CoordinateError
+from ...errors import CoordinateError, ShapeError
 from .tensors import box_of
 
 
@@ -19,11 +19,15 @@ class CoordinateRangeError(CoordinateError, IndexError):
     """A row that lies outside the grid it is to be written into."""
 
 
+class FeatureRowsError(ShapeError, RuntimeError):
+    """Features and indices of one tensor have different numbers of rows."""
+
+
 def dense(x: Any, channels_first: bool = True) -> torch.Tensor:
     """[B, C, *shape] contiguous, or [B, *shape, C]; zeros where nothing is; differentiable.
 
     Of rows that share coordinates one stays. Negative indices count from the end, as in Python.
-    Raises CoordinateRangeError for rows beyond the grid.
+    Raises CoordinateRangeError for rows beyond the grid, FeatureRowsError.
     """
     if torch.compiler.is_compiling():
         from . import compiled
@@ -33,6 +37,10 @@ def dense(x: Any, channels_first: bool = True) -> torch.Tensor:
     if rows.device is None:  # what is padded was looked at
         _check_inside(x.indices, box)
     features = materialize(x._features)
+    if features.shape[0] != x.indices.shape[0]:
+        raise FeatureRowsError(
+            f"dense() got {features.shape[0]} rows of features for {x.indices.shape[0]} of indices; both need N rows."
+        )
     return to_dense(features, x.indices, box.size, channels_first=channels_first, rows=rows)
 
 

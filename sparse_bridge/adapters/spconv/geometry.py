@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...core.geometry.boxes import Box
 from ...core.geometry.offsets import Offsets, box_offsets
-from ...errors import GeometryError
+from ...errors import DataTypeError, GeometryError
 
 
 class OutputSizeError(GeometryError, RuntimeError):
@@ -35,6 +35,17 @@ def check_dimension(layer: Any, x: Any) -> None:
             f"{type(layer).__name__} is {layer.ndim}-dimensional; its input has "
             f"{n_axes} coordinate columns and a grid of {list(x.spatial_shape)}."
         )
+
+
+def check_axes(**values: Any) -> None:
+    """Raises DataTypeError or GeometryError, by name, for what is no list, or not as long as the first one."""
+    n_axes = None
+    for name, value in values.items():
+        if not hasattr(value, "__len__"):
+            raise DataTypeError(f"{name} is {value!r}; expected a list of integers, one per axis.")
+        n_axes = len(value) if n_axes is None else n_axes
+        if len(value) != n_axes:
+            raise GeometryError(f"{name} has {len(value)} entries, {list(value)}; expected {n_axes}, one per axis.")
 
 
 def _check_positive(argument: str, values: Sequence[int]) -> None:

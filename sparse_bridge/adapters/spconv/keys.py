@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import settings
-from ...errors import ContractError, GeometryError
+from ...errors import ContractError, DataTypeError, GeometryError
 from .geometry import check_dimension
 from .tensors import shape_of
 
@@ -27,6 +27,17 @@ class KeyReuseError(ContractError):
 
 class KeyTakenError(ContractError, GeometryError):
     """The `indice_key` of a pool is in use already."""
+
+
+def checked_key(indice_key: Any) -> Any:
+    """The `indice_key` of a new layer. Raises DataTypeError for one that no dictionary takes."""
+    try:
+        hash(indice_key)
+    except TypeError:
+        raise DataTypeError(
+            f"indice_key is {indice_key!r} ({type(indice_key).__name__}); expected text, or another hashable value."
+        ) from None
+    return indice_key
 
 
 def find(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor) -> tuple[dict[Any, Any], Any, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,8 +51,8 @@ class TooFewTensorsError(SparseInputError, IndexError):
 
 
 def expect_sparse_list(caller: str, inputs: Any, least: int = 2) -> None:
-    """Raises SparseInputError unless these are SparseConvTensors in a list or a tuple, at least so many."""
-    if not isinstance(inputs, (list, tuple)):
+    """Raises SparseInputError unless these are SparseConvTensors in a sequence, at least so many."""
+    if not isinstance(inputs, Sequence) or isinstance(inputs, str):
         raise SparseInputError(f"{caller} takes a list of SparseConvTensors, got {type(inputs).__name__}.")
     expect_sparse(caller, *inputs)
     if len(inputs) < least:

@@ -43,6 +43,10 @@ TENSORS = {
     "grid too long": (lambda f, i: (f, i, [*SHAPE, 3], 1), AssertionError, "must equal ndim"),
     "no batch item": (lambda f, i: (f, i, SHAPE, 0), AssertionError, "at least 1"),
     "batch size unknown": (lambda f, i: (f, i, SHAPE, None), TypeError, "batch_size is None"),
+    "batch size as text": (lambda f, i: (f, i, SHAPE, "1"), TypeError, "batch_size is '1'"),
+    "grid of one number": (lambda f, i: (f, i, 8, 1), TypeError, "spatial_shape is 8"),
+    "no grid": (lambda f, i: (f, i, None, 1), TypeError, "spatial_shape is None"),
+    "sparse features": (lambda f, i: (f.to_sparse(), i, SHAPE, 1), AssertionError, "to_dense"),
     "negative batch size": (lambda f, i: (f, i, SHAPE, -1), AssertionError, "at least 1"),
 }
 
@@ -51,6 +55,33 @@ TENSORS = {
 def test_tensor_constructor(standin, case):
     spoil, kind, match = TENSORS[case]
     refused(lambda: standin.SparseConvTensor(*spoil(*parts())), kind, match)
+
+
+def test_keys_are_hashable(standin):
+    for make in (standin.SubMConv3d, standin.SparseConv3d):
+        refused(lambda make=make: make(4, 4, 3, indice_key=["a"]), TypeError, r"indice_key is \['a'\] \(list\)")
+    refused(lambda: standin.SparseMaxPool3d(2, indice_key={}), TypeError, "indice_key is {}")
+    assert standin.SubMConv3d(4, 4, 3, indice_key=("a", 1)).indice_key == ("a", 1)
+
+
+def test_sizes_per_axis(standin):
+    """The functions of `ops` take lists; layers expand single numbers before they call them."""
+    ops, indices = standin.ops, parts()[1]
+    refused(lambda: ops.get_conv_output_size([8, 8], 3, [2, 2], [1, 1], [1, 1]), TypeError, "kernel_size is 3")
+    short = [8, 8], [3, 3], [2], [1, 1], [1, 1]
+    refused(lambda: ops.get_conv_output_size(*short), ValueError, "stride has 1 entries")
+    refused(lambda: ops.get_deconv_output_size(*short, [0, 0]), ValueError, "stride has 1 entries")
+    ones, algo = [1] * 3, standin.ConvAlgo.Native
+    for build in (ops.get_indice_pairs, ops.get_indice_pairs_implicit_gemm):
+        wrong = indices, 1, SHAPE, algo, 3, ones, ones, ones, [0] * 3
+        refused(lambda build=build, wrong=wrong: build(*wrong), TypeError, "ksize is 3")
+        wrong = indices, 1, SHAPE[:2], algo, [3] * 3, ones, ones, ones, [0] * 3
+        refused(lambda build=build, wrong=wrong: build(*wrong), ValueError, "ksize has 3 entries")
+
+
+def test_dense_of_other_rows(sp):
+    x = sp.SparseConvTensor(*parts(), SHAPE, 1)
+    refused(lambda: x.replace_feature(torch.zeros(3, 4)).dense(), RuntimeError, "3 rows of features for 10 of indices")
 
 
 def test_tensor_methods(standin):

@@ -89,7 +89,7 @@ class SparseConvolutionBase:
         self.inverse = inverse
         self.groups = groups
         self.subm = subm
-        self.indice_key = indice_key
+        self.indice_key = keys.checked_key(indice_key)
         self.record_voxel_count = record_voxel_count
         if algo is None:
             limit = 128 if large_kernel_fast_algo else 32

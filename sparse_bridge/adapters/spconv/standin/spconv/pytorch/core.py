@@ -151,6 +151,8 @@ def expand_nd(ndim, val):
 
 
 def _spatial_list(shape):
+    if not hasattr(shape, "__iter__"):
+        raise DataTypeError(f"spatial_shape is {shape!r}; expected one extent per axis, such as [41, 1600, 1408].")
     return [int(size) for size in (shape.tolist() if hasattr(shape, "tolist") else shape)]
 
 
@@ -305,10 +307,12 @@ def _check(features, indices, spatial_shape, batch_size):
         raise _ShapeContract(
             f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1] - 1} spatial columns."
         )
+    if features.layout is not torch.strided:
+        raise ContractError(f"features have layout {features.layout}; expected a dense tensor (use .to_dense()).")
     if indices.dtype != torch.int32:
         raise ContractError(f"only int32 indices are supported, got {indices.dtype}; use indices.int().")
-    if batch_size is None:
-        raise DataTypeError("batch_size is None; expected how many batch items there are, 1 or more.")
+    if batch_size is None or isinstance(batch_size, str):
+        raise DataTypeError(f"batch_size is {batch_size!r}; expected how many batch items there are, 1 or more.")
     if not batch_size > 0:
         raise ContractError(f"batch_size is {batch_size}; expected at least 1.")
 

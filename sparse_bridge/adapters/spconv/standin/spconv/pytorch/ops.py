@@ -97,8 +97,19 @@ DEBUG = False
 DEBUG_INT64_HASH_K = False
 INT32_MAX = (1 << 31) - 1
 
-get_conv_output_size = geometry.conv_output_size
-get_deconv_output_size = geometry.deconv_output_size
+
+def get_conv_output_size(input_size, kernel_size, stride, padding, dilation):
+    """Per axis floor((I + 2p - d(k - 1) - 1) / s) + 1; k == -1 collapses an axis to 1."""
+    rule = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+    geometry.check_axes(input_size=input_size, **rule)
+    return geometry.conv_output_size(input_size, **rule)
+
+
+def get_deconv_output_size(input_size, kernel_size, stride, padding, dilation, output_padding):
+    """Per axis (I - 1)s - 2p + k + output_padding, whatever the dilation."""
+    rule = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+    geometry.check_axes(input_size=input_size, **rule, output_padding=output_padding)
+    return geometry.deconv_output_size(input_size, **rule, output_padding=output_padding)
 
 
 def get_indice_pairs(
@@ -161,7 +172,11 @@ def get_indice_pairs_implicit_gemm(
     return out, counts, fwd, bwd, [mask_fwd], [mask_bwd], [order_fwd], [order_bwd], masks
 
 
+_RULE = "ksize", "stride", "padding", "dilation", "out_padding"
+
+
 def _build(indices, batch_size, spatial_shape, rule, subm, transpose, algo, direct_table=None):
+    geometry.check_axes(spatial_shape=spatial_shape, **dict(zip(_RULE, rule, strict=True)))
     layer = geometry.LayerGeometry(*map(tuple, rule), subm, transpose)
     return functional.build_map(indices, batch_size, spatial_shape, layer, algo, direct_table)
 
