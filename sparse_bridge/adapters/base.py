@@ -254,6 +254,10 @@ def check_profile(names: tuple[str, ...], profile: str | None) -> None:
     """Raises SettingError for a profile that none of the frameworks has, or several."""
     if profile is None:
         return
+    if not isinstance(profile, str):
+        raise SettingError(
+            f"profile is {profile!r}, a {type(profile).__name__}; give it as text, profile={str(profile)!r}."
+        )
     having = [name for name in names if profile in _profiles(name)]
     if len(having) > 1:
         raise SettingError(f"{' and '.join(having)} have a profile {profile!r}; enable them one by one.")

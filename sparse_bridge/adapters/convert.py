@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ..core.geometry.sparse_data import SparseData
 from ..errors import DataTypeError, SettingError
 from . import base, protocol
@@ -20,6 +22,11 @@ def framework_of(x: Any) -> str | None:
         if tensor_class is not None and isinstance(x, tensor_class):
             return framework.name
     return None
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether these are the first three arguments of FlexGEMM's functions, which has no tensor class."""
+    return isinstance(x, tuple) and len(x) == 3 and all(isinstance(part, torch.Tensor) for part in x[:2])
 
 
 def convert(
@@ -38,7 +45,7 @@ def convert(
     tensor of those goes into one that does.
 
     Args:
-        x: a sparse tensor of any framework, or a SparseData.
+        x: a sparse tensor of any framework, FlexGEMM's tuple (feats, coords, shape), or a SparseData.
         to: a framework's name as `enable()` takes it, or "core" (a SparseData).
         like: a tensor of the target framework whose grid and map caches the result joins.
         tensor_stride: one value per axis, instead of what x says, or does not say.
@@ -54,10 +61,11 @@ def convert(
     """
     if to != "core" and to not in base.ADAPTERS:
         raise SettingError(f"to={to!r}; expected one of core, {', '.join(base.ADAPTERS)}.")
-    source = framework_of(x)
+    source = "flex_gemm" if _is_plain(x) else framework_of(x)
     if source is None:
         raise DataTypeError(
-            f"a {type(x).__name__} is no sparse tensor of an imported framework ({', '.join(base.ADAPTERS)})."
+            f"a {type(x).__name__} is no sparse tensor of an imported framework ({', '.join(base.ADAPTERS)}), nor "
+            "FlexGEMM's tuple (feats, coords, shape)."
         )
     data = x if source == "core" else protocol.of_framework(source).to_core(x)
     overrides = {

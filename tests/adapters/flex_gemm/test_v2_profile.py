@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.errors import LifecycleError, SettingError, UnsupportedError
+from sparse_bridge.core.geometry.sparse_data import SparseData
+from sparse_bridge.errors import GeometryError, LifecycleError, SettingError, SparseBridgeError, UnsupportedError
 
 from . import installed
 from .test_convolutions import voxels, weights
@@ -131,3 +132,33 @@ def test_another_generation_than_the_installed_one_is_not_patched(monkeypatch):
     installed.second(monkeypatch)
     with pytest.raises(LifecycleError, match=r"FlexGEMM 2\.0 is installed"):
         sparse_bridge.enable("flex_gemm", mode="patch", profile="1")
+
+
+@pytest.mark.parametrize("profile", ["1", "2.0"])
+def test_conversions_have_the_shape_of_the_generation(profile):
+    """The tuple is what its functions take: read by the other generation, channels would be an extent."""
+    data = SparseData(torch.randn(2, 3), torch.tensor([[0, 4, 5, 6], [1, 0, 2, 3]]).int(), (1, 1, 1), (5, 6, 7), 2)
+    with generation(profile):
+        voxels = sparse_bridge.convert(data, to="flex_gemm")
+        assert voxels.shape == ((2, 3, 5, 6, 7) if profile == "1" else (2, 5, 6, 7, 3))
+        for given in (voxels, tuple(voxels), (data.feats, data.coords, list(voxels.shape))):
+            back = sparse_bridge.convert(given, to="core")
+            assert back.feats is data.feats and torch.equal(back.coords, data.coords)
+            assert (back.spatial_shape, back.batch_size, back.tensor_stride) == ((5, 6, 7), 2, (1, 1, 1))
+        with pytest.raises(SparseBridgeError, match="entries"):
+            sparse_bridge.convert((data.feats, data.coords, (2, 3)), to="core")
+        for spoilt in (data.coords.long(), data.coords[:, :1]):
+            with pytest.raises(SparseBridgeError, match=r"int32|shape"):
+                sparse_bridge.convert((data.feats, spoilt, voxels.shape), to="core")
+        flat = SparseData(data.feats, data.coords[:, :3].contiguous(), (1, 1), (5, 6), 2)
+        if profile == "2.0":
+            assert sparse_bridge.convert(flat, to="flex_gemm").shape == (2, 5, 6, 3)
+        else:
+            with pytest.raises(GeometryError, match="three axes"):
+                sparse_bridge.convert(flat, to="flex_gemm")
+
+
+def test_a_profile_is_text():
+    """A number prints as the text would, so that the list of profiles would say nothing."""
+    with pytest.raises(SettingError, match=r"profile is 2\.0, a float; give it as text, profile='2\.0'"):
+        generation(2.0)
