@@ -57,5 +57,9 @@ class AbsentError(SparseBridgeError, AttributeError):
     """An attribute that this kind of tensor does not have."""
 
 
+class FeaturesReadOnlyError(SparseBridgeError, AttributeError):
+    """Features of a tensor were assigned; they belong to its coordinates."""
+
+
 class ReadOnlyError(SparseBridgeError, SyntaxError):
     """An attribute that cannot be assigned."""

@@ -82,6 +82,18 @@ def test_samples(ME):
     assert len(ME.utils.batch_sparse_collate(samples)[0]) == 4
 
 
+@pytest.mark.parametrize("name", ["F", "features"])
+def test_assigned_features(ME, name):
+    """What torchsparse and spconv 1.x allow; the error says what to write instead."""
+    x = tensor(ME)
+    for given in (x, ME.TensorField(x.F, COORDINATES.float())):
+        with pytest.raises(AttributeError, match=r"ME\.SparseTensor\(features, coordinate_map_key=") as info:
+            setattr(given, name, x.F * 2)
+        assert isinstance(info.value, errors.SparseBridgeError)
+    y = ME.SparseTensor(x.F * 2, coordinate_map_key=x.coordinate_map_key, coordinate_manager=x.coordinate_manager)
+    assert torch.equal(y.features, 2 * x.features)
+
+
 def test_slices_between_managers_compare_coordinates(ME):
     """Equal keys of two managers say nothing of each other; upstream mixes rows up."""
     x = tensor(ME)

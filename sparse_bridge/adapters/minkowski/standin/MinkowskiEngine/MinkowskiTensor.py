@@ -9,7 +9,7 @@ from MinkowskiEngine.old_members import OldTensor
 from sparse_bridge.adapters import inference
 from sparse_bridge.adapters.lazy_features import LazyFeatures, deferred_of
 from sparse_bridge.adapters.minkowski import batches
-from sparse_bridge.adapters.minkowski.errors import AbsentError
+from sparse_bridge.adapters.minkowski.errors import AbsentError, FeaturesReadOnlyError
 from sparse_bridge.adapters.minkowski.upstream.enums import SparseTensorOperationMode, SparseTensorQuantizationMode
 from sparse_bridge.core.arguments import refuse_arrays
 from sparse_bridge.errors import ContractError
@@ -122,12 +122,17 @@ class Tensor(OldTensor, LazyFeatures):
 
     @property
     def F(self):
-        """Features [N, C]."""
+        """Features [N, C]. Assigning raises FeaturesReadOnlyError."""
         return self._F
 
-    @property
-    def features(self):
-        return self._F
+    @F.setter
+    def F(self, value):
+        raise FeaturesReadOnlyError(
+            "the features of a tensor cannot be assigned; make one of the new ones: ME.SparseTensor(features, "
+            "coordinate_map_key=x.coordinate_map_key, coordinate_manager=x.coordinate_manager)."
+        )
+
+    features = F
 
     @property
     def coordinates(self):
