@@ -123,7 +123,7 @@ def rows_at(items: Items, batch_index: Any) -> torch.Tensor:
 
     Raises: ItemIndexError.
     """
-    if not hasattr(batch_index, "__index__"):
+    if isinstance(batch_index, (str, float, type(None))):
         raise DataTypeError(f"batch index is {batch_index!r}; expected an int.")
     index, rows = operator.index(batch_index), items[1]
     candidates = listed(items) if index < 0 else rows

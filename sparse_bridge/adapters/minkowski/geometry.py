@@ -33,6 +33,11 @@ def _whole(value: Any, name: str) -> int:
     return integer
 
 
+def is_count(value: Any) -> bool:
+    """Whether a number of axes is one: an integer from 1 on, of any kind, in a graph a symbolic one, too."""
+    return not isinstance(value, (str, float, list, tuple, type(None))) and bool(value >= 1)
+
+
 def int_list(value: Any, dimension: int, name: str = "argument") -> list[int]:
     """One integer per axis from a number or a sequence, array or tensor of D numbers.
 

@@ -25,7 +25,7 @@ def triple(value: Any, name: str) -> Triple:
         numbers = tuple(int(n) for n in value)
     elif isinstance(value, torch.Tensor):
         numbers = tuple(int(n) for n in value.flatten().tolist())
-    elif isinstance(value, str) or not hasattr(value, "__int__"):
+    elif isinstance(value, (str, type(None))):
         raise DataTypeError(f"{name} is {value!r}; expected one number or three.")
     else:
         numbers = (int(value),) * 3

@@ -31,6 +31,19 @@ def test_dimension_is_any_integer(ME, dimension):
     assert len(ME.MinkowskiConvolution(3, 3, 3, dimension=dimension)(tensor(ME))) == 3
 
 
+def test_dimension_of_a_graph(ME):
+    """Of coordinates with any number of columns it is symbolic, and looked at like others."""
+    layer = ME.MinkowskiConvolution(3, 3, 3, dimension=2)
+
+    def network(features, coordinates):
+        return layer(ME.SparseTensor(features, coordinates)).F
+
+    torch._dynamo.reset()
+    x = tensor(ME)
+    compiled = torch.compile(network, backend="eager", fullgraph=True, dynamic=True)
+    assert torch.allclose(compiled(x.F, COORDINATES), network(x.F, COORDINATES))
+
+
 @pytest.mark.parametrize("name", ["kernel_size", "stride", "dilation"])
 def test_errors_name_the_argument(ME, name):
     given = {"kernel_size": 3, name: "3"}

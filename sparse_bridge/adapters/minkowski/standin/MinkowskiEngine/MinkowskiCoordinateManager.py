@@ -18,6 +18,7 @@ from MinkowskiEngineBackend._C import (
 
 from sparse_bridge.adapters.minkowski import batches, manager, profile
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, CoordinateTypeError
+from sparse_bridge.adapters.minkowski.geometry import is_count
 from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.core.arguments import expect_tensors
@@ -75,7 +76,7 @@ class CoordinateManager:
     """
 
     def __init__(self, D=0, num_threads=-1, coordinate_map_type=None, allocator_type=None, minkowski_algorithm=None):
-        if not hasattr(D, "__index__") or D < 1:
+        if not is_count(D):
             raise ArgumentValueError(f"D={D!r}; a coordinate manager needs its number of axes.")
         if num_threads < 0:
             omp_threads = os.environ.get("OMP_NUM_THREADS", "")

@@ -10,6 +10,7 @@ from sparse_bridge.adapters.minkowski.errors import DimensionError
 from sparse_bridge.adapters.minkowski.geometry import (
     custom_points,
     hybrid_points,
+    is_count,
     kernel_region,
     kernel_spec,
     region_of_axes,
@@ -114,7 +115,7 @@ class KernelGenerator:
         axis_types=None,
         dimension=-1,
     ):
-        if not hasattr(dimension, "__index__") or dimension < 1:
+        if not is_count(dimension):
             raise ContractError(f"dimension={dimension!r}; a kernel needs its number of axes.")
         self._specs, self._kernels, self._met = {}, {}, set()
         region_type = member("region_type", region_type, RegionType)
@@ -280,7 +281,7 @@ def generator_of(generator, kernel_size, stride, dilation, dimension, **options)
 
     Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
     """
-    if not hasattr(dimension, "__index__") or dimension < 1:
+    if not is_count(dimension):
         raise DimensionError(f"dimension={dimension!r}; expected 1 or more.")
     if generator is not None:
         return generator

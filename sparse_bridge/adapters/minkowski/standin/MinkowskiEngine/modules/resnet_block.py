@@ -4,12 +4,13 @@ import MinkowskiEngine as ME
 from torch import nn
 
 from sparse_bridge.adapters.minkowski.errors import DimensionError
+from sparse_bridge.adapters.minkowski.geometry import is_count
 
 __all__ = ["BasicBlock", "Bottleneck"]
 
 
 def _check_dimension(dimension):
-    if not hasattr(dimension, "__index__") or dimension < 1:
+    if not is_count(dimension):
         raise DimensionError(f"dimension={dimension!r}; expected 1 or more.")
 
 
