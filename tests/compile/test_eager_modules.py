@@ -235,3 +235,31 @@ def test_the_compiler_is_put_back():
     ):
         during = patched()
     assert before == patched() and not any(map(lambda a, b: a is b, before, during))
+
+
+def test_modules_that_a_compiled_function_makes(plain_settings):
+    """Their `__init__` is a frame of a module that is not one yet; of torch's own modules, too."""
+
+    class Late(torch.nn.Module):
+        def __init__(self):
+            self.size = 4
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(self.size)
+
+        def forward(self, x):
+            return self.norm(x)
+
+    x = torch.randn(5, 4)
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        import torchsparse.nn as spnn
+        from torchsparse import SparseTensor
+
+        def sparse(features):
+            coords = torch.zeros(5, 4, dtype=torch.int32)
+            coords[:, 1] = torch.arange(5)
+            return spnn.BatchNorm(4)(SparseTensor(features, coords)).F
+
+        torch._dynamo.reset()
+        want = torch.nn.BatchNorm1d(4)(x)
+        for function in (lambda features: torch.nn.BatchNorm1d(4)(features), lambda features: Late()(features), sparse):
+            torch.testing.assert_close(torch.compile(function, backend="eager")(x), want)

@@ -168,8 +168,12 @@ def _runs_eagerly(frame: Any) -> bool:
 
     if getattr(symbolic_convert, "_get_error_on_graph_break", bool)():
         return False
+    if _is_ours(frame.f_code.co_filename):
+        return True
     module = _self_of(frame)
-    return _is_ours(frame.f_code.co_filename) or (isinstance(module, torch.nn.Module) and is_sparse(module))
+    if not isinstance(module, torch.nn.Module) or "_modules" not in vars(module):  # or its `__init__` has yet to run
+        return False
+    return frame.f_code.co_name != "__init__" and is_sparse(module)
 
 
 def is_sparse(module: Any) -> bool:
