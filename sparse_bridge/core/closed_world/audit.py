@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ...refusals import Refusal, Why
-from . import origins
+from . import guards, origins
 from .expressions import Name
 from .guards import Guards, is_own
 from .kept import Before, before_call, refuse_kept
@@ -96,12 +96,14 @@ class Audit:
         attributes: set[str] = set()
         for reading in readings.values():
             attributes |= reading.attributes
-        state = State(self.model, attributes, any(one.any_attribute for one in readings.values()))
+        any_attribute = watch.compares_objects or any(one.any_attribute for one in readings.values())
+        state = State(self.model, attributes, any_attribute)
         self._read_modules(state)
-        self._read_outside(state, readings)
+        functions = self._read_outside(state, readings)
         self._read_backward(state, readings)
         self._refuse_changed(state)
         _switches(state)
+        _definitions(state, functions)
         guard_tensors(state.absent)
         return state.guards()
 
@@ -141,8 +143,9 @@ class Audit:
             _closure_of(state, function, reading, position(code))
             functions += [one for new in set(state.functions) - known for one in state.functions[new].values()]
 
-    def _read_outside(self, state: State, readings: dict[CodeType, Reading]) -> None:
-        """What names of the functions stand for, their closures and defaults; functions found so may be new ones."""
+    def _read_outside(self, state: State, readings: dict[CodeType, Reading]) -> list[types.FunctionType]:
+        """What names of the functions stand for, their closures and defaults; functions found so may be new ones.
+        Returns those that ran."""
         for code, reading in readings.items():
             for names in self._watch.ran[code][0].values():
                 _globals_of(state, code, reading, names)
@@ -151,6 +154,7 @@ class Audit:
             if isinstance(function, types.FunctionType):
                 state.functions.setdefault(function.__code__, {})[id(function)] = function
         done: set[int] = set()
+        ran: list[types.FunctionType] = []
         while pending := [
             (code, function)
             for code in readings
@@ -159,7 +163,9 @@ class Audit:
         ]:
             for code, function in pending:
                 done.add(id(function))
+                ran.append(function)
                 _closure_of(state, function, readings[code], position(code))
+        return ran
 
 
 def _needs_function(code: CodeType, reading: Reading) -> bool:
@@ -169,26 +175,26 @@ def _needs_function(code: CodeType, reading: Reading) -> bool:
 
 def _globals_of(state: State, code: CodeType, reading: Reading, names: dict[str, Any]) -> None:
     """Guard what the names from outside of a function stand for, with these globals. Raises Refusal."""
-    for name in reading.names.values():
+    for key, name in reading.names.items():
         if name.imported or name.root not in code.co_freevars:
-            _resolve(state, name, names, position(code, name.line))
+            _resolve(state, name, names, position(code, name.line), key in reading.handed)
 
 
-def _resolve(state: State, name: Name, names: dict[str, Any], where: str) -> None:
-    """A name of a function with these globals. Raises Refusal."""
+def _resolve(state: State, name: Name, names: dict[str, Any], where: str, handed: bool) -> None:
+    """A name of a function with these globals. handed: what it stands for may be called unseen. Raises Refusal."""
     if name.imported:
         module = _module(name.root, names)
         if module is not None:
-            _follow(state, module, name.chain, name.root, where)
+            _follow(state, module, name.chain, name.root, where, handed)
     elif name.root in names:
         label = f"{names.get('__name__', '')}.{name.root}".removeprefix("__main__.")
-        _follow(state, state.key(names, name.root, label), name.chain, label, where)
+        _follow(state, state.key(names, name.root, label), name.chain, label, where, handed)
     else:
         state.absent(names, [name.root], str(names.get("__name__", "")))
         own = vars(builtins)
         if name.root in own:
             value = state.key(own, name.root, name.root)
-            if state.unseen and not isinstance(value, type) and origins.effect_of(value) is not None:
+            if (state.unseen or handed) and not isinstance(value, type) and origins.effect_of(value) is not None:
                 raise Refusal(Why.GRAPH_SIDE_EFFECT, name.root, where)
 
 
@@ -213,16 +219,36 @@ def _closure_of(state: State, function: types.FunctionType, reading: Reading, wh
         state.value(value, f"a default of {function.__name__}", where)
 
 
-def _follow(state: State, value: Any, chain: tuple[str, ...], label: str, where: str) -> None:
-    """The value, by way of these attributes."""
-    for name in chain:
+def _follow(state: State, value: Any, chain: tuple[str, ...], label: str, where: str, handed: bool = False) -> None:
+    """The value, by way of these attributes. Raises Refusal."""
+    if handed and (isinstance(value, types.ModuleType) or not chain):
+        called: Any = value
+        for name in chain:
+            called = getattr(called, name, None)
+        if isinstance(called, types.BuiltinFunctionType) and origins.effect_of(called) is Why.GRAPH_SIDE_EFFECT:
+            raise Refusal(Why.GRAPH_SIDE_EFFECT, ".".join((label, *chain)), where)
+    for place, name in enumerate(chain):
         step = _step(state, value, name, f"{label}.{name}", where)
         if step is _STEP:
+            _setting_of(state, value, chain[place:], label)
             break
         value, label = step, f"{label}.{name}"
     else:
-        if not isinstance(value, types.ModuleType):
-            state.value(value, label, where)
+        state.value(value, label, where)
+
+
+def _setting_of(state: State, module: Any, chain: tuple[str, ...], label: str) -> None:
+    """Guard a number or a text that trusted code keeps behind a module, as torch its switches."""
+    if not isinstance(module, types.ModuleType) or origins.of_module(module.__name__) is not Origin.TRUSTED:
+        return
+    if len(chain) > 1 or chain[0] not in vars(module):
+        get = guards.slot(".".join(chain))
+        try:
+            (value,) = get(module)
+        except AttributeError:
+            return
+        if isinstance(value, guards.PLAIN):
+            state.entry(get, module, functools.partial(same_label, ".".join((label, *chain))))
 
 
 def _step(state: State, value: Any, name: str, label: str, where: str) -> Any:
@@ -254,7 +280,7 @@ def _step(state: State, value: Any, name: str, label: str, where: str) -> Any:
 def _of_module(state: State, module: types.ModuleType, name: str, label: str, where: str) -> Any:
     own, origin = vars(module), origins.of_module(module.__name__)
     if name not in own:
-        return getattr(module, name, _STEP) if origin is not Origin.PROGRAM else _STEP
+        return getattr(module, name, _STEP) if origin is Origin.LIBRARY else _STEP
     item = state.key(own, name, label)
     if isinstance(item, types.ModuleType):
         return item
@@ -279,6 +305,14 @@ def _module(root: str, names: dict[str, Any]) -> Any:
 
 def _cell_contents(cell: Any) -> tuple[Any, ...]:
     return (cell.cell_contents,)
+
+
+def _definitions(state: State, functions: list[types.FunctionType]) -> None:
+    """The code and the defaults of functions, which tools that reload modules replace, and the bases of classes."""
+    if functions:
+        state.entry(guards.code_of, functions, lambda n: f"the code or a default of {functions[n // 3].__name__}")
+    classes = list(state.classes.values())
+    state.entry(guards.bases_of, classes, lambda n: f"the bases of {classes[n].__name__}")
 
 
 def _switches(state: State) -> None:

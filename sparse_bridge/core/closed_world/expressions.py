@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import ast
 import builtins
-import enum
-import functools
-import operator
-from collections.abc import Iterable
+import re
 from typing import Any, NamedTuple
 
 from ...refusals import Why
-
-
-class Tag(enum.IntFlag):
-    """OLD: it may have been there before the call.  HOLDS: what lies in it may.  ROWS: a number that
-    follows from how many rows there are.  SHAPE: a shape, whose first number is one."""
-
-    NONE = 0
-    OLD = 1
-    HOLDS = 2
-    ROWS = 4
-    SHAPE = 8
-
-
-NONE, OLD, HOLDS, ROWS, SHAPE = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE
-STATE = OLD | HOLDS
-COUNTS = ROWS | SHAPE
+from .tags import (
+    COUNTS,
+    HOLDS,
+    NONE,
+    OLD,
+    ROWS,
+    SHAPE,
+    STATE,
+    Tag,
+    constant,
+    container_of,
+    element_of,
+    is_channel,
+    joined,
+    of_axis,
+    text_of,
+)
 
 
 class Name(NamedTuple):
@@ -50,6 +48,10 @@ _PARTS = _words(
     "get setdefault pop popitem items values keys copy __getitem__ modules children named_modules named_children "
     "get_submodule parameters buffers"
 )
+_NAMED = ("getattr", "hasattr", "setattr", "delattr")
+# What reads attributes by names that are not in sight.
+_REFLECTS = {*_NAMED, *_words("vars dir attrgetter asdict astuple __dict__ __getattribute__ __getattr__")}
+_LOOKUP = re.compile(r"\{[^}:!]*\.")
 _SAME = _words("int float min max sum abs round str tuple list sorted divmod pow hash repr format bool set")
 _CONTAINERS = _words("iter zip enumerate reversed sorted list tuple dict set map filter frozenset")
 
@@ -65,6 +67,8 @@ class Expressions:
         self.passed: dict[tuple[str, int | str], Tag] = {}  # arguments, by function and position or name
         self.env: dict[str, Tag] = {}
         self.imports: dict[str, tuple[str, tuple[str, ...]]] = {}
+        # Names and attributes that stand for what is not called there: others may call it, unseen.
+        self.handed: set[tuple[str, tuple[str, ...]]] = set()
         self._known, self._rows = returns, rows
         self.compared_owner: str | None = None  # a module whose attributes are compared after the call
         self._outside: set[str] = set()  # declared global or nonlocal
@@ -95,6 +99,8 @@ class Expressions:
             self.bind(target.value, container_of(tags), None)
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
             base = self.of(target.value)
+            if isinstance(target, ast.Attribute):
+                self.attributes.add(target.attr)  # a value that is written anew with each call holds no guard
             if isinstance(target, ast.Subscript):
                 tags |= self.of(target.slice)
             if base & OLD and not self._is_compared(target, tags):
@@ -133,6 +139,8 @@ class Expressions:
     _of_Lambda = _of_Constant
 
     def _of_Name(self, node: ast.Name) -> Tag:
+        self.handed.add((node.id, ()))
+        self.any_attribute = self.any_attribute or node.id in _REFLECTS
         return self._named(node.id, (), node)
 
     def _named(self, name: str, chain: tuple[str, ...], node: ast.AST) -> Tag:
@@ -155,8 +163,12 @@ class Expressions:
             self.attributes.add(inner.attr)
             chain.insert(0, inner.attr)
             inner = inner.value
-        base = self._named(inner.id, tuple(chain), node) if isinstance(inner, ast.Name) else self.of(inner)
-        self.any_attribute = self.any_attribute or "__dict__" in chain
+        self.any_attribute = self.any_attribute or not _REFLECTS.isdisjoint(chain)
+        if isinstance(inner, ast.Name):
+            self.handed.add((inner.id, tuple(chain)))
+            base = self._named(inner.id, tuple(chain), node)
+        else:
+            base = self.of(inner)
         if "__class__" in chain:
             return STATE
         if chain[-1] == "shape":
@@ -231,11 +243,13 @@ class Expressions:
         return NONE
 
     def _function(self, node: ast.Call, name: str, arguments: list[tuple[int | str, Tag]], every: Tag) -> Tag:
-        self.of(node.func)
+        self._named(name, (), node.func)
         first = arguments[0][1] if arguments else NONE
+        called = name in _NAMED and len(node.args) > 1
+        self.any_attribute = self.any_attribute or (name in _REFLECTS and not called)
         if not hasattr(builtins, name) or name in self.env:
             return self._own(name, arguments, 0)
-        if name in ("getattr", "hasattr", "setattr", "delattr") and len(node.args) > 1:
+        if called:
             attribute = constant(node.args[1])
             if isinstance(attribute, str):
                 self.attributes.add(attribute)
@@ -247,7 +261,6 @@ class Expressions:
                 return NONE if first & OLD else SHAPE
             return element_of(first) & STATE
         if name in ("vars", "dir"):
-            self.any_attribute = True
             return first & STATE
         if name == "next" and first & OLD:
             self.problem(Why.GRAPH_WRITES_STATE, text_of(node.args[0]), node)
@@ -296,55 +309,18 @@ class Expressions:
 
     def _owner(self, method: ast.Attribute) -> Tag:
         """Of the object whose method is called. `cfg.get(...)` asks for `cfg.get`, not for all of `cfg`."""
-        names = dict(self.names)
+        names, handed = dict(self.names), set(self.handed)
         owner = self.of(method.value)
         if isinstance(method.value, (ast.Name, ast.Attribute)):
             self.names = names
             self.of(method)
+            self.handed = handed
         self.attributes.add(method.attr)
+        self.any_attribute = self.any_attribute or method.attr in _REFLECTS or _is_lookup(method)
         return owner
 
 
-def joined(several: Iterable[Tag]) -> Tag:
-    """Of what may be any of these."""
-    return functools.reduce(operator.or_, several, NONE)
-
-
-def element_of(tags: Tag) -> Tag:
-    """Of something in a value."""
-    return (STATE if tags & STATE else NONE) | (ROWS if tags & COUNTS else NONE)
-
-
-def container_of(tags: Tag) -> Tag:
-    """Of a new container with this in it."""
-    return (HOLDS if tags & STATE else NONE) | (tags & COUNTS)
-
-
-def of_axis(base: Tag, index: ast.expr, index_tags: Tag) -> Tag:
-    """Of an entry of a shape: any but the first are channels or fixed."""
-    if not base & SHAPE:
-        return element_of(base)
-    if isinstance(index, ast.Slice):
-        lower = constant(index.lower)
-        return NONE if isinstance(lower, int) and (lower >= 1 or lower == -1) else SHAPE
-    return NONE if is_channel(index) else ROWS
-
-
-def is_channel(index: ast.expr | None) -> bool:
-    """Whether an axis is not that of rows."""
-    value = constant(index)
-    return isinstance(value, int) and (value >= 1 or value == -1)
-
-
-def constant(node: ast.expr | None) -> object:
-    """The number or text that an expression is; None for others."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = constant(node.operand)
-        return -value if isinstance(value, (int, float)) else None
-    return node.value if isinstance(node, ast.Constant) else None
-
-
-def text_of(node: ast.expr) -> str:
-    """An expression as the program has it."""
-    text = ast.unparse(node)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _is_lookup(method: ast.Attribute) -> bool:
+    """Whether a method is `format` of a text that may ask for attributes."""
+    text = constant(method.value)
+    return method.attr == "format" and not (isinstance(text, str) and _LOOKUP.search(text) is None)

@@ -16,6 +16,7 @@ from ..served_forward import function_of
 Getter = Callable[[Any], tuple[Any, ...]]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
 LARGEST = 4096  # values in containers that are looked into
+_CODE = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
 
 
@@ -28,6 +29,10 @@ class Entry(NamedTuple):
     names: tuple[str, ...]
 
 
+class Known(set[str]):
+    """Names that a dictionary has, where all others are absent."""
+
+
 # A dictionary, names that it does not have, as they would hide others, and what the program calls it.
 Absent = tuple[Any, set[str], str]
 
@@ -38,7 +43,7 @@ class Guards:
     def __init__(self, entries: list[Entry], layers: list[Entry], absent: list[Absent], equal: list[Entry]) -> None:
         """layers: values of torch's and frameworks' own, for which `True` is as good as 1.  equal: new objects
         every time, compared by value."""
-        self._equal, self._absent = equal, [one for one in absent if one[1]]
+        self._equal, self._absent = equal, [one for one in absent if one[1] or isinstance(one[1], Known)]
         self._entries, self._layers = entries, layers
         self._set()
 
@@ -80,7 +85,7 @@ class Guards:
         if difference is not None:
             return difference
         for box, names, label in self._absent:
-            for name in names:
+            for name in set(box) - names if isinstance(names, Known) else names:
                 if name in box and not is_own(box[name]):
                     return f"{label}.{name}: {shown(box[name])}, was not there"
         return ""
@@ -154,6 +159,11 @@ def values_in(box: Any) -> tuple[Any, ...]:
     return tuple(box.values())
 
 
+def items_in(box: Any) -> tuple[Any, ...]:
+    """The keys of a dictionary, and its values."""
+    return (*box, *box.values())
+
+
 def values_in_all(boxes: Any) -> tuple[Any, ...]:
     """The values of dictionaries, most of which are empty."""
     return tuple(value for box in boxes for value in box.values()) if any(boxes) else ()
@@ -167,6 +177,16 @@ def classes_of(box: Any) -> tuple[Any, ...]:
 def class_behind(box: Any) -> tuple[Any, ...]:
     """The class of what a weak reference refers to."""
     return (type(box()),)
+
+
+def bases_of(box: Any) -> tuple[Any, ...]:
+    """Where classes look for attributes."""
+    return tuple([cls.__mro__ for cls in box])
+
+
+def code_of(box: Any) -> tuple[Any, ...]:
+    """The code and the defaults of functions."""
+    return tuple(itertools.chain.from_iterable(map(_CODE, box)))
 
 
 def class_of(box: Any) -> tuple[Any, ...]:

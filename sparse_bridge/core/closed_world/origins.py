@@ -34,7 +34,15 @@ _PURE = words(
     "itertools keyword math numbers operator re sre_compile sre_parse statistics string types typing weakref "
     "_collections_abc _weakrefset _operator _functools _bisect _heapq _collections builtins"
 )
-_IMPURE = ("numpy.random", "torch.utils.data", "torch.multiprocessing")
+_IMPURE = (
+    "numpy.random",
+    "torch.utils.data",
+    "torch.utils.tensorboard",
+    "torch.optim.lr_scheduler",
+    "torch.optim.optimizer",
+    "torch.quasirandom",
+    "torch.multiprocessing",
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -89,13 +97,20 @@ EFFECTS = words(
     "manual_seed seed set_rng_state get_rng_state initial_seed set_default_dtype set_default_device "
     "set_default_tensor_type use_deterministic_algorithms set_num_threads set_printoptions "
     "set_float32_matmul_precision "
-    "save load synchronize memory_allocated max_memory_allocated memory_reserved mem_get_info empty_cache record "
+    "save load synchronize memory_allocated max_memory_allocated memory_stats memory_reserved mem_get_info empty_cache "
+    "record "
     "elapsed_time query register_hook register_forward_hook register_forward_pre_hook register_full_backward_hook "
     "register_post_accumulate_grad_hook backward register_buffer register_parameter add_module register_module "
+    "zero_grad from_file get_num_threads get_default_device is_warn_always_enabled reset_peak_memory_stats "
     "set_detect_anomaly share_memory_ retain_grad all_gather_object broadcast_object_list"
 )
 
 
+# Functions of numpy that read or write files, or what holds for the process.
+FILES = words(
+    "load save savez savez_compressed loadtxt savetxt genfromtxt fromregex fromfile tofile geterr seterr "
+    "set_printoptions get_printoptions"
+)
 # Functions that change what they are given.
 _CHANGES = words(
     "heappush heappop heapify heapreplace heappushpop insort insort_left insort_right setitem delitem iadd"
@@ -119,14 +134,15 @@ def effect_of(function: Any) -> Why | None:
     collection = isinstance(owner, _METHODS_OF) or type(owner).__module__ in ("collections", "_collections", "builtins")
     if collection or name == "__setattr__":
         return Why.GRAPH_WRITES_STATE if name in MUTATING else None
-    trusted = of_class(type(owner)) is Origin.TRUSTED and not isinstance(owner, torch.Generator)
+    files = type(owner).__module__ == "numpy" and name in FILES
+    trusted = of_class(type(owner)) is Origin.TRUSTED and not (files or isinstance(owner, torch.Generator))
     return None if trusted or type(owner).__module__.startswith("pybind11") else Why.GRAPH_SIDE_EFFECT
 
 
 def _of_module_function(module: str, name: str) -> Why | None:
     if module == "builtins":
         return None if name in _BUILTINS else Why.GRAPH_SIDE_EFFECT
-    changes = name in _CHANGES
+    changes = name in _CHANGES or (module.partition(".")[0] == "numpy" and name in FILES)
     if module.partition(".")[0] == "torch" and not changes:
         return _of_torch(name)
     return Why.GRAPH_SIDE_EFFECT if changes or of_module(module) is not Origin.TRUSTED else None

@@ -9,8 +9,9 @@ from types import CodeType
 from typing import Any
 
 from ...refusals import Refusal, Why
-from .expressions import NONE, OLD, ROWS, STATE, Expressions, Tag, element_of, text_of
-from .sources import Source, position, source_of
+from .expressions import Expressions
+from .sources import Source, position, private_names, source_of
+from .tags import NONE, OLD, ROWS, STATE, Tag, element_of, text_of
 
 _PASSES = 5  # from function to function
 _Known = dict[CodeType, dict[int | str, Tag]]  # of the parameters of functions
@@ -150,6 +151,9 @@ class Reading(Expressions):
         for case in node.cases:
             for part in ast.walk(case.pattern):
                 name = getattr(part, "name", None)
+                if isinstance(part, ast.MatchClass):
+                    self.attributes.update(part.kwd_attrs)
+                    self.any_attribute = self.any_attribute or bool(part.patterns)
                 if isinstance(name, str):
                     self.env[name] = element_of(self.of(node.subject))
                 elif isinstance(part, ast.expr):
@@ -234,6 +238,7 @@ def readings_of(
             lines = frozenset(line for file, line in rows if file == code.co_filename)
             of_module = bool(ran[code]) and ran[code].keys() <= modules
             readings[code] = Reading(source, parameters[code], returns, lines, inner, True, of_module)
+            readings[code].attributes |= private_names(code)
         for code, reading in readings.items():
             returns[code.co_name] = returns.get(code.co_name, NONE) | reading.result
         _pass_on(readings, sources, parameters, ran)
@@ -247,6 +252,7 @@ def readings_of(
 def unseen_reading(code: CodeType) -> Reading:
     """A function that nobody has watched. Raises Refusal."""
     reading = Reading(_source(code), {}, {})
+    reading.attributes |= private_names(code)
     _refuse_problems(code, reading)
     return reading
 

@@ -37,6 +37,14 @@ def position(code: CodeType, line: int | None = None) -> str:
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno if line is None else line}"
 
 
+@functools.lru_cache(maxsize=4096)
+def private_names(code: CodeType) -> frozenset[str]:
+    """The names `_Class__name` in code that says `__name`."""
+    inner = [private_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    own = {name for name in code.co_names if name[:1] == "_" != name[1:2] and "__" in name and name[-2:] != "__"}
+    return frozenset(own).union(*inner)
+
+
 @functools.lru_cache(maxsize=512)
 def _functions(filename: str) -> dict[tuple[str, int], list[Source]]:
     """The functions of a file by name and first line; {} where the file cannot be read or has changed since."""

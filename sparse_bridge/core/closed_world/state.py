@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -18,11 +17,19 @@ from torch import nn
 from ...refusals import Refusal, Why
 from ..served_forward import function_of
 from . import guards, origins
-from .guards import LARGEST, PLAIN, PLAIN_TORCH, Absent, Entry, Guards, is_own
+from .guards import LARGEST, Absent, Entry, Guards, Known, is_own
 from .layers import guard_methods
+from .objects import (
+    has_foreign_forward,
+    has_foreign_methods,
+    is_open_book,
+    is_plain,
+    is_trusted_cache,
+    iterates,
+    operators_of,
+)
 from .origins import Origin
 
-_HEAP_TYPE = 1 << 9  # of a class that Python code defines, as a rule
 _SMALL = 64  # numbers in an array
 _CODE = (types.FunctionType, type, types.ModuleType, property, staticmethod, classmethod, functools.partialmethod)
 _C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
@@ -56,6 +63,7 @@ class State:
         self._layers: list[Entry] = []
         self._equal: list[Entry] = []
         self._absent: dict[int, Absent] = {}
+        self._complete: dict[int, Absent] = {}
         self._keep: list[Any] = []
 
     def classes_and_hooks(self, model: nn.Module) -> None:
@@ -75,7 +83,7 @@ class State:
             values, labels = tuple(v for v, _ in keys.values()), tuple(label for _, label in keys.values())
             entry = Entry(guards.itemgetter(names), box, guards.doubled(names, values), guards.doubled(names, labels))
             (layers if of_layer else entries).append(entry)
-        return Guards(entries, layers, list(self._absent.values()), self._equal)
+        return Guards(entries, layers, [*self._absent.values(), *self._complete.values()], self._equal)
 
     def key(self, box: Any, key: Any, label: str, layer: bool = False) -> Any:
         """Guard an entry of a dictionary, and return it. layer: of torch or a framework."""
@@ -83,8 +91,10 @@ class State:
         self._keys.setdefault((id(box), layer), (box, {}))[1][key] = value, label
         return value
 
-    def absent(self, box: Any, names: Iterable[str], label: str) -> None:
-        """Guard that a dictionary does not have these names."""
+    def absent(self, box: Any, names: Iterable[str], label: str, everything: bool = False) -> None:
+        """Guard that a dictionary does not have these names. everything: nor any that it does not have now."""
+        if everything:
+            self._complete.setdefault(id(box), (box, Known(box), label))
         self._absent.setdefault(id(box), (box, set(), label))[1].update(name for name in names if name not in box)
 
     def entry(
@@ -102,7 +112,7 @@ class State:
 
     def value(self, value: Any, label: str, where: str) -> None:
         """Guard what lies in a value, which itself is guarded where it was read. Raises Refusal."""
-        if self._is_plain(value) or is_own(value) or _is_trusted_cache(value):
+        if (is_plain(value) and not isinstance(value, enum.Enum)) or is_own(value) or is_trusted_cache(value):
             return
         if id(value) in self.seen:
             return
@@ -127,7 +137,12 @@ class State:
             self._equal.append(Entry(guards.numbers_of, value, guards.numbers_of(value), (label,)))
         elif isinstance(value, functools.cached_property):
             self.value(value.func, label, where)
+        elif isinstance(value, enum.Enum):
+            self._own(value.__dict__, label, where, self.any_attribute)
+            self.value(value._value_, f"{label}.value", where)
         elif isinstance(value, functools.partial):
+            if isinstance(value.func, types.BuiltinFunctionType) and origins.effect_of(value.func) is not None:
+                raise Refusal(Why.GRAPH_SIDE_EFFECT, label, where)
             for part in (value.func, value.args, value.keywords):
                 self.value(part, label, where)
         elif isinstance(value, types.MethodType):
@@ -135,11 +150,6 @@ class State:
             self.value(value.__self__, label, where)
         else:
             self._object(value, label, where)
-
-    def _is_plain(self, value: Any) -> bool:
-        if isinstance(value, (*PLAIN, *PLAIN_TORCH, enum.Enum, np.generic, np.dtype)):
-            return type(value).__flags__ & _HEAP_TYPE == 0 or isinstance(value, enum.Enum) or _is_bare(value)
-        return isinstance(value, type(NotImplemented)) or type(value) is object
 
     def _c_function(self, value: Any, label: str, where: str) -> None:
         owner = getattr(value, "__self__", None)
@@ -153,6 +163,9 @@ class State:
     def _code(self, value: Any, label: str, where: str) -> None:
         if isinstance(value, types.FunctionType):
             self.functions.setdefault(value.__code__, {})[id(value)] = value
+            if value.__dict__:  # as a registry of functions by the class of their argument
+                foreign = origins.of_globals(value.__globals__) is not Origin.PROGRAM
+                self._own(value.__dict__, label, where, foreign or self.any_attribute)
             wrapped = value.__dict__.get("__wrapped__")
             if isinstance(wrapped, types.FunctionType):
                 self.functions.setdefault(wrapped.__code__, {})[id(wrapped)] = wrapped
@@ -214,7 +227,7 @@ class State:
 
     def _object(self, value: Any, label: str, where: str) -> None:
         cls = type(value)
-        if not _is_open_book(cls) or isinstance(value, (torch.Tensor, torch.Generator)) or _iterates(value):
+        if not is_open_book(cls) or isinstance(value, (torch.Tensor, torch.Generator)) or iterates(value):
             raise Refusal(Why.GRAPH_READS_STATE, label, where, cls.__name__)
         self._attributes(value, label, where, all_of_them=True)
 
@@ -224,11 +237,13 @@ class State:
         self.entry(guards.class_of, value, lambda _: f"the class of {label}")
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
-            self._own(own, label, where, all_of_them and self.any_attribute)
+            self._own(own, label, where, all_of_them and (self.any_attribute or has_foreign_methods(type(value))))
         for base in type(value).__mro__:
             slots = base.__dict__.get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else tuple(slots):
-                if name in self.attributes and hasattr(value, name):
+                private = name.startswith("__") and not name.endswith("__")
+                name = f"_{base.__name__.lstrip('_')}{name}" if private else name
+                if (name in self.attributes or self.any_attribute) and hasattr(value, name):
                     item = self.entry(guards.slot(name), value, functools.partial(same_label, f"{label}.{name}"))[0]
                     self.value(item, f"{label}.{name}", where)
 
@@ -239,7 +254,7 @@ class State:
                 self.key(own, name, f"{label}.{name}")
                 self.count += 1
                 self._part(item, name, f"{label}.{name}", where)
-        self.absent(own, self.attributes, label)
+        self.absent(own, self.attributes, label, everything)
 
     def _part(self, item: Any, name: str, label: str, where: str) -> None:
         if name in self.attributes:
@@ -263,11 +278,13 @@ class State:
         """A module of the model. trusted: of torch or the framework, which may keep values in itself; `before`
         are its attributes before the call."""
         own = module.__dict__
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Refusal(Why.GRAPH_READS_STATE, label, where, "ScriptModule")
         self.seen[id(module)] = label
         self.methods_of(type(module), where)
         if own["_modules"] or not trusted:
-            self.entry(guards.values_in, own["_modules"], lambda _: f"the modules of {label}", layer=True)
-        everything = trusted or self.any_attribute or _has_foreign_forward(type(module))
+            self.entry(guards.items_in, own["_modules"], lambda _: f"the modules of {label}", layer=True)
+        everything = trusted or self.any_attribute or has_foreign_forward(type(module))
         for name, item in list(own.items()):
             if name in _OF_MODULES or (name.startswith("_") and trusted):
                 continue
@@ -279,18 +296,26 @@ class State:
             elif name in self.attributes or everything or name == "training":
                 self.key(own, name, f"{label}.{name}")
                 self._part(item, name, f"{label}.{name}", where)
-        self.absent(own, {"forward", "__call__"} if trusted else {*self.attributes, "forward"}, label)
+        names = {"forward", "__call__"} if trusted else {*self.attributes, "forward"}
+        self.absent(own, names, label, everything and not trusted)
 
     def _simple(self, item: Any) -> bool:
         if isinstance(item, list):
-            return len(item) <= _SMALL and all(map(self._is_plain, item))
+            return len(item) <= _SMALL and all(map(is_plain, item))
         if isinstance(item, tuple):
             return len(item) <= _SMALL and all(map(self._simple, item))
-        return self._is_plain(item) or isinstance(item, types.FunctionType)
+        return is_plain(item) or isinstance(item, types.FunctionType)
 
     def methods_of(self, cls: type, where: str) -> None:
         """What a class has: functions by identity, and values that are read."""
+        if id(cls) in self.classes or cls is object:
+            return
+        if origins.of_class(type(cls)) is Origin.PROGRAM:
+            self.methods_of(type(cls), where)
+        operators = operators_of(cls)
         for base in cls.__mro__:
+            if origins.of_class(base) is Origin.PROGRAM:
+                self.absent(vars(base), operators, base.__name__)
             if id(base) in self.classes or base is object:
                 continue
             self.classes[id(base)] = base
@@ -305,46 +330,8 @@ class State:
                 if isinstance(item, (types.FunctionType, property, staticmethod, classmethod, functools.partialmethod)):
                     self.key(own, name, f"{base.__name__}.{name}")
                     self.value(item, f"{base.__name__}.{name}", where)
-                elif name in self.attributes and not name.startswith("__"):
+                elif (name in self.attributes or self.any_attribute) and not name.startswith("__"):
                     self.key(own, name, f"{base.__name__}.{name}")
                     if type(item).__name__ not in _FIELDS:
-                        self.value(item, f"{base.__name__}.{name}", where)
-            self.absent(own, self.attributes, base.__name__)
-
-
-def _is_bare(value: Any) -> bool:
-    """Whether an object of a class of its own is but a number, as those of numpy and torch."""
-    return not getattr(value, "__dict__", None)
-
-
-def _is_trusted_cache(value: Any) -> bool:
-    """Whether this is a function of torch or a framework that remembers its results, found where it says it lies."""
-    name = getattr(value, "__module__", None)
-    if not isinstance(value, functools._lru_cache_wrapper) or not isinstance(name, str):
-        return False
-    own = vars(sys.modules.get(name, types))
-    return origins.of_module(name) is Origin.TRUSTED and own.get(value.__name__) is value
-
-
-def _is_open_book(cls: type) -> bool:
-    """Whether all that objects of a class know lies in their attributes."""
-    if cls is types.SimpleNamespace or cls.__module__ == "argparse":
-        return True
-    if origins.of_class(cls) is Origin.LIBRARY or cls.__module__.partition(".")[0] in sys.stdlib_module_names:
-        return False
-    in_python = any("__slots__" in vars(base) or "__dict__" in vars(base) for base in cls.__mro__)
-    return bool(cls.__flags__ & _HEAP_TYPE) and in_python
-
-
-def _iterates(value: Any) -> bool:
-    return hasattr(type(value), "__next__") or hasattr(type(value), "send")
-
-
-def _has_foreign_forward(cls: type) -> bool:
-    """Whether a class of the program goes on from a layer of torch or the framework, whose functions read its
-    attributes."""
-    return any(
-        "forward" in vars(base) and base is not nn.Module and origins.of_class(base) is Origin.TRUSTED
-        for base in cls.__mro__
-        if issubclass(base, nn.Module)
-    )
+                        self._part(item, name, f"{base.__name__}.{name}", where)
+            self.absent(own, self.attributes, base.__name__, self.any_attribute)

@@ -37,6 +37,7 @@ class Watch:
     rows: (file, line) where the length of a tensor was asked for.  changed: containers whose methods changed
     them, by identity, and where.  stored: (module, attribute) that was written, and where.  written: globals that
     functions may write, and what they were.  after: the line of a function at which what counts begins.
+    compares_objects: methods ran that a decorator wrote, as for dataclasses, and that read attributes.
     """
 
     def __init__(self, modules: frozenset[int]) -> None:
@@ -47,6 +48,7 @@ class Watch:
         self.stored: dict[tuple[int, str], str] = {}
         self.written: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = {}
         self.after: dict[CodeType, int] = {}
+        self.compares_objects = False
         self.modules = modules
         # By identity: the hash of code takes as long as all that is in it.
         self._kinds: dict[int, Callable[[FrameType], None] | None] = {}
@@ -117,7 +119,10 @@ class Watch:
         if code in self._conversions:
             return self._host_read
         if origin is Origin.PROGRAM:
-            return None if origins.is_generated(code) or _is_launcher(frame) else self._program
+            if origins.is_generated(code):
+                self.compares_objects = self.compares_objects or code.co_name != "__init__"
+                return None
+            return None if _is_launcher(frame) else self._program
         if origin is Origin.LIBRARY:
             return self._import if code.co_name == "_find_and_load" else self._library
         name, owner = code.co_name, frame.f_globals.get("__name__", "")
@@ -131,7 +136,8 @@ class Watch:
             return self._set_attribute
         if owner == "collections" and name in origins.MUTATING:
             return self._change
-        return self._library if owner.startswith("torch") and name in origins.EFFECTS else None
+        effects = owner.startswith("torch") and name in origins.EFFECTS
+        return self._library if effects or (owner.startswith("numpy") and name in origins.FILES) else None
 
     def _program(self, frame: FrameType) -> None:
         code = frame.f_code

@@ -27,6 +27,7 @@ import time
 import types
 import warnings
 import weakref
+from time import sleep
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from tests.core.capture import closed_settings
 from tests.core.capture.closed_settings import FACTOR
 
 CASES: dict[str, tuple] = {}  # name: (class, changes; None where the world is open)
+WRITERS: dict[str, type] = {}  # that write unseen what they read as well: each call is a change
 
 
 def times(x, value):
@@ -89,6 +91,12 @@ def closed(name, program, *changes, **makers):
 def opened(name, program=None, **makers):
     """A program with an open world; without one, a decorator of it."""
     return (lambda one: _enter(name, one, None, makers)) if program is None else _enter(name, program, None, makers)
+
+
+def writer(name, program, **makers):
+    """A program that changes in each call what its guards hold."""
+    WRITERS[name] = _enter(name, program, None, makers)
+    del CASES[name]
 
 
 def case(name, *changes):
@@ -373,6 +381,149 @@ class Loops(Net):
         return x.replace_feature(merged["sum"])
 
 
+# what reads attributes whose names are not in sight
+
+
+@dataclasses.dataclass
+class Stage:
+    kind: str = "a"
+    width: float = 1.0
+
+
+class Data(collections.UserDict):
+    pass
+
+
+class Meta(type):
+    rate = 1.0
+
+
+class Metered(metaclass=Meta):
+    pass
+
+
+class Task(enum.Enum):
+    SEGMENT = {"width": 1.0}  # noqa: RUF012
+
+
+class Hides:
+    __slots__ = ("__slot", "__width")
+    __rate = 1.0
+
+    def __init__(self):
+        self.__width = self.__slot = 1.0
+
+    def product(self):
+        return self.__width * self.__rate
+
+
+class Calls:
+    def __call__(self, x):
+        return x
+
+    def __mul__(self, value):
+        return value
+
+
+class CallsToo(Calls):
+    pass
+
+
+class Activation(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class ActivationToo(Activation):
+    pass
+
+
+def by_match(self, x):
+    match self.stage:
+        case Stage(width=1.0):
+            return times(x, 2.0)
+    return x
+
+
+def by_match_of_places(self, x):
+    match self.stage:
+        case Stage("a", 1.0):
+            return times(x, 2.0)
+    return x
+
+
+def named_children(self, x):
+    for name, _ in self.parts.named_children():
+        x = times(x, 2.0) if name.startswith("act") else x
+    return x
+
+
+def renamed(m):
+    m.parts["other"] = m.parts.pop("act")
+
+
+wider = sets("stage.width", 2.0)
+for _name, _end in {
+    "attrgetter": lambda self, x: times(x, operator.attrgetter("stage.width")(self)),
+    "getattr that is handed on": lambda self, x: times(x, sum(map(getattr, [self.stage], ["wid" + "th"]))),
+    "__getattribute__": lambda self, x: times(x, self.stage.__getattribute__("wid" + "th")),
+    "format of attributes": lambda self, x: times(x, float("{0.width}".format(self.stage))),  # noqa: UP030, UP032
+    "dataclasses that are compared": lambda self, x: times(x, 2.0) if self.stage == Stage() else x,
+    "dataclass in a text": lambda self, x: times(x, float(len(repr(self.stage)))),
+    "dataclass as a dictionary": lambda self, x: times(x, dataclasses.asdict(self.stage)["wid" + "th"]),
+    "match by attributes": by_match,
+    "match by places": by_match_of_places,
+}.items():
+    closed(_name, _end, wider, stage=Stage)
+closed(
+    "name that may come",
+    lambda self, x: times(x, 2.0) if hasattr(self.stage, "ex" + "tra") else x,
+    sets("stage.extra", 1),
+    stage=Stage,
+)
+closed(
+    "class attribute by a computed name",
+    lambda self, x: times(x, getattr(closed_settings.Options, "wid" + "th")),
+    puts(closed_settings.Options, "width", 3.0),
+)
+closed(
+    "slot by a computed name",
+    lambda self, x: times(x, getattr(self.slotted, "wid" + "th")),
+    sets("slotted.width", 2.0),
+    slotted=Slotted,
+)
+closed(
+    "UserDict", lambda self, x: times(x, self.given["w"]), lambda m: m.given.update(w=2.0), given=lambda: Data(w=1.0)
+)
+closed("attribute of a metaclass", lambda self, x: times(x, Metered.rate), puts(Meta, "rate", 2.0))
+closed(
+    "value of an enum",
+    lambda self, x: times(x, Task.SEGMENT.value["width"]),
+    lambda m: Task.SEGMENT.value.update(width=Task.SEGMENT.value["width"] + 1),
+)
+closed(
+    "private names",
+    lambda self, x: times(x, self.hides.product()),
+    sets("hides._Hides__width", 2.0),
+    lambda m: setattr(Hides, "_Hides__rate", 2.0),
+    hides=Hides,
+)
+closed("names of modules", named_children, renamed, parts=lambda: nn.ModuleDict({"act": nn.ReLU()}))
+closed(
+    "operators that a base class has",
+    lambda self, x: self.act(times(x, self.act * 2.0)),
+    puts(CallsToo, "__call__", lambda self, x: times(x, 3.0)),
+    puts(CallsToo, "__mul__", lambda self, value: 3.0),
+    lambda m: setattr(CallsToo, "__bases__", (type("Other", (Calls,), {}),)),
+    act=CallsToo,
+)
+closed(
+    "forward that a base class has",
+    lambda self, x: self.act(x),
+    puts(ActivationToo, "forward", lambda self, x: times(x, 3.0)),
+    act=ActivationToo,
+)
+
 # globals, closures, defaults
 
 ALPHA, SEEN, TABLE, COUNT, MODE = 1.0, [], {"w": [1.0]}, 0, "plain"
@@ -395,6 +546,46 @@ def _of(settings):
 
 def helper(x):
     return times(x, 2.0)
+
+
+def scale_of(settings):
+    return settings.SCALE
+
+
+def widened(x, factor=1.0):
+    return times(x, factor)
+
+
+@functools.singledispatch
+def rate_of(x):
+    return 1.0
+
+
+def bump(meter):
+    meter.total += 1
+
+
+def bump_named(**objects):
+    objects["meter"].total += 1
+
+
+def bump_all(*objects):
+    objects[0].total += 1
+
+
+class Only:
+    """An object that is made once."""
+
+    _it = None
+
+    def __new__(cls):
+        if cls._it is None:
+            cls._it = super().__new__(cls)
+            cls._it.total = 0
+        return cls._it
+
+
+Only()
 
 
 def other_relu(m):
@@ -434,6 +625,67 @@ closed(
     lambda self, x: times(x, _of(self.settings).SCALE),
     puts(closed_settings, "SCALE", 3.0),
     settings=lambda: {"of": closed_settings},
+)
+closed(
+    "module by the name of an attribute",
+    lambda self, x: times(x, getattr(closed_settings, "SCALE")),  # noqa: B009
+    puts(closed_settings, "SCALE", 3.0),
+)
+closed(
+    "module that has no such attribute",
+    lambda self, x: times(x, 2.0) if hasattr(closed_settings, "EXTRA") else x,
+    puts(closed_settings, "EXTRA", 3.0),
+)
+closed(
+    "module that is handed on", lambda self, x: times(x, scale_of(closed_settings)), puts(closed_settings, "SCALE", 3.0)
+)
+closed(
+    "switch of torch that is read",
+    lambda self, x: times(x, 2.0) if torch.backends.cudnn.benchmark else x,
+    lambda m: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+)
+closed(
+    "code and defaults of a function",
+    lambda self, x: widened(x),
+    lambda m: setattr(widened, "__code__", (lambda x, factor: times(x, 3.0)).__code__),
+    lambda m: setattr(widened, "__defaults__", (3.0,)),
+)
+closed(
+    "function by class", lambda self, x: times(x, rate_of(x)), lambda m: rate_of.register(type("Other", (), {}), abs)
+)
+for _name, _end in {
+    "object among named arguments": lambda self, x: then(bump_named(meter=self.meter), x),
+    "object among all arguments": lambda self, x: then(bump_all(self.meter), x),
+    "object for a function of another name": lambda self, x: then(self.callback(self.meter), x),
+    "objects of map": lambda self, x: then(list(map(bump, [self.meter])), x),
+    "object of partial": lambda self, x: then(functools.partial(bump, self.meter)(), x),
+}.items():
+    writer(_name, _end, meter=Meter, callback=lambda: bump)
+
+
+@functools.partial(writer, "object that a class keeps")
+def _(self, x):
+    Only().total += 1
+    return x
+
+
+opened("append that map calls", lambda self, x: then(list(map(self.sizes.append, [1])), x))
+opened("function of the system that map calls", lambda self, x: then(list(map(time.sleep, [0])), x))
+opened("imported function that map calls", lambda self, x: then(list(map(sleep, [0])), x))
+opened(
+    "function of the system in a partial",
+    lambda self, x: then(self.say(), x),
+    say=lambda: functools.partial(time.sleep, 0),
+)
+opened("builtin that map calls", lambda self, x: times(x, 1.0 + sum(map(id, [x])) % 2))
+opened("file of numpy", lambda self, x: times(x, float(np.fromfile(__file__, np.uint8, 1)[0])))
+opened("file that numpy writes", lambda self, x: then(np.savetxt(os.devnull, np.zeros(1)), x))
+opened("threads of torch", lambda self, x: times(x, float(torch.get_num_threads())))
+opened("gradients that are cleared", lambda self, x: then(self.zero_grad(), x))
+opened(
+    "schedule of learning rates",
+    lambda self, x: then(self.schedule.step(), x),
+    schedule=lambda: torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)]), 1),
 )
 closed("function replaced", lambda self, x: helper(x), sets_global("helper", lambda x: times(x, 3.0)))
 closed("function of torch replaced", lambda self, x: x.replace_feature(F.hardtanh(x.features)), other_relu)

@@ -40,7 +40,15 @@ def unchanged():
     classes = {one for one in owners if isinstance(one, type) and one.__module__.startswith("tests.")}
     attributes = [(cls, dict(vars(cls))) for cls in classes]
     limits, noted = dict(vars(closed_programs.LIMITS)), dict(vars(closed_programs.note))
+    widened, bases, switch = (
+        closed_programs.widened,
+        closed_programs.CallsToo.__bases__,
+        torch.backends.cudnn.benchmark,
+    )
+    code, defaults = widened.__code__, widened.__defaults__
     yield
+    widened.__code__, widened.__defaults__ = code, defaults
+    closed_programs.CallsToo.__bases__, torch.backends.cudnn.benchmark = bases, switch
     for place, value in zip(places, values, strict=True):
         place.clear()
         place.update(value)
@@ -112,6 +120,16 @@ def test_guards_notice_a_change(sp, restored, name, number):
     CLOSED[name][number](model)
     assert not guards.hold()
     assert guards.changed()
+
+
+@pytest.mark.parametrize("name", closed_programs.WRITERS)
+def test_guards_notice_what_a_call_writes(sp, restored, name):
+    """The call behind the one that is watched is eager, and guards are asked before a capture."""
+    model = closed_programs.WRITERS[name](sp)
+    guards = audited(model, sp).guards()
+    assert guards.hold(), guards.changed()
+    model(scene(sp, "spconv", 2, "cpu"))
+    assert not guards.hold()
 
 
 def test_equal_numbers_of_other_types_are_a_change(sp):

@@ -1,0 +1,70 @@
+"""What is known of values of expressions, as tags, and what follows for parts of them and around them."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import operator
+from collections.abc import Iterable
+
+
+class Tag(enum.IntFlag):
+    """OLD: it may have been there before the call.  HOLDS: what lies in it may.  ROWS: a number that
+    follows from how many rows there are.  SHAPE: a shape, whose first number is one."""
+
+    NONE = 0
+    OLD = 1
+    HOLDS = 2
+    ROWS = 4
+    SHAPE = 8
+
+
+NONE, OLD, HOLDS, ROWS, SHAPE = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE
+STATE = OLD | HOLDS
+COUNTS = ROWS | SHAPE
+
+
+def joined(several: Iterable[Tag]) -> Tag:
+    """Of what may be any of these."""
+    return functools.reduce(operator.or_, several, NONE)
+
+
+def element_of(tags: Tag) -> Tag:
+    """Of something in a value."""
+    return (STATE if tags & STATE else NONE) | (ROWS if tags & COUNTS else NONE)
+
+
+def container_of(tags: Tag) -> Tag:
+    """Of a new container with this in it."""
+    return (HOLDS if tags & STATE else NONE) | (tags & COUNTS)
+
+
+def of_axis(base: Tag, index: ast.expr, index_tags: Tag) -> Tag:
+    """Of an entry of a shape: any but the first are channels or fixed."""
+    if not base & SHAPE:
+        return element_of(base)
+    if isinstance(index, ast.Slice):
+        lower = constant(index.lower)
+        return NONE if isinstance(lower, int) and (lower >= 1 or lower == -1) else SHAPE
+    return NONE if is_channel(index) else ROWS
+
+
+def is_channel(index: ast.expr | None) -> bool:
+    """Whether an axis is not that of rows."""
+    value = constant(index)
+    return isinstance(value, int) and (value >= 1 or value == -1)
+
+
+def constant(node: ast.expr | None) -> object:
+    """The number or text that an expression is; None for others."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = constant(node.operand)
+        return -value if isinstance(value, (int, float)) else None
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def text_of(node: ast.expr) -> str:
+    """An expression as the program has it."""
+    text = ast.unparse(node)
+    return text if len(text) <= 60 else f"{text[:57]}..."
