@@ -213,11 +213,12 @@ def pad_input(coords: torch.Tensor, capacity: int, recording: Recording) -> Padd
 
 @contextlib.contextmanager
 def on_own_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
-    """This stream between what came before and what comes after, and other random numbers."""
+    """This stream between what came before and what comes after. Random numbers of the GPU are others, and those of
+    the CPU go on afterwards as if there had been none."""
     with alone_on(stream):
         stream.wait_stream(torch.cuda.current_stream(device))
         try:
-            with _own_random_numbers(device), torch.cuda.stream(stream):
+            with torch.random.fork_rng(devices=[]), _own_random_numbers(device), torch.cuda.stream(stream):
                 yield
         finally:
             torch.cuda.current_stream(device).wait_stream(stream)

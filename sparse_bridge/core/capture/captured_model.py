@@ -20,7 +20,7 @@ from ..prefetch.recording import boxes_of
 from . import padded
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import AMBIGUOUS, Call, InputProxies
-from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure
+from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure, named
 from .comparison import compare
 from .model_graphs import ModelGraphs
 from .padded import PaddedInput
@@ -124,7 +124,7 @@ class Captured:
         self.tensors: Tensors = call.tensors_of(call.x)
         self.owner, self.padded_input, self.features, self.box = owner, padded_input, features, box
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
-        version = features._version
+        version, known = features._version, set[str]()
         with preserved_statistics(owner.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
@@ -136,6 +136,7 @@ class Captured:
                 root.adopt()
                 self.padded_x = self.tensors.over(call.x, features, root)
                 self.coords = self.tensors.coordinates_of(self.padded_x)
+                known.update(_attributes(self.padded_x))
                 return self.padded_x
 
             self.spec = self._launched(OutputSpec.of(call, forward, start, owner.reads))
@@ -144,6 +145,10 @@ class Captured:
                     for_each_output(self.tensors, self.spec, mode.check)
         if self.tensors.features_of(self.padded_x) is not features or features._version != version:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
+        if not _attributes(self.padded_x) <= known:
+            raise Refusal(Why.GRAPH_WRITES_INPUT)
+        for name in _attributes(call.x) - known:
+            raise Refusal(Why.GRAPH_ATTRIBUTE, name, named(call.x), named(getattr(call.x, name)))
 
     def differing_columns(self, root: Root) -> set[int]:
         """Columns of the box in which an input differs from the one of the capture; ROWS as well, where
@@ -265,6 +270,11 @@ class Captured:
             spec = OutputSpec.of(call, self.owner.run_layers, start, set())
             spec.for_each(self.tensors, lambda _: None, outputs.append)
         return outputs[0] if outputs else spec.x
+
+
+def _attributes(x: Any) -> set[str]:
+    """Attributes of a sparse tensor that its class does not know: a program's own."""
+    return {name for name in getattr(x, "__dict__", {}) if name[:1] != "_" and not hasattr(type(x), name)}
 
 
 @contextlib.contextmanager

@@ -81,7 +81,13 @@ def key_of(tensors: Tensors, x: Any, features: torch.Tensor, constants: Hashable
         features.shape[1],
         tensors.label(x),
         constants,
-        (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32, allows_fp16_sums()),
+        (
+            features.requires_grad,
+            settings.get(),
+            tensors.switches(),
+            torch.backends.cuda.matmul.allow_tf32,
+            allows_fp16_sums(),
+        ),
     )
 
 

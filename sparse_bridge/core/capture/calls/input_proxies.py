@@ -7,6 +7,7 @@ the calls to come: a model that looks into them is refused.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -64,6 +65,7 @@ class InputProxies:
         self.tracking = False
         self.proxies: dict[int, tuple[Any, Any]] = {}
         self._objects: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
         self._refusal: Refusal | None = None
 
     def is_tensor(self, value: Any) -> bool:
@@ -118,6 +120,11 @@ class InputProxies:
         self.register(proxy, path)
         return proxy
 
+    def list_of(self, items: list[Any]) -> list[Any]:
+        """A list that stands for one of the call, to which the model may not write."""
+        self._lists.append((items, list(items)))
+        return items
+
     def is_proxy(self, value: Any) -> bool:
         """Whether a value is such an object."""
         return any(value is proxy for proxy, _, _ in self._objects)
@@ -144,10 +151,13 @@ class InputProxies:
         return proxy
 
     def written(self) -> dict[Any, dict[Any, Any]]:
-        """New values by path and key. Raises Refusal where entries are gone, attributes were
+        """New values by path and key. Raises Refusal where entries are gone, attributes or lists were
         written, or something was refused before."""
         if self._refusal is not None:
             raise self._refusal
+        for own, items in self._lists:
+            if len(own) != len(items) or not all(map(operator.is_, own, items)):
+                raise Refusal(Why.GRAPH_WRITES_OBJECT, "list")
         for proxy, values, shared in self._objects:
             if not _same_entries(vars(proxy), values) or not _same_entries(vars(type(proxy)), shared):
                 raise Refusal(Why.GRAPH_WRITES_OBJECT, type(proxy).__name__)
@@ -164,6 +174,7 @@ class InputProxies:
         """Let go of the inputs of the call."""
         self.initial, self._start = {}, lambda: None
         self._objects.clear()
+        self._lists.clear()
         for copy in self.tracked.values():
             dict.clear(copy)
             copy.old = {}
@@ -191,7 +202,8 @@ def with_proxies(
         return with_proxies(item, inputs, (*path, key), x, is_x, opaque)
 
     if type(value) in (list, tuple):
-        return type(value)([inside(n, item) for n, item in enumerate(value)])
+        items = [inside(n, item) for n, item in enumerate(value)]
+        return tuple(items) if type(value) is tuple else inputs.list_of(items)
     if type(value) is dict:
         own = inputs.initial.get(path, value)
         return inputs.track(path, {key: inside(key, item) for key, item in own.items()})
