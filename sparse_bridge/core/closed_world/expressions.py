@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import re
 from typing import Any, NamedTuple
 
 from ...refusals import Why
@@ -17,6 +16,7 @@ from .tags import (
     SHAPE,
     STATE,
     Tag,
+    asks_for_attributes,
     constant,
     container_of,
     element_of,
@@ -51,8 +51,11 @@ _PARTS = _words(
 _NAMED = ("getattr", "hasattr", "setattr", "delattr")
 # What reads attributes by names that are not in sight.
 _REFLECTS = {*_NAMED, *_words("vars dir attrgetter asdict astuple __dict__ __getattribute__ __getattr__")}
-_LOOKUP = re.compile(r"\{[^}:!]*\.")
 _SAME = _words("int float min max sum abs round str tuple list sorted divmod pow hash repr format bool set")
+_CHOICE = Why.GRAPH_CHOOSES_BY_ROWS
+# Not `min`: of rows and a limit that no input reaches, a trial over more rows tells.
+_STEPS = _words("bool round divmod ceil floor trunc clip minimum maximum sign isqrt")
+_NUMBERS = _STEPS | _words("min max log log2 log10 log1p sqrt cbrt exp pow fabs gcd")
 _CONTAINERS = _words("iter zip enumerate reversed sorted list tuple dict set map filter frozenset")
 
 
@@ -82,8 +85,16 @@ class Expressions:
 
     def branch(self, test: ast.expr, raises: bool = False) -> None:
         """A condition. raises: it does nothing but end the call with an error."""
-        if self.of(test) & COUNTS and not raises:
-            self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(test), test)
+        known = dict(self.problems)
+        if self.of(test) & COUNTS:
+            self._chosen(test)
+        if raises:
+            new = self.problems.keys() - known.keys()
+            self.problems = known | {key: self.problems[key] for key in new if key[0] != _CHOICE.name}
+
+    def _chosen(self, node: ast.expr) -> None:
+        """What an expression is follows from rows in steps: a trial over other rows may be on the same one."""
+        self.problem(_CHOICE, text_of(node), node)
 
     def bind(self, target: ast.expr, tags: Tag, value: ast.expr | None) -> None:
         """A value is put there."""
@@ -179,18 +190,27 @@ class Expressions:
         base, index = self.of(node.value), self.of(node.slice)
         display = isinstance(node.value, (ast.List, ast.Tuple, ast.Dict))
         if index & ROWS and (base & STATE or display) and not isinstance(node.slice, (ast.Slice, ast.Tuple)):
-            self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(node), node)
+            self.problem(_CHOICE, text_of(node), node)
         if isinstance(node.slice, ast.Slice) and not base & SHAPE:
             return container_of(base) | (base & OLD)
         return of_axis(base, node.slice, index)
 
     def _of_BinOp(self, node: ast.BinOp) -> Tag:
         tags = self.of(node.left) | self.of(node.right)
+        if tags & ROWS and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            self._chosen(node)
         return (HOLDS if tags & HOLDS and not tags & OLD else NONE) | (tags & COUNTS)
 
     def _of_Compare(self, node: ast.Compare) -> Tag:
         tags = joined(map(self.of, [node.left, *node.comparators]))
         compared = not all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
+        operands = [(one, self.of(one)) for one in (node.left, *node.comparators)]
+        if (
+            compared
+            and tags & ROWS
+            and all(isinstance(one, ast.Constant) or t & (COUNTS | STATE) for one, t in operands)
+        ):
+            self._chosen(node)
         return ROWS if compared and tags & COUNTS else NONE
 
     def _of_BoolOp(self, node: ast.BoolOp) -> Tag:
@@ -221,7 +241,7 @@ class Expressions:
         for generator in node.generators:
             tags = self.of(generator.iter)
             if tags & ROWS:
-                self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(generator.iter), node)
+                self.problem(_CHOICE, text_of(generator.iter), node)
             self.bind(generator.target, element_of(tags), None)  # places that `enumerate` counts, too
             for test in generator.ifs:
                 self.branch(test)
@@ -248,7 +268,7 @@ class Expressions:
         called = name in _NAMED and len(node.args) > 1
         self.any_attribute = self.any_attribute or (name in _REFLECTS and not called)
         if not hasattr(builtins, name) or name in self.env:
-            return self._own(name, arguments, 0)
+            return self._own(name, arguments, 0) | self._of_number(node, name, every)
         if called:
             attribute = constant(node.args[1])
             if isinstance(attribute, str):
@@ -269,6 +289,8 @@ class Expressions:
             return ROWS if tensor or first & ROWS else NONE
         if name == "super" or (name == "type" and len(node.args) == 1):
             return STATE
+        if every & ROWS and (name in _STEPS or (name == "int" and isinstance(node.args[0], ast.BinOp))):
+            self._chosen(node)
         tags = every & COUNTS if name in _SAME or name in ("range", *_CONTAINERS) else NONE
         if name == "range":
             return ROWS if tags else NONE
@@ -286,6 +308,12 @@ class Expressions:
                 self.passed[name, key] = tags | self.passed.get((name, key), NONE)
         return self._known.get(name, NONE)
 
+    def _of_number(self, node: ast.Call, name: str, every: Tag) -> Tag:
+        """Functions of numbers, of `math` and numpy."""
+        if every & ROWS and name in _STEPS:
+            self._chosen(node)
+        return every & ROWS if name in _NUMBERS else NONE
+
     def _method(self, node: ast.Call, method: ast.Attribute, arguments: list[tuple[int | str, Tag]], every: Tag) -> Tag:
         name = method.attr
         base = self._owner(method)
@@ -299,10 +327,10 @@ class Expressions:
         if name in _WRITES and base & OLD and not self._is_compared(method.value, every):
             self.problem(Why.GRAPH_WRITES_STATE, text_of(method.value), node)
         if name in _LOOKUPS and base & STATE and every & ROWS:
-            self.problem(Why.GRAPH_CHOOSES_BY_ROWS, text_of(node), node)
+            self.problem(_CHOICE, text_of(node), node)
         if name in _SLOTS and arguments and (arguments[0][1] | base) & OLD:
             self.problem(Why.GRAPH_WRITES_STATE, text_of(node.args[0]), node)
-        result = self._own(name, arguments, 1)
+        result = self._own(name, arguments, 1) | self._of_number(node, name, every)
         if name in _PARTS and base & STATE:
             result |= STATE if name != "copy" else HOLDS
         return result
@@ -316,11 +344,5 @@ class Expressions:
             self.of(method)
             self.handed = handed
         self.attributes.add(method.attr)
-        self.any_attribute = self.any_attribute or method.attr in _REFLECTS or _is_lookup(method)
+        self.any_attribute = self.any_attribute or method.attr in _REFLECTS or asks_for_attributes(method)
         return owner
-
-
-def _is_lookup(method: ast.Attribute) -> bool:
-    """Whether a method is `format` of a text that may ask for attributes."""
-    text = constant(method.value)
-    return method.attr == "format" and not (isinstance(text, str) and _LOOKUP.search(text) is None)

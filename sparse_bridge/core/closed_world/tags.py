@@ -6,6 +6,7 @@ import ast
 import enum
 import functools
 import operator
+import re
 from collections.abc import Iterable
 
 
@@ -23,6 +24,7 @@ class Tag(enum.IntFlag):
 NONE, OLD, HOLDS, ROWS, SHAPE = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE
 STATE = OLD | HOLDS
 COUNTS = ROWS | SHAPE
+_LOOKUP = re.compile(r"\{[^}:!]*\.")
 
 
 def joined(several: Iterable[Tag]) -> Tag:
@@ -68,3 +70,9 @@ def text_of(node: ast.expr) -> str:
     """An expression as the program has it."""
     text = ast.unparse(node)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def asks_for_attributes(method: ast.Attribute) -> bool:
+    """Whether a method is `format` of a text that may ask for attributes."""
+    text = constant(method.value)
+    return method.attr == "format" and not (isinstance(text, str) and _LOOKUP.search(text) is None)

@@ -949,6 +949,12 @@ opened("branch on rows", lambda self, x: times(x, 2.0) if x.features.shape[0] > 
 opened("branch on the length of a tensor", lambda self, x: times(x, 2.0) if len(x.features) > 10 else x)
 opened("branch on rows by way of a function", lambda self, x: times(x, 2.0) if is_large(x.features.size(0)) else x)
 opened("branch in a function on rows", lambda self, x: times(x, weight_of(x.indices.shape[0])))
+opened("comparison of rows as a number", lambda self, x: times(x, 1.0 + (x.features.shape[0] > 10)))
+opened("rows up to a limit of numpy", lambda self, x: times(x, float(np.clip(x.features.shape[0], 1, 10))))
+opened("dozens of rows", lambda self, x: times(x, 1.0 + x.features.shape[0] // 12))
+opened("octave of rows", lambda self, x: times(x, float(math.floor(math.log2(x.features.shape[0])))))
+opened("whole part of rows", lambda self, x: times(x, float(int(x.features.shape[0] / 100))))
+opened("branch on a logarithm", lambda self, x: times(x, 2.0) if math.log2(x.features.shape[0]) > 3 else x)
 opened("table by rows", lambda self, x: times(x, [1.0, 2.0, 3.0][x.features.shape[0] % 3]))
 
 
