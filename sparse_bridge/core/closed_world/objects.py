@@ -16,6 +16,7 @@ from .guards import PLAIN, PLAIN_TORCH
 from .origins import Origin
 
 _HEAP_TYPE = 1 << 9  # of a class that Python code defines, as a rule
+_ASKED_FOR = ("__bool__", "__len__", "__eq__", "__call__", "__getattr__", "__getattribute__")
 
 
 def is_plain(value: Any) -> bool:
@@ -65,12 +66,19 @@ def has_foreign_forward(cls: type) -> bool:
 
 
 def has_foreign_methods(cls: type) -> bool:
-    """Whether a class of the program goes on from one of `collections`, whose functions read its attributes."""
-    return any(base.__module__ == "collections" for base in cls.__mro__)
+    """Whether functions of trusted code, as of `collections.UserDict` and `numpy.poly1d`, read the attributes of a
+    class's objects."""
+    return any(
+        isinstance(member, types.FunctionType)
+        for base in cls.__mro__
+        if origins.of_class(base) is Origin.TRUSTED and base.__module__ not in ("typing", "abc")
+        for member in vars(base).values()
+    )
 
 
 def operators_of(cls: type) -> set[str]:
-    """The methods that a class has of the program and that Python calls unnamed, `forward` among them."""
+    """The methods that Python calls unnamed and that a class has of the program, or that change what it does without;
+    `forward` among them."""
     names = {name for base in cls.__mro__ if origins.of_class(base) is Origin.PROGRAM for name in vars(base)}
     special = {name for name in names if name.startswith("__") and callable(getattr(cls, name, None))}
-    return {*special, "forward", "__call__"} if issubclass(cls, nn.Module) else special
+    return {*special, *_ASKED_FOR, "forward"} if issubclass(cls, nn.Module) else {*special, *_ASKED_FOR}

@@ -284,6 +284,10 @@ class State:
         self.methods_of(type(module), where)
         if own["_modules"] or not trusted:
             self.entry(guards.items_in, own["_modules"], lambda _: f"the modules of {label}", layer=True)
+        for tensors in (own["_parameters"], own["_buffers"]):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.__dict__:
+                    self._own(tensor.__dict__, f"{label}.{name}", where, self.any_attribute)
         everything = trusted or self.any_attribute or has_foreign_forward(type(module))
         for name, item in list(own.items()):
             if name in _OF_MODULES or (name.startswith("_") and trusted):

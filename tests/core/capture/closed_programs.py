@@ -495,6 +495,12 @@ closed(
 closed(
     "UserDict", lambda self, x: times(x, self.given["w"]), lambda m: m.given.update(w=2.0), given=lambda: Data(w=1.0)
 )
+closed(
+    "object of numpy",
+    lambda self, x: times(x, float(self.line(2.0))),
+    lambda m: m.line.__setitem__(0, 3.0),
+    line=lambda: np.poly1d([1.0, 2.0]),
+)
 closed("attribute of a metaclass", lambda self, x: times(x, Metered.rate), puts(Meta, "rate", 2.0))
 closed(
     "value of an enum",
@@ -514,9 +520,23 @@ closed(
     lambda self, x: self.act(times(x, self.act * 2.0)),
     puts(CallsToo, "__call__", lambda self, x: times(x, 3.0)),
     puts(CallsToo, "__mul__", lambda self, value: 3.0),
+    puts(Calls, "__getattr__", lambda self, name: 3.0),
     lambda m: setattr(CallsToo, "__bases__", (type("Other", (Calls,), {}),)),
     act=CallsToo,
 )
+
+
+@case("attribute of a parameter", lambda m: setattr(m.linear.weight, "rate", 3.0))
+class Marked(Net):
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.linear = nn.Linear(8, 8)
+        self.linear.weight.rate = 1.0
+
+    def end(self, x):
+        return times(x, self.linear.weight.rate)
+
+
 closed(
     "forward that a base class has",
     lambda self, x: self.act(x),
