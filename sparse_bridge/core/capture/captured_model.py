@@ -200,6 +200,13 @@ class Captured:
         """The function that makes a value of the output one of `call`, over the coordinates `root`.
         convert: makes a tensor one of the call, if not by copying the rows in use."""
         cut = self.cutter(call, rows)
+        made: dict[int, torch.Tensor] = {}  # a tensor that is returned in two places is one in both
+
+        def once(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in made:
+                made[id(tensor)] = (convert or cut)(tensor)
+            return made[id(tensor)]
+
         boxes: dict[int, Box] = {}
         if root.box is not self.box:
             boxes = boxes_of(root.box, self.padded_input.recording.steps)
@@ -210,13 +217,13 @@ class Captured:
             box = boxes.get(self.padded_input.level_of(wide))
             same_rows = self.tensors.on_rows_of(self.padded_x, y)
             coords = None if same_rows else cut(self.tensors.coordinates_of(y))
-            result = self.tensors.result(call.x, y, (convert or cut)(wide), coords, box)
+            result = self.tensors.result(call.x, y, once(wide), coords, box)
             self.tensors.keep_for(result, y, lambda: self._with_maps(call, root))
             return result
 
         memo: dict[int, Any] = {}
         lookup = self._input_lookup(call, root)
-        return lambda value: map_structure(self.tensors, value, convert or cut, on_sparse, lookup, memo)
+        return lambda value: map_structure(self.tensors, value, once, on_sparse, lookup, memo)
 
     def _input_lookup(self, call: Call, root: Any) -> Lookup:
         """The function that finds the input of the call which a value of the output stands for."""

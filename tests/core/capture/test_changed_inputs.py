@@ -1,4 +1,5 @@
-"""Inputs that carry more than rows, and that models write to: a stream of them gives what it gives without replays."""
+"""Inputs that carry more than rows or are written to, and outputs that share: a stream gives what it gives without
+replays."""
 
 from __future__ import annotations
 
@@ -47,6 +48,14 @@ class Trained(Net):
         return times(self.b(self.a(x)), 2.0 if x.features.requires_grad else 1.0)
 
 
+class Shares(Net):
+    """Returns its features beside the sparse tensor."""
+
+    def forward(self, x):
+        x = self.b(self.a(x))
+        return x, x.features
+
+
 class Noisy(Net):
     """Draws a random number of the CPU."""
 
@@ -76,6 +85,12 @@ def trained(model, x, seed):
     return out, gradients if seed <= 6 else [*gradients, x.features.grad]
 
 
+def shares(model, x, seed):
+    out, values = model(x)
+    values.mul_(2)
+    return out, []
+
+
 def noisy(model, x, seed):
     return model(x), [torch.random.get_rng_state()]
 
@@ -85,6 +100,7 @@ CASES = [
     (Labels, labels, "it changes the sparse tensor that it is given"),
     (Appends, appends, "it writes to a list that it is given"),
     (Trained, trained, None),
+    (Shares, shares, None),
     (Noisy, noisy, "it computes something else over a padded input"),
 ]
 
