@@ -700,6 +700,11 @@ opened(
 opened("builtin that map calls", lambda self, x: times(x, 1.0 + sum(map(id, [x])) % 2))
 opened("file of numpy", lambda self, x: times(x, float(np.fromfile(__file__, np.uint8, 1)[0])))
 opened("file that numpy writes", lambda self, x: then(np.savetxt(os.devnull, np.zeros(1)), x))
+opened(
+    "module that torch.jit has compiled",
+    lambda self, x: x.replace_feature(self.compiled(x.features)),
+    compiled=lambda: torch.jit.script(nn.ReLU()),
+)
 opened("threads of torch", lambda self, x: times(x, float(torch.get_num_threads())))
 opened("gradients that are cleared", lambda self, x: then(self.zero_grad(), x))
 opened(
