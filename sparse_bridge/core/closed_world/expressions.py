@@ -22,6 +22,7 @@ from .tags import (
     element_of,
     is_channel,
     joined,
+    makes_iterator,
     of_axis,
     text_of,
 )
@@ -282,7 +283,7 @@ class Expressions:
             return element_of(first) & STATE
         if name in ("vars", "dir"):
             return first & STATE
-        if name == "next" and first & OLD:
+        if name == "next" and first & OLD and not makes_iterator(node.args[0]):
             self.problem(Why.GRAPH_WRITES_STATE, text_of(node.args[0]), node)
         if name == "len":
             tensor = node.lineno in self._rows and not first & OLD
@@ -298,7 +299,7 @@ class Expressions:
             tags = SHAPE if name in ("list", "tuple") else ROWS
         if name in _CONTAINERS:
             tags |= HOLDS if every & STATE else NONE
-        return tags
+        return element_of(first) if name == "next" else tags
 
     def _own(self, name: str, arguments: list[tuple[int | str, Tag]], shift: int) -> Tag:
         """A function that may be the program's."""

@@ -24,6 +24,7 @@ class Tag(enum.IntFlag):
 NONE, OLD, HOLDS, ROWS, SHAPE = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE
 STATE = OLD | HOLDS
 COUNTS = ROWS | SHAPE
+_ITERATORS = {"modules", "children", "parameters", "buffers"}
 _LOOKUP = re.compile(r"\{[^}:!]*\.")
 
 
@@ -76,3 +77,9 @@ def asks_for_attributes(method: ast.Attribute) -> bool:
     """Whether a method is `format` of a text that may ask for attributes."""
     text = constant(method.value)
     return method.attr == "format" and not (isinstance(text, str) and _LOOKUP.search(text) is None)
+
+
+def makes_iterator(node: ast.expr) -> bool:
+    """Whether an iterator is a new one over parts of a module: to take from it writes nothing."""
+    method = node.func if isinstance(node, ast.Call) else None
+    return isinstance(method, ast.Attribute) and method.attr.removeprefix("named_") in _ITERATORS

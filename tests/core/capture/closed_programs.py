@@ -851,6 +851,10 @@ closed(
 )
 disguised = functools.update_wrapper(functools.lru_cache(lambda: len(SEEN)), is_available)
 opened("lru_cache that says it is torch's", lambda self, x: times(x, disguised()))
+closed(
+    "device of its parameters",
+    lambda self, x: x.replace_feature(x.features.to(next(self.a.parameters()).device, next(self.parameters()).dtype)),
+)
 opened("itertools.count", lambda self, x: times(x, 1.0 + next(TICKS)))
 opened("generator", lambda self, x: times(x, next(self.numbers)), numbers=numbers)
 opened("context variable", lambda self, x: times(x, CONTEXT.get()))
