@@ -27,7 +27,7 @@ RETIRED = {
     "model_graphs",
     r"calls\.(?:given|outcome)|class (?:Alike|Place)|rebuilt\(tensors|"
     r"capture[.\w]* import (?:untouched|units)|capture\.units|_Entrance": "graph_regions, input_proxies, "
-    "OutputSpec, CaptureContext, map_structure, assert_no_mutation",
+    "OutputSpec, Captured, map_structure, assert_no_mutation",
     "Remains|EagerMemory|loose_levels|def besides|ledger": "KeepAlive, levels_with_unknown_bounds, "
     "extra_readbacks, call_stats",
     r"scene_memory|Scene(?:Memory|Traces)|rows_found|statistics_kept|asked_first": "input_memory, InputMemory, "
