@@ -161,6 +161,11 @@ class Framework:
         tensor_class = getattr(sys.modules.get(self.tensor[0]), self.tensor[1], None)
         return tensor_class if isinstance(tensor_class, type) else None
 
+    def takes(self, x: Any) -> bool:
+        """Whether its functions take this as a sparse tensor."""
+        tensor_class = self.tensor_class()
+        return tensor_class is not None and isinstance(x, tensor_class)
+
 
 def interchange_of(package: str) -> Callable[[str], Any]:
     """The `__getattr__` of an adapter's package: `to_core` and `from_core` of its `interchange.py`

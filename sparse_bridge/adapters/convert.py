@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ..core.geometry.sparse_data import SparseData
 from ..errors import DataTypeError, SettingError
 from . import base, protocol
@@ -17,16 +15,7 @@ def framework_of(x: Any) -> str | None:
     """Name of the framework that `x` is a sparse tensor of, "core" for a SparseData, else None."""
     if isinstance(x, SparseData):
         return "core"
-    for framework in base.frameworks():
-        tensor_class = framework.tensor_class()
-        if tensor_class is not None and isinstance(x, tensor_class):
-            return framework.name
-    return None
-
-
-def _is_plain(x: Any) -> bool:
-    """Whether these are the first three arguments of FlexGEMM's functions, which has no tensor class."""
-    return isinstance(x, tuple) and len(x) == 3 and all(isinstance(part, torch.Tensor) for part in x[:2])
+    return next((framework.name for framework in base.frameworks() if framework.takes(x)), None)
 
 
 def convert(
@@ -61,7 +50,7 @@ def convert(
     """
     if to != "core" and to not in base.ADAPTERS:
         raise SettingError(f"to={to!r}; expected one of core, {', '.join(base.ADAPTERS)}.")
-    source = "flex_gemm" if _is_plain(x) else framework_of(x)
+    source = framework_of(x)
     if source is None:
         raise DataTypeError(
             f"a {type(x).__name__} is no sparse tensor of an imported framework ({', '.join(base.ADAPTERS)}), nor "

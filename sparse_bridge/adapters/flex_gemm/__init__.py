@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..base import Framework, interchange_of
 
@@ -25,6 +25,11 @@ class FlexGemmAdapter(Framework):
     standin_root = Path(__file__).parent / "standin"
     versions = "1.x, 2.0"
     profiles = ("1", "2.0")
+
+    def takes(self, x: Any) -> bool:
+        """A tuple of features, coordinates and a shape of any kind, too."""
+        parts = x[:2] if isinstance(x, tuple) and len(x) == 3 else ()
+        return super().takes(x) or [hasattr(part, "device") for part in parts] == [True, True]
 
     def distribution_version(self, package: str) -> str | None:
         """What releases of either generation call themselves; they have no `__version__`."""

@@ -5,6 +5,7 @@ FlexGEMM has no tensor class: what travels is a tuple (features, coordinates, sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,14 @@ def from_core(data: SparseData, like: Any = None) -> Voxels:
             raise GeometryError("flex_gemm has no negative coordinates; shift the data first.")
         extents = tuple(ends[1:]) if extents is None else extents
         batch = ends[0] if batch is None else batch
-    channels = data.feats.shape[1]
-    shape = torch.Size((batch, *extents, channels) if last else (batch, channels, *extents))
-    return Voxels(data.feats, data.coords, shape)
+    return Voxels(data.feats, data.coords, _shape(batch, extents, data.feats.shape[1]))
+
+
+def with_channels(shape: Sequence[int], channels: int) -> torch.Size:
+    """The shape of a `Voxels` with other channels."""
+    batch, *others = shape
+    return _shape(batch, others[:-1] if _channels_last() else others[1:], channels)
+
+
+def _shape(batch: int, sizes: Sequence[int], channels: int) -> torch.Size:
+    return torch.Size((batch, *sizes, channels) if _channels_last() else (batch, channels, *sizes))

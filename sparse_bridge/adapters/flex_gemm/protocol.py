@@ -25,9 +25,7 @@ class _FlexGemm(TensorProtocol):
         return coords
 
     def with_features(self, x: Any, features: torch.Tensor) -> Any:
-        batch, _, *extents = x.shape
-        shape = torch.Size((batch, features.shape[1], *extents))
-        return interchange.Voxels(features, x.coords, shape)
+        return interchange.Voxels(features, x.coords, interchange.with_channels(x.shape, features.shape[1]))
 
     def describe(self, layer: Any) -> LayerFacts | None:
         """Of 2.0's layers; 1.x has functions alone."""

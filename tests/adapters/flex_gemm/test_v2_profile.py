@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sparse_bridge
+from sparse_bridge.adapters import protocol
 from sparse_bridge.core.geometry.sparse_data import SparseData
 from sparse_bridge.errors import GeometryError, LifecycleError, SettingError, SparseBridgeError, UnsupportedError
 
@@ -141,6 +142,8 @@ def test_conversions_have_the_shape_of_the_generation(profile):
     with generation(profile):
         voxels = sparse_bridge.convert(data, to="flex_gemm")
         assert voxels.shape == ((2, 3, 5, 6, 7) if profile == "1" else (2, 5, 6, 7, 3))
+        wider = protocol.of_framework("flex_gemm").with_features(voxels, torch.randn(2, 8)).shape
+        assert wider == ((2, 8, 5, 6, 7) if profile == "1" else (2, 5, 6, 7, 8))
         for given in (voxels, tuple(voxels), (data.feats, data.coords, list(voxels.shape))):
             back = sparse_bridge.convert(given, to="core")
             assert back.feats is data.feats and torch.equal(back.coords, data.coords)
