@@ -14,14 +14,7 @@ from ...errors import UnsupportedError
 from ..arguments import expect_tensors
 from ..device import memory_use
 from ..device.column_sums import column_sums
-from ..device.no_double_backward import (
-    direct_apply,
-    no_double_backward,
-    refuse_trace,
-    refuse_transforms,
-    tracing,
-    wrapped,
-)
+from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, tracing, wrapped
 from ..device.torch_compat import eagerly
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
@@ -182,7 +175,6 @@ def convolve(
     )
     if forward_ad._current_level >= 0 or _transforms() or tracing():
         refuse_transforms()
-        refuse_trace()
     if wants_grad or _any_autocast() or kmap.x_fold is not None or kmap.y_fold is not None:
         return _convolve(x, weight, kmap, epilogue, form, wants_grad)
     return run(x, weight, kmap, epilogue, form)[0]

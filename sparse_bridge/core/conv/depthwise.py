@@ -9,7 +9,7 @@ import torch
 from ...errors import DataTypeError, ShapeError
 from ...kernels.runtime.target import Target
 from ..device import trace
-from ..device.no_double_backward import no_double_backward, refuse_trace, refuse_transforms
+from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..maps.kernel_map import KernelMap
 from .convolution import autocast_dtype
 from .dataflow import Case
@@ -107,6 +107,5 @@ def channelwise(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap) -> torch
     if not x.is_floating_point():
         raise DataTypeError(f"features are {x.dtype}; convolution takes floating point.")
     refuse_transforms()
-    refuse_trace()
     y: torch.Tensor = _Channelwise.apply(x, weight, kmap, autocast_dtype(x.device))
     return y

@@ -22,7 +22,8 @@ wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def refuse_transforms() -> None:
-    """UnsupportedError under a transform of torch.func, or in forward mode."""
+    """UnsupportedError under a transform of torch.func, in forward mode, or in `torch.jit.trace`."""
+    refuse_trace()
     if forward_ad._current_level >= 0 or _transforms():
         raise UnsupportedError(
             "sparse layers have no forward-mode derivative and run under no transform of "

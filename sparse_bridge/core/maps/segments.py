@@ -155,7 +155,7 @@ class _Multiply(torch.autograd.Function):
 
 def multiply(x: torch.Tensor, operator: RowOperator) -> torch.Tensor:
     """What the operator makes of the rows x [N, C], any float dtype: [M, C] in that dtype, differentiable in x to
-    any order. Raises: UnsupportedError in transforms of torch.func and in forward mode."""
+    any order. Raises: UnsupportedError in transforms of torch.func, in forward mode and in `torch.jit.trace`."""
     refuse_transforms()
     if not (x.requires_grad and torch.is_grad_enabled()):
         return operator.product(x)
@@ -270,7 +270,8 @@ def segment_max(x: torch.Tensor, segments: Segments, ties: bool = False) -> torc
 
     The gradient goes to the first row that holds the maximum; ties: to every row that equals it, and to none where
     it is a NaN. Rows belong to one segment at most (K = 1).
-    Raises: UnsupportedError in transforms of torch.func, in forward mode, and for a gradient of the gradient.
+    Raises: UnsupportedError in transforms of torch.func, in forward mode, in `torch.jit.trace`, and for a gradient of
+    the gradient.
     """
     refuse_transforms()
     y: torch.Tensor = _Max.apply(x, segments, ties)

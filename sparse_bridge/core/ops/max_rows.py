@@ -10,7 +10,7 @@ from ...errors import ShapeError
 from ..conv.dataflow import Case
 from ..conv.registry import row_kernels
 from ..device import trace
-from ..device.no_double_backward import no_double_backward, refuse_trace, refuse_transforms
+from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..maps.kernel_map import KernelMap
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 
@@ -84,7 +84,6 @@ def window_max(x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
         raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")
     refuse_transforms()
-    refuse_trace()
     y: torch.Tensor = _WindowMax.apply(x, kmap)
     return y
 

@@ -14,7 +14,7 @@ from ..conv.dataflow import Case
 from ..conv.registry import row_kernels
 from ..device import self_check, trace
 from ..device.device_support import kernel_target
-from ..device.no_double_backward import no_double_backward, refuse_trace, refuse_transforms
+from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap
@@ -163,7 +163,6 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     if x.device != kmap.device:
         raise DeviceError(f"features are on {x.device}, the coordinates on {kmap.device}; move both to one device.")
     refuse_transforms()
-    refuse_trace()
     if kmap.rulebook.backward is not None:
         kmap = KernelMap(kmap.rulebook.as_lists())
     if kmap.x_fold is not None:

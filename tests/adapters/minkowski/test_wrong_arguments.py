@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -117,3 +119,21 @@ def test_slices_between_managers_compare_coordinates(ME):
         other.slice(x)
     with pytest.raises(errors.ContractError, match="between two coordinate managers"):
         other.cat_slice(x)
+
+
+@pytest.mark.parametrize("kind", ["Avg", "Max", "Sum"])
+def test_a_trace_of_a_global_pooling_is_refused(ME, kind):
+    """It would hold the batch items of the rows of this one input."""
+    x = tensor(ME)
+    pooling = getattr(ME, f"MinkowskiGlobal{kind}Pooling")()
+    pooling(x)  # its rows by item are at hand
+
+    def pooled(features):
+        given = ME.SparseTensor(
+            features, coordinate_map_key=x.coordinate_map_key, coordinate_manager=x.coordinate_manager
+        )
+        return pooling(given).F
+
+    with warnings.catch_warnings(), pytest.raises(errors.UnsupportedError, match=r"torch\.jit\.trace"):
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        torch.jit.trace(pooled, (x.F,), check_trace=False)
