@@ -222,7 +222,6 @@ static void wgraded(Scope *s, PyObject *product, PyObject *rulebook, int side, P
   if (key && !launch && s->state == GOES_ON) {
     launch = hold(s, PyObject_CallMethodObjArgs(product, s_WgradProduct__bind, rulebook, sided, x,
                                                 dy, dw, NULL));
-    if (launch && PyDict_SetItem(held, key, launch) < 0) s->state = RAISES;
   }
   PyObject *stream = launch ? stream_of(s, rulebook) : NULL;
   if (stream && s->state == GOES_ON && launched_wgrad(s, launch, x, dy, dw, stream)) return;

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
 
 from sparse_bridge.kernels.maps import pair_batch
 from sparse_bridge.kernels.maps.mask_order import mask_order
-from sparse_bridge.kernels.maps.pair_batch import PairBatch
+from sparse_bridge.kernels.maps.pair_batch import ListsInTurn, PairBatch
 from sparse_bridge.kernels.maps.tile_list import TILE
 from sparse_bridge.kernels.maps.tile_packing import compact_pairs, pack_tiles
 from tests.kernels.calls import target_of
@@ -74,6 +75,27 @@ def test_written_once_and_only_when_taken(kernel_lane, calls_of):
     for place in (2, 0, 1):
         batch.take(place)
     assert len(names) == 1
+
+
+def test_lists_in_turn_are_those_of_each_map_and_go_with_the_next(kernel_lane, monkeypatch):
+    tables = [counted(table(kernel_lane, 27, 257, seed=9), 200), table(kernel_lane, 8, 2 * TILE + 1, seed=3)]
+    tiles, target = tiles_of(kernel_lane, tables), target_of(kernel_lane)
+    poisoned(monkeypatch)
+    rooms = [14 * 257, 8 * (2 * TILE + 1)]
+    turns = ListsInTurn(PairBatch(tiles, [14, 8], target, rooms))
+    gone = []
+    for place in (1, 1, 0, 1):
+        lists = turns.take(place)
+        assert [len(rows) for rows in lists[:2]] == [rooms[place]] * 2
+        want = compact_pairs(tiles[place], [14, 8][place], target)
+        for mine, theirs in zip(lists, want, strict=True):
+            assert mine.dtype == theirs.dtype and torch.equal(mine[: len(theirs)], theirs)
+        assert turns.take(place)[0] is lists[0], "written once a turn"
+        gone.append(weakref.ref(lists[0]))
+        del lists, mine
+    assert [one() is None for one in gone] == [True, True, True, False]
+    for copied in (copy.deepcopy(turns), pickle.loads(pickle.dumps(turns))):
+        assert copied.take(0) is None and copied.lasting
 
 
 def test_other_streams_and_copies_take_nothing(kernel_lane, monkeypatch):

@@ -16,12 +16,10 @@ from ..device.stream_order import Streams, alone_on
 from ..geometry.boxes import Box, record_of
 from ..geometry.data_bounds import DataBounds, Root
 from ..maps.coordinate_map import CoordinateMap
-from ..maps.pair_groups import list_pairs
-from ..maps.pair_lists import DevicePairs
 from ..maps.rows import Rows
 from ..ops.pointwise import row_numbers
 from ..prefetch.level_layouts import LevelLayouts
-from ..prefetch.recording import PAIRS, Recording, Step, boxes_of
+from ..prefetch.recording import Recording, Step, boxes_of
 from .graph_capture import GraphMemory, KeepAlive, captured
 from .padded import PaddedBuilder, PaddedInput
 
@@ -76,7 +74,7 @@ class CapturedMaps:
         records = torch.empty(numbers, dtype=torch.int64, device=device)
         with on_own_stream(device, memory.stream):
             self.first, coords = captured(self._coordinates, memory.pool)
-            self.second, (sides, padded_input.pairs) = captured(self._maps, memory.pool, records)
+            self.second, sides = captured(self._maps, memory.pool, records)
         padded_input.prepared = sides, coords
         self.event, self._stream = torch.cuda.Event(), Streams(device)
         self._keep_alive = KeepAlive(self.host, self._written, self.event)
@@ -113,13 +111,10 @@ class CapturedMaps:
             mine[2].copy_(self.ends.flatten(), non_blocking=True)
         return self._builder.coords()
 
-    def _maps(self) -> tuple[list[Any], dict[int, DevicePairs]]:
-        builder, padded_input = self._builder, self.padded_input
-        sides, views = builder.queued(), builder.last.views
-        built = builder.assembled(sides, padded_input.capacities, builder.coords())
-        requesting = [index for index in range(len(self.steps)) if PAIRS in views[index].requested]
-        rulebooks = {index: built[self.steps[index]].kmap.rulebook for index in requesting}
-        return sides, list_pairs(rulebooks, self.target)
+    def _maps(self) -> list[Any]:
+        sides = self._builder.queued()
+        self._builder.count_pairs(sides)
+        return sides
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""

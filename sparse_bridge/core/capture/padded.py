@@ -14,7 +14,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,18 +23,23 @@ from ...kernels.runtime.target import Target
 from ...refusals import Refusal, Why
 from ..maps import rows as row_scopes
 from ..maps.coordinate_map import CoordinateMap
-from ..maps.pair_lists import DevicePairs
+from ..maps.pair_groups import count_pairs
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
 from ..prefetch import prefetch
 from ..prefetch.batched_builder import BatchedBuilder, level_rows
 from ..prefetch.level_layouts import LevelLayouts
-from ..prefetch.recording import BuiltSteps, Recording, Step
+from ..prefetch.recording import INPUT, BuiltSteps, Recording, Step
+
+if TYPE_CHECKING:
+    from ...kernels.maps.pair_batch import PairBatch
 
 GRID = -1  # in the place of a level: all of a tensor counts
 _STEPS_PER_OCTAVE = 2
 _LEAST = 2048
-_SLACK = 1.25  # capacity of the levels over the estimate
+_SPARE, _STEP = 256, 128  # rows of a level besides; what its capacity is a multiple of
+_SLACK = 1.25  # capacity of a level over the estimate from the rows of inputs
+_SLACK_OF_MOST = 1.125  # and over the most rows that it had
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,7 +50,7 @@ class PaddedInput:
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
     level like `count`; counters and flags, to be read and `validated`.  prepared: the maps: sides
-    of every step and coordinates by level; pairs: the pair lists that are among them, by step.
+    of every step and coordinates by level; pairs: where their pairs are counted.
     grids: batch sizes of the dense grids that were made.
     estimates: of the rows of every level, once an input has been looked at.
     items: batch items, where every input has so many.
@@ -61,7 +66,7 @@ class PaddedInput:
     lengths: tuple[int, ...] = ()  # of the counters of every level
     flags: torch.Tensor | None = None
     prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
-    pairs: dict[int, DevicePairs] = dataclasses.field(default_factory=dict)
+    pairs: PairBatch | None = None
     grids: set[int] = dataclasses.field(default_factory=set)
     estimates: dict[int, int] = dataclasses.field(default_factory=dict)
     items: int | None = None
@@ -91,7 +96,7 @@ class PaddedInput:
         assert self.prepared is not None
         sides, coords = self.prepared
         parts = [part for pair in sides for side in pair if side is not None for part in side.parts]
-        parts += [part for pairs in self.pairs.values() for part in pairs.parts]
+        parts += [] if self.pairs is None else [self.pairs.numbers]
         counts = [self.count, *self.counts.values()]
         return [self.coords, *counts, *coords.values(), *parts]
 
@@ -159,12 +164,28 @@ class PaddedBuilder(BatchedBuilder):
         padded_input.counts = {at: padded_input.count if n is None else viewed(n) for at, n in counts.items()}
         return True
 
+    def room_of_step(self, index: int, estimate: float) -> int:
+        """No more than what the largest inputs made. Small ones make more rows of a row, and estimates for a large
+        capacity from theirs would take twice the memory."""
+        largest = max(1.0, self.cmap.n_rows / self.last.most_rows(INPUT)) * self.last.most_rows(index)
+        rows = int(min(estimate, _SLACK_OF_MOST * largest)) + _SPARE
+        return -(-rows // _STEP) * _STEP
+
     def row_counts(self, rows: dict[int, int]) -> dict[int, Rows]:
         return {level: self.padded_input.rows(level) for level in rows}
 
+    def count_pairs(self, sides: list[Any]) -> None:
+        """Queue counting the pairs of the maps that have these sides."""
+        padded_input = self.padded_input
+        padded_input.pairs = None
+        built = self.assembled(sides, padded_input.capacities, self.coords())
+        listed = self.listed([built[step].kmap.rulebook for step in self.steps])
+        padded_input.pairs = count_pairs(listed, self.target, captured=True)
+
     def give_pairs(self, rulebooks: list[Rulebook]) -> None:
-        for index, pairs in self.padded_input.pairs.items():
-            rulebooks[index].pairs_are(pairs)
+        counted = self.padded_input.pairs
+        if counted is not None:
+            count_pairs(self.listed(rulebooks), self.target, captured=True, counted=counted)
 
     def new_coordinates(self, level: int, coords: torch.Tensor, rows: Rows) -> CoordinateMap:
         new = CoordinateMap(coords[: rows.capacity], self.boxes[level], rows, own=True)

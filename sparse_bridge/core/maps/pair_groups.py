@@ -4,48 +4,41 @@ gather-GEMM follows them, kept with the rulebook."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...kernels.runtime.target import Target
-from .pair_lists import DevicePairs
 from .rulebook import Rulebook
 
 if TYPE_CHECKING:
     from ...kernels.gemm.grouped_gemm import Groups
-
-
-def count_pairs(rulebooks: Sequence[Rulebook], target: Target) -> None:
-    """Have the pairs of several maps counted, of which the host knows all rows. Whoever asks for
-    their lists later, a backward pass say, need not wait for the device then."""
-    countable = [(rulebook, tiles) for rulebook in rulebooks if (tiles := rulebook.countable()) is not None]
-    if not countable:
-        return
     from ...kernels.maps.pair_batch import PairBatch
 
-    lists = [rulebook.n_lists for rulebook, _ in countable]
-    batch = PairBatch([tiles for _, (tiles, _) in countable], lists, target)
-    for index, (rulebook, (_, side)) in enumerate(countable):
-        rulebook.expect(batch, index, side)
 
+def count_pairs(
+    rulebooks: Sequence[Rulebook], target: Target, captured: bool = False, counted: PairBatch | None = None
+) -> PairBatch | None:
+    """Have the pairs of several maps counted; None where none have tiles. Whoever asks for their lists later, a
+    backward pass say, need not wait for the device then.
 
-def list_pairs(rulebooks: Mapping[int, Rulebook], target: Target) -> dict[int, DevicePairs]:
-    """The pair lists of several maps of which only the device knows the rows, with room for as many pairs as
-    there can be; of those that have tiles."""
-    countable = {key: tiles for key, rulebook in rulebooks.items() if (tiles := rulebook.countable()) is not None}
+    captured: only the device knows the rows; lists are there in turn, with room for as many pairs as there can be.
+    counted: the same for other rulebooks of the same maps.
+    """
+    from ...kernels.maps.pair_batch import ListsInTurn, PairBatch
+
+    countable = [(rulebook, *tiles) for rulebook in rulebooks if (tiles := rulebook.countable()) is not None]
     if not countable:
-        return {}
-    from ...kernels.maps.pair_batch import PairBatch
-
-    books = [rulebooks[key] for key in countable]
-    batch = PairBatch([tiles for tiles, _ in countable.values()], [book.n_lists for book in books], target, False)
-    rooms = [book.n_lists * book.n_rows[side] for book, (_, side) in zip(books, countable.values(), strict=True)]
-    lists = batch.write(rooms)
-    return {
-        key: rulebooks[key].pairs_of(its, side) for (key, (_, side)), its in zip(countable.items(), lists, strict=True)
-    }
+        return None
+    if counted is None:
+        lists = [rulebook.n_lists for rulebook, _, _ in countable]
+        rooms = [rulebook.n_lists * rulebook.n_rows[side] for rulebook, _, side in countable] if captured else None
+        counted = PairBatch([tiles for _, tiles, _ in countable], lists, target, rooms)
+    source = ListsInTurn(counted) if captured else counted
+    for index, (rulebook, _, side) in enumerate(countable):
+        rulebook.expect(source, index, side)
+    return counted
 
 
 def likely_pairs(n_offsets: int, n_rows: int) -> int:

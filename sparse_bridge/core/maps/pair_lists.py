@@ -97,7 +97,7 @@ class DevicePairs:
     hold.
 
     likely: about how many pairs they hold.  longest: pairs of the offset that has most, where the
-    host knows.
+    host knows.  lasting: they may be kept; otherwise whoever needs them asks again.
     """
 
     in_rows: torch.Tensor
@@ -106,11 +106,7 @@ class DevicePairs:
     mirrored: bool
     likely: int
     longest: int | None = None
-
-    @property
-    def parts(self) -> tuple[torch.Tensor, ...]:
-        """What holds the lists."""
-        return self.in_rows, self.out_rows, self.starts
+    lasting: bool = True
 
     @property
     def nbytes(self) -> int:

@@ -24,7 +24,7 @@ from .views.view_set import ViewSet
 
 if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
-    from ...kernels.maps.pair_batch import Lists, PairBatch
+    from ...kernels.maps.pair_batch import ListsInTurn, PairBatch
     from ...kernels.maps.tile_list import TileList
 
 
@@ -80,7 +80,7 @@ class Rulebook(ViewSet):
         self.rows, self.n_rows = (y, x), (y.capacity, x.capacity)
         self.n_offsets, self.device = n_offsets, device
         self.symmetric, self.center = symmetric, center
-        self._coming: tuple[PairBatch, int, int] | None = None  # where pair lists are counted
+        self._coming: tuple[PairBatch | ListsInTurn, int, int] | None = None  # where pair lists are counted
         if regular is not None:
             self.regular = regular
         self._observer: Observer | None = None
@@ -302,7 +302,8 @@ class Rulebook(ViewSet):
                 pairs = DevicePairs(x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest)
             else:
                 pairs = self._compact(target)
-            self._pairs = pairs
+            if pairs.lasting:
+                self._pairs = pairs
             self._queued()
         return pairs
 
@@ -316,18 +317,18 @@ class Rulebook(ViewSet):
         side = self._listed_side()
         tiles = self.tiles(side, target)[0]
         coming, self._coming = self._coming, None
-        lists = None if coming is None or coming[2] != side else coming[0].take(coming[1])
+        lists, lasting = None, True
+        if coming is not None and coming[2] == side:
+            lists, lasting = coming[0].take(coming[1]), coming[0].lasting
         if lists is None:
             room = None if self.rows[side].device is None else self.n_lists * self.n_rows[side]
             lists = compact_pairs(tiles, self.n_lists, target, room)
-        return self.pairs_of(lists, side)
-
-    def pairs_of(self, lists: Lists, side: int) -> DevicePairs:
-        """Lists that were made of the tiles of `side`."""
+        if not lasting:
+            self._coming = coming
         others, rows, starts = lists
         x_rows, y_rows = (others, rows) if side == 0 else (rows, others)
         likely = len(rows) if self.rows[side].device is None else len(rows) // 3
-        return DevicePairs(x_rows, y_rows, starts, self.symmetric, likely)
+        return DevicePairs(x_rows, y_rows, starts, self.symmetric, likely, lasting=lasting)
 
     def _listed_side(self) -> int:
         """The side whose tiles pairs are listed from."""
@@ -341,6 +342,6 @@ class Rulebook(ViewSet):
         tiles = self._tiles[side]
         return (tiles, side) if tiles is not None and tiles.n_pairs > 0 else None
 
-    def expect(self, batch: PairBatch, index: int, side: int) -> None:
+    def expect(self, batch: PairBatch | ListsInTurn, index: int, side: int) -> None:
         """Have the pair lists come from a batch, whose tiles at `index` are those of `side`."""
         self._coming = batch, index, side

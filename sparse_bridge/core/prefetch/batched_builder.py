@@ -31,6 +31,7 @@ from .level_layouts import Level, LevelLayouts
 from .recording import PAIRS, BuiltStep, BuiltSteps, Recording, Step, boxes_of, levels_with_unknown_bounds
 
 _ROOM = 1.25  # memory of a level over the estimate
+_SPARE = 256  # rows of it besides
 
 
 Sides = tuple[Any, ...]  # tiles, table or None for side 0 and for side 1 of a step
@@ -160,9 +161,12 @@ class BatchedBuilder:
                 return None
             cells = (out_box if layout is None else layout.limits).volume
             most = min(below * len(step.request.offsets), max(1, cells))
-            estimate = int(self.slack * growth * self.cmap.n_rows)
-            capacities[index] = min(most, room_for(estimate + 256))
+            capacities[index] = min(most, self.room_of_step(index, self.slack * growth * self.cmap.n_rows))
         return capacities
+
+    def room_of_step(self, index: int, estimate: float) -> int:
+        """Rows to reserve for those that a step makes, by an estimate from the rows of the input."""
+        return room_for(int(estimate) + _SPARE)
 
     @property
     def _key64(self) -> bool:
@@ -267,11 +271,14 @@ class BatchedBuilder:
         """The rows of every level, by level."""
         return {level: Rows.of(count) for level, count in rows.items()}
 
-    def give_pairs(self, rulebooks: list[Rulebook]) -> None:
-        """Count the pairs of the maps, one for every step, of which the last input's were requested."""
+    def listed(self, rulebooks: list[Rulebook]) -> list[Rulebook]:
+        """Of the maps, one for every step, those of which the last input's pairs were requested."""
         views = self.last.views
-        requested = [book for index, book in enumerate(rulebooks) if PAIRS in views[index].requested]
-        count_pairs(requested, self.target)
+        return [book for index, book in enumerate(rulebooks) if PAIRS in views[index].requested]
+
+    def give_pairs(self, rulebooks: list[Rulebook]) -> None:
+        """Have the pairs of the maps counted, one for every step."""
+        count_pairs(self.listed(rulebooks), self.target)
 
     def new_coordinates(self, level: int, coords: torch.Tensor, rows: Rows) -> CoordinateMap:
         """The coordinates of a new level. coords: int32 [rows or more, 1 + D]."""

@@ -21,6 +21,7 @@ from ..maps.kernel_map import KernelMap
 from ..maps.request import BuiltMap, MapRequest
 
 PAIRS = 2  # beside sides 0 and 1 of a map
+INPUT = -1  # in the place of a step that makes a level
 _DECAY = 0.98  # from input to input, of the largest growth so far
 
 
@@ -137,7 +138,8 @@ class Recording:
     """The requests over one input of `n_rows` rows in `box`, and predictions from them.
 
     levels: of its coordinates.  steps: the requests.  By their indices, views: of their maps; rows:
-    of the levels that they made; largest: such rows per row of the input, of earlier inputs.
+    of the levels that they made; largest: such rows per row of the input, of earlier inputs; most: such rows, and
+    those of the `INPUT`, of earlier inputs.
     prepared: steps that are expected, built for `stream`.  expected: the prediction for this input,
     from inputs like the previous one.  next_expectation: that for the next one, from inputs like this
     one, once the next one has come.  lists: all predictions from inputs with the same first request, by
@@ -150,6 +152,7 @@ class Recording:
     views: list[Views] = dataclasses.field(default_factory=list)
     rows: dict[int, int] = dataclasses.field(default_factory=dict)
     largest: dict[int, float] = dataclasses.field(default_factory=dict)
+    most: dict[int, int] = dataclasses.field(default_factory=dict)
     box: Box | None = None
     prepared: BuiltSteps = dataclasses.field(default_factory=dict)
     stream: int = 0
@@ -228,6 +231,10 @@ class Recording:
             return None
         return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(index, 0.0))
 
+    def most_rows(self, index: int) -> int:
+        """Rows that a step made, or of the `INPUT`: the most that this and earlier inputs had."""
+        return max(self.n_rows if index == INPUT else self.rows.get(index, 0), self.most.get(index, 0))
+
     def link_previous(self, previous: Recording | None) -> Recording | None:
         """Learn that this input came after `previous`, the last one with the same first request. The
         recording of the input that it is expected to be like; None unless several had the same
@@ -244,6 +251,7 @@ class Recording:
             return None
         grown = {index: last.growth(index) or last.largest.get(index) for index in {**last.largest, **last.rows}}
         self.largest = {index: rate for index, rate in grown.items() if rate is not None}
+        self.most = {index: last.most_rows(index) for index in (INPUT, *grown)}
         return last if trusted and last.next_expectation.seen >= policy.INPUTS_ALIKE else None
 
     def is_stable(self) -> bool:

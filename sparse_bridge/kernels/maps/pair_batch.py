@@ -21,7 +21,7 @@ from ..runtime.target import Target, current_stream
 from ..runtime.uploads import uploaded
 from .tile_batch import number_at, own_at, pointer_at
 from .tile_list import TILE, TileList
-from .tile_packing import MOST_LISTS, PAIRS, store_pairs
+from .tile_packing import MOST_LISTS, PAIRS, store_pairs, write_pairs
 
 # Of a record, int64: addresses of counts, ends, starts, packed, rows; lists, pairs of tiles;
 # addresses of the entries and of the rows listed.
@@ -85,7 +85,7 @@ def _pairs_each(records_ptr, FIELDS: tl.constexpr, PAIRS: tl.constexpr, BLOCK: t
 
 def room_for_records(maps: int) -> int:
     """Numbers that a captured batch of so many maps sends, see `uploads_later`."""
-    return 2 * maps * FIELDS
+    return maps * FIELDS
 
 
 ends_kernel = register(_ends_each)
@@ -96,15 +96,21 @@ class PairBatch:
     """The pair lists of several maps: of the first `n_lists` offsets of each map's tiles, ordered
     as `compact_pairs` orders them. Counted now; written when the first map's are taken.
 
-    tiles: with one order for all offsets, at least one of them, each with rows.  fetched: the numbers
-    are sent to the host for `take`, which no capture can do.
+    tiles: with one order for all offsets, at least one of them, each with rows.  rooms: pairs that each map's
+    lists have memory for, where the host does not learn how many there are, as in a capture; see `ListsInTurn`.
+    lasting: whoever takes lists may keep them.
     """
 
-    def __init__(self, tiles: Sequence[TileList], n_lists: Sequence[int], target: Target, fetched: bool = True) -> None:
+    lasting = True
+
+    def __init__(
+        self, tiles: Sequence[TileList], n_lists: Sequence[int], target: Target, rooms: Sequence[int] | None = None
+    ) -> None:
         device = tiles[0].memory.device
         self._tiles, self._n_lists, self._target = list(tiles), list(n_lists), target
         self._stream: int | None = current_stream(device)  # None: nothing is counted
         self._lists: list[Lists] | None = None
+        self._rooms = rooms
         starts = list(itertools.accumulate((count + 1 for count in n_lists), initial=0))
         sizes = (tile_list.n_pairs * count for tile_list, count in zip(tiles, n_lists, strict=True))
         ends = list(itertools.accumulate(sizes, initial=starts[-1]))
@@ -112,7 +118,7 @@ class PairBatch:
         self._starts, self._ends = starts, ends
         grid = (max(n_lists), len(tiles), 1)
         ends_kernel.launch(device, target, grid, (self._records(),), (FIELDS, BLOCK), {"num_warps": 4}, ())
-        if fetched:
+        if rooms is None:
             self._counted = Fetched([self._memory[: starts[-1]].view(torch.int32)])
 
     def take(self, index: int) -> Lists | None:
@@ -127,6 +133,21 @@ class PairBatch:
             self._lists = self.write(totals)
             self._tiles.clear()
         return self._lists[index]
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """int64: where the lists of every map start, and the running sums of its counts."""
+        return self._memory
+
+    def written(self, index: int) -> Lists:
+        """Queue the lists of one map, with its room."""
+        assert self._rooms is not None
+        tiles, n_lists = self._tiles[index], self._n_lists[index]
+        starts = self._memory[self._starts[index] :][: n_lists + 1]
+        ends = self._memory[self._ends[index] :][: n_lists * tiles.n_pairs]
+        entries, rows = (tiles.memory.new_empty(self._rooms[index], dtype=torch.int32) for _ in range(2))
+        write_pairs(tiles, ends, tiles.counts, entries, rows, n_lists, self._target)
+        return entries, rows, starts
 
     def write(self, totals: Sequence[int]) -> list[Lists]:
         """Queue the lists of all maps, which have so many pairs."""
@@ -169,6 +190,31 @@ class PairBatch:
 
     def __reduce__(self) -> Any:
         """A copy, perhaps in another process, has nothing coming."""
+        return _nothing, ()
+
+
+class ListsInTurn:
+    """The pair lists of a captured batch's maps in one run of a model, those of one map at a time.
+
+    A layer's gradient has them written, and they go when another map's are taken: a training step holds one map's
+    lists beside its features, not all.
+    """
+
+    lasting = False
+
+    def __init__(self, batch: PairBatch) -> None:
+        self._batch, self._index = batch, -1
+        self._latest: Lists | None = None
+
+    def take(self, index: int) -> Lists:
+        """The lists of the map at `index`, until another map's are taken."""
+        if self._latest is None or index != self._index:
+            self._latest = None  # before others ask for memory
+            self._index, self._latest = index, self._batch.written(index)
+        return self._latest
+
+    def __reduce__(self) -> Any:
+        """See `PairBatch`."""
         return _nothing, ()
 
 

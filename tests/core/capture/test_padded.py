@@ -190,6 +190,24 @@ def test_counters_tell_what_cannot_be_served(sp, kernel_lane, known):
 
 
 @torch.no_grad()
+def test_levels_have_room_for_what_the_largest_scenes_made(sp, kernel_lane, rules):
+    """Small scenes make more rows of a row; estimates for a large capacity do not go by theirs, those for a small one
+    do."""
+    rules.set(padded, _SPARE=0, _STEP=1)
+    network, made = Network(sp).eval().to(kernel_lane.device), {}
+    for number, share in enumerate((0.01, 0.05, 0.06, 0.01)):
+        coords = cloud(SHAPE, share=share, seed=number, device=kernel_lane.device)
+        made[len(coords)] = len(network(tensor(sp, coords))[1].indices)
+    record = prefetch.recording_of(coords.device, BOX)
+    small, large = min(made), max(made)
+    assert made[small] / small > 1.5 * made[large] / large
+    scene, rows = prepared(cloud(SHAPE, share=0.06, seed=2, device=kernel_lane.device), record, large + 5)
+    assert rows is not None and scene.capacities[2] == int(1.125 * made[large] * (large + 5) / large)
+    scene, rows = prepared(coords, record, small)
+    assert rows is not None and scene.capacities[2] == int(1.25 * small * (made[small] / small))
+
+
+@torch.no_grad()
 def test_a_level_that_outgrows_its_room(sp, kernel_lane, known):
     _, record = known
     coords = cloud(SHAPE, share=0.5, seed=9, device=kernel_lane.device)

@@ -40,12 +40,12 @@ class WgradProduct:
         launch = rulebook.cache.get(self._key + side)
         if launch is None:
             launch = self._bind(rulebook, side, x, dy, dw)
-            rulebook.cache.put(self._key + side, launch)
         elif rulebook.order is not None and rulebook.order.number() not in rulebook.order.waited:
             rulebook.order.wait()
         launch(x, dy, dw)
 
     def _bind(self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> WgradGemm:
+        """The launch over the map's pair lists; kept with the map where the lists are."""
         from ....kernels.gemm.wgrad_gemm import WgradGemm
 
         target, n_in, n_out = self.product.target, x.shape[0], dy.shape[0]
@@ -69,7 +69,10 @@ class WgradProduct:
             spec = self.spec(tile_for(problem, trial), pairs.mirrored)
             if final():
                 self._specs[key] = spec
-        return WgradGemm(spec, lists, n_in, n_out, pairs.likely, pairs.longest)
+        launch = WgradGemm(spec, lists, n_in, n_out, pairs.likely, pairs.longest)
+        if pairs.lasting:
+            rulebook.cache.put(self._key + side, launch)
+        return launch
 
     def spec(self, tile: TileConfig, mirrored: bool) -> WgradSpec:
         """The kernel with a tile.  mirrored: for lists of half of the offsets."""
