@@ -15,12 +15,12 @@ from .results import Comparison, Figure, Ratio, Run
 
 __all__ = ["details", "facts", "headline", "write_into"]
 
-_APIS = {"": "spconv's", "_torchsparse": "torchsparse's", "_minkowski": "MinkowskiEngine's"}
 _PEERS = {
-    f"bridge{api}{way}": f"{name}{words}"
-    for api, name in _APIS.items()
-    for way, words in (("", ""), ("_graphs", ", graphs"))
-} | {"bridge": "spconv's API"}
+    "bridge": "spconv's API",
+    "bridge_torchsparse": "torchsparse's",
+    "bridge_minkowski": "MinkowskiEngine's",
+    "bridge_fuse": "spconv's, no replays",
+}
 _NETWORKS = {"unet": "U-Net", "second": "SECOND"}
 
 

@@ -273,22 +273,20 @@ def _let_cpu_gradients_run() -> None:
 # Dataflows that peers of their own force: none of the mask splits, one, two ...
 _FORCED = ("unmasked", "masked", "masked:2", "masked:3", "masked:4", "grouped")
 _STANDIN = {"mode": "standin"}
-_GRAPHS = {**_STANDIN, "optimize": "graphs"}
+_FUSE = {**_STANDIN, "optimize": "fuse"}  # without replays
 # name -> (interface, package, framework to bridge, and how: keywords of `enable`)
 PEERS: dict[str, tuple[type[Peer], str, tuple[str, dict[str, Any]] | None]] = {
     "spconv": (_Spconv, "spconv", None),
     "bridge": (_Spconv, "spconv", ("spconv", _STANDIN)),
     "bridge_optimized": (_Optimized, "spconv", ("spconv", _STANDIN)),
     "bridge_replayed": (_Replayed, "spconv", ("spconv", _STANDIN)),
-    "bridge_graphs": (_Spconv, "spconv", ("spconv", _GRAPHS)),
+    "bridge_fuse": (_Spconv, "spconv", ("spconv", _FUSE)),
     "bridge_patch": (_Spconv, "spconv", ("spconv", {"mode": "patch"})),
     **{f"bridge_{flow.replace(':', '_')}": (_Spconv, "spconv", ("spconv", _STANDIN)) for flow in _FORCED},
     "spconv_triton": (_Spconv, "spconv_triton", None),
     "torchsparse": (_TorchSparse, "torchsparse", None),
     "bridge_torchsparse": (_TorchSparse, "torchsparse", ("torchsparse", _STANDIN)),
-    "bridge_torchsparse_graphs": (_TorchSparse, "torchsparse", ("torchsparse", _GRAPHS)),
     "bridge_minkowski": (_Minkowski, "MinkowskiEngine", ("minkowski", _STANDIN)),
-    "bridge_minkowski_graphs": (_Minkowski, "MinkowskiEngine", ("minkowski", _GRAPHS)),
     "bridge_flexgemm": (_FlexGemm, "flex_gemm", ("flex_gemm", _STANDIN)),
     "flexgemm": (_FlexGemm, "flex_gemm", None),
 }

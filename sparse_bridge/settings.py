@@ -4,7 +4,7 @@
 |---|---|---|
 | `SPARSE_BRIDGE_DATAFLOW` | auto, masked, masked:2, masked:3, masked:4, unmasked, grouped, per_offset, explicit | force one dataflow; a number: mask splits |
 | `SPARSE_BRIDGE_FP32` | auto, ieee | fp32 products that may not be rounded to TF32: on NVIDIA's data-centre GPUs (A100, H100, B200 and relatives) as three TF32 products, whose sum is as exact as fp32, or always by IEEE multiply-adds, several times slower there |
-| `SPARSE_BRIDGE_OPTIMIZE` | inference, graphs, fuse, off | what is done to models as they run. fuse: in inference, norms, activations and residual sums join the convolutions before them. inference: on NVIDIA GPUs, parts that take and return sparse tensors are also replayed from captured graphs, in calls without gradients. graphs: training steps, too. off: nothing. inference:N, graphs:N: one replay of N is compared with the layers (keyword compare_every; without: 256; 0: none) |
+| `SPARSE_BRIDGE_OPTIMIZE` | auto, graphs, inference, fuse, off | what is done to models as they run. fuse: in inference, norms, activations and residual sums join the convolutions before them. auto: on NVIDIA GPUs, parts that take and return sparse tensors are also replayed from captured graphs, in inference and in training. graphs: the same, with a warning about what is not replayed. inference: calls without gradients alone. off: nothing. auto:N, graphs:N, inference:N: one replay of N is compared with the layers (keyword compare_every; without: 256; 0: none) |
 | `SPARSE_BRIDGE_CAPTURE` | prefetch, off, always | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request, or built one by one; `always` queues them, too, and replays models from graphs on ROCm, whose replayed graphs have given wrong data |
 | `SPARSE_BRIDGE_STARTUP` | a list of `warmup=1`, `self_check=1`, `native=1` | at the first use of a GPU, compile what a program is about to need in parallel, and import Triton early; compare its kernels with the CPU; compile the helper in C that repeats calls of layers |
 | `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned, pinned:FILE | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from FILE or the shipped winners alone (same bits in every process) |
@@ -62,7 +62,7 @@ CHOICES = {
     "fp32": ("auto", "ieee"),
     "capture": ("prefetch", "off", "always"),
     "tune": ("cached", "off", "full", "pinned"),
-    "optimize": ("inference", "graphs", "fuse", "off"),
+    "optimize": ("auto", "graphs", "inference", "fuse", "off"),
     "mode": ("auto", "patch", "standin"),
     "torchsparse_profile": ("auto", "2.1", "2.0", "1.4"),
     "minkowski_profile": ("auto", "0.5", "0.4"),
@@ -76,7 +76,7 @@ class Settings:
 
     dataflow: str = "auto"
     fp32: str = "auto"
-    optimize: str = "inference"
+    optimize: str = "auto"
     compare_every: int = 256
     capture: str = "prefetch"
     warmup: bool = True

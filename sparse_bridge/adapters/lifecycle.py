@@ -116,10 +116,10 @@ def enable(
             None: by the framework.
         optimize: what is done to models as they run, of all frameworks, as long as one that was
             enabled so is. "off": nothing; "fuse": in inference norms, activations and residual sums
-            join the convolutions before them; "inference", the default: on an NVIDIA GPU, calls without
-            gradients of parts of models that take and return sparse tensors are also captured as graphs of
-            launches and replayed; "graphs": training steps, too (on AMD GPUs both with
-            SPARSE_BRIDGE_CAPTURE=always alone). None: the setting.
+            join the convolutions before them; "auto", the default: on an NVIDIA GPU, parts of models that
+            take and return sparse tensors are also captured as graphs of launches and replayed, in inference
+            and in training (on AMD GPUs with SPARSE_BRIDGE_CAPTURE=always alone); "graphs": the same, with a
+            warning about what is not replayed; "inference": calls without gradients alone. None: the setting.
         memory_limit: as `sparse_bridge.memory_limit`, as long as what is enabled here is.
 
     Warns once where this Python, torch or Triton is none that the package was tested with, and of environment variables

@@ -24,7 +24,7 @@ Run a script or module with the bridge enabled, as python would run it.
 
   python -m sparse_bridge run train.py --cfg model.yaml
   python -m sparse_bridge run --report -m mypackage.train --cfg model.yaml
-  python -m sparse_bridge run --optimize graphs train.py --cfg model.yaml
+  python -m sparse_bridge run --optimize inference train.py --cfg model.yaml
   python -m sparse_bridge run --profile infer.py
 
 Options of `run` come before the script; everything after it belongs to the script."""
@@ -56,8 +56,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimize",
         choices=settings.CHOICES["optimize"],
-        help="what is done to models as they run (default: inference, replayed from captured CUDA graphs "
-        "on NVIDIA GPUs); graphs: training steps, too",
+        help="what is done to models as they run (default: auto, replayed from captured CUDA graphs on NVIDIA "
+        "GPUs); graphs: the same, with a warning about what is not; inference: without training steps",
     )
     parser.add_argument(
         "--memory-limit",

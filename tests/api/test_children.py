@@ -111,10 +111,10 @@ def test_children_are_bridged_as_the_program(machine, tmp_path, way):
     wanted = ["standin", "standin", True, "off"]
     assert answers(machine(script, way, options=options)) == [wanted] * 3
     write_real(tmp_path / "site", "invented")
-    wanted = ["bridged", "patch", False, "inference"]
+    wanted = ["bridged", "patch", False, "auto"]
     assert answers(machine(script, way)) == [wanted] * 3
     forced = machine(script, way, options=("--mode", "standin"))
-    assert answers(forced) == [["standin", "standin", False, "inference"]] * 3
+    assert answers(forced) == [["standin", "standin", False, "auto"]] * 3
 
 
 @pytest.mark.sample(1)
@@ -151,7 +151,7 @@ def test_children_have_the_limit_of_the_program(machine, tmp_path, way):
 def test_a_main_module_that_imports_the_framework_first(machine, tmp_path, way):
     write_real(tmp_path / "site", "invented")
     script = program(tmp_path, "from invented.engine import Conv" + IN_CHILDREN.replace("\n    ", "\n"))
-    assert answers(machine(script, way)) == [["bridged", "patch", False, "inference"]] * 3
+    assert answers(machine(script, way)) == [["bridged", "patch", False, "auto"]] * 3
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_fork_server_that_preloads_the_framework(machine, tmp_path):
         """,
     )
     done = machine(script, options=("--report", "--strict"))
-    assert answers(done) == [["bridged", "patch", True, "inference"]]
+    assert answers(done) == [["bridged", "patch", True, "auto"]]
     assert "layers of 1 child process" in done.stderr
 
 
@@ -187,11 +187,11 @@ def test_programs_that_are_started_as_programs(machine, tmp_path):
         subprocess.run([sys.executable, "-m", "sub"], check=True)
         """,
     )
-    wanted = ["standin", "standin", True, "inference"]
+    wanted = ["standin", "standin", True, "auto"]
     assert answers(machine(script, options=("--strict",))) == [wanted] * 2
     write_real(tmp_path / "site", "invented")
     done = machine(script, options=("--report",))
-    assert answers(done) == [["bridged", "patch", False, "inference"]] * 2
+    assert answers(done) == [["bridged", "patch", False, "auto"]] * 2
     assert "layers of 2 child processes" in done.stderr
 
 
@@ -326,7 +326,7 @@ def test_a_run_inside_of_a_run_has_its_own_options(machine, tmp_path):
     inner = [str(DRIVER), str(tmp_path), "invented", "run", "--mode", "standin", "sub.py"]
     script = program(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, *{inner}], check=True)")
     done = machine(script, options=("--strict", "--report"))
-    assert answers(done) == [["standin", "standin", False, "inference"]]
+    assert answers(done) == [["standin", "standin", False, "auto"]]
     assert "no layer has run" in done.stderr
 
 

@@ -97,7 +97,7 @@ def test_what_is_done_to_models_is_an_option_of_run(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     shown = "from sparse_bridge import settings; print(settings.get().optimize)"
     write(tmp_path / "shown.py", shown)
-    assert machine("run", "shown.py").stdout == "inference\n"
+    assert machine("run", "shown.py").stdout == "auto\n"
     assert machine("run", "--optimize", "graphs", "shown.py").stdout == "graphs\n"
     assert machine("run", "shown.py", SPARSE_BRIDGE_OPTIMIZE="off").stdout == "off\n"
     assert machine("run", "--optimize", "all", "shown.py").returncode == 2

@@ -127,7 +127,7 @@ def test_other_options_while_enabled_are_refused(world):
 
 def test_optimize_is_a_setting_while_frameworks_are_enabled(world, plain_settings):
     one, other = world.framework("working").name, world.framework().name
-    assert settings.get().optimize == "inference"
+    assert settings.get().optimize == "auto"
     with sparse_bridge.enable(one, optimize="graphs"):
         with sparse_bridge.enable(other):
             assert settings.get().optimize == "graphs"
@@ -137,10 +137,10 @@ def test_optimize_is_a_setting_while_frameworks_are_enabled(world, plain_setting
             with pytest.raises(LifecycleError, match=r"optimize is 'off', but .*'graphs'.*disable"):
                 sparse_bridge.enable(name, optimize="off")
         assert modes() == {one: "patch"}
-    assert settings.get().optimize == "inference"
+    assert settings.get().optimize == "auto"
     with sparse_bridge.enable(one), sparse_bridge.enable(one, optimize="off"):
         assert settings.get().optimize == "off"
-    assert settings.get().optimize == "inference"
+    assert settings.get().optimize == "auto"
     with sparse_bridge.enable(one, optimize="off"):
         sparse_bridge.update_settings(optimize="graphs")
     assert settings.get().optimize == "graphs", "what was chosen since counts"
@@ -161,7 +161,7 @@ def test_names_are_checked(world):
             call("nonesuch")
     with pytest.raises(SettingError, match="mode is 'fast'"):
         sparse_bridge.enable(name, mode="fast")
-    with pytest.raises(SettingError, match="optimize is 'on'; expected one of inference"):
+    with pytest.raises(SettingError, match="optimize is 'on'; expected one of auto"):
         sparse_bridge.enable(name, optimize="on")
     with pytest.raises(SettingError, match="strict is 'yes'"):
         sparse_bridge.enable(name, strict="yes")

@@ -58,7 +58,7 @@ def test_today(given, want):
         ({"CAPTURE": "1"}, ("SPARSE_BRIDGE_CAPTURE", "prefetch")),
         ({"TUNE": "full:x"}, ("SPARSE_BRIDGE_TUNE", "'full:x'")),
         ({"STARTUP": "self_check=2"}, ("self_check in SPARSE_BRIDGE_STARTUP", "0 or 1")),
-        ({"OPTIMIZE": "1"}, ("SPARSE_BRIDGE_OPTIMIZE", "inference, graphs, fuse, off")),
+        ({"OPTIMIZE": "1"}, ("SPARSE_BRIDGE_OPTIMIZE", "auto, graphs, inference, fuse, off")),
         ({"ENABLE": "patch"}, ("SPARSE_BRIDGE_ENABLE", "'patch'", "torchsparse_profile")),
         ({"ENABLE": "mode=fast"}, ("mode in SPARSE_BRIDGE_ENABLE", "standin")),
         ({"RULES": "groups=3"}, ("groups in SPARSE_BRIDGE_RULES", "0 or 1")),

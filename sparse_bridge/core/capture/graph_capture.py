@@ -161,10 +161,10 @@ def captured_from(work: Callable[[Sequence[Any]], _Result], pool: Any) -> tuple[
     return graph, work([graph])
 
 
-def check_room(peak: int, reserved: int) -> None:
-    """Raise Refusal unless the GPU has memory for what was captured and, beside it, for all that the program has used
-    at once so far, `peak` bytes: what serves the layers' results in an eager call serves other parts of the
-    program between two calls.
+def check_room(peak: int, reserved: int) -> int:
+    """Bytes that were captured. Raises Refusal unless the GPU has memory for them and, beside it, for all that the
+    program has used at once so far, `peak` bytes: what serves the layers' results in an eager call serves other parts
+    of the program between two calls.
 
     reserved: bytes before the capture.
     """
@@ -172,6 +172,7 @@ def check_room(peak: int, reserved: int) -> None:
     graph, there = held - reserved, torch.cuda.mem_get_info()[0] + held
     if peak + graph > there:
         raise Refusal(Why.GRAPH_NO_ROOM)
+    return graph
 
 
 class GraphMemory:

@@ -76,9 +76,9 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
 def enabled() -> bool:
     """Whether the settings want calls like this one replayed, and no limit on memory forbids it."""
     wanted = settings.get().optimize
-    if memory.limit is not None or wanted not in ("inference", "graphs"):
+    if memory.limit is not None or wanted not in ("auto", "inference", "graphs"):
         return False
-    return wanted == "graphs" or (not torch.is_grad_enabled() and rocm.replays_graphs())
+    return wanted == "graphs" or (rocm.replays_graphs() and not (wanted == "inference" and torch.is_grad_enabled()))
 
 
 def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:

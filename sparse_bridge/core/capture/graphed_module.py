@@ -150,6 +150,8 @@ class GraphedModule(ModelGraphs):
     def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""
         self.computed()
+        if self.trains and kind.graphs:
+            self._leave_room(kind.graphs[-1], len(root.coords))
         kind.most_rows = max(kind.most_rows, len(root.coords))
         due = kind.attempts.due()
         if not due or self.given_up() is not None:
@@ -165,6 +167,16 @@ class GraphedModule(ModelGraphs):
                 self.failed(error)
 
         return ReplayResult(MISSING, watched, audit)
+
+    def _leave_room(self, graph: Any, n_rows: int) -> None:
+        """Let go of all graphs where an eager step of more rows than `graph` has memory for might not fit beside them.
+        It would run out of memory in its backward pass, where nobody can begin it again."""
+        if n_rows > graph.capacity and torch.cuda.mem_get_info()[0] < graph.nbytes * n_rows / graph.capacity:
+            with self.lock:
+                for kind in self.kinds.values():
+                    kind.drop_graphs()
+                self.latest = self.holder = None
+            empty_cache()
 
     def compare(self, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:
         """Replay a call for which the layers have returned `out`, by a graph of its kind. Where both agree bit for bit
@@ -248,7 +260,7 @@ class GraphedModule(ModelGraphs):
                 graph = self.record_graph(kind, key, recording, capacity, call, root, out)
                 empty_cache()  # what the trial took on a stream of its own
                 if graph is not None:
-                    check_room(peak, reserved)
+                    graph.nbytes = check_room(peak, reserved)
                     self.undecided = self.declined = None
                     self.inconclusive.learn(True)
                     kind.take(graph, capacity)

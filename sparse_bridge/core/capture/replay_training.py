@@ -181,7 +181,9 @@ class _Graph:
         # As `parameters()` has them, in a tenth of the time.
         parameters = itertools.chain.from_iterable([m._parameters.values() for m in run.modules])
         trained = [p for p in dict.fromkeys(parameters) if p is not None and p.requires_grad]
-        leaves = _Replay.apply(run, computed, features, *trained)
+        gradients = self.gradients[len(self.gradients) - len(trained) :]
+        reached = [p for p, gradient in zip(trained, gradients, strict=True) if gradient is not None]
+        leaves = _Replay.apply(run, computed, features, *reached)
         return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
 
     def values(self, leaves: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
@@ -286,8 +288,9 @@ class _Replay(torch.autograd.Function):
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 "a parameter of the model, between its forward and its backward pass."
             )
-        computed = ctx.run.backward(features, gradients)
-        if not ctx.needs_input_grad[2]:
-            return None, None, None, *computed
-        first, *others = computed
+        computed, first = ctx.run.backward(features, gradients), None
+        reached = [own is not None for own in ctx.run.graph.gradients]
+        if ctx.needs_input_grad[2]:
+            (first, *computed), reached = computed, reached[1:]
+        others = itertools.compress(computed, reached)
         return None, None, None if first is None else first[: len(features)], *others

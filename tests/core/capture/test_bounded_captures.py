@@ -94,3 +94,32 @@ def test_training_over_twenty_shapes(device):
             apis.both(model, plain, functools.partial(apis.scene, module, "spconv", seed, device, 0.2, 1, shape), True)
         training = replayer_of(model)
         assert len(training.graphs) == 1 and training.hits >= 14 and training.reason is None
+
+
+@pytest.mark.emulated
+def test_a_parameter_that_is_not_used(device):
+    """No hook of it runs, as of those that wait for gradients of other ranks, and to ask for its gradient is an error."""
+
+    def around(network):
+        network.spare = nn.Linear(2, 2)
+        return network
+
+    with apis.standin("spconv") as module:
+        model, plain = optimized(module, "spconv", device, True, around)
+        told = []
+        for one in (model, plain):
+            told.append(set())
+            for name, parameter in one.named_parameters():
+                parameter.register_post_accumulate_grad_hook(functools.partial(_add, told[-1], name))
+        for seed in range(8):
+            apis.both(model, plain, functools.partial(apis.scene, module, "spconv", seed, device, 0.2), True)
+            assert told[0] == told[1] and "spare.weight" not in told[0]
+        assert replayer_of(model).hits >= 4
+        for one in (model, plain):
+            loss = apis.loss_of(apis.values_of(one(apis.scene(module, "spconv", 9, device, 0.2))))
+            with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
+                torch.autograd.grad(loss, [one.spare.weight])
+
+
+def _add(names, name, _):
+    names.add(name)

@@ -359,6 +359,22 @@ def test_room_for_a_graph(fake_gpu, free, fits):
         graph_capture.check_room(1000, 400)
 
 
+@pytest.mark.parametrize("trains, free, stays", [(True, 1999, False), (True, 2000, True), (False, 0, True)])
+def test_graphs_go_where_a_larger_step_might_not_fit_beside_them(graphs, fake_gpu, monkeypatch, trains, free, stays):
+    """It would run out of memory in its backward pass. An inference that does is begun again."""
+    monkeypatch.setattr(graphed_module, "check_room", lambda *_: 1000)
+    monkeypatch.setattr(graphs, "trains", trains)
+    warm(graphs, 5000)
+    graphs.last_recording = None  # nothing is captured again for now
+    fake_gpu.has(free_memory=(free, 1 << 20))
+    room = graphs.graphs[0].capacity
+    assert graphs.call(room) is not MISSING and graphs.call(2 * room) is MISSING
+    assert bool(graphs.graphs) == (graphs.call(5000) is not MISSING) == stays
+    graphs.last_recording = "recording"
+    eager(graphs, 5000, 4)
+    assert graphs.call(5000) is not MISSING, "they are captured again"
+
+
 @contextlib.contextmanager
 def traced():
     before = sys.gettrace()
@@ -408,7 +424,7 @@ def test_calls_and_models_that_are_to_stay_eager():
 
 
 @pytest.mark.parametrize(
-    "text", ["graphs:7", "inference:7", "fuse", "graphs:0", "graphs:-1", "graphs:x", "graphs:", "none:1"]
+    "text", ["graphs:7", "auto:7", "fuse", "graphs:0", "graphs:-1", "graphs:x", "graphs:", "none:1"]
 )
 def test_the_rate_in_the_environment(text):
     mode, _, number = text.partition(":")

@@ -50,31 +50,40 @@ def hits():
     return sum(one.hits for one in graph_regions.summary())
 
 
-def test_inference_is_replayed_and_a_training_step_is_not(spconv, device):
-    assert settings.get().optimize == "inference"
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_inference_and_training_steps(spconv, device, mode):
+    """By default both are replayed, in turns."""
+    assert settings.get().optimize == "auto"
     plain = apis.network(spconv, "spconv", device).eval()
     model = copy.deepcopy(plain)
-    run(spconv, model, plain, device, range(10))
-    served = hits()
-    assert served > 2
-    for one in (model, plain):
-        one.train()
-    run(spconv, model, plain, device, range(10, 16), trains=True)
-    assert hits() == served and not graph_regions.region_of(model).replayer.training.kinds
-    for one in (model, plain):
-        one.eval()
-    run(spconv, model, plain, device, range(16, 20))
-    assert hits() > served, "the weights are others now, in the same places"
+    with settings.override(optimize=mode):
+        run(spconv, model, plain, device, range(10))
+        served = hits()
+        assert served > 2
+        for one in (model, plain):
+            one.train()
+        run(spconv, model, plain, device, range(10, 20), trains=True)
+        training = graph_regions.region_of(model).replayer.training
+        assert training.hits == hits() - served and (training.hits > 0) == (mode == "auto") == bool(training.kinds)
+        for one in (model, plain):
+            one.eval()
+        run(spconv, model, plain, device, range(20, 24))
+        assert hits() > served + training.hits, "the weights are others now, in the same places"
 
 
-def test_a_program_that_only_trains_is_left_alone(spconv, device):
+def test_a_program_that_only_trains(spconv, device):
     plain = apis.network(spconv, "spconv", device)
     model = copy.deepcopy(plain)
-    run(spconv, model, plain, device, range(6), trains=True)
+    with settings.override(optimize="inference"):
+        run(spconv, model, plain, device, range(6), trains=True)
     assert graph_regions.summary() == []
+    run(spconv, model, plain, device, range(6, 16), trains=True)
+    assert hits() > 2 and not graph_regions.region_of(model).replayer.kinds
 
 
-@pytest.mark.parametrize(("mode", "level"), [("inference", logging.INFO), ("graphs", logging.WARNING)])
+@pytest.mark.parametrize(
+    ("mode", "level"), [("auto", logging.INFO), ("inference", logging.INFO), ("graphs", logging.WARNING)]
+)
 def test_reasons_are_warnings_only_for_those_who_asked(spconv, device, rules, caplog, mode, level):
     rules.hold(graphs_of(512, watched=True))
     log.reset()
@@ -87,7 +96,7 @@ def test_reasons_are_warnings_only_for_those_who_asked(spconv, device, rules, ca
     assert [(record.levelno, "GRAPH_WRITES_STATE" in record.getMessage()) for record in said] == [(level, True)]
 
 
-@pytest.mark.parametrize("mode", ["inference", "graphs"])
+@pytest.mark.parametrize("mode", ["auto", "graphs"])
 def test_a_difference_is_a_warning_for_all(spconv, device, rules, caplog, mode):
     rules.hold(graphs_of(512, compared=True))
     log.reset()
@@ -199,10 +208,11 @@ def test_rocm_replays_only_where_it_is_asked_to(monkeypatch):
     monkeypatch.setattr(rocm.torch.version, "hip", "7.2", raising=False)
     with torch.no_grad():
         assert not graph_regions.enabled()
-        with settings.override(optimize="inference", capture="always"):
-            assert graph_regions.enabled()
-        with settings.override(optimize="inference"):
-            assert not graph_regions.enabled()
+        for mode in ("auto", "inference"):
+            with settings.override(optimize=mode, capture="always"):
+                assert graph_regions.enabled()
+            with settings.override(optimize=mode):
+                assert not graph_regions.enabled()
         with settings.override(optimize="graphs"):
             assert graph_regions.enabled(), "which says why nothing is replayed"
 

@@ -133,7 +133,7 @@ def same(mine, theirs):
 @pytest.mark.parametrize(("name", "kind", "program"), CASES)
 def test_a_program(replayed, name, kind, program):
     found = []
-    for optimize in ("off", "inference"):
+    for optimize in ("off", "auto"):
         with replayed(name, kind, optimize) as (model, calls):
             found.append(program(model, calls))
     same(found[1], found[0])
@@ -141,7 +141,7 @@ def test_a_program(replayed, name, kind, program):
 
 def test_functions_of_torch_that_come_back(replayed):
     """Graphs serve again what they served before. A function that is not asked for beforehand is guarded."""
-    with replayed("spconv", "takes", "inference") as (model, calls):
+    with replayed("spconv", "takes", "auto") as (model, calls):
         replayer = graph_regions.region_of(model).replayer
         graphs, hits = replayer.graphs, replayer.hits
         with mock.patch.object(F, "relu", functools.partial(F.relu)):
@@ -170,7 +170,7 @@ def surroundings():
 def test_what_calls_leave(replayed, caplog, kind):
     """Those that are watched, captured, compared and replayed: neither a word nor a setting."""
     said, caplog.handler.level = io.StringIO(), logging.WARNING
-    with replayed("spconv", kind, "inference") as (model, calls):
+    with replayed("spconv", kind, "auto") as (model, calls):
         model.half().float()
         before = surroundings()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
