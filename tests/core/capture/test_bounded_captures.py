@@ -98,7 +98,7 @@ def test_training_over_twenty_shapes(device):
 
 @pytest.mark.emulated
 def test_a_parameter_that_is_not_used(device):
-    """No hook of it runs, as of those that wait for gradients of other ranks, and to ask for its gradient is an error."""
+    """No hook of it runs, as those that wait for gradients of other ranks, and asking for its gradient is an error."""
 
     def around(network):
         network.spare = nn.Linear(2, 2)
