@@ -79,6 +79,7 @@ class Why(enum.Enum):
         "use smaller batches, or nothing: layers run one by one",
         _DIFFERENT,
     )
+    GRAPH_RANKS = "{} is spread over ranks", "nothing: models under DistributedDataParallel are replayed"
     GRAPH_OBSERVED = "{} looks at what runs", "nothing: it is replayed again without"
     GRAPH_NESTED = "a graph is being captured around it", "nothing: what is around it is replayed as one"
     GRAPH_HOOKS = (

@@ -80,7 +80,7 @@ def bitwise(got, want):
 def check_network(framework, scene, device, every, seen=False):
     """seen: scenes have gone before, so that maps are prefetched where kernels run."""
     torch.manual_seed(0)
-    with sparse_bridge.enable(framework):
+    with sparse_bridge.enable(framework, optimize="fuse"):  # the layers themselves, time and again
         net = network(framework, 4, 6, device)
         there = Scene(scene.coords.to(device), scene.x.to(device), scene.shape, scene.batch_size)
         x = there.x.clone().requires_grad_()

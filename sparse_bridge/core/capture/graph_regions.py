@@ -37,7 +37,7 @@ from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
 from . import padded
 from .calls.call import ReplayResult, call_of, other_inputs, read_constants
-from .calls.frames import constants_alive
+from .calls.frames import calls_under_way, constants_alive
 from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
 from .calls.structures import MISSING, Tensors, wraps
 from .graph_capture import in_trial
@@ -45,7 +45,6 @@ from .model_graphs import announced
 from .replay import Replayer, Summary
 from .replay_training import TrainingReplayer
 
-_CALL = nn.Module._call_impl.__code__
 _TensorsOf = Callable[[Any], "Tensors | None"]
 _lock = threading.RLock()
 _local = threading.local()
@@ -143,18 +142,6 @@ def remove() -> None:
         pass
 
 
-def _active_calls(frame: types.FrameType | None) -> Iterator[tuple[nn.Module, bool]]:
-    """Modules whose calls are under way, from the innermost one outwards, and whether a sparse tensor is among
-    the inputs."""
-    while frame is not None:
-        if frame.f_code is _CALL:
-            variables = frame.f_locals
-            module, args, kwargs = (variables.get(name) for name in ("self", "args", "kwargs"))
-            if isinstance(module, nn.Module):
-                yield module, any(map(_holds_sparse, [*(args or ()), *(kwargs or {}).values()]))
-        frame = frame.f_back
-
-
 def _is_tensor(value: Any) -> bool:
     tensors = _tensors_of(value)
     return tensors is not None and tensors.is_tensor(value)
@@ -171,7 +158,7 @@ def _holds_sparse(value: Any) -> bool:
 
 def _install_region(frame: types.FrameType | None) -> None:
     """Have the largest module around a layer that may be replayed served by a region."""
-    calls = list(_active_calls(frame))[::-1]  # outermost first
+    calls = [(one, any(map(_holds_sparse, inputs))) for one, inputs in calls_under_way(frame)][::-1]  # outermost first
     if not calls or calls[-1][0] in _exhausted:
         return
     with _lock:

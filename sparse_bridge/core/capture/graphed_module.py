@@ -32,6 +32,7 @@ from .graph_capture import GraphMemory, check_room, empty_cache, in_trial, trial
 from .graph_key import GraphKey, key_of, root_of
 from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
+from .ranks import assert_on_one_rank
 
 
 class GraphedModule(ModelGraphs):
@@ -155,6 +156,11 @@ class GraphedModule(ModelGraphs):
         kind.most_rows = max(kind.most_rows, len(root.coords))
         due = kind.attempts.due()
         if not due or self.given_up() is not None:
+            return ReplayResult(MISSING)
+        try:
+            assert_on_one_rank(self.modules)
+        except Refusal as error:
+            self.failed(error)
             return ReplayResult(MISSING)
         if kind.holds():
             return ReplayResult(MISSING, lambda out: self.record(kind, key, call, root, out))

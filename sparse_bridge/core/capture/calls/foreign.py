@@ -32,6 +32,8 @@ class ForeignReads(TorchDispatchMode):
             foreign = tensor.untyped_storage()._cdata not in self.allowed and tensor.numel() > 0
             if foreign and not is_constant(tensor):
                 raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(tensor.shape))
+        if "c10d" in func.namespace:  # the other ranks make no trial at this moment
+            raise Refusal(Why.GRAPH_RANKS, str(func))
         self.alters = self.alters or self._altering(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
         for tensor in _tensors(out):

@@ -15,6 +15,7 @@ from ....refusals import Refusal, Why
 from .structures import PLAIN, named
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
+_CALL = nn.Module._call_impl.__code__
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 
 
@@ -41,6 +42,17 @@ def names_after(code: types.CodeType, at: int) -> frozenset[str]:
         if instruction.opname.startswith(_LOADS):
             names.update(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
     return frozenset(names)
+
+
+def calls_under_way(frame: types.FrameType | None) -> Iterator[tuple[nn.Module, list[Any]]]:
+    """Modules whose calls are under way, from the innermost one outwards, and what each was given."""
+    while frame is not None:
+        if frame.f_code is _CALL:
+            variables = frame.f_locals
+            module, args, kwargs = (variables.get(name) for name in ("self", "args", "kwargs"))
+            if isinstance(module, nn.Module):
+                yield module, [*(args or ()), *(kwargs or {}).values()]
+        frame = frame.f_back
 
 
 def frames_between(inner: types.FrameType | None, outer: types.CodeType) -> Iterator[types.FrameType]:
