@@ -39,6 +39,7 @@ _ANSWERS = {
     "capturing": "is_current_stream_capturing",
     "free_memory": "mem_get_info",
     "reserved_memory": "memory_reserved",
+    "allocated_memory": "memory_allocated",
 }
 # What torch.cuda does: whoever stands in is called instead.
 _ACTIONS = {

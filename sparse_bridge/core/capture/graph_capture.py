@@ -175,6 +175,12 @@ def check_room(peak: int, reserved: int) -> int:
     return graph
 
 
+def free_beside(graph: int) -> int:
+    """Bytes that layers can have beside a graph of so many: the GPU's, and those that torch's allocator keeps."""
+    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - graph
+    return int(torch.cuda.mem_get_info()[0]) + max(0, kept)
+
+
 class GraphMemory:
     """The memory of a model's graphs, of which one is replayed at a time.
 

@@ -28,7 +28,7 @@ from .calls.input_proxies import Call
 from .calls.observers import observer
 from .calls.structures import MISSING
 from .captured_model import ROWS, preserved_statistics
-from .graph_capture import GraphMemory, check_room, empty_cache, in_trial, trial
+from .graph_capture import GraphMemory, check_room, empty_cache, free_beside, in_trial, trial
 from .graph_key import GraphKey, key_of, root_of
 from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
@@ -121,7 +121,8 @@ class GraphedModule(ModelGraphs):
         graphs = self._graphs_for(kind, root)
         self.speculation.confirm(graphs[0] if graphs else None)
         for graph in graphs:
-            if kind.comparison_due(graph) or not graph.captured.differing_columns(root) <= kind.verified:
+            due = kind.comparison_due(graph) and self._fits(kind, root)
+            if due or not graph.captured.differing_columns(root) <= kind.verified:
                 self.computed(compared=self.trains)
                 return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root))
             output = self.execute(graph, call, root)
@@ -151,8 +152,8 @@ class GraphedModule(ModelGraphs):
     def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""
         self.computed()
-        if self.trains and kind.graphs:
-            self._leave_room(kind.graphs[-1], len(root.coords))
+        if not kind.serving(len(root.coords)) and not self._fits(kind, root):
+            self._leave_room()
         kind.most_rows = max(kind.most_rows, len(root.coords))
         due = kind.attempts.due()
         if not due or self.given_up() is not None:
@@ -174,15 +175,21 @@ class GraphedModule(ModelGraphs):
 
         return ReplayResult(MISSING, watched, audit)
 
-    def _leave_room(self, graph: Any, n_rows: int) -> None:
-        """Let go of all graphs where an eager step of more rows than `graph` has memory for might not fit beside them.
-        It would run out of memory in its backward pass, where nobody can begin it again."""
-        if n_rows > graph.capacity and torch.cuda.mem_get_info()[0] < graph.nbytes * n_rows / graph.capacity:
-            with self.lock:
-                for kind in self.kinds.values():
-                    kind.drop_graphs()
-                self.latest = self.holder = None
-            empty_cache()
+    def _fits(self, kind: CallKind, root: Root) -> bool:
+        """Whether an eager call probably fits beside the graphs. A step that does not runs out of memory in its
+        backward pass, where nobody can begin it again."""
+        largest = kind.graphs[-1:]  # another thread may let go of it
+        return not self.trains or all(
+            free_beside(graph.nbytes) >= graph.nbytes * len(root.coords) / graph.capacity for graph in largest
+        )
+
+    def _leave_room(self) -> None:
+        """Let go of all graphs, which are captured again."""
+        with self.lock:
+            for kind in self.kinds.values():
+                kind.drop_graphs()
+            self.latest = self.holder = None
+        empty_cache()
 
     def compare(self, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:
         """Replay a call for which the layers have returned `out`, by a graph of its kind. Where both agree bit for bit

@@ -121,7 +121,7 @@ def graphs_on_the_cpu(gpu):
     pretended."""
     streams = Streams()
     gpu.has(streams=streams, enter=contextlib.nullcontext, capturing=False, graph_pool=object, pinned=True)
-    gpu.has(reserved_memory=0, free_memory=(1 << 30, 1 << 36))
+    gpu.has(reserved_memory=0, allocated_memory=0, free_memory=(1 << 30, 1 << 36))
     own_random_numbers = lambda _: contextlib.nullcontext()  # noqa: E731
     gpu.replaces(captured_maps, _own_random_numbers=own_random_numbers, captured=capture, Streams=lambda _: streams)
     return streams

@@ -110,7 +110,8 @@ def graphs(monkeypatch, fake_gpu, request):
         def guards(self):
             return Guards(made.model)
 
-    fake_gpu.has(reserved_memory=0, free_memory=(1 << 30, 1 << 36), enter=lambda _: threading.Lock(), graph_pool=object)
+    fake_gpu.has(reserved_memory=0, allocated_memory=0, free_memory=(1 << 30, 1 << 36))
+    fake_gpu.has(enter=lambda _: threading.Lock(), graph_pool=object)
     monkeypatch.setattr(graphed_module, "Audit", Audit)
     monkeypatch.setattr(graphed_module, "GraphMemory", lambda device: None)
     monkeypatch.setattr(Graphs, "wait_for_last_replay", lambda self: None)
@@ -373,6 +374,20 @@ def test_graphs_go_where_a_larger_step_might_not_fit_beside_them(graphs, fake_gp
     graphs.last_recording = "recording"
     eager(graphs, 5000, 4)
     assert graphs.call(5000) is not MISSING, "they are captured again"
+
+
+@pytest.mark.parametrize("graphs", ["compared"], indirect=True)
+@pytest.mark.parametrize("trains, cached, free", [(True, 0, 999), (True, 1998, 1), (True, 1999, 1), (False, 0, 0)])
+def test_a_step_is_compared_where_it_fits_beside_its_graph(graphs, fake_gpu, monkeypatch, trains, cached, free):
+    """In what is free on the GPU, or kept by the allocator for none of the graphs."""
+    monkeypatch.setattr(graphed_module, "check_room", lambda *_: 1000)
+    monkeypatch.setattr(graphs, "trains", trains)
+    monkeypatch.setattr(graphs, "compare_gradients", lambda *_: None)
+    warm(graphs, 5000)
+    fake_gpu.has(free_memory=(free, 1 << 20), reserved_memory=5000 + cached, allocated_memory=5000)
+    for _ in range(4):
+        graphs.call(graphs.graphs[0].capacity)
+    assert ("compare" in graphs.events) == (not trains or free + max(0, cached - 1000) >= 1000)
 
 
 @contextlib.contextmanager
