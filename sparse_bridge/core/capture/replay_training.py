@@ -54,12 +54,14 @@ class TrainingReplayer(GraphedModule):
         return not (hooks.traced() or hooks.hooked_everywhere())
 
     def possible(self) -> bool:
-        return not any(map(hooks.hooked, self.modules))
+        if any(map(hooks.hooked, self.modules)):
+            return False
+        # A replay has all gradients at once: hooks would run in another order, and where a step does not come by.
+        return not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in _parameters(self.modules))
 
     def complete_key(self, key: GraphKey) -> GraphKey:
         modes = tuple([module.training for module in self.modules])
-        parameters = itertools.chain.from_iterable([m._parameters.values() for m in self.modules])
-        requires_grad = tuple([p.requires_grad for p in parameters if p is not None])
+        requires_grad = tuple([p.requires_grad for p in _parameters(self.modules)])
         return key._replace(switches=(*key.switches, modes, requires_grad))
 
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
@@ -138,7 +140,7 @@ class TrainingReplayer(GraphedModule):
             memory = self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
-            with on_one_thread, on_own_stream(key.device, memory.stream), unchanged:
+            with on_one_thread, on_own_stream(key.device, memory.stream), unchanged, preserved_statistics(self.model):
                 captured_maps = maps_like(root, recording, capacity, memory)
                 if captured_maps is None:
                     return None
@@ -153,8 +155,8 @@ class TrainingReplayer(GraphedModule):
                         values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
                     captured_model.assert_same_structure(call, out, values)
                     del captured_model, values
-                    kind.trial = copy.gradient_mask, copy.fill
-                copy.gradient_mask, maps.padded_input.padding_value = kind.trial
+                    kind.trial = copy.gradient_mask, copy.read_backward, copy.fill
+                copy.gradient_mask, copy.read_backward, maps.padded_input.padding_value = kind.trial
                 return memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
         finally:
             self.capturing = False
@@ -166,6 +168,8 @@ class _Graph:
     def __init__(self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any) -> None:
         self.maps, self.padded_input = maps, maps.padded_input
         self.features, self.gradient_mask = copy.padded_features(self.padded_input), copy.gradient_mask
+        saved = [p.data_ptr() in copy.read_backward for p in _parameters(modules)]
+        self.read_backward = saved  # by parameter, whether the backward pass reads it
         work = functools.partial(copy.over, self.padded_input, self.features)
         self.forward, self.captured = captured_from(work, pool)
         self.leaves = leaves_of(self.captured)
@@ -178,9 +182,7 @@ class _Graph:
         self, run: _Run, features: torch.Tensor, computed: tuple[torch.Tensor, ...], call: Call, root: Root
     ) -> Any:
         """The model's output for a call whose forward pass is replayed already, with the leaves `computed`."""
-        # As `parameters()` has them, in a tenth of the time.
-        parameters = itertools.chain.from_iterable([m._parameters.values() for m in run.modules])
-        trained = [p for p in dict.fromkeys(parameters) if p is not None and p.requires_grad]
+        trained = [p for p in dict.fromkeys(_parameters(run.modules)) if p.requires_grad]
         leaves = _Replay.apply(run, computed, features, *trained)
         return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
 
@@ -208,8 +210,18 @@ class _Run:
     def __init__(self, owner: TrainingReplayer, graph: _Graph, root: Root, rows: dict[int, int]) -> None:
         self.owner, self.graph, self.root, self.rows = owner, graph, root, rows
         self.modules = owner.modules
+        self.versions = self._versions()
         self.open = True  # until the first backward pass
         self.token = object()  # what the owner knows it by, without keeping it
+
+    def _versions(self) -> list[int]:
+        """How often every parameter was written to."""
+        return [p._version for p in _parameters(self.modules)]
+
+    def saved(self) -> list[nn.Parameter]:
+        """The parameters that the layers' backward passes read, the last first, as those go."""
+        pairs = zip(self.graph.read_backward, _parameters(self.modules), strict=True)
+        return [parameter for read, parameter in pairs if read][::-1]
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         graph = self.graph
@@ -222,7 +234,13 @@ class _Run:
             return tuple([leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves])
 
     def _forward_again(self, features: torch.Tensor) -> None:
-        """Have the memory hold what the backward pass of this step reads."""
+        """Have the memory hold what the backward pass of this step reads. Raises RuntimeError where it would be
+        something else by now."""
+        if self.versions != self._versions():
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                "a parameter of the model, between its forward and a second backward pass."
+            )
         self.owner.speculation.discard()
         self.graph.maps.start(self.root.coords, self.root.bounds)
         with torch.no_grad(), preserved_statistics(self.modules[0]):
@@ -243,7 +261,10 @@ class _Run:
                     wide[:rows].copy_(gradient)
                 wide[rows:].zero_()
             graph.backward.replay()
-            computed = [gradient for gradient in graph.gradients if gradient is not None]
+            own = graph.gradients
+            if graph.features.requires_grad and own[0] is not None:  # without the rows that there are not
+                own = [own[0][: features.shape[0]], *own[1:]]
+            computed = [gradient for gradient in own if gradient is not None]
             copies = [torch.empty_like(gradient) for gradient in computed]
             torch._foreach_copy_(copies, computed)
             self.open = False
@@ -259,9 +280,10 @@ class _Run:
         ]
 
 
-def _versions(modules: Sequence[nn.Module]) -> tuple[int, ...]:
-    """How often every parameter was written to."""
-    return tuple([p._version for module in modules for p in module._parameters.values() if p is not None])
+def _parameters(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Those of each module in turn: as `parameters()` has them, but for shared ones, in a tenth of the time."""
+    parameters = itertools.chain.from_iterable([m._parameters.values() for m in modules])
+    return [p for p in parameters if p is not None]
 
 
 class _Replay(torch.autograd.Function):
@@ -272,22 +294,15 @@ class _Replay(torch.autograd.Function):
         ctx: Any, run: _Run, leaves: tuple[torch.Tensor, ...], features: torch.Tensor, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """leaves: what the forward pass has computed."""
-        ctx.run, ctx.versions = run, _versions(run.modules)
+        ctx.run = run
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(features)  # torch then says what it says of a graph that is gone
+        # torch then says what it says of a graph that is gone, and of what was written to in between.
+        ctx.save_for_backward(features, *run.saved())
         return leaves
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        (features,) = ctx.saved_tensors
-        if ctx.versions != _versions(ctx.run.modules):
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                "a parameter of the model, between its forward and its backward pass."
-            )
+        features = ctx.saved_tensors[0]
         computed = ctx.run.backward(features, gradients)
-        if not ctx.needs_input_grad[2]:
-            return None, None, None, *computed
-        first, *others = computed
-        return None, None, None if first is None else first[: len(features)], *others
+        return None, None, *(computed if ctx.needs_input_grad[2] else (None, *computed))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from ..geometry.boxes import Box
 from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm_training
+from .autograd_nodes import autograd_nodes, saved_by
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import Tensors
@@ -65,6 +67,7 @@ class PaddedModel(ModelReference):
         self.trained = {name: p for name, p in self.aliases.items() if p.requires_grad}
         self.slots = _slots(model)
         self.gradient_mask: list[list[bool]] = []
+        self.read_backward: set[int] = set()  # where parameters lie that backward passes read
         self.fill: float | None = 0.0  # what replays leave behind the last row of layers' results
         # Not the model's own: their versions are of interest to backward passes still to come.
         self.buffers = {name: buffer.data for name, buffer in model.named_buffers()}
@@ -102,12 +105,15 @@ class PaddedModel(ModelReference):
         return _leaves(self.tensors, spec), features
 
     def check_reads(self, padded_input: PaddedInput) -> None:
-        """Raise Refusal where the model computes with other tensors than its own."""
+        """Raise Refusal where the model computes with other tensors than its own, or draws random numbers: a comparison
+        within rounding would take other ones for noise."""
         features = self.padded_features(padded_input)
         own_tensors = [*self.aliases.values(), *self.buffers.values()]
         with torch.no_grad():
             reads = ForeignReads([features, *padded_input.tensors(), *own_tensors])
             self.over(padded_input, features.detach(), [reads])
+        if reads.random is not None:
+            raise Refusal(Why.GRAPH_SIDE_EFFECT, reads.random, "random numbers")
 
     def padded_features(self, padded_input: PaddedInput) -> torch.Tensor:
         """Features for the padded input, with those of x in place."""
@@ -163,6 +169,7 @@ class PaddedModel(ModelReference):
         self._begin(own)
         leaves, features = self.run_alone()
         cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
+        self._look_at_graphs(leaves)
         self.gradient_mask = _gradient_mask(leaves, self.inputs(features), cotangents)
         expected = gradients_of(leaves, self.inputs(features), cotangents)
         expected += [*leaves, *self._statistics().values()]
@@ -180,6 +187,18 @@ class PaddedModel(ModelReference):
             compare_within_rounding(self._names(len(cotangents)), actual, expected, noisy, self._precision())
 
         return features.detach(), cotangents, check
+
+    def _look_at_graphs(self, leaves: list[torch.Tensor]) -> None:
+        """Learn which parameters backward passes read. Raises Refusal where one by a leaf of the output leaves all that
+        one by another needs: a program may go through both, which by a graph takes `retain_graph`."""
+        graphs = [autograd_nodes(leaf) for leaf in leaves]
+        if any(not one & other for one, other in itertools.combinations(graphs, 2)):
+            raise Refusal(Why.GRAPH_SEPARATE)
+        saved = [tensor.data_ptr() for node in set().union(*graphs) for tensor in saved_by(node)]
+        for parameter in self.aliases.values():
+            begin, end = parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes
+            if any(begin <= address < end for address in saved):
+                self.read_backward.add(begin)
 
     def _noisy(self, buffers: dict[str, torch.Tensor], cotangents: list[torch.Tensor]) -> list[Any]:
         """The same after a change of the features as small as rounding."""
