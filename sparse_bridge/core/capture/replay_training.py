@@ -16,21 +16,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from ... import hooks
 from ..closed_world.kept import assert_no_mutation
+from ..conv.convolution import autocast_dtype
 from ..geometry.data_bounds import Root
+from ..maps.coordinate_map import CoordinateMap
 from ..prefetch.recording import Recording
 from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
-from .captured_model import preserved_statistics
-from .graph_capture import captured, captured_from
+from .captured_model import OutputSpec, preserved_statistics
+from .graph_capture import captured, captured_from, trial
 from .graph_key import GraphKey, addresses
 from .graphed_module import GraphedModule
-from .replay_trial import PaddedModel, gradients_of, leaves_of
+from .replay_trial import PaddedModel, gradients_of, leaves_of, output_leaves
 
 
 class TrainingReplayer(GraphedModule):
@@ -84,7 +85,7 @@ class TrainingReplayer(GraphedModule):
         """A step whose forward pass is replayed, the features of the call, and the leaves of the output; None where
         the graph cannot serve this input."""
         with self.lock, torch.cuda.device(root.coords.device):
-            run = self._begin(graph, root)
+            run = self._begin(graph, call, root)
             if run is None:
                 return None
             features = graph.captured.tensors.features_of(call.x)
@@ -107,7 +108,7 @@ class TrainingReplayer(GraphedModule):
         ):
             own_features, cotangents, check = copy.reference()
             with preserved_statistics(model):
-                run = self._begin(graph, root)
+                run = self._begin(graph, call, root)
                 if run is None:
                     return
                 leaves = run.forward(own_features)
@@ -116,7 +117,7 @@ class TrainingReplayer(GraphedModule):
             copy.buffers = after
             check([*actual, *leaves])
 
-    def _begin(self, graph: _Graph, root: Root) -> _Run | None:
+    def _begin(self, graph: _Graph, call: Call, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
         pending = self.pending()
         if pending is not None and pending.open:  # another thread's, by now
@@ -125,9 +126,9 @@ class TrainingReplayer(GraphedModule):
         if self.parameters_moved(graph):
             return None
         rows = graph.maps.rows(len(root.coords))
-        if rows is None:
+        if rows is None or 1 in rows.values():  # torch's norms refuse to train on a single row
             return None
-        run = _Run(self, graph, root, rows)
+        run = _Run(self, graph, call, root, rows)
         self.pending = weakref.ref(run)
         return run
 
@@ -182,8 +183,8 @@ class _Graph:
         self, run: _Run, features: torch.Tensor, computed: tuple[torch.Tensor, ...], call: Call, root: Root
     ) -> Any:
         """The model's output for a call whose forward pass is replayed already, with the leaves `computed`."""
-        trained = [p for p in dict.fromkeys(_parameters(run.modules)) if p.requires_grad]
-        leaves = _Replay.apply(run, computed, features, *trained)
+        run.trained = [p for p in dict.fromkeys(_parameters(run.modules)) if p.requires_grad]
+        leaves = _Replay.apply(run, computed, features, *run.trained)
         return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
 
     def values(self, leaves: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
@@ -207,10 +208,13 @@ class _Run:
     model share. Once that was written to, by a backward pass or by another step, the forward pass is replayed again.
     """
 
-    def __init__(self, owner: TrainingReplayer, graph: _Graph, root: Root, rows: dict[int, int]) -> None:
+    def __init__(self, owner: TrainingReplayer, graph: _Graph, call: Call, root: Root, rows: dict[int, int]) -> None:
         self.owner, self.graph, self.root, self.rows = owner, graph, root, rows
+        self.call: Call | None = call  # until the first backward pass
+        self.autocast = autocast_dtype(root.coords.device)
         self.modules = owner.modules
         self.versions = self._versions()
+        self.trained: list[nn.Parameter] = []
         self.open = True  # until the first backward pass
         self.token = object()  # what the owner knows it by, without keeping it
 
@@ -267,7 +271,7 @@ class _Run:
             computed = [gradient for gradient in own if gradient is not None]
             copies = [torch.empty_like(gradient) for gradient in computed]
             torch._foreach_copy_(copies, computed)
-            self.open = False
+            self.open, self.call = False, None
         present = iter(copies)
         every = [None if gradient is None else next(present) for gradient in graph.gradients]
         used = [
@@ -278,6 +282,25 @@ class _Run:
         return [
             gradient if any(reached) else None for gradient, reached in zip(every, zip(*used, strict=True), strict=True)
         ]
+
+    def layers_again(
+        self, features: torch.Tensor, gradients: Sequence[torch.Tensor | None], inputs: list[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of `inputs` that have gradients: the layers compute once more, and autograd goes through them."""
+        call, device = self.call, features.device
+        if call is None:
+            raise RuntimeError(
+                "gradients of gradients of a model that is replayed have to be asked for in its first backward pass; "
+                "call the model in `with sparse_bridge.eager():` to have them in another one."
+            )
+        tensors = self.graph.captured.tensors
+        start = functools.partial(tensors.over, call.x, features, CoordinateMap(self.root.coords, self.root.box))
+        autocast = torch.autocast(device.type, self.autocast, self.autocast is not None)
+        with trial(), preserved_statistics(self.modules[0]), autocast:
+            leaves = output_leaves(tensors, OutputSpec.of(call, self.owner.run_layers, start, set()))
+        pairs = zip(leaves, gradients, strict=True)
+        outputs, cotangents = zip(*[pair for pair in pairs if pair[1] is not None], strict=True)
+        return list(torch.autograd.grad(outputs, inputs, cotangents, create_graph=True, allow_unused=True))
 
 
 def _parameters(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
@@ -301,8 +324,11 @@ class _Replay(torch.autograd.Function):
         return leaves
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        features = ctx.saved_tensors[0]
-        computed = ctx.run.backward(features, gradients)
+        run, features = ctx.run, ctx.saved_tensors[0]
+        if torch.is_grad_enabled():  # with create_graph=True
+            inputs = [features, *run.trained] if ctx.needs_input_grad[2] else run.trained
+            computed = run.layers_again(features, gradients, inputs)
+        else:
+            computed = run.backward(features, gradients)
         return None, None, *(computed if ctx.needs_input_grad[2] else (None, *computed))

@@ -102,11 +102,10 @@ class PaddedModel(ModelReference):
         root = CoordinateMap(self.root.coords, self.root.box)
         start = functools.partial(self.tensors.over, self.call.x, features, root)
         spec = OutputSpec.of(self.call, self, start, self.owner.reads)
-        return _leaves(self.tensors, spec), features
+        return output_leaves(self.tensors, spec), features
 
     def check_reads(self, padded_input: PaddedInput) -> None:
-        """Raise Refusal where the model computes with other tensors than its own, or draws random numbers: a comparison
-        within rounding would take other ones for noise."""
+        """Raise Refusal where the model computes with other tensors than its own, or draws random numbers."""
         features = self.padded_features(padded_input)
         own_tensors = [*self.aliases.values(), *self.buffers.values()]
         with torch.no_grad():
@@ -171,7 +170,10 @@ class PaddedModel(ModelReference):
         cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
         self._look_at_graphs(leaves)
         self.gradient_mask = _gradient_mask(leaves, self.inputs(features), cotangents)
+        before = _random_states(features.device)
         expected = gradients_of(leaves, self.inputs(features), cotangents)
+        if not all(map(torch.equal, before, _random_states(features.device))):
+            raise Refusal(Why.GRAPH_SIDE_EFFECT, "a backward pass", "random numbers")
         expected += [*leaves, *self._statistics().values()]
         numbers = self._numbers()
         self.buffers = own
@@ -239,10 +241,11 @@ class PaddedModel(ModelReference):
 
 def leaves_of(captured: Captured) -> list[torch.Tensor]:
     """The tensors of an output through which gradients come, each once."""
-    return _leaves(captured.tensors, captured.spec)
+    return output_leaves(captured.tensors, captured.spec)
 
 
-def _leaves(tensors: Tensors, spec: OutputSpec) -> list[torch.Tensor]:
+def output_leaves(tensors: Tensors, spec: OutputSpec) -> list[torch.Tensor]:
+    """The tensors of an output through which gradients come, each once. Raises Refusal where there are none."""
     leaves: dict[int, torch.Tensor] = {}
 
     def look(tensor: torch.Tensor) -> None:
@@ -285,6 +288,11 @@ def _gradient_mask(
         through = torch.autograd.grad(leaf, inputs, cotangent, retain_graph=True, allow_unused=True)
         mask.append([gradient is not None for gradient in through])
     return mask
+
+
+def _random_states(device: torch.device) -> list[torch.Tensor]:
+    """Of the generators that an operator on this device may draw from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _widened(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:

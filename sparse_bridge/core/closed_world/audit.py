@@ -334,10 +334,10 @@ def _switches(state: State) -> None:
 
 def _precision() -> str:
     """How precise torch's fp32 products are; those of cuBLAS stand in keys."""
-    # In a program that uses these names of torch 2.9, the older one raises RuntimeError.
-    newer = getattr(torch._C, "_get_fp32_precision_getter", None)
-    precision: str = torch.get_float32_matmul_precision() if newer is None else newer("mkldnn", "matmul")
-    return precision
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has set `fp32_precision`, a name of torch 2.9
+        return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
 
 
 _HOOKS = [

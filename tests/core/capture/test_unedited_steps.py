@@ -138,7 +138,25 @@ class Dropping(Net):
         return x.replace_feature(F.dropout(x.features, self.rate, self.training))
 
 
-def test_random_numbers_are_those_of_the_program(seen):
+class _Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + 0.01 * torch.randn_like(gradient)
+
+
+class Noisy(Net):
+    """Draws in its backward pass alone."""
+
+    def end(self, x):
+        return x.replace_feature(_Noise.apply(x.features))
+
+
+@pytest.mark.parametrize("drawing", [Dropping, Noisy])
+def test_random_numbers_are_those_of_the_program(seen, drawing):
     """The comparison of gradients allows for rounding, and would take other numbers for a lot of it."""
 
     def program(model, scene):
@@ -146,7 +164,7 @@ def test_random_numbers_are_those_of_the_program(seen):
             torch.manual_seed(seed)
             yield step(model, scene(seed)).detach(), torch.rand(1)
 
-    theirs, mine, _ = seen(Dropping, program)
+    theirs, mine, _ = seen(drawing, program)
     assert any("(random numbers)" in reason for reason in reasons())
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other)
@@ -264,3 +282,75 @@ def test_programs_that_set_fp32_precision(seen, own_precision):
     (theirs,), (mine,), model = seen(Net, program)
     close(mine, theirs)
     assert replayer(model).hits
+
+
+@pytest.mark.parametrize("used", [0, 1], ids=["linear", "sparse"])
+def test_gradients_of_gradients_are_those_of_the_layers(seen, used):
+    """Dense layers have them, sparse ones say why they have none."""
+
+    def program(model, scene):
+        for seed in range(SCENES):
+            model.zero_grad()
+            weight = (model.head.weight, model.a[0].weight)[used]
+            (first,) = torch.autograd.grad(model(scene(seed)).features.square().mean(), weight, create_graph=True)
+            try:
+                first.square().sum().backward()
+            except Exception as error:
+                yield {"first": first.detach()}, type(error), str(error)
+            else:
+                yield {"first": first.detach(), **gradients(model)}, None, ""
+
+    theirs, mine, model = seen(WithHead, program)
+    assert replayer(model).hits and (theirs[-1][1] is None) == (used == 0)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one[1:] == other[1:]
+        close(one[0], other[0])
+    for name, buffer in model.named_buffers():
+        assert not name.endswith("num_batches_tracked") or int(buffer) == SCENES
+
+
+def test_gradients_of_gradients_under_autocast(seen, device):
+    def program(model, scene):
+        for seed in range(SCENES):
+            model.zero_grad()
+            with torch.autocast(torch.device(device).type, torch.bfloat16):
+                loss = model(scene(seed)).features.float().square().mean()
+            (first,) = torch.autograd.grad(loss, model.head.weight, create_graph=True)
+            first.square().sum().backward()
+            yield {"first": first.detach(), "head": model.head.weight.grad}
+
+    theirs, mine, model = seen(WithHead, program)
+    assert replayer(model).hits
+    for one, other in zip(mine, theirs, strict=True):
+        for name, expected in other.items():
+            torch.testing.assert_close(one[name], expected, rtol=3e-2, atol=1e-3)
+
+
+def test_gradients_of_gradients_behind_another_backward_pass(seen):
+    """The call, which the layers would need once more, is gone by then."""
+
+    def program(model, scene):
+        for seed in range(SCENES):
+            loss = model(scene(seed)).features.square().mean()
+            loss.backward(retain_graph=True)
+            if seed == SCENES - 1 and settings.get().optimize == "graphs":
+                with pytest.raises(RuntimeError, match=r"with sparse_bridge.eager\(\):"):
+                    torch.autograd.grad(loss, model.head.weight, create_graph=True)
+        yield None
+
+    assert replayer(seen(WithHead, program)[-1]).hits
+
+
+def test_a_single_row_is_what_torch_s_norms_refuse(seen):
+    def program(model, scene):
+        for seed in range(SCENES):
+            x = scene(seed)
+            if seed == SCENES - 1:
+                x = type(x)(x.features[:1], x.indices[:1], x.spatial_shape, x.batch_size)
+                with pytest.raises(ValueError, match="more than 1 value per channel"):
+                    model(x)
+            else:
+                step(model, x)
+        yield None
+
+    assert replayer(seen(Net, program)[-1]).hits
