@@ -112,7 +112,7 @@ class TrainingReplayer(GraphedModule):
                 if run is None:
                     return
                 leaves = run.forward(own_features)
-                actual = run.backward(own_features, cotangents)
+                actual = run.backward(own_features, root.coords, cotangents)
                 after = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
             copy.buffers = after
             check([*actual, *leaves])
@@ -184,7 +184,9 @@ class _Graph:
     ) -> Any:
         """The model's output for a call whose forward pass is replayed already, with the leaves `computed`."""
         run.trained = [p for p in dict.fromkeys(_parameters(run.modules)) if p.requires_grad]
-        leaves = _Replay.apply(run, computed, features, *run.trained)
+        # Autograd keeps the coordinates as long as a backward pass may come. A program may write to them meanwhile.
+        coords = root.coords.clone() if root.coords.is_inference() else root.coords.data
+        leaves = _Replay.apply(run, computed, coords, features, *run.trained)
         return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
 
     def values(self, leaves: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
@@ -209,7 +211,7 @@ class _Run:
     """
 
     def __init__(self, owner: TrainingReplayer, graph: _Graph, call: Call, root: Root, rows: dict[int, int]) -> None:
-        self.owner, self.graph, self.root, self.rows = owner, graph, root, rows
+        self.owner, self.graph, self.bounds, self.rows = owner, graph, root.bounds, rows
         self.call: Call | None = call  # until the first backward pass
         self.autocast = autocast_dtype(root.coords.device)
         self.modules = owner.modules
@@ -237,7 +239,7 @@ class _Run:
             used = graph.padded_input.used
             return tuple([leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves])
 
-    def _forward_again(self, features: torch.Tensor) -> None:
+    def _forward_again(self, features: torch.Tensor, coords: torch.Tensor) -> None:
         """Have the memory hold what the backward pass of this step reads. Raises RuntimeError where it would be
         something else by now."""
         if self.versions != self._versions():
@@ -246,18 +248,20 @@ class _Run:
                 "a parameter of the model, between its forward and a second backward pass."
             )
         self.owner.speculation.discard()
-        self.graph.maps.start(self.root.coords, self.root.bounds)
+        self.graph.maps.start(coords, self.bounds)
         with torch.no_grad(), preserved_statistics(self.modules[0]):
             self.forward(features)
 
-    def backward(self, features: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def backward(
+        self, features: torch.Tensor, coords: torch.Tensor, gradients: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
         """Gradients of the features, if they require one, and of the trained parameters; None for those
         that only outputs without a gradient depend on."""
         graph = self.graph
         with self.owner.lock:
             self.owner.wait_for_last_replay()
             if self.owner.holder is not self.token:
-                self._forward_again(features)
+                self._forward_again(features, coords)
             self.owner.holder = None  # the backward pass writes there, too
             for wide, gradient in zip(graph.cotangents, gradients, strict=True):
                 rows = graph.padded_input.used(wide, self.rows) if gradient is not None else 0
@@ -284,7 +288,11 @@ class _Run:
         ]
 
     def layers_again(
-        self, features: torch.Tensor, gradients: Sequence[torch.Tensor | None], inputs: list[torch.Tensor]
+        self,
+        features: torch.Tensor,
+        coords: torch.Tensor,
+        gradients: Sequence[torch.Tensor | None],
+        inputs: list[torch.Tensor],
     ) -> list[torch.Tensor | None]:
         """Gradients of `inputs` that have gradients: the layers compute once more, and autograd goes through them."""
         call, device = self.call, features.device
@@ -294,7 +302,7 @@ class _Run:
                 "call the model in `with sparse_bridge.eager():` to have them in another one."
             )
         tensors = self.graph.captured.tensors
-        start = functools.partial(tensors.over, call.x, features, CoordinateMap(self.root.coords, self.root.box))
+        start = functools.partial(tensors.over, call.x, features, CoordinateMap(coords, Root(coords, self.bounds).box))
         autocast = torch.autocast(device.type, self.autocast, self.autocast is not None)
         with trial(), preserved_statistics(self.modules[0]), autocast:
             leaves = output_leaves(tensors, OutputSpec.of(call, self.owner.run_layers, start, set()))
@@ -314,21 +322,27 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, run: _Run, leaves: tuple[torch.Tensor, ...], features: torch.Tensor, *parameters: torch.Tensor
+        ctx: Any,
+        run: _Run,
+        leaves: tuple[torch.Tensor, ...],
+        coords: torch.Tensor,
+        features: torch.Tensor,
+        *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """leaves: what the forward pass has computed."""
         ctx.run = run
         ctx.set_materialize_grads(False)
         # torch then says what it says of a graph that is gone, and of what was written to in between.
-        ctx.save_for_backward(features, *run.saved())
+        ctx.save_for_backward(features, coords, *run.saved())
         return leaves
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        run, features = ctx.run, ctx.saved_tensors[0]
+        run, saved = ctx.run, ctx.saved_tensors
+        features, coords = saved[:2]
         if torch.is_grad_enabled():  # with create_graph=True
-            inputs = [features, *run.trained] if ctx.needs_input_grad[2] else run.trained
-            computed = run.layers_again(features, gradients, inputs)
+            inputs = [features, *run.trained] if ctx.needs_input_grad[3] else run.trained
+            computed = run.layers_again(features, coords, gradients, inputs)
         else:
-            computed = run.backward(features, gradients)
-        return None, None, *(computed if ctx.needs_input_grad[2] else (None, *computed))
+            computed = run.backward(features, coords, gradients)
+        return None, None, None, *(computed if ctx.needs_input_grad[3] else (None, *computed))

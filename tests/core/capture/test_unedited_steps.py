@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from sparse_bridge import policy, settings
@@ -354,3 +355,21 @@ def test_a_single_row_is_what_torch_s_norms_refuse(seen):
         yield None
 
     assert replayer(seen(Net, program)[-1]).hits
+
+
+def test_a_loss_that_is_kept_keeps_nothing_of_its_scene(seen):
+    """As in `total = total + loss`."""
+
+    def program(model, scene):
+        total, stored = 0.0, []
+        for seed in range(SCENES):
+            x = scene(seed)
+            stored = [StorageWeakRef(one.untyped_storage()) for one in (x.features, x.indices)]
+            loss = model(x).features.square().mean()
+            loss.backward()
+            total = total + loss
+            del x, loss
+        yield [one.expired() for one in stored]
+
+    theirs, mine, model = seen(Net, program)
+    assert mine == theirs == [[True, True]] and replayer(model).hits
