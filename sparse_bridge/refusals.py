@@ -82,7 +82,7 @@ class Why(enum.Enum):
     GRAPH_OBSERVED = "{} looks at what runs", "nothing: it is replayed again without"
     GRAPH_NESTED = "a graph is being captured around it", "nothing: what is around it is replayed as one"
     GRAPH_HOOKS = (
-        "a module or parameter of it has hooks, or it trains where no gradients are recorded",
+        "a module or parameter of it has hooks, a buffer a gradient, or it trains where none are recorded",
         "take the hooks off, and call `.eval()` for inference",
     )
     GRAPH_CHANGED = (

@@ -55,7 +55,8 @@ class TrainingReplayer(GraphedModule):
         return not (hooks.traced() or hooks.hooked_everywhere())
 
     def possible(self) -> bool:
-        if any(map(hooks.hooked, self.modules)):
+        buffers = itertools.chain.from_iterable([m._buffers.values() for m in self.modules])
+        if any(map(hooks.hooked, self.modules)) or any(b is not None and b.requires_grad for b in buffers):
             return False
         # A replay has all gradients at once: hooks would run in another order, and where a step does not come by.
         return not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in _parameters(self.modules))

@@ -373,3 +373,26 @@ def test_a_loss_that_is_kept_keeps_nothing_of_its_scene(seen):
 
     theirs, mine, model = seen(Net, program)
     assert mine == theirs == [[True, True]] and replayer(model).hits
+
+
+class WithBuffer(Net):
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.register_buffer("factor", torch.ones(8))
+
+    def end(self, x):
+        return x.replace_feature(x.features * self.factor)
+
+
+@pytest.mark.parametrize("first", [0, SCENES - 1])
+def test_buffers_that_require_a_gradient_get_one(seen, first):
+    def program(model, scene):
+        for seed in range(SCENES):
+            if seed == first:
+                model.factor.requires_grad_()
+            step(model, scene(seed))
+        yield {"factor": model.factor.grad}
+
+    (theirs,), (mine,), _ = seen(WithBuffer, program)
+    assert theirs["factor"] is not None
+    close(mine, theirs)
