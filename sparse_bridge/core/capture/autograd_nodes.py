@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,14 @@ def autograd_nodes(tensor: torch.Tensor) -> set[Any]:
     return nodes
 
 
-def saved_by(node: Any) -> Iterator[torch.Tensor]:
+def saved_for_backward(leaves: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[bool]:
+    """By parameter, whether a backward pass by the leaves of an output reads it."""
+    saved = [tensor.data_ptr() for node in set().union(*map(autograd_nodes, leaves)) for tensor in _saved_by(node)]
+    places = [(parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes) for parameter in parameters]
+    return [any(begin <= address < end for address in saved) for begin, end in places]
+
+
+def _saved_by(node: Any) -> Iterator[torch.Tensor]:
     """The tensors that a node keeps for a backward pass still to come."""
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
     for value in [getattr(node, name) for name in names]:

@@ -23,6 +23,7 @@ from ..conv.convolution import autocast_dtype
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from ..prefetch.recording import Recording
+from .autograd_nodes import saved_for_backward
 from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.structures import MISSING, Tensors
@@ -157,8 +158,8 @@ class TrainingReplayer(GraphedModule):
                         values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
                     captured_model.assert_same_structure(call, out, values)
                     del captured_model, values
-                    kind.trial = copy.gradient_mask, copy.read_backward, copy.fill
-                copy.gradient_mask, copy.read_backward, maps.padded_input.padding_value = kind.trial
+                    kind.trial = copy.gradient_mask, copy.fill
+                copy.gradient_mask, maps.padded_input.padding_value = kind.trial
                 return memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
         finally:
             self.capturing = False
@@ -170,11 +171,10 @@ class _Graph:
     def __init__(self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any) -> None:
         self.maps, self.padded_input = maps, maps.padded_input
         self.features, self.gradient_mask = copy.padded_features(self.padded_input), copy.gradient_mask
-        saved = [p.data_ptr() in copy.read_backward for p in _parameters(modules)]
-        self.read_backward = saved  # by parameter, whether the backward pass reads it
         work = functools.partial(copy.over, self.padded_input, self.features)
         self.forward, self.captured = captured_from(work, pool)
         self.leaves = leaves_of(self.captured)
+        self.saved = saved_for_backward(self.leaves, _parameters(modules))
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(lambda: gradients_of(self.leaves, inputs, self.cotangents), pool)
@@ -227,7 +227,7 @@ class _Run:
 
     def saved(self) -> list[nn.Parameter]:
         """The parameters that the layers' backward passes read, the last first, as those go."""
-        pairs = zip(self.graph.read_backward, _parameters(self.modules), strict=True)
+        pairs = zip(self.graph.saved, _parameters(self.modules), strict=True)
         return [parameter for read, parameter in pairs if read][::-1]
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -25,7 +25,7 @@ from ..geometry.boxes import Box
 from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm_training
-from .autograd_nodes import autograd_nodes, saved_by
+from .autograd_nodes import autograd_nodes
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import Tensors
@@ -67,7 +67,6 @@ class PaddedModel(ModelReference):
         self.trained = {name: p for name, p in self.aliases.items() if p.requires_grad}
         self.slots = _slots(model)
         self.gradient_mask: list[list[bool]] = []
-        self.read_backward: set[int] = set()  # where parameters lie that backward passes read
         self.fill: float | None = 0.0  # what replays leave behind the last row of layers' results
         # Not the model's own: their versions are of interest to backward passes still to come.
         self.buffers = {name: buffer.data for name, buffer in model.named_buffers()}
@@ -154,6 +153,9 @@ class PaddedModel(ModelReference):
             wide = leaves_of(captured_model)
             if len(wide) != len(cotangents):
                 raise Refusal(Why.GRAPH_RETURNS_LESS)
+            # A program may go backward through one after the other, which by a graph takes `retain_graph`.
+            if any(not one & other for one, other in itertools.combinations(map(autograd_nodes, wide), 2)):
+                raise Refusal(Why.GRAPH_SEPARATE)
             pairs = zip(cotangents, wide, strict=True)
             actual = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
             actual += [leaf[: padded_input.used(leaf, rows)] for leaf in wide]
@@ -168,7 +170,6 @@ class PaddedModel(ModelReference):
         self._begin(own)
         leaves, features = self.run_alone()
         cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
-        self._look_at_graphs(leaves)
         self.gradient_mask = _gradient_mask(leaves, self.inputs(features), cotangents)
         before = _random_states(features.device)
         expected = gradients_of(leaves, self.inputs(features), cotangents)
@@ -189,18 +190,6 @@ class PaddedModel(ModelReference):
             compare_within_rounding(self._names(len(cotangents)), actual, expected, noisy, self._precision())
 
         return features.detach(), cotangents, check
-
-    def _look_at_graphs(self, leaves: list[torch.Tensor]) -> None:
-        """Learn which parameters backward passes read. Raises Refusal where one by a leaf of the output leaves all that
-        one by another needs: a program may go through both, which by a graph takes `retain_graph`."""
-        graphs = [autograd_nodes(leaf) for leaf in leaves]
-        if any(not one & other for one, other in itertools.combinations(graphs, 2)):
-            raise Refusal(Why.GRAPH_SEPARATE)
-        saved = [tensor.data_ptr() for node in set().union(*graphs) for tensor in saved_by(node)]
-        for parameter in self.aliases.values():
-            begin, end = parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes
-            if any(begin <= address < end for address in saved):
-                self.read_backward.add(begin)
 
     def _noisy(self, buffers: dict[str, torch.Tensor], cotangents: list[torch.Tensor]) -> list[Any]:
         """The same after a change of the features as small as rounding."""
