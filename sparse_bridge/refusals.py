@@ -83,7 +83,7 @@ class Why(enum.Enum):
     GRAPH_OBSERVED = "{} looks at what runs", "nothing: it is replayed again without"
     GRAPH_NESTED = "a graph is being captured around it", "nothing: what is around it is replayed as one"
     GRAPH_HOOKS = (
-        "a module of it has hooks, or trains where no gradients are recorded",
+        "a module or parameter of it has hooks, a buffer a gradient, or it trains where none are recorded",
         "take the hooks off, and call `.eval()` for inference",
     )
     GRAPH_CHANGED = (
@@ -131,6 +131,10 @@ class Why(enum.Enum):
     GRAPH_NO_GRADIENT = (
         "its output does not depend on what is trained",
         "freeze the whole part, or call it under `torch.no_grad()`",
+    )
+    GRAPH_SEPARATE = (
+        "a backward pass by one of its outputs has nothing in common with one by another",
+        "give `optimize` the parts of it",
     )
     GRAPH_MOMENTUM = ("momentum=None of a batch norm counts batches on the host", "give the norm a momentum")
     GRAPH_ROWS_ON_HOST = "{} needs the number of rows on the host", _OUTSIDE

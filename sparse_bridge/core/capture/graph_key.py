@@ -12,7 +12,7 @@ from ... import memory, settings
 from ...refusals import Why
 from ..conv.convolution import autocast_dtype
 from ..device import rocm
-from ..device.torch_compat import allows_fp16_sums
+from ..device.torch_compat import allows_fp16_sums, allows_tf32
 from ..geometry.data_bounds import Root
 from . import padded
 from .calls.structures import Tensors
@@ -81,13 +81,7 @@ def key_of(tensors: Tensors, x: Any, features: torch.Tensor, constants: Hashable
         features.shape[1],
         tensors.label(x),
         constants,
-        (
-            features.requires_grad,
-            settings.get(),
-            tensors.switches(),
-            torch.backends.cuda.matmul.allow_tf32,
-            allows_fp16_sums(),
-        ),
+        (features.requires_grad, settings.get(), tensors.switches(), allows_tf32(), allows_fp16_sums()),
     )
 
 

@@ -67,7 +67,7 @@ class GraphedModule(ModelGraphs):
         if self.given_up() is not None and not self.graphs:
             return False
         if self.inner is None:
-            self.inner = list(self.model.modules())[1:]
+            self.look_for_modules()
         if in_trial() or not (hooks.may_be_replayed(self.model) and self.allowed()):
             return False
         if hooks.torch_replaced():
@@ -158,6 +158,7 @@ class GraphedModule(ModelGraphs):
         due = kind.attempts.due()
         if not due or self.given_up() is not None:
             return ReplayResult(MISSING)
+        self.look_for_modules()
         try:
             assert_on_one_rank(self.modules)
         except Refusal as error:

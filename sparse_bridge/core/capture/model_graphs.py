@@ -76,6 +76,10 @@ class ModelGraphs(ModelReference, abc.ABC):
         """Of the model, itself first; [] until it is called."""
         return [] if self.inner is None else [self.model, *self.inner]
 
+    def look_for_modules(self) -> None:
+        """Learn the modules of the model: before a capture again, as a program may add some."""
+        self.inner = list(self.model.modules())[1:]
+
     @property
     def graphs(self) -> list[Any]:
         """Of all kinds."""

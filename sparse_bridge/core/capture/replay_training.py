@@ -16,21 +16,23 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from ... import hooks
 from ..closed_world.kept import assert_no_mutation
+from ..conv.convolution import autocast_dtype
 from ..geometry.data_bounds import Root
+from ..maps.coordinate_map import CoordinateMap
 from ..prefetch.recording import Recording
+from .autograd_nodes import saved_for_backward
 from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
-from .captured_model import preserved_statistics
-from .graph_capture import captured, captured_from
+from .captured_model import OutputSpec, preserved_statistics
+from .graph_capture import captured, captured_from, trial
 from .graph_key import GraphKey, addresses
 from .graphed_module import GraphedModule
-from .replay_trial import PaddedModel, gradients_of, leaves_of
+from .replay_trial import PaddedModel, gradients_of, leaves_of, output_leaves
 
 
 class TrainingReplayer(GraphedModule):
@@ -54,12 +56,15 @@ class TrainingReplayer(GraphedModule):
         return not (hooks.traced() or hooks.hooked_everywhere())
 
     def possible(self) -> bool:
-        return not any(map(hooks.hooked, self.modules))
+        buffers = itertools.chain.from_iterable([m._buffers.values() for m in self.modules])
+        if any(map(hooks.hooked, self.modules)) or any(b is not None and b.requires_grad for b in buffers):
+            return False
+        # A replay has all gradients at once: hooks would run in another order, and where a step does not come by.
+        return not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in _parameters(self.modules))
 
     def complete_key(self, key: GraphKey) -> GraphKey:
         modes = tuple([module.training for module in self.modules])
-        parameters = itertools.chain.from_iterable([m._parameters.values() for m in self.modules])
-        requires_grad = tuple([p.requires_grad for p in parameters if p is not None])
+        requires_grad = tuple([p.requires_grad for p in _parameters(self.modules)])
         return key._replace(switches=(*key.switches, modes, requires_grad))
 
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
@@ -82,7 +87,7 @@ class TrainingReplayer(GraphedModule):
         """A step whose forward pass is replayed, the features of the call, and the leaves of the output; None where
         the graph cannot serve this input."""
         with self.lock, torch.cuda.device(root.coords.device):
-            run = self._begin(graph, root)
+            run = self._begin(graph, call, root)
             if run is None:
                 return None
             features = graph.captured.tensors.features_of(call.x)
@@ -105,16 +110,16 @@ class TrainingReplayer(GraphedModule):
         ):
             own_features, cotangents, check = copy.reference()
             with preserved_statistics(model):
-                run = self._begin(graph, root)
+                run = self._begin(graph, call, root)
                 if run is None:
                     return
                 leaves = run.forward(own_features)
-                actual = run.backward(own_features, cotangents)
+                actual = run.backward(own_features, root.coords, cotangents)
                 after = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
             copy.buffers = after
             check([*actual, *leaves])
 
-    def _begin(self, graph: _Graph, root: Root) -> _Run | None:
+    def _begin(self, graph: _Graph, call: Call, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
         pending = self.pending()
         if pending is not None and pending.open:  # another thread's, by now
@@ -123,9 +128,9 @@ class TrainingReplayer(GraphedModule):
         if self.parameters_moved(graph):
             return None
         rows = graph.maps.rows(len(root.coords))
-        if rows is None:
+        if rows is None or 1 in rows.values():  # torch's norms refuse to train on a single row
             return None
-        run = _Run(self, graph, root, rows)
+        run = _Run(self, graph, call, root, rows)
         self.pending = weakref.ref(run)
         return run
 
@@ -138,7 +143,7 @@ class TrainingReplayer(GraphedModule):
             memory = self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
-            with on_one_thread, on_own_stream(key.device, memory.stream), unchanged:
+            with on_one_thread, on_own_stream(key.device, memory.stream), unchanged, preserved_statistics(self.model):
                 captured_maps = maps_like(root, recording, capacity, memory)
                 if captured_maps is None:
                     return None
@@ -169,6 +174,7 @@ class _Graph:
         work = functools.partial(copy.over, self.padded_input, self.features)
         self.forward, self.captured = captured_from(work, pool)
         self.leaves = leaves_of(self.captured)
+        self.saved = saved_for_backward(self.leaves, _parameters(modules))
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(lambda: gradients_of(self.leaves, inputs, self.cotangents), pool)
@@ -178,12 +184,12 @@ class _Graph:
         self, run: _Run, features: torch.Tensor, computed: tuple[torch.Tensor, ...], call: Call, root: Root
     ) -> Any:
         """The model's output for a call whose forward pass is replayed already, with the leaves `computed`."""
-        # As `parameters()` has them, in a tenth of the time.
-        parameters = itertools.chain.from_iterable([m._parameters.values() for m in run.modules])
-        trained = [p for p in dict.fromkeys(parameters) if p is not None and p.requires_grad]
+        trained = [p for p in dict.fromkeys(_parameters(run.modules)) if p.requires_grad]
         gradients = self.gradients[len(self.gradients) - len(trained) :]
-        reached = [p for p, gradient in zip(trained, gradients, strict=True) if gradient is not None]
-        leaves = _Replay.apply(run, computed, features, *reached)
+        run.reached = [p for p, gradient in zip(trained, gradients, strict=True) if gradient is not None]
+        # Autograd keeps the coordinates as long as a backward pass may come. A program may write to them meanwhile.
+        coords = root.coords.clone() if root.coords.is_inference() else root.coords.data
+        leaves = _Replay.apply(run, computed, coords, features, *run.reached)
         return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
 
     def values(self, leaves: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
@@ -207,11 +213,24 @@ class _Run:
     model share. Once that was written to, by a backward pass or by another step, the forward pass is replayed again.
     """
 
-    def __init__(self, owner: TrainingReplayer, graph: _Graph, root: Root, rows: dict[int, int]) -> None:
-        self.owner, self.graph, self.root, self.rows = owner, graph, root, rows
+    def __init__(self, owner: TrainingReplayer, graph: _Graph, call: Call, root: Root, rows: dict[int, int]) -> None:
+        self.owner, self.graph, self.bounds, self.rows = owner, graph, root.bounds, rows
+        self.call: Call | None = call  # until the first backward pass
+        self.autocast = autocast_dtype(root.coords.device)
         self.modules = owner.modules
+        self.versions = self._versions()
+        self.reached: list[nn.Parameter] = []  # by gradients
         self.open = True  # until the first backward pass
         self.token = object()  # what the owner knows it by, without keeping it
+
+    def _versions(self) -> list[int]:
+        """How often every parameter was written to."""
+        return [p._version for p in _parameters(self.modules)]
+
+    def saved(self) -> list[nn.Parameter]:
+        """The parameters that the layers' backward passes read, the last first, as those go."""
+        pairs = zip(self.graph.saved, _parameters(self.modules), strict=True)
+        return [parameter for read, parameter in pairs if read][::-1]
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         graph = self.graph
@@ -223,21 +242,29 @@ class _Run:
             used = graph.padded_input.used
             return tuple([leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves])
 
-    def _forward_again(self, features: torch.Tensor) -> None:
-        """Have the memory hold what the backward pass of this step reads."""
+    def _forward_again(self, features: torch.Tensor, coords: torch.Tensor) -> None:
+        """Have the memory hold what the backward pass of this step reads. Raises RuntimeError where it would be
+        something else by now."""
+        if self.versions != self._versions():
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                "a parameter of the model, between its forward and a second backward pass."
+            )
         self.owner.speculation.discard()
-        self.graph.maps.start(self.root.coords, self.root.bounds)
+        self.graph.maps.start(coords, self.bounds)
         with torch.no_grad(), preserved_statistics(self.modules[0]):
             self.forward(features)
 
-    def backward(self, features: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def backward(
+        self, features: torch.Tensor, coords: torch.Tensor, gradients: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
         """Gradients of the features, if they require one, and of the trained parameters; None for those
         that only outputs without a gradient depend on."""
         graph = self.graph
         with self.owner.lock:
             self.owner.wait_for_last_replay()
             if self.owner.holder is not self.token:
-                self._forward_again(features)
+                self._forward_again(features, coords)
             self.owner.holder = None  # the backward pass writes there, too
             for wide, gradient in zip(graph.cotangents, gradients, strict=True):
                 rows = graph.padded_input.used(wide, self.rows) if gradient is not None else 0
@@ -245,10 +272,13 @@ class _Run:
                     wide[:rows].copy_(gradient)
                 wide[rows:].zero_()
             graph.backward.replay()
-            computed = [gradient for gradient in graph.gradients if gradient is not None]
+            own = graph.gradients
+            if graph.features.requires_grad and own[0] is not None:  # without the rows that there are not
+                own = [own[0][: features.shape[0]], *own[1:]]
+            computed = [gradient for gradient in own if gradient is not None]
             copies = [torch.empty_like(gradient) for gradient in computed]
             torch._foreach_copy_(copies, computed)
-            self.open = False
+            self.open, self.call = False, None
         present = iter(copies)
         every = [None if gradient is None else next(present) for gradient in graph.gradients]
         used = [
@@ -260,10 +290,34 @@ class _Run:
             gradient if any(reached) else None for gradient, reached in zip(every, zip(*used, strict=True), strict=True)
         ]
 
+    def layers_again(
+        self,
+        features: torch.Tensor,
+        coords: torch.Tensor,
+        gradients: Sequence[torch.Tensor | None],
+        inputs: list[torch.Tensor],
+    ) -> list[torch.Tensor | None]:
+        """Gradients of `inputs` that have gradients: the layers compute once more, and autograd goes through them."""
+        call, device = self.call, features.device
+        if call is None:
+            raise RuntimeError(
+                "gradients of gradients of a model that is replayed have to be asked for in its first backward pass; "
+                "call the model in `with sparse_bridge.eager():` to have them in another one."
+            )
+        tensors = self.graph.captured.tensors
+        start = functools.partial(tensors.over, call.x, features, CoordinateMap(coords, Root(coords, self.bounds).box))
+        autocast = torch.autocast(device.type, self.autocast, self.autocast is not None)
+        with trial(), preserved_statistics(self.modules[0]), autocast:
+            leaves = output_leaves(tensors, OutputSpec.of(call, self.owner.run_layers, start, set()))
+        pairs = zip(leaves, gradients, strict=True)
+        outputs, cotangents = zip(*[pair for pair in pairs if pair[1] is not None], strict=True)
+        return list(torch.autograd.grad(outputs, inputs, cotangents, create_graph=True, allow_unused=True))
 
-def _versions(modules: Sequence[nn.Module]) -> tuple[int, ...]:
-    """How often every parameter was written to."""
-    return tuple([p._version for module in modules for p in module._parameters.values() if p is not None])
+
+def _parameters(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Those of each module in turn: as `parameters()` has them, but for shared ones, in a tenth of the time."""
+    parameters = itertools.chain.from_iterable([m._parameters.values() for m in modules])
+    return [p for p in parameters if p is not None]
 
 
 class _Replay(torch.autograd.Function):
@@ -271,26 +325,29 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, run: _Run, leaves: tuple[torch.Tensor, ...], features: torch.Tensor, *parameters: torch.Tensor
+        ctx: Any,
+        run: _Run,
+        leaves: tuple[torch.Tensor, ...],
+        coords: torch.Tensor,
+        features: torch.Tensor,
+        *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """leaves: what the forward pass has computed."""
-        ctx.run, ctx.versions = run, _versions(run.modules)
+        ctx.run = run
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(features)  # torch then says what it says of a graph that is gone
+        # torch then says what it says of a graph that is gone, and of what was written to in between.
+        ctx.save_for_backward(features, coords, *run.saved())
         return leaves
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        (features,) = ctx.saved_tensors
-        if ctx.versions != _versions(ctx.run.modules):
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                "a parameter of the model, between its forward and its backward pass."
-            )
-        computed, first = ctx.run.backward(features, gradients), None
-        reached = [own is not None for own in ctx.run.graph.gradients]
-        if ctx.needs_input_grad[2]:
-            (first, *computed), reached = computed, reached[1:]
-        others = itertools.compress(computed, reached)
-        return None, None, None if first is None else first[: len(features)], *others
+        run, saved = ctx.run, ctx.saved_tensors
+        features, coords = saved[:2]
+        if torch.is_grad_enabled():  # with create_graph=True
+            inputs = [features, *run.reached] if ctx.needs_input_grad[3] else run.reached
+            computed = run.layers_again(features, coords, gradients, inputs)
+        else:
+            reached = [own is not None for own in run.graph.gradients]
+            reached[0] = reached[0] or ctx.needs_input_grad[3]
+            computed = list(itertools.compress(run.backward(features, coords, gradients), reached))
+        return None, None, None, *(computed if ctx.needs_input_grad[3] else (None, *computed))

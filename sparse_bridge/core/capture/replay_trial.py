@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from ..geometry.boxes import Box
 from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm_training
+from .autograd_nodes import autograd_nodes
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import Tensors
@@ -99,15 +101,17 @@ class PaddedModel(ModelReference):
         root = CoordinateMap(self.root.coords, self.root.box)
         start = functools.partial(self.tensors.over, self.call.x, features, root)
         spec = OutputSpec.of(self.call, self, start, self.owner.reads)
-        return _leaves(self.tensors, spec), features
+        return output_leaves(self.tensors, spec), features
 
     def check_reads(self, padded_input: PaddedInput) -> None:
-        """Raise Refusal where the model computes with other tensors than its own."""
+        """Raise Refusal where the model computes with other tensors than its own, or draws random numbers."""
         features = self.padded_features(padded_input)
         own_tensors = [*self.aliases.values(), *self.buffers.values()]
         with torch.no_grad():
             reads = ForeignReads([features, *padded_input.tensors(), *own_tensors])
             self.over(padded_input, features.detach(), [reads])
+        if reads.random is not None:
+            raise Refusal(Why.GRAPH_SIDE_EFFECT, reads.random, "random numbers")
 
     def padded_features(self, padded_input: PaddedInput) -> torch.Tensor:
         """Features for the padded input, with those of x in place."""
@@ -149,6 +153,9 @@ class PaddedModel(ModelReference):
             wide = leaves_of(captured_model)
             if len(wide) != len(cotangents):
                 raise Refusal(Why.GRAPH_RETURNS_LESS)
+            # A program may go backward through one after the other, which by a graph takes `retain_graph`.
+            if any(not one & other for one, other in itertools.combinations(map(autograd_nodes, wide), 2)):
+                raise Refusal(Why.GRAPH_SEPARATE)
             pairs = zip(cotangents, wide, strict=True)
             actual = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
             actual += [leaf[: padded_input.used(leaf, rows)] for leaf in wide]
@@ -164,7 +171,10 @@ class PaddedModel(ModelReference):
         leaves, features = self.run_alone()
         cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
         self.gradient_mask = _gradient_mask(leaves, self.inputs(features), cotangents)
+        before = _random_states(features.device)
         expected = gradients_of(leaves, self.inputs(features), cotangents)
+        if not all(map(torch.equal, before, _random_states(features.device))):
+            raise Refusal(Why.GRAPH_SIDE_EFFECT, "a backward pass", "random numbers")
         expected += [*leaves, *self._statistics().values()]
         numbers = self._numbers()
         self.buffers = own
@@ -220,10 +230,11 @@ class PaddedModel(ModelReference):
 
 def leaves_of(captured: Captured) -> list[torch.Tensor]:
     """The tensors of an output through which gradients come, each once."""
-    return _leaves(captured.tensors, captured.spec)
+    return output_leaves(captured.tensors, captured.spec)
 
 
-def _leaves(tensors: Tensors, spec: OutputSpec) -> list[torch.Tensor]:
+def output_leaves(tensors: Tensors, spec: OutputSpec) -> list[torch.Tensor]:
+    """The tensors of an output through which gradients come, each once. Raises Refusal where there are none."""
     leaves: dict[int, torch.Tensor] = {}
 
     def look(tensor: torch.Tensor) -> None:
@@ -266,6 +277,11 @@ def _gradient_mask(
         through = torch.autograd.grad(leaf, inputs, cotangent, retain_graph=True, allow_unused=True)
         mask.append([gradient is not None for gradient in through])
     return mask
+
+
+def _random_states(device: torch.device) -> list[torch.Tensor]:
+    """Of the generators that an operator on this device may draw from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _widened(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:

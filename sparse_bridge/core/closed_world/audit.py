@@ -322,16 +322,22 @@ def _switches(state: State) -> None:
         return (
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),
-            sys.intern(torch.get_float32_matmul_precision()),
+            sys.intern(_precision()),
             torch.backends.cudnn.enabled,
-            torch.backends.cuda.matmul.allow_tf32,
             *map(len, _HOOKS),
         )
 
-    names = ["torch's default dtype", "torch's deterministic algorithms", "torch's matmul precision"]
-    names += ["torch.backends.cudnn.enabled", "torch.backends.cuda.matmul.allow_tf32"]
-    names += ["torch's global hooks"] * len(_HOOKS)
+    names = ["torch's default dtype", "torch's deterministic algorithms"]
+    names += ["torch's matmul precision", "torch.backends.cudnn.enabled", *["torch's global hooks"] * len(_HOOKS)]
     state.entry(switches, None, names.__getitem__)
+
+
+def _precision() -> str:
+    """How precise torch's fp32 products are; those of cuBLAS stand in keys."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has set `fp32_precision`, a name of torch 2.9
+        return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
 
 
 _HOOKS = [

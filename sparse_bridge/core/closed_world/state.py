@@ -282,7 +282,7 @@ class State:
             raise Refusal(Why.GRAPH_READS_STATE, label, where, "ScriptModule")
         self.seen[id(module)] = label
         self.methods_of(type(module), where)
-        if own["_modules"] or not trusted:
+        if own["_modules"] or not trusted or hasattr(type(module), "__len__"):  # a list that is empty for now
             self.entry(guards.items_in, own["_modules"], lambda _: f"the modules of {label}", layer=True)
         for tensors in (own["_parameters"], own["_buffers"]):
             for name, tensor in tensors.items():

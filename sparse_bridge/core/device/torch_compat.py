@@ -20,6 +20,8 @@ SAVED_TENSORS_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_defau
 # How torch's own switch for sums of fp16 products in fp16 stands, `torch.backends.cuda.matmul.allow_fp16_accumulation`
 # of torch 2.7. Called at every layer, so without a function of Python around it.
 allows_fp16_sums: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)
+# torch's own switch for fp32 products on tensor cores, by its name of torch 2.9; None before.
+_fp32_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 # The innermost transform of functions in force, such as vmap; None: there is none.
 transform: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 # What tells the allocator of CUDA memory its settings, as PYTORCH_CUDA_ALLOC_CONF has them; None: nothing does.
@@ -29,6 +31,14 @@ set_allocator: Callable[[str], Any] | None = getattr(
     getattr(torch._C, "_cuda_cudaCachingAllocator_set_allocator_settings", None),
 )
 BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch itself refuses vmap
+
+
+def allows_tf32() -> bool:
+    """Whether torch may round fp32 products to TF32. (`torch.backends.cuda.matmul.allow_tf32` raises RuntimeError in a
+    program that has set `fp32_precision` next to it.)"""
+    if _fp32_precision is None:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return _fp32_precision("cuda", "matmul") == "tf32"
 
 
 def guards(*tensors: torch.Tensor, any_rows: bool = False) -> Callable[..., bool]:

@@ -381,6 +381,22 @@ class Loops(Net):
         return x.replace_feature(merged["sum"])
 
 
+def through(self, x):
+    for part in self.parts:
+        x = x.replace_feature(part(x.features))
+    return x
+
+
+for _kind in (nn.ModuleList, nn.Sequential):
+    closed(f"an empty {_kind.__name__}", through, lambda m: m.parts.append(nn.ReLU()), parts=_kind)
+closed(
+    "an empty ModuleDict",
+    lambda self, x: times(x, float(len(self.parts))),
+    lambda m: m.parts.update({"act": nn.ReLU()}),
+    parts=nn.ModuleDict,
+)
+
+
 # what reads attributes whose names are not in sight
 
 

@@ -40,9 +40,9 @@ def replays(monkeypatch):
     found = []
     backward = replay_training._Run.backward
 
-    def counted(self, features, gradients):
+    def counted(self, *given):
         found.append(self)
-        return backward(self, features, gradients)
+        return backward(self, *given)
 
     monkeypatch.setattr(replay_training._Run, "backward", counted)
     return found

@@ -17,8 +17,10 @@ class ForeignReads(TorchDispatchMode):
     """Raises Refusal where torch computes with tensors that were there before, but for some
     that are `known`.
 
-    alters: whether it wrote to one of those, or drew random numbers.
+    alters: whether it wrote to one of those, or drew random numbers.  random: the operator that drew some.
     """
+
+    random: Any = None
 
     def __init__(self, allowed: list[torch.Tensor]) -> None:
         super().__init__()
@@ -42,6 +44,7 @@ class ForeignReads(TorchDispatchMode):
 
     def _altering(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if torch.Tag.nondeterministic_seeded in func.tags:
+            self.random = func
             return True
         if not func._schema.is_mutable:
             return False
