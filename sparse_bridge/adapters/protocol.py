@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from ..core.device.torch_compat import allows_tf32
 from ..core.geometry.boxes import Box
 from ..core.geometry.data_bounds import Root
 from ..core.geometry.sparse_data import SparseData
@@ -169,7 +170,7 @@ class TensorProtocol(abc.ABC):
 
     def allows_tf32(self) -> bool:
         """Whether layers may round fp32 products to TF32 on a GPU."""
-        return torch.backends.cuda.matmul.allow_tf32
+        return allows_tf32()
 
     def switches(self) -> Hashable:
         """What the framework's layers look at besides their arguments."""

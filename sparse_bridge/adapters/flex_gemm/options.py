@@ -6,9 +6,8 @@ import importlib
 import sys
 from typing import Any
 
-import torch
-
 from ...core.conv.plan import ConvForm
+from ...core.device.torch_compat import allows_tf32
 from ..base import Patch
 from .errors import ArgumentValueError
 
@@ -66,7 +65,7 @@ def allow_tf32() -> bool:
     (FlexGEMM itself allows TF32 by default.)
     """
     switch = getattr(sys.modules.get(_CONFIG), "allow_tf32", None)
-    return torch.backends.cuda.matmul.allow_tf32 if switch is None else bool(switch)
+    return allows_tf32() if switch is None else bool(switch)
 
 
 def form(requested: Any = None, tf32: bool | None = None) -> ConvForm:

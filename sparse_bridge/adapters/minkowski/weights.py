@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...core.conv.convolution import autocast_dtype
+from ...core.device.torch_compat import allows_tf32
 from ..warmup_registry import Expected, new_coordinates, of_kernel
 from .errors import FeatureShapeError, FeatureTypeError, TensorDeviceError
 from .grid import Grid
@@ -58,7 +59,7 @@ def check_weight(features: torch.Tensor, kernel: torch.Tensor, channels: int, n_
 
 def allow_tf32() -> bool:
     """fp32 products follow torch's own switch."""
-    return torch.backends.cuda.matmul.allow_tf32
+    return allows_tf32()
 
 
 def expected(layer: Any) -> Iterator[Expected]:

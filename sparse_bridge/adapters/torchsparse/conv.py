@@ -17,6 +17,7 @@ from ...core.conv.layers import convolve_layer
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.device.selection import as_on_gpu
+from ...core.device.torch_compat import allows_tf32
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops.pointwise import linear_layer
@@ -320,7 +321,7 @@ def allow_tf32(profile: Profile, device: torch.device) -> bool:
     if device.type != "cuda" and (torch.compiler.is_compiling() or not as_on_gpu(device)):
         return False
     if not profile.divides:
-        return torch.backends.cuda.matmul.allow_tf32
+        return allows_tf32()
     backends = sys.modules.get("torchsparse.backends")
     chosen = None if backends is None else vars(backends).get("allow_tf32")
     return (device.type != "cuda" or _has_tf32(device)) if chosen is None else bool(chosen)

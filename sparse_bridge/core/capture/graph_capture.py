@@ -161,15 +161,17 @@ def captured_from(work: Callable[[Sequence[Any]], _Result], pool: Any) -> tuple[
     return graph, work([graph])
 
 
-def check_room(peak: int, reserved: int) -> int:
+def check_room(peak: int, reserved: int, under_way: int = 0) -> int:
     """Bytes that were captured. Raises Refusal unless the GPU has memory for them and, beside it, for all that the
     program has used at once so far, `peak` bytes: what serves the layers' results in an eager call serves other parts
     of the program between two calls.
 
-    reserved: bytes before the capture.
+    reserved: bytes before the capture.  under_way: bytes in use, where a backward pass is still to come.
     """
     held = torch.cuda.memory_reserved()
     graph, there = held - reserved, torch.cuda.mem_get_info()[0] + held
+    if under_way:  # the backward pass adds less than half of what a whole step takes
+        peak = max(peak, under_way + graph // 2)
     if peak + graph > there:
         raise Refusal(Why.GRAPH_NO_ROOM)
     return graph

@@ -270,11 +270,12 @@ class GraphedModule(ModelGraphs):
                 self.memory = self.memory if self.graphs else GraphMemory(key.device)  # it lasts as long as they do
                 empty_cache()
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
+                under_way = torch.cuda.memory_allocated() if self.trains else 0
                 guards = len(self.reads), self.by_box
                 graph = self.record_graph(kind, key, recording, capacity, call, root, out)
                 empty_cache()  # what the trial took on a stream of its own
                 if graph is not None:
-                    graph.nbytes = check_room(peak, reserved)
+                    graph.nbytes = check_room(peak, reserved, under_way)
                     self.undecided = self.declined = None
                     self.inconclusive.learn(True)
                     kind.take(graph, capacity)

@@ -36,7 +36,7 @@ BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch it
 def allows_tf32() -> bool:
     """Whether torch may round fp32 products to TF32. (`torch.backends.cuda.matmul.allow_tf32` raises RuntimeError in a
     program that has set `fp32_precision` next to it.)"""
-    if _fp32_precision is None:
+    if _fp32_precision is None or torch.compiler.is_compiling():  # which knows this attribute alone
         return bool(torch.backends.cuda.matmul.allow_tf32)
     return _fp32_precision("cuda", "matmul") == "tf32"
 

@@ -30,6 +30,7 @@ from ..conv.registry import row_kernels
 from ..device import memory_use, rocm
 from ..device.precision import KERNEL_DTYPES
 from ..device.selection import stands_in
+from ..device.torch_compat import allows_tf32
 from ..maps.kernel_map import KernelMap
 from ..maps.pair_lists import DevicePairs
 from ..maps.rows import Rows, rows_of_number, scoped_cache
@@ -131,7 +132,7 @@ def takes(dtype: torch.dtype, w: torch.Tensor) -> bool:
 def form_of(x: torch.Tensor) -> ConvForm:
     """How the product of x [N, C_in] is computed: fp32 by torch's own switch (`allow_tf32`), as torch's product
     would be."""
-    tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = x.dtype == torch.float32 and allows_tf32()
     return _TF32 if tf32 else FORM
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...errors import DeviceError, SettingError, ShapeError, UnsupportedError
 from ..device import rocm
+from ..device.torch_compat import allows_tf32
 from ..traced import between_graphs
 from .relational import AGGREGATIONS, RelationMap, convolved, relation_map
 from .relational_checks import INTEGERS, check_dtypes, check_nodes, check_numbers, check_operands, size_of
@@ -173,7 +174,7 @@ def forward(layer: Any, x: Any, edge_index: Any, edge_type: torch.Tensor | None)
             residual = rows if residual is None else rows + residual
     elif residual is not None:
         residual = residual.expand(relations.n_out, -1)
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    tf32 = allows_tf32()
     aggr = "sum" if layer.aggr == "add" else layer.aggr
     return convolved(source, weight, relations, dtype, aggr=aggr, residual=residual, allow_tf32=tf32)
 

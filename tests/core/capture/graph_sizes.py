@@ -39,7 +39,7 @@ def graphs_of(rows: int, compared: bool = False, watched: bool = False) -> Itera
     Without, a test can count which calls are replayed.  watched: whether a call is watched before the capture, as
     for users; without, what a test puts around the layers may keep state.
     """
-    every = settings.get().compare_every if compared else 0
+    every = settings.Settings().compare_every if compared else 0
     audit = Audit if watched else _Trusted
     with ruled(padded, _LEAST=rows), settings.override(compare_every=every), ruled(graphed_module, Audit=audit):
         yield

@@ -352,12 +352,15 @@ def test_a_graph_that_leaves_no_room_is_not_kept(graphs, monkeypatch):
     assert not graphs.graphs and "GRAPH_NO_ROOM" in graphs.why()
 
 
-@pytest.mark.parametrize(("free", "fits"), [(600, True), (400, False)])
-def test_room_for_a_graph(fake_gpu, free, fits):
-    """500 bytes of a graph beside 900 that the program has used at once, of which 400 are still reserved."""
+@pytest.mark.parametrize(
+    "free, under_way, fits", [(600, 0, True), (599, 0, False), (600, 750, True), (600, 751, False), (700, 800, True)]
+)
+def test_room_for_a_graph(fake_gpu, free, under_way, fits):
+    """500 bytes of a graph beside 1,000 that the program has used at once, of which 400 are still reserved; or beside a
+    step whose backward pass is still to come."""
     fake_gpu.has(reserved_memory=900, free_memory=(free, 1 << 20))
     with contextlib.nullcontext() if fits else pytest.raises(Refusal):
-        graph_capture.check_room(1000, 400)
+        assert graph_capture.check_room(1000, 400, under_way) == 500
 
 
 @pytest.mark.parametrize("trains, free, stays", [(True, 1999, False), (True, 2000, True), (False, 0, True)])

@@ -13,6 +13,7 @@ from ....core.compile.coordinates import BuilderResult, Sites, Traced
 from ....core.compile.library import define
 from ....core.conv.epilogue import Epilogue
 from ....core.conv.plan import ConvForm
+from ....core.device.torch_compat import allows_tf32
 from ....core.maps.kernel_map import KernelMap
 from ....core.ops.row_matrix import RowMatrix
 from ....errors import ContractError
@@ -205,7 +206,7 @@ def convolved(module: Any, x: Any, kernel: torch.Tensor, bias: torch.Tensor | No
     sites = graph_of(x._manager._manager).sites[x.coordinate_map_key._key]
     check_features(x._F, sites.coords.shape[0], sites.coords.device, layer_name)
     check_weight(x._F, kernel, kernel.shape[-2], region.n_offsets, layer_name)
-    tf32 = x._F.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = x._F.dtype is torch.float32 and allows_tf32()
     form = ConvForm(precision="tf32" if tf32 else "ieee")
     if kernel.dim() == 2:
         kernel = kernel.unsqueeze(0)
