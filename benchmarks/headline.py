@@ -20,6 +20,7 @@ _PEERS = {
     "bridge_torchsparse": "torchsparse's",
     "bridge_minkowski": "MinkowskiEngine's",
     "bridge_fuse": "spconv's, no replays",
+    "bridge_graphs": "spconv's, graphs",  # of records from before steps were replayed by default
 }
 _NETWORKS = {"unet": "U-Net", "second": "SECOND"}
 
