@@ -30,7 +30,7 @@ from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
 from .captured_model import OutputSpec, preserved_statistics
 from .graph_capture import captured, captured_from, trial
-from .graph_key import GraphKey, addresses
+from .graph_key import GraphKey, addresses, parameters_of
 from .graphed_module import GraphedModule
 from .replay_trial import PaddedModel, gradients_of, leaves_of, output_leaves
 
@@ -60,11 +60,11 @@ class TrainingReplayer(GraphedModule):
         if any(map(hooks.hooked, self.modules)) or any(b is not None and b.requires_grad for b in buffers):
             return False
         # A replay has all gradients at once: hooks would run in another order, and where a step does not come by.
-        return not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in _parameters(self.modules))
+        return not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters_of(self.modules))
 
     def complete_key(self, key: GraphKey) -> GraphKey:
         modes = tuple([module.training for module in self.modules])
-        requires_grad = tuple([p.requires_grad for p in _parameters(self.modules)])
+        requires_grad = tuple([p.requires_grad for p in parameters_of(self.modules)])
         return key._replace(switches=(*key.switches, modes, requires_grad))
 
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
@@ -174,7 +174,7 @@ class _Graph:
         work = functools.partial(copy.over, self.padded_input, self.features)
         self.forward, self.captured = captured_from(work, pool)
         self.leaves = leaves_of(self.captured)
-        self.saved = saved_for_backward(self.leaves, _parameters(modules))
+        self.saved = saved_for_backward(self.leaves, parameters_of(modules))
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(lambda: gradients_of(self.leaves, inputs, self.cotangents), pool)
@@ -184,7 +184,7 @@ class _Graph:
         self, run: _Run, features: torch.Tensor, computed: tuple[torch.Tensor, ...], call: Call, root: Root
     ) -> Any:
         """The model's output for a call whose forward pass is replayed already, with the leaves `computed`."""
-        trained = [p for p in dict.fromkeys(_parameters(run.modules)) if p.requires_grad]
+        trained = [p for p in dict.fromkeys(parameters_of(run.modules)) if p.requires_grad]
         gradients = self.gradients[len(self.gradients) - len(trained) :]
         run.reached = [p for p, gradient in zip(trained, gradients, strict=True) if gradient is not None]
         # Autograd keeps the coordinates as long as a backward pass may come. A program may write to them meanwhile.
@@ -225,11 +225,11 @@ class _Run:
 
     def _versions(self) -> list[int]:
         """How often every parameter was written to."""
-        return [p._version for p in _parameters(self.modules)]
+        return [p._version for p in parameters_of(self.modules)]
 
     def saved(self) -> list[nn.Parameter]:
         """The parameters that the layers' backward passes read, the last first, as those go."""
-        pairs = zip(self.graph.saved, _parameters(self.modules), strict=True)
+        pairs = zip(self.graph.saved, parameters_of(self.modules), strict=True)
         return [parameter for read, parameter in pairs if read][::-1]
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -312,12 +312,6 @@ class _Run:
         pairs = zip(leaves, gradients, strict=True)
         outputs, cotangents = zip(*[pair for pair in pairs if pair[1] is not None], strict=True)
         return list(torch.autograd.grad(outputs, inputs, cotangents, create_graph=True, allow_unused=True))
-
-
-def _parameters(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Those of each module in turn: as `parameters()` has them, but for shared ones, in a tenth of the time."""
-    parameters = itertools.chain.from_iterable([m._parameters.values() for m in modules])
-    return [p for p in parameters if p is not None]
 
 
 class _Replay(torch.autograd.Function):
