@@ -9,7 +9,9 @@ import sparse_bridge
 from sparse_bridge.core.device.torch_compat import allows_tf32
 from tests.robustness.networks import FRAMEWORKS, features_of, network, scene, tensor_of
 
-pytestmark = pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="torch 2.9")
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch._C, "_get_fp32_precision_getter"), reason="fp32_precision is of torch 2.9"
+)
 
 
 @pytest.fixture

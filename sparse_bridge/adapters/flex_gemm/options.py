@@ -6,8 +6,10 @@ import importlib
 import sys
 from typing import Any
 
+import torch
+
 from ...core.conv.plan import ConvForm
-from ...core.device.torch_compat import allows_tf32
+from ...core.device.torch_compat import allows_tf32, matmul_precision
 from ..base import Patch
 from .errors import ArgumentValueError
 
@@ -65,7 +67,9 @@ def allow_tf32() -> bool:
     (FlexGEMM itself allows TF32 by default.)
     """
     switch = getattr(sys.modules.get(_CONFIG), "allow_tf32", None)
-    return allows_tf32() if switch is None else bool(switch)
+    if switch is not None:
+        return bool(switch)
+    return allows_tf32() if torch.compiler.is_compiling() else matmul_precision() == "tf32"
 
 
 def form(requested: Any = None, tf32: bool | None = None) -> ConvForm:

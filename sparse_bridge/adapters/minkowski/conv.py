@@ -12,7 +12,7 @@ from ...core.conv.epilogue import Epilogue
 from ...core.conv.layers import convolve_layer
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
-from ...core.device.torch_compat import allows_tf32
+from ...core.device.torch_compat import matmul_precision
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops.pointwise import linear_layer
 from ...errors import DataTypeError, DeviceError, ShapeError
@@ -42,7 +42,7 @@ def convolve(
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError.
     """
     # fp32 products follow torch's own switch, see `weights.allow_tf32`.
-    tf32 = features.dtype is torch.float32 and allows_tf32()
+    tf32 = features.dtype is torch.float32 and matmul_precision() == "tf32"
     epilogue = Epilogue(None if bias is None else bias.view(-1))
     try:
         if owner is not None:

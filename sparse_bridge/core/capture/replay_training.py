@@ -184,7 +184,7 @@ class _Graph:
         self, run: _Run, features: torch.Tensor, computed: tuple[torch.Tensor, ...], call: Call, root: Root
     ) -> Any:
         """The model's output for a call whose forward pass is replayed already, with the leaves `computed`."""
-        trained = [p for p in dict.fromkeys(parameters_of(run.modules)) if p.requires_grad]
+        trained = [p for p in dict.fromkeys(run.parameters) if p.requires_grad]
         gradients = self.gradients[len(self.gradients) - len(trained) :]
         run.reached = [p for p, gradient in zip(trained, gradients, strict=True) if gradient is not None]
         # Autograd keeps the coordinates as long as a backward pass may come. A program may write to them meanwhile.
@@ -218,6 +218,7 @@ class _Run:
         self.call: Call | None = call  # until the first backward pass
         self.autocast = autocast_dtype(root.coords.device)
         self.modules = owner.modules
+        self.parameters = parameters_of(self.modules)
         self.versions = self._versions()
         self.reached: list[nn.Parameter] = []  # by gradients
         self.open = True  # until the first backward pass
@@ -225,12 +226,11 @@ class _Run:
 
     def _versions(self) -> list[int]:
         """How often every parameter was written to."""
-        return [p._version for p in parameters_of(self.modules)]
+        return [p._version for p in self.parameters]
 
     def saved(self) -> list[nn.Parameter]:
         """The parameters that the layers' backward passes read, the last first, as those go."""
-        pairs = zip(self.graph.saved, parameters_of(self.modules), strict=True)
-        return [parameter for read, parameter in pairs if read][::-1]
+        return list(itertools.compress(self.parameters, self.graph.saved))[::-1]
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         graph = self.graph

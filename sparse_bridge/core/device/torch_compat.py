@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -20,8 +21,13 @@ SAVED_TENSORS_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_defau
 # How torch's own switch for sums of fp16 products in fp16 stands, `torch.backends.cuda.matmul.allow_fp16_accumulation`
 # of torch 2.7. Called at every layer, so without a function of Python around it.
 allows_fp16_sums: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)
-# torch's own switch for fp32 products on tensor cores, by its name of torch 2.9; None before.
-_fp32_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+# torch's own switch for fp32 products: "tf32" where they may round to TF32. By its name of torch 2.9, as the older one
+# raises RuntimeError in a program that has set `fp32_precision`. Called at every layer, as above.
+matmul_precision: Callable[[], str] = (
+    functools.partial(torch._C._get_fp32_precision_getter, "cuda", "matmul")
+    if hasattr(torch._C, "_get_fp32_precision_getter")
+    else lambda: "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+)
 # The innermost transform of functions in force, such as vmap; None: there is none.
 transform: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 # What tells the allocator of CUDA memory its settings, as PYTORCH_CUDA_ALLOC_CONF has them; None: nothing does.
@@ -34,11 +40,11 @@ BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch it
 
 
 def allows_tf32() -> bool:
-    """Whether torch may round fp32 products to TF32. (`torch.backends.cuda.matmul.allow_tf32` raises RuntimeError in a
-    program that has set `fp32_precision` next to it.)"""
-    if _fp32_precision is None or torch.compiler.is_compiling():  # which knows this attribute alone
+    """Whether torch may round fp32 products to TF32, in a graph that `torch.compile` makes as well: it knows the older
+    switch alone."""
+    if torch.compiler.is_compiling():
         return bool(torch.backends.cuda.matmul.allow_tf32)
-    return _fp32_precision("cuda", "matmul") == "tf32"
+    return matmul_precision() == "tf32"
 
 
 def guards(*tensors: torch.Tensor, any_rows: bool = False) -> Callable[..., bool]:

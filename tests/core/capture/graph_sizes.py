@@ -32,14 +32,13 @@ class _Trusted:
 
 
 @contextlib.contextmanager
-def graphs_of(rows: int, compared: bool = False, watched: bool = False) -> Iterator[None]:
+def graphs_of(rows: int, watched: bool = False) -> Iterator[None]:
     """Captured calls are padded to so many rows, or to one of the numbers above.
 
-    compared: whether replays are compared with the layers as often as the settings in force say, which other fixtures
-    may have changed. Without, a test can count which calls are replayed.  watched: whether a call is watched before
-    the capture, as for users; without, what a test puts around the layers may keep state.
+    No replay is compared with the layers, so that a test can count which calls are replayed; a test of comparisons
+    sets `compare_every`.  watched: whether a call is watched before the capture, as for users; without, what a test
+    puts around the layers may keep state.
     """
-    every = settings.get().compare_every if compared else 0
     audit = Audit if watched else _Trusted
-    with ruled(padded, _LEAST=rows), settings.override(compare_every=every), ruled(graphed_module, Audit=audit):
+    with ruled(padded, _LEAST=rows), settings.override(compare_every=0), ruled(graphed_module, Audit=audit):
         yield

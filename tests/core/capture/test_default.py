@@ -98,7 +98,7 @@ def test_reasons_are_warnings_only_for_those_who_asked(spconv, device, rules, ca
 
 @pytest.mark.parametrize("mode", ["auto", "graphs"])
 def test_a_difference_is_a_warning_for_all(spconv, device, rules, caplog, mode):
-    rules.hold(graphs_of(512, compared=True))
+    rules.hold(graphs_of(512))
     log.reset()
     plain = apis.network(spconv, "spconv", device).eval()
     model = copy.deepcopy(plain)
@@ -129,7 +129,7 @@ class Stepwise(torch.nn.Module):
 @pytest.mark.parametrize("name", apis.NAMES)
 def test_who_drops_a_model_has_its_memory_back_at_once(device, rules, name, kind, trains):
     """As without: nobody waits for the garbage collector."""
-    rules.hold(graphs_of(512, compared=True, watched=True))
+    rules.hold(graphs_of(512, watched=True))
     with apis.standin(name) as module, settings.override(optimize="graphs"):
         model = apis.network(module, name, device)
         if kind == "makes":
@@ -178,7 +178,7 @@ def test_a_scene_goes_with_the_last_reference_to_it(device, rules, name, every, 
     """Comparisons keep nothing in cycles either, which the garbage collector would have to find."""
     if name == "torchsparse" and not every:
         pytest.skip("its results share their maps with the input, and maps that can be made later keep the input")
-    rules.hold(graphs_of(512, compared=True, watched=True))
+    rules.hold(graphs_of(512, watched=True))
     with apis.standin(name) as module, settings.override(optimize="graphs", compare_every=every):
         model = apis.network(module, name, device).train(trains)
         scene = functools.partial(apis.scene, module, name, 0, device, 0.3)

@@ -26,7 +26,7 @@ SHAPE = (29, 16, 16)  # z, y, x
 @pytest.fixture
 def models(device, rules):
     """What imports a stack of spconv."""
-    rules.hold(graphs_of(512, compared=True, watched=True))
+    rules.hold(graphs_of(512, watched=True))
     with apis.standin("spconv"), settings.override(optimize="graphs"), imported_anew("spconv") as load:
         yield load
 

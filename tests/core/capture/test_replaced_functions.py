@@ -131,7 +131,7 @@ def test_while_it_is_replaced(rules, name, place, attribute):
     [(torch._C._nn, "leaky_relu"), (torch._C._nn, "silu"), (torch.Tensor, "__add__"), (torch.Tensor, "relu_")],
 )
 def test_no_replay_while_it_is_replaced(device, rules, name, place, attribute):
-    rules.hold(graphs_of(512, compared=True, watched=True))
+    rules.hold(graphs_of(512, watched=True))
     own = getattr(place, attribute)
 
     def replaced(*args):

@@ -273,7 +273,7 @@ def own_precision():
     torch.backends.cuda.matmul.fp32_precision = "none"
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="torch 2.9")
+@pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="fp32_precision is of torch 2.9")
 def test_programs_that_set_fp32_precision(seen, own_precision):
     """Asked by its older name the switch raises then."""
 

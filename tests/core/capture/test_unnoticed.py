@@ -98,7 +98,7 @@ CASES += [case("spconv", "asked", one) for one in COPIES]
 @pytest.fixture
 def replayed(device, rules):
     """(a model that is replayed or, with "off", none; calls of it)."""
-    rules.hold(graphs_of(512, compared=True, watched=True))
+    rules.hold(graphs_of(512, watched=True))
 
     @contextlib.contextmanager
     def start(name, kind, optimize):
