@@ -72,10 +72,11 @@ class OutputSpec(NamedTuple):
         """What was returned, then what was written, in the order of the dictionaries."""
         return [self.value, *(entry for new in self.written.values() for entry in new.values())]
 
-    def values_of_call(self, call: Call, value: Any) -> list[Any]:
+    def of_call(self, call: Call, value: Any, tensors: Tensors) -> OutputSpec:
         """The same of the call itself, which returned `value`."""
-        paths = [(path, key) for path, new in self.written.items() for key in new]
-        return [value, *(call.dicts[path][key] for path, key in paths)]
+        written = {path: {key: call.dicts[path][key] for key in new} for path, new in self.written.items()}
+        inputs = {key: (own, AMBIGUOUS) for key, own in call.inputs_by_id(tensors).items()}
+        return OutputSpec(value, written, inputs, call.x)
 
     def write_back(self, call: Call, convert: Callable[[Any], Any]) -> Any:
         """What the call returns: the values of this output, each through `convert`. Those that were
@@ -240,13 +241,9 @@ class Captured:
         """Raise Refusal unless `values`, the values of the output as those of `call`, are what
         the model returned for it, `out`."""
         self.assert_same_structure(call, out, values)
-        inputs = call.inputs_by_id(self.tensors)
-
-        def passthrough(value: Any) -> Any:
-            return value if id(value) in inputs else MISSING
-
-        expected = _outputs(self.tensors, self.spec.values_of_call(call, out), passthrough)
-        actual = _outputs(self.tensors, values, passthrough)
+        eager = self.spec.of_call(call, out, self.tensors)
+        expected = _outputs(self.tensors, eager.values(), eager.passthrough)
+        actual = _outputs(self.tensors, values, eager.passthrough)
         padded_outputs = _outputs(self.tensors, self.spec.values(), self.spec.passthrough)
         if not len(expected) == len(actual) > 0:
             raise Refusal(Why.GRAPH_OUTPUT_COUNT, len(expected), len(actual))
@@ -260,7 +257,7 @@ class Captured:
     def assert_same_structure(self, call: Call, out: Any, values: list[Any]) -> None:
         """The same of all but the numbers in tensors."""
         check = StructureCheck(call.inputs_by_id(self.tensors), self.tensors.is_tensor)
-        for returned, computed in zip(self.spec.values_of_call(call, out), values, strict=True):
+        for returned, computed in zip(self.spec.of_call(call, out, self.tensors).values(), values, strict=True):
             check("its output", returned, computed)
 
     def _with_maps(self, call: Call, root: Any) -> Any:
@@ -289,12 +286,20 @@ def preserved_statistics(model: nn.Module) -> Iterator[None]:
     """Buffers of a model have the same values afterwards."""
     # Not the buffers themselves: their versions are of interest to backward passes still to come.
     buffers = [buffer.data for buffer in model.buffers()]
-    values = [buffer.clone() for buffer in buffers]
+    values = copies_of(buffers)
     try:
         yield
     finally:
         if buffers:
             torch._foreach_copy_(buffers, values)
+
+
+def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of each tensor."""
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, list(tensors))
+    return copies
 
 
 def for_each_output(tensors: Tensors, spec: OutputSpec, look: Callable[[torch.Tensor], None]) -> None:

@@ -124,6 +124,7 @@ class GraphedModule(ModelGraphs):
             due = kind.comparison_due(graph) and self._fits(kind, root)
             if due or not graph.captured.differing_columns(root) <= kind.verified:
                 self.computed(compared=self.trains)
+                call = self.before_layers(call)
                 return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root))
             output = self.execute(graph, call, root)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
@@ -165,7 +166,7 @@ class GraphedModule(ModelGraphs):
             self.failed(error)
             return ReplayResult(MISSING)
         if kind.holds():
-            return ReplayResult(MISSING, lambda out: self.record(kind, key, call, root, out))
+            return ReplayResult(MISSING, functools.partial(self.record, kind, key, self.before_layers(call), root))
         audit = Audit(self.model, key.tensors)
 
         def watched(_: Any) -> None:
@@ -197,24 +198,23 @@ class GraphedModule(ModelGraphs):
         (gradients: within rounding), graphs of the kind are trusted in the columns of the box in which this input
         differs; else they are dropped."""
         columns = graph.captured.differing_columns(root)
-        with trial(), torch.no_grad(), preserved_statistics(self.model):
-            try:
-                values = self.executed_values(graph, call, root)
-                if values is None:
+        try:
+            with trial(), torch.no_grad(), preserved_statistics(self.model):
+                if self.replay_and_compare(graph, call, root, out):
+                    kind.verified |= columns
+                else:
                     kind.comparison_showed_nothing()
-                    return
-                graph.captured.compare(call, out, values)
-                self.compare_gradients(graph, call, root)
-                kind.verified |= columns
-            except Refusal as error:
-                self._differs(kind, columns, error)
+        except Refusal as error:
+            self._differs(kind, columns, error)
+        except torch.OutOfMemoryError:
+            self._leave_room()
+        except Exception as error:  # the program has its result, and goes on
+            self.drop(Why.GRAPH_ERROR.says(type(error).__name__, error), logging.WARNING)
 
     def _differs(self, kind: CallKind, columns: set[int], error: Refusal) -> None:
         if error.verdict is Verdict.UNDECIDED:
             return
-        if error.verdict is Verdict.FINAL:
-            raise error
-        if columns <= kind.verified:
+        if columns <= kind.verified or error.verdict is Verdict.FINAL:
             self.drop(Why.GRAPH_DIFFERS.says(error), logging.WARNING)
             return
         if columns == {ROWS}:
@@ -223,13 +223,14 @@ class GraphedModule(ModelGraphs):
         self.by_box = self.by_box or columns != {ROWS}
         self.forget_graphs()
 
-    def executed_values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
-        """The values of the output by a graph; None where it cannot serve the call."""
-        raise NotImplementedError
+    def before_layers(self, call: Call) -> Call:
+        """`call`, and what a comparison with the layers will want to know of the time before them."""
+        return call
 
-    def compare_gradients(self, graph: Any, call: Call, root: Root) -> None:
-        """Raise Refusal where gradients by the graph are not those of the layers."""
-        return
+    @abc.abstractmethod
+    def replay_and_compare(self, graph: Any, call: Call, root: Root, out: Any) -> bool:
+        """Raise Refusal where a graph computes something else than the layers, which returned `out`; False where it
+        cannot serve the call."""
 
     def complete_key(self, key: GraphKey) -> GraphKey:
         """`key`, and what else counts."""

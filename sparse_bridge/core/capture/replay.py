@@ -141,9 +141,13 @@ class Replayer(GraphedModule):
         with self._run(graph, call, root) as convert:
             return MISSING if convert is None else graph.captured.spec.write_back(call, convert)
 
-    def executed_values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
+    def replay_and_compare(self, graph: _Graph, call: Call, root: Root, out: Any) -> bool:
         with self._run(graph, call, root) as convert:
-            return None if convert is None else list(map(convert, graph.captured.spec.values()))
+            if convert is None:
+                return False
+            values = list(map(convert, graph.captured.spec.values()))
+        graph.captured.compare(call, out, values)
+        return True
 
     def record_graph(
         self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any

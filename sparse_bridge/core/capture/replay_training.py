@@ -28,7 +28,7 @@ from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
-from .captured_model import OutputSpec, preserved_statistics
+from .captured_model import OutputSpec, copies_of, preserved_statistics
 from .graph_capture import captured, captured_from, trial
 from .graph_key import GraphKey, addresses, parameters_of
 from .graphed_module import GraphedModule
@@ -71,16 +71,6 @@ class TrainingReplayer(GraphedModule):
         step = self._forward(graph, call, root)
         return MISSING if step is None else graph.output_of(*step, call, root)
 
-    def executed_values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
-        step = self._forward(graph, call, root)
-        if step is None:
-            return None
-        run, _, leaves = step
-        with torch.no_grad():
-            values = list(map(graph.values(leaves, call, run, root), graph.captured.spec.values()))
-        run.open = False
-        return values
-
     def _forward(
         self, graph: _Graph, call: Call, root: Root
     ) -> tuple[_Run, torch.Tensor, tuple[torch.Tensor, ...]] | None:
@@ -95,29 +85,31 @@ class TrainingReplayer(GraphedModule):
             with torch.no_grad():  # before autograd's node is made, which takes as long as the maps
                 return run, features, run.forward(features.detach())
 
-    def compare_gradients(self, graph: _Graph, call: Call, root: Root) -> None:
+    def before_layers(self, call: Call) -> Call:
+        names, buffers = [name for name, _ in self.model.named_buffers()], [b.data for b in self.model.buffers()]
+        return call._replace(buffers=dict(zip(names, copies_of(buffers), strict=True)))
+
+    def replay_and_compare(self, graph: _Graph, call: Call, root: Root, out: Any) -> bool:
         memory = self.memory
         assert memory is not None
-        device, model = root.coords.device, self.model
-        copy = PaddedModel(self, call, root.coords, root.box)
+        device, copy = root.coords.device, PaddedModel(self, call, root.coords, root.box)
         on_one_thread = torch.autograd.set_multithreading_enabled(False)
-        with (
-            torch.enable_grad(),
-            on_one_thread,
-            self.lock,
-            torch.cuda.device(device),
-            on_own_stream(device, memory.stream),
-        ):
-            own_features, cotangents, check = copy.reference()
-            with preserved_statistics(model):
-                run = self._begin(graph, call, root)
-                if run is None:
-                    return
-                leaves = run.forward(own_features)
-                actual = run.backward(own_features, root.coords, cotangents)
-                after = {name: buffer.data.clone() for name, buffer in model.named_buffers()}
-            copy.buffers = after
-            check([*actual, *leaves])
+        aside = on_own_stream(device, memory.stream)
+        with torch.enable_grad(), on_one_thread, self.lock, torch.cuda.device(device), aside:
+            cotangents, check = copy.reference(graph.captured.spec.of_call(call, out, copy.tensors))
+            buffers = [buffer.data for buffer in self.model.buffers()]
+            if buffers:
+                torch._foreach_copy_(buffers, [*call.buffers.values()])
+            run = self._begin(graph, call, root)
+            if run is None:
+                return False
+            features = copy.features.detach()
+            leaves = run.forward(features)
+            values = list(map(graph.values(leaves, call, run, root), graph.captured.spec.values()))
+            run.open = False  # nobody else goes backward through it
+            graph.captured.compare(call, out, values)
+            check([*run.backward(features, root.coords, cotangents), *leaves])
+        return True
 
     def _begin(self, graph: _Graph, call: Call, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
@@ -151,7 +143,7 @@ class TrainingReplayer(GraphedModule):
                 n_reads = len(self.reads)
                 copy = PaddedModel(self, call, root.coords, root.box)
                 if kind.trial is None:
-                    captured_model = copy.verify(maps.padded_input, rows)
+                    captured_model = copy.verify(maps.padded_input, rows, out)
                     if self.needs_more_guards(maps.padded_input, n_reads):
                         return None
                     with torch.no_grad():

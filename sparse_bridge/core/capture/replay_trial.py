@@ -29,7 +29,7 @@ from .autograd_nodes import autograd_nodes
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import Tensors
-from .captured_model import Captured, OutputSpec, for_each_output
+from .captured_model import Captured, OutputSpec, copies_of, for_each_output
 from .comparison import compare_within_rounding
 from .model_graphs import ModelGraphs
 from .padded import PaddedInput
@@ -38,9 +38,9 @@ _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are
 _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
 
 
-# What a model computes of an input alone: the features that it took, gradients of its outputs that it went backward
-# with, and the check of gradients and outputs that were computed otherwise, which raises Refusal.
-Reference = tuple[torch.Tensor, list[torch.Tensor], Callable[[list[Any]], None]]
+# Of what layers compute of an input alone: gradients of the outputs that autograd went backward with, and the check of
+# gradients and outputs that were computed otherwise, which raises Refusal.
+Reference = tuple[list[torch.Tensor], Callable[[list[Any]], None]]
 
 
 class PaddedModel(ModelReference):
@@ -103,16 +103,6 @@ class PaddedModel(ModelReference):
         spec = OutputSpec.of(self.call, self, start, self.owner.reads)
         return output_leaves(self.tensors, spec), features
 
-    def check_reads(self, padded_input: PaddedInput) -> None:
-        """Raise Refusal where the model computes with other tensors than its own, or draws random numbers."""
-        features = self.padded_features(padded_input)
-        own_tensors = [*self.aliases.values(), *self.buffers.values()]
-        with torch.no_grad():
-            reads = ForeignReads([features, *padded_input.tensors(), *own_tensors])
-            self.over(padded_input, features.detach(), [reads])
-        if reads.random is not None:
-            raise Refusal(Why.GRAPH_SIDE_EFFECT, reads.random, "random numbers")
-
     def padded_features(self, padded_input: PaddedInput) -> torch.Tensor:
         """Features for the padded input, with those of x in place."""
         rows, channels = self.features.shape
@@ -120,62 +110,71 @@ class PaddedModel(ModelReference):
         features[:rows] = self.features.detach()
         return features.detach().requires_grad_(self.features.requires_grad)
 
-    def verify(self, padded_input: PaddedInput, rows: dict[int, int]) -> Captured:
-        """The model over the padded input. Raises Refusal unless outputs, gradients and
-        buffers are those of x alone."""
+    def verify(self, padded_input: PaddedInput, rows: dict[int, int], out: Any) -> Captured:
+        """The model over the padded input. out: what the layers returned for the call. Raises Refusal unless outputs,
+        gradients and buffers are those, and where the model computes with other tensors than its own, or draws random
+        numbers."""
         own = self.buffers
         try:
-            self._begin(own)
-            padded_input.padding_value = _TRIAL_FILL
-            self.check_reads(padded_input)
-            self.buffers = own
-            reference = self.reference()
-            self.fill = None
+            features = self.padded_features(padded_input)
+            self._begin()
+            self.fill, padded_input.padding_value = None, math.nan
+            reads = ForeignReads([features, *padded_input.tensors(), *self.aliases.values(), *self.buffers.values()])
+            captured = self.over(padded_input, features, [reads])
+            if reads.random is not None:
+                raise Refusal(Why.GRAPH_SIDE_EFFECT, reads.random, "random numbers")
+            reference = self.reference(captured.spec.of_call(self.call, out, self.tensors))
             try:
-                self._compare_padded(reference, padded_input, rows, math.nan)
+                self._compare_padded(reference, captured, features, rows)
             except Refusal:  # its own sums over rows want zeros
                 self.fill = 0.0
-            return self._compare_padded(reference, padded_input, rows, _TRIAL_FILL)
+            del captured  # before the next one wants memory
+            self._begin()
+            padded_input.padding_value = _TRIAL_FILL
+            captured = self.over(padded_input, features)
+            self._compare_padded(reference, captured, features, rows)
+            return captured
         finally:
             self.buffers = own
 
     def _compare_padded(
-        self, reference: Reference, padded_input: PaddedInput, rows: dict[int, int], fill: float
-    ) -> Captured:
-        """The model over the padded input with `fill` behind the rows of its layers' results. Raises Refusal unless
-        it computes the same."""
-        own, padded_input.padding_value = self.buffers, fill
-        _, cotangents, check = reference
-        self._begin(own)
-        try:
-            features = self.padded_features(padded_input)
-            captured_model = self.over(padded_input, features)
-            wide = leaves_of(captured_model)
-            if len(wide) != len(cotangents):
-                raise Refusal(Why.GRAPH_RETURNS_LESS)
-            # A program may go backward through one after the other, which by a graph takes `retain_graph`.
-            if any(not one & other for one, other in itertools.combinations(map(autograd_nodes, wide), 2)):
-                raise Refusal(Why.GRAPH_SEPARATE)
-            pairs = zip(cotangents, wide, strict=True)
-            actual = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
-            actual += [leaf[: padded_input.used(leaf, rows)] for leaf in wide]
-            check(actual)
-            return captured_model
-        finally:
-            self.buffers = own
+        self, reference: Reference, captured: Captured, features: torch.Tensor, rows: dict[int, int]
+    ) -> None:
+        """Raise Refusal unless the model over a padded input has computed the same."""
+        cotangents, check = reference
+        wide = leaves_of(captured)
+        if len(wide) != len(cotangents):
+            raise Refusal(Why.GRAPH_RETURNS_LESS)
+        # A program may go backward through one after the other, which by a graph takes `retain_graph`.
+        if any(not one & other for one, other in itertools.combinations(map(autograd_nodes, wide), 2)):
+            raise Refusal(Why.GRAPH_SEPARATE)
+        pairs = zip(cotangents, wide, strict=True)
+        actual = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
+        check([*actual, *(leaf[: captured.padded_input.used(leaf, rows)] for leaf in wide)])
 
-    def reference(self) -> Reference:
-        """What the model computes of x alone, forward and backward by random gradients of its outputs."""
-        own = self.buffers
-        self._begin(own)
-        leaves, features = self.run_alone()
+    def reference(self, eager: OutputSpec) -> Reference:
+        """What the layers compute of x alone, forward and backward by random gradients of its outputs. eager: what
+        they returned for the call, through which the program has not gone backward yet.
+
+        Where the features have a history, or may have hooks, the layers compute once more.
+        """
+        own, again = self.buffers, self.features.requires_grad
+        if again:
+            self._begin()
+            leaves, features = self.run_alone()
+            inputs = self.inputs(features)
+        else:
+            leaves = output_leaves(self.tensors, eager)
+            inputs = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
-        self.gradient_mask = _gradient_mask(leaves, self.inputs(features), cotangents)
-        before = _random_states(features.device)
-        expected = gradients_of(leaves, self.inputs(features), cotangents)
-        if not all(map(torch.equal, before, _random_states(features.device))):
+        self.gradient_mask = _gradient_mask(leaves, inputs, cotangents)
+        before = _random_states(self.features.device)
+        expected = gradients_of(leaves, inputs, cotangents, retain_graph=not again)
+        if not all(map(torch.equal, before, _random_states(self.features.device))):
             raise Refusal(Why.GRAPH_SIDE_EFFECT, "a backward pass", "random numbers")
-        expected += [*leaves, *self._statistics().values()]
+        if not again:
+            self.buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
+        expected += [leaf.detach() for leaf in (*leaves, *self._statistics().values())]
         numbers = self._numbers()
         self.buffers = own
 
@@ -186,24 +185,24 @@ class PaddedModel(ModelReference):
             for name, buffer in self._numbers().items():
                 if not torch.equal(buffer, numbers[name]):
                     raise Refusal(Why.GRAPH_BUFFER, name)
-            noisy = functools.partial(self._noisy, own, cotangents)
+            noisy = functools.partial(self._noisy, cotangents)
             compare_within_rounding(self._names(len(cotangents)), actual, expected, noisy, self._precision())
 
-        return features.detach(), cotangents, check
+        return cotangents, check
 
-    def _noisy(self, buffers: dict[str, torch.Tensor], cotangents: list[torch.Tensor]) -> list[Any]:
+    def _noisy(self, cotangents: list[torch.Tensor]) -> list[Any]:
         """The same after a change of the features as small as rounding."""
         own = self.buffers
-        self._begin(buffers)
+        self._begin()
         leaves, features = self.run_alone(noise=_ROUNDING.get(self._precision(), 1e-6))
         computed = gradients_of(leaves, self.inputs(features), cotangents)
         computed += [*leaves, *self._statistics().values()]
         self.buffers = own
         return computed
 
-    def _begin(self, buffers: dict[str, torch.Tensor]) -> None:
-        """Go on from these values."""
-        self.buffers = {name: value.clone() for name, value in buffers.items()}
+    def _begin(self) -> None:
+        """Go on from the buffers' values before the call."""
+        self.buffers = dict(zip(self.call.buffers, copies_of([*self.call.buffers.values()]), strict=True))
 
     def _names(self, outputs: int) -> list[str]:
         inputs = ["the features"] if self.features.requires_grad else []
@@ -248,10 +247,14 @@ def output_leaves(tensors: Tensors, spec: OutputSpec) -> list[torch.Tensor]:
 
 
 def gradients_of(
-    leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
+    leaves: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    cotangents: Sequence[torch.Tensor],
+    retain_graph: bool = False,
 ) -> list[Any]:
-    """Gradients of `inputs` by the leaves' `cotangents`, of equal shapes; None for those that no leaf depends on."""
-    return list(torch.autograd.grad(leaves, inputs, cotangents, allow_unused=True))
+    """Gradients of `inputs` by the leaves' `cotangents`, of equal shapes; None for those that no leaf depends on.
+    retain_graph: another backward pass is still to come."""
+    return list(torch.autograd.grad(leaves, inputs, cotangents, retain_graph, allow_unused=True))
 
 
 def _slots(model: nn.Module) -> dict[str, str]:

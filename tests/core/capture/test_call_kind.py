@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_bridge
-from sparse_bridge import hooks, policy, settings
+from sparse_bridge import hooks, log, policy, settings
 from sparse_bridge.core.capture import graph_capture, graphed_module, padded
 from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.calls.observers import observer
@@ -67,17 +67,15 @@ class Graphs(GraphedModule):
     def record_graph(self, kind, key, recording, capacity, call, root, out):
         self.events.append("capture" if kind.trial is None else "capture again")
         kind.trial = True
-        captured = SimpleNamespace(differing_columns=lambda root: set(), compare=self._compare)
+        captured = SimpleNamespace(differing_columns=lambda root: set())
         maps = SimpleNamespace(serves=lambda box: True)
         return SimpleNamespace(captured=captured, maps=maps)
 
-    def executed_values(self, graph, call, root):
+    def replay_and_compare(self, graph, call, root, out):
         self.events.append("compare")
-        return [call]
-
-    def _compare(self, call, out, values):
         if not self.right:
             raise Refusal(Why.GRAPH_OTHER_BITS, "output 0", 1.0, 1)
+        return True
 
     def call(self, rows, key="kind"):
         """One call with so many rows."""
@@ -309,10 +307,10 @@ def test_a_comparison_that_a_graph_has_too_little_room_for(graphs, monkeypatch):
     """It shows nothing, so that it is made again, but not at the next call: that one may need a larger graph."""
     warm(graphs)
     with monkeypatch.context() as patch:
-        patch.setattr(graphs, "executed_values", lambda *_: None)
+        patch.setattr(graphs, "replay_and_compare", lambda *_: False)
         assert graphs.call(1000) is MISSING
     assert eager(graphs, 1000, 5) == [False, True, False, True, False]
-    monkeypatch.setattr(graphs, "executed_values", lambda *_: None)
+    monkeypatch.setattr(graphs, "replay_and_compare", lambda *_: False)
     monkeypatch.setattr(graphs, "execute", lambda *_: MISSING)
     assert "capture again" not in graphs.events
     eager(graphs, 1000, 6)
@@ -335,6 +333,32 @@ def test_a_difference_ends_all_replays_and_says_so(graphs, caplog):
     outputs = [graphs.call(1000) for _ in range(100)]
     assert outputs[:1] == [MISSING] and not graphs.graphs and graphs.given_up() is not None
     assert "a replay gave something else than the layers" in caplog.text and "GRAPH_DIFFERS" in graphs.why()
+
+
+@pytest.mark.parametrize("graphs", ["compared"], indirect=True)
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Refusal(Why.GRAPH_BUFFER, "bn.count"), "GRAPH_DIFFERS"),
+        (RuntimeError("no"), "GRAPH_ERROR"),
+        (torch.OutOfMemoryError("no"), None),
+    ],
+)
+def test_a_comparison_that_fails_is_not_the_programs_concern(graphs, monkeypatch, caplog, error, code):
+    """Out of memory, graphs make room, and come back."""
+    log.reset()
+    warm(graphs)
+
+    def fails(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "replay_and_compare", fails)
+        assert graphs.call(1000) is MISSING and not graphs.graphs
+    eager(graphs, 1000, 4)
+    assert bool(graphs.graphs) == (code is None) and (code is None or code in graphs.why())
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ([] if code is None else ["WARNING"])
 
 
 def test_several_kinds_of_calls_have_a_graph_each_up_to_a_number(graphs):
@@ -385,7 +409,6 @@ def test_a_step_is_compared_where_it_fits_beside_its_graph(graphs, fake_gpu, mon
     """In what is free on the GPU, or kept by the allocator for none of the graphs."""
     monkeypatch.setattr(graphed_module, "check_room", lambda *_: 1000)
     monkeypatch.setattr(graphs, "trains", trains)
-    monkeypatch.setattr(graphs, "compare_gradients", lambda *_: None)
     warm(graphs, 5000)
     fake_gpu.has(free_memory=(free, 1 << 20), reserved_memory=5000 + cached, allocated_memory=5000)
     for _ in range(4):

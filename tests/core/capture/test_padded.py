@@ -358,5 +358,6 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         expected = pytest.raises(Refusal, match=words)
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
+        call = call._replace(buffers={name: buffer.clone() for name, buffer in model.named_buffers()})
         owner = SimpleNamespace(model=model, run_layers=model.forward, reads=set())
-        PaddedModel(owner, call, coords, BOX).verify(scene, rows)
+        PaddedModel(owner, call, coords, BOX).verify(scene, rows, model(x))

@@ -8,6 +8,7 @@ the calls to come: a model that looks into them is refused.
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,7 +25,8 @@ class Call(NamedTuple):
     """x: the sparse tensor.  rerun: calls a function as the model was, with another sparse tensor in
     the place of x and proxies of dictionaries and objects, see `InputProxies`.  constants:
     what else counts, by value.  dicts: the dictionaries among the inputs, by path; parts: objects
-    around x, what lies in them, and other tensors.  tensors_of: the framework of x."""
+    around x, what lies in them, and other tensors.  tensors_of: the framework of x.  buffers: the model's
+    before the call, by name, where its results are to be compared."""
 
     x: Any
     rerun: Callable[[Callable[..., Any], InputProxies], Any]
@@ -32,6 +34,7 @@ class Call(NamedTuple):
     dicts: Mapping[Any, dict[Any, Any]]
     parts: Mapping[Any, Any]
     tensors_of: Callable[[Any], Any]
+    buffers: Mapping[str, torch.Tensor] = types.MappingProxyType({})
 
     def input_at(self, path: Any) -> Any:
         """The input with this path; () for x. Raises Refusal."""

@@ -1,0 +1,115 @@
+"""Steps that layers and graph compute both: what differs shows, and the program's own step is that of the layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge import settings
+from sparse_bridge.core.capture import replay_training
+from sparse_bridge.core.capture.replay_trial import PaddedModel
+
+from . import apis
+from .test_replay_apis import optimized, replayer_of
+
+pytestmark = pytest.mark.emulated
+
+
+@pytest.fixture
+def steps(device):
+    """(a model all of whose replays are compared, its double that is not replayed, a function that takes a step of
+    both)."""
+    with apis.standin("spconv") as module, settings.override(compare_every=1):
+        model, plain = optimized(module, "spconv", device, True)
+
+        def step(seed, saliency=False):
+            given = []
+
+            def scene():
+                x = apis.scene(module, "spconv", seed, device, 0.25)
+                x.features.requires_grad_(saliency)
+                given.append(x.features)
+                return x
+
+            apis.both(model, plain, scene, True)
+            return given
+
+        for seed in range(5):
+            step(seed)
+        assert replayer_of(model).graphs
+        yield model, plain, step
+
+
+def one_off(values, change):
+    """The same values but for one entry of the first tensor."""
+    values = list(values)
+    place = next(n for n, value in enumerate(values) if value is not None)
+    values[place] = values[place].clone()
+    entry = values[place].view(-1)[:1]
+    entry.copy_(change(entry))
+    return values
+
+
+def next_bits(entry):
+    return torch.nextafter(entry, entry + 1)
+
+
+def forward(change):
+    """A forward pass by a graph, and a change of what it wrote."""
+    own = replay_training._Run.forward
+
+    def changed(self, features):
+        leaves = own(self, features)
+        return change(self.owner.model, leaves) or leaves
+
+    return {"forward": changed}
+
+
+def backward(change):
+    own = replay_training._Run.backward
+    return {"backward": lambda self, *given: change(own(self, *given))}
+
+
+def moved(name):
+    """A change of a buffer."""
+
+    def change(model, leaves):
+        with torch.no_grad():
+            next(buffer for own, buffer in model.named_buffers() if own.endswith(name)).add_(1)
+
+    return change
+
+
+DAMAGES = {
+    "output": (lambda: forward(lambda model, leaves: tuple(one_off(leaves, next_bits))), "output 0"),
+    "gradient": (lambda: backward(lambda gradients: one_off(gradients, lambda entry: entry + 10)), "the gradient of "),
+    "statistics": (lambda: forward(moved("running_mean")), "running_mean"),
+    "counter": (lambda: forward(moved("num_batches_tracked")), "num_batches_tracked"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_differs_ends_the_replays(steps, monkeypatch, damage):
+    model, _, step = steps
+    replayer, (change, words) = replayer_of(model), DAMAGES[damage]
+    for name, function in change().items():
+        monkeypatch.setattr(replay_training._Run, name, function)
+    step(5)
+    assert not replayer.graphs and "GRAPH_DIFFERS" in replayer.why() and words in replayer.why()
+
+
+@pytest.mark.parametrize("saliency", [False, True])
+def test_the_step_of_the_program_is_that_of_the_layers(steps, monkeypatch, saliency):
+    """To the bit, as autograd goes through it twice. The layers compute once more only where gradients go on to
+    what made the features."""
+    model, plain, step = steps
+    again, own = [], PaddedModel.run_alone
+    monkeypatch.setattr(PaddedModel, "run_alone", lambda self, *noise: again.append(self) or own(self, *noise))
+    for seed in range(5, 13):
+        mine, theirs = step(seed, saliency)
+        for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad), name
+        for a, b in zip(model.buffers(), plain.buffers(), strict=True):
+            assert torch.equal(a, b)
+        assert not saliency or torch.equal(mine.grad, theirs.grad)
+    assert replayer_of(model).graphs and bool(again) == saliency
