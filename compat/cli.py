@@ -205,7 +205,10 @@ def _write_report(found: Results, folder: pathlib.Path, console: Console) -> Non
     from . import markdown, page, replays
 
     models = matrix.load()
-    texts = {"md": markdown.render(found, models, replays.read()), "html": page.render(found, models)}
+    texts = {
+        "md": markdown.render(found, models, replays.read(), replays.on_gpus()),
+        "html": page.render(found, models),
+    }
     for kind, text in texts.items():
         path = folder / f"compatibility.{kind}"
         path.write_text(text)

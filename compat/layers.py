@@ -102,12 +102,12 @@ def together(cells: Iterable[Cell]) -> list[list[Cell]]:
     return list(found.values())
 
 
-def smallest() -> list[Cell]:
+def smallest(device: str = "cpu") -> list[Cell]:
     """A cell of every model, but of those that have full size alone."""
     found = []
     for model in matrix.load():
         sizes = [size for size in scenes.SIZES[:-1] if size in model.sizes]
-        found += [Cell(model, "cpu", "float32", "standin", size) for size in sizes[:1]]
+        found += [Cell(model, device, "float32", "standin", size) for size in sizes[:1]]
     return found
 
 

@@ -15,13 +15,16 @@ from .results import WORST, CellResult, Results
 __all__ = ["plain", "render"]
 
 
-def render(found: Results, models: Sequence[Model], replays: ReplayAudit | None = None) -> str:
-    """`docs/compatibility.md` for these results; `models`: all of the matrix; replays: what may be replayed."""
+def render(
+    found: Results, models: Sequence[Model], replays: ReplayAudit | None = None, on_gpus: Sequence[ReplayAudit] = ()
+) -> str:
+    """`docs/compatibility.md` for these results; `models`: all of the matrix; replays: what may be replayed; on_gpus:
+    what was."""
     notes = _Notes()
     body = [part for name in FRAMEWORKS for part in _framework(found, models, name, notes)]
     made = [f"- {line}" for line in report.runs(found)]
     summary = [*made, "", *_summary(found, models)]
-    replayed = [] if replays is None else _replays(replays, models, notes)
+    replayed = [] if replays is None else _replays(replays, on_gpus, models, notes)
     parts = [*_head(), *summary, *body, *replayed, *_checks(found), *notes.lines()]
     return "\n".join(parts) + "\n"
 
@@ -121,23 +124,23 @@ def _outcome(cells: Sequence[CellResult], notes: _Notes) -> str:
     return f"{shown} {numbers['pass']}/{applies}{''.join(map(notes.mark, reasons))}"
 
 
-def _replays(replays: ReplayAudit, models: Sequence[Model], notes: _Notes) -> list[str]:
+def _replays(replays: ReplayAudit, on_gpus: Sequence[ReplayAudit], models: Sequence[Model], notes: _Notes) -> list[str]:
     """Which modules of each model may be replayed, by mode, and why the others are not."""
-    tally = [f"{mode}: {report.shares(replays, mode)}" for mode in MODES]
     audited = {one.model: one for one in replays.models}
     rows = []
     for model in models:
         one = audited.get(model.name)
         cells = [_replayed(one, mode, notes) if one else "not run" for mode in MODES]
         rows.append((plain(model.name), report.TITLES[model.framework], str(one.layers) if one else "", *cells))
-    return [*_about_replays(replays, tally), *_table(("model", "framework", "layers", *MODES), rows), ""]
+    seen = [line for gpu in on_gpus for line in _on_gpu(gpu, audited, notes)]
+    return [*_about_replays(replays, seen), *_table(("model", "framework", "layers", *MODES), rows), ""]
 
 
-def _about_replays(replays: ReplayAudit, tally: Sequence[str]) -> list[str]:
+def _about_replays(replays: ReplayAudit, on_gpus: Sequence[str]) -> list[str]:
     return [
         "## May be replayed",
         "",
-        f"**Audited on a CPU; no GPU has replayed anything for this table.** {report.run_line(replays.run)}.",
+        f"**Audited on a CPU.** {report.run_line(replays.run)}.",
         "",
         "An NVIDIA GPU [replays](replays.md) the largest modules of "
         f"{policy.LEAST_LAYERS} layers or more whose Python leaves nothing behind and whose inputs a graph can "
@@ -150,10 +153,33 @@ def _about_replays(replays: ReplayAudit, tally: Sequence[str]) -> list[str]:
         "python -m compat.replays",
         "```",
         "",
-        *(f"- {line}" for line in tally),
+        *(f"- {mode}: {report.shares(replays, mode)}" for mode in MODES),
         "",
+        *on_gpus,
         "Numbers are layers with weights, in the whole model and in the modules that may be replayed.",
         "",
+    ]
+
+
+def _on_gpu(gpu: ReplayAudit, audited: dict[str, Audited], notes: _Notes) -> list[str]:
+    """What a GPU replayed of the models, and where that is not what a CPU made of them."""
+    others = []
+    for one in gpu.models:
+        for mode in one.modes:
+            expected = audited.get(one.model)
+            if expected is None or mode not in expected.modes or one.replayed(mode) != expected.replayed(mode):
+                others.append(f"- {plain(one.model)}, {mode}: {_replayed(one, mode, notes)}")
+    return [
+        f"**Replayed on a GPU**, by default settings, every second replay compared with the layers. "
+        f"{report.run_line(gpu.run)}.",
+        "",
+        *(f"- {mode}: {report.shares(gpu, mode)}" for mode in MODES),
+        "",
+        *(
+            ["Other modules than in the table:", "", *others, ""]
+            if others
+            else ["The modules are those of the table.", ""]
+        ),
     ]
 
 

@@ -6,17 +6,25 @@ runs every model on the CPU, over scenes as small as it takes them, with the pac
 replay. Each module that it finds is watched, and its arguments are looked at, as before a capture. Nothing is
 captured, so that the trial over a padded input, which may refuse as well, is left out. The outcome is written to
 `compat/results/replays/cpu.json`, and docs/compatibility.md with it.
+
+    python -m compat.replays --device cuda --json compat/results/replays/h200.json
+
+has the models run on a GPU with default settings, and says which modules were replayed there. Every second replay is
+compared with the layers.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -35,13 +43,25 @@ from .cellfile import from_json
 from .matrix import Cell
 from .subject import Subject
 
-__all__ = ["RECORD", "Audited", "Part", "ReplayAudit", "audited", "parts_of", "read"]
+__all__ = [
+    "RECORD",
+    "Audited",
+    "CpuSearch",
+    "GpuSearch",
+    "Part",
+    "ReplayAudit",
+    "audited",
+    "on_gpus",
+    "parts_of",
+    "read",
+]
 
 RECORD = pathlib.Path(__file__).with_name("results") / "replays" / "cpu.json"
 SCHEMA = 1
 MODES = ("inference", "training")
-CALLS = 24  # at most, of a model in a mode
-SETTLED = 2  # calls in a row that changed nothing
+CALLS = 40  # at most, of a model in a mode
+COMPARED = 2  # of replays on a GPU, each of so many
+TOGETHER = 3  # models in a process on a GPU, which others share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,18 +118,60 @@ def read(path: pathlib.Path = RECORD) -> ReplayAudit:
         raise SettingError(f"{path} does not say what may be replayed: {error}; run `compat.replays`.") from None
 
 
+def on_gpus(folder: pathlib.Path = RECORD.parent) -> list[ReplayAudit]:
+    """The records of GPUs.
+
+    Raises:
+        SettingError: one is no such file.
+    """
+    return [read(path) for path in sorted(folder.glob("*.json")) if path.name != RECORD.name]
+
+
 def _audited(values: dict[str, Any]) -> Audited:
     modes = {mode: tuple(Part(**part) for part in parts) for mode, parts in values.pop("modes").items()}
     return Audited(**values, modes=modes)
 
 
-class _Search:
+class GpuSearch:
+    """Replays, as by default on a GPU."""
+
+    replays = True
+    settled = 3 * COMPARED  # calls in a row that changed nothing
+
+    def __enter__(self) -> GpuSearch:
+        graph_regions.remove()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(settings.override(optimize="auto", compare_every=COMPARED))
+            stack.callback(graph_regions.remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def tried(self) -> dict[nn.Module, str | None]:
+        """Modules with why they are not replayed; "" where they are, None where that is not known yet."""
+        return {
+            module: found if isinstance(found, str) else "" if found.mode().hits else None
+            for module, found in graph_regions.tried()
+        }
+
+    def declined(self) -> dict[nn.Module, str]:
+        """Why the last call of a module was left alone, of those that still wait."""
+        waiting = ((module, found) for module, found in graph_regions.tried() if not isinstance(found, str))
+        return {module: found.mode().why() or "no two of its calls are of one kind" for module, found in waiting}
+
+
+class CpuSearch(GpuSearch):
     """The search for modules to replay, over CPU tensors, up to where a capture would be next."""
+
+    replays = False
+    settled = 2
 
     def __init__(self) -> None:
         self.closed: dict[nn.Module, int] = {}  # calls in which a module would have been captured
 
-    def __enter__(self) -> _Search:
+    def __enter__(self) -> CpuSearch:
         def due(replayer: GraphedModule, *_: Any) -> None:
             self.closed[replayer.model] = self.closed.get(replayer.model, 0) + 1
 
@@ -125,9 +187,6 @@ class _Search:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
     def tried(self) -> dict[nn.Module, str | None]:
         """Modules with why they are not replayed; "" where they may be, None where that is not known yet."""
         found: dict[nn.Module, str | None] = {}
@@ -137,24 +196,19 @@ class _Search:
                 found[module] = found[module] or ""
         return found
 
-    def declined(self) -> dict[nn.Module, str]:
-        """Why the last call of a module was left alone, of those that still wait."""
-        waiting = ((module, found) for module, found in graph_regions.tried() if not isinstance(found, str))
-        return {module: found.mode().why() or "no two of its calls are of one kind" for module, found in waiting}
 
-
-def parts_of(subject: Subject, train: bool) -> tuple[Part, ...]:
+def parts_of(subject: Subject, train: bool, search: GpuSearch) -> tuple[Part, ...]:
     """The modules of a model that are tried in a mode, from the outermost one."""
     network = subject.network().train(train)
     paths = {module: path for path, module in network.named_modules()}
     before, settled = None, 0
-    with _Search() as search, torch.set_grad_enabled(train):
+    with search, torch.set_grad_enabled(train):
         for seed in range(CALLS):
-            _call(network, subject, seed)
+            _call(network, subject, seed, train and search.replays)
             found = search.tried()
             settled = settled + 1 if found == before and None not in found.values() else 0
             before = found
-            if settled >= SETTLED:
+            if settled >= search.settled:
                 break
         reasons = search.declined()
     rows = [
@@ -164,12 +218,24 @@ def parts_of(subject: Subject, train: bool) -> tuple[Part, ...]:
     return tuple(sorted(rows, key=lambda part: (part.path.count(".") + bool(part.path), part.path)))
 
 
-def _call(network: nn.Module, subject: Subject, seed: int) -> None:
+def _call(network: nn.Module, subject: Subject, seed: int, backward: bool) -> None:
     try:
-        subject.run(network, subject.scene(seed))
+        result = subject.run(network, subject.scene(seed))
+        if backward:
+            subject.loss(result).backward()
     except ValueError as error:  # the smallest scenes leave one voxel at the coarsest level
         if "more than 1 value per channel" not in str(error):
             raise
+
+
+def _parts_or_error(subject: Subject, train: bool, search: GpuSearch) -> tuple[Part, ...]:
+    """The same; on a GPU an error of a model is a reason like others, as a run of many models has to go on."""
+    try:
+        return parts_of(subject, train, search)
+    except Exception as error:
+        if not search.replays:
+            raise
+        return (Part("", "", 0, f"a call raised {type(error).__name__}: {error}"),)
 
 
 def audited(cell: Cell) -> Audited:
@@ -179,29 +245,41 @@ def audited(cell: Cell) -> Audited:
         subject = Subject(model, cell.device, cell.dtype, cell.size)
         n_layers = protocol.n_layers(subject.network())
         modes = MODES if model.train else MODES[:1]
-        parts = {mode: parts_of(subject, mode == "training") for mode in modes}
+        search = CpuSearch if cell.device == "cpu" else GpuSearch
+        parts = {mode: _parts_or_error(subject, mode == "training", search()) for mode in modes}
     return Audited(model.name, model.framework, cell.size, n_layers, parts)
 
 
 def main(arguments: Sequence[str]) -> None:
     """What of some cells may be replayed, to standard output; or of all models, to the record and the page."""
-    if arguments:
+    parser = argparse.ArgumentParser(prog="python -m compat.replays", description=(__doc__ or "").split(":", 1)[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the models run")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--json", type=pathlib.Path, default=RECORD, help="the record to write")
+    parser.add_argument("cells", nargs="?", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.cells:
         logging.disable(logging.WARNING)  # the record has the reasons
-        found = [dataclasses.asdict(audited(cell)) for cell in map(from_json, json.loads(arguments[0]))]
+        found = [dataclasses.asdict(audited(cell)) for cell in map(from_json, json.loads(options.cells))]
         sys.stdout.write(json.dumps(found) + "\n")
         return
-    rows = list(_all())
-    order = [cell.model.name for cell in layers.smallest()]
+    cells = layers.smallest(options.device)
+    rows = list(_all(cells, options.jobs))
+    order = [cell.model.name for cell in cells]
     rows.sort(key=lambda row: order.index(row.model))
-    ReplayAudit(results.run_facts("cpu"), tuple(rows)).save(RECORD)
+    ReplayAudit(results.run_facts(options.device), tuple(rows)).save(options.json)
     from .cli import write_stored
 
     write_stored()
 
 
-def _all() -> Iterator[Audited]:
-    for cells in layers.together(layers.smallest()):
-        for values in layers.apart("compat.replays", cells):
+def _all(cells: Sequence[Cell], jobs: int) -> Iterator[Audited]:
+    groups = layers.together(cells)
+    if jobs > 1:
+        groups = [group[n : n + TOGETHER] for group in groups for n in range(0, len(group), TOGETHER)]
+    with ThreadPoolExecutor(jobs) as pool:
+        found = pool.map(layers.apart, itertools.repeat("compat.replays"), groups)
+        for values in itertools.chain.from_iterable(found):
             row = _audited(values)
             sys.stderr.write(f"{len(row.replayed('inference')):4} {row.model}\n")
             yield row

@@ -82,22 +82,22 @@ def sp():
 
 @pytest.mark.parametrize("train", [False, True])
 def test_the_outermost_module_is_tried_first(sp, train):
-    assert replays.parts_of(Toy(sp), train) == (Part("", "Net", 5, ""),)
+    assert replays.parts_of(Toy(sp), train, replays.CpuSearch()) == (Part("", "Net", 5, ""),)
 
 
 @pytest.mark.parametrize("train", [False, True])
 def test_inner_modules_are_tried_where_outer_ones_are_refused(sp, train):
-    outer, inner = replays.parts_of(Toy(sp, counts=True), train)
+    outer, inner = replays.parts_of(Toy(sp, counts=True), train, replays.CpuSearch())
     assert outer.path == "" and "Net.calls" in outer.why and "test_replays.py:" in outer.why
     assert inner == Part("encoder", "Encoder", 4, "")
 
 
 def test_scenes_with_too_few_voxels_for_a_norm_are_left_out(sp):
-    assert replays.parts_of(Toy(sp, fails=(1, 2)), True) == (Part("", "Net", 5, ""),)
+    assert replays.parts_of(Toy(sp, fails=(1, 2)), True, replays.CpuSearch()) == (Part("", "Net", 5, ""),)
 
 
 def test_nothing_is_left_behind(sp):
-    replays.parts_of(Toy(sp), False)
+    replays.parts_of(Toy(sp), False, replays.CpuSearch())
     assert not graph_regions.tried()
 
 
@@ -117,7 +117,7 @@ def test_the_record_is_what_the_search_finds(framework, name):
     recorded = _records()[model.name]
     with models(framework, model.profile):
         subject = Subject(model, "cpu", "float32", recorded.size)
-        found = {mode: replays.parts_of(subject, mode == "training") for mode in recorded.modes}
+        found = {mode: replays.parts_of(subject, mode == "training", replays.CpuSearch()) for mode in recorded.modes}
     assert found == recorded.modes
 
 
@@ -141,7 +141,7 @@ def test_the_page_says_what_may_be_replayed_and_why_not():
     rows = [Audited(name, "spconv", "tiny", 8, {"inference": one}) for name, one in zip(names, modes, strict=False)]
     found = ReplayAudit(RUN, tuple(rows))
     text = markdown.render(Results((), ()), matrix.load(), found)
-    assert "**Audited on a CPU; no GPU has replayed anything for this table.** CPU, 2026-01-02 03:04 UTC: " in text
+    assert "**Audited on a CPU.** CPU, 2026-01-02 03:04 UTC: " in text
     assert "- inference: 2 of 4 models, 1 of them with all layers and 1 in part\n" in text
     lines = {
         name: next(line for line in text.splitlines() if f"| {markdown.plain(name)} | spconv" in line) for name in names
@@ -153,3 +153,15 @@ def test_the_page_says_what_may_be_replayed_and_why_not():
     assert "| not run | not run |" in lines[names[4]]
     assert '1. <a id="note-1"></a>it calls print (net.py:3)' in text.replace("\\_", "_")
     assert report.shares(found, "training").startswith("0 of 0 models")
+
+
+def test_the_page_says_what_a_gpu_replayed_of_it():
+    names = [model.name for model in matrix.load()][:2]
+    gpu = {**RUN, "device": "NVIDIA X"}
+    expected = ReplayAudit(RUN, tuple(Audited(name, "spconv", "tiny", 8, {"inference": (WHOLE,)}) for name in names))
+    same = ReplayAudit(gpu, expected.models)
+    other = ReplayAudit(gpu, (*expected.models[:1], Audited(names[1], "spconv", "tiny", 8, {"inference": (CHOSEN,)})))
+    pages = [markdown.render(Results((), ()), matrix.load(), expected, [one]) for one in (same, other)]
+    assert "NVIDIA X, 2026-01-02" in pages[0] and "The modules are those of the table." in pages[0]
+    assert f"- {markdown.plain(names[1])}, inference: none<sup>[1]" in pages[1]
+    assert "- inference: 1 of 2 models" in pages[1] and "- inference: 2 of 2 models" in pages[1]

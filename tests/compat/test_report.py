@@ -18,6 +18,11 @@ from sparse_bridge.errors import SettingError
 from .conftest import cell, facts
 
 
+def records():
+    """Of replays."""
+    return replays.read(), replays.on_gpus()
+
+
 def test_results_survive_the_disk(results, tmp_path):
     path = tmp_path / "new" / "results.json"
     results.save(path)
@@ -167,14 +172,14 @@ def test_report_command_merges_files(results, tmp_path, capsys):
     assert command_line.main([*arguments, "--write"]) == 0
     assert "FCGF" in capsys.readouterr().out
     stored = merge([results])
-    assert (tmp_path / "compatibility.md").read_text() == markdown.render(stored, matrix.load(), replays.read())
+    assert (tmp_path / "compatibility.md").read_text() == markdown.render(stored, matrix.load(), *records())
     assert (tmp_path / "compatibility.html").read_text() == page.render(stored, matrix.load())
 
 
 def test_pages_are_those_of_the_stored_results():
     stored = merge(map(Results.read, sorted(RESULTS.glob("*.json"))))
     models = matrix.load()
-    texts = {"md": markdown.render(stored, models, replays.read()), "html": page.render(stored, models)}
+    texts = {"md": markdown.render(stored, models, *records()), "html": page.render(stored, models)}
     for ending, text in texts.items():
         kept = (ROOT / "docs" / f"compatibility.{ending}").read_text(encoding="utf-8")
         assert kept == text, f"compatibility.{ending} is old: {report.COMMAND}"
