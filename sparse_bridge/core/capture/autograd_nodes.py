@@ -20,6 +20,13 @@ def autograd_nodes(tensor: torch.Tensor) -> set[Any]:
     return nodes
 
 
+def only_own_functions(leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether all that is written in Python behind these is the package's, which may be gone through twice."""
+    nodes: set[Any] = set().union(*map(autograd_nodes, leaves))
+    functions = [getattr(node, "_forward_cls", None) for node in nodes]  # what autograd's own nodes have not
+    return all(one is None or one.__module__.startswith("sparse_bridge.") for one in functions)
+
+
 def saved_for_backward(leaves: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[bool]:
     """By parameter, whether a backward pass by the leaves of an output reads it."""
     saved = [tensor.data_ptr() for node in set().union(*map(autograd_nodes, leaves)) for tensor in _saved_by(node)]

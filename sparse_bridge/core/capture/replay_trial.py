@@ -25,7 +25,7 @@ from ..geometry.boxes import Box
 from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm_training
-from .autograd_nodes import autograd_nodes
+from .autograd_nodes import autograd_nodes, only_own_functions
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import Tensors
@@ -156,9 +156,11 @@ class PaddedModel(ModelReference):
         """What the layers compute of x alone, forward and backward by random gradients of its outputs. eager: what
         they returned for the call, through which the program has not gone backward yet.
 
-        Where the features have a history, or may have hooks, the layers compute once more.
+        Where the features have a history, or the model has functions with a backward pass of their own, which may
+        allow one alone, the layers compute once more.
         """
-        own, again = self.buffers, self.features.requires_grad
+        own = self.buffers
+        again = self.features.requires_grad or not only_own_functions(output_leaves(self.tensors, eager))
         if again:
             self._begin()
             leaves, features = self.run_alone()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -113,3 +115,37 @@ def test_the_step_of_the_program_is_that_of_the_layers(steps, monkeypatch, salie
             assert torch.equal(a, b)
         assert not saliency or torch.equal(mine.grad, theirs.grad)
     assert replayer_of(model).graphs and bool(again) == saliency
+
+
+class Once(torch.autograd.Function):
+    """A square whose backward pass may be called once."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = 2 * x
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        kept = ctx.kept
+        del ctx.kept
+        return gradient * kept
+
+
+class Squared(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        out = self.body(x)["out"]
+        return out.replace_feature(Once.apply(out.features))
+
+
+def test_a_backward_pass_of_the_programs_own_is_left_to_it(device):
+    with apis.standin("spconv") as module, settings.override(compare_every=1):
+        model, plain = optimized(module, "spconv", device, True, Squared)
+        for seed in range(7):
+            scene = functools.partial(apis.scene, module, "spconv", seed, device, 0.25)
+            apis.both(model, plain, scene, True, values=lambda out: [out.features])
+        assert replayer_of(model).graphs
