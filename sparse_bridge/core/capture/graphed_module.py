@@ -58,9 +58,13 @@ class GraphedModule(ModelGraphs):
         except torch.OutOfMemoryError:
             if not self.graphs:
                 raise
-            self.drop(Why.GRAPH_NO_ROOM.says())
-        empty_cache()
+        self._out_of_memory()
         return self.run_layers(*args, **kwargs)
+
+    def _out_of_memory(self) -> None:
+        """Let go of all graphs, for good."""
+        self.drop(Why.GRAPH_NO_ROOM.says())
+        empty_cache()
 
     def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
@@ -125,7 +129,13 @@ class GraphedModule(ModelGraphs):
             if due or not graph.captured.differing_columns(root) <= kind.verified:
                 self.computed(compared=self.trains)
                 return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root))
-            output = self.execute(graph, call, root)
+            try:
+                output = self.execute(graph, call, root)
+            except torch.OutOfMemoryError:  # for the copy of what it has computed
+                if self.trains or graph.alters:  # the layers would move statistics once more
+                    raise
+                self._out_of_memory()
+                return ReplayResult(MISSING)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
                 continue
             self.hits += 1
@@ -208,12 +218,12 @@ class GraphedModule(ModelGraphs):
                 kind.verified |= columns
             except Refusal as error:
                 self._differs(kind, columns, error)
+            except torch.OutOfMemoryError:  # of no concern to the program, which has its output
+                self._out_of_memory()
 
     def _differs(self, kind: CallKind, columns: set[int], error: Refusal) -> None:
         if error.verdict is Verdict.UNDECIDED:
             return
-        if error.verdict is Verdict.FINAL:
-            raise error
         if columns <= kind.verified:
             self.drop(Why.GRAPH_DIFFERS.says(error), logging.WARNING)
             return

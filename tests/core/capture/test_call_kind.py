@@ -50,7 +50,7 @@ class Graphs(GraphedModule):
     def __init__(self):
         self.program = Program()  # which nobody else keeps
         super().__init__(self.program, lambda _: None)
-        self.events, self.right, self.last_recording = [], True, "recording"
+        self.events, self.wrong, self.last_recording = [], None, "recording"
 
     def allowed(self):
         return True
@@ -69,15 +69,15 @@ class Graphs(GraphedModule):
         kind.trial = True
         captured = SimpleNamespace(differing_columns=lambda root: set(), compare=self._compare)
         maps = SimpleNamespace(serves=lambda box: True)
-        return SimpleNamespace(captured=captured, maps=maps)
+        return SimpleNamespace(captured=captured, maps=maps, alters=False)
 
     def executed_values(self, graph, call, root):
         self.events.append("compare")
         return [call]
 
     def _compare(self, call, out, values):
-        if not self.right:
-            raise Refusal(Why.GRAPH_OTHER_BITS, "output 0", 1.0, 1)
+        if self.wrong is not None:
+            raise self.wrong
 
     def call(self, rows, key="kind"):
         """One call with so many rows."""
@@ -331,10 +331,38 @@ def test_the_rate_of_comparisons_is_a_setting(graphs, every, expected):
 def test_a_difference_ends_all_replays_and_says_so(graphs, caplog):
     warm(graphs)
     eager(graphs, 1000, 7)
-    graphs.right = False
+    graphs.wrong = Refusal(Why.GRAPH_OTHER_BITS, "output 0", 1.0, 1)
     outputs = [graphs.call(1000) for _ in range(100)]
     assert outputs[:1] == [MISSING] and not graphs.graphs and graphs.given_up() is not None
     assert "a replay gave something else than the layers" in caplog.text and "GRAPH_DIFFERS" in graphs.why()
+
+
+@pytest.mark.parametrize("graphs", ["compared"], indirect=True)
+def test_a_difference_that_no_other_input_changes_does_not_end_the_program(graphs):
+    warm(graphs)
+    graphs.wrong = Refusal(Why.GRAPH_BUFFER, "seen")
+    assert all(eager(graphs, 1000, 7)) and "GRAPH_DIFFERS" in graphs.why()
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize("graphs", ["compared"], indirect=True)
+def test_a_comparison_without_memory_does_not_end_the_program(graphs, monkeypatch):
+    warm(graphs)
+    monkeypatch.setattr(graphs, "executed_values", out_of_memory)
+    assert all(eager(graphs, 1000, 5)) and "GRAPH_NO_ROOM" in graphs.why()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_replay_without_memory_for_its_output(graphs, monkeypatch, trains):
+    """The layers run in its place; but of a step they would move statistics once more."""
+    warm(graphs)
+    monkeypatch.setattr(graphs, "execute", out_of_memory)
+    monkeypatch.setattr(graphs, "trains", trains)
+    with pytest.raises(torch.OutOfMemoryError) if trains else contextlib.nullcontext():
+        assert all(eager(graphs, 1000, 5)) and "GRAPH_NO_ROOM" in graphs.why() and not graphs.graphs
 
 
 def test_several_kinds_of_calls_have_a_graph_each_up_to_a_number(graphs):
