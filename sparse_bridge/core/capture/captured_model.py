@@ -218,20 +218,21 @@ class Captured:
             same_rows = self.tensors.on_rows_of(self.padded_x, y)
             coords = None if same_rows else cut(self.tensors.coordinates_of(y))
             result = self.tensors.result(call.x, y, once(wide), coords, box)
-            self.tensors.keep_for(result, y, lambda: self._with_maps(call, root))
+            self.tensors.keep_for(result, y, lambda: self._with_maps(call, root, y, version))
             return result
 
         memo: dict[int, Any] = {}
-        lookup = self._input_lookup(call, root)
+        version = None if root.coords.is_inference() else root.coords._version
+        lookup = self._input_lookup(call, root, version)
         return lambda value: map_structure(self.tensors, value, once, on_sparse, lookup, memo)
 
-    def _input_lookup(self, call: Call, root: Any) -> Lookup:
+    def _input_lookup(self, call: Call, root: Any, version: int | None) -> Lookup:
         """The function that finds the input of the call which a value of the output stands for."""
         find = self.spec.input_lookup(call)
 
         def lookup(value: Any) -> Any:
             if value is self.padded_x:  # the model has maps of it now
-                self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root))
+                self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root, value, version))
             return find(value)
 
         return lookup
@@ -263,10 +264,18 @@ class Captured:
         for returned, computed in zip(self.spec.values_of_call(call, out), values, strict=True):
             check("its output", returned, computed)
 
-    def _with_maps(self, call: Call, root: Any) -> Any:
-        """A sparse tensor of the call's output with its kernel maps, which code outside of the
-        model asks for: the model computes once more, and is not replayed from now on."""
+    def _with_maps(self, call: Call, root: Any, y: Any, version: int | None) -> Any:
+        """The sparse tensor of the call that is like `y`, with its kernel maps, which code outside of the model asks
+        for: the model computes once more, and is not replayed from now on.
+
+        version: of the coordinates at the call.  Raises RuntimeError where they were written to since."""
         self.owner.drop(Why.GRAPH_MAPS_OUTSIDE.says())
+        if version is not None and version != root.coords._version:
+            raise RuntimeError(
+                "kernel maps of a result of a replay are asked for, whose input's coordinates have been modified by an "
+                "inplace operation; call the model in `with sparse_bridge.eager():`, or give it a copy of them."
+            )
+        own: list[Any] = []
         outputs: list[Any] = []
         features = self.tensors.features_of(call.x)
         assert features is not None
@@ -275,8 +284,9 @@ class Captured:
                 self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
             spec = OutputSpec.of(call, self.owner.run_layers, start, set())
-            spec.for_each(self.tensors, lambda _: None, outputs.append)
-        return outputs[0] if outputs else spec.x
+            for one, kept in ((self.spec, own), (spec, outputs)):
+                one.for_each(self.tensors, lambda _: None, kept.append)
+        return next((output for like, output in zip(own, outputs, strict=True) if like is y), spec.x)
 
 
 def _attributes(x: Any) -> set[str]:
