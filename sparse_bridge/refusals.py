@@ -136,6 +136,10 @@ class Why(enum.Enum):
         "a backward pass by one of its outputs has nothing in common with one by another",
         "give `optimize` the parts of it",
     )
+    GRAPH_INNER_GRADIENT = (
+        "the program looks at the gradient of an output that others are computed from",
+        "nothing: such a model is trained layer by layer",
+    )
     GRAPH_MOMENTUM = ("momentum=None of a batch norm counts batches on the host", "give the norm a momentum")
     GRAPH_ROWS_ON_HOST = "{} needs the number of rows on the host", _OUTSIDE
     GRAPH_NO_LEVEL = "a tensor of shape {} has not a row for every site of a level", _OUTSIDE

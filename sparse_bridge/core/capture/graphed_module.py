@@ -256,6 +256,10 @@ class GraphedModule(ModelGraphs):
         """A new graph for calls like this one, which returned `out`; None: not of this input. Without
         a trial where `kind` has had one. recording: of inputs like it.  Raises Refusal."""
 
+    def recorded(self, graph: Any, call: Call, out: Any) -> None:
+        """A graph was captured after a call that returned `out`."""
+        return
+
     def recording(self, key: GraphKey, root: Root) -> Recording | None:
         """Of the last input in its box; None where inputs do not all have the same requests for now."""
         return prefetch.recording_of(key.device, root.box, self.trains)
@@ -290,6 +294,7 @@ class GraphedModule(ModelGraphs):
                     self.inconclusive.learn(True)
                     kind.take(graph, capacity)
                     self.latest = kind
+                    self.recorded(graph, call, out)
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
             return
