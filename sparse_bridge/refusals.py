@@ -120,6 +120,10 @@ class Why(enum.Enum):
     GRAPH_RETURNS_UNKNOWN = "it returns {!r}, which it is not given", _RETURNS
     GRAPH_RETURNS_FOREIGN = "it returns a tensor of shape {} that it did not compute", _RETURNS
     GRAPH_RETURNS_SHARED = "it returns what it is given in several places", _RETURNS
+    GRAPH_OUTPUT_MEMORY = (
+        "tensors that it returns share memory, with each other or with its features",
+        "return copies",
+    )
     GRAPH_RETURNS_OBJECT = (
         "its output holds a {}; expected sparse tensors, their features, numbers and text, in "
         "lists, tuples, dicts and objects of which each holds a sparse tensor",

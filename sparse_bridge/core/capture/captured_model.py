@@ -20,7 +20,7 @@ from ..prefetch.recording import boxes_of
 from . import padded
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import AMBIGUOUS, Call, InputProxies
-from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure, named
+from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure, named, share_memory
 from .comparison import compare
 from .model_graphs import ModelGraphs
 from .padded import PaddedInput
@@ -248,7 +248,7 @@ class Captured:
 
         expected = _outputs(self.tensors, self.spec.values_of_call(call, out), passthrough)
         actual = _outputs(self.tensors, values, passthrough)
-        padded_outputs = _outputs(self.tensors, self.spec.values(), self.spec.passthrough)
+        padded_outputs = _outputs(self.tensors, self.spec.values(), self._own)
         if not len(expected) == len(actual) > 0:
             raise Refusal(Why.GRAPH_OUTPUT_COUNT, len(expected), len(actual))
         for number, (reference, result, padded_output) in enumerate(zip(expected, actual, padded_outputs, strict=True)):
@@ -258,8 +258,15 @@ class Captured:
             if reference[1] is not None and result[1] is not None:
                 compare(f"coordinates of {name}", reference[1], result[1])
 
+    def _own(self, value: Any) -> Any:
+        """`value` where it is the call's own, else MISSING."""
+        return value if value is self.features or value is self.coords else self.spec.passthrough(value)
+
     def assert_same_structure(self, call: Call, out: Any, values: list[Any]) -> None:
-        """The same of all but the numbers in tensors."""
+        """The same of all but the numbers in tensors. These share no memory, as copies do not: programs may write."""
+        outputs = [one for one, _ in _outputs(self.tensors, self.spec.values(), self._own)]
+        if share_memory([self.features, *outputs]):
+            raise Refusal(Why.GRAPH_OUTPUT_MEMORY)
         check = StructureCheck(call.inputs_by_id(self.tensors), self.tensors.is_tensor)
         for returned, computed in zip(self.spec.values_of_call(call, out), values, strict=True):
             check("its output", returned, computed)
