@@ -120,6 +120,10 @@ class Why(enum.Enum):
     GRAPH_RETURNS_UNKNOWN = "it returns {!r}, which it is not given", _RETURNS
     GRAPH_RETURNS_FOREIGN = "it returns a tensor of shape {} that it did not compute", _RETURNS
     GRAPH_RETURNS_SHARED = "it returns what it is given in several places", _RETURNS
+    GRAPH_OUTPUT_MEMORY = (
+        "tensors that it returns share memory, with each other or with its features",
+        "return copies",
+    )
     GRAPH_RETURNS_OBJECT = (
         "its output holds a {}; expected sparse tensors, their features, numbers and text, in "
         "lists, tuples, dicts and objects of which each holds a sparse tensor",
@@ -135,6 +139,10 @@ class Why(enum.Enum):
     GRAPH_SEPARATE = (
         "a backward pass by one of its outputs has nothing in common with one by another",
         "give `optimize` the parts of it",
+    )
+    GRAPH_INNER_GRADIENT = (
+        "the program looks at the gradient of an output that others are computed from",
+        "nothing: such a model is trained layer by layer",
     )
     GRAPH_MOMENTUM = ("momentum=None of a batch norm counts batches on the host", "give the norm a momentum")
     GRAPH_ROWS_ON_HOST = "{} needs the number of rows on the host", _OUTSIDE

@@ -40,36 +40,84 @@ class LayerFacts(NamedTuple):
         return cls(category, sizes, steps)
 
 
+class LateSource(NamedTuple):
+    """keys: of kernel maps that `make` makes; unbuilt: those of them that no layer could build itself."""
+
+    keys: frozenset[Hashable]
+    unbuilt: frozenset[Hashable]
+    make: Callable[[], Mapping[Any, Any]]
+
+
 class LateMaps(dict[Any, Any]):
-    """Kernel maps by key, some of which are made when one of them is wanted.
+    """Kernel maps by key, some of which are made when a program looks for them, or at all of them. Layers look with
+    `map_for_layer`, and hand on what `carried` returns."""
 
-    late: the keys of those; recover: makes all maps.
-    """
-
-    def __init__(self, late_keys: Iterable[Hashable], recover: Callable[[], Mapping[Any, Any]]) -> None:
+    def __init__(self, *sources: LateSource) -> None:
         super().__init__()
-        self._late, self._recover = frozenset(late_keys), recover
+        self.sources = list(sources)
 
-    def _want(self, key: Any) -> None:
-        if key in self._late and not super().__contains__(key):
-            self._late = frozenset()
-            for name, entry in self._recover().items():
-                self.setdefault(name, entry)
+    @classmethod
+    def of(
+        cls, keys: Iterable[Hashable], unbuilt: Iterable[Hashable], recover: Callable[[], Mapping[Any, Any]]
+    ) -> LateMaps:
+        """keys, unbuilt: see `LateSource`.  recover: makes all maps; called once."""
+        return cls(LateSource(frozenset(keys), frozenset(unbuilt), functools.cache(recover)))
 
-    def __getitem__(self, key: Any) -> Any:
-        self._want(key)
-        return super().__getitem__(key)
+    def take(self, wanted: Callable[[LateSource], bool] = lambda _: True) -> None:
+        """Have the maps of those sources."""
+        for source in [source for source in self.sources if wanted(source)]:
+            self.sources.remove(source)
+            for key, entry in source.make().items():
+                if key in source.keys:
+                    dict.setdefault(self, key, entry)
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._want(key)
-        return super().get(key, default)
-
-    def __contains__(self, key: Any) -> bool:
-        self._want(key)
-        return super().__contains__(key)
+    def copy(self) -> LateMaps:
+        """The same maps, which are made as late."""
+        copy = LateMaps(*self.sources)
+        dict.update(copy, present(self))
+        return copy
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
+
+
+def _looking(name: str, at_one: bool) -> Callable[..., Any]:
+    own = getattr(dict, name)
+
+    @functools.wraps(own)
+    def look(self: LateMaps, *args: Any) -> Any:
+        if self.sources and not (at_one and dict.__contains__(self, args[0])):
+            self.take(lambda source: not at_one or args[0] in source.keys)
+        return own(self, *args)
+
+    return look
+
+
+for _name in ("__getitem__", "__contains__", "__delitem__", "get", "pop", "setdefault"):
+    setattr(LateMaps, _name, _looking(_name, True))
+for _name in ("__len__", "__iter__", "__reversed__", "__eq__", "__ne__", "__repr__", "__or__", "__ror__", "keys"):
+    setattr(LateMaps, _name, _looking(_name, False))
+for _name in ("values", "items", "popitem", "clear"):
+    setattr(LateMaps, _name, _looking(_name, False))
+
+
+def present(maps: dict[Any, Any]) -> dict[Any, Any]:
+    """A copy of the maps that are there, without making others."""
+    return dict(dict.items(maps))
+
+
+def carried(maps: dict[Any, Any]) -> dict[Any, Any]:
+    """A copy of maps for the result of a layer; those that are made late are so in the copy."""
+    return maps.copy() if isinstance(maps, LateMaps) else dict(maps)
+
+
+def map_for_layer(maps: dict[Any, Any], key: Hashable) -> Any:
+    """The map that a layer looks for; None where it is to build one."""
+    if isinstance(maps, LateMaps):
+        if not dict.__contains__(maps, key):
+            maps.take(lambda source: key in source.unbuilt)
+        return present(maps).get(key)
+    return maps.get(key)
 
 
 class Interchange(Protocol):

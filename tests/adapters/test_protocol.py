@@ -152,14 +152,28 @@ def test_tensors_over_other_rows(frameworks, name):  # noqa: F811
 
 def test_maps_that_are_made_when_wanted():
     asked = []
-    maps = protocol.LateMaps(["down"], lambda: asked.append(1) or {"down": 1, "same": 2})
-    assert not maps and maps.get("same") is None and "other" not in maps and not asked
-    maps["same"] = 3
-    assert maps["down"] == 1 and maps["same"] == 3 and "down" in maps and asked == [1]
-    again = pickle.loads(pickle.dumps(maps))
-    assert type(again) is dict and again == {"down": 1, "same": 3}
+    every = {"down": 1, "same": 2, "more": 3}
+    maps = protocol.LateMaps.of(["down", "same"], ["down"], lambda: asked.append(1) or every)
+    maps["own"] = 4
+    handed_on = protocol.carried(maps)
+    assert protocol.present(maps) == {"own": 4} and maps.get("other") is None and "more" not in maps
+    assert protocol.map_for_layer(maps, "same") is None and protocol.map_for_layer(maps, "own") == 4 and not asked
+    assert protocol.map_for_layer(handed_on, "down") == 1 and asked == [1]
+    assert maps["same"] == 2 and len(maps) == 3 and asked == [1]
+    assert dict(maps) == {**maps} == maps.copy() == {"own": 4, "down": 1, "same": 2}
+    again = pickle.loads(pickle.dumps(handed_on))
+    assert type(again) is dict and again == maps
+    assert protocol.map_for_layer({"down": 5}, "down") == 5 and protocol.carried({"down": 5}) == {"down": 5}
     with pytest.raises(KeyError):
         maps["other"]
+
+
+@pytest.mark.parametrize("look", [len, list, dict, bool, str, dict.copy, dict.items, lambda maps: {**maps}])
+def test_whoever_looks_at_all_maps_has_them_made(look):
+    every = {"down": 1, "same": 2}
+    maps = protocol.LateMaps.of(every, ["down"], lambda: every)
+    found = getattr(maps, look.__name__)() if look in (dict.copy, dict.items) else look(maps)
+    assert found == (every.items() if look is dict.items else look(every))
 
 
 def test_a_framework_that_is_not_installed(monkeypatch):

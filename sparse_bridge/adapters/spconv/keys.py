@@ -10,6 +10,7 @@ import torch
 
 from ... import settings
 from ...errors import ContractError, DataTypeError, GeometryError
+from ..protocol import carried, map_for_layer
 from .geometry import check_dimension
 from .tensors import shape_of
 
@@ -44,7 +45,7 @@ def find(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor) -> tu
     """(the maps that the output carries, that of the layer's `indice_key` or None where the layer
     is to build one, the weight as it is applied).  Raises as `checked`."""
     key, entries = layer.indice_key, entries_of(x)
-    record = None if key is None else entries.get(key)
+    record = None if key is None else entries.get(key) if type(entries) is dict else map_for_layer(entries, key)
     if record is None and not layer.inverse:
         return entries, None, weight
     if record is None or not fits(layer, x, record, features):
@@ -222,7 +223,7 @@ def entries_of(x: Any) -> dict[Any, Any]:
         _shared = settings.get().shared_keys
         _generation = now  # last: other threads go by it
     entries: dict[Any, Any] = x.indice_dict
-    return entries if _shared else dict(entries)
+    return entries if _shared else carried(entries)
 
 
 def _check_rows(layer_name: str, key: Any, x: Any, indices: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from ...core.ops import pool as core_pool
 from ..call_stats import note
+from ..protocol import map_for_layer
 from . import benchmark
 from .conv import record_voxels
 from .geometry import check_dimension
@@ -29,7 +30,7 @@ def avg_pool_forward(layer: Any, x: Any) -> Any:
 
 def _pool(layer: Any, x: Any, mode: str) -> Any:
     layer_name, key = type(layer).__name__, layer.indice_key
-    if key is not None and x.find_indice_pair(key) is not None:
+    if key is not None and map_for_layer(x.indice_dict, key) is not None:
         check_input(x, layer_name)
         raise KeyTakenError(f"{layer_name}: indice_key {key!r} exists already; pools never reuse a key.")
     if torch.compiler.is_compiling():

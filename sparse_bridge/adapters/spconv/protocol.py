@@ -12,7 +12,7 @@ from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...refusals import Refusal, Why
-from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
+from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol, carried, present
 from . import interchange, records
 from .rules.switches import allow_tf32
 from .tensors import box_of
@@ -55,28 +55,32 @@ class _Spconv(TensorProtocol):
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         # Coordinates in an object of their own, which has no maps yet.
         over = _with_rows(x, features, root.coords.detach())
-        if x.indice_dict:
+        if dict.__len__(x.indice_dict) or isinstance(x.indice_dict, LateMaps):
             over.indice_dict[_CARRIED] = _Carried(over.indices)
         return over
 
     def label(self, x: Any) -> Hashable:
-        maps = [(key, tuple(one.ksize), tuple(one.dilation), one.algo) for key, one in x.indice_dict.items()]
-        return x.voxel_num, x.force_algo, *maps
+        maps = [(key, tuple(one.ksize), tuple(one.dilation), one.algo) for key, one in present(x.indice_dict).items()]
+        return x.voxel_num, x.force_algo, isinstance(x.indice_dict, LateMaps), *maps
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         out = _with_rows(y, features, x.indices if coords is None else coords)
         if _CARRIED in y.indice_dict:
-            out.indice_dict.update(x.indice_dict)
+            out.indice_dict = carried(x.indice_dict)
         if box is not None:
             out.batch_size, out.spatial_shape = box.size[0], list(box.size[1:])
         return out
 
     def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
         maps, own = captured.indice_dict, y.indice_dict
-        late_keys = [key for key, record in maps.items() if not getattr(record, "is_subm", False)]
-        if late_keys:
-            y.indice_dict = LateMaps(late_keys, lambda: _without_mark(recover().indice_dict))
-            y.indice_dict.update(own)
+        late = LateMaps.of(
+            [key for key in maps if key is not _CARRIED],
+            [key for key, record in maps.items() if not getattr(record, "is_subm", False)],
+            lambda: recover().indice_dict,
+        )
+        late.sources += own.sources if isinstance(own, LateMaps) else []
+        late.update(present(own))
+        y.indice_dict = late
 
     def switches(self) -> Hashable:
         return allow_tf32()
@@ -100,13 +104,9 @@ class _Carried:
 _CARRIED = object()  # its key
 
 
-def _without_mark(maps: dict[Any, Any]) -> dict[Any, Any]:
-    return {key: one for key, one in maps.items() if key is not _CARRIED}
-
-
 def _would_build(x: Any) -> bool:
     """Whether all maps that `x` has are those that submanifold layers over it would build now."""
-    maps = x.indice_dict.values()
+    maps = present(x.indice_dict).values()
     return not maps or not (settings.get().shared_keys or any(not records.is_current(one, x) for one in maps))
 
 

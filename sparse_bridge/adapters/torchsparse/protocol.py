@@ -47,7 +47,7 @@ class _Torchsparse(TensorProtocol):
     def capture_root(self, x: Any) -> Root | None:
         caches = caches_of(x)
         kmaps, cmaps = getattr(caches, "kmaps", None), getattr(caches, "cmaps", None)
-        if kmaps is None or cmaps is None or kmaps or not cmaps.keys() <= {x.stride}:
+        if kmaps is None or cmaps is None or dict.__len__(kmaps) or not cmaps.keys() <= {x.stride}:
             return None  # a PointTensor, or a tensor that layers have seen
         if x.coords.dtype != torch.int32 or x.coords.ndim != 2 or x.coords.shape[1] != 4:
             return None
@@ -74,7 +74,7 @@ class _Torchsparse(TensorProtocol):
         made = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
         late_keys = [key for key in made if key not in caches.kmaps]  # a comparison has them already
         if late_keys:
-            caches.kmaps = LateMaps(late_keys, lambda: caches_of(recover()).kmaps)
+            caches.kmaps = LateMaps.of(late_keys, late_keys, lambda: caches_of(recover()).kmaps)
 
     def allows_tf32(self) -> bool:
         with selection.standing_in("a GPU"):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from ...refusals import Refusal, Why
 from ..conv.deferred import materialize
@@ -20,8 +19,9 @@ from ..prefetch.recording import boxes_of
 from . import padded
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import AMBIGUOUS, Call, InputProxies
-from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure, named
+from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure, named, share_memory
 from .comparison import compare
+from .graph_capture import preserved_statistics
 from .model_graphs import ModelGraphs
 from .padded import PaddedInput
 
@@ -219,20 +219,21 @@ class Captured:
             same_rows = self.tensors.on_rows_of(self.padded_x, y)
             coords = None if same_rows else cut(self.tensors.coordinates_of(y))
             result = self.tensors.result(call.x, y, once(wide), coords, box)
-            self.tensors.keep_for(result, y, lambda: self._with_maps(call, root))
+            self.tensors.keep_for(result, y, lambda: self._with_maps(call, root, y, version))
             return result
 
         memo: dict[int, Any] = {}
-        lookup = self._input_lookup(call, root)
+        version = None if root.coords.is_inference() else root.coords._version
+        lookup = self._input_lookup(call, root, version)
         return lambda value: map_structure(self.tensors, value, once, on_sparse, lookup, memo)
 
-    def _input_lookup(self, call: Call, root: Any) -> Lookup:
+    def _input_lookup(self, call: Call, root: Any, version: int | None) -> Lookup:
         """The function that finds the input of the call which a value of the output stands for."""
         find = self.spec.input_lookup(call)
 
         def lookup(value: Any) -> Any:
             if value is self.padded_x:  # the model has maps of it now
-                self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root))
+                self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root, value, version))
             return find(value)
 
         return lookup
@@ -244,7 +245,7 @@ class Captured:
         eager = self.spec.of_call(call, out, self.tensors)
         expected = _outputs(self.tensors, eager.values(), eager.passthrough)
         actual = _outputs(self.tensors, values, eager.passthrough)
-        padded_outputs = _outputs(self.tensors, self.spec.values(), self.spec.passthrough)
+        padded_outputs = _outputs(self.tensors, self.spec.values(), self._own)
         if not len(expected) == len(actual) > 0:
             raise Refusal(Why.GRAPH_OUTPUT_COUNT, len(expected), len(actual))
         for number, (reference, result, padded_output) in enumerate(zip(expected, actual, padded_outputs, strict=True)):
@@ -254,16 +255,31 @@ class Captured:
             if reference[1] is not None and result[1] is not None:
                 compare(f"coordinates of {name}", reference[1], result[1])
 
+    def _own(self, value: Any) -> Any:
+        """`value` where it is the call's own, else MISSING."""
+        return value if value is self.features or value is self.coords else self.spec.passthrough(value)
+
     def assert_same_structure(self, call: Call, out: Any, values: list[Any]) -> None:
-        """The same of all but the numbers in tensors."""
+        """The same of all but the numbers in tensors. These share no memory, as copies do not: programs may write."""
+        outputs = [one for one, _ in _outputs(self.tensors, self.spec.values(), self._own)]
+        if share_memory([self.features, *outputs]):
+            raise Refusal(Why.GRAPH_OUTPUT_MEMORY)
         check = StructureCheck(call.inputs_by_id(self.tensors), self.tensors.is_tensor)
         for returned, computed in zip(self.spec.of_call(call, out, self.tensors).values(), values, strict=True):
             check("its output", returned, computed)
 
-    def _with_maps(self, call: Call, root: Any) -> Any:
-        """A sparse tensor of the call's output with its kernel maps, which code outside of the
-        model asks for: the model computes once more, and is not replayed from now on."""
+    def _with_maps(self, call: Call, root: Any, y: Any, version: int | None) -> Any:
+        """The sparse tensor of the call that is like `y`, with its kernel maps, which code outside of the model asks
+        for: the model computes once more, and is not replayed from now on.
+
+        version: of the coordinates at the call.  Raises RuntimeError where they were written to since."""
         self.owner.drop(Why.GRAPH_MAPS_OUTSIDE.says())
+        if version is not None and version != root.coords._version:
+            raise RuntimeError(
+                "kernel maps of a result of a replay are asked for, whose input's coordinates have been modified by an "
+                "inplace operation; call the model in `with sparse_bridge.eager():`, or give it a copy of them."
+            )
+        own: list[Any] = []
         outputs: list[Any] = []
         features = self.tensors.features_of(call.x)
         assert features is not None
@@ -272,34 +288,14 @@ class Captured:
                 self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
             spec = OutputSpec.of(call, self.owner.run_layers, start, set())
-            spec.for_each(self.tensors, lambda _: None, outputs.append)
-        return outputs[0] if outputs else spec.x
+            for one, kept in ((self.spec, own), (spec, outputs)):
+                one.for_each(self.tensors, lambda _: None, kept.append)
+        return next((output for like, output in zip(own, outputs, strict=True) if like is y), spec.x)
 
 
 def _attributes(x: Any) -> set[str]:
     """Attributes of a sparse tensor that its class does not know: a program's own."""
     return {name for name in getattr(x, "__dict__", {}) if name[:1] != "_" and not hasattr(type(x), name)}
-
-
-@contextlib.contextmanager
-def preserved_statistics(model: nn.Module) -> Iterator[None]:
-    """Buffers of a model have the same values afterwards."""
-    # Not the buffers themselves: their versions are of interest to backward passes still to come.
-    buffers = [buffer.data for buffer in model.buffers()]
-    values = copies_of(buffers)
-    try:
-        yield
-    finally:
-        if buffers:
-            torch._foreach_copy_(buffers, values)
-
-
-def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of each tensor."""
-    copies = [torch.empty_like(tensor) for tensor in tensors]
-    if copies:
-        torch._foreach_copy_(copies, list(tensors))
-    return copies
 
 
 def for_each_output(tensors: Tensors, spec: OutputSpec, look: Callable[[torch.Tensor], None]) -> None:

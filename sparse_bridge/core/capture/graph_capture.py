@@ -161,6 +161,27 @@ def captured_from(work: Callable[[Sequence[Any]], _Result], pool: Any) -> tuple[
     return graph, work([graph])
 
 
+@contextlib.contextmanager
+def preserved_statistics(model: torch.nn.Module) -> Iterator[None]:
+    """Buffers of a model have the same values afterwards."""
+    # Not the buffers themselves: their versions are of interest to backward passes still to come.
+    buffers = [buffer.data for buffer in model.buffers()]
+    values = copies_of(buffers)
+    try:
+        yield
+    finally:
+        if buffers:
+            torch._foreach_copy_(buffers, values)
+
+
+def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of each tensor."""
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, list(tensors))
+    return copies
+
+
 def check_room(peak: int, reserved: int, under_way: int = 0) -> int:
     """Bytes that were captured. Raises Refusal unless the GPU has memory for them and, beside it, for all that the
     program has used at once so far, `peak` bytes: what serves the layers' results in an eager call serves other parts

@@ -27,8 +27,8 @@ from .calls.call import ReplayResult, call_of
 from .calls.input_proxies import Call
 from .calls.observers import observer
 from .calls.structures import MISSING
-from .captured_model import ROWS, preserved_statistics
-from .graph_capture import GraphMemory, check_room, empty_cache, free_beside, in_trial, trial
+from .captured_model import ROWS
+from .graph_capture import GraphMemory, check_room, empty_cache, free_beside, in_trial, preserved_statistics, trial
 from .graph_key import GraphKey, key_of, root_of
 from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
@@ -58,9 +58,13 @@ class GraphedModule(ModelGraphs):
         except torch.OutOfMemoryError:
             if not self.graphs:
                 raise
-            self.drop(Why.GRAPH_NO_ROOM.says())
-        empty_cache()
+        self._out_of_memory()
         return self.run_layers(*args, **kwargs)
+
+    def _out_of_memory(self) -> None:
+        """Let go of all graphs, for good."""
+        self.drop(Why.GRAPH_NO_ROOM.says())
+        empty_cache()
 
     def may_replay(self) -> bool:
         """Whether a call may be replayed now, as far as this costs nothing to find out."""
@@ -126,7 +130,13 @@ class GraphedModule(ModelGraphs):
                 self.computed(compared=self.trains)
                 call = self.before_layers(call)
                 return ReplayResult(MISSING, functools.partial(self.compare, kind, graph, call, root))
-            output = self.execute(graph, call, root)
+            try:
+                output = self.execute(graph, call, root)
+            except torch.OutOfMemoryError:  # for the copy of what it has computed
+                if self.trains or graph.alters:  # the layers would move statistics once more
+                    raise
+                self._out_of_memory()
+                return ReplayResult(MISSING)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
                 continue
             self.hits += 1
@@ -207,7 +217,7 @@ class GraphedModule(ModelGraphs):
         except Refusal as error:
             self._differs(kind, columns, error)
         except torch.OutOfMemoryError:
-            self._leave_room()
+            self._out_of_memory()
         except Exception as error:  # the program has its result, and goes on
             self.drop(Why.GRAPH_ERROR.says(type(error).__name__, error), logging.WARNING)
 
@@ -247,6 +257,10 @@ class GraphedModule(ModelGraphs):
         """A new graph for calls like this one, which returned `out`; None: not of this input. Without
         a trial where `kind` has had one. recording: of inputs like it.  Raises Refusal."""
 
+    def recorded(self, graph: Any, call: Call, out: Any) -> None:
+        """A graph was captured after a call that returned `out`."""
+        return
+
     def recording(self, key: GraphKey, root: Root) -> Recording | None:
         """Of the last input in its box; None where inputs do not all have the same requests for now."""
         return prefetch.recording_of(key.device, root.box, self.trains)
@@ -281,6 +295,7 @@ class GraphedModule(ModelGraphs):
                     self.inconclusive.learn(True)
                     kind.take(graph, capacity)
                     self.latest = kind
+                    self.recorded(graph, call, out)
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()
             return

@@ -84,6 +84,8 @@ class PaddedInput:
             return {}
         cmap.adopt()
         sides, coords = self.prepared
+        # Masks that a layer makes of a table stay with its copy: a graph has to make them of every input anew.
+        sides = [tuple(side if side is None or side.tiled else side.copy() for side in pair) for pair in sides]
         return PaddedBuilder(self, cmap, target, tuple(self.steps)).assembled(sides, self.capacities, coords)
 
     def rows(self, level: int) -> Rows:

@@ -28,10 +28,11 @@ from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream
-from .captured_model import OutputSpec, copies_of, preserved_statistics
-from .graph_capture import captured, captured_from, trial
+from .captured_model import OutputSpec
+from .graph_capture import captured, captured_from, copies_of, preserved_statistics, trial
 from .graph_key import GraphKey, addresses, parameters_of
 from .graphed_module import GraphedModule
+from .inner_outputs import InnerOutputs
 from .replay_trial import PaddedModel, gradients_of, leaves_of, output_leaves
 
 
@@ -117,10 +118,11 @@ class TrainingReplayer(GraphedModule):
         if pending is not None and pending.open:  # another thread's, by now
             return None
         self.start(graph, root)
-        if self.parameters_moved(graph):
+        if self.parameters_moved(graph) or graph.inner.looked_into(self):
             return None
         rows = graph.maps.rows(len(root.coords))
-        if rows is None or 1 in rows.values():  # torch's norms refuse to train on a single row
+        # Torch's norms refuse to train on a single row, and what they do on none is the framework's to say.
+        if rows is None or min(rows.values()) < 2:
             return None
         run = _Run(self, graph, call, root, rows)
         self.pending = weakref.ref(run)
@@ -156,6 +158,10 @@ class TrainingReplayer(GraphedModule):
         finally:
             self.capturing = False
 
+    def recorded(self, graph: _Graph, call: Call, out: Any) -> None:
+        tensors = graph.captured.tensors
+        graph.inner.watch_layers(lambda: output_leaves(tensors, graph.captured.spec.of_call(call, out, tensors)))
+
 
 class _Graph:
     """A captured training step, but for the loss and the optimizer."""
@@ -167,6 +173,7 @@ class _Graph:
         self.forward, self.captured = captured_from(work, pool)
         self.leaves = leaves_of(self.captured)
         self.saved = saved_for_backward(self.leaves, parameters_of(modules))
+        self.inner = InnerOutputs(self.leaves)
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(lambda: gradients_of(self.leaves, inputs, self.cotangents), pool)
@@ -182,6 +189,7 @@ class _Graph:
         # Autograd keeps the coordinates as long as a backward pass may come. A program may write to them meanwhile.
         coords = root.coords.clone() if root.coords.is_inference() else root.coords.data
         leaves = _Replay.apply(run, computed, coords, features, *run.reached)
+        self.inner.watch_replay(leaves)
         return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
 
     def values(self, leaves: Sequence[torch.Tensor], call: Call, run: _Run, root: Root) -> Callable[[Any], Any]:
@@ -211,18 +219,10 @@ class _Run:
         self.autocast = autocast_dtype(root.coords.device)
         self.modules = owner.modules
         self.parameters = parameters_of(self.modules)
-        self.versions = self._versions()
+        self.versions = [p._version for p in self.parameters]
         self.reached: list[nn.Parameter] = []  # by gradients
         self.open = True  # until the first backward pass
         self.token = object()  # what the owner knows it by, without keeping it
-
-    def _versions(self) -> list[int]:
-        """How often every parameter was written to."""
-        return [p._version for p in self.parameters]
-
-    def saved(self) -> list[nn.Parameter]:
-        """The parameters that the layers' backward passes read, the last first, as those go."""
-        return list(itertools.compress(self.parameters, self.graph.saved))[::-1]
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         graph = self.graph
@@ -237,7 +237,7 @@ class _Run:
     def _forward_again(self, features: torch.Tensor, coords: torch.Tensor) -> None:
         """Have the memory hold what the backward pass of this step reads. Raises RuntimeError where it would be
         something else by now."""
-        if self.versions != self._versions():
+        if self.versions != [p._version for p in self.parameters]:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 "a parameter of the model, between its forward and a second backward pass."
@@ -322,7 +322,8 @@ class _Replay(torch.autograd.Function):
         ctx.run = run
         ctx.set_materialize_grads(False)
         # torch then says what it says of a graph that is gone, and of what was written to in between.
-        ctx.save_for_backward(features, coords, *run.saved())
+        # Parameters: the last first, as the layers' backward passes read them.
+        ctx.save_for_backward(features, coords, *list(itertools.compress(run.parameters, run.graph.saved))[::-1])
         return leaves
 
     @staticmethod

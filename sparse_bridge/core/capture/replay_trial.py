@@ -29,8 +29,9 @@ from .autograd_nodes import autograd_nodes, only_own_functions
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import Tensors
-from .captured_model import Captured, OutputSpec, copies_of, for_each_output
+from .captured_model import Captured, OutputSpec, for_each_output
 from .comparison import compare_within_rounding
+from .graph_capture import copies_of
 from .model_graphs import ModelGraphs
 from .padded import PaddedInput
 

@@ -18,6 +18,8 @@ _dynamo: Any = getattr(torch._C, "_dynamo", None)  # as an attribute: torch 2.4 
 TENSOR_GUARDS: Any = getattr(getattr(_dynamo, "guards", None), "TensorGuards", None)
 # What tells the hooks of saved tensors in force, as checkpoints set them; None before torch 2.1.
 SAVED_TENSORS_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+# Whether the backward pass under way comes to a node of autograd; before torch 2.1 it is taken for granted.
+executes_node: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda _: True)
 # How torch's own switch for sums of fp16 products in fp16 stands, `torch.backends.cuda.matmul.allow_fp16_accumulation`
 # of torch 2.7. Called at every layer, so without a function of Python around it.
 allows_fp16_sums: Callable[[], bool] = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)

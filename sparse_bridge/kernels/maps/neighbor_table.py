@@ -97,6 +97,10 @@ class NeighborTable:
             self._parted[parts] = masks
         return masks
 
+    def copy(self) -> NeighborTable:
+        """The same table in the same memory, without masks that are made of either one later."""
+        return NeighborTable(*self.own, self.blank)
+
     def used(self, n_rows: int) -> NeighborTable:
         """The table of its first `n_rows` rows, those in use."""
         if n_rows == self.n_rows and self.blank:

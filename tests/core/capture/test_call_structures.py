@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from sparse_bridge.core.capture.calls.call import call_of, constant, other_inputs, read_constants
-from sparse_bridge.core.capture.calls.structures import MISSING, StructureCheck, has_numbers, map_structure
+from sparse_bridge.core.capture.calls.structures import (
+    MISSING,
+    StructureCheck,
+    has_numbers,
+    map_structure,
+    share_memory,
+)
 from sparse_bridge.core.capture.captured_model import OutputSpec
 from sparse_bridge.refusals import Refusal, Why
 
@@ -313,3 +319,30 @@ class TestOutputs:
         result = spec.write_back(made, lambda value: map_structure(TENSORS, value, lambda t: t, lambda y: y, lookup))
         assert result["same"] is batch and batch["out"][0] is x and result["made"] is spec.value["made"]
         assert spec.values_of_call(made, result) == [result, batch["out"]]
+
+
+ROWS = torch.zeros(5, 6)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "shared"),
+    [
+        (ROWS.split(2, 1), False),
+        ((ROWS[:, :4], ROWS[:, 3:]), True),
+        ((ROWS[:, :4], ROWS[:, 4]), False),
+        ((ROWS, ROWS), False),  # one tensor
+        ((ROWS, ROWS[:]), True),
+        ((ROWS, ROWS.view(-1, 2, 3)), True),
+        ((ROWS[:2], ROWS[2:]), False),
+        ((ROWS[:3], ROWS[2:]), True),
+        ((ROWS.view(5, 2, 3)[:, 0], ROWS.view(5, 2, 3)[:, 1]), False),
+        ((ROWS.t(), ROWS[:, 0]), True),
+        ((ROWS[:1, :2], ROWS[:1, 2:]), False),
+        ((ROWS[0], ROWS[1]), False),
+        ((ROWS.sum(), ROWS), False),
+        ((ROWS[:0], ROWS), False),
+        ((ROWS.clone(), ROWS, ROWS[:, 0].clone()), False),
+    ],
+)
+def test_memory_that_tensors_share(tensors, shared):
+    assert share_memory(list(tensors)) == share_memory(list(tensors)[::-1]) == shared

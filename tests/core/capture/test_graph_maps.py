@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from types import SimpleNamespace
 
@@ -155,3 +156,35 @@ def test_what_alters_more_than_its_own_memory():
     assert altered(lambda x, *_: norm(x), *known)
     norm.eval()
     assert not altered(lambda x, *_: norm(x), *known)
+
+
+class Deep(torch.nn.Module):
+    """Down to a level of a few rows, over whose map eager layers make no tiles, and padded ones do."""
+
+    def __init__(self, layers):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = layers.conv(4, 8, "a")
+        self.levels = torch.nn.ModuleList([layers.down(8, 8, f"d{n}") for n in range(4)])
+
+    def forward(self, x):
+        x, every = self.stem(x), []
+        for layer in self.levels:
+            x = layer(x)
+            every.append(x.feats)
+        return every
+
+
+@pytest.mark.emulated
+def test_masks_are_those_of_every_input(device):
+    """A replay makes them again where layers make them over its maps."""
+    with apis.standin("torchsparse") as module:
+        plain = Deep(apis.Layers(module, "torchsparse")).to(device).eval()
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        for seed in range(8):
+            shape, share = ((6, 5, 7), 0.3) if seed < 4 else ((24, 23, 22), 0.006)
+            given = lambda seed=seed, shape=shape, share=share: apis.scene(  # noqa: E731
+                module, "torchsparse", seed, device, share, shape=shape
+            )
+            apis.both(model, plain, given, values=list, rtol=1e-4, atol=1e-6)
+        assert graph_regions.region_of(model).replayer.hits == 4

@@ -13,6 +13,7 @@ from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions, replay
 from sparse_bridge.core.conv.kernel_products import GatherProduct
+from sparse_bridge.refusals import Why
 from tests.core.capture.graph_sizes import graphs_of
 from tests.rules import layers_deferred
 
@@ -115,6 +116,50 @@ def test_functions_among_the_arguments(device, name):
             apis.both(model, plain, given, values=values, mode="graphs", rtol=2e-3, atol=1e-3)
         (part,) = [one for one in graph_regions.summary() if one.hits]
         assert part.name == "Told" and part.graphs == 2 and part.hits >= 6
+
+
+class Returns(torch.nn.Module):
+    """A network that returns more than a replay makes anew. more: of the input and the output's features."""
+
+    def __init__(self, network, more):
+        super().__init__()
+        self.network, self.more = network, more
+
+    def forward(self, x):
+        found = self.network(x)
+        return {**found, "more": self.more(x, protocol.features_of(found["out"]))}
+
+
+@pytest.mark.parametrize("name", apis.NAMES)
+@pytest.mark.parametrize(
+    ("more", "replayed"),
+    [
+        pytest.param(lambda x, out: out[:, :2], False, id="a view of an output"),
+        pytest.param(lambda x, out: protocol.features_of(x)[:, :2], False, id="a view of the input"),
+        pytest.param(lambda x, out: (out + 1).split(2, 1), True, id="parts"),
+        pytest.param(lambda x, out: (x, protocol.features_of(x), out), True, id="the same"),
+    ],
+)
+def test_outputs_that_a_program_writes_to(device, name, more, replayed):
+    with apis.standin(name) as module:
+        model, plain = optimized(module, name, device, False, lambda network: Returns(network, more))
+        for seed in range(6):
+            x = apis.scene(module, name, seed, device, 0.3 + 0.002 * seed)
+            seen = []
+            for one in (model, plain):
+                given = apis.tensor(module, name, protocol.of(x).coordinates_of(x), protocol.features_of(x).clone())
+                with torch.no_grad():
+                    found = one(given)
+                for written in (protocol.features_of(found["out"]), protocol.features_of(given)):
+                    written.add_(1)
+                parts = found["more"] if isinstance(found["more"], tuple) else [found["more"]]
+                assert not any(part is given for part in parts[1:])
+                seen.append([part for part in parts if isinstance(part, torch.Tensor)])
+            for mine, theirs in zip(*seen, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+        hits = {one.hits for one in graph_regions.summary()}
+        shared = [Why.GRAPH_OUTPUT_MEMORY.name in str(one.reason) for one in graph_regions.summary()]
+        assert (hits, any(shared)) == ({3 if replayed else 0}, not replayed)
 
 
 class Flat(torch.nn.Module):

@@ -359,6 +359,24 @@ def test_a_single_row_is_what_torch_s_norms_refuse(seen):
     assert replayer(seen(Net, program)[-1]).hits
 
 
+def test_a_level_without_rows_is_what_the_framework_makes_of_it(device, rules):
+    """Torchsparse's norms do not count such a batch."""
+    rules.hold(graphs_of(512, watched=True))
+    counts = []
+    for mode in ("off", "graphs"):
+        with apis.standin("torchsparse") as module, settings.override(optimize=mode):
+            model = apis.network(module, "torchsparse", device).train()
+            for seed in range(SCENES + 1):
+                x = apis.scene(module, "torchsparse", seed, device, 0.25 + 0.002 * seed)
+                if seed == SCENES:  # none of them lies at even coordinates, nor beside such ones
+                    x = module.SparseTensor(x.feats[-2:], x.coords[-2:])
+                found = model(x)
+                apis.loss_of(apis.values_of(found)).backward()
+            assert not len(found["deep"].feats) and (mode == "off" or replayer(model).hits)
+            counts.append({name: buffer.float() for name, buffer in model.named_buffers()})
+    close(*counts)
+
+
 def test_a_loss_that_is_kept_keeps_nothing_of_its_scene(seen):
     """As in `total = total + loss`."""
 

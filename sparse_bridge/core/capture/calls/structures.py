@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -197,6 +198,32 @@ def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
     elif type(value) in (list, tuple, torch.Size) or hasattr(value, "_fields"):
         parts = value
     return any(has_numbers(part, is_tensor) for part in parts)
+
+
+def share_memory(tensors: list[torch.Tensor]) -> bool:
+    """Whether an element of one of these tensors lies where one of another does. What is beside one another in the
+    same rows, as `split` leaves it, does not."""
+    distinct = {id(tensor): tensor for tensor in tensors if tensor.numel()}.values()
+    return any(_overlap(one, other) for one, other in itertools.combinations(distinct, 2))
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    (begin, end), (other_begin, other_end) = _span(one), _span(other)
+    row = one.stride(0) if one.ndim else 0
+    if row and other.ndim and other.stride(0) == row and begin // row == other_begin // row:
+        first, other_first = _span(one[0]), _span(other[0])
+        if max(first[1], other_first[1]) <= begin - begin % row + row:  # both end with the row
+            (begin, end), (other_begin, other_end) = first, other_first
+    return begin < other_end and other_begin < end
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The elements of its memory that a tensor begins and ends at."""
+    begin = int(tensor.storage_offset())
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return begin, begin + 1 + sum((size - 1) * step for size, step in steps)
 
 
 class StructureCheck:

@@ -1,0 +1,167 @@
+"""Kernel maps of what a replay returned: whoever looks for them finds those that the layers would have left."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge import policy, settings
+from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.refusals import Why
+
+from . import apis
+from .graph_sizes import graphs_of
+
+pytestmark = pytest.mark.emulated
+
+SCENES = 6  # the fifth is replayed
+
+
+class Levels(nn.Module):
+    """Returns every level: the first one has no strided map."""
+
+    def __init__(self, sp, width=4, keys="adb"):
+        super().__init__()
+        a, d, b = keys
+
+        def block(conv):
+            return sp.SparseSequential(conv, nn.BatchNorm1d(8), nn.ReLU())
+
+        torch.manual_seed(0)
+        self.stem = block(sp.SubMConv3d(width, 8, 3, bias=False, indice_key=a))
+        self.down = block(sp.SparseConv3d(8, 8, 2, 2, bias=False, indice_key=d))
+        self.deep = block(sp.SubMConv3d(8, 8, 3, bias=False, indice_key=b))
+
+    def forward(self, x):
+        x = self.stem(x)
+        return [x, self.deep(self.down(x))]
+
+
+class Outside:
+    """Layers of a program behind its model."""
+
+    def __init__(self, sp, device):
+        torch.manual_seed(1)
+        self.sp = sp
+        self.up = sp.SparseInverseConv3d(8, 8, 2, bias=False, indice_key="d").to(device)
+        self.head = sp.SubMConv3d(8, 8, 3, bias=False, indice_key="b").to(device)
+        self.other = sp.SparseConv3d(8, 8, 2, 2, bias=False, indice_key="d").to(device)
+
+    def inverse(self, _, deep):
+        return self.up(deep).features
+
+    def inverse_behind_a_layer(self, _, deep):
+        return self.up(self.head(deep)).features
+
+    def inverse_behind_a_sum(self, _, deep):
+        """Which sorts rows."""
+        return self.up(self.sp.functional.sparse_add(deep, deep)).features
+
+    def inverse_of_a_copy(self, _, deep):
+        again = deep.replace_feature(deep.features * 2)
+        again.indice_dict = {**deep.indice_dict}
+        return self.up(again).features, self.up(pickle.loads(pickle.dumps(deep))).features
+
+    def a_key_that_is_taken(self, _, deep):
+        try:
+            self.other(deep)
+        except Exception as error:
+            return str(error)
+        return None
+
+    def a_record(self, stem, deep):
+        pairs = [deep.find_indice_pair(key) for key in ("a", "d", "b", "c")]
+        assert stem.find_indice_pair("d") is None
+        return [None if one is None else (type(one).__name__, one.ksize, one.is_subm) for one in pairs]
+
+    def all_records(self, stem, deep):
+        return list(stem.indice_dict), sorted(deep.indice_dict), len(deep.indice_dict), bool(stem.indice_dict)
+
+    def a_submanifold_layer(self, stem, deep):
+        return self.head(deep).features
+
+
+LOOKS = [name for name in vars(Outside) if name[0] != "_"]
+
+
+@pytest.fixture
+def seen(device, rules):
+    """The function that runs a program without replays and with them: [what it has seen] of each, and the reasons. The
+    program is a generator, of a model, layers behind it, and a function that makes a scene."""
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+
+    def run(program):
+        both = []
+        for mode in ("fuse", "graphs"):
+            with apis.standin("spconv") as module, settings.override(optimize=mode), torch.no_grad():
+                model = Levels(module).to(device).eval()
+                scene = lambda seed: apis.scene(module, "spconv", seed, device, 0.3 + 0.002 * seed)  # noqa: E731
+                both.append(list(program(model, Outside(module, device), scene)))
+                reasons = [one.reason for one in graph_regions.summary()]
+        return *both, reasons
+
+    return run
+
+
+def same(mine, theirs):
+    torch.testing.assert_close(mine, theirs) if isinstance(theirs, torch.Tensor) else None
+    if isinstance(theirs, (list, tuple)):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            same(one, other)
+    elif not isinstance(theirs, torch.Tensor):
+        assert mine == theirs
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_what_a_program_finds(seen, look):
+    def program(model, outside, scene):
+        for seed in range(SCENES):
+            outputs = model(scene(seed))
+            yield getattr(outside, look)(*outputs) if seed > 3 else None
+
+    theirs, mine, reasons = seen(program)
+    same(mine, theirs)
+    asked = any(Why.GRAPH_MAPS_OUTSIDE.name in str(reason) for reason in reasons)
+    assert theirs[-1] is not None and asked == (look != "a_submanifold_layer")
+
+
+def test_what_a_second_model_makes_of_a_result(seen):
+    """Both are replayed, as long as nobody asks for a map of the first."""
+
+    def program(model, outside, scene):
+        second = Levels(outside.sp, 8, "efg").to(outside.up.weight.device).eval()
+        for seed in range(SCENES):
+            model(scene(seed))
+        for seed in range(2 * SCENES):
+            _, deep = model(scene(seed))
+            outputs = second(deep)
+            yield [one.features for one in outputs]
+        if settings.get().optimize == "graphs":
+            assert all(graph_regions.region_of(one).replayer.hits > 2 for one in (model, second))
+        up = outside.up
+        up.indice_key = "f"
+        back = up(outputs[1])
+        up.indice_key = "d"
+        yield back.features, up(back).features, sorted(back.indice_dict)
+
+    theirs, mine, _ = seen(program)
+    same(mine, theirs)
+
+
+def test_coordinates_that_were_written_to_since(seen):
+    def program(model, outside, scene):
+        for seed in range(SCENES):
+            x = scene(seed)
+            _, deep = model(x)
+            yield None
+        x.indices.zero_()
+        if settings.get().optimize == "graphs":
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                outside.up(deep)
+
+    seen(program)
