@@ -223,7 +223,7 @@ def entries_of(x: Any) -> dict[Any, Any]:
         _shared = settings.get().shared_keys
         _generation = now  # last: other threads go by it
     entries: dict[Any, Any] = x.indice_dict
-    return entries if _shared else carried(entries)
+    return entries if _shared else dict(entries) if type(entries) is dict else carried(entries)
 
 
 def _check_rows(layer_name: str, key: Any, x: Any, indices: torch.Tensor) -> None:
