@@ -68,6 +68,7 @@ CHOICES = {
     "minkowski_profile": ("auto", "0.5", "0.4"),
 }
 MODES = CHOICES["mode"]
+REPLAYING = ("auto", "graphs", "inference")  # of `optimize`: those with replays, some of which are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +151,8 @@ def _check(name: str, value: object, label: str) -> object:
         if isinstance(value, bool) or not str(value).isdecimal():
             raise SettingError(f"{label} is {value!r}; expected a number, 0 or more.")
         return int(str(value))
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
     if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
         return value.lower() in _TRUE
     raise SettingError(f"{label} is {value!r}; expected 0 or 1.")
@@ -182,17 +183,33 @@ def _listed(variable: str, text: str) -> dict[str, Any]:
     return values
 
 
+def _optimize(text: str, label: str) -> dict[str, Any]:
+    """Keywords and values of a mode such as "auto", or with a number "auto:64"."""
+    mode, separator, number = text.partition(":")
+    values = {"optimize": _check("optimize", mode, label)}
+    if not separator:
+        return values
+    if mode not in REPLAYING:
+        why = f"{mode} replays nothing, so no replay is compared; leave the number out"
+        raise SettingError(f"{label} is {text!r}, but {why}.")
+    if not number.isdecimal():
+        raise SettingError(f"{label} is {text!r}; expected a number behind the colon, 0 or more.")
+    return {**values, "compare_every": int(number)}
+
+
 def _parsed(variable: str, text: str) -> dict[str, Any]:
     """Keywords and values that one variable of today sets."""
     first, *more = KEYWORDS[variable]
     if variable == "TUNE":
         mode, separator, file = text.partition(":")
         if separator and mode == "pinned":
+            if not file:
+                raise SettingError(
+                    f"{PREFIX}{variable} is {text!r}; expected a file behind the colon, or pinned alone."
+                )
             return {"tune": mode, "tune_file": file}
     elif variable == "OPTIMIZE":
-        mode, separator, number = text.partition(":")
-        every = {"compare_every": _check("compare_every", number, PREFIX + variable)} if separator else {}
-        return {"optimize": _check("optimize", mode, PREFIX + variable), **every}
+        return _optimize(text, PREFIX + variable)
     elif more:
         return _listed(variable, text)
     return {first: _check(first, text, PREFIX + variable)}
