@@ -63,6 +63,10 @@ class LifecycleError(SparseBridgeError, RuntimeError):
     """`enable` / `disable` were asked for something that contradicts the current state."""
 
 
+class ModelError(SparseBridgeError, ValueError):
+    """A model cannot be prepared as it is: `optimize` has done so already, or another forward stands in its place."""
+
+
 class MemoryLimitError(SparseBridgeError, MemoryError):
     """An operation does not fit under the limit of `sparse_bridge.memory_limit`, or others than the
     bridge's have exceeded it.

@@ -15,7 +15,7 @@ from . import hooks, settings
 from .adapters import base, protocol
 from .core import served_forward
 from .core.served_forward import Server
-from .errors import require_type
+from .errors import ModelError, SettingError, require_type
 
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
 # Models that are optimised, and what ends that.
@@ -33,30 +33,33 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     fuse: torch counts no changes there.)
     Parameters, buffers and checkpoints stay as they are. Copies and pickles of the model are not optimised.
 
-    graphs: False: never replay this model or a part of it from captured graphs.  None: as the process does, see
-    `enable(optimize=...)`.  True: on a GPU, also capture inference and training steps as graphs of launches and replay
-    them, which takes Python out of the way. For models that take one sparse tensor and return such
-    tensors or their features, in any structure of lists and dicts; other calls run as ever. Tensors
-    beside it must not be computed with. One graph serves inputs of all sizes up to its own; a larger one
-    makes another. It is captured at the fourth call, if nothing that the model does in Python could be missed in a
-    replay, and if it computes the same over an input padded with rows that do not exist. Replays are compared with
-    the layers now and then. Results have no kernel maps. In training loss and optimizer stay outside; a second
-    forward pass before the first backward pass runs as ever.
+    graphs: None: replay as the process does, by default on NVIDIA GPUs, see `enable(optimize=...)`.  False: never
+    replay this model or a part of it from captured graphs.  True: replay this model, whatever the process does, and
+    warn where that cannot be. On a GPU inference and training steps are captured as graphs of launches, which takes
+    Python out of the way. That is for models that take one sparse tensor and return such tensors or their features, in
+    any structure of lists and dicts; other calls are eager. Tensors beside it must not be computed with. One graph
+    serves inputs of all sizes up to its own; a larger one makes another. It is captured at the eighth call of a kind,
+    if nothing that the model does in Python could be missed in a replay, and if it computes the same over an input
+    padded with rows that do not exist. Replays are compared with the layers now and then. Results have no kernel maps.
+    In training loss and optimizer stay outside; a second forward pass before the first backward pass is eager.
 
     With SPARSE_BRIDGE_TUNE=full the first inference on a GPU, and the first training call if that
     comes before it, also choose the dataflows of layers that share a kernel map, by timing, which
     later maps then use: kernels are compiled for it, which takes seconds, and each group of layers
     is timed for 0.3 s at most.
 
-    Returns `model`. Raises: DataTypeError for what is no module; ValueError when it is optimised already;
-    UnsupportedError for `graphs` where this installation cannot capture, or where the forward of the model is no plain
-    function of its class.
+    Returns `model`. Raises: DataTypeError for what is no module; SettingError for another `graphs`; ModelError, a
+    ValueError, when it is optimised already, or its forward is hooked, replaced or compiled; UnsupportedError for
+    `graphs` where this installation cannot capture, or where the forward of the model is no plain function of its
+    class; what the model raises over `example`. A model is left as it was then.
     """
     require_type("optimize()", model, nn.Module, "a torch.nn.Module")
+    if graphs not in (None, True, False):
+        raise SettingError(f"graphs is {graphs!r}; expected True, False or None.")
     if model in _models:
-        raise ValueError("this model is optimised already; call restore(model) first.")
+        raise ModelError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
-        raise ValueError("this model's forward is replaced or hooked; optimise it before.")
+        raise ModelError("this model's forward is hooked, replaced or compiled; call optimize() before that.")
     if graphs is False:
         hooks.forbid_replays(model)
     ends: list[Callable[[nn.Module], None]] = []
@@ -68,9 +71,13 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
         ends.insert(0, _FirstCalls(model).end)
     _models[model] = ends
     if example or keywords:
-        with torch.no_grad():
-            for _ in range(1 if graphs or model.training else _EXAMPLES):
-                model(*example, **keywords)
+        try:
+            with torch.no_grad():
+                for _ in range(1 if graphs or model.training else _EXAMPLES):
+                    model(*example, **keywords)
+        except BaseException:  # another example may do
+            restore(model)
+            raise
     return model
 
 

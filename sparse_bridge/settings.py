@@ -7,8 +7,8 @@
 | `SPARSE_BRIDGE_OPTIMIZE` | auto, graphs, inference, fuse, off | what is done to models as they run. fuse: in inference, norms, activations and residual sums join the convolutions before them. auto: on NVIDIA GPUs, parts that take and return sparse tensors are also replayed from captured graphs, in inference and in training. graphs: the same, with a warning about what is not replayed. inference: calls without gradients alone. off: nothing. auto:N, graphs:N, inference:N: one replay of N is compared with the layers (keyword compare_every; without: 256; 0: none) |
 | `SPARSE_BRIDGE_CAPTURE` | prefetch, off, always | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request, or built one by one; `always` queues them, too, and replays models from graphs on ROCm, whose replayed graphs have given wrong data |
 | `SPARSE_BRIDGE_STARTUP` | a list of `warmup=1`, `self_check=1`, `native=1` | at the first use of a GPU, compile what a program is about to need in parallel, and import Triton early; compare its kernels with the CPU; compile the helper in C that repeats calls of layers |
-| `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned, pinned:FILE | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from FILE or the shipped winners alone (same bits in every process) |
-| `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners and the compiled helper are stored; default: the platform's cache folder |
+| `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned, pinned:FILE | how tiles of GPU kernels are chosen: from stored and shipped tuned tiles, by rule alone, tuned when new (costs time, may change bits between steps), or from FILE or the shipped ones alone (same bits in every process) |
+| `SPARSE_BRIDGE_CACHE_DIR` | a path | where tuned tiles and the compiled helper are stored; default: the platform's cache folder |
 | `SPARSE_BRIDGE_ENABLE` | a list of `mode=auto`, `strict=0`, `torchsparse_profile=auto`, `minkowski_profile=auto` | arguments that `enable()` takes where the program names none |
 | `SPARSE_BRIDGE_RULES` | a list of `groups`, `shared_keys`, `torchsparse_keep_tail` | rules of the frameworks that are relaxed |
 
@@ -68,6 +68,7 @@ CHOICES = {
     "minkowski_profile": ("auto", "0.5", "0.4"),
 }
 MODES = CHOICES["mode"]
+REPLAYING = ("auto", "graphs", "inference")  # of `optimize`: those with replays, some of which are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +151,8 @@ def _check(name: str, value: object, label: str) -> object:
         if isinstance(value, bool) or not str(value).isdecimal():
             raise SettingError(f"{label} is {value!r}; expected a number, 0 or more.")
         return int(str(value))
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
     if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
         return value.lower() in _TRUE
     raise SettingError(f"{label} is {value!r}; expected 0 or 1.")
@@ -182,17 +183,33 @@ def _listed(variable: str, text: str) -> dict[str, Any]:
     return values
 
 
+def _optimize(text: str, label: str) -> dict[str, Any]:
+    """Keywords and values of a mode such as "auto", or with a number "auto:64"."""
+    mode, separator, number = text.partition(":")
+    values = {"optimize": _check("optimize", mode, label)}
+    if not separator:
+        return values
+    if mode not in REPLAYING:
+        why = f"{mode} replays nothing, so no replay is compared; leave the number out"
+        raise SettingError(f"{label} is {text!r}, but {why}.")
+    if not number.isdecimal():
+        raise SettingError(f"{label} is {text!r}; expected a number behind the colon, 0 or more.")
+    return {**values, "compare_every": int(number)}
+
+
 def _parsed(variable: str, text: str) -> dict[str, Any]:
     """Keywords and values that one variable of today sets."""
     first, *more = KEYWORDS[variable]
     if variable == "TUNE":
         mode, separator, file = text.partition(":")
         if separator and mode == "pinned":
+            if not file:
+                raise SettingError(
+                    f"{PREFIX}{variable} is {text!r}; expected a file behind the colon, or pinned alone."
+                )
             return {"tune": mode, "tune_file": file}
     elif variable == "OPTIMIZE":
-        mode, separator, number = text.partition(":")
-        every = {"compare_every": _check("compare_every", number, PREFIX + variable)} if separator else {}
-        return {"optimize": _check("optimize", mode, PREFIX + variable), **every}
+        return _optimize(text, PREFIX + variable)
     elif more:
         return _listed(variable, text)
     return {first: _check(first, text, PREFIX + variable)}

@@ -14,6 +14,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import hooks
 from sparse_bridge.core.conv import epilogue
+from sparse_bridge.errors import ModelError
 from sparse_bridge.refusals import Why
 from tests.adapters.spconv import apis
 from tests.checks import assert_close
@@ -235,7 +236,7 @@ def test_copies_pickles_and_undoing(case, passes):
         for parameter in model.parameters():
             parameter.zero_()
         assert torch.equal(rows(twin(x)), want), "the copy has parameters of its own"
-    with pytest.raises(ValueError, match="already"):
+    with pytest.raises(ModelError, match="already"):
         sparse_bridge.optimize(model)
     sparse_bridge.restore(sparse_bridge.optimize(sparse_bridge.restore(model)))
     assert sorted(twin.__dict__) == before

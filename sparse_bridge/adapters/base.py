@@ -285,8 +285,8 @@ def frameworks() -> Iterator[Framework]:
 def capture(name: str) -> types.ModuleType:
     """Module `name` of `core.capture`, which captures models as graphs.
 
-    Nothing else in the package knows that folder, and all but `optimize(graphs=True)` works without
-    it.  Raises UnsupportedError where this installation lacks it.
+    Nothing else in the package knows that folder, and all but replays works without it.  Raises UnsupportedError
+    where this installation lacks it.
     """
     return _optional(f"sparse_bridge.core.capture.{name}", "models run without captured graphs (graphs=False)")
 

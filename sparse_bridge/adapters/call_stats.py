@@ -145,7 +145,7 @@ def counts(tally: Tally | None = None) -> dict[str, dict[str, LayerCount]]:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayCount:
-    """A model of `optimize(graphs=True)`, or a part of one that was chosen as it ran: its
+    """A model that is replayed, or a part of one that was chosen as it ran: its
     class, calls that were replayed, graphs that are held, and why none is captured any more, or was
     not."""
 

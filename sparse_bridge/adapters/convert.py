@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.geometry.sparse_data import SparseData
 from ..errors import DataTypeError, SettingError
+from ..names import meant
 from . import base, protocol
 
 
@@ -35,7 +36,7 @@ def convert(
 
     Args:
         x: a sparse tensor of any framework, FlexGEMM's tuple (feats, coords, shape), or a SparseData.
-        to: a framework's name as `enable()` takes it, or "core" (a SparseData).
+        to: "spconv", "torchsparse", "minkowski", "flex_gemm", or "core" (a SparseData).
         like: a tensor of the target framework whose grid and map caches the result joins.
         tensor_stride: one value per axis, instead of what x says, or does not say.
         spatial_shape: cells per axis, likewise.
@@ -49,11 +50,12 @@ def convert(
         GeometryError: nor this grid.
     """
     if to != "core" and to not in base.ADAPTERS:
-        raise SettingError(f"to={to!r}; expected one of core, {', '.join(base.ADAPTERS)}.")
+        hint = meant(str(to), base.ADAPTERS)
+        raise SettingError(f"to={to!r}; expected one of core, {', '.join(base.ADAPTERS)}.{hint}")
     source = framework_of(x)
     if source is None:
         raise DataTypeError(
-            f"a {type(x).__name__} is no sparse tensor of an imported framework ({', '.join(base.ADAPTERS)}), nor "
+            f"{type(x).__name__} is no sparse tensor of an imported framework ({', '.join(base.ADAPTERS)}), nor "
             "FlexGEMM's tuple (feats, coords, shape)."
         )
     data = x if source == "core" else protocol.of_framework(source).to_core(x)

@@ -321,7 +321,7 @@ def _deactivate(active: Active) -> None:
 def _describe(name: str) -> FrameworkStatus:
     if name in _active:
         return _described(_active[name])
-    reason = _left_out.get(name, "enable() was not called for it")
+    reason = _left_out.get(name, "no enable() holds it")
     return FrameworkStatus(name, False, None, None, reason, *layer_device.of_layers(), imported=False)
 
 

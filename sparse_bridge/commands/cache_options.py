@@ -13,7 +13,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser("cache", help=_SUMMARY, description=_SUMMARY)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="what is stored, and what comes with the package")
-    show.add_argument("--buckets", action="store_true", help="every winner")
+    show.add_argument("--buckets", action="store_true", help="every tuned tile")
     show.add_argument("--json", action="store_true", help="machine-readable output")
     show.set_defaults(func=_show)
     clear = actions.add_parser("clear", help="delete what is stored; Triton's own cache of compiled kernels stays")

@@ -217,5 +217,5 @@ def _export(path: Path, device: torch.device, console: Console) -> int:
     except OSError as error:
         raise SettingError(f"--export {path}: {error}; expected a file that can be written.") from None
     count = sum(map(len, winners.values())) + len(groups)
-    console.print(f"{count} winners in {path}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"{count} tuned tiles and dataflows in {path}", highlight=False, soft_wrap=True, markup=False)
     return count

@@ -14,8 +14,7 @@ _SUMMARY = "compile and tune kernels before they are needed"
 _TEXT = """\
 Run layers and networks once, so that their kernels lie compiled in Triton's cache and the first
 inference of the next process is fast. With --tune also time tiles, and for networks the dataflows
-of layers that share a kernel map, and keep the winners that SPARSE_BRIDGE_TUNE=cached (the default)
-finds.
+of layers that share a kernel map, and keep the fastest for SPARSE_BRIDGE_TUNE=cached (the default).
 
   python -m sparse_bridge warm --models second --dtypes fp16
   python -m sparse_bridge warm --channels 16 32 64 --kernels 3 2 --tune --export mine.json"""
@@ -57,8 +56,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     problems.add_argument("--inference", action="store_true", help="no gradients")
     how = parser.add_argument_group("how")
-    how.add_argument("--tune", action="store_true", help="time tiles and store the winners")
-    how.add_argument("--again", action="store_true", help="tune what has a winner already, too")
+    how.add_argument("--tune", action="store_true", help="time tiles and store the fastest")
+    how.add_argument("--again", action="store_true", help="tune what has a tuned tile already, too")
     how.add_argument(
         "--budget",
         type=number(float, above=0),
@@ -66,7 +65,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="S",
         help="seconds of timing per problem (default: %(default)g)",
     )
-    how.add_argument("--export", type=path, metavar="FILE", help="also write all winners there")
+    how.add_argument("--export", type=path, metavar="FILE", help="also write all tuned tiles and dataflows there")
     how.add_argument("--jobs", type=number(int, 1), metavar="N", help="processes (default: by CPU cores)")
     how.add_argument("--json", action="store_true", help="machine-readable output")
     how.add_argument(

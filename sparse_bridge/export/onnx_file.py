@@ -154,9 +154,10 @@ def export_onnx(
 
 
 def _check(model: nn.Module, dtype: torch.dtype, rulebooks: str) -> None:
-    training = [name or "it" for name, module in model.named_modules() if module.training]
+    training = [name for name, module in model.named_modules() if module.training]
     if training:
-        raise ExportError(f"the network is in training mode ({training[0]}); call .eval() first.")
+        part = f"{training[0]}, a part of the network," if training[0] else "the network"
+        raise ExportError(f"{part} is in training mode; call .eval() first.")
     for name, module in model.named_modules():
         if isinstance(module, nn.BatchNorm1d) and module.running_mean is None:
             raise ExportError(

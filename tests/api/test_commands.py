@@ -295,7 +295,7 @@ def test_warm_tunes_stores_and_exports(tmp_path):
             assert "/float32/ieee/" in bucket and "/c16x16/g1/v8/" in bucket
             assert winner.microseconds <= winner.default_microseconds
     assert any(one.tested > 1 for found in winners.values() for one in found.values())
-    assert f"3 winners in {export}" in done.stderr and "compiled in" in done.stderr
+    assert f"3 tuned tiles and dataflows in {export}" in done.stderr and "compiled in" in done.stderr
     assert [line for line in done.stderr.splitlines() if "wgrad" in line and "pairs" in line]
     facts = json.loads(done.stdout)
     assert facts["exported"] == 3 and len(facts["jobs"]) == 1 and facts["seconds"] > 0

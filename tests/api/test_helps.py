@@ -10,6 +10,7 @@ import pytest
 from sparse_bridge import __main__ as command_line
 from sparse_bridge.adapters import base
 from sparse_bridge.tools.harness.arguments import path
+from tests.docs.test_prose import unwanted, uses
 
 COMMANDS = ["doctor", *command_line._LAZY]
 
@@ -40,6 +41,14 @@ def test_every_option_is_explained_and_says_its_default(command):
             if action.option_strings and action.nargs != 0 and chosen:
                 said = action.help == argparse.SUPPRESS or "default" in action.help
                 assert said, (parser.prog, action.option_strings, action.default)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_helps_have_the_words_of_the_pages(command):
+    for parser in parsers_of(command):
+        for text in [parser.description or "", *(action.help or "" for action in parser._actions)]:
+            for word, instead in unwanted().items():
+                assert not uses(text, word), f"{text!r}: rather {instead}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -16,6 +16,19 @@ from sparse_bridge.errors import DataTypeError, SettingError
 from tests.patience import PATIENCE
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: sparse_bridge.enable("spconv", mode="stand-in"), "mode is 'stand-in'.*Did you mean: 'standin'"),
+        (lambda: sparse_bridge.enable("spconv", optimize="fused"), "optimize is 'fused'.*Did you mean: 'fuse'"),
+        (lambda: sparse_bridge.convert(None, to="TorchSparse"), "to='TorchSparse'.*Did you mean: 'torchsparse'"),
+    ],
+)
+def test_values_of_arguments_get_a_hint(call, said):
+    with pytest.raises(SettingError, match=said):
+        call()
+
+
 def test_a_name_of_another_case_is_meant_and_a_far_one_is_not():
     assert names.meant("SubMConv3D", ["SparseConv3d", "SubMConv3d"]) == " Did you mean: 'SubMConv3d'?"
     assert names.meant("DATAFLW", ["DATAFLOW", "FP32"], "PRE_") == " Did you mean: 'PRE_DATAFLOW'?"

@@ -35,6 +35,7 @@ def test_every_field_has_one_variable_and_there_are_nine():
         ({"DATAFLOW": "explicit", "OPTIMIZE": "graphs"}, {"dataflow": "explicit", "optimize": "graphs"}),
         ({"STARTUP": "warmup=off, self_check"}, {"warmup": False}),
         ({"CAPTURE": "off"}, {"capture": "off"}),
+        ({"OPTIMIZE": "inference:0"}, {"optimize": "inference", "compare_every": 0}),
         ({"TUNE": "off"}, {"tune": "off"}),
         ({"TUNE": "pinned:C:/a.json"}, {"tune": "pinned", "tune_file": "C:/a.json"}),
         (
@@ -59,6 +60,11 @@ def test_today(given, want):
         ({"TUNE": "full:x"}, ("SPARSE_BRIDGE_TUNE", "'full:x'")),
         ({"STARTUP": "self_check=2"}, ("self_check in SPARSE_BRIDGE_STARTUP", "0 or 1")),
         ({"OPTIMIZE": "1"}, ("SPARSE_BRIDGE_OPTIMIZE", "auto, graphs, inference, fuse, off")),
+        ({"OPTIMIZE": "fuse:4"}, ("SPARSE_BRIDGE_OPTIMIZE is 'fuse:4'", "leave the number out")),
+        ({"OPTIMIZE": "off:0"}, ("SPARSE_BRIDGE_OPTIMIZE is 'off:0'", "leave the number out")),
+        ({"OPTIMIZE": "auto:"}, ("SPARSE_BRIDGE_OPTIMIZE is 'auto:'", "a number behind the colon")),
+        ({"OPTIMIZE": "inference:-1"}, ("SPARSE_BRIDGE_OPTIMIZE is 'inference:-1'", "0 or more")),
+        ({"TUNE": "pinned:"}, ("SPARSE_BRIDGE_TUNE is 'pinned:'", "a file")),
         ({"ENABLE": "patch"}, ("SPARSE_BRIDGE_ENABLE", "'patch'", "torchsparse_profile")),
         ({"ENABLE": "mode=fast"}, ("mode in SPARSE_BRIDGE_ENABLE", "standin")),
         ({"RULES": "groups=3"}, ("groups in SPARSE_BRIDGE_RULES", "0 or 1")),
@@ -123,6 +129,18 @@ def test_keywords_of_earlier_releases(plain_settings):
     with pytest.warns(FutureWarning, match="ahead is called capture and warmup"):
         settings.update(ahead=False)
     assert changed(settings.get()) == {"capture": "off", "warmup": False}
+
+
+@pytest.mark.parametrize("value", [0, 1, False, True, "0", "on"])
+def test_a_switch_is_0_or_1_in_python_too(plain_settings, value):
+    with settings.override(strict=value) as now:
+        assert now.strict is (value in (1, "on"))
+
+
+@pytest.mark.parametrize("value", [2, -1, 1.0, None, "maybe"])
+def test_a_switch_is_nothing_else(plain_settings, value):
+    with pytest.raises(SettingError, match=r"strict is .*; expected 0 or 1"), settings.override(strict=value):
+        pass
 
 
 def test_reset_reads_the_environment_again(plain_settings, monkeypatch):

@@ -248,8 +248,12 @@ def test_what_torch_does_not_trace_is_one_error(standin):
 
 def test_other_refusals(standin):
     x = scene(standin)
-    with pytest.raises(ExportError, match="training mode"):
-        export_onnx(standin.SubMConv3d(4, 4, 3), x)
+    layers = standin.SparseSequential(standin.SubMConv3d(4, 4, 3))
+    with pytest.raises(ExportError, match=r"^the network is in training mode; call"):
+        export_onnx(layers, x)
+    layers.eval()[0].train()
+    with pytest.raises(ExportError, match=r"^0, a part of the network, is in training mode; call"):
+        export_onnx(layers, x)
     flat = apis.tensor(standin, (9, 10))
     with pytest.raises(ExportError, match="2 dimensions"):
         export_onnx(standin.SubMConv2d(4, 4, 3).eval(), flat)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ... import memory, settings
 from ...errors import LifecycleError, SettingError
+from ...names import meant
 from .. import base, call_stats, optimizing
 from ..alias_names import PackageNames
 from . import limiting
@@ -26,7 +27,8 @@ def check(names: tuple[str, ...], requested: EnableOptions) -> None:
     for name, value in (("mode", requested.mode), ("optimize", requested.optimize)):
         allowed = settings.CHOICES[name]
         if value is not None and value not in allowed:
-            raise SettingError(f"{name} is {value!r}; expected one of {', '.join(allowed)} or None.")
+            hint = meant(str(value), allowed)
+            raise SettingError(f"{name} is {value!r}; expected one of {', '.join(allowed)} or None.{hint}")
     if requested.strict not in (None, True, False):
         raise SettingError(f"strict is {requested.strict!r}; expected True, False or None.")
     if requested.memory_limit is not None:

@@ -178,7 +178,7 @@ def shipped(stamp: Stamp) -> list[Contents]:
         try:
             files.append(Contents(*decode(path.read_text(encoding="utf-8"))[1:]))
         except CacheFileError as error:
-            log.once(("shipped", name), f"shipped winners {name}.json: {error}.", level=30)
+            log.once(("shipped", name), f"shipped tuned tiles {name}.json: {error}.", level=30)
     return files
 
 
@@ -193,7 +193,7 @@ def pinned(path: str) -> list[Contents]:
     except (OSError, UnicodeDecodeError, CacheFileError) as error:
         raise SettingError(
             f"SPARSE_BRIDGE_TUNE=pinned:FILE, FILE is {path!r}; expected a file made by "
-            f"`python -m sparse_bridge warm --tune --export`: {error}"
+            f"`python -m sparse_bridge warm --tune --export FILE`: {error}"
         ) from None
 
 
@@ -295,7 +295,7 @@ class TuneCache:
                 os.replace(self.path, aside)
             log.once(
                 ("tune-cache", str(self.path)),
-                f"{self.path} holds no usable winners ({error}); moved to {aside.name}.",
+                f"{self.path} holds no usable tuned tiles ({error}); moved to {aside.name}.",
                 level=30,
             )
             return Contents({}, {})

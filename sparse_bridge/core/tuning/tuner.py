@@ -92,7 +92,8 @@ class DeviceTiles:
         if self.empty and mode == "pinned" and not tune_file:
             log.once(
                 ("pinned", stamp.file_name),
-                f"SPARSE_BRIDGE_TUNE=pinned: the package has no winners for {stamp.device}; tiles are chosen by rule.",
+                f"SPARSE_BRIDGE_TUNE=pinned: the package has no tuned tiles for {stamp.device}; "
+                "tiles are chosen by rule.",
                 logging.WARNING,
             )
 

@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--full",
         action="store_true",
-        help="every form that ships; some hundred per target (default: a few of each kind)",
+        help="every kernel variant that ships; some hundred per target (default: a few of each kind)",
     )
     group.add_argument(
         "--kernel", action="append", default=[], metavar="NAME", help="only this one; may be repeated (default: all)"

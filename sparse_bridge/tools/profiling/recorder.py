@@ -256,8 +256,9 @@ def profile(model: nn.Module | None = None, *inputs: Any, memory: bool = True) -
     call the model before, or the times are those of compiling.
 
     Layers run one after another meanwhile, as with any hooks: none is fused with the next, none
-    waits for what follows, captured graphs are not replayed. Training computes the same bits;
-    inference that is fused otherwise rounds differently. Outside of the block nothing is added.
+    waits for what follows, captured graphs are not replayed. Inference computes the same bits, and training
+    those of the layers: a replayed step adds its gradients up in another order. Outside of the block nothing
+    is added.
     Layers inside of what `torch.compile` has compiled are not seen.
 
     Args:
