@@ -191,6 +191,22 @@ def test_pools_over_cells_are_eager(device, kind):
         assert not one.hits and "A pool over cells" in one.reason
 
 
+def test_norms_of_batch_items_are_eager(device):
+    """A trial sees that they mix rows, whichever items there are: padding is of one of them."""
+    with apis.standin("torchsparse") as module:
+        make = lambda network: Pooled(network, module.nn.GroupNorm(2, 4))  # noqa: E731
+        model, plain = optimized(module, "torchsparse", device, False, make)
+        for seed in range(7):
+            coords = cloud(apis.SHAPE, 2, share=0.3, seed=seed, device=device)
+            coords = coords[coords[:, 0] == 1]
+            given = lambda coords=coords, seed=seed: module.SparseTensor(  # noqa: E731
+                features(len(coords), 4, seed=seed, device=device), coords
+            )
+            apis.both(model, plain, given, values=lambda found: [found["pooled"].F])
+        (one,) = graph_regions.summary()
+        assert not one.hits and Why.GRAPH_MIXED_ROWS.name in one.reason
+
+
 class Flat(torch.nn.Module):
     """A sparse network whose result becomes a grid for dense layers."""
 
