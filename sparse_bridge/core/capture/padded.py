@@ -44,7 +44,7 @@ _SLACK_OF_MOST = 1.125  # and over the most rows that it had
 
 @dataclasses.dataclass(eq=False)
 class PaddedInput:
-    """coords: int32 [capacity, 1 + D], zeros behind the last row.  count: int32 [1], one less than
+    """coords: int32 [capacity, 1 + D], of any site behind the last row.  count: int32 [1], one less than
     the rows there are.  recording: the requests over inputs of this grid.  padding_value: what layers
     leave behind the last row of a result; None: anything.
 

@@ -14,6 +14,7 @@ from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions, replay
 from sparse_bridge.core.conv.kernel_products import GatherProduct
 from sparse_bridge.refusals import Why
+from tests.clouds import cloud, features
 from tests.core.capture.graph_sizes import graphs_of
 from tests.rules import layers_deferred
 
@@ -160,6 +161,50 @@ def test_outputs_that_a_program_writes_to(device, name, more, replayed):
         hits = {one.hits for one in graph_regions.summary()}
         shared = [Why.GRAPH_OUTPUT_MEMORY.name in str(one.reason) for one in graph_regions.summary()]
         assert (hits, any(shared)) == ({3 if replayed else 0}, not replayed)
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self, network, pool):
+        super().__init__()
+        self.network, self.pool = network, pool
+
+    def forward(self, x):
+        found = self.network(x)
+        return {**found, "pooled": self.pool(found["out"])}
+
+
+@pytest.mark.parametrize("kind", ["Avg", "Max"])
+def test_pools_over_cells_are_eager(device, kind):
+    """Their matrices are made with the number of rows on the host, for which a capture cannot wait."""
+    with apis.standin("minkowski") as module:
+        pool = getattr(module, f"Minkowski{kind}Pooling")(kernel_size=2, stride=2, dimension=3)
+        model, plain = optimized(module, "minkowski", device, False, lambda network: Pooled(network, pool))
+        values = lambda found: [found[key].F for key in ("out", "deep", "pooled")]  # noqa: E731
+        for seed in range(5):
+            coords = cloud(apis.SHAPE, 2, share=0.3, seed=seed, device=device)
+            coords = coords[coords[:, 1:].amax(1) > 1]  # no row is where padding lies, which a trial would see
+            given = lambda coords=coords, seed=seed: module.SparseTensor(  # noqa: E731
+                features(len(coords), 4, seed=seed, device=device), coords
+            )
+            apis.both(model, plain, given, values=values)
+        (one,) = graph_regions.summary()
+        assert not one.hits and "A pool over cells" in one.reason
+
+
+def test_norms_of_batch_items_are_eager(device):
+    """A trial sees that they mix rows, whichever items there are: padding is of one of them."""
+    with apis.standin("torchsparse") as module:
+        make = lambda network: Pooled(network, module.nn.GroupNorm(2, 4))  # noqa: E731
+        model, plain = optimized(module, "torchsparse", device, False, make)
+        for seed in range(7):
+            coords = cloud(apis.SHAPE, 2, share=0.3, seed=seed, device=device)
+            coords = coords[coords[:, 0] == 1]
+            given = lambda coords=coords, seed=seed: module.SparseTensor(  # noqa: E731
+                features(len(coords), 4, seed=seed, device=device), coords
+            )
+            apis.both(model, plain, given, values=lambda found: [found["pooled"].F])
+        (one,) = graph_regions.summary()
+        assert not one.hits and Why.GRAPH_MIXED_ROWS.name in one.reason
 
 
 class Flat(torch.nn.Module):
