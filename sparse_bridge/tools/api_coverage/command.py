@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from typing import Any
@@ -49,6 +50,7 @@ def collect(frameworks: list[str]) -> list[Surface]:
 
 
 def _run(args: argparse.Namespace) -> int:
+    importlib.import_module("torch")  # else every module that needs it would count as absent
     surfaces = collect(args.framework)
     if args.markdown:
         sys.stdout.write(page(surfaces))
