@@ -28,20 +28,21 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     It works on models of any shape and framework. In inference without gradients, BatchNorm, sums
     of residual blocks and activations behind sparse convolutions are applied by their kernels in
     every model; a layer knows after two calls what follows it. With `example`, a model in eval mode
-    without `graphs` is called with it three times at once, so that the first scene of a program is
-    served as the later ones; others are called once. (In `torch.inference_mode` only containers
+    without `graphs` is called with it three times at once, so that layers fuse from the first
+    scene of a program on; others are called once. (In `torch.inference_mode` only containers
     fuse: torch counts no changes there.)
     Parameters, buffers and checkpoints stay as they are. Copies and pickles of the model are not optimised.
 
     graphs: None: replay as the process does, by default on NVIDIA GPUs, see `enable(optimize=...)`.  False: never
-    replay this model or a part of it from captured graphs.  True: replay this model, whatever the process does, and
-    warn where that cannot be. On a GPU inference and training steps are captured as graphs of launches, which takes
-    Python out of the way. That is for models that take one sparse tensor and return such tensors or their features, in
-    any structure of lists and dicts; other calls are eager. Tensors beside it must not be computed with. One graph
-    serves inputs of all sizes up to its own; a larger one makes another. It is captured at the eighth call of a kind,
-    if nothing that the model does in Python could be missed in a replay, and if it computes the same over an input
-    padded with rows that do not exist. Replays are compared with the layers now and then. Results have no kernel maps.
-    In training loss and optimizer stay outside; a second forward pass before the first backward pass is eager.
+    replay this model or a part of it from captured graphs.  True: replay this model, whatever the process does;
+    `report()` says what is in the way, and the log warns of what lies in the model. On a GPU inference and training
+    steps are captured as graphs of launches, which takes Python out of the way. That is for models that take one
+    sparse tensor and return such tensors or their features, in any structure of lists and dicts; other calls are
+    eager. Tensors beside it must not be computed with. One graph serves inputs of all sizes up to its own; a larger
+    one makes another. It is captured at the eighth call of a kind, if nothing that the model does in Python could be
+    missed in a replay, and if it computes the same over an input padded with rows that do not exist. Replays are
+    compared with the layers now and then. Results have no kernel maps. In training loss and optimizer stay outside; a
+    second forward pass before the first backward pass is eager.
 
     With SPARSE_BRIDGE_TUNE=full the first inference on a GPU, and the first training call if that
     comes before it, also choose the dataflows of layers that share a kernel map, by timing, which

@@ -44,7 +44,7 @@ def convert(
 
     Raises:
         SettingError: unknown `to`.
-        DataTypeError: x is none of these.
+        DataTypeError: x is none of these, or another argument is not what it has to be.
         LifecycleError: the target is not there: call enable() for it.
         CoordinateError: the target cannot hold these coordinates.
         GeometryError: nor this grid.
@@ -59,10 +59,29 @@ def convert(
             "FlexGEMM's tuple (feats, coords, shape)."
         )
     data = x if source == "core" else protocol.of_framework(source).to_core(x)
+    if like is not None and to != "core":
+        _check_like(like, to)
     overrides = {
-        "tensor_stride": None if tensor_stride is None else tuple(tensor_stride),
-        "spatial_shape": None if spatial_shape is None else tuple(spatial_shape),
+        "tensor_stride": _per_axis("tensor_stride", tensor_stride),
+        "spatial_shape": _per_axis("spatial_shape", spatial_shape),
         "batch_size": batch_size,
     }
+    if batch_size is not None and not hasattr(batch_size, "__index__"):
+        raise DataTypeError(f"batch_size is {batch_size!r}; expected a whole number.")
     data = dataclasses.replace(data, **{k: v for k, v in overrides.items() if v is not None})
     return data if to == "core" else protocol.of_framework(to).from_core(data, like)
+
+
+def _check_like(like: Any, to: str) -> None:
+    """Raises DataTypeError for what cannot be of framework `to`. Its other classes, such as fields, have what it
+    takes."""
+    of = framework_of(like)
+    if of != to and (of is not None or type(like).__module__ in ("builtins", "torch")):
+        raise DataTypeError(f"like is {type(like).__name__}; expected a sparse tensor of {to}.")
+
+
+def _per_axis(name: str, values: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The values of an argument. Raises DataTypeError for a single number."""
+    if values is not None and not hasattr(values, "__iter__"):
+        raise DataTypeError(f"{name} is {values!r}; expected one number for each axis.")
+    return None if values is None else tuple(values)

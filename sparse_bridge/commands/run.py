@@ -56,8 +56,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimize",
         choices=settings.CHOICES["optimize"],
-        help="what is done to models as they run (default: auto, replayed from captured CUDA graphs on NVIDIA "
-        "GPUs); graphs: the same, with a warning about what is not; inference: without training steps",
+        help="what is done to models as they run (default: that of SPARSE_BRIDGE_OPTIMIZE, else auto, replayed from "
+        "captured CUDA graphs on NVIDIA GPUs); graphs: the same, with a warning about what is not; inference: without "
+        "training steps; fuse: nothing is replayed; off: every layer computes by itself",
     )
     parser.add_argument(
         "--memory-limit",

@@ -292,3 +292,20 @@ def test_on_the_gpu(frameworks, target):
     assert got.is_cuda and sites.is_cuda and torch.equal(got, leaf)
     got.sum().backward()
     assert torch.equal(leaf.grad, torch.ones_like(leaf))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"like": 3}, "like is int; expected a sparse tensor of spconv"),
+        ({"like": torch.ones(3)}, "like is Tensor; expected"),
+        ({"like": SparseData(torch.ones(1, 1), torch.zeros(1, 4).int(), (1, 1, 1))}, "like is SparseData; expected"),
+        ({"tensor_stride": 2}, "tensor_stride is 2; expected one number for each axis"),
+        ({"spatial_shape": 8}, "spatial_shape is 8; expected one number for each axis"),
+        ({"batch_size": "1"}, "batch_size is '1'; expected a whole number"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(frameworks, options, said):
+    data = SparseData(torch.ones(1, 1), torch.zeros(1, 4).int(), (1, 1, 1))
+    with pytest.raises(DataTypeError, match=said):
+        sparse_bridge.convert(data, to="spconv", **options)

@@ -182,7 +182,7 @@ def test_without_torch_every_command_says_what_to_install(tmp_path):
     write(tmp_path / "sitecustomize.py", "import sys; sys.modules['torch'] = None")
     root = str(DRIVER.parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
-    for words in (["doctor"], ["demo"], ["cache", "show"], ["warm"]):
+    for words in (["doctor"], ["demo"], ["cache", "show"], ["warm"], ["surface", "spconv"]):
         done = subprocess.run(
             [sys.executable, "-m", "sparse_bridge", *words],
             capture_output=True,

@@ -86,6 +86,18 @@ def test_coordinates_of_transforms_are_refused(coords):
             transform()
 
 
+def test_maps_made_in_a_transform_are_refused(coords, plain_settings):
+    """Of coordinates that are none of its inputs: what torch makes of them there is wrapped, too."""
+
+    def run(x):
+        kmap = sparse.submanifold(sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3)))
+        return sparse.conv(x, torch.ones(27, 4, 3), None, kmap)
+
+    for transform in transforms(run, *torch.randn(2, len(coords), 4)):
+        with pytest.raises(UnsupportedError, match=REFUSED):
+            transform()
+
+
 def test_norms_and_dense_grids_in_torch_are_transformed(coords, plain_settings):
     def norm(x):
         return batch_norm.batch_norm(x, (None,) * 5, momentum=0.1, eps=1e-3)

@@ -61,7 +61,8 @@ def _of_device(case: Case) -> list[Refusal]:
     force kernels that the device does not have."""
     target, device, dtype = kernel_target(case.device), case.device, case.dtype
     if target is None:
-        why = problem_of(device) or "plain torch was asked for"
+        asked = "layers on a CPU are computed in torch" if device.type == "cpu" else "plain torch was asked for"
+        why = problem_of(device) or asked
         return [refusal(Why.FLOW_DEVICE, device, why)]
     if dtype == torch.bfloat16 and not target.has_bf16:
         return [refusal(Why.FLOW_DEVICE_DTYPE, target.arch, dtype)]

@@ -71,11 +71,11 @@ class CoordinateMap:
             raise DataTypeError(f"coordinates are {coords.dtype}; expected torch.int32 (use .int()).")
         if device.type == "meta":
             raise DeviceError("coordinates are on the meta device; a map needs their values.")
-        refuse_wrapped(coords)
         if shape[0] >= 1 << 31:
             raise OverflowLimitError(f"{shape[0]} rows; a coordinate map takes fewer than 2^31.")
         # A tensor object of our own: caches keyed by the caller's object must not keep it alive.
         self._coords = coords if own else coords.detach().contiguous()
+        refuse_wrapped(self._coords)  # what is made in a transform is wrapped, whatever it is made of
         self._box = box if isinstance(box, Box) else None
         self.data_bounds = None if isinstance(box, Box) else box
         self.loose = False  # may end inside the box, and rules start from where they do

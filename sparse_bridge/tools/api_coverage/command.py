@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from typing import Any
@@ -39,12 +40,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def collect(frameworks: list[str]) -> list[Surface]:
     """The surfaces of all releases of some frameworks, of all without names.
 
-    Raises: SettingError (an unknown framework), LifecycleError (a real one is imported here).
+    Raises: SettingError (an unknown framework), LifecycleError (a real one is imported here),
+    ModuleNotFoundError (no torch).
     """
     known = list(dict.fromkeys(framework for framework, _, _ in releases()))
     for name in frameworks:
         if name not in known:
             raise SettingError(f"framework {name!r} is unknown; expected {', '.join(known)}.{meant(name, known)}")
+    importlib.import_module("torch")  # else every module that needs it would count as absent
     return [check(*release) for release in releases() if not frameworks or release[0] in frameworks]
 
 

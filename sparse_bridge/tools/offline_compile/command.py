@@ -47,7 +47,7 @@ def refuse_without_targets(args: argparse.Namespace) -> None:
     given |= {name: getattr(args, name) is not None for name in ("write", "workers")}
     named = [f"--{name}" for name, value in given.items() if value]
     if named:
-        raise SettingError(f"{', '.join(named)} without --targets, which they need; add it.")
+        raise SettingError(f"{', '.join(named)} without --targets; add it.")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:

@@ -104,7 +104,7 @@ def test_what_cannot_serve_says_who_asked(made):
     kmap, x, weight = made
     module = Conv(weight)
     sparse_bridge.dataflow(module, "grouped")
-    words = ["sparse_bridge.dataflow(module, 'grouped')", "cpu", "auto or per_offset"]
+    words = ["sparse_bridge.dataflow(module, 'grouped')", "layers on a CPU are computed in torch", "auto or per_offset"]
     assert_error(lambda: module(x, kmap), DeviceError, words)
     assert_error(lambda: sparse_bridge.dataflow(module, "best"), SettingError, ["'best'", "masked"])
 
