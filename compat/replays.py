@@ -31,6 +31,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+import sparse_bridge
 from sparse_bridge import policy, settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_key, graph_regions
@@ -219,13 +220,24 @@ def parts_of(subject: Subject, train: bool, search: GpuSearch) -> tuple[Part, ..
 
 
 def _call(network: nn.Module, subject: Subject, seed: int, backward: bool) -> None:
+    """One call. A scene that the layers refuse as well, as the smallest ones leave one voxel at the coarsest level, or
+    none, is passed over."""
     try:
         result = subject.run(network, subject.scene(seed))
         if backward:
             subject.loss(result).backward()
-    except ValueError as error:  # the smallest scenes leave one voxel at the coarsest level
-        if "more than 1 value per channel" not in str(error):
+    except Exception as error:
+        if not _refused_by_layers(network, subject, seed, type(error)):
             raise
+
+
+def _refused_by_layers(network: nn.Module, subject: Subject, seed: int, error: type[Exception]) -> bool:
+    with sparse_bridge.eager():
+        try:
+            subject.run(network, subject.scene(seed))
+        except error:
+            return True
+    return False
 
 
 def _parts_or_error(subject: Subject, train: bool, search: GpuSearch) -> tuple[Part, ...]:

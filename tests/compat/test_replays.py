@@ -96,6 +96,21 @@ def test_scenes_with_too_few_voxels_for_a_norm_are_left_out(sp):
     assert replays.parts_of(Toy(sp, fails=(1, 2)), True, replays.CpuSearch()) == (Part("", "Net", 5, ""),)
 
 
+def test_an_error_that_the_layers_do_not_raise_comes_out(sp):
+    toy = Toy(sp)
+    toy.calls = 0
+
+    def run(network, seed):
+        toy.calls += 1
+        if toy.calls == 2:
+            raise RuntimeError("no kernel")
+        return Toy.run(toy, network, seed)
+
+    toy.run = run
+    with pytest.raises(RuntimeError, match="no kernel"):
+        replays.parts_of(toy, False, replays.CpuSearch())
+
+
 def test_nothing_is_left_behind(sp):
     replays.parts_of(Toy(sp), False, replays.CpuSearch())
     assert not graph_regions.tried()

@@ -150,7 +150,7 @@ class TrainingReplayer(GraphedModule):
                         return None
                     with torch.no_grad():
                         values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
-                    captured_model.assert_same_structure(call, out, values)
+                    captured_model.compare(call, out, values)
                     del captured_model, values
                     kind.trial = copy.gradient_mask, copy.fill
                 copy.gradient_mask, maps.padded_input.padding_value = kind.trial

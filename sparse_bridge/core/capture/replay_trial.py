@@ -100,7 +100,11 @@ class PaddedModel(ModelReference):
             features *= 1 + noise * torch.randn_like(features)
         features.requires_grad_(self.features.requires_grad)
         root = CoordinateMap(self.root.coords, self.root.box)
-        start = functools.partial(self.tensors.over, self.call.x, features, root)
+
+        def start() -> Any:
+            self._rewind()
+            return self.tensors.over(self.call.x, features, root)
+
         spec = OutputSpec.of(self.call, self, start, self.owner.reads)
         return output_leaves(self.tensors, spec), features
 
@@ -121,7 +125,7 @@ class PaddedModel(ModelReference):
             self._begin()
             self.fill, padded_input.padding_value = None, math.nan
             reads = ForeignReads([features, *padded_input.tensors(), *self.aliases.values(), *self.buffers.values()])
-            captured = self.over(padded_input, features, [reads])
+            captured = self.over(padded_input, features, [self._rewound(), reads])
             if reads.random is not None:
                 raise Refusal(Why.GRAPH_SIDE_EFFECT, reads.random, "random numbers")
             reference = self.reference(captured.spec.of_call(self.call, out, self.tensors))
@@ -132,7 +136,7 @@ class PaddedModel(ModelReference):
             del captured  # before the next one wants memory
             self._begin()
             padded_input.padding_value = _TRIAL_FILL
-            captured = self.over(padded_input, features)
+            captured = self.over(padded_input, features, [self._rewound()])
             self._compare_padded(reference, captured, features, rows)
             return captured
         finally:
@@ -206,6 +210,16 @@ class PaddedModel(ModelReference):
     def _begin(self) -> None:
         """Go on from the buffers' values before the call."""
         self.buffers = dict(zip(self.call.buffers, copies_of([*self.call.buffers.values()]), strict=True))
+
+    def _rewind(self) -> None:
+        """Go on from those values, whatever ran before the model came to its sparse tensor: no graph repeats it."""
+        if self.buffers:
+            torch._foreach_copy_([*self.buffers.values()], [*self.call.buffers.values()])
+
+    @contextlib.contextmanager
+    def _rewound(self) -> Iterator[None]:
+        self._rewind()
+        yield
 
     def _names(self, outputs: int) -> list[str]:
         inputs = ["the features"] if self.features.requires_grad else []

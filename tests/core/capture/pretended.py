@@ -78,8 +78,24 @@ def capture(work, pool, room=None):
     return graph, graph.made
 
 
+at_start = []  # what is entered when a model that is run in place of its graph comes to its sparse tensor
+
+
 def capture_from(work, pool):
-    return capture(lambda: work([]), pool)
+    return capture(lambda: work(list(at_start)), pool)
+
+
+def rewound(model):
+    """At the sparse tensor buffers have the values that they have now: what runs before it, no graph repeats."""
+    values = [(buffer.data, buffer.clone()) for buffer in model.buffers()]
+
+    @contextlib.contextmanager
+    def entered():
+        for buffer, value in values:
+            buffer.copy_(value)
+        yield
+
+    return entered()
 
 
 def forward(self, features):
@@ -89,7 +105,11 @@ def forward(self, features):
     with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
         # A graph ends before a trial puts statistics back, so that replays move them.
         patch.setattr(captured_model, "preserved_statistics", contextlib.nullcontext)
-        graph.captured = graph.forward.work()
+        at_start[:] = [rewound(self.owner.model)]
+        try:
+            graph.captured = graph.forward.work()
+        finally:
+            at_start.clear()
     graph.leaves = leaves_of(graph.captured)
     self.owner.holder = self.token
     used = graph.padded_input.used

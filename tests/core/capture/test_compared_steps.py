@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core.capture import replay_training
+from sparse_bridge.core.capture import graph_regions, replay_training
 from sparse_bridge.core.capture.replay_trial import PaddedModel
 
 from . import apis
+from .graph_sizes import graphs_of
 from .test_replay_apis import optimized, replayer_of
 
 pytestmark = pytest.mark.emulated
@@ -149,3 +151,33 @@ def test_a_backward_pass_of_the_programs_own_is_left_to_it(device):
             scene = functools.partial(apis.scene, module, "spconv", seed, device, 0.25)
             apis.both(model, plain, scene, True, values=lambda out: [out.features])
         assert replayer_of(model).graphs
+
+
+class Encoded(torch.nn.Module):
+    """A program that makes features with a norm, and its sparse tensor of them."""
+
+    def __init__(self, body, make):
+        super().__init__()
+        torch.manual_seed(1)
+        self.points = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        self.body, self.make = body, make
+
+    def forward(self, values, coords):
+        return self.body(self.make(coords, self.points(values)))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_runs_before_the_sparse_tensor_counts_its_calls(device, rules, frozen):
+    """It is no part of the graph. frozen: the features require no gradient."""
+    rules.hold(graphs_of(512, watched=True))
+    with apis.standin("spconv") as module, settings.override(compare_every=2):
+        plain = Encoded(apis.network(module, "spconv", device), functools.partial(apis.tensor, module, "spconv"))
+        plain.to(device).points.requires_grad_(not frozen)
+        model = copy.deepcopy(plain)
+        for seed in range(14):
+            x = apis.scene(module, "spconv", seed, device, 0.25)
+            apis.both(model, plain, lambda: (x.features, x.indices), True, mode="graphs")  # noqa: B023
+        for (name, a), b in zip(model.named_buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
+        hits, graphs, reasons = zip(*[one[1:] for one in graph_regions.summary()], strict=True)
+        assert sum(hits) >= 3 and sum(graphs) == 1 and set(reasons) == {None}

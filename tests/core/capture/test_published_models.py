@@ -54,11 +54,19 @@ def test_the_modules_that_were_replayed(device, trains):
     assert (inner.path, inner.kind, inner.why) == ("body", "Network", "")
 
 
-def test_a_module_whose_replays_differ_is_none_of_them(device, monkeypatch):
-    def differs(name, expected, actual):
-        raise Refusal(Why.GRAPH_OTHER_BITS, name, 1.0, 1)
+@pytest.mark.parametrize(("trial", "code"), [(True, "GRAPH_OTHER_BITS"), (False, "GRAPH_DIFFERS")])
+def test_a_module_whose_outputs_differ_is_none_of_them(device, monkeypatch, trial, code):
+    """In a trial, or later, when it is a warning."""
+    own, compared = captured_model.compare, []
 
-    monkeypatch.setattr(captured_model, "compare", differs)  # in training no trial asks it
+    def differs(*given):
+        compared.append(given[0])
+        if trial or compared.count(given[0]) > 1:
+            raise Refusal(Why.GRAPH_OTHER_BITS, given[0], 1.0, 1)
+        own(*given)
+
+    monkeypatch.setattr(captured_model, "compare", differs)
     with apis.standin("spconv") as module:
-        _, inner = replays.parts_of(Subject(module, torch.device(device)), True, replays.GpuSearch())
-    assert inner.path == "body" and "[GRAPH_DIFFERS]" in inner.why
+        parts = replays.parts_of(Subject(module, torch.device(device)), True, replays.GpuSearch())
+    (inner,) = [part for part in parts if part.path == "body"]
+    assert f"[{code}]" in inner.why and ("GRAPH_DIFFERS" in inner.why) != trial
