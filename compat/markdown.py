@@ -165,12 +165,15 @@ def _on_gpu(gpu: ReplayAudit, audited: dict[str, Audited], notes: _Notes) -> lis
     """What a GPU replayed of the models, and where that is not what a CPU made of them."""
     others = []
     for one in gpu.models:
+        expected = audited.get(one.model)
+        modes: dict[str, list[str]] = {}
         for mode in one.modes:
-            expected = audited.get(one.model)
             if expected is None or mode not in expected.modes or one.replayed(mode) != expected.replayed(mode):
-                others.append(f"- {plain(one.model)}, {mode}: {_replayed(one, mode, notes)}")
+                modes.setdefault(_replayed(one, mode, notes), []).append(mode)
+        others += [f"- {plain(one.model)}, {' and '.join(names)}: {cell}" for cell, names in modes.items()]
     return [
-        f"**Replayed on a GPU**, by default settings, every second replay compared with the layers. "
+        f"**Replayed on a GPU** over the same small scenes: {len(gpu.models)} models, default settings, every second "
+        "replay compared with the layers. "
         f"{report.run_line(gpu.run)}.",
         "",
         *(f"- {mode}: {report.shares(gpu, mode)}" for mode in MODES),
