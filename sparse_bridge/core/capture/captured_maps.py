@@ -200,11 +200,13 @@ def builder_over(
 
 
 def pad_input(coords: torch.Tensor, capacity: int, recording: Recording) -> PaddedInput:
-    """An input with capacity for `capacity` rows, whose first are `coords` [N, 1 + D], N > 0."""
+    """An input with capacity for `capacity` rows, whose first are `coords` [N, 1 + D]."""
     # Behind them lies one of their own, so that a trial sees whatever goes by items or cells: what earlier inputs leave
     # there is of any item.
-    wide = coords[:1].repeat(capacity, 1)
+    wide = coords.new_zeros((capacity, coords.shape[1]))
     wide[: coords.shape[0]].copy_(coords)
+    if coords.shape[0]:
+        wide[coords.shape[0] :].copy_(coords[:1])
     return PaddedInput(wide, coords.new_full((1,), coords.shape[0] - 1), recording)
 
 

@@ -318,7 +318,7 @@ class TestOutputs:
         assert [one for one in seen if one is spec.value["made"]] and not inside
         result = spec.write_back(made, lambda value: map_structure(TENSORS, value, lambda t: t, lambda y: y, lookup))
         assert result["same"] is batch and batch["out"][0] is x and result["made"] is spec.value["made"]
-        assert spec.values_of_call(made, result) == [result, batch["out"]]
+        assert spec.of_call(made, result, TENSORS).values() == [result, batch["out"]]
 
 
 ROWS = torch.zeros(5, 6)
