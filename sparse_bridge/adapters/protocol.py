@@ -113,11 +113,9 @@ def carried(maps: dict[Any, Any]) -> dict[Any, Any]:
 
 def map_for_layer(maps: dict[Any, Any], key: Hashable) -> Any:
     """The map that a layer looks for; None where it is to build one."""
-    if isinstance(maps, LateMaps):
-        if not dict.__contains__(maps, key):
-            maps.take(lambda source: key in source.unbuilt)
-        return present(maps).get(key)
-    return maps.get(key)
+    if isinstance(maps, LateMaps) and not dict.__contains__(maps, key):
+        maps.take(lambda source: key in source.unbuilt)
+    return dict.get(maps, key)
 
 
 class Interchange(Protocol):

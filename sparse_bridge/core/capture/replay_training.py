@@ -98,9 +98,7 @@ class TrainingReplayer(GraphedModule):
         aside = on_own_stream(device, memory.stream)
         with torch.enable_grad(), on_one_thread, self.lock, torch.cuda.device(device), aside:
             cotangents, check = copy.reference(graph.captured.spec.of_call(call, out, copy.tensors))
-            buffers = [buffer.data for buffer in self.model.buffers()]
-            if buffers:
-                torch._foreach_copy_(buffers, [*call.buffers.values()])
+            copy.rewind()
             run = self._begin(graph, call, root)
             if run is None:
                 return False

@@ -102,7 +102,7 @@ class PaddedModel(ModelReference):
         root = CoordinateMap(self.root.coords, self.root.box)
 
         def start() -> Any:
-            self._rewind()
+            self.rewind()
             return self.tensors.over(self.call.x, features, root)
 
         spec = OutputSpec.of(self.call, self, start, self.owner.reads)
@@ -164,15 +164,13 @@ class PaddedModel(ModelReference):
         Where the features have a history, or the model has functions with a backward pass of their own, which may
         allow one alone, the layers compute once more.
         """
-        own = self.buffers
-        again = self.features.requires_grad or not only_own_functions(output_leaves(self.tensors, eager))
+        own, leaves = self.buffers, output_leaves(self.tensors, eager)
+        inputs: list[torch.Tensor] = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        again = self.features.requires_grad or not only_own_functions(leaves)
         if again:
             self._begin()
             leaves, features = self.run_alone()
             inputs = self.inputs(features)
-        else:
-            leaves = output_leaves(self.tensors, eager)
-            inputs = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
         self.gradient_mask = _gradient_mask(leaves, inputs, cotangents)
         before = _random_states(self.features.device)
@@ -211,14 +209,14 @@ class PaddedModel(ModelReference):
         """Go on from the buffers' values before the call."""
         self.buffers = dict(zip(self.call.buffers, copies_of([*self.call.buffers.values()]), strict=True))
 
-    def _rewind(self) -> None:
+    def rewind(self) -> None:
         """Go on from those values, whatever ran before the model came to its sparse tensor: no graph repeats it."""
         if self.buffers:
             torch._foreach_copy_([*self.buffers.values()], [*self.call.buffers.values()])
 
     @contextlib.contextmanager
     def _rewound(self) -> Iterator[None]:
-        self._rewind()
+        self.rewind()
         yield
 
     def _names(self, outputs: int) -> list[str]:

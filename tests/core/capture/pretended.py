@@ -153,6 +153,8 @@ def watched(streams, gpu):
     gpu.replaces(Graph, touch=staticmethod(streams.touch))
     gpu.has(ordered=streams)
     gpu.replaces(graphed_module, observer=lambda: None)  # but for the mode that watches here
-    gpu.replaces(captured_model, compare=lambda *_: None)  # beside it norms are torch's, which round otherwise
+    own = captured_model.compare
+    # Beside it the norms of a step are torch's, which round otherwise; its trial compares within rounding as well.
+    gpu.replaces(captured_model, compare=lambda *given: None if torch.is_grad_enabled() else own(*given))
     with Watching(streams):
         yield
