@@ -27,7 +27,7 @@ from .cellfile import from_json, to_json
 from .matrix import Cell
 from .subject import Subject
 
-__all__ = ["LAYERS", "Layer", "apart", "layers_of", "read", "smallest", "together", "write"]
+__all__ = ["LAYERS", "Layer", "apart", "cells_of", "layers_of", "read", "together", "write"]
 
 LAYERS = pathlib.Path(__file__).with_name("matrix") / "layers.json"
 
@@ -102,12 +102,13 @@ def together(cells: Iterable[Cell]) -> list[list[Cell]]:
     return list(found.values())
 
 
-def smallest(device: str = "cpu") -> list[Cell]:
-    """A cell of every model, but of those that have full size alone."""
+def cells_of(size: str = scenes.SIZES[0], device: str = "cpu") -> list[Cell]:
+    """A cell of every model, of `size` or the next larger one that it has, but of those that have full size alone."""
     found = []
     for model in matrix.load():
-        sizes = [size for size in scenes.SIZES[:-1] if size in model.sizes]
-        found += [Cell(model, device, "float32", "standin", size) for size in sizes[:1]]
+        sizes = [one for one in scenes.SIZES[:-1] if one in model.sizes]
+        larger = [one for one in sizes if scenes.SIZES.index(one) >= scenes.SIZES.index(size)]
+        found += [Cell(model, device, "float32", "standin", one) for one in (larger or sizes)[:1]]
     return found
 
 
@@ -119,7 +120,7 @@ def main(arguments: list[str]) -> None:
         sys.stdout.write(json.dumps(found) + "\n")
         return
     counts: Counter[Layer] = Counter()
-    for cells in together(smallest()):
+    for cells in together(cells_of()):
         for cell, rows in zip(cells, apart("compat.layers", cells), strict=True):
             layers = [Layer(*row) for row in rows]
             sys.stderr.write(f"{len(layers):4} {cell.model.name}\n")

@@ -7,10 +7,10 @@ replay. Each module that it finds is watched, and its arguments are looked at, a
 captured, so that the trial over a padded input, which may refuse as well, is left out. The outcome is written to
 `compat/results/replays/cpu.json`, and docs/compatibility.md with it.
 
-    python -m compat.replays --device cuda --json compat/results/replays/h200.json
+    python -m compat.replays --device cuda --jobs 12 --json compat/results/replays/h200.json
 
-has the models run on a GPU with default settings, and says which modules were replayed there. Every second replay is
-compared with the layers.
+has the models run on a GPU with default settings over scenes of about 2,400 voxels, and says which modules were
+replayed there. Every second replay is compared with the layers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import json
 import logging
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 from unittest import mock
 
@@ -39,10 +38,10 @@ from sparse_bridge.core.capture.graphed_module import GraphedModule
 from sparse_bridge.errors import SettingError
 from sparse_bridge.tools.harness import results as files
 
-from . import bridged, layers, results
+from . import bridged, layers, results, scenes
 from .cellfile import from_json
 from .matrix import Cell
-from .subject import Subject
+from .subject import SCENES, Subject
 
 __all__ = [
     "RECORD",
@@ -60,9 +59,9 @@ __all__ = [
 RECORD = pathlib.Path(__file__).with_name("results") / "replays" / "cpu.json"
 SCHEMA = 1
 MODES = ("inference", "training")
-CALLS = 40  # at most, of a model in a mode
+CALLS = 40  # at most, of a model in a mode, with the scenes of a few seeds in turn
 COMPARED = 2  # of replays on a GPU, each of so many
-TOGETHER = 3  # models in a process on a GPU, which others share
+TOGETHER = 2  # models in a process on a GPU, which others share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +204,7 @@ def parts_of(subject: Subject, train: bool, search: GpuSearch) -> tuple[Part, ..
     before, settled = None, 0
     with search, torch.set_grad_enabled(train):
         for seed in range(CALLS):
-            _call(network, subject, seed, train and search.replays)
+            _call(network, subject, seed % SCENES, train and search.replays)
             found = search.tried()
             settled = settled + 1 if found == before and None not in found.values() else 0
             before = found
@@ -266,7 +265,9 @@ def main(arguments: Sequence[str]) -> None:
     """What of some cells may be replayed, to standard output; or of all models, to the record and the page."""
     parser = argparse.ArgumentParser(prog="python -m compat.replays", description=(__doc__ or "").split(":", 1)[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the models run")
+    parser.add_argument("--size", choices=scenes.SIZES[:-1], help="of the scenes; small on a GPU, else tiny")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--model", action="append", help="one whose name begins so; again for more; by default all")
     parser.add_argument("--json", type=pathlib.Path, default=RECORD, help="the record to write")
     parser.add_argument("cells", nargs="?", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -275,11 +276,15 @@ def main(arguments: Sequence[str]) -> None:
         found = [dataclasses.asdict(audited(cell)) for cell in map(from_json, json.loads(options.cells))]
         sys.stdout.write(json.dumps(found) + "\n")
         return
-    cells = layers.smallest(options.device)
-    rows = list(_all(cells, options.jobs))
+    cells = layers.cells_of(options.size or ("tiny" if options.device == "cpu" else "small"), options.device)
+    if options.model:
+        cells = [cell for cell in cells if cell.model.name.startswith(tuple(options.model))]
     order = [cell.model.name for cell in cells]
-    rows.sort(key=lambda row: order.index(row.model))
-    ReplayAudit(results.run_facts(options.device), tuple(rows)).save(options.json)
+    run, rows = results.run_facts(options.device), []
+    for row in _all(cells, options.jobs):
+        rows.append(row)
+        rows.sort(key=lambda row: order.index(row.model))
+        ReplayAudit(run, tuple(rows)).save(options.json)  # a run that is cut off leaves what it has
     from .cli import write_stored
 
     write_stored()
@@ -290,11 +295,10 @@ def _all(cells: Sequence[Cell], jobs: int) -> Iterator[Audited]:
     if jobs > 1:
         groups = [group[n : n + TOGETHER] for group in groups for n in range(0, len(group), TOGETHER)]
     with ThreadPoolExecutor(jobs) as pool:
-        found = pool.map(layers.apart, itertools.repeat("compat.replays"), groups)
-        for values in itertools.chain.from_iterable(found):
-            row = _audited(values)
-            sys.stderr.write(f"{len(row.replayed('inference')):4} {row.model}\n")
-            yield row
+        for done in as_completed([pool.submit(layers.apart, "compat.replays", group) for group in groups]):
+            for row in map(_audited, done.result()):
+                sys.stderr.write(f"{len(row.replayed('inference')):4} {row.model}\n")
+                yield row
 
 
 if __name__ == "__main__":

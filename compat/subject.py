@@ -18,10 +18,11 @@ from sparse_bridge.adapters import protocol
 from . import scenes
 from .matrix import Model
 
-__all__ = ["Subject", "flatten"]
+__all__ = ["SCENES", "Subject", "flatten"]
 
 
-_made = functools.lru_cache(maxsize=4)(scenes.make)
+SCENES = 8  # that are kept, of a few seeds
+_made = functools.lru_cache(maxsize=SCENES)(scenes.make)
 
 
 class Subject:

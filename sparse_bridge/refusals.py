@@ -108,7 +108,7 @@ class Why(enum.Enum):
     GRAPH_FOREIGN_TENSOR = (
         "it computes with a tensor of shape {} that is none of its own parameters and buffers, "
         "nor the features that it is given",
-        "register the tensor as a buffer",
+        "register the tensor as a buffer, or make it of numbers by `torch.tensor(..., device=...)`",
     )
     # What it writes.
     GRAPH_WRITES_OBJECT = "it writes to a {} that it is given", _WRITE_LESS

@@ -121,7 +121,7 @@ def _records():
 
 
 def test_every_model_is_in_the_record():
-    assert list(_records()) == [cell.model.name for cell in layers.smallest()]
+    assert list(_records()) == [cell.model.name for cell in layers.cells_of()]
     trained = {model.name: model.train for model in matrix.load()}
     assert all((set(one.modes) == set(replays.MODES)) == trained[one.model] for one in _records().values())
 

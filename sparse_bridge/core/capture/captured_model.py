@@ -130,7 +130,8 @@ class Captured:
             modes: list[Any] = []
 
             def start() -> Any:
-                for manager in (*contexts, padded.using(padded_input), _uncached_autocast()):
+                numbers = owner.numbers.served(features.device)
+                for manager in (numbers, *contexts, padded.using(padded_input), _uncached_autocast()):
                     modes.append(stack.enter_context(manager))
                 shape = padded_input.coords.shape[0]
                 root = CoordinateMap(padded_input.coords, box, Rows(None, padded_input.count, shape))

@@ -28,6 +28,7 @@ from ..maps.map_cache import MapStore
 from ..prefetch import prefetch
 from . import graph_key, padded
 from .call_kind import CallKind
+from .calls.number_tensors import NumberTensors
 from .calls.structures import Tensors
 from .graph_capture import GraphMemory, empty_cache
 from .graph_key import GraphKey, addresses
@@ -67,6 +68,7 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.fresh_inputs = policy.Attempts(policy.FRESH_INPUTS)
         self.reason = self.undecided = self.declined = None
         self.reads: set[Any] = set()  # what the model reads of dictionaries
+        self.numbers = NumberTensors()
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
         self.lock, self.speculation = threading.RLock(), SpeculativeLaunch()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 
 import pytest
@@ -171,9 +170,11 @@ def test_what_runs_before_the_sparse_tensor_counts_its_calls(device, rules, froz
     """It is no part of the graph. frozen: the features require no gradient."""
     rules.hold(graphs_of(512, watched=True))
     with apis.standin("spconv") as module, settings.override(compare_every=2):
-        plain = Encoded(apis.network(module, "spconv", device), functools.partial(apis.tensor, module, "spconv"))
-        plain.to(device).points.requires_grad_(not frozen)
-        model = copy.deepcopy(plain)
+        make = functools.partial(apis.tensor, module, "spconv")
+        model, plain = (Encoded(apis.network(module, "spconv", device), make).to(device) for _ in range(2))
+        model.load_state_dict(plain.state_dict())
+        for one in (model, plain):
+            one.points.requires_grad_(not frozen)
         for seed in range(14):
             x = apis.scene(module, "spconv", seed, device, 0.25)
             apis.both(model, plain, lambda: (x.features, x.indices), True, mode="graphs")  # noqa: B023

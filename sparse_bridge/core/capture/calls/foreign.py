@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....refusals import Refusal, Why
 from ...geometry.constants import is_constant
+from .number_tensors import is_sent
 
 
 class ForeignReads(TorchDispatchMode):
@@ -32,7 +33,7 @@ class ForeignReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         for tensor in _tensors((args, kwargs)):
             foreign = tensor.untyped_storage()._cdata not in self.allowed and tensor.numel() > 0
-            if foreign and not is_constant(tensor):
+            if foreign and not (is_constant(tensor) or is_sent(tensor)):
                 raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(tensor.shape))
         if "c10d" in func.namespace:  # the other ranks make no trial at this moment
             raise Refusal(Why.GRAPH_RANKS, str(func))

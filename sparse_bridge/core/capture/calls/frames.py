@@ -8,10 +8,12 @@ import types
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ....refusals import Refusal, Why
+from .number_tensors import MOST
 from .structures import PLAIN, named
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
@@ -82,6 +84,8 @@ def constants_alive(inner: types.FrameType | None, outer: types.CodeType, is_inp
 def _constant(name: str, value: Any, is_input: Callable[[Any], bool]) -> Hashable:
     if isinstance(value, PLAIN):
         return type(value), value
+    if isinstance(value, (np.ndarray, np.generic)) and value.size <= MOST and value.dtype.kind in "biuf":
+        return np.ndarray, str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, (torch.Tensor, nn.Module, *_CODE)) or is_input(value):
         category: type = type(value)
         return category
