@@ -21,7 +21,7 @@ from .matrix import Model
 __all__ = ["SCENES", "Subject", "flatten"]
 
 
-SCENES = 8  # that are kept, of a few seeds
+SCENES = 24  # that are kept, of as many seeds
 _made = functools.lru_cache(maxsize=SCENES)(scenes.make)
 
 

@@ -90,7 +90,7 @@ CAPTURE = Schedule(skip_first=6, longest_wait=1 << 10)  # calls of a kind: one i
 CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
 CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the next input often tells
 FRESH_INPUTS = Schedule(longest_wait=64)  # parts of a model have inputs with maps at every call, as the whole fails
-CALL_KINDS = 48  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
+CALL_KINDS = 16  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 GRAPHS = 3  # of a model, for as many kinds of calls; the one that has not served for longest goes
 COMPARISONS = Schedule(always_until=1, max_tries=9)  # replays 1, 2, 4 ... 256 of a kind are compared with the layers
 SMALL_CALLS = 64  # that would fit a graph of

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from ...core.device.selection import stands_in
 from ...core.ops.max_rows import window_max
 from ...core.ops.pool import global_pool, pool, pool_pairs
 from ...core.ops.row_matrix import RowMatrix
 from .batches import batch_rows, field_items, origin
-from .geometry import KernelSpec
+from .geometry import KernelSpec, cell_region
 from .grid import Key
 from .maps import MapRegistry
 from .weights import check_aligned, check_features
 
 Pooled = tuple[torch.Tensor, Key]
+LARGEST_WINDOW = 64  # offsets; larger cells would want wide tables
 
 
 def cell_matrix(registry: MapRegistry, in_key: Key, out_key: Key) -> RowMatrix:
@@ -39,12 +39,12 @@ def local_pooling(
     """Pool [N, C]: (features, key of the output). mode: "sum", "avg" (over present inputs), "max".
 
     A kernel equal to its stride bins every input into its cell; any other one is a window like a
-    convolution's. Windows without input give 0.  target: the output map, None for the layer's own.
+    convolution's. Where kernels run, cells that are windows are pooled as such. Windows without input
+    give 0.  target: the output map, None for the layer's own.
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError, StrideError, KeyStateError.
     """
     check_aligned(features, registry.grid(in_key), f"Minkowski{mode.capitalize()}Pooling")
-    # Cells of even sizes are windows, too, whose maps kernels build without knowing how many rows there are.
-    if not spec.cells or (stands_in() and all(size % 2 == 0 for size in spec.kernel_size)):
+    if not spec.cells or _cells_are_windows(registry, in_key, spec, target):
         out_key, kmap = registry.layer_map(in_key, spec, target)
         if mode == "max":
             return window_max(features, kmap), out_key
@@ -52,6 +52,18 @@ def local_pooling(
     out_key = registry.output_key(in_key, spec) if target is None else target
     matrix = cell_matrix(registry, in_key, out_key)
     return pool_pairs(features, matrix, mode), out_key
+
+
+def _cells_are_windows(registry: MapRegistry, in_key: Key, spec: KernelSpec, target: Key | None) -> bool:
+    """Whether the cells of a pool are as well the windows of its offsets: an even size, no dilation, and coordinates
+    that are multiples of their strides. Kernels build the maps of windows without knowing how many rows there are."""
+    grids = [registry.grid(key) for key in (in_key, target) if key is not None]
+    return (
+        len(spec.region) <= LARGEST_WINDOW
+        and spec.region is cell_region(spec.kernel_size)
+        and all(grid.unit == grid.stride for grid in grids)
+        and grids[0].own_view().kernel_target() is not None
+    )
 
 
 def transposed_pooling(

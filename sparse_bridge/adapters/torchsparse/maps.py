@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -181,6 +182,12 @@ class Units(NamedTuple):
     coords: CoordinateMap
     store: MapStore
 
+    def divided(self, offsets: Offsets) -> Offsets | None:
+        """The same offsets between these coordinates; None where they reach between them."""
+        if any(c % s for offset in offsets.values for c, s in zip(offset, self.scale, strict=True)):
+            return None
+        return Offsets.of([tuple(c // s for c, s in zip(offset, self.scale, strict=True)) for offset in offsets.values])
+
 
 def strided_level(
     sites: Sites,
@@ -237,7 +244,7 @@ def _scaled(cmap: CoordinateMap, scale: tuple[int, ...]) -> CoordinateMap:
     factor, box = (1, *scale), cmap.box
     lo = tuple(c * f for c, f in zip(box.lo, factor, strict=True))
     size = tuple(max(0, (n - 1) * f + 1) for n, f in zip(box.size, factor, strict=True))
-    scaled = CoordinateMap(cmap.coords * constant(factor, cmap.device), Box.spanning(lo, size))
+    scaled = CoordinateMap(cmap.coords * constant(factor, cmap.device), Box.spanning(lo, size), cmap.rows)
     scaled.adopt()
     return scaled
 
@@ -281,8 +288,13 @@ def build_record(
     store: of the maps over `coords`, where the tensor does not say it."""
     store = map_cache.store_of(coords) if store is None else store
     if layer.sites is None:
-        map_request = MapRequest("submanifold", layer.offsets)
-        kmap = request(store, lambda: coordinate_map(store, coords, profile, spatial_range), map_request).kmap
+        units: Units | None = store.peek("units")
+        offsets = None if units is None else units.divided(layer.offsets)
+        if units is None or offsets is None:
+            get_cmap = functools.partial(coordinate_map, store, coords, profile, spatial_range)
+            kmap = request(store, get_cmap, MapRequest("submanifold", layer.offsets)).kmap
+        else:
+            kmap = request(units.store, units.coords, MapRequest("submanifold", offsets)).kmap
         kmap = among_themselves(kmap, layer)
         if out_range is not None and spatial_range is not None and out_range != spatial_range[:4]:
             earlier_range = store.get(("shrunk", spatial_range[:4]), tuple)

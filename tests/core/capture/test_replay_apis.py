@@ -173,14 +173,16 @@ class Pooled(torch.nn.Module):
         return {**found, "pooled": self.pool(found["out"])}
 
 
-@pytest.mark.parametrize("kind", ["Avg", "Max"])
-def test_pools_over_cells_are_eager(device, kind):
-    """Their matrices are made with the number of rows on the host, for which a capture cannot wait."""
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["Avg", "Max", "Sum"])
+def test_pools_over_cells(device, kind, size):
+    """Cells of an even size are windows. The matrices of others are made with the number of rows on the host, for
+    which a capture cannot wait."""
     with apis.standin("minkowski") as module:
-        pool = getattr(module, f"Minkowski{kind}Pooling")(kernel_size=2, stride=2, dimension=3)
+        pool = getattr(module, f"Minkowski{kind}Pooling")(kernel_size=size, stride=size, dimension=3)
         model, plain = optimized(module, "minkowski", device, False, lambda network: Pooled(network, pool))
         values = lambda found: [found[key].F for key in ("out", "deep", "pooled")]  # noqa: E731
-        for seed in range(5):
+        for seed in range(7):
             coords = cloud(apis.SHAPE, 2, share=0.3, seed=seed, device=device)
             coords = coords[coords[:, 1:].amax(1) > 1]  # no row is where padding lies, which a trial would see
             given = lambda coords=coords, seed=seed: module.SparseTensor(  # noqa: E731
@@ -188,8 +190,11 @@ def test_pools_over_cells_are_eager(device, kind):
             )
             apis.both(model, plain, given, values=values)
         (one,) = graph_regions.summary()
-        words = "A pool over cells" if device == "cpu" else "GRAPH_FOREIGN_TENSOR"  # of a table that lay on the host
-        assert not one.hits and words in one.reason
+        if size == 2:
+            assert one.hits >= 2
+        else:  # on a GPU a table that lay on the host is found first
+            assert not one.hits
+            assert "A pool over cells" in one.reason or (device != "cpu" and "GRAPH_FOREIGN_TENSOR" in one.reason)
 
 
 def test_norms_of_batch_items_are_eager(device):
