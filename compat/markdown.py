@@ -125,69 +125,55 @@ def _outcome(cells: Sequence[CellResult], notes: _Notes) -> str:
 
 
 def _replays(replays: ReplayAudit, on_gpus: Sequence[ReplayAudit], models: Sequence[Model], notes: _Notes) -> list[str]:
-    """Which modules of each model may be replayed, by mode, and why the others are not."""
+    """Which modules of each model are replayed, by mode, and why the others are not: on the last GPU, else as far as a
+    CPU can tell."""
     audited = {one.model: one for one in replays.models}
+    seen = {one.model: one for gpu in on_gpus for one in gpu.models}
     rows = []
     for model in models:
-        one = audited.get(model.name)
+        one = seen.get(model.name) or audited.get(model.name)
         cells = [_replayed(one, mode, notes) if one else "not run" for mode in MODES]
+        if one and seen and model.name not in seen:
+            cells = [f"on a CPU: {cell}" for cell in cells]
         rows.append((plain(model.name), report.TITLES[model.framework], str(one.layers) if one else "", *cells))
-    seen = [line for gpu in on_gpus for line in _on_gpu(gpu, audited, notes)]
-    return [*_about_replays(replays, seen), *_table(("model", "framework", "layers", *MODES), rows), ""]
+    about = [*_about_replays(replays), *(line for gpu in on_gpus for line in _on_gpu(gpu))]
+    return [*about, *_table(("model", "framework", "layers", *MODES), rows), ""]
 
 
-def _about_replays(replays: ReplayAudit, on_gpus: Sequence[str]) -> list[str]:
+def _about_replays(replays: ReplayAudit) -> list[str]:
     return [
-        "## May be replayed",
-        "",
-        f"**Audited on a CPU.** {report.run_line(replays.run)}.",
+        "## Replays",
         "",
         "An NVIDIA GPU [replays](replays.md) the largest modules of "
         f"{policy.LEAST_LAYERS} layers or more whose Python leaves nothing behind and whose inputs a graph can "
-        "distinguish. The table says which modules of each model pass both, searched as on a GPU, with the "
-        "smallest scenes. "
-        "On a GPU a trial over a padded input follows, which may still refuse. Dropout is off here; with dropout, "
-        "training stays eager. Made by:",
+        "distinguish, if a trial over a padded input shows nothing else. The table names the modules. "
+        "Numbers are layers with weights, in the whole model and in those modules. Dropout is off here; with dropout, "
+        "training stays eager.",
         "",
-        "```bash",
-        "python -m compat.replays",
-        "```",
+        f"**Audited on a CPU**, without the trial, over the smallest scenes. {report.run_line(replays.run)}. Made by "
+        "`python -m compat.replays`.",
         "",
         *(f"- {mode}: {report.shares(replays, mode)}" for mode in MODES),
-        "",
-        *on_gpus,
-        "Numbers are layers with weights, in the whole model and in the modules that may be replayed.",
         "",
     ]
 
 
-def _on_gpu(gpu: ReplayAudit, audited: dict[str, Audited], notes: _Notes) -> list[str]:
-    """What a GPU replayed of the models, and where that is not what a CPU made of them."""
-    others = []
-    for one in gpu.models:
-        expected = audited.get(one.model)
-        modes: dict[str, list[str]] = {}
-        for mode in one.modes:
-            if expected is None or mode not in expected.modes or one.replayed(mode) != expected.replayed(mode):
-                modes.setdefault(_replayed(one, mode, notes), []).append(mode)
-        others += [f"- {plain(one.model)}, {' and '.join(names)}: {cell}" for cell, names in modes.items()]
+def _on_gpu(gpu: ReplayAudit) -> list[str]:
+    """How the models were run on a GPU, and how many were replayed."""
+    sizes = Counter(one.size for one in gpu.models)
+    scenes = ", ".join(f"{count} over {size} scenes" for size, count in sorted(sizes.items()))
     return [
-        f"**Replayed on a GPU** over the same small scenes: {len(gpu.models)} models, default settings, every second "
-        "replay compared with the layers. "
-        f"{report.run_line(gpu.run)}.",
+        f"**Run on a GPU** with default settings: {len(gpu.models)} models, {scenes} (small: about 2,400 voxels), "
+        f"every second replay compared with the layers. {report.run_line(gpu.run)}. Made by "
+        "`python -m compat.replays --device cuda`. The table is of this run.",
         "",
         *(f"- {mode}: {report.shares(gpu, mode)}" for mode in MODES),
         "",
-        *(
-            ["Other modules than in the table:", "", *others, ""]
-            if others
-            else ["The modules are those of the table.", ""]
-        ),
     ]
 
 
 def _replayed(one: Audited, mode: str, notes: _Notes) -> str:
-    """How much of a model may be replayed, and the reasons of the modules that may not."""
+    """How much of a model is replayed, and the reasons of the modules that are not."""
     if mode not in one.modes:
         return "does not train"
     parts = one.replayed(mode)

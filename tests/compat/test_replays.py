@@ -156,7 +156,7 @@ def test_the_page_says_what_may_be_replayed_and_why_not():
     rows = [Audited(name, "spconv", "tiny", 8, {"inference": one}) for name, one in zip(names, modes, strict=False)]
     found = ReplayAudit(RUN, tuple(rows))
     text = markdown.render(Results((), ()), matrix.load(), found)
-    assert "**Audited on a CPU.** CPU, 2026-01-02 03:04 UTC: " in text
+    assert "**Audited on a CPU**, without the trial, over the smallest scenes. CPU, 2026-01-02 03:04 UTC: " in text
     assert "- inference: 2 of 4 models, 1 of them with all layers and 1 in part\n" in text
     lines = {
         name: next(line for line in text.splitlines() if f"| {markdown.plain(name)} | spconv" in line) for name in names
@@ -170,13 +170,18 @@ def test_the_page_says_what_may_be_replayed_and_why_not():
     assert report.shares(found, "training").startswith("0 of 0 models")
 
 
-def test_the_page_says_what_a_gpu_replayed_of_it():
-    names = [model.name for model in matrix.load()][:2]
-    gpu = {**RUN, "device": "NVIDIA X"}
-    expected = ReplayAudit(RUN, tuple(Audited(name, "spconv", "tiny", 8, {"inference": (WHOLE,)}) for name in names))
-    same = ReplayAudit(gpu, expected.models)
-    other = ReplayAudit(gpu, (*expected.models[:1], Audited(names[1], "spconv", "tiny", 8, {"inference": (CHOSEN,)})))
-    pages = [markdown.render(Results((), ()), matrix.load(), expected, [one]) for one in (same, other)]
-    assert "NVIDIA X, 2026-01-02" in pages[0] and "The modules are those of the table." in pages[0]
-    assert f"- {markdown.plain(names[1])}, inference: none<sup>[1]" in pages[1]
-    assert "- inference: 1 of 2 models" in pages[1] and "- inference: 2 of 2 models" in pages[1]
+def test_the_page_says_what_a_gpu_replayed():
+    """In the place of what a CPU says, which has the models that were not run there."""
+    names = [model.name for model in matrix.load()][:3]
+    whole, chosen = {"inference": (WHOLE,)}, {"inference": (CHOSEN,)}
+    audited = ReplayAudit(RUN, tuple(Audited(name, "spconv", "tiny", 8, whole) for name in names))
+    sizes = zip(names, ("small", "tiny"), (whole, chosen), strict=False)
+    gpu = ReplayAudit(
+        {**RUN, "device": "NVIDIA X"}, tuple(Audited(name, "spconv", size, 8, one) for name, size, one in sizes)
+    )
+    text = markdown.render(Results((), ()), matrix.load(), audited, [gpu])
+    assert "2 models, 1 over small scenes, 1 over tiny scenes" in text and "NVIDIA X, 2026-01-02" in text
+    assert "- inference: 1 of 2 models" in text and "- inference: 3 of 3 models" in text
+    lines = [line for line in text.splitlines() if line.endswith("does not train |")]
+    cells = [line.split(" | ")[3] for line in lines]
+    assert cells == ["all", "none<sup>[1](#note-1)</sup>", "on a CPU: all"]

@@ -24,7 +24,8 @@ from ...core.traced.graphs import outside as outside
 from . import records
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
-from .maps import as_tensor, build_record, coordinate_map, generated_level
+from .levels import generated_level
+from .maps import as_tensor, build_record, coordinate_map
 from .options import Options, resolve
 from .profile import PROFILES, Profile
 from .records import TRACED

@@ -27,7 +27,8 @@ from ..fusion import EpilogueLayers
 from ..warmup_registry import Expected, new_coordinates, of_kernel
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
-from .maps import as_tensor, build_record, coordinate_map, generated_level
+from .levels import generated_level
+from .maps import as_tensor, build_record, coordinate_map
 from .options import resolve
 from .profile import Profile, peek
 from .records import TRACED, Record, entry_of, leading_from, read, record_of

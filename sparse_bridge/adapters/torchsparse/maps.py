@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from ...core.geometry.boxes import Box
 from ...core.geometry.constants import constant
 from ...core.geometry.data_bounds import DataBounds
-from ...core.geometry.offsets import Offsets
-from ...core.geometry.reach import BoxReach
-from ...core.maps import map_builder, map_cache
+from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
@@ -22,42 +18,14 @@ from ...core.maps.request import MapRequest, announce, request
 from ...errors import CoordinateError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .equal_rows import among_themselves
-from .geometry import (
-    CORE_COLUMNS,
-    Bounds,
-    Layer,
-    Sites,
-    box_bounds,
-    cell_rows,
-    clamped_rows,
-    core_box,
-    core_offsets,
-    generated_bounds,
-    kernel_offsets,
-    output_rule,
-    reach_bounds,
-    reach_of,
-    truncated,
-    truncated_bounds,
-)
+from .geometry import CORE_COLUMNS, Bounds, Layer, box_bounds, core_box
+from .levels import Level, Units, between, strided_level
 from .profile import Profile
 from .records import Record
 
-__all__ = [
-    "Level",
-    "as_tensor",
-    "bounds_of",
-    "build_record",
-    "check_range",
-    "coordinate_map",
-    "core_rows",
-    "generated_level",
-    "inside_range",
-    "strided_level",
-]
+__all__ = ["as_tensor", "bounds_of", "build_record", "check_range", "coordinate_map", "core_rows", "inside_range"]
 
 Range = tuple[int, ...]
-Steps = tuple[int, ...]
 _OURS = ("made here",)
 
 
@@ -163,117 +131,6 @@ def as_tensor(level: Level, profile: Profile) -> torch.Tensor:
     return coords
 
 
-class Level(NamedTuple):
-    """coords: output coordinates, distinct.  store: of all that is asked over them.  kmap: the map
-    there, for the offsets that reach exactly them; None where there is none.  gathers: (offsets,
-    step) of that map, as in `Layer`."""
-
-    coords: CoordinateMap
-    store: MapStore
-    kmap: KernelMap | None = None
-    gathers: tuple[Offsets, Steps] | None = None
-
-
-class Units(NamedTuple):
-    """Coordinates that are multiples of `scale`, divided by it, and their store. Cells in them have
-    few offsets, whatever the tensor stride."""
-
-    scale: Steps
-    coords: CoordinateMap
-    store: MapStore
-
-    def divided(self, offsets: Offsets) -> Offsets | None:
-        """The same offsets between these coordinates; None where they reach between them."""
-        if any(c % s for offset in offsets.values for c, s in zip(offset, self.scale, strict=True)):
-            return None
-        return Offsets.of([tuple(c // s for c, s in zip(offset, self.scale, strict=True)) for offset in offsets.values])
-
-
-def strided_level(
-    sites: Sites,
-    x: CoordinateMap,
-    store: MapStore,
-    get_bounds: Callable[[], Bounds],
-    spatial_range: Sequence[int] | None,
-) -> Level:
-    """The outputs of a strided layer, in ascending order.
-
-    x: live rows take part; store: of x.  get_bounds: of its rows, exact where `spatial_range` is
-    None; they may have to be waited for.
-    """
-    bounds = None if x.unbounded and not sites.truncate else get_bounds()
-    if bounds is not None and truncated(sites, bounds):
-        rows = cell_rows(sites, x.coords if x.alive is None else x.coords[x.alive >= 0])
-        cmap = map_builder.distinct(rows, core_box(truncated_bounds(bounds)))
-        return Level(cmap, MapStore(cmap))
-    scale: Steps = (1, 1, 1)
-    units: Units | None = store.peek("units")
-    if units is not None and sites.kind == "cells":
-        cell = tuple(zip(sites.cell, units.scale[::-1], strict=True))
-        if all(c % s == 0 for c, s in cell):
-            scale, x, store = units
-            bounds, small = box_bounds(x.extent), tuple(c // s for c, s in cell)
-            sites = dataclasses.replace(sites, cell=small)  # type: ignore[arg-type]
-    reach = reach_of(sites)
-    rule = output_rule(sites)  # holds for other scenes, too
-    if spatial_range is not None:  # and not the data says where coordinates end
-        rule = rule._replace(loose=False)
-    output: Box | BoxReach = rule
-    if bounds is not None:
-        box = core_box(reach_bounds(sites, bounds, spatial_range)[0])
-        output = rule if x.n_rows == 0 or rule.output_box(x.extent) is box else box
-    built = request(store, x, MapRequest("strided", reach.offsets, reach.step, output, "sorted"))
-    assert built.coords is not None and built.store is not None
-    out_bounds, exact = reach_bounds(sites, bounds or get_bounds(), spatial_range)
-    if max(reach.scale) > 1 or max(scale) > 1:
-        offsets = [[c * s for c, s in zip(o, scale, strict=True)] for o in reach.offsets.values]
-        scale = tuple(a * b for a, b in zip(reach.scale, scale, strict=True))
-        cmap = _scaled(built.coords, scale)
-        cmap_store = MapStore(cmap)
-        cmap_store.put("units", Units(scale, built.coords, built.store))
-        return Level(cmap, cmap_store, built.kmap, (Offsets.of(offsets), (1, 1, 1)))
-    if spatial_range is None and exact:
-        built.store.put("bounds", out_bounds)
-        if built.coords.tight is None and built.coords.n_rows:
-            built.coords.tight = core_box(out_bounds)
-    return Level(built.coords, built.store, built.kmap, (reach.offsets, reach.step))
-
-
-def _scaled(cmap: CoordinateMap, scale: tuple[int, ...]) -> CoordinateMap:
-    """The same rows, every axis times `scale`."""
-    factor, box = (1, *scale), cmap.box
-    lo = tuple(c * f for c, f in zip(box.lo, factor, strict=True))
-    size = tuple(max(0, (n - 1) * f + 1) for n, f in zip(box.size, factor, strict=True))
-    scaled = CoordinateMap(cmap.coords * constant(factor, cmap.device), Box.spanning(lo, size), cmap.rows)
-    scaled.adopt()
-    return scaled
-
-
-def generated_level(x: CoordinateMap, store: MapStore, kernel: Range, stride: Range, out_range: Sequence[int]) -> Level:
-    """Every site x * stride + kernel offset, moved into `out_range` where it leaves it (2.1), in
-    ascending order; the map gathers the first input at q = x * stride - offset."""
-    low, high = generated_bounds(x.box, kernel, stride)  # type: ignore[arg-type]
-    most = tuple(int(extent) - 1 for extent in out_range[1:4])
-    box = core_box(((low[0], 0, 0, 0), (high[0], *most)))  # type: ignore[arg-type]
-    offsets = core_offsets(kernel_offsets(kernel))  # type: ignore[arg-type]
-    back = Offsets.of([tuple(-c for c in offset) for offset in offsets.values])
-    if min(low[1:]) < 0 or any(h > m for h, m in zip(high[1:], most, strict=True)):
-        rows = clamped_rows(x.coords, kernel, stride, out_range)  # type: ignore[arg-type]
-        cmap = map_builder.distinct(rows, box)
-        level = Level(cmap, MapStore(cmap))
-    else:
-        falls_out = set(back.values) == set(offsets.values)
-        map_request = MapRequest("generative", back if falls_out else offsets, stride[::-1], box, "sorted")
-        built = request(store, x, map_request)
-        assert built.coords is not None and built.store is not None
-        level = Level(built.coords, built.store, built.kmap if falls_out else None)
-    kmap = level.kmap
-    if kmap is None:
-        map_request = MapRequest("between", back, stride[::-1], x)
-        kmap = request(level.store, level.coords, map_request).kmap.transposed()
-    return level._replace(kmap=kmap.of_first_rows())
-
-
 def build_record(
     coords: torch.Tensor,
     profile: Profile,
@@ -307,8 +164,7 @@ def build_record(
         level = strided_level(sites, x, x_store, get_bounds, spatial_range)
         kmap = level.kmap
         if kmap is None or level.gathers != (layer.offsets, layer.step):
-            map_request = MapRequest("between", layer.offsets, layer.step, level.coords)
-            kmap = request(x_store, x, map_request).kmap
+            kmap = between(layer, x, x_store, level)
         return as_tensor(level, profile), level.store, kmap.of_first_rows()
 
     key = ("map", layer, None if spatial_range is None else spatial_range[:4])

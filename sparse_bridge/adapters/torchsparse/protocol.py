@@ -17,7 +17,8 @@ from . import interchange, options
 from . import profile as profiles
 from .conv import allow_tf32
 from .geometry import box_bounds
-from .maps import Level, as_tensor, coordinate_map
+from .levels import Level
+from .maps import as_tensor, coordinate_map
 from .tensors import alone, caches_of, output_of, range_of, with_feats
 
 

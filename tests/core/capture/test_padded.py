@@ -15,6 +15,7 @@ from sparse_bridge import settings
 from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded
 from sparse_bridge.core.capture.calls.call import call_of
+from sparse_bridge.core.capture.calls.number_tensors import NumberTensors
 from sparse_bridge.core.capture.captured_maps import builder_over
 from sparse_bridge.core.capture.padded import PaddedInput, capacity_of
 from sparse_bridge.core.capture.replay_trial import PaddedModel
@@ -359,5 +360,5 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
         call = call._replace(buffers={name: buffer.clone() for name, buffer in model.named_buffers()})
-        owner = SimpleNamespace(model=model, run_layers=model.forward, reads=set())
+        owner = SimpleNamespace(model=model, run_layers=model.forward, reads=set(), numbers=NumberTensors())
         PaddedModel(owner, call, coords, BOX).verify(scene, rows, model(x))

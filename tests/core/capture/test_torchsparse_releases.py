@@ -21,15 +21,15 @@ pytestmark = pytest.mark.emulated
 class Net(nn.Module):
     """Two strided levels, with layers on both, and the way back."""
 
-    def __init__(self, ts):
+    def __init__(self, ts, size):
         super().__init__()
         layers = ts.nn
         self.first = nn.Sequential(layers.Conv3d(4, 8, 3), layers.BatchNorm(8), layers.ReLU(True))
-        self.down = layers.Conv3d(8, 8, 2, stride=2)
+        self.down = layers.Conv3d(8, 8, size, stride=2)
         self.middle = nn.Sequential(layers.Conv3d(8, 8, 3), layers.BatchNorm(8), layers.ReLU(True))
-        self.down_again = layers.Conv3d(8, 8, 2, stride=2)
+        self.down_again = layers.Conv3d(8, 8, size, stride=2)
         self.deep = nn.Sequential(layers.Conv3d(8, 8, 3), layers.Conv3d(8, 8, 3, dilation=2))
-        self.up = nn.Sequential(*(layers.Conv3d(8, 8, 2, stride=2, transposed=True) for _ in range(2)))
+        self.up = nn.Sequential(*(layers.Conv3d(8, 8, size, stride=2, transposed=True) for _ in range(2)))
 
     def forward(self, x):
         deep = self.deep(self.down_again(self.middle(self.down(self.first(x)))))
@@ -38,14 +38,15 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("profile", ["1.4", "2.0", "2.1"])
-def test_layers_behind_strided_ones(device, rules, profile, trains):
+@pytest.mark.parametrize("size", [2, 3])
+def test_layers_behind_strided_ones(device, rules, size, profile, trains):
     """Coordinates of 1.4 and 2.0 keep the units of the input at every level."""
     rules.hold(graphs_of(512))
     with sparse_bridge.enable("torchsparse", mode="standin", profile=profile):
         import torchsparse as ts
 
         torch.manual_seed(0)
-        plain = Net(ts).to(device).train(trains)
+        plain = Net(ts, size).to(device).train(trains)
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
         for seed in range(8):
             coords = cloud((9, 8, 7), 2, share=0.3, seed=seed, device=device)

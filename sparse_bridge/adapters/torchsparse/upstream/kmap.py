@@ -12,16 +12,8 @@ from ....core.traced import between_graphs
 from ....errors import ContractError, SettingError, UnsupportedError
 from .. import geometry, options
 from .. import profile as profiles
-from ..maps import (
-    Level,
-    as_tensor,
-    bounds_of,
-    build_record,
-    coordinate_map,
-    generated_level,
-    inside_range,
-    strided_level,
-)
+from ..levels import Level, generated_level, strided_level
+from ..maps import as_tensor, bounds_of, build_record, coordinate_map, inside_range
 from ..profile import Profile
 from ..records import PAD, MapDict, Record, pair_tensors
 from ..spec import triple
