@@ -44,7 +44,7 @@ def local_pooling(
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError, StrideError, KeyStateError.
     """
     check_aligned(features, registry.grid(in_key), f"Minkowski{mode.capitalize()}Pooling")
-    if not spec.cells or _cells_are_windows(registry, in_key, spec, target):
+    if not spec.cells or cells_are_windows(registry, in_key, spec, target):
         out_key, kmap = registry.layer_map(in_key, spec, target)
         if mode == "max":
             return window_max(features, kmap), out_key
@@ -54,7 +54,7 @@ def local_pooling(
     return pool_pairs(features, matrix, mode), out_key
 
 
-def _cells_are_windows(registry: MapRegistry, in_key: Key, spec: KernelSpec, target: Key | None) -> bool:
+def cells_are_windows(registry: MapRegistry, in_key: Key, spec: KernelSpec, target: Key | None) -> bool:
     """Whether the cells of a pool are as well the windows of its offsets: an even size, no dilation, and coordinates
     that are multiples of their strides. Kernels build the maps of windows without knowing how many rows there are."""
     grids = [registry.grid(key) for key in (in_key, target) if key is not None]

@@ -56,7 +56,7 @@ def test_pools_are_those_of_the_cells(ME, map_lane, monkeypatch, mode, case):
         options["target"] = given.unique(dim=0)
     up = features(len(coords), 5, seed=9, device=device)
     found = pooled(ME, mode, coords, values, up, **options)
-    monkeypatch.setattr(pools, "_cells_are_windows", lambda *_: False)
+    monkeypatch.setattr(pools, "cells_are_windows", lambda *_: False)
     with settings.override(dataflow="per_offset"):
         expected = pooled(ME, mode, coords, values, up, **options)
     assert torch.equal(found[0], expected[0])
@@ -64,9 +64,9 @@ def test_pools_are_those_of_the_cells(ME, map_lane, monkeypatch, mode, case):
     checks.assert_close(found[2], expected[2].double(), torch.float32, "dx")
 
 
-def test_which_cells_are_windows(ME, kernel_lane, monkeypatch):
-    seen, own = [], pools._cells_are_windows
-    monkeypatch.setattr(pools, "_cells_are_windows", lambda *args: seen.append(own(*args)) or seen[-1])
+def test_whichcells_are_windows(ME, kernel_lane, monkeypatch):
+    seen, own = [], pools.cells_are_windows
+    monkeypatch.setattr(pools, "cells_are_windows", lambda *args: seen.append(own(*args)) or seen[-1])
     coords, values = scene(kernel_lane.device)
     for case in CASES.values():
         case = {name: value for name, value in case.items() if name not in ("step", "given")}
