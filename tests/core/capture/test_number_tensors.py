@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -133,6 +134,16 @@ def test_other_threads_have_torchs_functions(device):
     assert there.is_set()
     assert seen[0].tolist() == mine.tolist() == again.tolist() and seen[1].tolist() == [2.0, 0.0]
     assert mine.data_ptr() != again.data_ptr()
+    assert torch.tensor is TORCHS[0]
+
+
+def test_a_process_that_is_forked_meanwhile_has_torchs_functions(device):
+    with number_tensors.NumberTensors().served(torch.device(device)):
+        child = os.fork()
+        if not child:
+            os._exit(int(torch.tensor is not TORCHS[0] or "__getitem__" in vars(torch.Tensor)))
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.tensor is not TORCHS[0]
     assert torch.tensor is TORCHS[0]
 
 

@@ -143,6 +143,11 @@ class _InPlace:
                 if not self._threads:
                     self._take_back()
 
+    def forget(self) -> None:
+        """Take all back, in a process that was forked meanwhile: its other threads are gone."""
+        self._lock, self._threads = threading.Lock(), 0
+        self._take_back()
+
     def _take_back(self) -> None:
         for place, name, function, own in self._put:
             if vars(place).get(name) is not function:  # a program's by now
@@ -151,6 +156,7 @@ class _InPlace:
                 delattr(place, name)
             else:
                 setattr(place, name, own)
+        self._put = []
 
 
 def _before(place: Any, name: str) -> Callable[..., Any]:
@@ -171,3 +177,5 @@ def _before(place: Any, name: str) -> Callable[..., Any]:
 
 
 _in_place = _InPlace()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_place.forget)
