@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from ...core.ops.max_rows import window_max
@@ -55,13 +57,15 @@ def local_pooling(
 
 
 def cells_are_windows(registry: MapRegistry, in_key: Key, spec: KernelSpec, target: Key | None) -> bool:
-    """Whether the cells of a pool are as well the windows of its offsets: an even size, no dilation, and coordinates
-    that are multiples of their strides. Kernels build the maps of windows without knowing how many rows there are."""
+    """Whether the cells of a pool are as well the windows of its offsets: an even size, no dilation, coordinates that
+    are multiples of their strides, and no target of another stride, whose cells are larger or smaller. Kernels build
+    the maps of windows without knowing how many rows there are."""
     grids = [registry.grid(key) for key in (in_key, target) if key is not None]
     return (
         len(spec.region) <= LARGEST_WINDOW
         and spec.region is cell_region(spec.kernel_size)
         and all(grid.unit == grid.stride for grid in grids)
+        and (target is None or grids[1].stride == tuple(map(operator.mul, grids[0].stride, spec.kernel_size)))
         and grids[0].own_view().kernel_target() is not None
     )
 

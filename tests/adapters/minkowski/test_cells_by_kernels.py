@@ -75,3 +75,16 @@ def test_whichcells_are_windows(ME, kernel_lane, monkeypatch):
     x = ME.SparseTensor(values, coords + coords.new_tensor([0, 0, 1, 0]), tensor_stride=2)
     ME.MinkowskiMaxPooling(2, 2, dimension=3)(x)
     assert seen.pop() is False
+
+
+@pytest.mark.parametrize("mode", ["Sum", "Avg", "Max"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_target_of_another_stride(ME, map_lane, mode, size):
+    """Each input belongs to its cell of the target: with the inputs' own map to itself alone."""
+    coords, values = scene(map_lane.device)
+    pool = getattr(ME, f"Minkowski{mode}Pooling")
+    x = ME.SparseTensor(values, coords)
+    expected = x if size == 1 else pool(size, size, dimension=3)(x)
+    found = pool(2, 2, dimension=3)(x, expected.coordinate_map_key)
+    assert found.coordinate_map_key == expected.coordinate_map_key
+    checks.assert_close(found.F, expected.F.double(), torch.float32)
