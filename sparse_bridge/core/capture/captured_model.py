@@ -130,7 +130,8 @@ class Captured:
             modes: list[Any] = []
 
             def start() -> Any:
-                numbers = owner.numbers.served(features.device)
+                first = any(isinstance(one, ForeignReads) for one in contexts)
+                numbers = owner.numbers.served(features.device, first)
                 for manager in (numbers, *contexts, padded.using(padded_input), _uncached_autocast()):
                     modes.append(stack.enter_context(manager))
                 shape = padded_input.coords.shape[0]

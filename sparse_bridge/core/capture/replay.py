@@ -173,7 +173,7 @@ class Replayer(GraphedModule):
             weights = [*self.model.parameters(), *self.model.buffers()]
             if kind.trial is None:
                 padded_input.padding_value = float("nan")
-                reads = ForeignReads([features, *padded_input.tensors(), *weights])
+                reads = ForeignReads([features, *padded_input.tensors(), *weights], self.numbers)
                 captured_model = work([reads])
                 if self.needs_more_guards(padded_input, n_reads):
                     return None

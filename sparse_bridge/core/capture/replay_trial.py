@@ -124,7 +124,8 @@ class PaddedModel(ModelReference):
             features = self.padded_features(padded_input)
             self._begin()
             self.fill, padded_input.padding_value = None, math.nan
-            reads = ForeignReads([features, *padded_input.tensors(), *self.aliases.values(), *self.buffers.values()])
+            known = [features, *padded_input.tensors(), *self.aliases.values(), *self.buffers.values()]
+            reads = ForeignReads(known, self.owner.numbers)
             captured = self.over(padded_input, features, [self._rewound(), reads])
             if reads.random is not None:
                 raise Refusal(Why.GRAPH_SIDE_EFFECT, reads.random, "random numbers")

@@ -106,7 +106,7 @@ class Guards:
 
 def equal(value: Any, other: Any) -> bool:
     """Whether plain values are the same in all that a program can compute with."""
-    if _own_of(value) is _own_of(other):
+    if function_of(value) is function_of(other):
         return True
     if is_own(value) and is_own(other):
         return True
@@ -119,12 +119,6 @@ def equal(value: Any, other: Any) -> bool:
     if type(value) is frozenset or isinstance(value, (*PLAIN, *PLAIN_TORCH)):
         return bool(value == other)
     return False
-
-
-def _own_of(value: Any) -> Any:
-    """What the program has there, of what the package may have put before it."""
-    own = function_of(value)
-    return getattr(own, IN_PLACE_OF, own) if isinstance(own, FunctionType) else own
 
 
 def is_own(value: Any) -> bool:

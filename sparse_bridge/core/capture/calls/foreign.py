@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....refusals import Refusal, Why
 from ...geometry.constants import is_constant
-from .number_tensors import is_sent
+from .number_tensors import NumberTensors
 
 
 class ForeignReads(TorchDispatchMode):
@@ -19,13 +19,14 @@ class ForeignReads(TorchDispatchMode):
     that are `known`.
 
     alters: whether it wrote to one of those, or drew random numbers.  random: the operator that drew some.
+    numbers: tensors that were sent for the model.
     """
 
     random: Any = None
 
-    def __init__(self, allowed: list[torch.Tensor]) -> None:
+    def __init__(self, allowed: list[torch.Tensor], numbers: NumberTensors | None = None) -> None:
         super().__init__()
-        self.alters, self._keep_alive = False, allowed
+        self.alters, self._keep_alive, self._numbers = False, allowed, numbers or NumberTensors()
         self._initial = {tensor.untyped_storage()._cdata for tensor in allowed}
         # Weak ones, which keep addresses from being used again.
         self.allowed = {tensor.untyped_storage()._cdata: _weak(tensor) for tensor in allowed}
@@ -33,7 +34,7 @@ class ForeignReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         for tensor in _tensors((args, kwargs)):
             foreign = tensor.untyped_storage()._cdata not in self.allowed and tensor.numel() > 0
-            if foreign and not (is_constant(tensor) or is_sent(tensor)):
+            if foreign and not (is_constant(tensor) or self._numbers.holds(tensor)):
                 raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(tensor.shape))
         if "c10d" in func.namespace:  # the other ranks make no trial at this moment
             raise Refusal(Why.GRAPH_RANKS, str(func))

@@ -84,8 +84,9 @@ def constants_alive(inner: types.FrameType | None, outer: types.CodeType, is_inp
 def _constant(name: str, value: Any, is_input: Callable[[Any], bool]) -> Hashable:
     if isinstance(value, PLAIN):
         return type(value), value
-    if isinstance(value, (np.ndarray, np.generic)) and value.size <= MOST and value.dtype.kind in "biuf":
-        return np.ndarray, str(value.dtype), value.shape, value.tobytes()
+    own = type(value) is np.ndarray or isinstance(value, np.generic)  # others hold more: which values are masked
+    if own and value.size <= MOST and value.dtype.kind in "biuf":
+        return type(value), str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, (torch.Tensor, nn.Module, *_CODE)) or is_input(value):
         category: type = type(value)
         return category
