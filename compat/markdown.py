@@ -136,7 +136,7 @@ def _replays(replays: ReplayAudit, on_gpus: Sequence[ReplayAudit], models: Seque
         if one and seen and model.name not in seen:
             cells = [f"on a CPU: {cell}" for cell in cells]
         rows.append((plain(model.name), report.TITLES[model.framework], str(one.layers) if one else "", *cells))
-    about = [*_about_replays(replays), *(line for gpu in on_gpus for line in _on_gpu(gpu))]
+    about = [*_about_replays(replays), *(_on_gpus(on_gpus, list(seen.values())) if seen else [])]
     return [*about, *_table(("model", "framework", "layers", *MODES), rows), ""]
 
 
@@ -153,21 +153,22 @@ def _about_replays(replays: ReplayAudit) -> list[str]:
         f"**Audited on a CPU**, without the trial, over the smallest scenes. {report.run_line(replays.run)}. Made by "
         "`python -m compat.replays`.",
         "",
-        *(f"- {mode}: {report.shares(replays, mode)}" for mode in MODES),
+        *(f"- {mode}: {report.shares(replays.models, mode)}" for mode in MODES),
         "",
     ]
 
 
-def _on_gpu(gpu: ReplayAudit) -> list[str]:
-    """How the models were run on a GPU, and how many were replayed."""
-    sizes = Counter(one.size for one in gpu.models)
+def _on_gpus(runs: Sequence[ReplayAudit], last: Sequence[Audited]) -> list[str]:
+    """How the models were run on GPUs, and how many were replayed. last: the last run of each."""
+    sizes = Counter(one.size for one in last)
     scenes = ", ".join(f"{count} over {size} scenes" for size, count in sorted(sizes.items()))
     return [
-        f"**Run on a GPU** with default settings: {len(gpu.models)} models, {scenes} (small: about 2,400 voxels), "
-        f"every second replay compared with the layers. {report.run_line(gpu.run)}. Made by "
-        "`python -m compat.replays --device cuda`. The table is of this run.",
+        f"**Run on a GPU** with default settings: {len(last)} models, {scenes} (small: about 2,400 voxels), every "
+        "second replay compared with the layers. Made by `python -m compat.replays --device cuda`. The table is of the "
+        "last run of each model.",
         "",
-        *(f"- {mode}: {report.shares(gpu, mode)}" for mode in MODES),
+        *(f"- {mode}: {report.shares(last, mode)}" for mode in MODES),
+        *(f"- {len(one.models)} models on {report.run_line(one.run)}" for one in runs),
         "",
     ]
 

@@ -119,12 +119,13 @@ def read(path: pathlib.Path = RECORD) -> ReplayAudit:
 
 
 def on_gpus(folder: pathlib.Path = RECORD.parent) -> list[ReplayAudit]:
-    """The records of GPUs.
+    """The records of GPUs, the last one last.
 
     Raises:
         SettingError: one is no such file.
     """
-    return [read(path) for path in sorted(folder.glob("*.json")) if path.name != RECORD.name]
+    found = [read(path) for path in folder.glob("*.json") if path.name != RECORD.name]
+    return sorted(found, key=lambda one: str(one.run["date"]))
 
 
 def _audited(values: dict[str, Any]) -> Audited:

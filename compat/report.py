@@ -11,7 +11,7 @@ from sparse_bridge import __version__
 from sparse_bridge.adapters import base
 
 from .matrix import FRAMEWORKS, Model
-from .replays import ReplayAudit
+from .replays import Audited
 from .results import OUTCOMES, CellResult, CheckResult, Results, counts
 
 __all__ = [
@@ -117,11 +117,9 @@ def run_line(run: Mapping[str, Any]) -> str:
     return f"{run['device']}, {run['date']}: {versions}"
 
 
-def shares(replays: ReplayAudit, mode: str) -> str:
+def shares(models: Sequence[Audited], mode: str) -> str:
     """Of how many models all, some or no layers may be replayed in a mode."""
-    counted = [
-        (one.layers, sum(part.layers for part in one.replayed(mode))) for one in replays.models if mode in one.modes
-    ]
+    counted = [(one.layers, sum(part.layers for part in one.replayed(mode))) for one in models if mode in one.modes]
     some = [layers - count for layers, count in counted if count]
     return (
         f"{len(some)} of {len(counted)} models, {some.count(0)} of them with all layers and "

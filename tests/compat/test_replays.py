@@ -167,7 +167,7 @@ def test_the_page_says_what_may_be_replayed_and_why_not():
     assert "| 8 | none<sup>[2](#note-2)</sup> |" in lines[names[3]]
     assert "| not run | not run |" in lines[names[4]]
     assert '1. <a id="note-1"></a>it calls print (net.py:3)' in text.replace("\\_", "_")
-    assert report.shares(found, "training").startswith("0 of 0 models")
+    assert report.shares(found.models, "training").startswith("0 of 0 models")
 
 
 def test_the_page_says_what_a_gpu_replayed():

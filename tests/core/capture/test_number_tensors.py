@@ -71,7 +71,7 @@ def calls(model, plain, module, device, trains, seeds):
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_model_with_such_tensors_is_replayed(device, rules, program, trains):
-    rules.hold(graphs_of(512))
+    rules.hold(graphs_of(512, watched=True))
     with apis.standin("spconv") as module:
         model, plain = optimized(module, "spconv", device, trains, lambda network: Around(network, program))
         calls(model, plain, module, device, trains, range(7))
