@@ -103,7 +103,7 @@ def together(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def cells_of(size: str = scenes.SIZES[0], device: str = "cpu") -> list[Cell]:
-    """A cell of every model, of `size` or the next larger one that it has, but of those that have full size alone."""
+    """A cell of every model, but of those that have full size alone: of `size`, or the nearest size that it has."""
     found = []
     for model in matrix.load():
         sizes = [one for one in scenes.SIZES[:-1] if one in model.sizes]

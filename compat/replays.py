@@ -268,10 +268,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the models run")
     parser.add_argument("--size", choices=scenes.SIZES[:-1], help="of the scenes; small on a GPU, else tiny")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--model", action="append", help="one whose name begins so; again for more; by default all")
+    parser.add_argument("--model", action="append", help="whose name begins so; may be repeated; wants --json")
     parser.add_argument("--json", type=pathlib.Path, default=RECORD, help="the record to write")
     parser.add_argument("cells", nargs="?", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.model and options.json == RECORD:
+        parser.error("--model without --json FILE would leave a record of these models alone")
     if options.cells:
         logging.disable(logging.WARNING)  # the record has the reasons
         found = [dataclasses.asdict(audited(cell)) for cell in map(from_json, json.loads(options.cells))]

@@ -185,3 +185,9 @@ def test_the_page_says_what_a_gpu_replayed():
     lines = [line for line in text.splitlines() if line.endswith("does not train |")]
     cells = [line.split(" | ")[3] for line in lines]
     assert cells == ["all", "none<sup>[1](#note-1)</sup>", "on a CPU: all"]
+
+
+def test_some_models_do_not_replace_the_record(capsys):
+    with pytest.raises(SystemExit):
+        replays.main(["--model", "SECOND"])
+    assert "--model without --json" in capsys.readouterr().err

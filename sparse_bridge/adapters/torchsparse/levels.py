@@ -55,8 +55,8 @@ class Level(NamedTuple):
 
 
 class Units(NamedTuple):
-    """Coordinates that are multiples of `scale`, divided by it, and their store. Between them layers have the maps that
-    other inputs had, whatever the tensor stride."""
+    """Coordinates that are multiples of `scale`, divided by it, and their store. Offsets between them are small, and
+    kernel maps those of a level of its own, whatever the tensor stride."""
 
     scale: Steps
     coords: CoordinateMap
