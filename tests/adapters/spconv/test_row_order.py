@@ -276,7 +276,7 @@ def test_when_the_switch_is_read(before, after, variable, want):
 
 @pytest.mark.parametrize("table", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_patched_layers_order_rows_as_spconv_does_on_a_cpu(name, table):
+def test_patched_layers_order_rows_as_spconv_does_on_a_cpu(name, table, one_thread):
     sp = apis.wheel()
     make, _ = makers(sp)[name]
     if name == "split" or "fast" in name:
