@@ -7,8 +7,9 @@ their own level, as in 2.1, so that they may be prefetched, and keys have few bi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...core.geometry.boxes import Box
 from ...core.geometry.constants import constant
@@ -70,26 +71,27 @@ class Units(NamedTuple):
 
     def divided(self, offsets: Offsets) -> Offsets | None:
         """The same offsets between these coordinates; None where they reach between them."""
-        if self.scale == (1, 1, 1):
-            return offsets
-        parts = [_ratio(offset, self.scale) for offset in offsets.values]
-        return None if None in parts else Offsets.of(parts)  # type: ignore[arg-type]
+        return offsets if self.scale == (1, 1, 1) else _divided(offsets, self.scale)
 
     def sites(self, sites: Sites) -> Sites | None:
         """The same sites between these coordinates; None where they do not lie between them."""
         if self.scale == (1, 1, 1) or sites.kind not in ("cells", "reached"):
             return None
-        scale = self.scale[::-1]
-        cell, *shifts = [_ratio(one, scale) for one in (sites.cell, *sites.shifts)]
-        if cell is None or None in shifts:
-            return None
-        return dataclasses.replace(sites, cell=cell, shifts=tuple(shifts))  # type: ignore[arg-type]
+        parts = _ratios([sites.cell, *sites.shifts], self.scale[::-1])
+        return None if parts is None else dataclasses.replace(sites, cell=parts[0], shifts=tuple(parts[1:]))
 
 
-def _ratio(numbers: Sequence[int], scale: Sequence[int]) -> tuple[int, ...] | None:
-    """Numbers of three axes, divided; None where that leaves a rest."""
-    pairs = list(zip(numbers, scale, strict=True))
-    return None if any(c % s for c, s in pairs) else tuple(c // s for c, s in pairs)
+def _ratios(rows: Sequence[Sequence[int]], scale: Steps) -> list[Any] | None:
+    """Rows of three numbers, each divided by that of its axis; None where that leaves a rest."""
+    if any(c % s for row in rows for c, s in zip(row, scale, strict=True)):
+        return None
+    return [tuple(c // s for c, s in zip(row, scale, strict=True)) for row in rows]
+
+
+@functools.lru_cache(maxsize=1024)
+def _divided(offsets: Offsets, scale: Steps) -> Offsets | None:
+    parts = _ratios(offsets.values, scale)
+    return None if parts is None else Offsets.of(parts)
 
 
 def strided_level(
@@ -107,8 +109,8 @@ def strided_level(
     scale: Steps = (1, 1, 1)
     units = Units.of(x, store)
     small = units.sites(sites)
-    bounds = None if small is None else box_bounds(units.coords.extent)
-    if bounds is not None and small is not None and not truncated(small, bounds):
+    bounds: Bounds | None
+    if small is not None and not truncated(small, bounds := box_bounds(units.coords.extent)):
         scale, x, store = units
         sites = small
     else:
@@ -181,9 +183,7 @@ def between(layer: Layer, x: CoordinateMap, store: MapStore, level: Level) -> Ke
     """The map of a strided layer from `x` to its level: between the units of both, where its offsets are of these."""
     own, out = Units.of(x, store), Units.of(level.coords, level.store)
     offsets = own.divided(layer.offsets)
-    step = _ratio([a * b for a, b in zip(layer.step, out.scale, strict=True)], own.scale)
-    if offsets is None or step is None:
-        own, offsets, step, coords = own._replace(coords=x, store=store), layer.offsets, layer.step, level.coords
-    else:
-        coords = out.coords
-    return request(own.store, own.coords, MapRequest("between", offsets, step, coords)).kmap
+    steps = _ratios([[a * b for a, b in zip(layer.step, out.scale, strict=True)]], own.scale)
+    if offsets is None or steps is None:
+        return request(store, x, MapRequest("between", layer.offsets, layer.step, level.coords)).kmap
+    return request(own.store, own.coords, MapRequest("between", offsets, steps[0], out.coords)).kmap
