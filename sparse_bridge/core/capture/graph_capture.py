@@ -4,6 +4,9 @@ A graph that is destroyed by the thread that captures spoils the capture, and so
 that goes while a stream that has used it is captured. Nobody knows who lets go of them, and when:
 the garbage collector, a model that drops another one in its forward, a cache that is full. So they
 stay until no thread captures. The allocator cannot empty its cache meanwhile, either.
+
+Graphs of one stream go together. cuBLAS has a workspace per stream, and graphs hold its address. torch
+after 2.11 frees it when the first graph of that stream is destroyed (pytorch/pytorch#193402).
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from ... import policy
 from ...kernels.runtime.target import device_index
 from ...kernels.runtime.uploads import uploaded, uploads_later
 from ...refusals import Refusal, Why
@@ -102,6 +107,13 @@ class KeepAlive:
         keep_alive(self._things)
 
 
+class _StreamGraphs(list[Any]):
+    """torch's graphs that were captured on one stream: each of them keeps all others alive."""
+
+
+_graphs_on: weakref.WeakValueDictionary[Any, _StreamGraphs] = weakref.WeakValueDictionary()  # by stream
+
+
 class CapturedGraph(KeepAlive):
     """A graph of what is launched on the current stream inside of it.
 
@@ -111,7 +123,9 @@ class CapturedGraph(KeepAlive):
     def __init__(self, pool: Any, *buffers: Any) -> None:
         """buffers: what its launches read."""
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
-        super().__init__(self._graph, *buffers)
+        together = _graphs_on.setdefault(torch.cuda.current_stream(), _StreamGraphs())
+        together.append(self._graph)
+        super().__init__(together, *buffers)
         self.replay = self._graph.replay
 
     def __enter__(self) -> None:
@@ -214,8 +228,12 @@ class GraphMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device, _graphs_on)
         _captures.expandable = expandable_segments.possible(device_index(device))
+
+    def full(self) -> bool:
+        """Whether so many graphs have been captured here that all should go, for those that serve no more to go."""
+        return len(_graphs_on.get(self.stream, ())) >= policy.STREAM_GRAPHS
 
     def captured(self, capture: Callable[[Any], _Result]) -> _Result:
         """The graph that `capture` makes in the pool that it is given. Where the capture learnt what

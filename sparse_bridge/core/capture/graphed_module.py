@@ -282,7 +282,9 @@ class GraphedModule(ModelGraphs):
                 others = [other for other in self.kinds.values() if other.graphs and other is not kind]
                 if len(others) >= policy.GRAPHS:
                     min(others, key=lambda other: other.served).drop_graphs()
-                self.memory = self.memory if self.graphs else GraphMemory(key.device)  # it lasts as long as they do
+                if self.memory is None or not self.graphs or self.memory.full():
+                    self.drop_graphs()
+                    self.memory = GraphMemory(key.device)  # it lasts as long as the graphs do
                 empty_cache()
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 under_way = torch.cuda.memory_allocated() if self.trains else 0

@@ -159,6 +159,11 @@ class ModelGraphs(ModelReference, abc.ABC):
             kind.guards = None
         self.forget_graphs()
 
+    def drop_graphs(self) -> None:
+        """Let go of the graphs of all kinds, which may be captured again."""
+        for kind in self.kinds.values():
+            kind.drop_graphs()
+
     def forget_graphs(self) -> None:
         """Begin anew with kinds of calls."""
         self.kinds.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,6 +15,8 @@ from ...kernels.runtime import target as targets
 # Held while one stream is made to wait for another, and while a capture begins: what waits for a
 # stream that is being captured becomes part of the capture.
 waiting = threading.Lock()
+
+_STREAMS = 32  # of each priority, that torch gives out in turn
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -57,14 +59,18 @@ class Streams:
         return self._stream
 
 
-def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream to capture on that no other thread works on.
+def capture_stream(device: torch.device, taken: Container[torch.cuda.Stream]) -> torch.cuda.Stream:
+    """A stream to capture on that no other thread works on, and, if possible, none of those that are `taken`.
 
     torch has 32 streams of each priority and gives the same ones out again and again. So a stream
     of the usual priority may be one that a program holds, whose launches would become part of the
     capture. Programs rarely ask for the high one, and what captures on one is `alone_on` it.
     """
-    return torch.cuda.Stream(device, -1)
+    for _ in range(_STREAMS):
+        stream = torch.cuda.Stream(device, -1)
+        if stream not in taken:
+            break
+    return stream
 
 
 _users: dict[Any, threading.RLock] = {}  # at most so many streams as torch has

@@ -41,16 +41,27 @@ class Program(torch.nn.Module):
         return rows
 
 
+class Memory:
+    captured = 0
+
+    def full(self):
+        return self.captured >= 4
+
+
 class Graphs(GraphedModule):
     """Graphs that are numbers of rows, of calls that are numbers, too.
 
-    events: what was done, in order.  largest: rows per row of the input that levels have memory for.
+    events: what was done, in order.  memories: one after the other.
     """
 
     def __init__(self):
         self.program = Program()  # which nobody else keeps
         super().__init__(self.program, lambda _: None)
-        self.events, self.wrong, self.last_recording = [], None, "recording"
+        self.events, self.memories, self.wrong, self.last_recording = [], [], None, "recording"
+
+    def new_memory(self, device):
+        self.memories.append(Memory())
+        return self.memories[-1]
 
     def allowed(self):
         return True
@@ -67,6 +78,7 @@ class Graphs(GraphedModule):
     def record_graph(self, kind, key, recording, capacity, call, root, out):
         self.events.append("capture" if kind.trial is None else "capture again")
         kind.trial = True
+        self.memory.captured += 1
         captured = SimpleNamespace(differing_columns=lambda root: set())
         maps = SimpleNamespace(serves=lambda box: True)
         return SimpleNamespace(captured=captured, maps=maps, alters=False)
@@ -111,7 +123,7 @@ def graphs(monkeypatch, fake_gpu, request):
     fake_gpu.has(reserved_memory=0, allocated_memory=0, free_memory=(1 << 30, 1 << 36))
     fake_gpu.has(enter=lambda _: threading.Lock(), graph_pool=object)
     monkeypatch.setattr(graphed_module, "Audit", Audit)
-    monkeypatch.setattr(graphed_module, "GraphMemory", lambda device: None)
+    monkeypatch.setattr(graphed_module, "GraphMemory", made.new_memory)
     monkeypatch.setattr(Graphs, "wait_for_last_replay", lambda self: None)
     with settings.override(compare_every=256 if getattr(request, "param", None) == "compared" else 0):
         yield made
@@ -371,6 +383,23 @@ def test_several_kinds_of_calls_have_a_graph_each_up_to_a_number(graphs):
         graphs.call(1000, key)
     assert len(graphs.graphs) == policy.GRAPHS
     assert not graphs.kinds[0].graphs and graphs.call(1000, policy.GRAPHS) is not MISSING
+
+
+def test_graphs_go_together_when_many_have_gone_before(graphs):
+    """torch's graphs of one stream stay as long as one of them serves, so that all must go at times."""
+
+    def calls(key, rows):
+        """How many of so many that graphs are worth their capture were eager."""
+        return sum(graphs.call(rows, key) is MISSING for _ in range(policy.REPLAYS_SETTLED + 3))
+
+    calls("other", 1000)
+    for rows in (1000, 3000, 9000):
+        calls("kind", rows)
+    assert len(graphs.memories) == 1 and len(graphs.graphs) == 2  # four were captured
+    assert calls("kind", 30_000) == 1
+    assert len(graphs.memories) == 2 and len(graphs.graphs) == 1
+    assert calls("other", 1000) == 1
+    assert len(graphs.memories) == 2 and len(graphs.graphs) == 2
 
 
 def test_a_graph_that_leaves_no_room_is_not_kept(graphs, monkeypatch):

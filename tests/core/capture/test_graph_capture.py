@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
 from unittest import mock
@@ -12,13 +13,15 @@ import pytest
 import torch
 from torch import nn
 
+from sparse_bridge import policy
 from sparse_bridge.core.capture import graph_capture, model_graphs
 from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.captured_maps import captured
-from sparse_bridge.core.capture.graph_capture import KeepAlive, captured_from
+from sparse_bridge.core.capture.graph_capture import GraphMemory, KeepAlive, captured_from
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.kernels.runtime import triton_compat, uploads
+from tests.core.capture.pretended_streams import Streams
 from tests.patience import PATIENCE
 
 
@@ -123,6 +126,49 @@ def test_captures_of_another_thread(way):
     done.set()
     thread.join()
     assert not Graph.alive
+
+
+def test_graphs_of_one_stream_go_together(fake_gpu, monkeypatch):
+    """Newer torch frees what others of that stream still use when one of them is destroyed."""
+    streams = Streams()
+    again = itertools.cycle([streams.new() for _ in range(3)])
+    fake_gpu.has(streams=streams, graph_pool=object)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: next(again))
+    monkeypatch.setattr(graph_capture.expandable_segments, "possible", lambda index: False)
+    memories = [GraphMemory(torch.device("cuda", 0))]
+
+    def graph_in(memory):
+        with streams.on(memory.stream):
+            return made()
+
+    first, second = graph_in(memories[0]), graph_in(memories[0])
+    for _ in range(4):  # streams are given out in turn, and not those of graphs that serve
+        memories.append(GraphMemory(torch.device("cuda", 0)))
+        assert memories[-1].stream is not memories[0].stream
+    other = graph_in(memories[1])
+    del first
+    assert Graph.alive == 3
+    del other
+    assert Graph.alive == 2
+    del second
+    assert not Graph.alive
+    assert memories[0].stream in {GraphMemory(torch.device("cuda", 0)).stream for _ in range(3)}
+
+
+def test_memory_that_has_had_many_graphs(fake_gpu, monkeypatch, rules):
+    streams = Streams()
+    fake_gpu.has(streams=streams, graph_pool=object)
+    monkeypatch.setattr(graph_capture.expandable_segments, "possible", lambda index: False)
+    rules.set(policy, STREAM_GRAPHS=3)
+    memory = GraphMemory(torch.device("cuda", 0))
+    with streams.on(memory.stream):
+        held = [made()]
+        for _ in range(2):
+            assert not memory.full()
+            made()
+    assert memory.full() and Graph.alive == 3
+    held.clear()
+    assert not memory.full() and not Graph.alive
 
 
 def test_a_capture_that_fails():
