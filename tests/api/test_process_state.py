@@ -93,7 +93,7 @@ TOUCHED = {
     "a fork while another thread holds them is what is tested": ("adapters.call_stats._lock adapters.lifecycle._lock"),
     "whether anybody still listens is to be seen nowhere else": "adapters.call_stats._listeners",
     "without a GPU its graphs, random numbers and flags are imitated": (
-        "core.capture.captured_maps._own_random_numbers core.prefetch.prefetch._target "
+        "core.capture.captured_maps._own_generator core.prefetch.prefetch._target "
         "core.capture.replay_training._Run "
         "core.capture.graph_regions._provide"
     ),

@@ -45,7 +45,7 @@ class CapturedMaps:
         exact: bool = False,
     ) -> None:
         self.padded_input, self.box, self.steps, self.target = padded_input, box, steps, target
-        self.exact = exact
+        self.exact, self.memory = exact, memory
         from ...kernels.maps import pair_batch, tile_batch
 
         device, boxes = padded_input.coords.device, boxes_of(box, steps)
@@ -212,21 +212,26 @@ def pad_input(coords: torch.Tensor, capacity: int, recording: Recording) -> Padd
 
 @contextlib.contextmanager
 def on_own_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
-    """This stream between what came before and what comes after. Random numbers of the GPU are others, and those of
-    the CPU go on afterwards as if there had been none."""
+    """This stream between what came before and what comes after, with `own_random_numbers`."""
     with alone_on(stream):
         stream.wait_stream(torch.cuda.current_stream(device))
         try:
-            with torch.random.fork_rng(devices=[]), _own_random_numbers(device), torch.cuda.stream(stream):
+            with own_random_numbers(device), torch.cuda.stream(stream):
                 yield
         finally:
             torch.cuda.current_stream(device).wait_stream(stream)
 
 
 @contextlib.contextmanager
-def _own_random_numbers(device: torch.device) -> Iterator[None]:
-    """A GPU's random numbers from another generator: a capture that fails leaves the one that was
-    in use unusable, and trials must not move the user's."""
+def own_random_numbers(device: torch.device) -> Iterator[None]:
+    """Random numbers of a GPU from another generator. Those of the CPU go on afterwards as if there had been none."""
+    with torch.random.fork_rng(devices=[]), _own_generator(device):
+        yield
+
+
+@contextlib.contextmanager
+def _own_generator(device: torch.device) -> Iterator[None]:
+    """A capture that fails leaves the one that was in use unusable, and trials must not move the user's."""
     generator = torch.cuda.default_generators[targets.device_index(device)]
     own = generator.graphsafe_get_state()
     generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())

@@ -5,8 +5,10 @@ that goes while a stream that has used it is captured. Nobody knows who lets go 
 the garbage collector, a model that drops another one in its forward, a cache that is full. So they
 stay until no thread captures. The allocator cannot empty its cache meanwhile, either.
 
-Graphs of one stream go together. cuBLAS has a workspace per stream, and graphs hold its address. torch
-after 2.11 frees it when the first graph of that stream is destroyed (pytorch/pytorch#193402).
+cuBLAS has a workspace per stream, and graphs hold its address. torch frees it when a program compiles
+with `mode="reduce-overhead"`, and after 2.11 with the first graph of that stream that is destroyed
+(pytorch/pytorch#193402). So nothing but captures runs on their streams, whose workspace lies in their
+pool then, and graphs of one stream go together.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ...kernels.runtime.uploads import uploaded, uploads_later
 from ...refusals import Refusal, Why
 from ..conv.deferred import conv as deferred_conv
 from ..device import expandable_segments
-from ..device.stream_order import capture_stream, waiting
+from ..device.stream_order import Streams, alone_on, capture_stream, waiting
 
 _local = threading.local()
 _Result = TypeVar("_Result")
@@ -222,14 +224,21 @@ class GraphMemory:
     """The memory of a model's graphs, of which one is replayed at a time.
 
     What one of them has freed serves the next one, if that is captured on the same stream and asks
-    for no larger block. So all are captured on `stream`.
+    for no larger block. So all are captured on `stream`, where nothing else runs.
 
-    pool: of the allocator, as captures take it.
+    pool: of the allocator, as captures take it. It gives memory back, or to others, once `stream` has come to an end.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device, _graphs_on)
+        self._used, self._streams = torch.cuda.Event(), Streams(device)
         _captures.expandable = expandable_segments.possible(device_index(device))
+
+    def used(self) -> None:
+        """The memory is used until what has been queued on the current stream so far is over."""
+        with alone_on(self.stream):
+            self._used.record(self._streams.current())
+            self.stream.wait_event(self._used)
 
     def full(self) -> bool:
         """Whether so many graphs have been captured here that all should go, for those that serve no more to go."""

@@ -289,7 +289,10 @@ class GraphedModule(ModelGraphs):
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 under_way = torch.cuda.memory_allocated() if self.trains else 0
                 guards = len(self.reads), self.by_box
-                graph = self.record_graph(kind, key, recording, capacity, call, root, out)
+                try:
+                    graph = self.record_graph(kind, key, recording, capacity, call, root, out)
+                finally:
+                    self.memory.used()
                 empty_cache()  # what the trial took on a stream of its own
                 if graph is not None:
                     graph.nbytes = check_room(peak, reserved, under_way)

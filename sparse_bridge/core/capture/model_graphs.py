@@ -102,6 +102,7 @@ class ModelGraphs(ModelReference, abc.ABC):
             self.speculation.discard()
             self.holder = None
             graph.maps.start(root.coords, root.bounds)
+            graph.maps.memory.used()
 
     def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
         """Queue what a graph does with features behind its maps, where nobody else can notice."""

@@ -26,7 +26,7 @@ from .calls.call import ReplayResult
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import MISSING
-from .captured_maps import CapturedMaps, maps_like, on_own_stream
+from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
 from .captured_model import ROWS, Captured
 from .graph_capture import captured_from
 from .graph_key import GraphKey, addresses
@@ -126,7 +126,10 @@ class Replayer(GraphedModule):
                 features = graph.captured.tensors.features_of(call.x)
                 assert features is not None
                 graph.run(features)
-            yield None if gone else graph.values(call, root)
+            try:
+                yield None if gone else graph.values(call, root)
+            finally:
+                graph.maps.memory.used()
 
     def launch_speculatively(self, graph: _Graph, root: Root, features: torch.Tensor) -> bool:
         columns = graph.captured.differing_columns(root)
@@ -135,6 +138,7 @@ class Replayer(GraphedModule):
         if self.by_box and columns - {ROWS}:  # in another grid it would write behind its own
             return False
         graph.run(features)
+        graph.maps.memory.used()
         return True
 
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
@@ -155,8 +159,8 @@ class Replayer(GraphedModule):
         # What is made in inference mode could not be written to outside of it.
         unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
         assert memory is not None
-        aside = on_own_stream(key.device, memory.stream)
-        with torch.inference_mode(False), torch.no_grad(), aside, unchanged:
+        random_numbers = own_random_numbers(key.device)
+        with torch.inference_mode(False), torch.no_grad(), random_numbers, unchanged:
             captured_maps = maps_like(root, recording, capacity, memory)
             if captured_maps is None:
                 return None
@@ -183,4 +187,5 @@ class Replayer(GraphedModule):
                 padded_input.padding_value = None
                 kind.trial = reads.alters
             alters = kind.trial
-            return memory.captured(lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters))
+            with on_own_stream(key.device, memory.stream):
+                return memory.captured(lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters))

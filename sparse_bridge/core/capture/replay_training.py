@@ -27,7 +27,7 @@ from .autograd_nodes import saved_for_backward
 from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.structures import MISSING, Tensors
-from .captured_maps import CapturedMaps, maps_like, on_own_stream
+from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
 from .captured_model import OutputSpec
 from .graph_capture import captured, captured_from, copies_of, preserved_statistics, trial
 from .graph_key import GraphKey, addresses, parameters_of
@@ -70,7 +70,12 @@ class TrainingReplayer(GraphedModule):
 
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
         step = self._forward(graph, call, root)
-        return MISSING if step is None else graph.output_of(*step, call, root)
+        if step is None:
+            return MISSING
+        try:
+            return graph.output_of(*step, call, root)
+        finally:
+            graph.maps.memory.used()
 
     def _forward(
         self, graph: _Graph, call: Call, root: Root
@@ -91,12 +96,9 @@ class TrainingReplayer(GraphedModule):
         return call._replace(buffers=dict(zip(names, copies_of(buffers), strict=True)))
 
     def replay_and_compare(self, graph: _Graph, call: Call, root: Root, out: Any) -> bool:
-        memory = self.memory
-        assert memory is not None
         device, copy = root.coords.device, PaddedModel(self, call, root.coords, root.box)
         on_one_thread = torch.autograd.set_multithreading_enabled(False)
-        aside = on_own_stream(device, memory.stream)
-        with torch.enable_grad(), on_one_thread, self.lock, torch.cuda.device(device), aside:
+        with torch.enable_grad(), on_one_thread, self.lock, torch.cuda.device(device), own_random_numbers(device):
             cotangents, check = copy.reference(graph.captured.spec.of_call(call, out, copy.tensors))
             copy.rewind()
             run = self._begin(graph, call, root)
@@ -108,6 +110,7 @@ class TrainingReplayer(GraphedModule):
             run.open = False  # nobody else goes backward through it
             graph.captured.compare(call, out, values)
             check([*run.backward(features, root.coords, cotangents), *leaves])
+            graph.maps.memory.used()
         return True
 
     def _begin(self, graph: _Graph, call: Call, root: Root) -> _Run | None:
@@ -135,24 +138,26 @@ class TrainingReplayer(GraphedModule):
             memory = self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
-            with on_one_thread, on_own_stream(key.device, memory.stream), unchanged, preserved_statistics(self.model):
+            with on_one_thread, own_random_numbers(key.device), unchanged, preserved_statistics(self.model):
                 captured_maps = maps_like(root, recording, capacity, memory)
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps
                 n_reads = len(self.reads)
-                copy = PaddedModel(self, call, root.coords, root.box)
                 if kind.trial is None:
+                    copy = PaddedModel(self, call, root.coords, root.box)
                     captured_model = copy.verify(maps.padded_input, rows, out)
                     if self.needs_more_guards(maps.padded_input, n_reads):
                         return None
                     with torch.no_grad():
                         values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
                     captured_model.compare(call, out, values)
-                    del captured_model, values
                     kind.trial = copy.gradient_mask, copy.fill
-                copy.gradient_mask, maps.padded_input.padding_value = kind.trial
-                return memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
+                    del captured_model, values, copy
+                with on_own_stream(key.device, memory.stream):
+                    copy = PaddedModel(self, call, root.coords, root.box)
+                    copy.gradient_mask, maps.padded_input.padding_value = kind.trial
+                    return memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
         finally:
             self.capturing = False
 
@@ -268,6 +273,7 @@ class _Run:
             computed = [gradient for gradient in own if gradient is not None]
             copies = [torch.empty_like(gradient) for gradient in computed]
             torch._foreach_copy_(copies, computed)
+            graph.maps.memory.used()
             self.open, self.call = False, None
         present = iter(copies)
         every = [None if gradient is None else next(present) for gradient in graph.gradients]

@@ -16,6 +16,7 @@ import torch
 from sparse_bridge.core.capture import (
     captured_maps,
     captured_model,
+    graph_capture,
     graph_key,
     graphed_module,
     padded,
@@ -142,8 +143,9 @@ def graphs_on_the_cpu(gpu):
     streams = Streams()
     gpu.has(streams=streams, enter=contextlib.nullcontext, capturing=False, graph_pool=object, pinned=True)
     gpu.has(reserved_memory=0, allocated_memory=0, free_memory=(1 << 30, 1 << 36))
-    own_random_numbers = lambda _: contextlib.nullcontext()  # noqa: E731
-    gpu.replaces(captured_maps, _own_random_numbers=own_random_numbers, captured=capture, Streams=lambda _: streams)
+    own_generator = lambda _: contextlib.nullcontext()  # noqa: E731
+    gpu.replaces(captured_maps, _own_generator=own_generator, captured=capture, Streams=lambda _: streams)
+    gpu.replaces(graph_capture, Streams=lambda _: streams)
     return streams
 
 

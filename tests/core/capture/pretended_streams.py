@@ -33,6 +33,8 @@ class Stream:
     def wait_stream(self, other):
         self.seen = _joined(self.seen, other.seen)
 
+    wait_event = wait_stream
+
     def synchronize(self):
         self.streams.host = _joined(self.streams.host, self.seen)
 

@@ -47,6 +47,9 @@ class Memory:
     def full(self):
         return self.captured >= 4
 
+    def used(self):
+        pass
+
 
 class Graphs(GraphedModule):
     """Graphs that are numbers of rows, of calls that are numbers, too.

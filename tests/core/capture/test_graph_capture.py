@@ -132,7 +132,7 @@ def test_graphs_of_one_stream_go_together(fake_gpu, monkeypatch):
     """Newer torch frees what others of that stream still use when one of them is destroyed."""
     streams = Streams()
     again = itertools.cycle([streams.new() for _ in range(3)])
-    fake_gpu.has(streams=streams, graph_pool=object)
+    fake_gpu.has(streams=streams, numbered=streams, graph_pool=object)
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_: next(again))
     monkeypatch.setattr(graph_capture.expandable_segments, "possible", lambda index: False)
     memories = [GraphMemory(torch.device("cuda", 0))]
@@ -157,7 +157,7 @@ def test_graphs_of_one_stream_go_together(fake_gpu, monkeypatch):
 
 def test_memory_that_has_had_many_graphs(fake_gpu, monkeypatch, rules):
     streams = Streams()
-    fake_gpu.has(streams=streams, graph_pool=object)
+    fake_gpu.has(streams=streams, numbered=streams, graph_pool=object)
     monkeypatch.setattr(graph_capture.expandable_segments, "possible", lambda index: False)
     rules.set(policy, STREAM_GRAPHS=3)
     memory = GraphMemory(torch.device("cuda", 0))

@@ -14,7 +14,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import captured_maps, captured_model, graph_regions
+from sparse_bridge.core.capture import captured_maps, captured_model, graph_regions, replay_training
 from sparse_bridge.core.capture.graph_capture import GraphMemory
 from sparse_bridge.core.capture.graphed_module import GraphedModule
 from sparse_bridge.core.device import stream_order
@@ -165,6 +165,38 @@ def test_replays_that_would_not_wait_are_noticed(streams, fake_gpu, monkeypatch)
     monkeypatch.setattr(GraphedModule, "wait_for_last_replay", lambda self: None)
     with pytest.raises(Race):
         two_streams(streams, fake_gpu, "spconv", False)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_memory_is_used_until_the_last_launch(streams, fake_gpu, name, trains):
+    """torch waits for the stream that it was made on alone."""
+    aside, late = streams.new(), []
+    own = replay_training._Run.backward
+
+    def look():
+        modes = [unit.replayer.training if trains else unit.replayer for unit in graph_regions._regions.values()]
+        seen = [mode.memory.stream.seen for mode in modes if mode.memory is not None]
+        late.extend(aside.seen[aside.number] - one.get(aside.number, 0) for one in seen)
+
+    def backward(run, *given):
+        found = own(run, *given)
+        look()
+        return found
+
+    fake_gpu.replaces(replay_training._Run, backward=backward)
+    with apis.standin(name) as module, settings.override(optimize="graphs"):
+        model = apis.network(module, name, "cpu").train(trains)
+        with watched(streams, fake_gpu), streams.on(aside), torch.set_grad_enabled(trains):
+            aside.wait_stream(streams.known[0])
+            streams.ignored |= {one.untyped_storage()._cdata for one in model.buffers()}
+            for seed in range(7):
+                values = apis.values_of(model(apis.scene(module, name, seed, "cpu", 0.3 + 0.002 * seed)))
+                look()
+                if trains:
+                    apis.loss_of(values).backward()
+    assert len(late) > 3 * (1 + trains) and not any(late)
 
 
 @pytest.mark.emulated
