@@ -158,7 +158,7 @@ class ReconBlock(nn.Module):
 
 
 class Asymm3dSpconv(nn.Module):
-    """Dense class scores [B, classes, 480, 360, 32] of a cylindrical grid."""
+    """Dense class scores [B, classes, 480, 360, 32] of a cylindrical grid, as published."""
 
     def __init__(self, output_shape: Any, num_input_features: int, nclasses: int, init_size: int, modern: bool):
         super().__init__()
@@ -180,7 +180,7 @@ class Asymm3dSpconv(nn.Module):
             4 * size, nclasses, indice_key="logit", kernel_size=3, stride=1, padding=1, bias=True
         )
 
-    def forward(self, voxel_features: torch.Tensor, coors: torch.Tensor, batch_size: int) -> dict[str, torch.Tensor]:
+    def forward(self, voxel_features: torch.Tensor, coors: torch.Tensor, batch_size: int) -> torch.Tensor:
         ret = spconv.SparseConvTensor(voxel_features, coors.int(), self.sparse_shape, batch_size)
         x = self.downCntx(ret)
         skips = []
@@ -191,9 +191,8 @@ class Asymm3dSpconv(nn.Module):
             x = getattr(self, f"upBlock{i}")(x, skips.pop())
         x0 = self.ReconNet(x)
         x0 = self.dialect.put(x0, torch.cat((x0.features, x.features), 1))
-        scores = self.logits(x0).dense()
-        item, *cell = coors.long().unbind(1)
-        return {"scores": scores, "voxel_scores": scores[item, :, cell[0], cell[1], cell[2]]}
+        scores: torch.Tensor = self.logits(x0).dense()
+        return scores
 
 
 def build(
@@ -224,5 +223,6 @@ def batch(scene: Any, device: Any, dtype: torch.dtype) -> tuple:
     return pooled.to(device, dtype), sites.int().to(device), scene.batch_size
 
 
-def outputs(result: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [result["voxel_scores"]]
+def outputs(result: torch.Tensor) -> list[torch.Tensor]:
+    """Scores [N, classes] of the cells that are not empty."""
+    return [result.movedim(1, -1)[(result != 0).any(1)]]

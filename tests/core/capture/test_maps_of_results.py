@@ -130,6 +130,27 @@ def test_what_a_program_finds(seen, look):
     assert theirs[-1] is not None and asked == (look != "a_submanifold_layer")
 
 
+@pytest.mark.parametrize("more", [2, 5])
+def test_a_model_whose_input_is_asked_for_more_maps_behind_it(seen, more):
+    """As an encoder's, whose decoder follows. Its own three are at least half of all, or they are prefetched with the
+    others, and no graph is captured."""
+    hits = []
+
+    def program(model, outside, scene):
+        torch.manual_seed(2)
+        layer = outside.sp.SubMConv3d
+        sizes = [(3 + 2 * (key // 3), 1 + 2 * (key % 3), 1) for key in range(1, 1 + more)]
+        layers = [layer(8, 8, size, bias=False, indice_key=f"more{size}") for size in sizes]
+        behind = outside.sp.SparseSequential(*layers).to(outside.up.weight.device).eval()
+        for seed in range(2 * SCENES):
+            yield behind(model(scene(seed))[1]).features
+        hits.append(sum(one.hits for one in graph_regions.summary()))
+
+    theirs, mine, _ = seen(program)
+    same(mine, theirs)
+    assert hits[0] == 0 and (hits[1] > 0) == (more == 2)
+
+
 def test_what_a_second_model_makes_of_a_result(seen):
     """Both are replayed, as long as nobody asks for a map of the first."""
 
