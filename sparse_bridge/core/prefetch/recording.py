@@ -166,9 +166,10 @@ class Recording:
         return Recording(self.n_rows, self.levels, self.steps, self.views, self.rows, threads=self.threads)
 
     def snapshot(self) -> Recording:
-        """The same as it is now: another thread may request more maps over the same input."""
+        """The same as it is now: more maps and views may be requested over the same input."""
         steps = list(self.steps)  # behind their views, see `_append`
-        return dataclasses.replace(self, steps=steps, views=self.views[: len(steps)], rows=dict(self.rows))
+        views = [Views(set(tiled), set(requested)) for tiled, requested in self.views[: len(steps)]]
+        return dataclasses.replace(self, steps=steps, views=views, rows=dict(self.rows))
 
     # while requests over the input arrive
 

@@ -1,0 +1,73 @@
+"""A module that is replayed although modules behind it, which are not, ask for more of its input's kernel maps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge import policy, settings
+from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.refusals import Why
+
+from . import apis
+from .graph_sizes import graphs_of
+
+pytestmark = pytest.mark.emulated
+WIDTH = 8
+
+
+class Encoder(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+
+        def block(conv):
+            return layers.sequence(conv, layers.norm(WIDTH), layers.relu())
+
+        self.stem, self.down = block(layers.conv(4, WIDTH, "a")), block(layers.down(WIDTH, WIDTH, "d"))
+        self.deep = layers.conv(WIDTH, WIDTH, "b")
+        self.last = layers.sequence(layers.down(WIDTH, WIDTH, "e"), layers.conv(WIDTH, WIDTH, "c"))
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.deep(self.down(x))
+        return [x, y, self.last(y)]
+
+
+class Program(nn.Module):
+    """Counts its calls, which no graph would."""
+
+    def __init__(self, layers, way):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.way, self.calls = Encoder(layers), way, 0
+        self.up, self.here = layers.up(WIDTH, WIDTH, "d"), layers.conv(WIDTH, WIDTH, "f")
+
+    def forward(self, x):
+        self.calls += 1
+        _, y, z = self.encoder(x)
+        return {"out": self.up(self.here(y)) if self.way == "up" else self.here(z), "deep": z}
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("way", ["up", "on"])
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_what_comes_behind_an_encoder(device, rules, name, way, trains):
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    found = {}
+    for mode in ("off", "graphs"):
+        with apis.standin(name) as module, settings.override(optimize=mode), torch.set_grad_enabled(trains):
+            model, values = Program(apis.Layers(module, name), way).to(device).train(trains), []
+            for seed in range(10):
+                model.zero_grad()
+                outputs = apis.values_of(model(apis.scene(module, name, seed, device, 0.3 + 0.002 * seed)))
+                if trains:
+                    apis.loss_of(outputs).backward()
+                values += outputs + [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            found[mode] = values
+            summary = [one for one in graph_regions.summary() if one.name == "Encoder"]
+    outside = [Why.GRAPH_MAPS_OUTSIDE.name in str(one.reason) for one in summary]  # after its first replay
+    assert len(summary) == 1 and (summary[0].hits > 0 or outside[0])
+    for mine, theirs in zip(found["graphs"], found["off"], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3 * float(theirs.detach().abs().max()))
