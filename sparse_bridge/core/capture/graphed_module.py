@@ -198,8 +198,7 @@ class GraphedModule(ModelGraphs):
     def _leave_room(self) -> None:
         """Let go of all graphs, which are captured again."""
         with self.lock:
-            for kind in self.kinds.values():
-                kind.drop_graphs()
+            self.drop_graphs()
             self.latest = self.holder = None
         empty_cache()
 
@@ -293,7 +292,7 @@ class GraphedModule(ModelGraphs):
                     graph = self.record_graph(kind, key, recording, capacity, call, root, out)
                 finally:
                     self.memory.used()
-                empty_cache()  # what the trial took on a stream of its own
+                empty_cache()  # what the trial took
                 if graph is not None:
                     graph.nbytes = check_room(peak, reserved, under_way)
                     self.undecided = self.declined = None

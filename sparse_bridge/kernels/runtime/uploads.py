@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ...refusals import Refusal, Why
 from . import target as targets
 
 _Writes = list[tuple[torch.Tensor, Sequence[int]]]
@@ -35,7 +36,7 @@ _later = _Later()
 
 @contextlib.contextmanager
 def uploads_later(room: torch.Tensor | None) -> Iterator[_Writes]:
-    """Let captured launches read what `uploaded` is to send, from `room`, int64 [n]; None: captures send it.
+    """Let captured launches read what `uploaded` is to send, from `room`, int64 [n]; None: captures send nothing.
 
     `uploaded` raises RuntimeError where `room` is too small.
 
@@ -54,13 +55,14 @@ def uploaded(values: Sequence[int], device: torch.device, reaches: Sequence[torc
 
     reaches: whose addresses are among the values. They live as long as the result, which tells
     whoever checks a kernel's accesses what it may reach. Raises RuntimeError in a capture that sends more than its
-    room, see `uploads_later`, holds.
+    room, see `uploads_later`, holds, and Refusal in one without.
     """
     captures = targets.capturing(device)
     if captures and _later.room is not None:
         return _later.reserve(values)
-    # In a capture the copy would read memory that is somebody else's by then; this one is refused.
-    if targets.device_index(device) < 0 or captures:
+    if captures:  # the copy would read memory that is somebody else's by then
+        raise Refusal(Why.GRAPH_NOT_PREFETCHED)
+    if targets.device_index(device) < 0:
         sent = torch.tensor(values, dtype=torch.int64, device=device)
     else:
         host = torch.frombuffer(array("q", values), dtype=torch.int64)
