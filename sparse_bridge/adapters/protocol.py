@@ -208,10 +208,12 @@ class TensorProtocol(abc.ABC):
         box: of the coordinates, as the core has them, where that is not the one of `y`."""
         raise NotImplementedError
 
-    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
-        """Let layers find kernel maps of `y`, a `result`, that its model made, where they cannot be
+    def keep_for(
+        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Let layers find kernel maps and levels of `y`, a `result`, that its model made, where they cannot be
         built again.  captured: what the result is like.  recover: makes such a tensor that has
-        them, by computing it once more."""
+        them, by computing it once more.  cut: makes the coordinates of a level of `captured` those of the call."""
         return
 
     def allows_tf32(self) -> bool:

@@ -210,16 +210,18 @@ class Grid:
         """int32 [N, 1 + D], batch first, absolute."""
         coords = self._coords
         if coords is None:
-            view = self._views[self.unit].coords
-            if _plain(self.unit):
-                coords = _reversed(view)
-            else:
-                coords = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
+            coords = self.absolute(self._views[self.unit].coords)
             self._take(coords)
         elif self._order is not None:
             cached = coords
             self._order.wait(lambda: (cached,))
         return coords
+
+    def absolute(self, view: torch.Tensor) -> torch.Tensor:
+        """Coordinates of the grid's own view, int32 [N, 1 + D], as `coords` has them."""
+        if _plain(self.unit):
+            return _reversed(view)
+        return torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
 
     def _take(self, coords: torch.Tensor | None) -> None:
         """Coordinates that were queued on the current stream."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ...core.maps.coordinate_map import CoordinateMap
@@ -12,7 +14,7 @@ from ...errors import ContractError, CoordinateError
 from .errors import KeyStateError
 from .geometry import KernelSpec
 from .grid import INT32, Grid, Key, integral
-from .maps import MapRegistry
+from .maps import MapRegistry, Stride
 from .points import FieldMap, interpolation_matrix
 from .pool import cell_matrix
 from .strides import check_tensor_stride
@@ -68,6 +70,20 @@ def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords:
         joined = Grid.around(coords, like.stride, like.source)
     registry.grids[key] = joined
     return key
+
+
+def enter_finer(
+    registry: MapRegistry, other: MapRegistry, stride: Stride, cut: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Enter the maps that layers made in `other` on the way to a tensor stride, and that a transposed layer looks for.
+
+    other: made by `over`.  cut: makes coordinates there those for `registry`.
+    """
+    root = next(iter(other.grids))
+    for key, grid in other.grids.items():
+        finer = key != root and not key[1] and any(fine < step for fine, step in zip(key[0], stride, strict=True))
+        if finer and key not in registry.grids:
+            join(registry, root, other, key, grid.absolute(cut(grid.own_view().coords)))
 
 
 @between_graphs

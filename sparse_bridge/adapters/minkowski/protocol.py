@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ..protocol import LayerFacts, Root, TensorProtocol
 from . import interchange
-from .manager import join, over
+from .manager import enter_finer, join, over
 
 
 class _Minkowski(TensorProtocol):
@@ -70,6 +70,13 @@ class _Minkowski(TensorProtocol):
         mine, theirs = x._manager._manager, y._manager._manager
         key = join(mine, x.coordinate_map_key.key, theirs, y.coordinate_map_key.key, coords)
         return x._of(features, key, x._manager)
+
+    def keep_for(
+        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        # Kernel maps are built again. A transposed layer makes new coordinates where it finds none.
+        mine, theirs = y._manager._manager, captured._manager._manager
+        enter_finer(mine, theirs, captured.coordinate_map_key.key[0], cut)
 
 
 PROTOCOL = _Minkowski(interchange)

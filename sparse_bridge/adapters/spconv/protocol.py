@@ -71,7 +71,9 @@ class _Spconv(TensorProtocol):
             out.batch_size, out.spatial_shape = box.size[0], list(box.size[1:])
         return out
 
-    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
+    def keep_for(
+        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         maps, own = captured.indice_dict, y.indice_dict
         late = LateMaps.of(
             [key for key in maps if key is not _CARRIED],

@@ -68,7 +68,9 @@ class _Torchsparse(TensorProtocol):
         rows = x.coords if coords is None else coords
         return output_of(x, _profile(), features, rows, y.stride, range_of(y))
 
-    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
+    def keep_for(
+        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         caches = caches_of(y)  # those of the input, too, which `recover` keeps
         if isinstance(caches.kmaps, LateMaps):
             return

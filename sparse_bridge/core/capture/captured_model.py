@@ -221,21 +221,21 @@ class Captured:
             same_rows = self.tensors.on_rows_of(self.padded_x, y)
             coords = None if same_rows else cut(self.tensors.coordinates_of(y))
             result = self.tensors.result(call.x, y, once(wide), coords, box)
-            self.tensors.keep_for(result, y, lambda: self._with_maps(call, root, y, version))
+            self.tensors.keep_for(result, y, lambda: self._with_maps(call, root, y, version), cut)
             return result
 
         memo: dict[int, Any] = {}
         version = None if root.coords.is_inference() else root.coords._version
-        lookup = self._input_lookup(call, root, version)
+        lookup = self._input_lookup(call, root, version, cut)
         return lambda value: map_structure(self.tensors, value, once, on_sparse, lookup, memo)
 
-    def _input_lookup(self, call: Call, root: Any, version: int | None) -> Lookup:
+    def _input_lookup(self, call: Call, root: Any, version: int | None, cut: Cut) -> Lookup:
         """The function that finds the input of the call which a value of the output stands for."""
         find = self.spec.input_lookup(call)
 
         def lookup(value: Any) -> Any:
             if value is self.padded_x:  # the model has maps of it now
-                self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root, value, version))
+                self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root, value, version), cut)
             return find(value)
 
         return lookup

@@ -262,7 +262,7 @@ class GraphedModule(ModelGraphs):
 
     def recording(self, key: GraphKey, root: Root) -> Recording | None:
         """Of the last input in its box; None where inputs do not all have the same requests for now."""
-        return prefetch.recording_of(key.device, root.box, self.trains)
+        return prefetch.recording_of(key.device, root.box, self.trains, len(root.coords))
 
     def record(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""

@@ -249,15 +249,16 @@ def _queued(
     return BatchedBuilder(cmap, target, steps, last).build()
 
 
-def recording_of(device: torch.device, box: Box, training: bool = False) -> Recording | None:
+def recording_of(device: torch.device, box: Box, training: bool = False, n_rows: int | None = None) -> Recording | None:
     """Of the last input in `box`, if maps are prefetched there, and if this thread asked for them: another one may be
     in the middle of it.
 
-    training: with the requests of a backward pass as well, which the last input has still to make.
+    training: with the requests of a backward pass as well, which the last input has still to make.  n_rows: that the
+    input has; None where another one of this box, of which less may have been asked so far, does as well.
     """
     with _lock:
         last = _by_box.get((device, box))
-        own = last is not None and last.threads <= {threading.get_ident()}
+        own = last is not None and last.threads <= {threading.get_ident()} and n_rows in (None, last.n_rows)
         recording = last.snapshot() if last is not None and own else None
         if recording is None or not recording.is_stable():
             return None

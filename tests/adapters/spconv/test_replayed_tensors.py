@@ -132,7 +132,7 @@ def test_maps_of_a_result_that_are_made_when_wanted(sp):
     x = behind_a_layer(sp)
     inside = back_up(sp, padded(x))
     made = protocol.of(x).result(x, inside, x.features, None, None)
-    protocol.of(x).keep_for(made, inside, lambda: inside)
+    protocol.of(x).keep_for(made, inside, lambda: inside, lambda rows: rows)
     assert list(protocol.present(made.indice_dict)) == ["a"]
     assert made.indice_dict["down"] is inside.indice_dict["down"]
     assert set(made.indice_dict) == {"a", "down"}

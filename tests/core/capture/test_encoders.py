@@ -1,4 +1,5 @@
-"""A module that is replayed although modules behind it, which are not, ask for more of its input's kernel maps."""
+"""A module that is replayed although modules behind it, which are not, ask for more of its input's kernel maps,
+or go back to its levels."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from sparse_bridge import policy, settings
+from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.refusals import Why
 
@@ -18,8 +20,9 @@ WIDTH = 8
 
 
 class Encoder(nn.Module):
-    def __init__(self, layers):
+    def __init__(self, layers, all_levels):
         super().__init__()
+        self.all_levels = all_levels
 
         def block(conv):
             return layers.sequence(conv, layers.norm(WIDTH), layers.relu())
@@ -31,7 +34,7 @@ class Encoder(nn.Module):
     def forward(self, x):
         x = self.stem(x)
         y = self.deep(self.down(x))
-        return [x, y, self.last(y)]
+        return [x, y, self.last(y)] if self.all_levels else self.last(y)
 
 
 class Program(nn.Module):
@@ -40,17 +43,21 @@ class Program(nn.Module):
     def __init__(self, layers, way):
         super().__init__()
         torch.manual_seed(0)
-        self.encoder, self.way, self.calls = Encoder(layers), way, 0
+        self.encoder, self.way, self.calls = Encoder(layers, way != "between"), way, 0
         self.up, self.here = layers.up(WIDTH, WIDTH, "d"), layers.conv(WIDTH, WIDTH, "f")
+        self.back = layers.up(WIDTH, WIDTH, "e")
 
     def forward(self, x):
         self.calls += 1
+        if self.way == "between":  # the encoder does not return the level that its last one came from
+            z = self.encoder(x)
+            return {"out": self.here(self.back(z)), "deep": z}
         _, y, z = self.encoder(x)
         return {"out": self.up(self.here(y)) if self.way == "up" else self.here(z), "deep": z}
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("way", ["up", "on"])
+@pytest.mark.parametrize("way", ["up", "on", "between"])
 @pytest.mark.parametrize("name", apis.NAMES)
 def test_what_comes_behind_an_encoder(device, rules, name, way, trains):
     rules.hold(graphs_of(512, watched=True))
@@ -61,10 +68,12 @@ def test_what_comes_behind_an_encoder(device, rules, name, way, trains):
             model, values = Program(apis.Layers(module, name), way).to(device).train(trains), []
             for seed in range(10):
                 model.zero_grad()
-                outputs = apis.values_of(model(apis.scene(module, name, seed, device, 0.3 + 0.002 * seed)))
+                outputs = model(apis.scene(module, name, seed, device, 0.3 + 0.002 * seed))
+                features = apis.values_of(outputs)
                 if trains:
-                    apis.loss_of(outputs).backward()
-                values += outputs + [p.grad.clone() for p in model.parameters() if p.grad is not None]
+                    apis.loss_of(features).backward()
+                values += [*features, protocol.of(outputs["out"]).coordinates_of(outputs["out"]).clone()]
+                values += [p.grad.clone() for p in model.parameters() if p.grad is not None]
             found[mode] = values
             summary = [one for one in graph_regions.summary() if one.name == "Encoder"]
     outside = [Why.GRAPH_MAPS_OUTSIDE.name in str(one.reason) for one in summary]  # after its first replay

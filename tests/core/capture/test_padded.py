@@ -150,8 +150,10 @@ def test_the_last_scene_may_be_another_threads(sp, known, kernel_lane):
     thread.start()
     thread.join()
     assert prefetch.recording_of(scene(seed=8).device, BOX) is None
-    network(tensor(sp, scene(seed=9)))
-    assert prefetch.recording_of(scene(seed=9).device, BOX) is not None
+    network(tensor(sp, last := scene(seed=9)))
+    assert prefetch.recording_of(last.device, BOX) is not None
+    assert prefetch.recording_of(last.device, BOX, n_rows=len(last)) is not None
+    assert prefetch.recording_of(last.device, BOX, n_rows=len(last) - 1) is None  # another input's
 
 
 @pytest.mark.parametrize("pooled", [False, True])
