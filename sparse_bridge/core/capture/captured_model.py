@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...kernels.runtime.uploads import uploads_refused
 from ...refusals import Refusal, Why
 from ..conv.deferred import materialize
 from ..geometry.boxes import Box
@@ -132,7 +133,8 @@ class Captured:
             def start() -> Any:
                 first = any(isinstance(one, ForeignReads) for one in contexts)
                 numbers = owner.numbers.served(features.device, first)
-                for manager in (numbers, *contexts, padded.using(padded_input), _uncached_autocast()):
+                scope = padded.using(padded_input)
+                for manager in (numbers, *contexts, scope, uploads_refused(), _uncached_autocast()):
                     modes.append(stack.enter_context(manager))
                 shape = padded_input.coords.shape[0]
                 root = CoordinateMap(padded_input.coords, box, Rows(None, padded_input.count, shape))

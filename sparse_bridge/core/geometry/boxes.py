@@ -18,7 +18,7 @@ import torch
 from ...errors import GeometryError, OverflowLimitError
 from ...kernels.runtime.parts import Part
 from ...kernels.runtime.target import current_stream
-from ...kernels.runtime.uploads import uploaded
+from ...kernels.runtime.uploads import check_uploads, uploaded
 
 if TYPE_CHECKING:
     from .offsets import Offsets
@@ -182,7 +182,9 @@ def layout_over(records: torch.Tensor, start: int, limits: Box, key64: bool, sor
 
 
 def laid_out(boxes: Sequence[Box], device: torch.device) -> list[KeyLayout]:
-    """The layouts of these boxes, for work on the current stream; new ones are sent in one copy."""
+    """The layouts of these boxes, for work on the current stream; new ones are sent in one copy. Raises Refusal as
+    `check_uploads` does."""
+    check_uploads()
     key = device, current_stream(device)
     new = list(dict.fromkeys(box for box in boxes if key not in box.layouts))
     if new:

@@ -16,9 +16,10 @@ _Writes = list[tuple[torch.Tensor, Sequence[int]]]
 
 
 class _Later(threading.local):
-    """Numbers that launches of a capture read: where they are to be, and which."""
+    """Numbers that launches of a capture read: where they are to be, and which. refused: there are to be none."""
 
     def __init__(self) -> None:
+        self.refused = False
         self.room: torch.Tensor | None = None
         self.writes = _Writes()
 
@@ -50,13 +51,31 @@ def uploads_later(room: torch.Tensor | None) -> Iterator[_Writes]:
         _later.room, _later.writes = None, []
 
 
+@contextlib.contextmanager
+def uploads_refused() -> Iterator[None]:
+    """In this block `check_uploads` raises Refusal, as a graph of what is launched here could not repeat them."""
+    before, _later.refused = _later.refused, True
+    try:
+        yield
+    finally:
+        _later.refused = before
+
+
+def check_uploads() -> None:
+    """Raise Refusal where `uploads_refused`, whether or not the numbers have been sent already: who has them may let
+    them go."""
+    if _later.refused:
+        raise Refusal(Why.GRAPH_NOT_PREFETCHED)
+
+
 def uploaded(values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()) -> torch.Tensor:
     """The values as int64 [n] on `device`, without waiting for it.
 
     reaches: whose addresses are among the values. They live as long as the result, which tells
     whoever checks a kernel's accesses what it may reach. Raises RuntimeError in a capture that sends more than its
-    room, see `uploads_later`, holds, and Refusal in one without.
+    room, see `uploads_later`, holds, and Refusal in one without, as `check_uploads` does.
     """
+    check_uploads()
     captures = targets.capturing(device)
     if captures and _later.room is not None:
         return _later.reserve(values)

@@ -65,7 +65,7 @@ def test_a_model_that_goes_before_its_graph_is_over(sp, trains):
     layers = [sp.SubMConv3d(512, 512, 3, indice_key="layers", bias=False) for _ in range(24)]
     for layer in layers:
         nn.init.normal_(layer.weight, std=(512 * 6) ** -0.5)  # five neighbours: features neither grow nor go
-    models = [sparse_bridge.optimize(sp.SparseSequential(*layers).cuda().half(), graphs=True)]
+    models = [sparse_bridge.optimize(sp.SparseSequential(*layers).cuda().half().train(trains), graphs=True)]
     x = scene(sp, 512)
 
     def call():
