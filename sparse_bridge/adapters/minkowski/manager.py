@@ -81,8 +81,9 @@ def enter_finer(
     """
     root = next(iter(other.grids))
     for key, grid in other.grids.items():
-        finer = key != root and not key[1] and any(fine < step for fine, step in zip(key[0], stride, strict=True))
-        if finer and key not in registry.grids:
+        if key == root or key[1] or grid.source == "origin" or key in registry.grids:
+            continue
+        if any(fine < step for fine, step in zip(key[0], stride, strict=True)):
             join(registry, root, other, key, grid.absolute(cut(grid.own_view().coords)))
 
 
