@@ -75,13 +75,14 @@ def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords:
 def enter_finer(
     registry: MapRegistry, other: MapRegistry, stride: Stride, cut: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Enter the maps that layers made in `other` on the way to a tensor stride, and that a transposed layer looks for.
+    """Enter the strided maps that layers made in `other` on the way to a tensor stride, and that a transposed layer
+    looks for. Where one of them is an output, too, `join` finds it; of others a layer makes a new map at every call.
 
     other: made by `over`.  cut: makes coordinates there those for `registry`.
     """
     root = next(iter(other.grids))
     for key, grid in other.grids.items():
-        if key == root or key[1] or grid.source == "origin" or key in registry.grids:
+        if key == root or key[1] or grid.source != "strided" or key in registry.grids:
             continue
         if any(fine < step for fine, step in zip(key[0], stride, strict=True)):
             join(registry, root, other, key, grid.absolute(cut(grid.own_view().coords)))

@@ -110,7 +110,6 @@ class TrainingReplayer(GraphedModule):
             run.open = False  # nobody else goes backward through it
             graph.captured.compare(call, out, values)
             check([*run.backward(features, root.coords, cotangents), *leaves])
-            graph.maps.memory.used()
         return True
 
     def _begin(self, graph: _Graph, call: Call, root: Root) -> _Run | None:

@@ -253,8 +253,8 @@ def recording_of(device: torch.device, box: Box, training: bool = False, n_rows:
     """Of the last input in `box`, if maps are prefetched there, and if this thread asked for them: another one may be
     in the middle of it.
 
-    training: with the requests of a backward pass as well, which the last input has still to make.  n_rows: that the
-    input has; None where another one of this box, of which less may have been asked so far, does as well.
+    training: with the requests of a backward pass as well, which the last input has still to make.  n_rows: of the
+    input that is meant, as less may have been asked of another one so far; None: any.
     """
     with _lock:
         last = _by_box.get((device, box))

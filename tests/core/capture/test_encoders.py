@@ -80,3 +80,39 @@ def test_what_comes_behind_an_encoder(device, rules, name, way, trains):
     assert len(summary) == 1 and (summary[0].hits > 0 or outside[0])
     for mine, theirs in zip(found["graphs"], found["off"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3 * float(theirs.detach().abs().max()))
+
+
+class Children(nn.Module):
+    """Makes two finer levels, of which the coarser one is returned first."""
+
+    def __init__(self, module):
+        super().__init__()
+        layer = module.MinkowskiGenerativeConvolutionTranspose
+        torch.manual_seed(0)
+        self.first = nn.Sequential(layer(4, 4, kernel_size=2, stride=2, dimension=3), module.MinkowskiReLU())
+        self.second = layer(4, 4, kernel_size=2, stride=2, dimension=3)
+        self.last = module.MinkowskiConvolution(4, 4, kernel_size=3, dimension=3)
+
+    def forward(self, x):
+        coarse = self.first(x)
+        return [coarse, self.last(self.second(coarse))]
+
+
+def test_finer_levels_keep_their_keys(device, rules):
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    found = {}
+    for mode in ("off", "graphs"):
+        with apis.standin("minkowski") as module, settings.override(optimize=mode), torch.no_grad():
+            model, found[mode] = Children(module).to(device).eval(), []
+            for seed in range(8):
+                coords = apis.cloud((12, 12, 12), 2, share=0.02 + 0.001 * seed, seed=seed, device=device)
+                coords[:, 1:] *= 4
+                values = apis.features(len(coords), 4, seed, device=device)
+                outputs = model(module.SparseTensor(values, coords, tensor_stride=4))
+                found[mode] += [(y.coordinate_map_key.get_key(), y.C.clone(), y.F.clone()) for y in outputs]
+            hits = [one.hits for one in graph_regions.summary()]
+    assert max(hits) > 0
+    for mine, theirs in zip(found["graphs"], found["off"], strict=True):
+        assert mine[0] == theirs[0] and torch.equal(mine[1], theirs[1])
+        torch.testing.assert_close(mine[2], theirs[2])
