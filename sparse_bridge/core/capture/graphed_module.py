@@ -115,7 +115,7 @@ class GraphedModule(ModelGraphs):
                 key = self.complete_key(key_of(tensors, call.x, features, call.constants))
                 if self.by_box:
                     key = key._replace(label=(key.label, root.box))
-                return self.serve(self.kinds.get(key) or self.kinds.setdefault(key, CallKind()), key, call, root)
+                return self.serve(self.kind_of(key), key, call, root)
             self.speculation.confirm(None)
             self.decline(Why.GRAPH_HOOKS)
             return None
@@ -166,6 +166,7 @@ class GraphedModule(ModelGraphs):
         if not kind.serving(len(root.coords)) and not self._fits(kind, root):
             self._leave_room()
         kind.most_rows = max(kind.most_rows, len(root.coords))
+        self._check_kinds(kind)
         due = kind.attempts.due()
         if not due or self.given_up() is not None:
             return ReplayResult(MISSING)
@@ -186,6 +187,14 @@ class GraphedModule(ModelGraphs):
                 self.failed(error)
 
         return ReplayResult(MISSING, watched, audit)
+
+    def _check_kinds(self, kind: CallKind) -> None:
+        """Say where calls are of ever more kinds, and let go of graphs that serve few of them: parts of the model may
+        be told apart by less."""
+        if len(self.kinds) > policy.GRAPHS and not kind.graphs:
+            self.decline(Why.GRAPH_NEW_KINDS, len(self.kinds), self.hits)
+        if self.graphs and self.serves_few() and not self.asked:
+            self._leave_room()
 
     def _fits(self, kind: CallKind, root: Root) -> bool:
         """Whether an eager call probably fits beside the graphs. A step that does not runs out of memory in its

@@ -143,9 +143,20 @@ class ModelGraphs(ModelReference, abc.ABC):
             return self.reason
         if self.inconclusive.over and not self.graphs:
             return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
-        if len(self.kinds) >= max(policy.CALL_KINDS, self.hits):
-            return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits)
-        return None
+        return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits) if self.serves_few() else None
+
+    def serves_few(self) -> bool:
+        """Whether there are more kinds of calls than calls that were replayed."""
+        return len(self.kinds) >= max(policy.CALL_KINDS, self.hits)
+
+    def kind_of(self, key: GraphKey) -> CallKind:
+        """The kind of calls like this. Of too many, those that no graph serves are forgotten."""
+        kind = self.kinds.get(key)
+        if kind is None:
+            if len(self.kinds) >= policy.KINDS_KEPT:
+                self.kinds = {key: kind for key, kind in list(self.kinds.items()) if kind.graphs}
+            kind = self.kinds.setdefault(key, CallKind())
+        return kind
 
     def drop(self, reason: str, level: int | None = None) -> None:
         """Replay no more. level: of the line in the log."""

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparse_bridge
 from sparse_bridge import hooks, policy, settings
 from sparse_bridge.core.capture import graph_capture, graphed_module, padded
-from sparse_bridge.core.capture.call_kind import CallKind
 from sparse_bridge.core.capture.calls.observers import observer
 from sparse_bridge.core.capture.graphed_module import MISSING, GraphedModule
 from sparse_bridge.refusals import Refusal, Why
@@ -94,7 +93,7 @@ class Graphs(GraphedModule):
 
     def call(self, rows, key="kind"):
         """One call with so many rows."""
-        kind = self.kinds.setdefault(key, CallKind())
+        kind = self.kind_of(key)
         root = SimpleNamespace(coords=range(rows), box=None)
         self.events.append(rows)
         result = self.serve(kind, SimpleNamespace(device="cuda", tensors=None), rows, root)
@@ -386,6 +385,29 @@ def test_several_kinds_of_calls_have_a_graph_each_up_to_a_number(graphs):
         graphs.call(1000, key)
     assert len(graphs.graphs) == policy.GRAPHS
     assert not graphs.kinds[0].graphs and graphs.call(1000, policy.GRAPHS) is not MISSING
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_graph_that_serves_few_of_the_calls(graphs, asked):
+    """Goes, as parts of the model may be served, unless the program wants this model replayed; and it is said why."""
+    graphs.asked = asked
+    warm(graphs)
+    served = 0
+    for key in range(policy.CALL_KINDS):
+        if key < policy.GRAPHS:
+            assert graphs.why() is None
+        served += graphs.call(1000, key) is MISSING
+        assert key < policy.GRAPHS or "GRAPH_NEW_KINDS" in graphs.why()
+    assert served == policy.CALL_KINDS and bool(graphs.graphs) == asked and "ever new kinds" in graphs.given_up()
+
+
+def test_a_graph_that_serves_most_of_the_calls(graphs):
+    """Stays, and kinds that came once are forgotten when there are many."""
+    warm(graphs)
+    for key in range(2 * policy.KINDS_KEPT):
+        graphs.call(1000, key)
+        assert graphs.call(1000) is not MISSING and len(graphs.kinds) <= policy.KINDS_KEPT
+    assert graphs.graphs and graphs.given_up() is None
 
 
 def test_graphs_go_together_when_many_have_gone_before(graphs):
